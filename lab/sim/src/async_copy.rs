@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use crate::clock::{Epoch, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::program::CpAsync;
+use crate::program::{At, Row};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::traffic;
@@ -50,22 +50,28 @@ impl AsyncCopies {
 }
 
 impl Cluster<'_> {
-    pub(crate) fn cp_async(&mut self, warp: &Warp, pc: u32, copy: CpAsync) {
-        let (constants, bytes) = (&self.machine.constants, copy.bytes);
-        let sizes = match copy.src_bytes {
-            Some(row) => *warp.registers.get(constants, row),
-            None => [bytes; 32],
-        };
-        let to: [u32; 32] = *warp.registers.get(constants, copy.to);
-        let from: [u64; 32] = *warp.registers.get(constants, copy.from);
-        let access = self.shared_access(warp, pc, warp.active, &to, copy.dst, bytes);
+    /// Starts the copies of a warp. `sizes` holds the bytes that each lane reads, if fewer.
+    pub(crate) fn cp_async(
+        &mut self,
+        warp: &Warp,
+        pc: u32,
+        (to, dst): (Row, At),
+        (from, src): (Row, At),
+        (bytes, sizes): (u32, Option<Row>),
+        past_l1: bool,
+    ) {
+        let constants = &self.machine.constants;
+        let sizes = sizes.map_or([bytes; 32], |row| *warp.registers.get(constants, row));
+        let to: [u32; 32] = *warp.registers.get(constants, to);
+        let from: [u64; 32] = *warp.registers.get(constants, from);
+        let access = self.shared_access(warp, pc, warp.active, &to, dst, bytes);
         if !self.out.traffic.is_empty() {
             let reading = lanes(access.mask).filter(|&lane| sizes[lane] > 0);
             let reading = reading.fold(0u32, |mask, lane| mask | 1 << lane);
-            let start = self.machine.regions[usize::from(copy.src.object)].base;
-            let offsets = from.map(|base| base.wrapping_add(copy.src.offset as i64 as u64).wrapping_sub(start));
-            let to = to.map(|base| base.wrapping_add(copy.dst.offset as u32));
-            self.out.traffic[pc as usize].add(match copy.past_l1 {
+            let start = self.machine.regions[usize::from(src.object)].base;
+            let offsets = from.map(|base| base.wrapping_add(src.offset as i64 as u64).wrapping_sub(start));
+            let to = to.map(|base| base.wrapping_add(dst.offset as u32));
+            self.out.traffic[pc as usize].add(match past_l1 {
                 true => traffic::copied_sectors(&offsets, &to, reading),
                 false => traffic::global(&offsets, reading, bytes),
             });
@@ -77,10 +83,10 @@ impl Cluster<'_> {
             too_long |= ((sizes[lane] > bytes) as u32) << lane;
             if size > 0 {
                 let mut raw = [0u8; 16];
-                let address = from[lane].wrapping_add(copy.src.offset as i64 as u64);
+                let address = from[lane].wrapping_add(src.offset as i64 as u64);
                 // The source is aligned to the whole copy, even if fewer bytes are read.
                 let read = &mut raw[..size as usize];
-                self.read_global_lane(warp, pc, lane, copy.src.object, address, bytes, read);
+                self.read_global_lane(warp.lane(pc, lane), src.object, address, bytes, read);
                 for (word, bytes) in data[lane].iter_mut().zip(raw.chunks_exact(4)) {
                     *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 }
@@ -94,13 +100,13 @@ impl Cluster<'_> {
             });
         }
         if !self.out.landings.is_empty() {
-            self.out.landings[pc as usize].add(match copy.past_l1 {
+            self.out.landings[pc as usize].add(match past_l1 {
                 true => traffic::copied_past_l1(&access.offsets, access.mask),
                 false => traffic::shared(&access.offsets, access.mask, bytes),
             });
         }
         if self.is_logged() {
-            self.log_access(warp.index, &access, copy.past_l1);
+            self.log_access(warp.index, &access, past_l1);
         }
         let agent = self.machine.actors.copy_of(32 * warp.index as u32);
         self.write_shadow(warp, &access, access.pattern_of_writes(), (WriterKind::Agent, agent));

@@ -7,15 +7,13 @@
 //! other threads, but not before a copy. On an H200 a copy that followed a warp's arrival overtook
 //! a load of that warp.
 
-use crate::clock::{ActorId, ActorKind, Clock, Epoch, Stamp};
+use crate::clock::{ActorId, ActorKind, Clock, Stamp};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::At;
+use crate::races::{Clash, Fault, NEVER_WRITTEN, thread_name};
 use crate::registers::{self, lanes};
-use crate::warp::Warp;
-
-/// Writer of a cell, epoch, and operation.
-type Writer = (ActorId, Epoch, u32);
+use crate::warp::{Lane, Warp};
 
 /// Reader of a cell, operation, and prefix for messages.
 type Reader = (Actor, u32, &'static str);
@@ -28,6 +26,38 @@ enum Wrong {
     /// They are ordered, but without a proxy fence between them.
     Unfenced,
 }
+
+const UNORDERED_WRITE: Fault = Fault(
+    FindingKind::Race,
+    "{} wrote; nothing orders the two accesses",
+    "put `fence_proxy_async` and a barrier between them",
+);
+const UNFENCED_WRITE: Fault = Fault(
+    FindingKind::MissingFence,
+    "{} wrote; the accesses are ordered, but without a `fence.proxy.async` between them",
+    "let the writing threads execute `fence_proxy_async` before the barrier that orders the accesses",
+);
+const COPY: Fault = Fault(
+    FindingKind::MissingWait,
+    "{} fills, without waiting for the copy",
+    HELP_PHASE,
+);
+const WAITED_COPY: Fault = Fault(
+    FindingKind::MissingWait,
+    "{} filled; only that thread has waited for the copy, and no barrier followed",
+    "put `fence_proxy_async` and a barrier between `cp_async_wait` and the access",
+);
+const UNORDERED_READ: Fault = Fault(
+    FindingKind::Race,
+    "{} reads; nothing orders the two accesses",
+    HELP_RELEASE,
+);
+const UNFENCED_READ: Fault = Fault(
+    FindingKind::MissingFence,
+    "{} reads; the accesses are ordered, but without a `fence.proxy.async` between them, and an arrival does not \
+     wait for loads",
+    "let the reading threads execute `fence_proxy_async` between their loads and their arrival",
+);
 
 impl Cluster<'_> {
     /// Checks an access of the async proxy by `lanes` against an earlier write.
@@ -71,78 +101,107 @@ impl Cluster<'_> {
         let shift = self.shadow.shift;
         // Neighbouring cells usually have one writer.
         let mut good: Option<(u32, ActorId)> = None;
-        let mut wrong: Vec<(usize, Option<(Wrong, Writer)>)> = Vec::new();
+        let mut clashes: Vec<Clash> = Vec::new();
         for &(first, bytes) in ranges {
             for cell in (first >> shift) as usize..((first + bytes) >> shift) as usize {
-                let stamp = self.shadow.stamp(cell);
-                let (writer, writer_pc) = self.shadow.writer(cell);
+                let (stamp, writer) = (self.shadow.stamp(cell), self.shadow.writer(cell).0);
                 if good == Some((stamp.0, writer)) {
                     continue;
                 }
                 if stamp == Stamp::NEVER {
-                    wrong.push((cell, None));
+                    clashes.push(Clash {
+                        fault: NEVER_WRITTEN,
+                        lanes,
+                        cell,
+                        other: None,
+                    });
                     break;
                 }
                 match self.after_write(warp, lanes, stamp, writer) {
                     None => good = Some((stamp.0, writer)),
-                    Some(what) => {
-                        wrong.push((cell, Some((what, (writer, stamp.epoch(), writer_pc)))));
+                    Some(wrong) => {
+                        clashes.push(self.write_clash(lanes, cell, wrong));
                         break;
                     }
                 }
             }
         }
-        for (cell, what) in wrong {
-            match what {
-                None => self.report_unwritten(warp, pc, lanes, at, cell),
-                Some((what, writer)) => self.report_write(warp, pc, lanes, at, cell, what, writer, "reads"),
-            }
+        for clash in clashes {
+            self.report_clash(warp, (pc, at), clash, "reads");
         }
     }
 
     /// Checks the write of a range by a copy that a lane starts.
-    pub(crate) fn check_async_write(&mut self, warp: &Warp, pc: u32, lane: u32, at: At, first: u32, bytes: u32) {
+    pub(crate) fn check_async_write(&mut self, by: Lane<'_>, at: At, first: u32, bytes: u32) {
         let shift = self.shadow.shift;
-        let lanes = 1 << lane;
         let mut good: Option<(u32, ActorId)> = None;
-        let limits = warp.who(pc).limits;
         for cell in (first >> shift) as usize..((first + bytes) >> shift) as usize {
-            let stamp = self.shadow.stamp(cell);
-            let (writer, writer_pc) = self.shadow.writer(cell);
+            let (stamp, writer) = (self.shadow.stamp(cell), self.shadow.writer(cell).0);
+            let mut clash = None;
             if stamp != Stamp::NEVER && good != Some((stamp.0, writer)) {
-                match self.after_write(warp, lanes, stamp, writer) {
+                match self.after_write(by.warp, by.bit(), stamp, writer) {
                     None => good = Some((stamp.0, writer)),
-                    Some(what) => {
-                        let by = (writer, stamp.epoch(), writer_pc);
-                        self.report_write(warp, pc, lanes, at, cell, what, by, "overwrites");
-                        return;
-                    }
+                    Some(wrong) => clash = Some(self.write_clash(by.bit(), cell, wrong)),
                 }
             }
-            if self.shadow.newest_read(cell) > limits.epoch
-                && let Some(reader) = self.unordered_reader(warp, lane, cell)
-            {
-                self.report_read(warp, pc, lanes, at, cell, Wrong::Unordered, reader);
-                return;
+            if clash.is_none() && self.shadow.newest_read(cell) > by.warp.who(by.pc).limits.epoch {
+                let reader = self.unordered_reader(by.warp, by.lane as u32, cell);
+                clash = reader.map(|(reader, reader_pc, what)| Clash {
+                    fault: UNORDERED_READ,
+                    lanes: by.bit(),
+                    cell,
+                    other: Some((reader, format!("{what}warp {}", reader.warp), reader_pc)),
+                });
             }
-            if let Some(reader) = self.unfenced_reader(warp, lane, cell) {
-                self.report_read(warp, pc, lanes, at, cell, Wrong::Unfenced, reader);
+            let clash = clash.or_else(|| self.unfenced_reader(by, cell));
+            if let Some(clash) = clash {
+                self.report_clash(by.warp, (by.pc, at), clash, "overwrites");
                 return;
             }
         }
     }
 
-    /// A thread's read of a cell that is not fenced for the async proxy as seen by a lane.
-    fn unfenced_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
-        let clock = warp.clock(lane);
+    /// The conflict with the last write of a cell.
+    #[cold]
+    fn write_clash(&self, lanes: u32, cell: usize, wrong: Wrong) -> Clash {
+        let ((writer, writer_pc), epoch) = (self.shadow.writer(cell), self.shadow.stamp(cell).epoch());
+        let fault = match (wrong, self.machine.actors.who(writer)) {
+            (Wrong::Unfenced, _) => UNFENCED_WRITE,
+            (Wrong::Unordered, ActorKind::Thread(_)) => UNORDERED_WRITE,
+            (Wrong::Unordered, ActorKind::Copy(thread))
+                if self.copies[thread as usize / 32].has_waited(thread as usize % 32, epoch) =>
+            {
+                WAITED_COPY
+            }
+            (Wrong::Unordered, _) => COPY,
+        };
+        let (actor, name) = self.name_writer(writer);
+        Clash {
+            fault,
+            lanes,
+            cell,
+            other: Some((actor, name, writer_pc)),
+        }
+    }
+
+    /// The conflict with a thread's read of a cell that is not fenced for the async proxy as seen by
+    /// a lane.
+    fn unfenced_reader(&self, me: Lane<'_>, cell: usize) -> Option<Clash> {
+        let (warp, clock) = (me.warp, me.clock());
         for reader in self.shadow.reading_warps(self.machine.warps) {
             let (reads, pc) = self.shadow.readers(reader, cell);
             let is_fenced = |by: usize| {
-                let own = reader == warp.index && by == lane as usize;
+                let own = reader == warp.index && by == me.lane;
                 own && warp.fenced[by] >= reads.epoch() || clock.has_fenced((32 * reader + by) as u32, reads.epoch())
             };
             if let Some(by) = lanes(reads.lanes()).find(|&by| !is_fenced(by)) {
-                return Some((self.actor(reader, 1 << by), pc, ""));
+                let actor = self.actor(reader, 1 << by);
+                return Some(Clash {
+                    fault: UNFENCED_READ,
+                    lanes: me.bit(),
+                    cell,
+                    other: Some((actor, thread_name(actor), pc)),
+                });
             }
         }
         None
@@ -183,100 +242,6 @@ impl Cluster<'_> {
         None
     }
 
-    #[cold]
-    fn report_unwritten(&mut self, warp: &Warp, pc: u32, lanes: u32, at: At, cell: usize) {
-        let (place, mut details) = self.place(warp, at, cell, lanes);
-        details.message = format!("reads {place}, which was never written");
-        details.help = Some("write it first on every path, then a barrier");
-        self.report(FindingKind::NeverWritten, pc, None, |_| details);
-    }
-
-    #[cold]
-    #[allow(clippy::too_many_arguments)]
-    fn report_write(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lanes: u32,
-        at: At,
-        cell: usize,
-        what: Wrong,
-        (writer, epoch, writer_pc): Writer,
-        does: &str,
-    ) {
-        let (place, mut details) = self.place(warp, at, cell, lanes);
-        let (other, by) = self.name_writer(writer);
-        let waited = match self.machine.actors.who(writer) {
-            ActorKind::Copy(thread) => self.copies[thread as usize / 32].has_waited(thread as usize % 32, epoch),
-            _ => false,
-        };
-        let kind = match (what, self.machine.actors.who(writer)) {
-            (Wrong::Unfenced, _) => FindingKind::MissingFence,
-            (Wrong::Unordered, ActorKind::Thread(_)) => FindingKind::Race,
-            (Wrong::Unordered, _) => FindingKind::MissingWait,
-        };
-        (details.message, details.help) = match kind {
-            FindingKind::MissingFence => (
-                format!(
-                    "{does} {place}, which {by} wrote; the accesses are ordered, but without a `fence.proxy.async` \
-                     between them"
-                ),
-                Some("let the writing threads execute `fence_proxy_async` before the barrier that orders the accesses"),
-            ),
-            FindingKind::MissingWait if waited => (
-                format!(
-                    "{does} {place}, which {by} filled; only that thread has waited for the copy, and no barrier \
-                     followed"
-                ),
-                Some("put `fence_proxy_async` and a barrier between `cp_async_wait` and the access"),
-            ),
-            FindingKind::MissingWait => (
-                format!("{does} {place}, which {by} fills, without waiting for the copy"),
-                Some("let every warp that uses the data wait for the mbarrier phase in which the copy completes"),
-            ),
-            _ => (
-                format!("{does} {place}, which {by} wrote; nothing orders the two accesses"),
-                Some("put `fence_proxy_async` and a barrier between them"),
-            ),
-        };
-        details.other = Some(other);
-        self.report(kind, pc, Some(writer_pc), |_| details);
-    }
-
-    #[cold]
-    #[allow(clippy::too_many_arguments)]
-    fn report_read(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lanes: u32,
-        at: At,
-        cell: usize,
-        wrong: Wrong,
-        (reader, reader_pc, what): Reader,
-    ) {
-        let (place, mut details) = self.place(warp, at, cell, lanes);
-        let by = reader.warp;
-        let (kind, message, help) = match wrong {
-            Wrong::Unordered => (
-                FindingKind::Race,
-                format!("overwrites {place}, which {what}warp {by} reads; nothing orders the two accesses"),
-                HELP_RELEASE,
-            ),
-            Wrong::Unfenced => (
-                FindingKind::MissingFence,
-                format!(
-                    "overwrites {place}, which warp {by} lane {} reads; the accesses are ordered, but without a \
-                     `fence.proxy.async` between them, and an arrival does not wait for loads",
-                    reader.lanes.trailing_zeros()
-                ),
-                "let the reading threads execute `fence_proxy_async` between their loads and their arrival",
-            ),
-        };
-        (details.message, details.help, details.other) = (message, Some(help), Some(reader));
-        self.report(kind, pc, Some(reader_pc), |_| details);
-    }
-
     /// The actor for findings, and its name in messages.
     pub(crate) fn name_writer(&self, writer: ActorId) -> (Actor, String) {
         let thread_of = |thread: u32, what: &str| {
@@ -299,3 +264,7 @@ impl Cluster<'_> {
 /// Help for a tile that is overwritten while it is read.
 pub(crate) const HELP_RELEASE: &str =
     "wait for the products or stores that read the tile before releasing it, and for the release before filling it";
+
+/// Help for an access to the destination of a bulk copy.
+pub(crate) const HELP_PHASE: &str =
+    "let every warp that uses the data wait for the mbarrier phase in which the copy completes";

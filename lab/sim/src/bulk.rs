@@ -20,7 +20,7 @@ use crate::record::Details;
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
 use crate::traffic::Traffic;
-use crate::warp::Warp;
+use crate::warp::{Lane, Warp};
 
 /// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
 pub(crate) const BOX_ALIGN: u32 = 128;
@@ -116,18 +116,16 @@ impl<'m> Cluster<'m> {
     /// aligned.
     pub(crate) fn box_place(
         &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
+        by: Lane<'_>,
         tile: &Address,
         (bytes, align): (u32, u32),
         rank: usize,
     ) -> Option<u32> {
-        let base: [u32; 32] = warp.value(self.machine, tile.base);
-        let offset = base[lane]
+        let offset = by
+            .value::<u32>(self.machine, tile.base)
             .wrapping_add(tile.offset as u32)
-            .wrapping_sub(warp.shared_start)
-            .wrapping_sub(warp.shared_first);
+            .wrapping_sub(by.warp.shared_start)
+            .wrapping_sub(by.warp.shared_first);
         let buffer = self.shared_buffer(At::of(tile, Space::Shared));
         let relative = i64::from(offset as i32) - i64::from(buffer.offset);
         let out = relative < 0 || relative + i64::from(bytes) > i64::from(buffer.bytes);
@@ -140,7 +138,7 @@ impl<'m> Cluster<'m> {
             FindingKind::Misaligned
         };
         let total = buffer.bytes;
-        self.report(kind, pc, None, |cluster| {
+        self.report(kind, by.pc, None, |cluster| {
             let end = relative + i64::from(bytes);
             let message = if out {
                 format!(
@@ -154,7 +152,7 @@ impl<'m> Cluster<'m> {
                     buffer.name
                 )
             };
-            Details::new(message, cluster.actor(warp.index, 1 << lane))
+            Details::new(message, cluster.lane_actor(by))
                 .object(buffer.name.clone())
                 .bytes((relative, end))
         });
@@ -163,77 +161,60 @@ impl<'m> Cluster<'m> {
 
     /// Executes a bulk instruction.
     pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst) {
+        for by in lanes(warp.active).map(|lane| warp.lane(pc, lane)) {
+            match inst {
+                BulkInst::Load {
+                    dst,
+                    map,
+                    at,
+                    bar,
+                    multicast,
+                    ..
+                } => self.bulk_load(by, (map, at), dst, bar, *multicast),
+                BulkInst::Store { map, at, src } => self.bulk_store(by, (map, at), src),
+                BulkInst::LoadBytes { dst, src, bytes, bar } => self.load_bytes(by, (dst, src), *bytes, bar),
+                BulkInst::StoreBytes { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, false),
+                BulkInst::Reduce { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, true),
+                BulkInst::Commit => {
+                    let stores = &mut self.stores[warp.index];
+                    stores.unread[by.lane].push_back(warp.epoch);
+                    stores.unwritten[by.lane].push_back(warp.epoch);
+                }
+                // A prefetch makes later copies faster.
+                BulkInst::Prefetch { .. } | BulkInst::Wait { .. } => {}
+            }
+        }
         match inst {
-            BulkInst::Load {
-                dst,
-                map,
-                at,
-                bar,
-                multicast,
-                ..
-            } => {
-                for lane in lanes(warp.active) {
-                    self.bulk_load(warp, pc, lane, (map, at), dst, bar, *multicast);
-                }
-            }
-            BulkInst::Store { map, at, src } => {
-                for lane in lanes(warp.active) {
-                    self.bulk_store(warp, pc, lane, (map, at), src);
-                }
-            }
-            BulkInst::LoadBytes { dst, src, bytes, bar } => {
-                for lane in lanes(warp.active) {
-                    self.load_bytes(warp, pc, lane, (dst, src), *bytes, bar);
-                }
-            }
-            BulkInst::StoreBytes { dst, src, bytes } => {
-                for lane in lanes(warp.active) {
-                    self.store_bytes(warp, pc, lane, (dst, src), *bytes, false);
-                }
-            }
-            BulkInst::Reduce { dst, src, bytes } => {
-                for lane in lanes(warp.active) {
-                    self.store_bytes(warp, pc, lane, (dst, src), *bytes, true);
-                }
-            }
-            // A prefetch makes later copies faster.
-            BulkInst::Prefetch { .. } => {}
-            BulkInst::Commit => {
-                let stores = &mut self.stores[warp.index];
-                for lane in lanes(warp.active) {
-                    stores.unread[lane].push_back(warp.epoch);
-                    stores.unwritten[lane].push_back(warp.epoch);
-                }
-                warp.epoch = self.next_epoch();
-            }
+            BulkInst::Commit => warp.epoch = self.next_epoch(),
             BulkInst::Wait { pending, read } => self.bulk_wait(warp, *pending, *read),
+            _ => {}
         }
     }
 
-    fn coordinates(&self, warp: &Warp, lane: usize, at: &[Operand]) -> Vec<i32> {
-        let at = at.iter().map(|&x| warp.value::<u32>(self.machine, x)[lane] as i32);
+    fn coordinates(&self, by: Lane<'_>, at: &[Operand]) -> Vec<i32> {
+        let at = at.iter().map(|&x| by.value::<u32>(self.machine, x) as i32);
         at.collect()
     }
 
     /// Begins a lane's copy: the number of its parameter and its tensor map. Reports a copy that
     /// uses the map of another parameter.
-    fn begin_copy(&mut self, warp: &Warp, pc: u32, lane: usize, map: &Address) -> Option<(usize, &'m TensorMap)> {
+    fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, &'m TensorMap)> {
         let machine = self.machine;
         let param = usize::from(At::of(map, Space::Global).object);
-        let address = warp.value::<u64>(machine, map.base)[lane].wrapping_add(map.offset as u64);
+        let address = by.value::<u64>(machine, map.base).wrapping_add(map.offset as u64);
         if address == map_address(param) {
             return machine.maps[param].as_ref().map(|map| (param, map));
         }
         let params = machine.kernel.params();
         let other = (0..params.len()).find(|&index| machine.maps[index].is_some() && map_address(index) == address);
-        self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+        self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
             let name = params[param].name.clone();
             let what = match other {
                 Some(index) => format!("tensor map `{}`", params[index].name),
                 None => format!("address {address:#x}, which is not a tensor map"),
             };
             let message = format!("a copy declared to use tensor map `{name}` uses {what}");
-            Details::new(message, cluster.actor(warp.index, 1 << lane)).object(name)
+            Details::new(message, cluster.lane_actor(by)).object(name)
         });
         None
     }
@@ -250,61 +231,51 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn bulk_load(
         &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
+        by: Lane<'_>,
         (map, at): (&Address, &[Operand]),
         tile: &Address,
         bar: &Address,
         multicast: Option<Operand>,
     ) {
         let machine = self.machine;
-        let Some((param, map)) = self.begin_copy(warp, pc, lane, map) else {
+        let Some((param, map)) = self.begin_copy(by, map) else {
             return;
         };
         let ranks = match multicast {
-            None => 1 << warp.rank,
-            Some(mask) => warp.value::<u32>(machine, mask)[lane] & 0xffff,
+            None => 1 << by.warp.rank,
+            Some(mask) => by.value::<u32>(machine, mask) & 0xffff,
         };
         if ranks >> machine.blocks != 0 || ranks == 0 {
-            self.report(FindingKind::OutOfBounds, pc, None, |cluster| {
+            self.report(FindingKind::OutOfBounds, by.pc, None, |cluster| {
                 let blocks = machine.blocks;
                 let message = format!("a multicast to block mask {ranks:#x}; the cluster has {blocks} blocks");
-                Details::new(message, cluster.actor(warp.index, 1 << lane))
+                Details::new(message, cluster.lane_actor(by))
             });
             return;
         }
-        self.check_dependency(warp, pc, lane as u32);
-        self.count_copy(pc, map.bytes);
-        let at = self.coordinates(warp, lane, at);
-        let words = self.read_box(warp, pc, lane, param, map, &at);
+        self.check_dependency(by);
+        self.count_copy(by.pc, map.bytes);
+        let at = self.coordinates(by, at);
+        let words = self.read_box(by, param, map, &at);
         for rank in lanes(ranks) {
-            if let Some(first) = self.box_place(warp, pc, lane, tile, (map.bytes, BOX_ALIGN), rank)
-                && let Some(place) = self.mbarrier_place(warp, pc, lane, bar, rank)
+            if let Some(first) = self.box_place(by, tile, (map.bytes, BOX_ALIGN), rank)
+                && let Some(place) = self.mbarrier_place(by, bar, rank)
             {
-                self.start_load(warp, pc, lane, tile, first, place, &words, map.recipe.swizzle);
+                self.start_load(by, tile, first, place, &words, map.recipe.swizzle);
             }
         }
     }
 
     /// The mbarrier that a lane names, in the block of a rank.
-    pub(crate) fn mbarrier_place(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
-        bar: &Address,
-        rank: usize,
-    ) -> Option<u32> {
-        let base = warp.value(self.machine, bar.base);
-        let access = self.shared_access(warp, pc, 1 << lane, &base, At::of(bar, Space::Shared), 8);
+    pub(crate) fn mbarrier_place(&mut self, by: Lane<'_>, bar: &Address, rank: usize) -> Option<u32> {
+        let base = by.warp.value(self.machine, bar.base);
+        let access = self.shared_access(by.warp, by.pc, by.bit(), &base, At::of(bar, Space::Shared), 8);
         if access.mask == 0 {
             return None;
         }
-        let mine = self.mbarrier_number(access.at, access.offsets[lane])? as usize;
+        let mine = self.mbarrier_number(access.at, access.offsets[by.lane])? as usize;
         let per_block = self.machine.mbarriers_per_block;
         Some((mine % per_block + rank * per_block) as u32)
     }
@@ -315,12 +286,9 @@ impl<'m> Cluster<'m> {
         (first >> shift) as usize..((first + bytes) >> shift) as usize
     }
 
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn start_load(
         &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
+        by: Lane<'_>,
         tile: &Address,
         first: u32,
         number: u32,
@@ -328,30 +296,30 @@ impl<'m> Cluster<'m> {
         swizzle: flashcore_ir::Swizzle,
     ) {
         let bytes = 4 * words.len() as u32;
-        if !self.usable(warp, pc, lane, number) {
+        if !self.usable(by, number) {
             return;
         }
         let epoch = self.next_epoch();
-        let actor = self.actor(warp.index, 1 << lane);
+        let actor = self.lane_actor(by);
         let id = self.machine.actors.mbarrier(number);
         let rank = number as usize / self.machine.mbarriers_per_block;
-        self.note_remote_as(warp, pc, rank, id, epoch);
+        self.note_remote_as(by.warp, by.pc, rank, id, epoch);
         let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
             return;
         };
         mbarrier.copier = Some(actor);
         let phase = mbarrier.phase;
         if !mbarrier.fenced {
-            self.report(FindingKind::MissingFence, pc, None, |cluster| {
+            self.report(FindingKind::MissingFence, by.pc, None, |cluster| {
                 let name = cluster.mbarrier_name(number);
                 let message = format!("a copy completes at mbarrier {name}, whose initialisation was not fenced");
                 Details::new(message, actor)
                     .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
             });
         }
-        self.check_async_write(warp, pc, lane as u32, At::of(tile, Space::Shared), first, bytes);
+        self.check_async_write(by, At::of(tile, Space::Shared), first, bytes);
         let cells = self.copy_cells(first, bytes);
-        self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, pc);
+        self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, by.pc);
         let word = first as usize / 4;
         self.words[word..word + words.len()].fill(POISON);
         self.in_flight.push(InFlight {
@@ -362,12 +330,12 @@ impl<'m> Cluster<'m> {
             phase,
             epoch,
             actor,
-            pc,
+            pc: by.pc,
         });
     }
 
     /// The words of a box; zero outside the tensor.
-    fn read_box(&mut self, warp: &Warp, pc: u32, lane: usize, param: usize, map: &TensorMap, at: &[i32]) -> Vec<u32> {
+    fn read_box(&mut self, by: Lane<'_>, param: usize, map: &TensorMap, at: &[i32]) -> Vec<u32> {
         let region = &self.machine.regions[param];
         let mut bytes = vec![0u8; map.bytes as usize];
         for run in runs(map, at) {
@@ -376,7 +344,7 @@ impl<'m> Cluster<'m> {
                 // Reads 2 bytes at a time, like loads of the thread.
                 for (i, part) in row.chunks_mut(2).enumerate() {
                     let address = region.base + run.offset + 2 * i as u64;
-                    self.read_global_lane(warp, pc, lane, param as u16, address, 1, part);
+                    self.read_global_lane(by, param as u16, address, 1, part);
                 }
             } else {
                 let first = run.offset as usize;
@@ -396,37 +364,37 @@ impl<'m> Cluster<'m> {
         self.complete_bytes(copy.mbarrier, copy.bytes(), copy.epoch);
     }
 
-    fn bulk_store(&mut self, warp: &Warp, pc: u32, lane: usize, (map, at): (&Address, &[Operand]), tile: &Address) {
+    fn bulk_store(&mut self, by: Lane<'_>, (map, at): (&Address, &[Operand]), tile: &Address) {
         let machine = self.machine;
-        let Some((param, map)) = self.begin_copy(warp, pc, lane, map) else {
+        let Some((param, map)) = self.begin_copy(by, map) else {
             return;
         };
-        let Some(first) = self.box_place(warp, pc, lane, tile, (map.bytes, BOX_ALIGN), warp.rank) else {
+        let Some(first) = self.box_place(by, tile, (map.bytes, BOX_ALIGN), by.warp.rank) else {
             return;
         };
-        self.check_dependency(warp, pc, lane as u32);
-        self.count_copy(pc, map.bytes);
-        self.start_store(warp, pc, lane, tile, (first, map.bytes));
+        self.check_dependency(by);
+        self.count_copy(by.pc, map.bytes);
+        self.start_store(by, tile, (first, map.bytes));
         let mut bytes = Vec::with_capacity(map.bytes as usize);
         for i in 0..map.bytes / 4 {
             let place = map.recipe.swizzle.apply(first + 4 * i);
             bytes.extend(self.words[place as usize / 4].to_le_bytes());
         }
-        let at = self.coordinates(warp, lane, at);
-        let thread = (32 * warp.index + lane) as u32;
-        let writer = (WriterKind::Agent, machine.actors.store_writes_of(thread));
+        let at = self.coordinates(by, at);
+        let writer = (WriterKind::Agent, machine.actors.store_writes_of(by.thread()));
         for run in runs(map, &at) {
             let row = &bytes[run.within..run.within + run.bytes];
             for (i, part) in row.chunks(2).enumerate() {
                 let offset = run.offset + 2 * i as u64;
-                self.write_lane(warp, pc, lane, &machine.regions[param], offset, part, writer);
+                self.write_lane(by, &machine.regions[param], offset, part, writer);
             }
         }
     }
 
     /// Checks and notes the read of shared memory by a lane's bulk store or sum.
-    pub(crate) fn start_store(&mut self, warp: &Warp, pc: u32, lane: usize, tile: &Address, range: (u32, u32)) {
-        let (epoch, mask) = (warp.epoch, 1 << lane);
+    pub(crate) fn start_store(&mut self, by: Lane<'_>, tile: &Address, range: (u32, u32)) {
+        let Lane { warp, pc, lane } = by;
+        let (epoch, mask) = (warp.epoch, by.bit());
         self.check_async_read(warp, mask, pc, At::of(tile, Space::Shared), &[range]);
         let cells = self.copy_cells(range.0, range.1);
         let reader = self.machine.store_reader(warp.index);

@@ -12,103 +12,87 @@ use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::program::At;
 use crate::record::Details;
-use crate::warp::Warp;
+use crate::warp::Lane;
 
 /// Alignment of addresses and numbers of bytes (PTX ISA, "cp.async.bulk").
 const ALIGN: u32 = 16;
 
 impl Cluster<'_> {
-    pub(crate) fn load_bytes(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
-        (dst, src): (&Address, &Address),
-        bytes: Operand,
-        bar: &Address,
-    ) {
-        let Some(bytes) = self.copied_bytes(warp, pc, lane, bytes) else {
+    pub(crate) fn load_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, bar: &Address) {
+        let Some(bytes) = self.copied_bytes(by, bytes) else {
             return;
         };
-        self.check_dependency(warp, pc, lane as u32);
-        self.count_copy(pc, bytes);
-        let (object, address) = self.global_place(warp, lane, src);
+        self.check_dependency(by);
+        self.count_copy(by.pc, bytes);
+        let (object, address) = self.global_place(by, src);
         let mut words = Vec::with_capacity(bytes as usize / 4);
         for at in (0..bytes).step_by(ALIGN as usize) {
             let mut part = [0; ALIGN as usize];
             let address = address.wrapping_add(u64::from(at));
-            self.read_global_lane(warp, pc, lane, object, address, ALIGN, &mut part);
+            self.read_global_lane(by, object, address, ALIGN, &mut part);
             words.extend(
                 part.chunks_exact(4)
                     .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])),
             );
         }
-        if let Some(first) = self.box_place(warp, pc, lane, dst, (bytes, ALIGN), warp.rank)
-            && let Some(place) = self.mbarrier_place(warp, pc, lane, bar, warp.rank)
+        if let Some(first) = self.box_place(by, dst, (bytes, ALIGN), by.warp.rank)
+            && let Some(place) = self.mbarrier_place(by, bar, by.warp.rank)
         {
-            self.start_load(warp, pc, lane, dst, first, place, &words, Swizzle::None);
+            self.start_load(by, dst, first, place, &words, Swizzle::None);
         }
     }
 
     /// Stores bytes, or adds f32 values atomically.
-    pub(crate) fn store_bytes(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
-        (dst, src): (&Address, &Address),
-        bytes: Operand,
-        adds: bool,
-    ) {
+    pub(crate) fn store_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, adds: bool) {
         let machine = self.machine;
-        let Some(bytes) = self.copied_bytes(warp, pc, lane, bytes) else {
+        let Some(bytes) = self.copied_bytes(by, bytes) else {
             return;
         };
-        let Some(first) = self.box_place(warp, pc, lane, src, (bytes, ALIGN), warp.rank) else {
+        let Some(first) = self.box_place(by, src, (bytes, ALIGN), by.warp.rank) else {
             return;
         };
-        self.check_dependency(warp, pc, lane as u32);
-        self.count_copy(pc, bytes);
-        self.start_store(warp, pc, lane, src, (first, bytes));
-        let (object, address) = self.global_place(warp, lane, dst);
+        self.check_dependency(by);
+        self.count_copy(by.pc, bytes);
+        self.start_store(by, src, (first, bytes));
+        let (object, address) = self.global_place(by, dst);
         let region = self.region(object);
         let offset = address.wrapping_sub(region.base);
         let is_inside = offset
             .checked_add(u64::from(bytes))
             .is_some_and(|end| end <= region.bytes);
         if !is_inside || !address.is_multiple_of(u64::from(ALIGN)) {
-            self.refuse_global(warp, pc, 1 << lane, address, object, (bytes, ALIGN));
+            self.refuse_global(by.warp, by.pc, by.bit(), address, object, (bytes, ALIGN));
             return;
         }
-        let actor = machine.actors.store_writes_of((32 * warp.index + lane) as u32);
+        let actor = machine.actors.store_writes_of(by.thread());
         for i in 0..bytes / 4 {
             let (word, offset) = (self.words[(first / 4 + i) as usize], offset + u64::from(4 * i));
             if adds {
                 let add = (AtomOp::Add, ScalarType::F32);
-                self.change_word(warp, pc, lane, add, region, offset, word, actor);
+                self.change_word(by, add, region, offset, word, actor);
             } else {
                 let writer = (WriterKind::Agent, actor);
-                self.write_lane(warp, pc, lane, region, offset, &word.to_le_bytes(), writer);
+                self.write_lane(by, region, offset, &word.to_le_bytes(), writer);
             }
         }
     }
 
     /// The number of bytes that a lane copies; reports one that is not a multiple of 16.
-    fn copied_bytes(&mut self, warp: &Warp, pc: u32, lane: usize, bytes: Operand) -> Option<u32> {
-        let bytes = warp.value::<u32>(self.machine, bytes)[lane];
+    fn copied_bytes(&mut self, by: Lane<'_>, bytes: Operand) -> Option<u32> {
+        let bytes = by.value::<u32>(self.machine, bytes);
         if bytes.is_multiple_of(ALIGN) {
             return Some(bytes);
         }
-        self.report(FindingKind::Misaligned, pc, None, |cluster| {
+        self.report(FindingKind::Misaligned, by.pc, None, |cluster| {
             let message = format!("a bulk copy of {bytes} bytes; it copies a multiple of {ALIGN}");
-            Details::new(message, cluster.actor(warp.index, 1 << lane))
+            Details::new(message, cluster.lane_actor(by))
         });
         None
     }
 
     /// The parameter behind a lane's global address, and the address.
-    fn global_place(&self, warp: &Warp, lane: usize, addr: &Address) -> (u16, u64) {
-        let base = warp.value::<u64>(self.machine, addr.base)[lane];
+    fn global_place(&self, by: Lane<'_>, addr: &Address) -> (u16, u64) {
+        let base = by.value::<u64>(self.machine, addr.base);
         let object = At::of(addr, Space::Global).object;
         (object, base.wrapping_add(addr.offset as i64 as u64))
     }

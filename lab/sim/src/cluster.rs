@@ -23,7 +23,7 @@ use crate::report::{Count, TraceRecord};
 use crate::rng::Rng;
 use crate::shadow::Shadow;
 use crate::traffic::Traffic;
-use crate::warp::{State, Wait, Warp};
+use crate::warp::{Lane, State, Wait, Warp};
 
 /// The state of a cluster, except its warps.
 pub(crate) struct Cluster<'m> {
@@ -139,6 +139,10 @@ impl<'m> Cluster<'m> {
 
     pub(crate) fn actor(&self, warp: usize, lanes: u32) -> Actor {
         self.machine.actor(self.linear, warp, lanes)
+    }
+
+    pub(crate) fn lane_actor(&self, by: Lane<'_>) -> Actor {
+        self.actor(by.warp.index, by.bit())
     }
 
     pub(crate) fn warp_name(&self, warp: usize) -> String {

@@ -1,379 +1,287 @@
-//! Decodes IR instructions into operations, rows and classes, and notes which features of the
-//! simulator they need.
+//! Decodes arithmetic into operations, and notes which features of the simulator an instruction
+//! needs. Other instructions run as they are in the kernel.
 
 use flashcore_ir::inst::{
-    Address, BulkInst, Cache, ClusterInst, Cvt, FlagInst, Inst, MmaAcc, MmaInput, Object, Scope, Space,
+    Access, BinOp, BulkInst, ClusterInst, FlagInst, Inst, MmaAcc, MmaInput, Object, Slot, Space, StoreSource, UnOp,
+    WgmmaInst,
 };
-use flashcore_ir::inst::{StoreSource, WgmmaInput, WgmmaInst};
-use flashcore_ir::{Operand, RegClass, ScalarType};
+use flashcore_ir::{Operand, Reg, RegClass, ScalarType as T};
 
-use crate::decode_arithmetic::number;
 use crate::lower::Lowering;
-use crate::program::{Access, At, Atom, CpAsync, Half, Matrix, Mma, Op, Row, Used, Width};
+use crate::program::{Half, Number, OPERANDS, Op, PRED_FALSE, PRED_TRUE, Row};
 use crate::report::Class;
 
 impl<'k> Lowering<'k> {
-    /// The operation and class of an instruction; `None` if no such machine instruction exists.
-    pub(crate) fn decode(&mut self, inst: &'k Inst) -> Option<(Op<'k>, Class)> {
-        Some(match *inst {
-            Inst::Mov { dst, src } => (self.mov(dst, src), Class::Alu),
-            Inst::Bin { op, ty, dst, a, b } => return self.bin(op, ty, dst, a, b),
-            Inst::Un { op, ty, dst, a } => return self.un(op, ty, dst, a),
-            Inst::Fma { ty, dst, a, b, c } => return self.fma(ty, dst, [a, b, c]),
-            Inst::MadWide { ty, dst, a, b, c } => {
-                let rows = [self.reg(dst), self.bits32(a), self.bits32(b), self.bits64(c)];
-                (Op::MadWide(ty == ScalarType::S32, rows), Class::Alu)
-            }
-            Inst::Cvt { op, dst, src } => {
-                let a = if op == Cvt::U32FromU64 {
-                    self.bits64(src)
-                } else {
-                    self.bits32(src)
-                };
-                (Op::Cvt(op, [self.reg(dst), a]), Class::Convert)
-            }
-            Inst::CvtPack { ty, dst, lo, hi } => {
-                let to = match ty {
-                    ScalarType::F16x2 => WgmmaInput::F16,
-                    ScalarType::BF16x2 => WgmmaInput::BF16,
-                    ScalarType::E4M3x2 => WgmmaInput::E4M3,
-                    _ => return None,
-                };
-                let rows = [self.reg(dst), self.bits32(lo), self.bits32(hi)];
-                (Op::CvtPack(to, rows), Class::Convert)
-            }
-            Inst::Pack { dst, lo, hi } => {
-                let rows = [self.reg(dst), self.bits32(lo), self.bits32(hi)];
-                match dst.class {
-                    RegClass::B64 => (Op::Pack64(rows), Class::Alu),
-                    _ => (Op::Pack16(rows), Class::Alu),
-                }
-            }
-            Inst::Unpack { lo, hi, src } => {
-                let to = [self.reg(lo), self.reg(hi)];
-                match lo.class {
-                    RegClass::B16 => (Op::Unpack16([to[0], to[1], self.bits32(src)]), Class::Alu),
-                    _ => (Op::Unpack64([to[0], to[1], self.bits64(src)]), Class::Alu),
-                }
-            }
-            Inst::Lop3 { dst, a, b, c, table } => {
-                let rows = [self.reg(dst), self.bits32(a), self.bits32(b), self.bits32(c)];
-                (Op::Lop3(table, rows), Class::Alu)
-            }
-            Inst::Prmt { dst, a, b, selector } => {
-                let rows = [self.reg(dst), self.bits32(a), self.bits32(b), self.bits32(selector)];
-                (Op::Prmt(rows), Class::Alu)
-            }
-            Inst::Setp { cmp, ty, dst, a, b } => {
-                let (number, d) = (number(ty)?, self.reg(dst));
-                let op = match ty.bytes() {
-                    8 => Op::Setp64(cmp, number, [d, self.bits64(a), self.bits64(b)]),
-                    _ => Op::Setp32(cmp, number, [d, self.bits32(a), self.bits32(b)]),
-                };
-                (op, Class::Alu)
-            }
-            Inst::Selp { ty, dst, cond, a, b } => {
-                let (d, cond) = (self.reg(dst), self.reg(cond));
-                let op = match ty.bytes() {
-                    8 => Op::Selp64([d, cond, self.bits64(a), self.bits64(b)]),
-                    _ => Op::Selp32([d, cond, self.bits32(a), self.bits32(b)]),
-                };
-                (op, Class::Alu)
-            }
-            Inst::Special { dst, which } => (Op::Special(which, self.reg(dst)), Class::Alu),
-            Inst::Param { dst, index } => match dst.class {
-                RegClass::B64 => (Op::Param64(index as u16, self.reg(dst)), Class::Alu),
-                _ => (Op::Param32(index as u16, self.reg(dst)), Class::Alu),
-            },
-            Inst::SharedBase { dst } => (Op::SharedBase(self.reg(dst)), Class::Alu),
-            Inst::Ld {
-                space,
-                dst,
-                count,
-                ref addr,
-                cache,
-            } => {
-                let access = self.access(self.regs(dst, count), dst.class.bytes(), count, addr, space)?;
-                match space {
-                    Space::Shared | Space::Cluster => (Op::LdShared(access), Class::LoadShared),
-                    Space::Global => {
-                        self.note(addr, |used| used.loaded = true);
-                        (Op::LdGlobal(access, cache), Class::LoadGlobal)
-                    }
-                }
-            }
-            Inst::St {
-                space,
-                src,
-                count,
-                ref addr,
-                ..
-            } => {
-                let regs = match src {
-                    StoreSource::Regs(reg) => self.regs(reg, count),
-                    StoreSource::Imm(ty, bits) if ty.bytes() == 8 => [self.bits64(Operand::Imm(bits)); 4],
-                    StoreSource::Imm(_, bits) => [self.bits32(Operand::Imm(bits)); 4],
-                };
-                let access = self.access(regs, src.bytes(), count, addr, space)?;
-                match space {
-                    Space::Shared | Space::Cluster => (Op::StShared(access), Class::StoreShared),
-                    Space::Global => {
-                        self.note(addr, |used| used.stored = true);
-                        (Op::StGlobal(access), Class::StoreGlobal)
-                    }
-                }
-            }
-            Inst::CpAsync {
-                ref dst,
-                ref src,
-                bytes,
-                src_bytes,
-                cache,
-            } => {
-                self.program.uses_cp_async = true;
-                self.note(src, |used| used.loaded = true);
-                let copy = CpAsync {
-                    to: self.bits32(dst.base),
-                    dst: At::of(dst, Space::Shared),
-                    from: self.bits64(src.base),
-                    src: At::of(src, Space::Global),
-                    bytes,
-                    src_bytes: src_bytes.map(|operand| self.bits32(operand)),
-                    past_l1: cache == Cache::L2,
-                };
-                (Op::CpAsync(copy), Class::CopyAsync)
-            }
-            Inst::CpAsyncCommit => (Op::CpAsyncCommit, Class::Sync),
-            Inst::CpAsyncWait { pending } => (Op::CpAsyncWait(pending), Class::Sync),
-            Inst::LdMatrix {
-                dst,
-                count,
-                transposed,
-                ref addr,
-            } => {
-                let matrix = self.matrix(self.regs(dst, count), count, transposed, addr);
-                (Op::LdMatrix(matrix), Class::LoadShared)
-            }
-            Inst::StMatrix {
-                src,
-                count,
-                transposed,
-                ref addr,
-            } => {
-                let matrix = self.matrix(self.regs(src, count), count, transposed, addr);
-                (Op::StMatrix(matrix), Class::StoreShared)
-            }
-            Inst::Atom {
-                op,
-                ty,
-                space,
-                dst,
-                ref addr,
-                value,
-            } => {
-                if ty.bytes() != 4 {
-                    return None;
-                }
-                let atom = Atom {
-                    op,
-                    ty,
-                    d: dst.map(|reg| self.reg(reg)),
-                    value: self.bits32(value),
-                    base: self.base(addr, space),
-                    at: At::of(addr, space),
-                };
-                match space {
-                    Space::Shared | Space::Cluster => (Op::AtomShared(atom), Class::Atomic),
-                    Space::Global => {
-                        self.note(addr, |used| used.atomic = true);
-                        self.program.returning_atomics |= dst.is_some();
-                        (Op::AtomGlobal(atom), Class::Atomic)
-                    }
-                }
-            }
-            Inst::Mma { input, acc, d, a, b, c } => {
-                let count = match acc {
-                    MmaAcc::F32 => 4,
-                    // bf16 products have no f16 accumulator.
-                    MmaAcc::F16 if input == MmaInput::BF16 => return None,
-                    MmaAcc::F16 => 2,
-                };
-                let mma = Mma {
-                    input: match input {
-                        MmaInput::F16 => Half::F16,
-                        MmaInput::BF16 => Half::BF16,
-                    },
-                    f16_accumulators: acc == MmaAcc::F16,
-                    d: self.regs(d, count),
-                    a: self.regs(a, 4),
-                    b: self.regs(b, 2),
-                    c: self.regs(c, count),
-                };
-                (Op::Mma(mma), Class::Tensor)
-            }
-            Inst::Shfl {
-                mode,
-                dst,
-                src,
-                lane,
-                members,
-            } => {
-                let rows = [self.reg(dst), self.bits32(src), self.bits32(lane)];
-                (Op::Shfl(mode, rows, members), Class::Exchange)
-            }
-            Inst::Vote {
-                mode,
-                dst,
-                pred,
-                members,
-            } => (
-                Op::Vote(mode, [self.reg(dst), self.reg(pred)], members),
-                Class::Exchange,
-            ),
-            Inst::Redux {
-                op,
-                ty,
-                dst,
-                src,
-                members,
-            } => {
-                let rows = [self.reg(dst), self.bits32(src)];
-                (Op::Redux(op, ty == ScalarType::S32, rows, members), Class::Exchange)
-            }
-            Inst::Elect { dst } => (Op::Elect(self.reg(dst)), Class::Exchange),
-            Inst::BarSync { id, threads } => {
-                let threads = threads.unwrap_or(self.kernel.threads());
-                (Op::BarSync(self.bits32(id), threads), Class::Sync)
-            }
-            Inst::BarArrive { id, threads } => (Op::BarArrive(self.bits32(id), threads), Class::Sync),
-            Inst::BarWarp { members } => (Op::BarWarp(members), Class::Sync),
-            Inst::Fence { scope: Scope::Block } => (Op::Nothing, Class::Sync),
-            Inst::Fence {
-                scope: Scope::Cluster | Scope::Device,
-            } => (Op::FenceCluster, Class::Sync),
-            Inst::FenceProxyAsync => (Op::FenceProxyAsync, Class::Sync),
-            Inst::FenceMbarrierInit => (Op::FenceMbarrierInit, Class::Sync),
-            Inst::TrapIf { pred } => (Op::TrapIf(self.reg(pred)), Class::Control),
-            Inst::SetMaxRegs { regs, raise } => (Op::SetMaxRegs(regs, raise), Class::Sync),
-            Inst::DependencyWait => {
-                self.program.uses_dependency = true;
-                (Op::DependencyWait, Class::Sync)
-            }
-            // Only one launch is simulated at a time, so the trigger has no effect.
-            Inst::DependencyTrigger => (Op::Nothing, Class::Sync),
-            Inst::Flag(ref inst) => (Op::Flag(inst), self.flag(inst)),
-            Inst::Mbar(ref inst) => (Op::Mbar(inst), Class::Sync),
-            Inst::Bulk(ref inst) => (Op::Bulk(inst), self.bulk(inst)),
-            Inst::Wgmma(ref inst) => {
-                (self.program.uses_async_proxy, self.program.uses_products) = (true, true);
-                match inst {
-                    WgmmaInst::Mma { .. } => (Op::Wgmma(inst), Class::Tensor),
-                    WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. } => (Op::Wgmma(inst), Class::Sync),
-                }
-            }
-            Inst::Cluster(ref inst) => match inst {
-                ClusterInst::Mapa { .. } => (Op::Cluster(inst), Class::Alu),
-                ClusterInst::Arrive { .. } | ClusterInst::Wait { .. } => (Op::Cluster(inst), Class::Sync),
-            },
-            Inst::Trace { label, src } => (Op::Trace(label, src.class, self.reg(src)), Class::Structure),
-        })
-    }
-
-    /// The class of a bulk instruction.
-    fn bulk(&mut self, inst: &BulkInst) -> Class {
-        match inst {
-            BulkInst::Load { map, .. } => {
-                self.program.uses_async_proxy = true;
-                self.note(map, |used| used.loaded = true);
-                Class::CopyAsync
-            }
-            BulkInst::Store { map, .. } => {
-                (self.program.uses_async_proxy, self.program.uses_bulk_stores) = (true, true);
-                self.note(map, |used| used.stored = true);
-                Class::CopyAsync
-            }
-            BulkInst::LoadBytes { src, .. } => {
-                self.program.uses_async_proxy = true;
-                self.note(src, |used| used.loaded = true);
-                Class::CopyAsync
-            }
-            BulkInst::StoreBytes { dst, .. } => {
-                (self.program.uses_async_proxy, self.program.uses_bulk_stores) = (true, true);
-                self.note(dst, |used| used.stored = true);
-                Class::CopyAsync
-            }
-            BulkInst::Reduce { dst, .. } => {
-                (self.program.uses_async_proxy, self.program.uses_bulk_stores) = (true, true);
-                self.note(dst, |used| used.atomic = true);
-                Class::CopyAsync
-            }
-            BulkInst::Prefetch { .. } => Class::CopyAsync,
-            BulkInst::Commit | BulkInst::Wait { .. } => {
-                self.program.uses_bulk_stores = true;
-                Class::Sync
-            }
-        }
-    }
-
-    /// The class of a flag's access. Blocks that read flags may communicate.
-    fn flag(&mut self, inst: &FlagInst) -> Class {
-        match inst {
-            FlagInst::LoadAcquire { addr, .. } => {
-                self.program.returning_atomics = true;
-                self.note(addr, |used| used.loaded = true);
-                Class::LoadGlobal
-            }
-            FlagInst::StoreRelease { addr, .. } => {
-                self.note(addr, |used| used.stored = true);
-                Class::StoreGlobal
-            }
-            FlagInst::Add { addr, .. } => {
-                self.note(addr, |used| used.atomic = true);
-                Class::Atomic
-            }
-        }
-    }
-
-    /// Notes how the memory of a parameter is accessed.
-    fn note(&mut self, addr: &Address, how: impl FnOnce(&mut Used)) {
-        if let Object::Param(index) = addr.object {
-            how(&mut self.program.used[index as usize]);
-        }
-    }
-
-    fn base(&mut self, addr: &Address, space: Space) -> Row {
-        match space {
-            Space::Global => self.bits64(addr.base),
-            Space::Shared | Space::Cluster => self.bits32(addr.base),
-        }
-    }
-
-    fn access(&mut self, regs: [Row; 4], bytes: u32, count: u32, addr: &Address, space: Space) -> Option<Access> {
-        // A memory access moves at most 16 bytes per lane.
-        if !matches!(bytes, 2 | 4 | 8) || !matches!(count, 1 | 2 | 4) || bytes * count > 16 {
+    /// The operation of an instruction; `None` if no such machine instruction exists.
+    pub(crate) fn decode(&mut self, inst: &'k Inst) -> Option<Op<'k>> {
+        if !exists(inst) {
             return None;
         }
-        if bytes == 2 && space != Space::Global {
-            self.program.granule_shift = 1;
-        }
-        Some(Access {
-            regs,
-            width: Width {
-                count: count as u8,
-                log_bytes: bytes.trailing_zeros() as u8,
+        self.note(inst);
+        let rows = self.operands(inst);
+        let [d, a, b, c, ..] = rows;
+        Some(match *inst {
+            // PTX compares an immediate to make a predicate.
+            Inst::Mov { dst, src } => match dst.class {
+                RegClass::Pred => Op::PredOr([d, self.pred(src), PRED_FALSE]),
+                RegClass::B64 => Op::Mov64([d, a]),
+                RegClass::B16 | RegClass::B32 | RegClass::F32 => Op::Mov32([d, a]),
             },
-            base: self.base(addr, space),
-            at: At::of(addr, space),
+            Inst::Bin { op, ty, .. } => match (ty, op) {
+                (T::Pred, BinOp::And) => Op::PredAnd([d, a, b]),
+                (T::Pred, BinOp::Or) => Op::PredOr([d, a, b]),
+                (T::Pred, _) => Op::PredXor([d, a, b]),
+                (T::F32, _) => Op::F32(op, [d, a, b]),
+                (T::F16x2 | T::BF16x2, _) => Op::Halves(op, half(ty), [d, a, b]),
+                _ if ty.bytes() == 8 => Op::Int64(op, ty == T::S64, [d, a, b]),
+                _ => Op::Int32(op, ty == T::S32, [d, a, b]),
+            },
+            Inst::Un { op, ty, .. } => self.un(op, ty, d, a),
+            Inst::Fma { ty, .. } => match ty {
+                T::F32 => Op::FmaF32([d, a, b, c]),
+                T::F16x2 | T::BF16x2 => Op::FmaHalves(half(ty), [d, a, b, c]),
+                _ if ty.bytes() == 8 => Op::Mad64([d, a, b, c]),
+                _ => Op::Mad32([d, a, b, c]),
+            },
+            Inst::MadWide { ty, .. } => Op::MadWide(ty == T::S32, [d, a, b, c]),
+            Inst::Cvt { op, .. } => Op::Cvt(op, [d, a]),
+            // PTX names the high half first.
+            Inst::CvtPack { ty, .. } => Op::CvtPack(ty, [d, b, a]),
+            Inst::Pack { dst, .. } if dst.class == RegClass::B64 => Op::Pack64([d, a, b]),
+            Inst::Pack { .. } => Op::Pack16([d, a, b]),
+            Inst::Unpack { lo, .. } if lo.class == RegClass::B16 => Op::Unpack16([d, a, b]),
+            Inst::Unpack { .. } => Op::Unpack64([d, a, b]),
+            Inst::Lop3 { table, .. } => Op::Lop3(table, [d, a, b, c]),
+            Inst::Prmt { .. } => Op::Prmt([d, a, b, c]),
+            Inst::Setp { cmp, ty, .. } => {
+                let number = match ty {
+                    T::F32 => Number::Float,
+                    T::S32 | T::S64 => Number::Signed,
+                    _ => Number::Unsigned,
+                };
+                match ty.bytes() {
+                    8 => Op::Setp64(cmp, number, [d, a, b]),
+                    _ => Op::Setp32(cmp, number, [d, a, b]),
+                }
+            }
+            Inst::Selp { ty, .. } if ty.bytes() == 8 => Op::Selp64([d, c, a, b]),
+            Inst::Selp { .. } => Op::Selp32([d, c, a, b]),
+            ref other => Op::Inst(other, rows),
         })
     }
 
-    fn matrix(&mut self, regs: [Row; 4], count: u32, transposed: bool, addr: &Address) -> Matrix {
-        Matrix {
-            regs,
-            count: count as u8,
-            transposed,
-            base: self.bits32(addr.base),
-            at: At::of(addr, Space::Shared),
+    /// Signs of floats, complements and negations are operations with a constant.
+    fn un(&mut self, op: UnOp, ty: T, d: Row, a: Row) -> Op<'k> {
+        if ty == T::Pred {
+            return Op::PredXor([d, a, PRED_TRUE]);
+        }
+        if ty.bytes() == 8 {
+            return match op {
+                UnOp::Neg => Op::Int64(BinOp::Sub, false, [d, self.bits64(Operand::Imm(0)), a]),
+                UnOp::Abs if ty == T::S64 => Op::AbsS64([d, a]),
+                UnOp::Abs => Op::Mov64([d, a]),
+                _ => Op::Int64(BinOp::Xor, false, [d, a, self.bits64(Operand::Imm(u64::MAX))]),
+            };
+        }
+        let signs = match ty {
+            T::F32 => Some(0x8000_0000),
+            T::F16x2 | T::BF16x2 => Some(0x8000_8000),
+            _ => None,
+        };
+        let mut with = |op, bits: u32| Op::Int32(op, false, [d, a, self.bits32(Operand::Imm(u64::from(bits)))]);
+        match (op, signs) {
+            (UnOp::Neg, Some(signs)) => with(BinOp::Xor, signs),
+            (UnOp::Abs, Some(signs)) => with(BinOp::And, !signs),
+            (UnOp::Not, _) => with(BinOp::Xor, u32::MAX),
+            (UnOp::Abs, None) if ty != T::S32 => Op::Mov32([d, a]),
+            _ => Op::Un32(op, [d, a]),
+        }
+    }
+
+    /// The rows of the operands in the order of [`Inst::slots`], as many as an operation holds.
+    fn operands(&mut self, inst: &Inst) -> [Row; OPERANDS] {
+        let mut rows = Vec::new();
+        let run = |first: Reg, count: u32| (0..count).map(move |i| first.plus(i));
+        for slot in inst.clone().slots() {
+            match slot {
+                Slot::Regs(first, count, _) | Slot::Matrices(first, count, _) => {
+                    rows.extend(run(*first, count).map(|reg| self.reg(reg)));
+                }
+                Slot::Halves(lo, hi) => rows.extend([self.reg(*lo), self.reg(*hi)]),
+                Slot::Value(operand, ty) => rows.push(self.value(*operand, ty)),
+                Slot::Pair(lo, hi, ty) => rows.extend([self.value(*lo, ty), self.value(*hi, ty)]),
+                Slot::Stored(StoreSource::Regs(first), count) => {
+                    rows.extend(run(*first, count).map(|reg| self.reg(reg)));
+                }
+                Slot::Stored(StoreSource::Imm(ty, bits), count) => {
+                    let row = self.value(Operand::Imm(*bits), *ty);
+                    rows.extend((0..count).map(|_| row));
+                }
+                Slot::Memory(addr, Space::Global, _) => rows.push(self.bits64(addr.base)),
+                Slot::Memory(addr, Space::Shared | Space::Cluster, _) => rows.push(self.bits32(addr.base)),
+                Slot::Elected(reg) | Slot::Guard(reg) | Slot::Traced(_, reg) => rows.push(self.reg(*reg)),
+                // Boxes have operands that are looked up when a copy runs; the others have none.
+                Slot::TensorBox(..)
+                | Slot::Number(_)
+                | Slot::Mask(_)
+                | Slot::Table(_)
+                | Slot::Transposed(_)
+                | Slot::Fixed(_)
+                | Slot::Unused
+                | Slot::Special(_)
+                | Slot::Param(_)
+                | Slot::SharedBase => {}
+            }
+        }
+        rows.resize(OPERANDS, 0);
+        std::array::from_fn(|i| rows[i])
+    }
+
+    fn value(&mut self, operand: Operand, ty: T) -> Row {
+        match ty {
+            T::Pred => self.pred(operand),
+            _ if ty.bytes() == 8 => self.bits64(operand),
+            _ => self.bits32(operand),
+        }
+    }
+
+    /// Notes the features that an instruction uses, and how it accesses the memory of parameters.
+    fn note(&mut self, inst: &Inst) {
+        let program = &mut self.program;
+        for slot in inst.clone().slots() {
+            if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = slot
+                && let Object::Param(index) = addr.object
+            {
+                let used = &mut program.used[index as usize];
+                match access {
+                    Access::Read => used.loaded = true,
+                    Access::Write => used.stored = true,
+                    Access::Update => used.atomic = true,
+                }
+            }
+        }
+        match inst {
+            Inst::Ld { space, dst, .. } if *space != Space::Global && dst.class.bytes() == 2 => {
+                program.granule_shift = 1;
+            }
+            Inst::St { space, src, .. } if *space != Space::Global && src.bytes() == 2 => program.granule_shift = 1,
+            Inst::CpAsync { .. } => program.uses_cp_async = true,
+            Inst::DependencyWait => program.uses_dependency = true,
+            // Blocks that read flags may communicate.
+            Inst::Flag(FlagInst::LoadAcquire { .. }) => program.returning_atomics = true,
+            Inst::Atom { space, dst, .. } => {
+                program.returning_atomics |= *space == Space::Global && dst.is_some();
+            }
+            Inst::Wgmma(_) => (program.uses_async_proxy, program.uses_products) = (true, true),
+            Inst::Bulk(BulkInst::Load { .. } | BulkInst::LoadBytes { .. }) => program.uses_async_proxy = true,
+            Inst::Bulk(BulkInst::Store { .. } | BulkInst::StoreBytes { .. } | BulkInst::Reduce { .. }) => {
+                (program.uses_async_proxy, program.uses_bulk_stores) = (true, true);
+            }
+            Inst::Bulk(BulkInst::Commit | BulkInst::Wait { .. }) => program.uses_bulk_stores = true,
+            _ => {}
+        }
+    }
+}
+
+fn half(ty: T) -> Half {
+    if ty == T::BF16x2 { Half::BF16 } else { Half::F16 }
+}
+
+/// Whether an instruction exists for its types. [`Inst::impossible`] does not look at them, because
+/// the typed builder cannot combine them otherwise.
+fn exists(inst: &Inst) -> bool {
+    let fits = |bytes: u32, count: u32| matches!(bytes, 2 | 4 | 8) && matches!(count, 1 | 2 | 4) && bytes * count <= 16;
+    match *inst {
+        Inst::Bin { op, ty, .. } => match ty {
+            T::Pred => matches!(op, BinOp::And | BinOp::Or | BinOp::Xor),
+            T::F32 | T::F16x2 | T::BF16x2 => {
+                matches!(op, BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::Min | BinOp::Max)
+            }
+            T::B16 | T::B64 | T::U64 | T::S64 => op != BinOp::MulWide,
+            T::B32 | T::U32 | T::S32 => true,
+            T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => false,
+        },
+        Inst::Un { op, ty, .. } => match op {
+            UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp => ty == T::F32,
+            UnOp::Neg | UnOp::Abs => ty != T::Pred,
+            UnOp::Popc | UnOp::Clz => ty != T::Pred && ty.bytes() < 8,
+            UnOp::Not => true,
+        },
+        Inst::Fma { ty, .. } => {
+            ty.bytes() == 8 || matches!(ty, T::F32 | T::F16x2 | T::BF16x2 | T::U32 | T::S32 | T::B32)
+        }
+        Inst::CvtPack { ty, .. } => matches!(ty, T::F16x2 | T::BF16x2 | T::E4M3x2),
+        Inst::Setp { ty, .. } => matches!(ty, T::F32 | T::S32 | T::S64 | T::U32 | T::U64 | T::B32 | T::B64),
+        Inst::Ld { dst, count, .. } => fits(dst.class.bytes(), count),
+        Inst::St { src, count, .. } => fits(src.bytes(), count),
+        Inst::Atom { ty, .. } => ty.bytes() == 4,
+        // bf16 products have no f16 accumulator.
+        Inst::Mma { input, acc, .. } => (input, acc) != (MmaInput::BF16, MmaAcc::F16),
+        _ => true,
+    }
+}
+
+impl Class {
+    /// The class of an instruction.
+    pub(crate) fn of(inst: &Inst) -> Class {
+        let memory = |space: Space, shared, global| if space == Space::Global { global } else { shared };
+        match inst {
+            Inst::Bin {
+                op: BinOp::Min | BinOp::Max,
+                ty: T::F32,
+                ..
+            } => Class::Alu,
+            Inst::Bin { ty: T::F32, .. } | Inst::Fma { ty: T::F32, .. } => Class::Fma,
+            Inst::Un {
+                op: UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp,
+                ..
+            } => Class::Mufu,
+            Inst::Bin { ty, .. } | Inst::Un { ty, .. } | Inst::Fma { ty, .. } if matches!(ty, T::F16x2 | T::BF16x2) => {
+                Class::Half
+            }
+            Inst::Bin { .. }
+            | Inst::Un { .. }
+            | Inst::Fma { .. }
+            | Inst::Mov { .. }
+            | Inst::MadWide { .. }
+            | Inst::Pack { .. }
+            | Inst::Unpack { .. }
+            | Inst::Lop3 { .. }
+            | Inst::Prmt { .. }
+            | Inst::Setp { .. }
+            | Inst::Selp { .. }
+            | Inst::Special { .. }
+            | Inst::Param { .. }
+            | Inst::SharedBase { .. }
+            | Inst::Cluster(ClusterInst::Mapa { .. }) => Class::Alu,
+            Inst::Cvt { .. } | Inst::CvtPack { .. } => Class::Convert,
+            Inst::Ld { space, .. } => memory(*space, Class::LoadShared, Class::LoadGlobal),
+            Inst::St { space, .. } => memory(*space, Class::StoreShared, Class::StoreGlobal),
+            Inst::LdMatrix { .. } => Class::LoadShared,
+            Inst::StMatrix { .. } => Class::StoreShared,
+            Inst::Flag(FlagInst::LoadAcquire { .. }) => Class::LoadGlobal,
+            Inst::Flag(FlagInst::StoreRelease { .. }) => Class::StoreGlobal,
+            Inst::Flag(FlagInst::Add { .. }) | Inst::Atom { .. } => Class::Atomic,
+            Inst::Mma { .. } | Inst::Wgmma(WgmmaInst::Mma { .. }) => Class::Tensor,
+            Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } | Inst::Elect { .. } => Class::Exchange,
+            Inst::TrapIf { .. } => Class::Control,
+            Inst::Trace { .. } => Class::Structure,
+            Inst::Bulk(BulkInst::Commit | BulkInst::Wait { .. })
+            | Inst::Wgmma(WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. })
+            | Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
+            | Inst::CpAsyncCommit
+            | Inst::CpAsyncWait { .. }
+            | Inst::BarSync { .. }
+            | Inst::BarArrive { .. }
+            | Inst::BarWarp { .. }
+            | Inst::Fence { .. }
+            | Inst::FenceProxyAsync
+            | Inst::FenceMbarrierInit
+            | Inst::SetMaxRegs { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::Mbar(_) => Class::Sync,
+            Inst::CpAsync { .. } | Inst::Bulk(_) => Class::CopyAsync,
         }
     }
 }

@@ -7,12 +7,12 @@ use std::collections::hash_map::Entry;
 
 use flashcore_ir::inst::{Address, AtomOp, FlagInst, Space};
 
-use crate::clock::{ActorId, WriterKind};
+use crate::clock::WriterKind;
 use crate::cluster::Cluster;
 use crate::program::At;
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
-use crate::warp::Warp;
+use crate::warp::{Lane, Warp};
 
 impl Cluster<'_> {
     pub(crate) fn flag(&mut self, warp: &mut Warp, pc: u32, inst: &FlagInst) {
@@ -21,7 +21,7 @@ impl Cluster<'_> {
                 let (slot, offsets, mask) = self.flag_places(warp, pc, addr);
                 let mut loaded = [POISON; 32];
                 for lane in lanes(mask) {
-                    loaded[lane] = self.read_flag(warp, pc, lane, addr, offsets[lane]);
+                    loaded[lane] = self.read_flag(warp.lane(pc, lane), addr, offsets[lane]);
                     if let Some(released) = self.flags.get(&(slot, offsets[lane])) {
                         warp.learn_each(1 << lane, |clock| clock.join(released));
                     }
@@ -36,9 +36,8 @@ impl Cluster<'_> {
                 for lane in lanes(mask) {
                     self.flags.remove(&(slot, offsets[lane]));
                     self.set_flag(warp, lane, (slot, offsets[lane]));
-                    let writer = (WriterKind::Atomic, (32 * warp.index + lane) as ActorId);
-                    let bytes = value[lane].to_le_bytes();
-                    self.write_lane(warp, pc, lane, region, offsets[lane], &bytes, writer);
+                    let (by, bytes) = (warp.lane(pc, lane), value[lane].to_le_bytes());
+                    self.write_lane(by, region, offsets[lane], &bytes, (WriterKind::Atomic, by.thread()));
                 }
                 warp.epoch = self.next_epoch();
             }
@@ -70,11 +69,11 @@ impl Cluster<'_> {
         }
     }
 
-    fn read_flag(&mut self, warp: &Warp, pc: u32, lane: usize, addr: &Address, offset: u64) -> u32 {
+    fn read_flag(&mut self, by: Lane<'_>, addr: &Address, offset: u64) -> u32 {
         let region = self.region(At::of(addr, Space::Global).object);
         let mut bytes = [0; 4];
         if region.overlaid {
-            self.read_lane(warp, pc, lane, region, offset, &mut bytes, true);
+            self.read_lane(by, region, offset, &mut bytes, true);
         } else {
             let first = offset as usize;
             bytes.copy_from_slice(&self.overlay.constant(region.slot)[first..first + 4]);

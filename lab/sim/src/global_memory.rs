@@ -9,12 +9,12 @@ use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, PAGE};
 use crate::machine::Region;
-use crate::program::{Access, At, Atom};
+use crate::program::{Access, At, Row};
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
 use crate::shared_memory::POISON;
 use crate::traffic;
-use crate::warp::Warp;
+use crate::warp::{Lane, Warp};
 
 impl<'m> Cluster<'m> {
     pub(crate) fn region(&self, object: u16) -> &'m Region {
@@ -99,12 +99,12 @@ impl<'m> Cluster<'m> {
 
     /// As [`Self::global_offsets`] for a load or a store, which it counts.
     #[inline(always)]
-    fn global_access(&mut self, warp: &Warp, pc: u32, access: &Access) -> ([u64; 32], u32) {
+    fn global_access(&mut self, warp: &Warp, pc: u32, access: &Access<'_>) -> ([u64; 32], u32) {
         let base = warp.registers.get(&self.machine.constants, access.base);
-        let bytes = access.width.bytes();
+        let bytes = access.bytes();
         let (offsets, mask) = self.global_offsets(warp, pc, base, access.at, bytes);
         if self.machine.program.uses_dependency {
-            self.check_dependency(warp, pc, warp.active.trailing_zeros() & 31);
+            self.check_dependency(warp.lane(pc, warp.active.trailing_zeros() as usize & 31));
         }
         if !self.out.traffic.is_empty() && mask != 0 {
             self.out.traffic[pc as usize].add(traffic::global(&offsets, mask, bytes));
@@ -113,9 +113,9 @@ impl<'m> Cluster<'m> {
     }
 
     #[inline(always)]
-    pub(crate) fn load_global(&mut self, warp: &mut Warp, pc: u32, load: Access, cache: Cache) {
+    pub(crate) fn load_global(&mut self, warp: &mut Warp, pc: u32, load: Access<'_>, cache: Cache) {
         let (offsets, mask) = self.global_access(warp, pc, &load);
-        let bytes = load.width.bytes() as usize;
+        let bytes = load.bytes() as usize;
         let region = self.region(load.at.object);
         if region.overlaid {
             if cache == Cache::ReadOnly && region.written {
@@ -123,15 +123,16 @@ impl<'m> Cluster<'m> {
             }
             let mut raw = [[0; 16]; 32];
             for lane in lanes(mask) {
-                self.read_lane(warp, pc, lane, region, offsets[lane], &mut raw[lane][..bytes], false);
+                let by = warp.lane(pc, lane);
+                self.read_lane(by, region, offsets[lane], &mut raw[lane][..bytes], false);
             }
             set_loaded(warp, &load, mask, |lane| &raw[lane][..bytes]);
             return;
         }
         let memory = self.overlay.constant(region.slot);
-        let count = usize::from(load.width.count);
+        let count = load.regs.len();
         let contiguous = mask == FULL && (1..32).all(|lane| offsets[lane] == offsets[0] + (lane * bytes) as u64);
-        if load.width.log_bytes != 2 || !contiguous {
+        if load.size != 4 || !contiguous {
             set_loaded(warp, &load, mask, |lane| {
                 &memory[offsets[lane] as usize..offsets[lane] as usize + bytes]
             });
@@ -139,7 +140,7 @@ impl<'m> Cluster<'m> {
         }
         let first = offsets[0] as usize;
         let words = &memory[first..first + 128 * count];
-        for (i, &d) in load.regs.iter().enumerate().take(count) {
+        for (i, &d) in load.regs.iter().enumerate() {
             let mut value = [0; 32];
             for lane in 0..32 {
                 let at = 4 * (lane * count + i);
@@ -150,25 +151,15 @@ impl<'m> Cluster<'m> {
     }
 
     /// Reads for one lane. Checks bounds of `out.len()` bytes and alignment to `align`.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn read_global_lane(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
-        object: u16,
-        address: u64,
-        align: u32,
-        out: &mut [u8],
-    ) {
+    pub(crate) fn read_global_lane(&mut self, by: Lane<'_>, object: u16, address: u64, align: u32, out: &mut [u8]) {
         let region = self.region(object);
         let offset = address.wrapping_sub(region.base);
         let end = offset.checked_add(out.len() as u64);
         if end.is_none_or(|end| end > region.bytes) || address & (u64::from(align) - 1) != 0 {
-            self.refuse_global(warp, pc, 1 << lane, address, object, (out.len() as u32, align));
+            self.refuse_global(by.warp, by.pc, by.bit(), address, object, (out.len() as u32, align));
             out.fill(0xff);
         } else if region.overlaid {
-            self.read_lane(warp, pc, lane, region, offset, out, false);
+            self.read_lane(by, region, offset, out, false);
         } else {
             let at = offset as usize;
             out.copy_from_slice(&self.overlay.constant(region.slot)[at..at + out.len()]);
@@ -176,18 +167,8 @@ impl<'m> Cluster<'m> {
     }
 
     /// Reads bytes of a written buffer for one lane. A flag may be read while atomics write it.
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn read_lane(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
-        region: &Region,
-        offset: u64,
-        out: &mut [u8],
-        is_flag: bool,
-    ) {
-        let me = (32 * warp.index + lane) as ActorId;
+    pub(crate) fn read_lane(&mut self, by: Lane<'_>, region: &Region, offset: u64, out: &mut [u8], is_flag: bool) {
+        let (warp, me) = (by.warp, by.thread());
         let mut clash = None;
         // One bit per 2 bytes that this block has not written.
         let mut unwritten = 0u32;
@@ -199,7 +180,7 @@ impl<'m> Cluster<'m> {
         let cells = within / 2..(within + out.len()).div_ceil(2);
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
             let at = offset + 2 * i as u64;
-            let known = |stamp: Stamp| cell.writer == me || warp.clock(lane as u32).knows(cell.writer, stamp.epoch());
+            let known = |stamp: Stamp| cell.writer == me || by.clock().knows(cell.writer, stamp.epoch());
             match cell.stamp() {
                 Some(stamp) if is_flag && stamp.is_atomic() => {}
                 Some(stamp) if !known(stamp) => clash = clash.or(Some((at, cell.writer, cell.writer_pc, true))),
@@ -215,16 +196,16 @@ impl<'m> Cluster<'m> {
             }
             cell.read_epoch = warp.epoch;
             cell.reader_warp = warp.index as u32;
-            cell.reader_lanes |= 1 << lane;
-            cell.reader_pc = pc;
+            cell.reader_lanes |= by.bit();
+            cell.reader_pc = by.pc;
         }
         if let Some(clash) = clash {
-            self.global_clash(warp, pc, lane, region, clash, "reads");
+            self.global_clash(by, region, clash, "reads");
         }
         let mut places = (0..8).filter(|i| unwritten >> i & 1 != 0).map(|i| offset + 2 * i);
         if let Some(at) = places.find(|&at| !self.written_earlier(region.slot, at)) {
-            self.report(FindingKind::NeverWritten, pc, None, |cluster| {
-                let (place, mut details) = place(region, at, cluster.actor(warp.index, 1 << lane));
+            self.report(FindingKind::NeverWritten, by.pc, None, |cluster| {
+                let (place, mut details) = place(region, at, cluster.lane_actor(by));
                 details.message = format!("reads {place}, which was never written");
                 details
             });
@@ -238,23 +219,20 @@ impl<'m> Cluster<'m> {
     }
 
     /// Writes bytes for one lane: by its thread, an atomic, or its bulk store.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn write_lane(
         &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
+        by: Lane<'_>,
         region: &Region,
         offset: u64,
         data: &[u8],
         (kind, writer): (WriterKind, ActorId),
     ) {
-        let me = (32 * warp.index + lane) as ActorId;
+        let (warp, me) = (by.warp, by.thread());
         let mut clash = None;
         let page = self.overlay.page(region.slot, offset);
         let within = offset as usize % PAGE;
         page.data[within..within + data.len()].copy_from_slice(data);
-        let clock = warp.clock(lane as u32);
+        let clock = by.clock();
         let cells = within / 2..(within + data.len()) / 2;
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
             let at = offset + 2 * i as u64;
@@ -265,38 +243,33 @@ impl<'m> Cluster<'m> {
             {
                 clash = clash.or(Some((at, cell.writer, cell.writer_pc, true)));
             }
-            let mine = if cell.reader_warp == warp.index as u32 {
-                1 << lane
-            } else {
-                0
-            };
+            let own = cell.reader_warp == warp.index as u32;
+            let mine = if own { by.bit() } else { 0 };
             let unknown = clock.unknown_from(32 * cell.reader_warp, cell.read_epoch);
             let readers = cell.reader_lanes & !mine & unknown;
             if readers != 0 {
-                let by = 32 * cell.reader_warp + readers.trailing_zeros();
-                clash = clash.or(Some((at, by, cell.reader_pc, false)));
+                let reader = 32 * cell.reader_warp + readers.trailing_zeros();
+                clash = clash.or(Some((at, reader, cell.reader_pc, false)));
             }
             cell.stamp = Stamp::new(warp.epoch, kind).0;
             cell.writer = writer;
-            cell.writer_pc = pc;
+            cell.writer_pc = by.pc;
         }
         if let Some(clash) = clash {
-            self.global_clash(warp, pc, lane, region, clash, "writes");
+            self.global_clash(by, region, clash, "writes");
         }
     }
 
     #[cold]
     fn global_clash(
         &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
+        by: Lane<'_>,
         region: &Region,
         (at, other, other_pc, wrote): (u64, ActorId, u32, bool),
         does: &str,
     ) {
-        self.report(FindingKind::Race, pc, Some(other_pc), |cluster| {
-            let (place, mut details) = place(region, at, cluster.actor(warp.index, 1 << lane));
+        self.report(FindingKind::Race, by.pc, Some(other_pc), |cluster| {
+            let (place, mut details) = place(region, at, cluster.lane_actor(by));
             let (other, _) = cluster.name_writer(other);
             let verb = if wrote { "wrote" } else { "reads" };
             details.message = format!(
@@ -311,7 +284,7 @@ impl<'m> Cluster<'m> {
     }
 
     #[inline(never)]
-    pub(crate) fn store_global(&mut self, warp: &mut Warp, pc: u32, store: Access) {
+    pub(crate) fn store_global(&mut self, warp: &mut Warp, pc: u32, store: Access<'_>) {
         let constants = &self.machine.constants;
         let region = self.region(store.at.object);
         if !region.writable {
@@ -324,15 +297,10 @@ impl<'m> Cluster<'m> {
             return;
         }
         let (offsets, mask) = self.global_access(warp, pc, &store);
-        let size = 1usize << store.width.log_bytes;
+        let size = store.size as usize;
         for lane in lanes(mask) {
             let mut raw = [0u8; 16];
-            for (&s, raw) in store
-                .regs
-                .iter()
-                .zip(raw.chunks_exact_mut(size))
-                .take(usize::from(store.width.count))
-            {
+            for (&s, raw) in store.regs.iter().zip(raw.chunks_exact_mut(size)) {
                 let value = if size == 8 {
                     warp.registers.get::<u64>(constants, s)[lane]
                 } else {
@@ -340,9 +308,9 @@ impl<'m> Cluster<'m> {
                 };
                 raw.copy_from_slice(&value.to_le_bytes()[..size]);
             }
-            let data = &raw[..store.width.bytes() as usize];
-            let writer = (WriterKind::Thread, (32 * warp.index + lane) as ActorId);
-            self.write_lane(warp, pc, lane, region, offsets[lane], data, writer);
+            let data = &raw[..store.bytes() as usize];
+            let by = warp.lane(pc, lane);
+            self.write_lane(by, region, offsets[lane], data, (WriterKind::Thread, by.thread()));
         }
     }
 
@@ -360,15 +328,19 @@ impl<'m> Cluster<'m> {
     }
 
     /// Read-modify-write, lane by lane. Deferred until all blocks have finished if no result and no
-    /// reader needs it.
-    pub(crate) fn atomic_global(&mut self, warp: &mut Warp, pc: u32, atom: Atom) {
+    /// reader needs it. Returns the old values.
+    pub(crate) fn atomic_global(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        op: (AtomOp, ScalarType),
+        at: At,
+        (base, value): (Row, Row),
+    ) -> [u32; 32] {
         let constants = &self.machine.constants;
-        let base = *warp.registers.get(constants, atom.base);
-        let value = *warp.registers.get(constants, atom.value);
-        let old = self.change_global(warp, pc, (atom.op, atom.ty), atom.at, (&base, &value));
-        if let Some(d) = atom.d {
-            warp.registers.set(d, warp.active, &old);
-        }
+        let base = *warp.registers.get(constants, base);
+        let value = *warp.registers.get(constants, value);
+        self.change_global(warp, pc, op, at, (&base, &value))
     }
 
     /// Applies an operation to a word per lane and returns the old words.
@@ -385,19 +357,16 @@ impl<'m> Cluster<'m> {
         let mut old = [POISON; 32];
         for lane in lanes(mask) {
             let (offset, value) = (offsets[lane], value[lane]);
-            let writer = (32 * warp.index + lane) as ActorId;
-            old[lane] = self.change_word(warp, pc, lane, (op, ty), region, offset, value, writer);
+            let by = warp.lane(pc, lane);
+            old[lane] = self.change_word(by, (op, ty), region, offset, value, by.thread());
         }
         old
     }
 
     /// Applies an operation to one word for a lane, as a write of `writer`, and returns the old word.
-    #[allow(clippy::too_many_arguments)]
     pub(crate) fn change_word(
         &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
+        by: Lane<'_>,
         (op, ty): (AtomOp, ScalarType),
         region: &Region,
         offset: u64,
@@ -412,7 +381,7 @@ impl<'m> Cluster<'m> {
                 op,
                 ty,
                 value,
-                pc,
+                pc: by.pc,
             });
             return POISON;
         }
@@ -421,7 +390,7 @@ impl<'m> Cluster<'m> {
         let word = &page.data[within..within + 4];
         let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
         let new = atomic::apply_global(op, ty, old, value).to_le_bytes();
-        self.write_lane(warp, pc, lane, region, offset, &new, (WriterKind::Atomic, writer));
+        self.write_lane(by, region, offset, &new, (WriterKind::Atomic, writer));
         old
     }
 }
@@ -438,9 +407,9 @@ fn place(region: &Region, at: u64, actor: Actor) -> (String, Details) {
 
 /// Sets registers to the bytes that each lane has loaded.
 #[inline(always)]
-fn set_loaded<'b>(warp: &mut Warp, load: &Access, mask: u32, bytes: impl Fn(usize) -> &'b [u8]) {
-    let size = 1usize << load.width.log_bytes;
-    for (i, &d) in load.regs.iter().enumerate().take(usize::from(load.width.count)) {
+fn set_loaded<'b>(warp: &mut Warp, load: &Access<'_>, mask: u32, bytes: impl Fn(usize) -> &'b [u8]) {
+    let size = load.size as usize;
+    for (i, &d) in load.regs.iter().enumerate() {
         let mut value = [u64::from(POISON); 32];
         for lane in lanes(mask) {
             value[lane] = match bytes(lane)[size * i..size * (i + 1)] {

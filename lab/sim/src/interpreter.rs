@@ -1,13 +1,14 @@
 //! The interpreter loop.
 
-use flashcore_ir::inst::{BinOp, Special};
+use flashcore_ir::inst::{BinOp, Cache, Inst, Scope, Space, Special};
+use flashcore_ir::{RegClass, ScalarType};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::alu;
 use crate::cluster::Cluster;
 use crate::cold::{division_by_zero, never_written, not_uniform, record};
 use crate::float::{f, result};
-use crate::program::{Op, Row};
+use crate::program::{Access, At, OPERANDS, Op, Row};
 use crate::registers::{FULL, Word, map1, map2, map3, select, test2};
 use crate::tensor;
 use crate::warp::{Frame, Warp};
@@ -195,85 +196,221 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
             Op::PredAnd([d, a, b]) => r.set_pred(d, active, r.pred(a) & r.pred(b)),
             Op::PredOr([d, a, b]) => r.set_pred(d, active, r.pred(a) | r.pred(b)),
             Op::PredXor([d, a, b]) => r.set_pred(d, active, r.pred(a) ^ r.pred(b)),
-            Op::Special(which, d) => {
-                let value = special(cluster, warp.index, which);
-                r.set(d, active, &value);
-            }
-            Op::Param32(index, d) => r.set(d, active, &[machine.args[usize::from(index)] as u32; 32]),
-            Op::Param64(index, d) => r.set(d, active, &[machine.args[usize::from(index)]; 32]),
-            Op::SharedBase(d) => {
-                let base = warp.shared_start.wrapping_add(warp.shared_first);
-                r.set(d, active, &[base; 32]);
-            }
-
-            // Memory
-            Op::LdShared(access) => cluster.load_shared(warp, at, access),
-            Op::StShared(access) => cluster.store_shared(warp, at, access),
-            Op::LdGlobal(access, cache) => cluster.load_global(warp, at, access, cache),
-            Op::StGlobal(access) => cluster.store_global(warp, at, access),
-            Op::LdMatrix(matrix) => cluster.load_matrix(warp, at, matrix),
-            Op::StMatrix(matrix) => cluster.store_matrix(warp, at, matrix),
-            Op::CpAsync(copy) => cluster.cp_async(warp, at, copy),
-            Op::CpAsyncCommit => cluster.cp_async_commit(warp),
-            Op::CpAsyncWait(pending) => cluster.cp_async_wait(warp, pending),
-            Op::AtomShared(atom) => cluster.atomic_shared(warp, at, atom),
-            Op::AtomGlobal(atom) => cluster.atomic_global(warp, at, atom),
-
-            // Warp and block
-            Op::Mma(mma) => {
-                cluster.check_members(warp, at, FULL, "mma.sync");
-                tensor::mma(&mut warp.registers, k, machine.options.tensor_sums, mma);
-            }
-            Op::Shfl(mode, rows, members) => cluster.shfl(warp, at, mode, rows, members),
-            Op::Vote(mode, rows, members) => cluster.vote(warp, at, mode, rows, members),
-            Op::Redux(op, signed, rows, members) => cluster.redux(warp, at, op, signed, rows, members),
-            Op::Elect(d) => cluster.elect(warp, at, d),
-            Op::BarSync(id, threads) => {
-                warp.pc = pc;
-                return cluster.arrive(warp, at, id, threads, true);
-            }
-            Op::BarArrive(id, threads) => {
-                warp.pc = pc;
-                return cluster.arrive(warp, at, id, threads, false);
-            }
-            Op::BarWarp(members) => cluster.sync_lanes(warp, at, members),
-            Op::FenceCluster => warp.asynchronous.remote_store = None,
-            Op::FenceProxyAsync => cluster.fence_proxy(warp),
-            Op::FenceMbarrierInit => cluster.fence_mbarriers(warp),
-            Op::TrapIf(pred) => cluster.trap_if(warp, at, pred),
-            Op::DependencyWait => cluster.dependency_wait(warp),
-            Op::Trace(label, class, src) => {
-                if machine.options.trace {
-                    record(cluster, warp, label, class, src);
-                }
-            }
-            Op::Nothing => {}
-
-            // Asynchronous and cluster operations, which may have to wait and retry.
-            Op::Flag(inst) => cluster.flag(warp, at, inst),
-            Op::Bulk(inst) => cluster.bulk(warp, at, inst),
-            Op::Mbar(inst) => {
-                if !cluster.mbarrier(warp, at, inst) {
-                    return stop_at(warp, at);
-                }
-            }
-            Op::Wgmma(inst) => {
-                if !cluster.wgmma(warp, at, inst) {
-                    return stop_at(warp, at);
-                }
-            }
-            Op::Cluster(inst) => {
-                if !cluster.across_blocks(warp, at, inst) {
-                    return stop_at(warp, at);
-                }
-            }
-            Op::SetMaxRegs(regs, raise) => {
-                if !cluster.set_max_registers(warp, at, regs, raise) {
-                    return stop_at(warp, at);
+            Op::Inst(inst, ref rows) => {
+                if let Some(stop) = instruction(cluster, warp, at, inst, rows) {
+                    return stop;
                 }
             }
         }
     }
+}
+
+/// Executes an instruction other than arithmetic. Returns why the time slice ends, if it does.
+#[inline(always)]
+fn instruction<'m>(
+    cluster: &mut Cluster<'m>,
+    warp: &mut Warp,
+    pc: u32,
+    inst: &Inst,
+    rows: &[Row; OPERANDS],
+) -> Option<Stop> {
+    let machine = cluster.machine;
+    let active = warp.active;
+    let [first, second, third, ..] = *rows;
+    match *inst {
+        Inst::Ld {
+            space,
+            dst,
+            count,
+            ref addr,
+            cache,
+        } => {
+            let count = count as usize & 7;
+            let load = Access {
+                regs: &rows[..count],
+                size: dst.class.bytes(),
+                base: rows[count],
+                at: At::of(addr, space),
+            };
+            match space {
+                Space::Global => cluster.load_global(warp, pc, load, cache),
+                Space::Shared | Space::Cluster => cluster.load_shared(warp, pc, load),
+            }
+        }
+        Inst::St {
+            space,
+            ref src,
+            count,
+            ref addr,
+            ..
+        } => {
+            let store = Access {
+                regs: &rows[1..1 + (count as usize & 7)],
+                size: src.bytes(),
+                base: first,
+                at: At::of(addr, space),
+            };
+            match space {
+                Space::Global => cluster.store_global(warp, pc, store),
+                Space::Shared | Space::Cluster => cluster.store_shared(warp, pc, store),
+            }
+        }
+        Inst::LdMatrix {
+            count,
+            transposed,
+            ref addr,
+            ..
+        } => {
+            let (regs, base) = rows.split_at(count as usize & 7);
+            cluster.load_matrix(warp, pc, regs, transposed, (base[0], At::of(addr, Space::Shared)));
+        }
+        Inst::StMatrix {
+            count,
+            transposed,
+            ref addr,
+            ..
+        } => {
+            let regs = &rows[1..1 + (count as usize & 7)];
+            cluster.store_matrix(warp, pc, regs, transposed, (first, At::of(addr, Space::Shared)));
+        }
+        Inst::Mma { input, acc, .. } => {
+            cluster.check_members(warp, pc, FULL, "mma.sync");
+            tensor::mma(
+                &mut warp.registers,
+                &machine.constants,
+                machine.options.tensor_sums,
+                (input, acc),
+                rows,
+            );
+        }
+        Inst::CpAsync {
+            ref dst,
+            ref src,
+            bytes,
+            src_bytes,
+            cache,
+        } => {
+            let (dst, src) = (At::of(dst, Space::Shared), At::of(src, Space::Global));
+            let sizes = src_bytes.map(|_| third);
+            cluster.cp_async(
+                warp,
+                pc,
+                (first, dst),
+                (second, src),
+                (bytes, sizes),
+                cache == Cache::L2,
+            );
+        }
+        Inst::CpAsyncCommit => cluster.cp_async_commit(warp),
+        Inst::CpAsyncWait { pending } => cluster.cp_async_wait(warp, pending),
+        Inst::Atom {
+            op,
+            ty,
+            space,
+            dst,
+            ref addr,
+            ..
+        } => {
+            let (base, value) = if dst.is_some() {
+                (second, third)
+            } else {
+                (first, second)
+            };
+            let at = At::of(addr, space);
+            let old = match space {
+                Space::Global => cluster.atomic_global(warp, pc, (op, ty), at, (base, value)),
+                Space::Shared | Space::Cluster => cluster.atomic_shared(warp, pc, (op, ty), at, (base, value)),
+            };
+            if dst.is_some() {
+                warp.registers.set(first, active, &old);
+            }
+        }
+        Inst::Special { which, .. } => {
+            let value = special(cluster, warp.index, which);
+            warp.registers.set(first, active, &value);
+        }
+        Inst::Param { dst, index } => {
+            let bits = machine.args[index as usize];
+            match dst.class {
+                RegClass::B64 => warp.registers.set(first, active, &[bits; 32]),
+                _ => warp.registers.set(first, active, &[bits as u32; 32]),
+            }
+        }
+        Inst::SharedBase { .. } => {
+            let base = warp.shared_start.wrapping_add(warp.shared_first);
+            warp.registers.set(first, active, &[base; 32]);
+        }
+        Inst::Shfl { mode, members, .. } => cluster.shfl(warp, pc, mode, [first, second, third], members),
+        Inst::Vote { mode, members, .. } => cluster.vote(warp, pc, mode, [first, second], members),
+        Inst::Redux { op, ty, members, .. } => {
+            cluster.redux(warp, pc, op, ty == ScalarType::S32, [first, second], members)
+        }
+        Inst::Elect { .. } => cluster.elect(warp, pc, first),
+        Inst::BarSync { threads, .. } => {
+            let threads = threads.unwrap_or(machine.kernel.threads());
+            warp.pc = pc + 1;
+            return Some(cluster.arrive(warp, pc, first, threads, true));
+        }
+        Inst::BarArrive { threads, .. } => {
+            warp.pc = pc + 1;
+            return Some(cluster.arrive(warp, pc, first, threads, false));
+        }
+        Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
+        // The simulator never reorders a thread's own accesses.
+        Inst::Fence { scope } => {
+            if scope != Scope::Block {
+                warp.asynchronous.remote_store = None;
+            }
+        }
+        Inst::FenceProxyAsync => cluster.fence_proxy(warp),
+        Inst::FenceMbarrierInit => cluster.fence_mbarriers(warp),
+        Inst::TrapIf { .. } => cluster.trap_if(warp, pc, first),
+        Inst::DependencyWait => cluster.dependency_wait(warp),
+        // Only one launch is simulated at a time.
+        Inst::DependencyTrigger => {}
+        Inst::Trace { label, src } => {
+            if machine.options.trace {
+                record(cluster, warp, label, src.class, first);
+            }
+        }
+        Inst::Flag(ref inst) => cluster.flag(warp, pc, inst),
+        Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
+        Inst::Mbar(ref inst) => {
+            if !cluster.mbarrier(warp, pc, inst) {
+                return Some(stop_at(warp, pc));
+            }
+        }
+        Inst::Wgmma(ref inst) => {
+            if !cluster.wgmma(warp, pc, inst) {
+                return Some(stop_at(warp, pc));
+            }
+        }
+        Inst::Cluster(ref inst) => {
+            if !cluster.across_blocks(warp, pc, inst) {
+                return Some(stop_at(warp, pc));
+            }
+        }
+        Inst::SetMaxRegs { regs, raise } => {
+            if !cluster.set_max_registers(warp, pc, regs, raise) {
+                return Some(stop_at(warp, pc));
+            }
+        }
+        // Decoded.
+        Inst::Mov { .. }
+        | Inst::Bin { .. }
+        | Inst::Un { .. }
+        | Inst::Fma { .. }
+        | Inst::MadWide { .. }
+        | Inst::Cvt { .. }
+        | Inst::CvtPack { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. } => {}
+    }
+    None
 }
 
 /// Ends the time slice at an operation that is executed again, or never left.

@@ -25,7 +25,6 @@ mod clock;
 mod cluster;
 mod cold;
 mod decode;
-mod decode_arithmetic;
 mod error;
 mod exchange;
 mod finding;

@@ -132,11 +132,11 @@ impl<'a> Lowering<'a> {
         } else {
             self.touch(&reads, &writes, site);
         }
-        let (op, class) = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
+        let op = self.decode(inst).ok_or_else(|| SimError::NoSuchInstruction {
             instruction: flashcore_ir::ptx::mnemonic(inst),
         })?;
         self.note_node();
-        self.push(op, class, site);
+        self.push(op, Class::of(inst), site);
         for reg in each(&writes) {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::MarkWritten(tracked), Class::Structure, site);
@@ -223,15 +223,6 @@ impl<'a> Lowering<'a> {
 
     pub(crate) fn reg(&self, reg: Reg) -> Row {
         self.program.rows.row(reg)
-    }
-
-    /// The rows of `N` contiguous registers; entries past `count` repeat the first.
-    pub(crate) fn regs<const N: usize>(&self, first: Reg, count: u32) -> [Row; N] {
-        let mut rows = [self.reg(first); N];
-        for (i, row) in rows.iter_mut().enumerate().take(count as usize) {
-            *row = self.reg(first.plus(i as u32));
-        }
-        rows
     }
 
     pub(crate) fn bits32(&mut self, operand: Operand) -> Row {

@@ -13,7 +13,7 @@ use crate::finding::{Actor, FindingKind};
 use crate::program::{At, Row};
 use crate::record::Details;
 use crate::registers::lanes;
-use crate::warp::{Wait, Warp};
+use crate::warp::{Lane, Wait, Warp};
 
 #[derive(Debug)]
 pub(crate) struct Mbarrier {
@@ -105,7 +105,7 @@ impl Cluster<'_> {
             let Some(number) = number else { continue };
             if let Some(old) = &self.mbarriers[number as usize] {
                 let (first, what) = (old.made_by.2, "is initialised a second time");
-                self.mbarrier_misuse(warp, pc, lane, number, Some(first), what, HELP_MADE_TWICE);
+                self.mbarrier_misuse(warp.lane(pc, lane), number, Some(first), what, HELP_MADE_TWICE);
             }
             self.mbarriers[number as usize] = Some(Mbarrier {
                 expected: arrivals,
@@ -114,7 +114,7 @@ impl Cluster<'_> {
                 phase: 0,
                 arrived: None,
                 completed: None,
-                made_by: ((32 * warp.index + lane) as u32, warp.epoch, pc),
+                made_by: (warp.lane(pc, lane).thread(), warp.epoch, pc),
                 fenced: false,
                 landed: 0,
                 last: None,
@@ -135,38 +135,27 @@ impl Cluster<'_> {
 
     /// Whether a lane may use an mbarrier: it must be initialised, and the initialisation ordered
     /// before.
-    pub(crate) fn usable(&mut self, warp: &Warp, pc: u32, lane: usize, number: u32) -> bool {
+    pub(crate) fn usable(&mut self, by: Lane<'_>, number: u32) -> bool {
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
             let what = "is used before its initialisation";
-            self.mbarrier_misuse(warp, pc, lane, number, None, what, HELP_MAKE);
+            self.mbarrier_misuse(by, number, None, what, HELP_MAKE);
             return false;
         };
         let (maker, epoch, made_at) = mbarrier.made_by;
-        let me = (32 * warp.index + lane) as u32;
-        if maker != me && !warp.clock(lane as u32).knows(maker, epoch) {
+        if maker != by.thread() && !by.clock().knows(maker, epoch) {
             let what = "is used; nothing orders the use after its initialisation";
-            self.mbarrier_misuse(warp, pc, lane, number, Some(made_at), what, HELP_MAKE);
+            self.mbarrier_misuse(by, number, Some(made_at), what, HELP_MAKE);
         }
         true
     }
 
     #[cold]
-    #[allow(clippy::too_many_arguments)]
-    fn mbarrier_misuse(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        lane: usize,
-        number: u32,
-        other_pc: Option<u32>,
-        what: &str,
-        help: &'static str,
-    ) {
-        self.report(FindingKind::Mbarrier, pc, other_pc, |cluster| {
+    fn mbarrier_misuse(&mut self, by: Lane<'_>, number: u32, other_pc: Option<u32>, what: &str, help: &'static str) {
+        self.report(FindingKind::Mbarrier, by.pc, other_pc, |cluster| {
             let name = cluster.mbarrier_name(number);
             let maker = cluster.mbarriers[number as usize].as_ref().map(|m| m.made_by.0);
             let maker = maker.map(|thread| cluster.actor(thread as usize / 32, 1 << (thread % 32)));
-            Details::new(format!("mbarrier {name} {what}"), cluster.actor(warp.index, 1 << lane))
+            Details::new(format!("mbarrier {name} {what}"), cluster.lane_actor(by))
                 .other(other_pc.and(maker))
                 .object(name)
                 .help(help)
@@ -194,7 +183,7 @@ impl Cluster<'_> {
         let mut ended = None;
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
-            if !self.usable(warp, pc, lane, number) {
+            if !self.usable(warp.lane(pc, lane), number) {
                 continue;
             }
             self.note_remote(warp, pc, 1 << lane, number as usize / self.machine.mbarriers_per_block);
@@ -256,10 +245,10 @@ impl Cluster<'_> {
 
     /// PTX ISA, `mbarrier.test_wait`: "the valid values of phaseParity operand are 0 and 1".
     #[cold]
-    fn no_parity(&mut self, warp: &Warp, pc: u32, lane: usize, parity: u32) {
-        self.report(FindingKind::WrongPhase, pc, None, |cluster| {
+    fn no_parity(&mut self, by: Lane<'_>, parity: u32) {
+        self.report(FindingKind::WrongPhase, by.pc, None, |cluster| {
             let message = format!("waits for a phase of parity {parity}; parity is 0 or 1");
-            Details::new(message, cluster.actor(warp.index, 1 << lane))
+            Details::new(message, cluster.lane_actor(by))
                 .help("use the lowest bit of the number of rounds through the ring")
         });
     }
@@ -270,7 +259,7 @@ impl Cluster<'_> {
         let bytes: [u32; 32] = warp.value(self.machine, tx);
         for (lane, number) in numbers.into_iter().enumerate() {
             let Some(number) = number else { continue };
-            if self.usable(warp, pc, lane, number)
+            if self.usable(warp.lane(pc, lane), number)
                 && let Some(mbarrier) = &mut self.mbarriers[number as usize]
             {
                 mbarrier.tx += i64::from(bytes[lane]);
@@ -344,11 +333,11 @@ impl Cluster<'_> {
         let parities: [u32; 32] = warp.value(self.machine, parity);
         let mut ended = 0;
         if let Some(lane) = lanes(warp.active).find(|&lane| parities[lane] > 1) {
-            self.no_parity(warp, pc, lane, parities[lane]);
+            self.no_parity(warp.lane(pc, lane), parities[lane]);
         }
         for (lane, number) in numbers.into_iter().enumerate() {
             let parity = parities[lane] & 1;
-            let Some(number) = number.filter(|&number| self.usable(warp, pc, lane, number)) else {
+            let Some(number) = number.filter(|&number| self.usable(warp.lane(pc, lane), number)) else {
                 // The error is reported; continue as if the parity were valid.
                 ended |= 1 << lane;
                 continue;

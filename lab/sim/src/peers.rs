@@ -12,7 +12,7 @@ use crate::finding::FindingKind;
 use crate::machine::RANK_SHIFT;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
-use crate::warp::{State, Wait, Warp};
+use crate::warp::{Lane, State, Wait, Warp};
 
 /// State shared by the blocks of a cluster.
 #[derive(Debug, Default)]
@@ -221,14 +221,14 @@ impl Cluster<'_> {
     /// Whether a lane may access global memory: it must be ordered after the launches this one
     /// depends on.
     #[inline(never)]
-    pub(crate) fn check_dependency(&mut self, warp: &Warp, pc: u32, lane: u32) {
-        if !self.machine.program.uses_dependency || warp.clock(lane).knows(self.machine.actors.upstream(), 1) {
+    pub(crate) fn check_dependency(&mut self, by: Lane<'_>) {
+        if !self.machine.program.uses_dependency || by.clock().knows(self.machine.actors.upstream(), 1) {
             return;
         }
-        self.report(FindingKind::BeforeDependency, pc, None, |cluster| {
+        self.report(FindingKind::BeforeDependency, by.pc, None, |cluster| {
             let message =
                 "accesses global memory before `griddepcontrol.wait`: the previous launch may not have written it yet";
-            Details::new(message, cluster.actor(warp.index, 1 << lane))
+            Details::new(message, cluster.lane_actor(by))
                 .help("execute `dependency_wait` before the first access, or a barrier with a thread that has")
         });
     }

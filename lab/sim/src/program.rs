@@ -6,11 +6,8 @@
 
 use std::collections::HashMap;
 
-use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, Cvt, FlagInst, MbarInst, Object, ShflMode, Space,
-    Special, UnOp, VoteMode, WgmmaInput, WgmmaInst,
-};
-use flashcore_ir::{Reg, RegClass, ScalarType, SiteId};
+use flashcore_ir::inst::{Address, BinOp, Cmp, Cvt, Inst, Object, Space, UnOp};
+use flashcore_ir::{Reg, ScalarType, SiteId};
 
 use crate::report::Class;
 use crate::rows::Rows;
@@ -24,9 +21,11 @@ pub(crate) const CONST: Row = 0x8000;
 pub(crate) const PRED_FALSE: Row = 0;
 pub(crate) const PRED_TRUE: Row = 1;
 
-/// One operation. Rows are in the order of the instruction's operands, the destination first. Rare
-/// and expensive instructions stay as they are in the kernel; their operands are looked up when
-/// they run.
+/// Rows of an instruction's operands that an operation holds; `mma.sync` has the most.
+pub(crate) const OPERANDS: usize = 14;
+
+/// One operation. Arithmetic is decoded, with its rows in the order of the instruction's operands,
+/// the destination first. Other instructions stay as they are in the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op<'k> {
     If(Branch),
@@ -53,15 +52,15 @@ pub(crate) enum Op<'k> {
     /// `true` if signed.
     Int32(BinOp, bool, [Row; 3]),
     Int64(BinOp, bool, [Row; 3]),
-    F32(FloatOp, [Row; 3]),
-    Halves(FloatOp, Half, [Row; 3]),
+    F32(BinOp, [Row; 3]),
+    Halves(BinOp, Half, [Row; 3]),
     FmaF32([Row; 4]),
     FmaHalves(Half, [Row; 4]),
     Mad32([Row; 4]),
     Mad64([Row; 4]),
     /// `true` if signed.
     MadWide(bool, [Row; 4]),
-    CvtPack(WgmmaInput, [Row; 3]),
+    CvtPack(ScalarType, [Row; 3]),
     Pack16([Row; 3]),
     Pack64([Row; 3]),
     Unpack16([Row; 3]),
@@ -75,48 +74,9 @@ pub(crate) enum Op<'k> {
     PredAnd([Row; 3]),
     PredOr([Row; 3]),
     PredXor([Row; 3]),
-    Special(Special, Row),
-    Param32(u16, Row),
-    Param64(u16, Row),
-    SharedBase(Row),
 
-    LdShared(Access),
-    StShared(Access),
-    LdGlobal(Access, Cache),
-    StGlobal(Access),
-    LdMatrix(Matrix),
-    StMatrix(Matrix),
-    CpAsync(CpAsync),
-    CpAsyncCommit,
-    CpAsyncWait(u32),
-    AtomShared(Atom),
-    AtomGlobal(Atom),
-
-    Mma(Mma),
-    Shfl(ShflMode, [Row; 3], u32),
-    Vote(VoteMode, [Row; 2], u32),
-    Redux(BinOp, bool, [Row; 2], u32),
-    Elect(Row),
-    BarSync(Row, u32),
-    BarArrive(Row, u32),
-    BarWarp(u32),
-    /// A fence at cluster scope or wider. It orders the thread's own accesses, which the simulator
-    /// never reorders.
-    FenceCluster,
-    FenceProxyAsync,
-    FenceMbarrierInit,
-    TrapIf(Row),
-    /// `true` to raise.
-    SetMaxRegs(u32, bool),
-    DependencyWait,
-    Flag(&'k FlagInst),
-    Mbar(&'k MbarInst),
-    Bulk(&'k BulkInst),
-    Wgmma(&'k WgmmaInst),
-    Cluster(&'k ClusterInst),
-    Trace(u32, RegClass, Row),
-    /// An instruction without effect in the simulator.
-    Nothing,
+    /// An instruction with the rows of its operands, in the order of [`Inst::slots`].
+    Inst(&'k Inst, [Row; OPERANDS]),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,16 +84,6 @@ pub(crate) struct Branch {
     pub(crate) pred: Row,
     pub(crate) uniform: bool,
     pub(crate) target: u32,
-}
-
-/// Arithmetic that all float types have.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FloatOp {
-    Add,
-    Sub,
-    Mul,
-    Min,
-    Max,
 }
 
 /// The element type of a packed pair.
@@ -173,70 +123,22 @@ impl At {
     }
 }
 
-/// A load or a store.
+/// A load or a store of 1, 2 or 4 registers per lane.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Access {
-    pub(crate) regs: [Row; 4],
-    pub(crate) width: Width,
+pub(crate) struct Access<'a> {
+    pub(crate) regs: &'a [Row],
+    /// Bytes per register: 2, 4 or 8.
+    pub(crate) size: u32,
     pub(crate) base: Row,
     pub(crate) at: At,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Width {
-    /// Registers per lane: 1, 2 or 4.
-    pub(crate) count: u8,
-    /// log2 of the bytes per register: 1, 2 or 3.
-    pub(crate) log_bytes: u8,
-}
-
-impl Width {
+impl Access<'_> {
+    /// Bytes per lane.
     #[inline(always)]
-    pub(crate) fn bytes(self) -> u32 {
-        u32::from(self.count) << self.log_bytes
+    pub(crate) fn bytes(&self) -> u32 {
+        self.regs.len() as u32 * self.size
     }
-}
-
-/// `ldmatrix` or `stmatrix`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix {
-    pub(crate) regs: [Row; 4],
-    pub(crate) count: u8,
-    pub(crate) transposed: bool,
-    pub(crate) base: Row,
-    pub(crate) at: At,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CpAsync {
-    pub(crate) to: Row,
-    pub(crate) dst: At,
-    pub(crate) from: Row,
-    pub(crate) src: At,
-    pub(crate) bytes: u32,
-    pub(crate) src_bytes: Option<Row>,
-    pub(crate) past_l1: bool,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Atom {
-    pub(crate) op: AtomOp,
-    pub(crate) ty: ScalarType,
-    pub(crate) d: Option<Row>,
-    pub(crate) value: Row,
-    pub(crate) base: Row,
-    pub(crate) at: At,
-}
-
-/// `mma.sync`; f16 accumulators have two registers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mma {
-    pub(crate) input: Half,
-    pub(crate) f16_accumulators: bool,
-    pub(crate) d: [Row; 4],
-    pub(crate) a: [Row; 4],
-    pub(crate) b: [Row; 2],
-    pub(crate) c: [Row; 4],
 }
 
 /// How the kernel accesses the memory of a parameter.

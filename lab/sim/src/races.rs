@@ -4,7 +4,7 @@
 //! the lane's clock. Most are ordered (a thread reading its own write, lanes after a
 //! `bar.warp.sync`); the others become findings.
 
-use crate::async_races::HELP_RELEASE;
+use crate::async_races::{HELP_PHASE, HELP_RELEASE};
 use crate::clock::{ActorId, ActorKind, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
@@ -14,43 +14,76 @@ use crate::registers::lanes;
 use crate::shadow::SharedAccess;
 use crate::warp::Warp;
 
-/// Conflicts of one instruction with another instruction. Lanes are merged.
-struct Clash {
-    kind: FindingKind,
-    other_pc: Option<u32>,
-    other: Option<Actor>,
-    /// Lanes of this instruction.
-    lanes: u32,
-    cell: usize,
-    what: What,
-}
-
+/// How an access conflicts with an earlier one: the kind, the end of the message (`{}` stands for
+/// the earlier access), and the usual fix.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
-    NeverWritten,
-    Wrote,
-    Read,
-    /// A bulk store or a product reads the cell.
-    ReadByAgent,
-    /// A bulk copy writes the cell.
-    Bulk,
-    /// A copy of the same thread that it has not waited for.
-    OwnCopy,
-    /// A copy of another thread; `true` if that thread has waited for it.
-    OthersCopy(bool),
+pub(crate) struct Fault(pub(crate) FindingKind, pub(crate) &'static str, pub(crate) &'static str);
+
+pub(crate) const NEVER_WRITTEN: Fault = Fault(
+    FindingKind::NeverWritten,
+    "was never written",
+    "write it first on every path, then a barrier",
+);
+const WROTE: Fault = Fault(
+    FindingKind::Race,
+    "{} wrote; nothing orders the two accesses",
+    "put a barrier between them; within a warp `sync_warp` is sufficient, a shuffle or a vote is not",
+);
+const READ: Fault = Fault(FindingKind::Race, "{} reads; nothing orders the two accesses", WROTE.2);
+const READ_BY_AGENT: Fault = Fault(
+    FindingKind::Race,
+    "a bulk store or a product of {} may still read",
+    HELP_RELEASE,
+);
+const BULK: Fault = Fault(
+    FindingKind::MissingWait,
+    "a bulk copy of {} fills, without waiting for the copy",
+    HELP_PHASE,
+);
+const OWN_COPY: Fault = Fault(
+    FindingKind::MissingWait,
+    "this thread's own copy fills, without waiting for it",
+    "before the access, close the group (`cp_async_commit`), wait (`cp_async_wait`), then a barrier",
+);
+const OTHERS_COPY: Fault = Fault(
+    FindingKind::MissingWait,
+    "a copy of {} fills; no thread has waited for the copy",
+    OWN_COPY.2,
+);
+const WAITED_COPY: Fault = Fault(
+    FindingKind::MissingWait,
+    "a copy of {} filled; only that thread has waited for the copy, and no barrier followed",
+    "put a barrier between `cp_async_wait` and the access",
+);
+
+/// A conflict of an instruction with another one.
+pub(crate) struct Clash {
+    pub(crate) fault: Fault,
+    /// Lanes of this instruction.
+    pub(crate) lanes: u32,
+    pub(crate) cell: usize,
+    /// The other access: who made it, their name in messages, and the operation.
+    pub(crate) other: Option<(Actor, String, u32)>,
 }
 
+/// Conflicts of one instruction. Lanes with the same conflict are merged.
 #[derive(Default)]
 struct Clashes(Vec<Clash>);
 
 impl Clashes {
     fn add(&mut self, clash: Clash) {
-        let same = |c: &&mut Clash| c.kind == clash.kind && c.other_pc == clash.other_pc && c.what == clash.what;
+        let pc = |clash: &Clash| clash.other.as_ref().map(|other| other.2);
+        let same = |c: &&mut Clash| c.fault == clash.fault && pc(c) == pc(&clash);
         match self.0.iter_mut().find(same) {
             Some(known) => known.lanes |= clash.lanes,
             None => self.0.push(clash),
         }
     }
+}
+
+/// The name of a thread's access in messages.
+pub(crate) fn thread_name(actor: Actor) -> String {
+    format!("warp {} lane {}", actor.warp, actor.lanes.trailing_zeros())
 }
 
 impl Cluster<'_> {
@@ -63,19 +96,19 @@ impl Cluster<'_> {
             for cell in self.shadow.cells(access, lane) {
                 if self.shadow.stamp(cell) == Stamp::NEVER {
                     clashes.add(Clash {
-                        kind: FindingKind::NeverWritten,
-                        other_pc: None,
-                        other: None,
+                        fault: NEVER_WRITTEN,
                         lanes: 1 << lane,
                         cell,
-                        what: What::NeverWritten,
+                        other: None,
                     });
                 } else if let Some(clash) = self.against_writer(warp, lane as u32, cell, collective) {
                     clashes.add(clash);
                 }
             }
         }
-        self.report_clashes(warp, access, clashes, "reads");
+        for clash in clashes.0 {
+            self.report_clash(warp, (access.pc, access.at), clash, "reads");
+        }
     }
 
     #[inline(never)]
@@ -96,17 +129,17 @@ impl Cluster<'_> {
                     && let Some((reader, other_pc, by)) = self.unordered_reader(warp, lane as u32, cell)
                 {
                     clashes.add(Clash {
-                        kind: FindingKind::Race,
-                        other_pc: Some(other_pc),
-                        other: Some(reader),
+                        fault: if by.is_empty() { READ } else { READ_BY_AGENT },
                         lanes: 1 << lane,
                         cell,
-                        what: if by.is_empty() { What::Read } else { What::ReadByAgent },
+                        other: Some((reader, thread_name(reader), other_pc)),
                     });
                 }
             }
         }
-        self.report_clashes(warp, access, clashes, "writes");
+        for clash in clashes.0 {
+            self.report_clash(warp, (access.pc, access.at), clash, "writes");
+        }
     }
 
     /// Checks an access against the last write of its cell.
@@ -144,71 +177,35 @@ impl Cluster<'_> {
         if own && waited {
             return None;
         }
-        let what = match (stamp.is_agent(), own) {
-            (true, _) if stamp.is_bulk() => What::Bulk,
-            (true, true) => What::OwnCopy,
-            (true, false) => What::OthersCopy(waited),
-            (false, _) => What::Wrote,
+        let fault = match (stamp.is_agent(), own) {
+            (true, _) if stamp.is_bulk() => BULK,
+            (true, true) => OWN_COPY,
+            (true, false) if waited => WAITED_COPY,
+            (true, false) => OTHERS_COPY,
+            (false, _) => WROTE,
         };
+        let other = self.name_writer(writer).0;
         Some(Clash {
-            kind: if stamp.is_agent() {
-                FindingKind::MissingWait
-            } else {
-                FindingKind::Race
-            },
-            other_pc: Some(other_pc),
-            other: Some(self.name_writer(writer).0),
+            fault,
             lanes: 1 << lane,
             cell,
-            what,
+            other: Some((other, thread_name(other), other_pc)),
         })
     }
 
-    fn report_clashes(&mut self, warp: &Warp, access: &SharedAccess, clashes: Clashes, does: &str) {
-        for clash in clashes.0 {
-            let (place, mut details) = self.place(warp, access.at, clash.cell, clash.lanes);
-            let other = clash.other.map_or(String::new(), |other| {
-                let lane = other.lanes.trailing_zeros();
-                format!("warp {} lane {lane}", other.warp)
-            });
-            details.message = match clash.what {
-                What::NeverWritten => format!("reads {place}, which was never written"),
-                What::Wrote => format!("{does} {place}, which {other} wrote; nothing orders the two accesses"),
-                What::Read => format!("{does} {place}, which {other} reads; nothing orders the two accesses"),
-                What::ReadByAgent => {
-                    format!("{does} {place}, which a bulk store or a product of {other} may still read")
-                }
-                What::Bulk => {
-                    format!("{does} {place}, which a bulk copy of {other} fills, without waiting for the copy")
-                }
-                What::OwnCopy => {
-                    format!("{does} {place}, which this thread's own copy fills, without waiting for it")
-                }
-                What::OthersCopy(false) => {
-                    format!("{does} {place}, which a copy of {other} fills; no thread has waited for the copy")
-                }
-                What::OthersCopy(true) => format!(
-                    "{does} {place}, which a copy of {other} filled; only that thread has waited for the copy, and no \
-                     barrier followed"
-                ),
-            };
-            details.other = clash.other;
-            details.help = Some(match clash.what {
-                What::NeverWritten => "write it first on every path, then a barrier",
-                What::Wrote | What::Read => {
-                    "put a barrier between them; within a warp `sync_warp` is sufficient, a shuffle or a vote is not"
-                }
-                What::ReadByAgent => HELP_RELEASE,
-                What::Bulk => {
-                    "let every warp that uses the data wait for the mbarrier phase in which the copy completes"
-                }
-                What::OwnCopy | What::OthersCopy(false) => {
-                    "before the access, close the group (`cp_async_commit`), wait (`cp_async_wait`), then a barrier"
-                }
-                What::OthersCopy(true) => "put a barrier between `cp_async_wait` and the access",
-            });
-            self.report(clash.kind, access.pc, clash.other_pc, |_| details);
-        }
+    /// Reports a conflict of an access that `does` something.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn report_clash(&mut self, warp: &Warp, (pc, at): (u32, At), clash: Clash, does: &str) {
+        let Fault(kind, end, help) = clash.fault;
+        let (place, mut details) = self.place(warp, at, clash.cell, clash.lanes);
+        let (other, name, other_pc) = match clash.other {
+            Some((actor, name, pc)) => (Some(actor), name, Some(pc)),
+            None => (None, String::new(), None),
+        };
+        details.message = format!("{does} {place}, which {}", end.replace("{}", &name));
+        (details.other, details.help) = (other, Some(help));
+        self.report(kind, pc, other_pc, |_| details);
     }
 
     /// Reports two lanes of one instruction that write one byte.

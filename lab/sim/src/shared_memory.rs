@@ -1,13 +1,14 @@
 //! Loads and stores of shared memory.
 
-use flashcore_ir::{BufferId, SharedBuffer};
+use flashcore_ir::inst::AtomOp;
+use flashcore_ir::{BufferId, ScalarType, SharedBuffer};
 
 use crate::atomic;
 use crate::clock::{ActorId, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::machine::{RANK_SHIFT, SHARED_BASE};
-use crate::program::{Access, At, Atom};
+use crate::program::{Access, At, Row};
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shadow::{Pattern, SharedAccess};
@@ -33,15 +34,9 @@ impl<'m> Cluster<'m> {
         at: At,
         bytes: u32,
     ) -> SharedAccess {
-        let mut access = SharedAccess {
-            pc,
-            at,
-            bytes,
-            mask: 0,
-            offsets: [0; 32],
-        };
+        let (mut offsets, mut good) = ([0; 32], 0);
         if at.remote {
-            self.remote_offsets(mask, base, &mut access);
+            (offsets, good) = self.remote_offsets(mask, base, at, bytes);
         } else {
             let buffer = self.shared_buffer(at);
             let start = warp.shared_start.wrapping_sub(at.offset as u32);
@@ -50,34 +45,40 @@ impl<'m> Cluster<'m> {
             if let Some(last) = buffer.bytes.checked_sub(bytes) {
                 for lane in 0..32 {
                     let offset = base[lane].wrapping_sub(start);
-                    access.offsets[lane] = offset;
+                    offsets[lane] = offset;
                     let within = offset.wrapping_sub(first) <= last;
-                    access.mask |= ((within & (offset & (bytes - 1) == 0)) as u32) << lane;
+                    good |= ((within & (offset & (bytes - 1) == 0)) as u32) << lane;
                 }
             }
         }
-        if mask & !access.mask != 0 {
-            self.refuse_shared(warp, pc, mask & !access.mask, base, at, bytes);
+        if mask & !good != 0 {
+            self.refuse_shared(warp, pc, mask & !good, base, at, bytes);
         }
-        access.mask &= mask;
-        access
+        SharedAccess {
+            pc,
+            at,
+            bytes,
+            mask: mask & good,
+            offsets,
+        }
     }
 
-    /// Sets offsets and mask of an access whose addresses have a block rank.
+    /// Offsets and valid lanes of an access whose addresses have a block rank.
     #[inline(never)]
-    fn remote_offsets(&self, mask: u32, base: &[u32; 32], access: &mut SharedAccess) {
-        let (at, bytes) = (access.at, access.bytes);
+    fn remote_offsets(&self, mask: u32, base: &[u32; 32], at: At, bytes: u32) -> ([u32; 32], u32) {
         let buffer = self.shared_buffer(at);
+        let (mut offsets, mut good) = ([0; 32], 0);
         for lane in lanes(mask) {
             let address = base[lane].wrapping_add(at.offset as u32);
             let rank = (address >> RANK_SHIFT) as usize;
             let within = (address & ((1 << RANK_SHIFT) - 1)).wrapping_sub(SHARED_BASE);
             let inside = within >= buffer.offset && within.wrapping_add(bytes) <= buffer.offset + buffer.bytes;
             if rank < self.machine.blocks && inside && within & (bytes - 1) == 0 {
-                access.offsets[lane] = within + rank as u32 * self.machine.shared_bytes;
-                access.mask |= 1 << lane;
+                offsets[lane] = within + rank as u32 * self.machine.shared_bytes;
+                good |= 1 << lane;
             }
         }
+        (offsets, good)
     }
 
     /// Records accesses to other blocks' memory.
@@ -143,10 +144,10 @@ impl<'m> Cluster<'m> {
     }
 
     #[inline(always)]
-    pub(crate) fn load_shared(&mut self, warp: &mut Warp, pc: u32, load: Access) {
+    pub(crate) fn load_shared(&mut self, warp: &mut Warp, pc: u32, load: Access<'_>) {
         let base = *warp.registers.get(&self.machine.constants, load.base);
         let active = warp.active;
-        let access = self.shared_access(warp, pc, active, &base, load.at, load.width.bytes());
+        let access = self.shared_access(warp, pc, active, &base, load.at, load.bytes());
         if access.mask == 0 {
             return;
         }
@@ -158,10 +159,10 @@ impl<'m> Cluster<'m> {
             self.check_reads(warp, &access, false);
         }
         self.count_shared(warp.index, &access);
-        let count = usize::from(load.width.count);
+        let count = load.regs.len();
         let (mask, offsets) = (access.mask, &access.offsets);
-        match load.width.log_bytes {
-            2 => {
+        match load.size {
+            4 => {
                 let mut value = [[POISON; 32]; 4];
                 match pattern {
                     Pattern::Contiguous => {
@@ -188,12 +189,12 @@ impl<'m> Cluster<'m> {
                         }
                     }
                 }
-                for (&d, value) in load.regs.iter().zip(&value).take(count) {
+                for (&d, value) in load.regs.iter().zip(&value) {
                     warp.registers.set(d, active, value);
                 }
             }
-            1 => {
-                for (i, &d) in load.regs.iter().enumerate().take(count) {
+            2 => {
+                for (i, &d) in load.regs.iter().enumerate() {
                     let mut value = [POISON & 0xffff; 32];
                     for lane in lanes(mask) {
                         let byte = offsets[lane] as usize + 2 * i;
@@ -203,7 +204,7 @@ impl<'m> Cluster<'m> {
                 }
             }
             _ => {
-                for (i, &d) in load.regs.iter().enumerate().take(count) {
+                for (i, &d) in load.regs.iter().enumerate() {
                     let mut value = [u64::from(POISON); 32];
                     for lane in lanes(mask) {
                         let word = offsets[lane] as usize / 4 + 2 * i;
@@ -216,10 +217,10 @@ impl<'m> Cluster<'m> {
     }
 
     #[inline(always)]
-    pub(crate) fn store_shared(&mut self, warp: &mut Warp, pc: u32, store: Access) {
+    pub(crate) fn store_shared(&mut self, warp: &mut Warp, pc: u32, store: Access<'_>) {
         let constants = &self.machine.constants;
         let base = *warp.registers.get(constants, store.base);
-        let access = self.shared_access(warp, pc, warp.active, &base, store.at, store.width.bytes());
+        let access = self.shared_access(warp, pc, warp.active, &base, store.at, store.bytes());
         if access.mask == 0 {
             return;
         }
@@ -229,10 +230,10 @@ impl<'m> Cluster<'m> {
         let pattern = access.pattern_of_writes();
         self.write_shadow(warp, &access, pattern, (WriterKind::Thread, 32 * warp.index as ActorId));
         self.count_shared(warp.index, &access);
-        let count = usize::from(store.width.count);
-        for (i, &s) in store.regs.iter().enumerate().take(count) {
-            match store.width.log_bytes {
-                2 => {
+        let count = store.regs.len();
+        for (i, &s) in store.regs.iter().enumerate() {
+            match store.size {
+                4 => {
                     let value: &[u32; 32] = warp.registers.get(constants, s);
                     if pattern == Pattern::Contiguous {
                         let first = access.offsets[0] as usize / 4;
@@ -246,7 +247,7 @@ impl<'m> Cluster<'m> {
                         }
                     }
                 }
-                1 => {
+                2 => {
                     let value: &[u32; 32] = warp.registers.get(constants, s);
                     for lane in lanes(access.mask) {
                         self.store_half(access.offsets[lane] + 2 * i as u32, value[lane]);
@@ -291,13 +292,20 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Read-modify-write, lane by lane.
-    pub(crate) fn atomic_shared(&mut self, warp: &mut Warp, pc: u32, atom: Atom) {
+    /// Read-modify-write, lane by lane. Returns the old values.
+    pub(crate) fn atomic_shared(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (op, ty): (AtomOp, ScalarType),
+        at: At,
+        (base, value): (Row, Row),
+    ) -> [u32; 32] {
         let constants = &self.machine.constants;
-        let base = *warp.registers.get(constants, atom.base);
-        let value: [u32; 32] = *warp.registers.get(constants, atom.value);
-        let access = self.shared_access(warp, pc, warp.active, &base, atom.at, 4);
-        if atom.at.remote {
+        let base = *warp.registers.get(constants, base);
+        let value: [u32; 32] = *warp.registers.get(constants, value);
+        let access = self.shared_access(warp, pc, warp.active, &base, at, 4);
+        if at.remote {
             self.note_remotes(warp, &access, true);
         }
         self.check_writes(warp, &access, WriterKind::Atomic);
@@ -307,10 +315,8 @@ impl<'m> Cluster<'m> {
         for lane in lanes(access.mask) {
             let word = &mut self.words[access.offsets[lane] as usize / 4];
             old[lane] = *word;
-            *word = atomic::apply(atom.op, atom.ty, *word, value[lane]);
+            *word = atomic::apply(op, ty, *word, value[lane]);
         }
-        if let Some(d) = atom.d {
-            warp.registers.set(d, warp.active, &old);
-        }
+        old
     }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use flashcore_ir::fragment::{
     FragmentLayout, LDMATRIX, MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F16, MMA_M16N8_ACC_F32,
 };
-use flashcore_ir::inst::WgmmaInput;
+use flashcore_ir::inst::{MmaAcc, MmaInput, WgmmaInput};
 use flashcore_ir::wgmma::{WGMMA_M64K16_A, WGMMA_M64K32_A};
 use flashcore_ir::{Operand, Reg};
 
@@ -15,7 +15,7 @@ use crate::clock::WriterKind;
 use crate::cluster::Cluster;
 use crate::float::{bf16_to_f32, e4m3_to_f32, f, f16_to_f32, f64_to_f16, result};
 use crate::machine::Machine;
-use crate::program::{Half, Matrix, Mma, Row};
+use crate::program::{At, Half, OPERANDS, Row};
 use crate::registers::{Constants, FULL, Registers, lanes};
 use crate::shadow::{Pattern, SharedAccess};
 use crate::shared_memory::POISON;
@@ -94,45 +94,59 @@ fn hopper_product(sum: HopperSum, a: &[f64; 256], b: &[f64; 128], acc: &mut [f64
 
 /// `mma.sync`. Sums are rounded once at the end to the accumulator's type.
 #[inline(always)]
-pub(crate) fn mma(r: &mut Registers, k: &Constants, sums: TensorSums, mma: Mma) {
-    let a = operand::<256>(r, k, &mma.a, &A, mma.input);
-    let b = operand::<128>(r, k, &mma.b, &B, mma.input);
-    let mut acc = [0.0; 128];
-    if mma.f16_accumulators {
-        acc = operand(r, k, &mma.c[..2], &ACC_F16, Half::F16);
-    } else {
-        for (places, &row) in ACC_F32.0.iter().zip(&mma.c) {
-            let bits: &[u32; 32] = r.get(k, row);
-            for lane in 0..32 {
-                acc[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
+pub(crate) fn mma(
+    r: &mut Registers,
+    k: &Constants,
+    sums: TensorSums,
+    (input, acc): (MmaInput, MmaAcc),
+    rows: &[Row; OPERANDS],
+) {
+    let (ty, of_hopper) = match (input, acc) {
+        (MmaInput::F16, MmaAcc::F16) => (Half::F16, HopperSum::halves()),
+        (MmaInput::F16, MmaAcc::F32) => (Half::F16, HopperSum::of(WgmmaInput::F16)),
+        (MmaInput::BF16, _) => (Half::BF16, HopperSum::of(WgmmaInput::BF16)),
+    };
+    let hopper = (sums == TensorSums::Hopper).then_some(of_hopper);
+    // f16 accumulators have two registers.
+    let (d, rest) = rows.split_at(if acc == MmaAcc::F16 { 2 } else { 4 });
+    let a = operand::<256>(r, k, &rest[..4], &A, ty);
+    let b = operand::<128>(r, k, &rest[4..6], &B, ty);
+    let c = &rest[6..6 + d.len()];
+    let mut sum = [0.0; 128];
+    match acc {
+        MmaAcc::F16 => sum = operand(r, k, c, &ACC_F16, Half::F16),
+        MmaAcc::F32 => {
+            for (places, &row) in ACC_F32.0.iter().zip(c) {
+                let bits: &[u32; 32] = r.get(k, row);
+                for lane in 0..32 {
+                    sum[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
+                }
             }
         }
     }
-    let hopper = (sums == TensorSums::Hopper).then(|| match mma.input {
-        Half::F16 if mma.f16_accumulators => HopperSum::halves(),
-        Half::F16 => HopperSum::of(WgmmaInput::F16),
-        Half::BF16 => HopperSum::of(WgmmaInput::BF16),
-    });
     match hopper {
-        Some(sum) => hopper_product(sum, &a, &b, &mut acc),
-        None => product(&a, &b, &mut acc),
+        Some(hopper) => hopper_product(hopper, &a, &b, &mut sum),
+        None => product(&a, &b, &mut sum),
     }
-    if mma.f16_accumulators {
-        for (places, &row) in ACC_F16.0.chunks_exact(2).zip(&mma.d) {
-            let half = |place: u16| {
-                let sum = acc[usize::from(place) % 128];
-                hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
-            };
-            let bits = std::array::from_fn(|lane| half(places[0][lane]) | half(places[1][lane]) << 16);
-            r.set::<u32>(row, FULL, &bits);
-        }
-    } else {
-        for (places, &row) in ACC_F32.0.iter().zip(&mma.d) {
-            let mut bits = [0; 32];
-            for lane in 0..32 {
-                bits[lane] = rounded(acc[usize::from(places[lane]) % 128], hopper);
+    match acc {
+        MmaAcc::F16 => {
+            for (places, &row) in ACC_F16.0.chunks_exact(2).zip(d) {
+                let half = |place: u16| {
+                    let sum = sum[usize::from(place) % 128];
+                    hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
+                };
+                let bits = std::array::from_fn(|lane| half(places[0][lane]) | half(places[1][lane]) << 16);
+                r.set::<u32>(row, FULL, &bits);
             }
-            r.set(row, FULL, &bits);
+        }
+        MmaAcc::F32 => {
+            for (places, &row) in ACC_F32.0.iter().zip(d) {
+                let mut bits = [0; 32];
+                for lane in 0..32 {
+                    bits[lane] = rounded(sum[usize::from(places[lane]) % 128], hopper);
+                }
+                r.set(row, FULL, &bits);
+            }
         }
     }
 }
@@ -249,25 +263,25 @@ fn multiply_rows(multiply: Multiply<'_>) {
 }
 
 impl Cluster<'_> {
-    /// The rows of 8×8 matrices that lanes 0–7, 8–15, … address.
-    fn matrix_rows(&mut self, warp: &Warp, pc: u32, matrix: &Matrix) -> SharedAccess {
-        let base = *warp.registers.get(&self.machine.constants, matrix.base);
-        let addressing = u32::MAX >> (32 - 8 * u32::from(matrix.count));
-        self.shared_access(warp, pc, addressing & warp.active, &base, matrix.at, 16)
+    /// The rows of `count` 8×8 matrices, which lanes 0–7, 8–15, … address.
+    fn matrix_rows(&mut self, warp: &Warp, pc: u32, (base, at): (Row, At), count: usize) -> SharedAccess {
+        let base = *warp.registers.get(&self.machine.constants, base);
+        let addressing = u32::MAX >> (32 - 8 * count);
+        self.shared_access(warp, pc, addressing & warp.active, &base, at, 16)
     }
 
     /// `stmatrix`.
-    pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, matrix: Matrix) {
+    pub(crate) fn store_matrix(&mut self, warp: &mut Warp, pc: u32, regs: &[Row], transposed: bool, to: (Row, At)) {
         self.check_members(warp, pc, FULL, "stmatrix");
-        let access = self.matrix_rows(warp, pc, &matrix);
+        let access = self.matrix_rows(warp, pc, to, regs.len());
         // The lane that addresses a row counts as its writer.
         let actor = (WriterKind::Thread, 32 * warp.index as u32);
         self.write_shadow(warp, &access, Pattern::Scattered, actor);
         self.count_shared(warp.index, &access);
-        for (i, &s) in matrix.regs.iter().enumerate().take(usize::from(matrix.count)) {
+        for (i, &s) in regs.iter().enumerate() {
             let bits: [u32; 32] = *warp.registers.get(&self.machine.constants, s);
             for (lane, _, element, row, col) in LDMATRIX.elements() {
-                let (row, col) = if matrix.transposed { (col, row) } else { (row, col) };
+                let (row, col) = if transposed { (col, row) } else { (row, col) };
                 let lane_of_row = 8 * i + row as usize;
                 if access.mask >> lane_of_row & 1 != 0 {
                     self.store_half(
@@ -280,14 +294,14 @@ impl Cluster<'_> {
     }
 
     /// `ldmatrix`.
-    pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, matrix: Matrix) {
+    pub(crate) fn load_matrix(&mut self, warp: &mut Warp, pc: u32, regs: &[Row], transposed: bool, from: (Row, At)) {
         self.check_members(warp, pc, FULL, "ldmatrix");
-        let access = self.matrix_rows(warp, pc, &matrix);
+        let access = self.matrix_rows(warp, pc, from, regs.len());
         if access.mask != 0 && !self.shadow.read(&warp.who(pc), &access, Pattern::Scattered) {
             self.check_reads(warp, &access, true);
         }
         self.count_shared(warp.index, &access);
-        for (i, &d) in matrix.regs.iter().enumerate().take(usize::from(matrix.count)) {
+        for (i, &d) in regs.iter().enumerate() {
             // The matrix in memory order: 8 rows of 8 elements.
             let mut elements = [POISON & 0xffff; 64];
             for row in lanes(access.mask >> (8 * i) & 0xff) {
@@ -299,11 +313,7 @@ impl Cluster<'_> {
             }
             let mut value = [0u32; 32];
             for (lane, _, element, row, col) in LDMATRIX.elements() {
-                let place = if matrix.transposed {
-                    8 * col + row
-                } else {
-                    8 * row + col
-                };
+                let place = if transposed { 8 * col + row } else { 8 * row + col };
                 value[lane as usize] |= elements[place as usize] << (16 * element);
             }
             warp.registers.set(d, warp.active, &value);

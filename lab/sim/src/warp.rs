@@ -5,7 +5,7 @@ use std::rc::Rc;
 use flashcore_ir::Operand;
 
 use crate::async_state::AsyncState;
-use crate::clock::{Clock, Epoch, Limits};
+use crate::clock::{ActorId, Clock, Epoch, Limits};
 use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers, Word};
 use crate::shadow::Who;
@@ -82,6 +82,37 @@ pub(crate) struct Warp {
     limits: Limits,
 }
 
+/// A lane that executes an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Lane<'w> {
+    pub(crate) warp: &'w Warp,
+    pub(crate) pc: u32,
+    pub(crate) lane: usize,
+}
+
+impl<'w> Lane<'w> {
+    /// The number of its thread, which is that of its actor.
+    pub(crate) fn thread(self) -> ActorId {
+        (32 * self.warp.index + self.lane) as ActorId
+    }
+
+    pub(crate) fn bit(self) -> u32 {
+        1 << self.lane
+    }
+
+    pub(crate) fn clock(self) -> &'w Clock {
+        self.warp.clock(self.lane as u32)
+    }
+
+    /// The value of an operand.
+    pub(crate) fn value<T: Word>(self, machine: &Machine<'_>, operand: Operand) -> T {
+        match operand {
+            Operand::Reg(reg) => self.warp.registers.own::<T>(machine.program.rows.row(reg))[self.lane],
+            Operand::Imm(bits) => T::from_bits(bits),
+        }
+    }
+}
+
 impl Warp {
     pub(crate) fn new(machine: &Machine<'_>, index: usize, epoch: Epoch) -> Warp {
         let clock = Clock::new(machine.actors, machine.program.uses_async_proxy, epoch - 1);
@@ -118,6 +149,10 @@ impl Warp {
             Operand::Reg(reg) => *self.registers.own(machine.program.rows.row(reg)),
             Operand::Imm(bits) => [T::from_bits(bits); 32],
         }
+    }
+
+    pub(crate) fn lane(&self, pc: u32, lane: usize) -> Lane<'_> {
+        Lane { warp: self, pc, lane }
     }
 
     #[inline(always)]
