@@ -53,20 +53,12 @@ impl Answer {
             let text = format!("{median} median, 80 % of runs from {low} to {high}; {rate}");
             page.field("time", text);
         }
-        if let Some(predicted) = predicted {
-            page.field("predicted", predicted);
-        }
+        page.fields("predicted", predicted);
         page.field("device", machine::line_of(&self.device));
         page.field("kernel", self.plan.kernel());
-        if self.plan.row().is_some() {
-            page.field("because", self.plan.why());
-        }
-        if let Some((_, method)) = &self.time {
-            page.field("measured", method);
-        }
-        for note in &self.notes {
-            page.field("note", note);
-        }
+        page.fields("because", self.plan.row().map(|_| self.plan.why()));
+        page.fields("measured", self.time.as_ref().map(|(_, method)| method));
+        page.fields("note", &self.notes);
     }
 
     pub(crate) fn json(&self, problem: &Problem) -> Value {

@@ -134,9 +134,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         return Ok(simulated::outcome(&report));
     }
     let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} for {}", card.title()));
-    if let Some(mutation) = &planted {
-        page.field("planted", mutation);
-    }
+    page.fields("planted", &planted);
     simulated::add(&mut page, &report);
     if args.memory {
         memory::add_table(&mut page, &report.memory);

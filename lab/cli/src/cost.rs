@@ -1,17 +1,14 @@
 //! The predicted time of a plan on a card, and the resource that binds it.
 
-use std::path::{Path, PathBuf};
-
 use flashcore::{DType, DeviceInfo, Problem};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
-use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, roofline};
+use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction};
 use flashcore_ir::Profile;
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
 use crate::args::Card;
-use crate::failure::Failure;
 use crate::machine;
 use crate::style::{self, HEAD, Page, micros};
 
@@ -144,14 +141,4 @@ pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Value {
     value["unknown"] = json!(outcome.as_ref().err());
     value["reports"] = json!(reports);
     value
-}
-
-/// Draws the prediction into a folder, which is created if necessary, and returns the file.
-pub(crate) fn draw(prediction: &Prediction, plan: &Plan, problem: &Problem, folder: &Path) -> Result<PathBuf, Failure> {
-    let file = folder.join(format!("roofline-{}.svg", prediction.profile));
-    let title = format!("{problem} · {} · {}", plan.config, prediction.profile);
-    let failed = |error| Failure::failed(format!("cannot make {}: {error}", folder.display()));
-    std::fs::create_dir_all(folder).map_err(failed)?;
-    style::write(&file, roofline::svg(prediction, &title))?;
-    Ok(file)
 }

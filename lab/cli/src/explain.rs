@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use flashcore::{Plans, Problem};
 use flashcore_bench::micro::DeviceRates;
+use flashcore_check::cost::{Prediction, roofline};
 use flashcore_check::registers::{self, Registers};
 use flashcore_check::saves::{Saving, savings};
 use flashcore_check::{CheckOptions, log_of, pictures};
@@ -109,10 +110,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
     let predicted = cost::predict(&choice.plan, card, &registers, measured.as_ref());
     let drawn = match (&args.svg, &predicted) {
         (None, _) => Vec::new(),
-        (Some(folder), Ok(prediction)) => {
-            let roofline = cost::draw(prediction, &choice.plan, &problem, folder)?;
-            [vec![roofline], draw(&choice.plan, &problem, folder)?].concat()
-        }
+        (Some(folder), Ok(prediction)) => draw(prediction, &choice.plan, &problem, folder)?,
         (Some(_), Err(why)) => return Err(Failure::failed(format!("there is no prediction to draw: {why}"))),
     };
     let savings = match (args.saves, card.profile) {
@@ -151,26 +149,30 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         if let Some((bytes, savings)) = &savings {
             add_savings(&mut page, savings, *bytes);
         }
-        for picture in &drawn {
-            page.field("picture", picture.display());
-        }
+        page.fields("picture", drawn.iter().map(|picture| picture.display()));
         page
     });
     Ok(Outcome::of(is_clean))
 }
 
-/// Draws a simulated block of the plan's first kernel, and returns the files.
-fn draw(plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+/// Draws the prediction and a simulated block of the plan's first kernel into a folder, which is created if
+/// necessary, and returns the files.
+fn draw(prediction: &Prediction, plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let failed = |error| Failure::failed(format!("cannot make {}: {error}", folder.display()));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let card = prediction.profile;
     let log = log_of(plan, &CheckOptions::default(), memory::LOGGED).map_err(Failure::failed)?;
     let ledger = plan.main.kernel.ledger();
     let title = format!("{problem} · {}", plan.config);
+    let roofline = roofline::svg(prediction, &format!("{title} · {card}"));
     let mut drawn = vec![
-        ("memory.svg", pictures::memory_map(ledger, &log, &title)),
-        ("schedule.svg", pictures::schedule(&log, &title)),
+        (format!("roofline-{card}.svg"), roofline),
+        ("memory.svg".to_string(), pictures::memory_map(ledger, &log, &title)),
+        ("schedule.svg".to_string(), pictures::schedule(&log, &title)),
     ];
     // A kernel without shared memory has no banks.
-    drawn.extend(pictures::banks(ledger, &log, &title).map(|svg| ("banks.svg", svg)));
-    let write = |(name, svg)| {
+    drawn.extend(pictures::banks(ledger, &log, &title).map(|svg| ("banks.svg".to_string(), svg)));
+    let write = |(name, svg): (String, String)| {
         let path = folder.join(name);
         style::write(&path, svg).map(|()| path)
     };
@@ -254,19 +256,19 @@ impl Explained<'_> {
 
     fn add(&self, page: &mut Page, card: Card) {
         self.add_launch(page, &card.chip.target.limits());
-        for refusal in &self.refusals {
-            page.field("refused", refusal);
-        }
+        page.fields("refused", &self.refusals);
         page.line(format_args!("\n{HEAD}Shared memory{HEAD:#}"));
         for line in self.step.kernel.ledger().to_string().lines() {
             page.line(format_args!("  {}", line.trim_end()));
         }
         page.line(format_args!("\n{HEAD}Registers{HEAD:#}"));
         let registers = match &self.registers {
-            Ok(found) if found.spilled_bytes == 0 => format!("{} a thread ({})", found.per_thread, found.compiler),
             Ok(found) => {
-                let (registers, compiler, spilled) = (found.per_thread, &found.compiler, found.spilled_bytes);
-                format!("{registers} a thread ({compiler}), {spilled} B spilled to local memory")
+                let spills = match found.spilled_bytes {
+                    0 => String::new(),
+                    bytes => format!(", {bytes} B spilled to local memory"),
+                };
+                format!("{} a thread ({}){spills}", found.per_thread, found.compiler)
             }
             Err(why) => why.to_string(),
         };
@@ -372,9 +374,7 @@ fn add_plan(page: &mut Page, problem: &Problem, choice: &Choice, plans: &Plans) 
         let tables = simulated::names(plans).join(", nor in ");
         page.field("plans", format_args!("no row for this problem in {tables}"));
     }
-    for note in plans.notes() {
-        page.field("note", note);
-    }
+    page.fields("note", plans.notes());
 }
 
 fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> {
@@ -391,8 +391,12 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, p
     let kernel = |config: Config, refusal: Option<String>| json!({ "kernel": config.to_string(), "refusal": refusal });
     let considered = choice.considered.iter();
     let considered = considered.map(|other| kernel(other.config, other.refusal.as_ref().map(ToString::to_string)));
-    let configs = args.all.then(|| every_config(problem, card).into_iter());
-    let configs = configs.map(|all| all.map(|(config, refusal)| kernel(config, refusal)).collect::<Vec<_>>());
+    let every = || every_config(problem, card).into_iter();
+    let configs = args.all.then(|| {
+        every()
+            .map(|(config, refusal)| kernel(config, refusal))
+            .collect::<Vec<_>>()
+    });
     let rows = plans.rows(problem);
     let row = choice.suggestion.and_then(|place| rows.get(place));
     let row = row.map(|found| json!({ "table": found.table, "number": found.number, "row": found.row }));

@@ -7,31 +7,9 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::style::{CODE, DIM, HEAD, Page};
 
-fn families() -> [Family; 5] {
-    [
-        Family::mma(),
-        Family::wgmma(),
-        Family::scalar(),
-        Family::ladder(),
-        Family::cpu(),
-    ]
-}
-
-/// The name and value of a lever.
-type LeverValue = (&'static str, String);
-
-/// The family of an id, and the name and value of each of its levers.
-fn read(id: &str) -> Result<(Family, Vec<LeverValue>), Failure> {
-    let name = id.split('/').next();
-    let family = families().into_iter().find(|family| name == Some(family.name));
-    let values = family.as_ref().map(|family| family.values(id)).unwrap_or_default();
-    family
-        .filter(|_| !values.is_empty())
-        .map(|family| (family, values))
-        .ok_or_else(|| {
-            Failure::usage(format!("no kernel is named `{id}`"))
-                .help("`flashcore list levers` explains ids, `flashcore list kernels` shows some")
-        })
+fn family_of(id: &str) -> Option<Family> {
+    let mut families = Family::all().into_iter();
+    families.find(|family| !family.values(id).is_empty())
 }
 
 /// The parts of an id that a lever writes.
@@ -45,23 +23,26 @@ fn parts_of<'i>(id: &'i str, lever: &LeverInfo) -> Vec<&'i str> {
 pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     let Some(id) = kernel else {
         let mut page = Page::default();
-        for (index, family) in families().iter().enumerate() {
+        let families = Family::all();
+        for (index, family) in families.iter().enumerate() {
             page.add(if index > 0 { "\n" } else { "" });
             add_family(&mut page, family);
         }
-        let all = families().into_iter();
+        let all = families.iter();
         let all = all.map(|family| json!({ "family": family.name, "levers": family.levers }));
         return Ok((page, all.collect()));
     };
-    let (family, values) = read(id)?;
+    let Some(family) = family_of(id) else {
+        return Err(Failure::usage(format!("no kernel is named `{id}`"))
+            .help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"));
+    };
     let mut page = Page::new(format_args!("{HEAD}{id}{HEAD:#}"));
     let mut levers = Vec::new();
-    for (lever, (name, value)) in family.levers.iter().zip(values) {
+    for (lever, (name, value)) in family.levers.iter().zip(family.values(id)) {
         let parts = parts_of(id, lever);
-        let label = if parts.is_empty() {
-            "(none)".to_string()
-        } else {
-            parts.join(" ")
+        let label = match parts.is_empty() {
+            true => "(none)".to_string(),
+            false => parts.join(" "),
         };
         page.field(&label, format_args!("{name}: {value} {DIM}· {}{DIM:#}", lever.meaning));
         levers.push(json!({ "lever": name, "value": value, "parts": parts, "meaning": lever.meaning }));
@@ -130,7 +111,7 @@ mod tests {
     #[test]
     fn every_default_and_listed_kernel_is_explained_in_full() {
         for id in crate::kernels::all() {
-            let (family, _) = read(&id).unwrap();
+            let family = family_of(&id).unwrap();
             let mut explained: Vec<&str> = family.levers.iter().flat_map(|lever| parts_of(&id, lever)).collect();
             explained.sort_unstable();
             let mut parts = id_parts(&id);

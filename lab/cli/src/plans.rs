@@ -143,9 +143,7 @@ fn show(as_json: bool) -> Result<Outcome, Failure> {
                 "" => page.field("chosen by", "heuristics; there is no table for it"),
                 tables => page.field("chosen by", format_args!("{tables}, then heuristics")),
             }
-            for note in &used.notes {
-                page.field("note", note);
-            }
+            page.fields("note", &used.notes);
         }
         if !setting.is_empty() {
             page.field("pinned", format_args!("{PLANS_VARIABLE}={setting}"));

@@ -99,26 +99,15 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         dram: args.goal_dram,
         tensor: args.goal_tensor,
     };
-    for (flag, goal) in [
-        ("--goal-sm", goals.sm),
-        ("--goal-dram", goals.dram),
-        ("--goal-tensor", goals.tensor),
-    ] {
+    for (name, goal) in [("sm", goals.sm), ("dram", goals.dram), ("tensor", goals.tensor)] {
         if !(0.0..=100.0).contains(&goal) {
-            return Err(Failure::usage(format!(
-                "{flag} {goal} is not a share: give per cent from 0 to 100"
-            )));
+            let why = format!("--goal-{name} {goal} is not a share: give per cent from 0 to 100");
+            return Err(Failure::usage(why));
         }
     }
     if let Some(file) = &args.from {
-        let profiled = read(file)?;
-        show(
-            args,
-            &profiled,
-            &goals,
-            &format!("counters of {}", file.display()),
-            None,
-        );
+        let title = format!("counters of {}", file.display());
+        show(args, &read(file)?, &goals, &title, None);
         return Ok(Outcome::Clean);
     }
     if let Some(text) = &args.launch {
@@ -128,19 +117,15 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     let device = machine::device(&args.device)?;
     let (card, chosen) = plans(args, &problem, &device)?;
     let mut profiled = Vec::new();
-    let mut missing = match &device {
-        Device::Cpu => Some("the device is the CPU".to_string()),
-        Device::Cuda(_) => None,
-    };
-    let ncu = match missing {
-        Some(_) => None,
-        None => Ncu::find().map_err(|error| missing = Some(error.to_string())).ok(),
+    let ncu = match &device {
+        Device::Cpu => Err("the device is the CPU".to_string()),
+        Device::Cuda(_) => Ncu::find().map_err(|error| error.to_string()),
     };
     for plan in &chosen {
         let registers: Vec<Option<u32>> = plan.steps().map(|_| None).collect();
         let prediction = Some(cost::predict(plan, card, &registers, cost::kept_rates(card).as_ref()));
         let label = plan.config.to_string();
-        let Some(ncu) = &ncu else {
+        let Ok(ncu) = &ncu else {
             profiled.push(Profiled {
                 label,
                 counters: None,
@@ -167,21 +152,16 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
             prediction: None,
         }));
     }
-    let source = match (&ncu, &missing) {
-        (Some(ncu), _) => format!("counters by ncu {}, one launch, caches warm", ncu.version),
-        (None, why) => format!("predicted only ({})", why.as_deref().unwrap_or("no counters")),
+    let source = match &ncu {
+        Ok(ncu) => format!("counters by ncu {}, one launch, caches warm", ncu.version),
+        Err(why) => format!("predicted only ({why})"),
     };
     let identity = match &device {
         Device::Cuda(context) => Some(RunIdentity::now(DeviceIdentity::cuda(context.info()))),
         Device::Cpu => None,
     };
-    show(
-        args,
-        &profiled,
-        &goals,
-        &format!("{problem} on {}\n{source}", card.title()),
-        identity,
-    );
+    let title = format!("{problem} on {}\n{source}", card.title());
+    show(args, &profiled, &goals, &title, identity);
     Ok(Outcome::Clean)
 }
 
@@ -328,9 +308,7 @@ impl Profiled {
         }
         let (measured, predicted) = (time(measured), time(predicted));
         page.line(format_args!("  {:<24}{measured:>12}{predicted:>12}", "time"));
-        if let Some(why) = self.why_unpredicted() {
-            page.field("predicted", format!("not: {why}"));
-        }
+        page.fields("predicted", self.why_unpredicted().map(|why| format!("not: {why}")));
         let Some(counters) = counters else { return };
         let whole = |key: &str| {
             counters

@@ -67,6 +67,11 @@ impl Page {
         }
     }
 
+    /// Adds a field for each of these.
+    pub(crate) fn fields(&mut self, label: &str, texts: impl IntoIterator<Item: Display>) {
+        texts.into_iter().for_each(|text| self.field(label, text));
+    }
+
     pub(crate) fn print(&self) {
         print(&self.0);
     }

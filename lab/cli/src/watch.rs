@@ -145,9 +145,8 @@ fn show_numerics(plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<O
                 _ => "O",
             };
             page.field(label, format_args!("{}: {}", stage.stage, stage.gate));
-            for first in [&stage.first_nan, &stage.first_infinity].into_iter().flatten() {
-                page.field("", first_text(first));
-            }
+            let firsts = [&stage.first_nan, &stage.first_infinity].into_iter().flatten();
+            page.fields("", firsts.map(first_text));
         }
         page
     });

@@ -22,8 +22,7 @@ pub struct Board {
     /// The kernel that every row of the finalists' outputs was compared with, if any.
     pub witness: Option<String>,
     /// Whether the times are from the finals. Otherwise they are the search's, and why.
-    #[serde(with = "plain")]
-    pub head_to_head: Result<(), String>,
+    pub head_to_head: Check,
     /// Whether a kernel can win only if the simulator finds nothing: on GPUs.
     pub simulates: bool,
     /// The config to use: the best that is faster than the first by the gain that counts, else the
@@ -51,8 +50,7 @@ pub struct BoardRow {
     /// Verdict on the ratio, as in the search.
     pub verdict: Option<Verdict>,
     /// The simulator's finding on small problems, or that there is none. `None` if it did not run.
-    #[serde(with = "plain::option")]
-    pub simulated: Option<Result<(), String>>,
+    pub simulated: Option<Check>,
 }
 
 /// A finalist that failed in the finals.
@@ -67,7 +65,6 @@ pub struct Struck {
 }
 
 impl Board {
-    /// A board without rows.
     pub(crate) fn new(start: &str, start_failed: Option<String>, simulates: bool, gain: f64) -> Board {
         Board {
             start: start.to_string(),
@@ -76,7 +73,7 @@ impl Board {
             rows: Vec::new(),
             struck: Vec::new(),
             witness: None,
-            head_to_head: Ok(()),
+            head_to_head: Ok(()).into(),
             simulates,
             winner: None,
             gain,
@@ -124,7 +121,7 @@ impl Board {
             })
         });
         self.rows = rows.collect();
-        self.head_to_head = Err(why);
+        self.head_to_head = Err(why).into();
         self.elect();
         self
     }
@@ -142,7 +139,7 @@ impl Board {
     pub(crate) fn unconfirmed(&self) -> Option<&str> {
         let winner = self.winner.as_deref().filter(|winner| *winner != self.against)?;
         let row = self.rows.iter().find(|row| row.id == winner)?;
-        (self.head_to_head.is_ok() && row.first_ratio.is_none()).then_some(winner)
+        (self.head_to_head.ok && row.first_ratio.is_none()).then_some(winner)
     }
 
     /// Records a row's second ratio and elects again. Without a ratio the row has no gain.
@@ -179,10 +176,7 @@ impl Board {
     }
 
     fn is_clean(&self, row: &BoardRow) -> bool {
-        match &row.simulated {
-            Some(found) => found.is_ok(),
-            None => !self.simulates,
-        }
+        row.simulated.as_ref().map_or(!self.simulates, |check| check.ok)
     }
 
     /// The first candidate, if it did not fail.
@@ -216,49 +210,21 @@ impl Board {
     }
 }
 
-/// Results as JSON: `{"ok": true, "why": null}`, or `{"ok": false, "why": "..."}`.
-mod plain {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+/// The result of a check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// Whether it passed.
+    pub ok: bool,
+    /// Why not.
+    #[serde(default)]
+    pub why: Option<String>,
+}
 
-    #[derive(Serialize, Deserialize)]
-    struct Plain {
-        ok: bool,
-        #[serde(default)]
-        why: Option<String>,
-    }
-
-    fn plain(result: &Result<(), String>) -> Plain {
-        Plain {
+impl From<Result<(), String>> for Check {
+    fn from(result: Result<(), String>) -> Check {
+        Check {
             ok: result.is_ok(),
-            why: result.clone().err(),
-        }
-    }
-
-    fn result(plain: Plain) -> Result<(), String> {
-        if plain.ok {
-            Ok(())
-        } else {
-            Err(plain.why.unwrap_or_default())
-        }
-    }
-
-    pub(super) fn serialize<S: Serializer>(result: &Result<(), String>, to: S) -> Result<S::Ok, S::Error> {
-        plain(result).serialize(to)
-    }
-
-    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Result<(), String>, D::Error> {
-        Plain::deserialize(from).map(result)
-    }
-
-    pub(super) mod option {
-        use super::{Deserialize, Deserializer, Plain, Serialize, Serializer, plain, result};
-
-        pub(crate) fn serialize<S: Serializer>(of: &Option<Result<(), String>>, to: S) -> Result<S::Ok, S::Error> {
-            of.as_ref().map(plain).serialize(to)
-        }
-
-        pub(crate) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<Result<(), String>>, D::Error> {
-            Ok(Option::<Plain>::deserialize(from)?.map(result))
+            why: result.err(),
         }
     }
 }
@@ -307,7 +273,7 @@ mod tests {
         );
         assert_eq!(found.winner.as_deref(), Some("a"));
         assert!((found.gain_of_winner().unwrap().0 - 0.14).abs() < 1e-9);
-        found.rows[0].simulated = Some(Err("a race".to_string()));
+        found.rows[0].simulated = Some(Err("a race".to_string()).into());
         found.elect();
         assert_eq!(found.winner.as_deref(), Some("b"));
         let close = [row("start", None), row("b", Some([0.975, 0.985]))];
@@ -328,8 +294,8 @@ mod tests {
         // It was timed, but the simulator found something.
         let rows = [row("start", None), row("b", Some([1.1, 1.2]))];
         let mut found = board(None, true, "start", &rows);
-        found.rows[0].simulated = Some(Err("a race".to_string()));
-        found.rows[1].simulated = Some(Ok(()));
+        found.rows[0].simulated = Some(Err("a race".to_string()).into());
+        found.rows[1].simulated = Some(Ok(()).into());
         found.elect();
         assert_eq!(found.winner.as_deref(), Some("b"));
         assert!(found.is_start_bad());
@@ -341,7 +307,7 @@ mod tests {
         let mut found = board(None, true, "start", &rows);
         assert_eq!(found.winner, None);
         for row in &mut found.rows {
-            row.simulated = (row.id == "start").then_some(Ok(()));
+            row.simulated = (row.id == "start").then_some(Ok(()).into());
         }
         found.elect();
         assert_eq!(found.winner.as_deref(), Some("start"));
@@ -361,11 +327,11 @@ mod tests {
     #[test]
     fn results_are_objects_in_json() {
         let clean = BoardRow {
-            simulated: Some(Ok(())),
+            simulated: Some(Ok(()).into()),
             ..row("a", None)
         };
         let found = BoardRow {
-            simulated: Some(Err("a race".to_string())),
+            simulated: Some(Err("a race".to_string()).into()),
             ..row("b", None)
         };
         for (row, plain) in [

@@ -29,7 +29,7 @@ impl DefaultKernel {
     /// # Errors
     /// [`TuneError::Nothing`] if nothing serves the problem there.
     pub fn of(problem: &Problem, device: &PlanDevice, plans: &Plans) -> Result<DefaultKernel, TuneError> {
-        let nothing = |what: String| TuneError::Nothing { what };
+        let nothing = |what: String| TuneError::nothing(what);
         let heuristics = heuristics(problem, device).map_err(nothing)?;
         let (kernel, row) = match chip_of(device).map_err(nothing)? {
             Some(chip) => {
@@ -66,7 +66,6 @@ impl fmt::Display for DefaultKernel {
     }
 }
 
-/// Alignment of allocated memory, bytes.
 const ALIGNMENT: u32 = 16;
 
 /// Architecture and SMs of a GPU; `None` for a host.
@@ -82,9 +81,6 @@ fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
 }
 
 /// The heuristics' choice for a problem on a device.
-///
-/// # Errors
-/// Why nothing serves it there.
 pub(crate) fn heuristics(problem: &Problem, device: &PlanDevice) -> Result<KernelId, String> {
     match chip_of(device)? {
         Some(chip) => select(problem, chip, ALIGNMENT, &KernelCache::default())

@@ -1,5 +1,7 @@
 //! Errors of a search. A candidate that fails has a verdict instead.
 
+use std::path::Path;
+
 use thiserror::Error;
 
 /// Why a search cannot begin or continue. Each message says what was given and what to do.
@@ -73,7 +75,25 @@ impl TuneError {
         }
     }
 
-    pub(crate) fn file(path: &std::path::Path, reason: impl ToString) -> TuneError {
+    pub(crate) fn bad(option: &'static str, given: impl ToString, allowed: impl Into<String>) -> TuneError {
+        TuneError::BadOption {
+            option,
+            given: given.to_string(),
+            allowed: allowed.into(),
+        }
+    }
+
+    /// [`TuneError::Nothing`].
+    pub fn nothing(what: impl Into<String>) -> TuneError {
+        TuneError::Nothing { what: what.into() }
+    }
+
+    pub(crate) fn resume(path: &Path, what: &'static str, then: String, now: String) -> TuneError {
+        let path = path.display().to_string();
+        TuneError::Resume { path, what, then, now }
+    }
+
+    pub(crate) fn file(path: &Path, reason: impl ToString) -> TuneError {
         TuneError::File {
             path: path.display().to_string(),
             reason: reason.to_string(),

@@ -11,8 +11,8 @@ use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::{Remote, RemoteRig, Written, over_poison};
 use crate::trial::{Timed, Verdict, times_as_long};
+use crate::worker::Stop;
 use crate::worker::protocol::{Opened, What};
-use crate::worker::{Compilers, Stop};
 
 /// How candidates are timed, and the gain that counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,6 @@ pub struct Timing {
     pub gain: f64,
 }
 
-/// Default of [`Timing::gain`].
 const GAIN: f64 = 0.03;
 
 impl Timing {
@@ -76,7 +75,6 @@ pub(crate) struct Best {
     pub(crate) us: f64,
 }
 
-/// Result of an examination.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Found {
     pub(crate) verdict: Verdict,
@@ -87,7 +85,6 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// A candidate that was not timed.
     pub(crate) fn failed(verdict: Verdict, reason: String) -> Found {
         Found {
             verdict,
@@ -101,12 +98,9 @@ impl Found {
 /// How often a candidate whose worker dies is tried.
 const ATTEMPTS: usize = 2;
 
-/// Examines candidates with one worker.
 pub(crate) struct Examiner<'j> {
     pub(crate) judge: &'j Judge,
     pub(crate) remote: Remote,
-    /// Processes that compile ahead of the worker.
-    pub(crate) compilers: Option<&'j Compilers>,
     pub(crate) timing: &'j Timing,
     /// Shared with other searches on the device.
     pub(crate) lock: DeviceLock,
@@ -116,10 +110,6 @@ pub(crate) struct Examiner<'j> {
 
 impl Examiner<'_> {
     /// Sends one candidate through the gates. The caller holds the device.
-    ///
-    /// # Errors
-    /// Errors that no candidate causes: a worker that cannot be started any more, a scratch file
-    /// that cannot be read.
     pub(crate) fn examine(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, TuneError> {
         let found = self.attempt(|this| this.gates(number, id, best))?;
         Ok(found.unwrap_or_else(|(verdict, reason)| Found::failed(verdict, reason)))
@@ -143,23 +133,6 @@ impl Examiner<'_> {
         Ok(Err((Verdict::LaunchFailed, reason)))
     }
 
-    /// Begins to compile later candidates, if there is anything to compile.
-    pub(crate) fn ahead(&self, kernels: Vec<String>) {
-        if let Some(compilers) = self.compilers {
-            compilers.begin(self.judge.problem(), kernels);
-        }
-    }
-
-    /// Waits until a candidate is compiled, and for the device; `None` if the search is interrupted
-    /// first.
-    pub(crate) fn ready(&self, id: &str, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
-        if let Some(compilers) = self.compilers {
-            compilers.wait_for(id);
-        }
-        self.hold(told)
-    }
-
-    /// Waits for the device, and reports that it waits.
     pub(crate) fn hold(&self, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
         let device = self.remote.worker.device();
         self.lock.wait(&self.interrupt, &mut |waits| told(device, waits))
@@ -203,7 +176,6 @@ impl Examiner<'_> {
         Ok(found)
     }
 
-    /// Opens kernels for the problem.
     pub(crate) fn open(&mut self, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
         self.remote.open(self.judge.problem(), kernels)
     }

@@ -16,7 +16,7 @@ use crate::remote::Written;
 use crate::rows;
 use crate::run::Watcher;
 use crate::trial::{History, Trial, Verdict};
-use crate::witness::{Candidate, may_witness, output_of_host, witnesses};
+use crate::witness::{family, may_witness, output_of_host, witnesses};
 use crate::worker::Stop;
 
 /// A kernel's whole output, which the finalists' outputs are compared with.
@@ -26,7 +26,6 @@ pub(crate) struct Witness {
     output: Written,
 }
 
-/// Result of timing finalists.
 enum Met {
     Timed(Measurement),
     Struck(Struck),
@@ -37,9 +36,6 @@ enum Met {
 /// Holds the finals. The finalists run under the simulator, and the winner is timed against the
 /// first candidate once more, alone. `board` has no rows yet. `None` if nothing was timed in the
 /// search, or if it was interrupted before it had the device.
-///
-/// # Errors
-/// As [`Examiner::examine`].
 pub(crate) fn hold(
     history: &History,
     examiner: &mut Examiner<'_>,
@@ -153,13 +149,10 @@ impl Examiner<'_> {
             return Ok(None);
         }
         let seed = self.judge.seed_of_finals();
-        for candidate in witnesses(gate, finalists) {
-            let (id, output) = match candidate {
-                Candidate::Host(id) => (id, Ok(output_of_host(self.judge.problem(), seed)?)),
-                Candidate::Kernel(id) => {
-                    let output = self.output_of(&id, seed);
-                    (id, output)
-                }
+        for id in witnesses(gate, finalists) {
+            let output = match family(&id) {
+                "cpu" => Ok(output_of_host(self.judge.problem(), seed)?),
+                _ => self.output_of(&id, seed),
             };
             match output.map_err(Stop::blamed) {
                 Ok(output) => return Ok(Some(Witness { id, seed, output })),
@@ -207,7 +200,6 @@ impl Examiner<'_> {
         Ok(Met::Lost(verdict, reason))
     }
 
-    /// Times open kernels as finalists.
     fn time_finals(&mut self, who: &str) -> Result<Measurement, Stop> {
         let measurement = self.remote.time(0, Mode::Hot, &self.timing.finals)?;
         if self.remote.computes()? {

@@ -22,7 +22,6 @@ use crate::trial::Trial;
 /// Version of the folder's files.
 pub const SCHEMA: u32 = 3;
 
-/// Files in a run's folder.
 pub(crate) const RUN: &str = "run.json";
 const TRIALS: &str = "trials.jsonl";
 pub(crate) const SECONDS: &str = "seconds.json";
@@ -31,9 +30,7 @@ pub(crate) const CLAIMS: &str = "claims.json";
 /// Results of a run, which hold until a trial is added.
 const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::peers::FILE, SECONDS];
 
-/// How long to wait for the lock of a run.
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
-/// Interval at which it is tried.
 const LOCK_LOOK_UP: Duration = Duration::from_millis(10);
 
 /// Identity of a run. A run is resumed only if all of it but the time is equal.
@@ -79,7 +76,6 @@ pub struct Header {
     pub started_at: u64,
 }
 
-/// Identity of a space.
 pub(crate) fn digest(space: &Space) -> String {
     let counted = serde_json::to_string(&space.count()).unwrap_or_default();
     sha256(&(counted + space.measured().unwrap_or_default()))
@@ -141,11 +137,8 @@ impl Journal {
     pub(crate) fn begin(folder: &Path, header: &Header) -> Result<Journal, TuneError> {
         std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
         if folder.join(RUN).exists() {
-            return Err(TuneError::BadOption {
-                option: "folder",
-                given: folder.display().to_string(),
-                allowed: "one without a run; this one has a run, which --resume continues".to_string(),
-            });
+            let allowed = "one without a run; this one has a run, which --resume continues";
+            return Err(TuneError::bad("folder", folder.display(), allowed));
         }
         let journal = Journal::open(folder)?;
         // Written last: a run that is killed before has not begun.
@@ -158,8 +151,7 @@ impl Journal {
         let pairs = read_header(folder)?.identity().into_iter().zip(header.identity());
         for ((what, then), (_, now)) in pairs {
             if then != now {
-                let path = folder.display().to_string();
-                return Err(TuneError::Resume { path, what, then, now });
+                return Err(TuneError::resume(folder, what, then, now));
             }
         }
         let journal = Journal::open(folder)?;
@@ -221,7 +213,6 @@ impl Journal {
         written.map_err(|error| TuneError::file(&self.folder, error))
     }
 
-    /// Stores a file next to the trials.
     pub(crate) fn keep(&self, name: &str, value: &impl Serialize) -> Result<(), TuneError> {
         write_json(&self.folder.join(name), value)
     }
@@ -255,7 +246,6 @@ pub fn read_seconds(folder: &Path) -> Option<f64> {
     (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
 }
 
-/// Reads a JSON file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> std::io::Result<T> {
     Ok(serde_json::from_slice(&std::fs::read(path)?)?)
 }

@@ -15,11 +15,9 @@ use crate::remote::{Written, floats};
 /// Sets of inputs for a run. Each candidate is judged on four of them.
 const POOL: usize = 6;
 
-/// Inputs and reference outputs of one run.
 #[derive(Debug)]
 pub(crate) struct Judge {
     problem: Problem,
-    /// Seeds of the pool.
     pool: Vec<u64>,
     of_finals: u64,
     answers: Answers,
@@ -37,9 +35,6 @@ pub(crate) struct Adversary {
 
 impl Judge {
     /// Draws inputs by a seed and computes their outputs in float64.
-    ///
-    /// # Errors
-    /// The reference's error.
     pub(crate) fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
         let mut rng = Rng::stream(seed, 11);
         let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
@@ -73,7 +68,6 @@ impl Judge {
         })
     }
 
-    /// For devices that compute nothing.
     pub(crate) fn of_nothing(problem: &Problem) -> Judge {
         Judge {
             problem: problem.clone(),
@@ -84,12 +78,10 @@ impl Judge {
         }
     }
 
-    /// The problem of the run.
     pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// The small problems of the cases.
     pub(crate) fn shapes(&self) -> Vec<&Problem> {
         let mut shapes: Vec<&Problem> = self.cases.iter().map(|case| &case.problem).collect();
         shapes.dedup();
@@ -119,7 +111,6 @@ impl Judge {
         self.of_finals
     }
 
-    /// The reference output for a seed of [`seed`](Judge::seed).
     pub(crate) fn expected(&self, seed: u64) -> &[ReferenceRow] {
         self.answers.of(seed)
     }

@@ -8,7 +8,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel}
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest line that is read, bytes.
 const LONGEST: u64 = 1 << 20;
 /// Number of lines of standard error that an error message quotes.
 const LAST_WORDS: usize = 8;
@@ -16,17 +15,14 @@ const LAST_WORDS: usize = 8;
 const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a process that has closed its output may take to exit.
 const LAST_BREATH: Duration = Duration::from_millis(500);
-/// Interval at which its exit is polled.
 const LOOK_UP: Duration = Duration::from_millis(10);
 
 /// Why there is no answer.
 #[derive(Debug)]
 pub(crate) enum Silence {
-    /// The deadline passed.
     Timeout,
     /// The process closed its output. What is known of its end.
     Ended(String),
-    /// The output cannot be read.
     Unreadable(io::Error),
 }
 
@@ -43,9 +39,6 @@ pub(crate) struct Partner {
 
 impl Partner {
     /// Starts a process. The caller decides about standard error.
-    ///
-    /// # Errors
-    /// Why it cannot be started, in a clause.
     pub(crate) fn start(command: &mut Command) -> Result<Partner, String> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -80,9 +73,6 @@ impl Partner {
     }
 
     /// Sends a line and waits for one.
-    ///
-    /// # Errors
-    /// Why there is none.
     pub(crate) fn ask(&mut self, line: String, deadline: Duration) -> Result<String, Silence> {
         // If the process is gone or reads nothing, its output tells.
         let _ = self.questions.send(line);
@@ -93,7 +83,6 @@ impl Partner {
         }
     }
 
-    /// The process id.
     #[cfg(test)]
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
@@ -128,7 +117,6 @@ impl Partner {
         }
     }
 
-    /// Kills the process. It may have ended already.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -152,7 +140,6 @@ fn read_lines(stream: impl Read, mut take: impl FnMut(io::Result<String>) -> boo
     }
 }
 
-/// The next line without its end.
 fn next_line(stream: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     let read = stream.by_ref().take(LONGEST).read_until(b'\n', &mut line)?;

@@ -41,7 +41,7 @@ impl PeerComparison {
     /// Whether a leaderboard has all information that is available without peers.
     pub fn is_covered_by(&self, board: &Board) -> bool {
         let is_there = |id: &String| board.rows.iter().any(|row| row.id == *id);
-        board.head_to_head.is_ok() && is_there(&self.winner) && is_there(&self.default)
+        board.head_to_head.ok && is_there(&self.winner) && is_there(&self.default)
     }
 
     /// The request for the bench, which adds peers: the winner, which the others are compared with,

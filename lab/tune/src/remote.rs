@@ -20,7 +20,6 @@ pub(crate) struct Remote {
     canvas: Option<Tensor>,
 }
 
-/// What a kernel wrote, as bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Written {
     /// The output, in the problem's layout.
@@ -38,12 +37,10 @@ impl Remote {
         }
     }
 
-    /// Whether it computes outputs.
     pub(crate) fn computes(&mut self) -> Result<bool, TuneError> {
         Ok(self.worker.hello()?.computes)
     }
 
-    /// Opens kernels.
     pub(crate) fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
         self.worker.ask(&Command::Open {
             problem: problem.clone(),
@@ -51,7 +48,6 @@ impl Remote {
         })
     }
 
-    /// Runs an open kernel once.
     pub(crate) fn run(&mut self, kernel: usize, kind: InputKind, run: Run) -> Result<(), Stop> {
         let kind = kind.name().to_string();
         self.worker.ask(&Command::Run { kernel, kind, run })
@@ -79,7 +75,6 @@ impl Remote {
         Ok((census, self.fetch()?))
     }
 
-    /// The file that the worker has written.
     fn fetch(&self) -> Result<Vec<u8>, Stop> {
         Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
     }
@@ -90,12 +85,10 @@ impl Remote {
         self.worker.ask(&Command::Read { place, what, form })
     }
 
-    /// What was written outside the tensors.
     pub(crate) fn outside(&mut self) -> Result<Option<String>, Stop> {
         self.worker.ask(&Command::Outside)
     }
 
-    /// Times all open kernels.
     pub(crate) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, Stop> {
         let options = options.clone();
         self.worker.ask(&Command::Time {
@@ -210,7 +203,6 @@ impl Rig for RemoteRig<'_> {
     }
 }
 
-/// Copies rows that lie one after another to their places.
 fn put_rows(canvas: &mut Tensor, rows: &[[usize; 3]], bytes: &[u8]) -> Result<(), Trouble> {
     let layout = *canvas.layout();
     let size = canvas.dtype().size_bytes();
@@ -225,7 +217,6 @@ fn put_rows(canvas: &mut Tensor, rows: &[[usize; 3]], bytes: &[u8]) -> Result<()
     Ok(())
 }
 
-/// The values of a log-sum-exp.
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
     let (whole, _) = bytes.as_chunks::<4>();
     whole.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect()

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use flashcore_bench::sweep::rankings;
-use flashcore_bench::{Case, Interval, Mode, Report};
+use flashcore_bench::sweep::{Ranking, rankings};
+use flashcore_bench::{Case, CaseResult, Interval, Mode, Report};
 use flashcore_ir::Profile;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
@@ -100,7 +100,7 @@ impl Measured {
     /// # Errors
     /// [`TuneError::Nothing`] if there is no sweep or no report.
     pub fn of_sweeps(reports: &[Report]) -> Result<Measured, TuneError> {
-        let nothing = |what: &str| TuneError::Nothing { what: what.to_string() };
+        let nothing = |what: &str| TuneError::nothing(what);
         let first = reports.first().ok_or_else(|| nothing("no report was given"))?;
         let tables: Vec<Table> = reports.iter().flat_map(tables).collect();
         if tables.is_empty() || tables.iter().any(|table| table.timed.is_empty()) {
@@ -114,64 +114,47 @@ impl Measured {
     }
 }
 
-/// Version of the file.
 const SCHEMA: u32 = 1;
 
-/// Rounds a time to nanoseconds.
 fn rounded(us: f64) -> f64 {
     (us * 1e3).round() / 1e3
 }
 
 fn tables(report: &Report) -> Vec<Table> {
-    let screened = report
-        .results
-        .iter()
-        .filter(|result| result.measurement.mode == Mode::Screen);
-    screened
-        .zip(rankings(report))
-        .map(|(result, ranking)| {
-            let timed = result.measurement.subjects.iter().filter_map(|subject| {
-                let summary = subject.summary?;
-                let Interval { lo, hi } = summary.interval;
-                Some(Row(
-                    subject.info.label.clone(),
-                    rounded(summary.p50),
-                    rounded(lo),
-                    rounded(hi),
-                ))
-            });
-            let mut failed: Vec<Failed> = Vec::new();
-            for (id, reason) in ranking.left_out {
-                let verdict = if reason.starts_with("REJECTED") {
-                    Verdict::Wrong
-                } else {
-                    Verdict::BuildFailed
-                };
-                // Without the kernel's name many messages are equal.
-                let reason = reason
-                    .split_whitespace()
-                    .filter(|word| !word.contains("_d"))
-                    .collect::<Vec<_>>()
-                    .join(" ");
-                match failed
-                    .iter_mut()
-                    .find(|group| (group.verdict, &group.reason) == (verdict, &reason))
-                {
-                    Some(group) => group.ids.push(id),
-                    None => failed.push(Failed {
-                        verdict,
-                        reason,
-                        ids: vec![id],
-                    }),
+    let results = report.results.iter();
+    let screened = results.filter(|result| result.measurement.mode == Mode::Screen);
+    let table = |(result, ranking): (&CaseResult, Ranking)| {
+        let timed = result.measurement.subjects.iter().filter_map(|subject| {
+            let summary = subject.summary?;
+            let [us, lo, hi] = [summary.p50, summary.interval.lo, summary.interval.hi].map(rounded);
+            Some(Row(subject.info.label.clone(), us, lo, hi))
+        });
+        let mut failed: Vec<Failed> = Vec::new();
+        for (id, reason) in ranking.left_out {
+            let verdict = match reason.starts_with("REJECTED") {
+                true => Verdict::Wrong,
+                false => Verdict::BuildFailed,
+            };
+            // Without the kernel's name many messages are equal.
+            let words = reason.split_whitespace().filter(|word| !word.contains("_d"));
+            let reason = words.collect::<Vec<_>>().join(" ");
+            let mut groups = failed.iter_mut();
+            let known = groups.find(|group| group.verdict == verdict && group.reason == reason);
+            match known {
+                Some(group) => group.ids.push(id),
+                None => {
+                    let ids = vec![id];
+                    failed.push(Failed { verdict, reason, ids });
                 }
             }
-            Table {
-                case: result.case.clone(),
-                timed: timed.collect(),
-                failed,
-            }
-        })
-        .collect()
+        }
+        Table {
+            case: result.case.clone(),
+            timed: timed.collect(),
+            failed,
+        }
+    };
+    screened.zip(rankings(report)).map(table).collect()
 }
 
 impl Table {
@@ -197,10 +180,8 @@ impl Table {
 
     /// Times and failures by id.
     pub fn by_id(&self) -> HashMap<String, Known> {
-        let timed = self
-            .timed
-            .iter()
-            .map(|Row(id, us, lo, hi)| (id.clone(), Known::Timed(*us, Interval { lo: *lo, hi: *hi })));
+        let timed = self.timed.iter();
+        let timed = timed.map(|&Row(ref id, us, lo, hi)| (id.clone(), Known::Timed(us, Interval { lo, hi })));
         let failed = self.failed.iter().flat_map(|group| {
             let known = Known::Failed(group.verdict, group.reason.clone());
             group.ids.iter().map(move |id| (id.clone(), known.clone()))

@@ -14,7 +14,6 @@ use crate::remote::{Written, floats};
 /// Most rows that are computed in float64: those that differ most.
 const MOST_ROWS: usize = 64;
 
-/// A row, as batch, head, query.
 type Row = [usize; 3];
 
 /// The values of an output; missing bytes are poison.
@@ -62,9 +61,6 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
 }
 
 /// Compares rows of an output for normal inputs of a seed with float64: the first that is wrong.
-///
-/// # Errors
-/// The reference's error.
 pub(crate) fn arbitrate(
     problem: &Problem,
     seed: u64,

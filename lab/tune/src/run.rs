@@ -7,13 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
-use flashcore_ir::Chip;
 
 use crate::board::Board;
-use crate::default::DefaultKernel;
 use crate::device_lock::{DeviceLock, Waits};
 use crate::error::TuneError;
-use crate::examine::{Examiner, Timing};
+use crate::examine::Examiner;
 use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
@@ -22,13 +20,16 @@ use crate::journal::{BOARD, CLAIMS, Header, Journal, SCHEMA, SECONDS, board_of, 
 use crate::judge::Judge;
 use crate::remote::Remote;
 use crate::search::{Look, Search};
+use crate::setup::Setup;
 use crate::simulated;
-use crate::space::Space;
 use crate::strategy::Strategy;
 use crate::trial::{History, Trial};
 use crate::worker::planted::{self, Conduct};
 use crate::worker::protocol::Hello;
-use crate::worker::{Compilers, Deadlines, Program, Worker};
+use crate::worker::{Compilers, Deadlines, Program, Worker, compilers_for};
+
+/// Finalists besides the first candidate.
+const FINALISTS: usize = 4;
 
 /// What to search, where and how long.
 pub struct Request {
@@ -44,26 +45,14 @@ pub struct Request {
     pub seed: u64,
     /// Seed of the inputs. Without one the run draws one, and a resumed run keeps its own.
     pub inputs: Option<u64>,
-    /// The configs that may be proposed.
-    pub space: Space,
-    /// The architecture, for machine programs and the simulator; `None` for the host and replays.
-    pub chip: Option<Chip>,
-    /// The first candidate, which others are compared with.
-    pub start: String,
-    /// The kernel that the library runs without tuning, for the record.
-    pub default: Option<DefaultKernel>,
+    /// What it begins with.
+    pub setup: Setup,
     /// Source of the rates for predictions and claims, for the record.
     pub rates: Option<String>,
     /// Most trials.
     pub trials: usize,
     /// Most time for the search. Running trials are finished.
     pub time: Duration,
-    /// Number of finalists besides the first candidate.
-    pub finalists: usize,
-    /// Candidates to propose ahead, so that they can be compiled; at least one for each worker.
-    pub window: usize,
-    /// Processes that compile for GPUs.
-    pub compilers: usize,
     /// The run's folder.
     pub folder: PathBuf,
     /// Whether to resume the run in that folder.
@@ -72,8 +61,6 @@ pub struct Request {
     pub program: Program,
     /// How long each stage may take.
     pub deadlines: Deadlines,
-    /// How candidates are timed.
-    pub timing: Timing,
     /// Folder of the device locks ([`device_lock::folder`](crate::device_lock::folder)). Searches
     /// with the same folder and device alternate. `None`: no other search is waited for.
     pub locks: Option<PathBuf>,
@@ -113,6 +100,10 @@ impl Watcher for () {}
 pub struct Outcome {
     /// Identity of the run.
     pub header: Header,
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Trials of a resumed run that were made before.
+    pub resumed: usize,
     /// All trials.
     pub history: History,
     /// The leaderboard; `None` if nothing could be timed, or if the search was interrupted before
@@ -142,20 +133,18 @@ pub struct Outcome {
 pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneError> {
     let began = Instant::now();
     if request.devices.is_empty() {
-        return Err(TuneError::BadOption {
-            option: "devices",
-            given: "an empty list".to_string(),
-            allowed: "at least one of cpu, cuda:N, replay:FILE".to_string(),
-        });
+        let allowed = "at least one of cpu, cuda:N, replay:FILE";
+        return Err(TuneError::bad("devices", "an empty list", allowed));
     }
     // They take their devices while the workers do, and while reference outputs are computed.
-    let compilers = request.chip.map(|_| {
-        let (program, deadlines) = (&request.program, request.deadlines);
-        Compilers::new(program, &request.devices, deadlines, request.compilers)
-    });
+    let (setup, devices) = (&request.setup, &request.devices);
+    let window = setup.window * devices.len();
+    let compilers = setup
+        .chip
+        .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
     let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
-    let mut workers: Vec<Worker> = request.devices.iter().map(worker).collect();
-    let header = header(&request, hellos(&mut workers)?)?;
+    let mut workers: Vec<Worker> = devices.iter().map(worker).collect();
+    let header = header(&request, window, hellos(&mut workers)?)?;
     let (journal, before) = match request.resume {
         true => Journal::resume(&request.folder, &header)?,
         false => (Journal::begin(&request.folder, &header)?, Vec::new()),
@@ -178,22 +167,22 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let examiner = |(index, worker): (usize, Worker)| Examiner {
         judge: &judge,
         remote: Remote::new(worker, request.folder.join(format!("output-{index}.bin"))),
-        compilers: compilers.as_ref(),
-        timing: &request.timing,
+        timing: &setup.timing,
         lock: lock(&header.devices[index]),
         interrupt: request.interrupt.clone(),
     };
-    let examiners: Vec<Examiner<'_>> = workers.into_iter().enumerate().map(examiner).collect();
-    let gate = Gatekeeper::new(&request.case.problem, request.chip);
+    let mut examiners: Vec<Examiner<'_>> = workers.into_iter().enumerate().map(examiner).collect();
+    let gate = Gatekeeper::new(&request.case.problem, setup.chip);
     let look = |id: &str| gate.look(id);
-    let look = request.chip.map(|_| &look as &Look<'_>);
+    let look = setup.chip.map(|_| &look as &Look<'_>);
     let mut strategy = request.strategy;
-    let mut search = Search::new(&request.space, look, &header, journal, before);
+    let mut search = Search::new(&setup.space, look, &header, journal, before);
     // Earlier trials are part of the run, whatever the budget is now.
     search.trials = request.trials.max(tried_before);
     search.time = request.time;
+    search.compilers = compilers.as_ref();
     search.interrupt = request.interrupt.clone();
-    let mut examiners = search.go(&mut *strategy, examiners, watcher)?;
+    search.go(&mut *strategy, &mut examiners, watcher)?;
     let Search {
         history,
         journal,
@@ -211,22 +200,22 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         Some(board) => Some(board),
         None if cut_off => None,
         None => {
-            let failed = history.trial(&request.start).filter(|trial| trial.timed.is_none());
+            let failed = history.trial(&setup.start).filter(|trial| trial.timed.is_none());
             let failed = failed.map(|trial| format!("{}: {}", trial.verdict, trial.reason));
-            let board = Board::new(&request.start, failed, request.chip.is_some(), request.timing.gain);
-            let simulated = |board: Board| match request.chip {
+            let board = Board::new(&setup.start, failed, setup.chip.is_some(), setup.timing.gain);
+            let simulated = |board: Board| match setup.chip {
                 Some(chip) => simulated::look(board, &judge, chip),
                 None => board,
             };
-            let (examiner, keep) = (&mut examiners[0], request.finalists);
-            let held = finals::hold(&history, examiner, board, keep, &gate, &simulated, watcher)?;
+            let examiner = &mut examiners[0];
+            let held = finals::hold(&history, examiner, board, FINALISTS, &gate, &simulated, watcher)?;
             if let Some(board) = &held {
                 journal.keep(BOARD, board)?;
             }
             held
         }
     };
-    let claims = strategy.insights(&history, &request.space).map(Insights::claims);
+    let claims = strategy.insights(&history, &setup.space).map(Insights::claims);
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep(CLAIMS, claims)?;
     }
@@ -239,6 +228,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     Ok(Outcome {
         workers_started: examiners.iter().map(started).sum(),
         header,
+        folder: request.folder,
+        resumed: tried_before,
         history,
         board,
         interrupted: request.interrupt.is_asked(),
@@ -265,7 +256,7 @@ fn hellos(workers: &mut [Worker]) -> Result<Vec<Hello>, TuneError> {
 }
 
 /// The identity of a run with these workers, which must be this program on devices of one kind.
-fn header(request: &Request, hellos: Vec<Hello>) -> Result<Header, TuneError> {
+fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header, TuneError> {
     let build = |revision: &str, program: &str| {
         let program = program.get(..12).unwrap_or(program);
         format!("{revision} (program {program})")
@@ -283,7 +274,11 @@ fn header(request: &Request, hellos: Vec<Hello>) -> Result<Header, TuneError> {
     let computes = hellos.iter().any(|hello| hello.computes);
     let devices: Vec<DeviceIdentity> = hellos.into_iter().map(|hello| hello.device).collect();
     of_one_kind(&devices)?;
-    let planted = request.space.families().any(|family| family.name == planted::NAME);
+    let planted = request
+        .setup
+        .space
+        .families()
+        .any(|family| family.name == planted::NAME);
     Ok(Header {
         schema: SCHEMA,
         case: request.case.name.clone(),
@@ -291,16 +286,16 @@ fn header(request: &Request, hellos: Vec<Hello>) -> Result<Header, TuneError> {
         devices,
         revision: revision().to_string(),
         executable: executable().to_string(),
-        space: digest(&request.space),
+        space: digest(&request.setup.space),
         strategy: request.strategy_name.clone(),
         seed: request.seed,
         computes,
         inputs: computes.then(|| inputs(request)),
-        torture: planted || Conduct::of_id(&request.start).is_some(),
-        start: request.start.clone(),
-        default: request.default.clone(),
+        torture: planted || Conduct::of_id(&request.setup.start).is_some(),
+        start: request.setup.start.clone(),
+        default: request.setup.default.clone(),
         rates: request.rates.clone(),
-        window: request.window.max(request.devices.len()),
+        window,
         started_at: SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_secs()),
@@ -320,11 +315,8 @@ fn of_one_kind(devices: &[DeviceIdentity]) -> Result<(), TuneError> {
     if kinds.len() <= 1 {
         return Ok(());
     }
-    Err(TuneError::BadOption {
-        option: "devices",
-        given: kinds.join(" and "),
-        allowed: "devices of one kind in one run; tune each kind in a run of its own".to_string(),
-    })
+    let allowed = "devices of one kind in one run; tune each kind in a run of its own";
+    Err(TuneError::bad("devices", kinds.join(" and "), allowed))
 }
 
 /// The seed of a run's inputs: the given one, that of the resumed run, or a new one, so that a

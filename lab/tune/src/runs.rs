@@ -83,9 +83,8 @@ pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, Tu
     };
     let there = look(runs).unwrap_or_default();
     let found = there.runs.into_iter().find(|(_, header)| is_this(header));
-    found.map(|(path, _)| path).ok_or_else(|| TuneError::Nothing {
-        what: format!("no run of {case} on {} is in {}", devices.join(", "), runs.display()),
-    })
+    let none = || format!("no run of {case} on {} is in {}", devices.join(", "), runs.display());
+    found.map(|(path, _)| path).ok_or_else(|| TuneError::nothing(none()))
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 //! whichever worker finishes first. So proposals depend on results alone, and a resumed run
 //! proposes the same candidates again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,87 +17,43 @@ use crate::run::Watcher;
 use crate::space::{Fingerprint, Space};
 use crate::strategy::{Proposal, Strategy};
 use crate::trial::{History, Trial, Verdict};
+use crate::worker::Compilers;
 
 /// Interval at which a search that waits for its workers checks for an interrupt.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
-/// A candidate for a worker.
-#[derive(Clone)]
 struct Job {
     number: usize,
     id: String,
     best: Option<Best>,
 }
 
-/// A message from a worker's thread.
 enum News {
-    /// A candidate's result.
-    Done {
-        /// The worker.
-        by: usize,
-        number: usize,
-        found: Result<Found, TuneError>,
-        seconds: f64,
-    },
+    /// A candidate's result, and the seconds that it took.
+    Done(Job, Found, f64),
+    /// The worker of this number has ended, and the candidate has no result.
+    Ended(usize, Job, TuneError),
     /// It waits for this device.
     Waits(String, Waits),
 }
 
-/// The workers' queues.
-#[derive(Default)]
-struct Crew {
-    /// By worker; `None` for one that is lost.
-    queues: Vec<Option<Sender<Job>>>,
-    /// The worker of each candidate, by number.
-    given: BTreeMap<usize, (usize, Job)>,
-}
-
-impl Crew {
-    /// Gives a candidate to the remaining worker with the fewest candidates.
-    fn give(&mut self, job: Job) {
-        let left = (0..self.queues.len()).filter(|&at| self.queues[at].is_some());
-        let has = |worker: &usize| self.given.values().filter(|(by, _)| by == worker).count();
-        let Some(to) = left.min_by_key(has) else {
-            return;
-        };
-        if let Some(queue) = &self.queues[to] {
-            // A worker that is gone has reported why; then `lose` gives the candidate to another
-            // one.
-            let _ = queue.send(job.clone());
-        }
-        self.given.insert(job.number, (to, job));
-    }
-
-    /// Gives the candidates of a lost worker to the others. Returns whether there are any.
-    fn lose(&mut self, lost: usize) -> bool {
-        self.queues[lost] = None;
-        let of_it = self.given.values().filter(|(by, _)| *by == lost);
-        let again: Vec<Job> = of_it.map(|(_, job)| job.clone()).collect();
-        again.into_iter().for_each(|job| self.give(job));
-        self.queues.iter().any(Option::is_some)
-    }
-}
-
-/// A proposal that is not judged yet.
 struct Pending {
     proposal: Proposal,
     fingerprint: Option<Fingerprint>,
-    same_as: Option<String>,
+    known: Option<Known>,
 }
 
-/// The result of a pending proposal.
 enum Known {
     Found(Found, f64),
     /// From the journal.
     Before(Box<Trial>),
-    /// That of an earlier candidate with the same machine program, which is judged before this one.
-    Twin,
+    /// That of this earlier candidate with the same machine program, which is judged before.
+    Twin(String),
 }
 
 /// The first gate: a config's machine program, or why it is refused.
 pub(crate) type Look<'s> = dyn Fn(&str) -> Result<Option<Fingerprint>, String> + 's;
 
-/// A search.
 pub(crate) struct Search<'s> {
     space: &'s Space,
     gate: Option<&'s Look<'s>>,
@@ -106,15 +63,14 @@ pub(crate) struct Search<'s> {
     before: VecDeque<Trial>,
     /// Time that they took.
     spent: Duration,
-    /// Most trials.
     pub(crate) trials: usize,
-    /// Most time.
     pub(crate) time: Duration,
-    /// Ends the search before its limits.
+    /// Processes that compile ahead of the workers.
+    pub(crate) compilers: Option<&'s Compilers>,
     pub(crate) interrupt: Interrupt,
     pub(crate) history: History,
-    pending: BTreeMap<usize, Pending>,
-    results: BTreeMap<usize, Known>,
+    /// In order; the first one's number is that of the next trial.
+    pending: VecDeque<Pending>,
     exhausted: bool,
     /// Why an outside proposer is gone, if that ended the search.
     pub(crate) proposer_gone: Option<String>,
@@ -138,83 +94,69 @@ impl<'s> Search<'s> {
             before: before.into(),
             trials: usize::MAX,
             time: Duration::MAX,
+            compilers: None,
             interrupt: Interrupt::default(),
             history: History::default(),
-            pending: BTreeMap::new(),
-            results: BTreeMap::new(),
+            pending: VecDeque::new(),
             exhausted: false,
             proposer_gone: None,
         }
     }
 
-    /// Searches with these workers until a limit or the end of the space, and returns the workers
-    /// that are left. If one is lost, the others continue.
-    ///
-    /// # Errors
-    /// The error that ends the search. Earlier results are kept.
-    pub(crate) fn go<'e>(
+    /// Searches with these workers until a limit or the end of the space. If one is lost, it is
+    /// removed, and the others continue.
+    pub(crate) fn go(
         &mut self,
         strategy: &mut dyn Strategy,
-        examiners: Vec<Examiner<'e>>,
+        examiners: &mut Vec<Examiner<'_>>,
         watcher: &mut dyn Watcher,
-    ) -> Result<Vec<Examiner<'e>>, TuneError> {
-        let halt = Interrupt::default();
-        let device = |examiner: &Examiner<'_>| examiner.remote.worker.device().to_string();
-        let names: Vec<String> = examiners.iter().map(device).collect();
-        thread::scope(|scope| {
-            let (sender, news) = channel();
-            let mut crew = Crew::default();
-            let mut threads = Vec::new();
-            for (by, examiner) in examiners.into_iter().enumerate() {
-                let (queue, jobs) = channel();
-                crew.queues.push(Some(queue));
-                let (sender, halt) = (sender.clone(), halt.clone());
-                threads.push(scope.spawn(move || work(examiner, by, &jobs, &sender, &halt)));
+    ) -> Result<(), TuneError> {
+        let device = |examiner: &Examiner<'_>| Some(examiner.remote.worker.device().to_string());
+        let mut workers: Vec<Option<String>> = examiners.iter().map(device).collect();
+        let (queue, jobs) = channel();
+        let (sender, news) = channel();
+        let (jobs, halt, compilers) = (Mutex::new(jobs), Interrupt::default(), self.compilers);
+        let mut outcome = thread::scope(|scope| {
+            for (by, examiner) in examiners.iter_mut().enumerate() {
+                let (sender, jobs, halt) = (sender.clone(), &jobs, &halt);
+                scope.spawn(move || work(examiner, by, jobs, compilers, &sender, halt));
             }
-            let mut outcome = self.drive(strategy, &mut crew, &news, &names, watcher);
-            // Threads end when their queues are closed. After an error they skip the rest.
+            let outcome = self.drive(strategy, &queue, &news, &mut workers, watcher);
+            // Threads end when the queue is closed. After an error they skip the rest.
             if outcome.is_err() {
                 halt.ask();
             }
-            let is_left: Vec<bool> = crew.queues.iter().map(Option::is_some).collect();
-            drop(crew);
-            let join = |thread: thread::ScopedJoinHandle<'_, Examiner<'e>>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            let joined: Vec<Examiner<'e>> = threads.into_iter().map(join).collect();
-            let left = joined.into_iter().zip(is_left).filter(|(_, is_left)| *is_left);
-            let left = left.map(|(examiner, _)| examiner).collect();
-            // Results that are next are kept; the other candidates are proposed again.
-            for one in news.try_iter() {
-                let News::Done {
-                    number, found, seconds, ..
-                } = one
-                else {
-                    continue;
-                };
-                match found {
-                    Ok(found) => drop(self.results.insert(number, Known::Found(found, seconds))),
-                    Err(error) => outcome = outcome.and(Err(error)),
-                }
+            drop(queue);
+            outcome
+        });
+        // Results that are next are kept; the other candidates are proposed again.
+        for one in news.try_iter() {
+            match one {
+                News::Done(job, found, seconds) => self.know(&job, found, seconds),
+                News::Ended(.., error) => outcome = outcome.and(Err(error)),
+                News::Waits(..) => {}
             }
-            while let Some(result) = self.next_result() {
-                outcome = outcome.and(self.commit(result, watcher));
-            }
-            outcome.map(|()| left)
-        })
+        }
+        while self.knows_next() {
+            outcome = outcome.and(self.commit(watcher));
+        }
+        let mut left = workers.iter();
+        examiners.retain(|_| left.next().is_some_and(Option::is_some));
+        outcome
     }
 
+    /// `workers` are the devices of those that are left.
     fn drive(
         &mut self,
         strategy: &mut dyn Strategy,
-        crew: &mut Crew,
+        queue: &Sender<Job>,
         news: &Receiver<News>,
-        names: &[String],
+        workers: &mut [Option<String>],
         watcher: &mut dyn Watcher,
     ) -> Result<(), TuneError> {
         let began = Instant::now();
         loop {
-            match self.fill(strategy, crew, began) {
+            match self.fill(strategy, queue, began) {
                 Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => return Ok(()),
                 // The candidates so far still get their finals.
                 Err(error @ TuneError::Proposer { .. }) => {
@@ -227,39 +169,42 @@ impl<'s> Search<'s> {
                 return Ok(());
             }
             // One at a time, so that each proposal has seen exactly the trials before it.
-            if let Some(result) = self.next_result() {
-                self.commit(result, watcher)?;
+            if self.knows_next() {
+                self.commit(watcher)?;
                 continue;
             }
             match news.recv_timeout(LOOK_UP) {
-                Ok(News::Done {
-                    number,
-                    found: Ok(found),
-                    seconds,
-                    ..
-                }) => {
-                    crew.given.remove(&number);
-                    self.results.insert(number, Known::Found(found, seconds));
-                }
-                Ok(News::Done {
-                    by,
-                    found: Err(error @ TuneError::Worker { .. }),
-                    ..
-                }) => {
-                    if !crew.lose(by) {
+                Ok(News::Done(job, found, seconds)) => self.know(&job, found, seconds),
+                Ok(News::Ended(by, job, error)) => {
+                    let device = workers[by].take();
+                    if !matches!(error, TuneError::Worker { .. }) || workers.iter().flatten().count() == 0 {
                         return Err(error);
                     }
-                    watcher.lost(&names[by], &error.to_string());
+                    watcher.lost(&device.unwrap_or_default(), &error.to_string());
+                    self.give(queue, job);
                 }
-                Ok(News::Done { found: Err(error), .. }) => return Err(error),
                 Ok(News::Waits(device, waits)) => watcher.waits(&device, waits),
                 Err(_) => {}
             }
         }
     }
 
-    fn next_result(&mut self) -> Option<Known> {
-        self.results.remove(&self.history.trials().len())
+    /// Gives a candidate to the worker that is free next, and has it compiled until then.
+    fn give(&self, queue: &Sender<Job>, job: Job) {
+        if let Some(compilers) = self.compilers.filter(|_| !self.pending.is_empty()) {
+            compilers.begin(&self.header.problem, [job.id.clone()]);
+        }
+        // It is closed only if no worker is left, which ends the search.
+        let _ = queue.send(job);
+    }
+
+    fn know(&mut self, job: &Job, found: Found, seconds: f64) {
+        let place = job.number - self.history.trials().len();
+        self.pending[place].known = Some(Known::Found(found, seconds));
+    }
+
+    fn knows_next(&self) -> bool {
+        self.pending.front().is_some_and(|next| next.known.is_some())
     }
 
     /// Whether the interrupt that ended an outside proposer is also for this search. It may arrive
@@ -270,7 +215,7 @@ impl<'s> Search<'s> {
     }
 
     /// Proposes as many candidates as the window allows.
-    fn fill(&mut self, strategy: &mut dyn Strategy, crew: &mut Crew, began: Instant) -> Result<(), TuneError> {
+    fn fill(&mut self, strategy: &mut dyn Strategy, queue: &Sender<Job>, began: Instant) -> Result<(), TuneError> {
         loop {
             let number = self.history.trials().len() + self.pending.len();
             // Others are compared with the first, so it is tried alone.
@@ -288,27 +233,19 @@ impl<'s> Search<'s> {
                 return Ok(());
             };
             self.history.begin(&proposal.id);
-            let mut pending = Pending {
-                proposal,
-                fingerprint: None,
-                same_as: None,
+            let id = proposal.id.clone();
+            let (fingerprint, known) = match before {
+                Some(trial) => (trial.fingerprint.clone(), Some(Known::Before(Box::new(trial)))),
+                None => self.look(&id),
             };
-            let known = match before {
-                Some(trial) => {
-                    (pending.fingerprint, pending.same_as) = (trial.fingerprint.clone(), trial.same_as.clone());
-                    Some(Known::Before(Box::new(trial)))
-                }
-                None => self.look(&mut pending),
-            };
-            match known {
-                Some(known) => drop(self.results.insert(number, known)),
-                None => crew.give(Job {
-                    number,
-                    id: pending.proposal.id.clone(),
-                    best,
-                }),
+            if known.is_none() {
+                self.give(queue, Job { number, id, best });
             }
-            self.pending.insert(number, pending);
+            self.pending.push_back(Pending {
+                proposal,
+                fingerprint,
+                known,
+            });
         }
     }
 
@@ -332,91 +269,92 @@ impl<'s> Search<'s> {
         };
         let now = proposal.as_ref().map(|now| &now.id);
         match before {
-            Some(then) if now != Some(&then.id) => Err(TuneError::Resume {
-                path: self.journal.folder().display().to_string(),
-                what: "a proposal",
-                then: then.id.clone(),
-                now: now.map_or("none".to_string(), String::clone),
-            }),
+            Some(then) if now != Some(&then.id) => {
+                let now = now.map_or("none".to_string(), String::clone);
+                Err(TuneError::resume(
+                    self.journal.folder(),
+                    "a proposal",
+                    then.id.clone(),
+                    now,
+                ))
+            }
             _ => Ok(proposal),
         }
     }
 
-    /// The result of a proposal that needs no worker.
-    fn look(&self, pending: &mut Pending) -> Option<Known> {
-        let id = &pending.proposal.id;
-        let refused = |reason: String| Some(Known::Found(Found::failed(Verdict::Refused, reason), 0.0));
+    /// The machine program of a proposal, and its result if it needs no worker.
+    fn look(&self, id: &str) -> (Option<Fingerprint>, Option<Known>) {
+        let refused = |reason: String| (None, Some(Known::Found(Found::failed(Verdict::Refused, reason), 0.0)));
         // The first is compared with, whatever families are searched.
         if !self.history.trials().is_empty()
             && let Err(reason) = self.space.admits(id)
         {
             return refused(reason);
         }
-        match self.gate?(id) {
+        let fingerprint = match self.gate.map_or(Ok(None), |gate| gate(id)) {
             Err(reason) => return refused(reason),
-            Ok(fingerprint) => pending.fingerprint = fingerprint,
-        }
-        let fingerprint = Some(pending.fingerprint.as_ref()?);
+            Ok(None) => return (None, None),
+            Ok(fingerprint) => fingerprint,
+        };
         // The first candidate with the same program, tried or pending.
-        let mut tried = self.history.trials().iter();
-        let tried = tried.find(|trial| trial.same_as.is_none() && trial.fingerprint.as_ref() == fingerprint);
-        let mut others = self.pending.values();
-        let other = others.find(|other| other.same_as.is_none() && other.fingerprint.as_ref() == fingerprint);
-        let first = tried.map(|trial| &trial.id).or(other.map(|other| &other.proposal.id));
-        pending.same_as = Some(first?.clone());
-        Some(Known::Twin)
+        let tried = self
+            .history
+            .trials()
+            .iter()
+            .map(|trial| (&trial.id, &trial.fingerprint));
+        let pending = self
+            .pending
+            .iter()
+            .map(|other| (&other.proposal.id, &other.fingerprint));
+        let first = tried.chain(pending).find(|(_, other)| **other == fingerprint);
+        let twin = first.map(|(first, _)| Known::Twin(first.clone()));
+        (fingerprint, twin)
     }
 
-    /// The result of an earlier candidate with the same machine program.
-    fn of_twin(&self, first: Option<&str>) -> Option<Found> {
-        let same = self.history.trial(first?)?;
-        Some(Found {
-            verdict: same.verdict,
-            reason: format!("the same machine program as {}", same.id),
-            timed: same.timed.clone(),
-            unjudged: same.unjudged.clone(),
-        })
-    }
-
-    /// Adds the next trial to the history.
-    fn commit(&mut self, result: Known, watcher: &mut dyn Watcher) -> Result<(), TuneError> {
-        let number = self.history.trials().len();
-        let Some(pending) = self.pending.remove(&number) else {
+    /// Adds the next trial to the history, if its result is known.
+    fn commit(&mut self, watcher: &mut dyn Watcher) -> Result<(), TuneError> {
+        let Some(pending) = self.pending.pop_front() else {
             return Ok(());
         };
-        let found = match result {
-            Known::Before(trial) => Err(*trial),
-            Known::Found(found, seconds) => Ok((found, seconds)),
-            Known::Twin => {
-                let found = self.of_twin(pending.same_as.as_deref());
-                let found = found.ok_or_else(|| TuneError::Nothing {
-                    what: format!("{} equals a candidate without a result", pending.proposal.id),
-                })?;
-                Ok((found, 0.0))
+        let (found, same_as, seconds) = match pending.known {
+            None => return Ok(()),
+            Some(Known::Before(trial)) => {
+                self.add(*trial, watcher);
+                return Ok(());
             }
-        };
-        let trial = match found {
-            Err(before) => before,
-            Ok((found, seconds)) => {
-                let trial = Trial {
-                    number,
-                    id: pending.proposal.id,
-                    origin: pending.proposal.origin,
-                    verdict: found.verdict,
-                    reason: found.reason,
-                    timed: found.timed,
-                    unjudged: found.unjudged,
-                    fingerprint: pending.fingerprint,
-                    same_as: pending.same_as,
-                    seconds,
+            Some(Known::Found(found, seconds)) => (found, None, seconds),
+            Some(Known::Twin(first)) => {
+                let same = self.history.trial(&first);
+                let same = same.ok_or_else(|| TuneError::nothing(format!("{first} has no result")))?;
+                let found = Found {
+                    verdict: same.verdict,
+                    reason: format!("the same machine program as {first}"),
+                    timed: same.timed.clone(),
+                    unjudged: same.unjudged.clone(),
                 };
-                self.journal.add(&trial)?;
-                trial
+                (found, Some(first), 0.0)
             }
         };
+        let trial = Trial {
+            number: self.history.trials().len(),
+            id: pending.proposal.id,
+            origin: pending.proposal.origin,
+            verdict: found.verdict,
+            reason: found.reason,
+            timed: found.timed,
+            unjudged: found.unjudged,
+            fingerprint: pending.fingerprint,
+            same_as,
+            seconds,
+        };
+        self.journal.add(&trial)?;
+        self.add(trial, watcher);
+        Ok(())
+    }
+
+    fn add(&mut self, trial: Trial, watcher: &mut dyn Watcher) {
         self.history.add(trial.clone());
         watcher.trial(&trial, &self.history);
-        Ok(())
     }
 
     /// The candidate that others are timed against.
@@ -437,44 +375,36 @@ fn time_of(trials: &[Trial], workers: usize) -> Duration {
     Duration::try_from_secs_f64(seconds / workers.max(1) as f64).unwrap_or(Duration::MAX)
 }
 
-/// A worker's thread: examines the candidates in its queue while the next ones are compiled. It
-/// ends if the worker is lost.
-fn work<'e>(
-    mut examiner: Examiner<'e>,
+/// A worker's thread: examines candidates until the queue is closed, or the worker is lost.
+fn work(
+    examiner: &mut Examiner<'_>,
     by: usize,
-    jobs: &Receiver<Job>,
+    jobs: &Mutex<Receiver<Job>>,
+    compilers: Option<&Compilers>,
     news: &Sender<News>,
     halt: &Interrupt,
-) -> Examiner<'e> {
-    let mut queue: VecDeque<Job> = VecDeque::new();
+) {
     loop {
-        if queue.is_empty() {
-            queue.extend(jobs.recv().ok());
-        }
-        queue.extend(jobs.try_iter());
+        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(job) = job else { return };
         if examiner.interrupt.is_asked() || halt.is_asked() {
-            return examiner;
+            return;
         }
-        let Some(job) = queue.pop_front() else {
-            return examiner;
-        };
         let began = Instant::now();
-        examiner.ahead(queue.iter().map(|job| job.id.clone()).collect());
+        if let Some(compilers) = compilers {
+            compilers.wait_for(&job.id);
+        }
         let told = &mut |device: &str, waits| drop(news.send(News::Waits(device.to_string(), waits)));
-        let Some(held) = examiner.ready(&job.id, told) else {
-            return examiner;
-        };
+        let Some(held) = examiner.hold(told) else { return };
         let found = examiner.examine(job.number, &job.id, job.best.as_ref());
         drop(held);
         let is_lost = found.is_err();
-        let sent = news.send(News::Done {
-            by,
-            number: job.number,
-            found,
-            seconds: began.elapsed().as_secs_f64(),
+        let sent = news.send(match found {
+            Ok(found) => News::Done(job, found, began.elapsed().as_secs_f64()),
+            Err(error) => News::Ended(by, job, error),
         });
         if is_lost || sent.is_err() {
-            return examiner;
+            return;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What a search begins with on a device: space, first candidate, timing.
 
+use std::path::Path;
+
 use flashcore::{DeviceInfo, PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
@@ -20,6 +22,8 @@ use crate::worker::planted;
 pub struct Setup {
     /// The configs that may be proposed.
     pub space: Space,
+    /// The device as that of a plan table; `None` for replays.
+    pub device: Option<PlanDevice>,
     /// The architecture; `None` for the host and replays.
     pub chip: Option<Chip>,
     /// The first candidate: the default, or the slowest config of a replay.
@@ -40,11 +44,9 @@ pub struct Setup {
     pub plan_notes: Vec<String>,
 }
 
-/// Note for a card without measured rates.
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
      does so once, in some seconds";
 
-/// Note for a card without a model.
 fn no_profile(name: &str) -> String {
     format!(
         "there is no profile of {name}, so there are no predictions and no claims; \
@@ -64,16 +66,12 @@ impl Setup {
     /// An unknown device or family, a problem that nothing serves.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
         if let Some(file) = device.strip_prefix("replay:") {
-            let of_replay = |option, given: String| TuneError::BadOption {
-                option,
-                given,
-                allowed: "none on a replay, whose space is fixed".to_string(),
-            };
+            let fixed = "none on a replay, whose space is fixed";
             if !families.is_empty() {
-                return Err(of_replay("family", families.join(",")));
+                return Err(TuneError::bad("family", families.join(","), fixed));
             }
             if torture {
-                return Err(of_replay("torture", "asked for".to_string()));
+                return Err(TuneError::bad("torture", "asked for", fixed));
             }
             return Setup::replay(file, problem);
         }
@@ -82,22 +80,7 @@ impl Setup {
             "cpu" => (None, PlanDevice::cpu()),
             device => {
                 let info = gpu(device)?;
-                match Profile::of_device(&info.name, info.multiprocessors) {
-                    None => rates_note = Some(no_profile(&info.name)),
-                    Some(profile) => {
-                        let by_profile = Advisor::new(problem, profile);
-                        advisor = Some(match rates::kept(&DeviceIdentity::cuda(&info)) {
-                            Ok(Some(rates)) => by_profile.measured(rates.card()),
-                            rates => {
-                                let why = rates
-                                    .err()
-                                    .map(|stale| format!("predicted with the profile's rates: {stale}"));
-                                rates_note = why.or_else(|| Some(NEVER_MEASURED.to_string()));
-                                by_profile
-                            }
-                        });
-                    }
-                }
+                (advisor, rates_note) = advisor_of(problem, &info);
                 (Some(info.chip()), PlanDevice::cuda(&info))
             }
         };
@@ -107,6 +90,7 @@ impl Setup {
         Ok(Setup {
             space: gate.space(chosen(&gate, families)?, torture),
             chip,
+            device: Some(plan_device),
             start: default.kernel.clone(),
             default: Some(default),
             timing: chip.map_or_else(Timing::for_cpu, |_| Timing::for_gpu()),
@@ -124,14 +108,13 @@ impl Setup {
         let names: Vec<&str> = measured.tables.iter().map(|table| table.case.name.as_str()).collect();
         let known = names.join(", ");
         let is_this = |table: &&Table| table.case.problem == *problem;
-        let nothing = || TuneError::Nothing {
-            what: format!("{problem} was not measured there; it has {known}"),
-        };
+        let nothing = || TuneError::nothing(format!("{problem} was not measured there; it has {known}"));
         let table = measured.tables.iter().find(is_this).ok_or_else(nothing)?;
         let start = table.worst().ok_or_else(nothing)?.0.clone();
         Ok(Setup {
             space: table.space().replaying(table.digest()),
             chip: None,
+            device: None,
             start,
             default: None,
             timing: Timing::for_gpu(),
@@ -143,6 +126,23 @@ impl Setup {
     }
 }
 
+/// The advisor for a GPU with its measured rates, and why there is none, or only one with the
+/// profile's rates.
+fn advisor_of(problem: &Problem, info: &DeviceInfo) -> (Option<Advisor>, Option<String>) {
+    let Some(profile) = Profile::of_device(&info.name, info.multiprocessors) else {
+        return (None, Some(no_profile(&info.name)));
+    };
+    let by_profile = Advisor::new(problem, profile);
+    match rates::kept(&DeviceIdentity::cuda(info)) {
+        Ok(Some(rates)) => (Some(by_profile.measured(rates.card())), None),
+        Ok(None) => (Some(by_profile), Some(NEVER_MEASURED.to_string())),
+        Err(stale) => {
+            let note = format!("predicted with the profile's rates: {stale}");
+            (Some(by_profile), Some(note))
+        }
+    }
+}
+
 /// Reads a file of measured spaces, or the shipped one for `shipped`.
 ///
 /// # Errors
@@ -151,8 +151,7 @@ pub fn read_measured(file: &str) -> Result<Measured, TuneError> {
     if file == "shipped" {
         return Measured::shipped();
     }
-    let path = std::path::Path::new(file);
-    let text = std::fs::read_to_string(path).map_err(|error| TuneError::file(path, error))?;
+    let text = std::fs::read_to_string(file).map_err(|error| TuneError::file(Path::new(file), error))?;
     Measured::read(&text, file)
 }
 
@@ -168,11 +167,8 @@ pub(crate) fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     });
     found.ok_or_else(|| {
         let gpu = |info: &DeviceInfo| format!(", cuda:{} ({})", info.ordinal, info.name);
-        TuneError::BadOption {
-            option: "device",
-            given: device.to_string(),
-            allowed: "cpu, replay:FILE".to_string() + &devices.iter().map(gpu).collect::<String>(),
-        }
+        let gpus: String = devices.iter().map(gpu).collect();
+        TuneError::bad("device", device, format!("cpu, replay:FILE{gpus}"))
     })
 }
 
@@ -181,11 +177,6 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
     if names.is_empty() {
         return Ok(gate.families());
     }
-    let bad = |name: &String, allowed: String| TuneError::BadOption {
-        option: "family",
-        given: name.clone(),
-        allowed,
-    };
     let family = |name: &String| {
         // The planted candidates alone.
         if name == planted::NAME {
@@ -193,14 +184,14 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
         }
         let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
         let family = Family::all().into_iter().find(|family| family.name == name.as_str());
-        let family = family.ok_or_else(|| bad(name, known.to_string()))?;
+        let family = family.ok_or_else(|| TuneError::bad("family", name, known))?;
         // A search without candidates would report that none is faster.
         match gate.why_not(&family) {
             None => Ok(family),
-            Some(why) => Err(bad(
-                name,
-                format!("families with a kernel for this problem here; of {name}: {why}"),
-            )),
+            Some(why) => {
+                let allowed = format!("families with a kernel for this problem here; of {name}: {why}");
+                Err(TuneError::bad("family", name, allowed))
+            }
         }
     };
     names.iter().map(family).collect()

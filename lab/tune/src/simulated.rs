@@ -6,7 +6,7 @@ use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Problem};
 use rayon::prelude::*;
 
-use crate::board::Board;
+use crate::board::{Board, Check};
 use crate::judge::Judge;
 
 /// Seed of the first schedule. Each set of inputs runs under other schedules.
@@ -18,11 +18,10 @@ const SCHEDULES: u32 = 2;
 /// inputs that candidates are judged on, and elects again.
 pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
     board.rows.par_iter_mut().for_each(|row| {
-        row.simulated = row
-            .id
-            .parse()
-            .ok()
-            .and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()));
+        let config = row.id.parse().ok();
+        let found =
+            config.and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()));
+        row.simulated = found.map(Check::from);
     });
     board.elect();
     board
@@ -119,6 +118,6 @@ mod tests {
         let mut board = Board::new(&id, None, true, 0.03);
         board.rows = vec![row];
         let board = look(board, &judge, chip);
-        assert_eq!(board.rows[0].simulated, Some(Ok(())));
+        assert_eq!(board.rows[0].simulated, Some(Ok(()).into()));
     }
 }

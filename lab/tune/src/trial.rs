@@ -35,21 +35,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Its name in tables and files, such as `BUILD_FAILED`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Verdict::Refused => "REFUSED",
-            Verdict::BuildFailed => "BUILD_FAILED",
-            Verdict::LaunchFailed => "LAUNCH_FAILED",
-            Verdict::Hung => "HUNG",
-            Verdict::Wrong => "WRONG",
-            Verdict::Unstable => "UNSTABLE",
-            Verdict::Slower => "SLOWER",
-            Verdict::Ambiguous => "AMBIGUOUS",
-            Verdict::Faster => "FASTER",
-        }
-    }
-
     /// Whether the candidate passed every gate and was timed.
     pub const fn is_timed(self) -> bool {
         matches!(self, Verdict::Slower | Verdict::Ambiguous | Verdict::Faster)
@@ -68,9 +53,10 @@ impl Verdict {
     }
 }
 
+/// Its name in tables and files, such as `BUILD_FAILED`.
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.serialize(f)
     }
 }
 

@@ -90,41 +90,30 @@ fn is_ignored(status: &str, signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
+/// The number of trials, their folder, and the command that continues.
 fn kept_of(folder: &Path) -> Page {
     let mut page = Page::default();
     match read_trials(folder) {
-        Ok(trials) => add_trials(&mut page, trials.len(), folder),
         Err(_) => page.field("kept", "no trial yet"),
+        Ok(trials) => {
+            let text = format!("{} in {}", style::count(trials.len(), "trial"), folder.display());
+            page.field("kept", text);
+            // Not wrapped: it is to be copied.
+            let command = resume_command(folder, None);
+            page.line(format_args!("  resume    {CODE}{command}{CODE:#}"));
+        }
     }
     page
 }
 
 /// The same for a search that ended by an error; `None` if there is no trial to continue with.
-pub(crate) fn left(folder: &Path) -> Option<String> {
-    let trials = read_trials(folder).ok().filter(|trials| !trials.is_empty())?;
-    let mut page = Page::default();
-    add_trials(&mut page, trials.len(), folder);
-    Some(page.to_string())
+pub(crate) fn left(folder: &Path) -> Option<Page> {
+    let is_any = read_trials(folder).is_ok_and(|trials| !trials.is_empty());
+    is_any.then(|| kept_of(folder))
 }
 
-/// Adds the number of trials, their folder, and the command that continues.
-fn add_trials(page: &mut Page, trials: usize, folder: &Path) {
-    let text = format!("{} in {}", style::count(trials, "trial"), folder.display());
-    page.field("kept", text);
-    // Not wrapped: it is to be copied.
-    page.line(format_args!("  resume    {CODE}{}{CODE:#}", resume_command(folder)));
-}
-
-pub(crate) fn resume_command(folder: &Path) -> String {
-    command(folder, None)
-}
-
-/// The command that continues a run whose budget is spent, with another budget.
-pub(crate) fn go_on_command(folder: &Path, budget: Budget) -> String {
-    command(folder, Some(budget))
-}
-
-fn command(folder: &Path, budget: Option<Budget>) -> String {
+/// The command that continues a run, with another budget if its own is spent.
+pub(crate) fn resume_command(folder: &Path, budget: Option<Budget>) -> String {
     let mut words = std::env::args_os();
     let typed = words.next().unwrap_or_default();
     let program = match invocation() {

@@ -6,7 +6,7 @@ use clap::Args;
 use flashcore_bench::problem_file;
 use flashcore_problem::Tolerance;
 use flashcore_tune::board::{Board, BoardRow};
-use flashcore_tune::insight::Claims;
+use flashcore_tune::insight::{Claims, Score, Scored, Tally};
 use flashcore_tune::journal::{Header, board_of, read_header, read_seconds, read_trials};
 use flashcore_tune::runs::{self, Found};
 use flashcore_tune::{History, PeerComparison, Verdict, times_as_long};
@@ -17,7 +17,7 @@ use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, DIM, GOOD, Page};
 use crate::tune::args::OUTSIDE;
 use crate::tune::interrupt::quoted;
-use crate::tune::{claims, live, overview, peers};
+use crate::tune::{live, overview, peers};
 
 /// Show what `flashcore tune` found
 ///
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
             false => add_failures(&mut page, &history),
         }
         if let Some(claims) = &claims {
-            claims::add(&mut page, claims);
+            add_claims(&mut page, claims);
         }
         if let Some(beside) = &beside {
             peers::add(&mut page, beside);
@@ -150,11 +150,9 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
             true => "the rounding of fp8".to_string(),
             false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
         };
-        let is_clean = |row: &BoardRow| row.id == id && row.simulated == Some(Ok(()));
-        let simulated = if board.rows.iter().any(is_clean) {
-            ", and clean under the simulator"
-        } else {
-            ""
+        let simulated = match board.rows.iter().any(|row| row.id == id && is_clean(row)) {
+            true => ", and clean under the simulator",
+            false => "",
         };
         let text = format!("{GOOD}yes{GOOD:#}: within {allowed} of float64{simulated}");
         page.field("correct", text);
@@ -184,7 +182,7 @@ pub(crate) fn add_board(page: &mut Page, board: &Board) {
         let text = format!("every output row of the finalists was compared with {witness}");
         page.field("rows", text);
     }
-    if let Err(why) = &board.head_to_head {
+    if let Some(why) = &board.head_to_head.why {
         page.wrap(2, format_args!("  Times of the search, not head to head: {why}"));
     }
 }
@@ -206,13 +204,17 @@ fn add_rows(page: &mut Page, board: &Board) {
         let (id, time) = (&row.id, style::micros(row.us));
         let line = format!("  {place:>2}  {id:<widest$}  {ratio:<22}  {time:>9}  {verdict}");
         page.line(line.trim_end());
-        if let Some(Err(found)) = &row.simulated {
+        if let Some(found) = row.simulated.as_ref().and_then(|check| check.why.as_ref()) {
             page.wrap(10, format_args!("      {BAD}the simulator: {found}{BAD:#}"));
         }
     }
-    if !board.rows.is_empty() && board.rows.iter().all(|row| row.simulated == Some(Ok(()))) {
+    if !board.rows.is_empty() && board.rows.iter().all(is_clean) {
         page.field("simulated", "all of them, and nothing was found");
     }
+}
+
+fn is_clean(row: &BoardRow) -> bool {
+    row.simulated.as_ref().is_some_and(|check| check.ok)
 }
 
 /// The result of a search in a sentence. `start` describes the first candidate.
@@ -300,6 +302,31 @@ fn without_names_and_numbers(reason: &str) -> String {
     outside_names
         .flat_map(|text| text.split(|c: char| c.is_ascii_digit()))
         .collect()
+}
+
+/// Adds the table, and for right and wrong claims the one with the largest measured change.
+pub(crate) fn add_claims(page: &mut Page, claims: &Claims) {
+    if claims.claims.is_empty() {
+        return page.field("claims", "none about these candidates");
+    }
+    page.heading("Claims", "changes expected by simulator, compiler and cost model");
+    for (index, line) in Tally::table(&claims.table).into_iter().enumerate() {
+        let style = if index == 0 { DIM } else { anstyle::Style::new() };
+        page.line(format_args!("  {style}{line}{style:#}"));
+    }
+    for (label, score) in [("came true", Score::CameTrue), ("wrong", Score::SignWrong)] {
+        let scored = claims.claims.iter().filter(|scored| scored.score == Some(score));
+        let size = |scored: &&Scored| scored.measured.map_or(0.0, f64::abs);
+        let Some(scored) = scored.max_by(|a, b| size(a).total_cmp(&size(b))) else {
+            continue;
+        };
+        let measured = match scored.measured {
+            Some(percent) => format!("measured {percent:+.1} %"),
+            None => "not measured".to_string(),
+        };
+        let (claim, about) = (&scored.claim, &scored.claim.about);
+        page.field(label, format_args!("{claim} {DIM}({about}){DIM:#}: {measured}"));
+    }
 }
 
 #[cfg(test)]

@@ -62,11 +62,6 @@ impl Live {
         }
     }
 
-    /// Trials of a continued run that were made before.
-    pub(crate) fn resumed(&self) -> usize {
-        self.before
-    }
-
     pub(crate) fn end(&self) {
         self.bar.finish_and_clear();
     }
@@ -180,9 +175,7 @@ pub(crate) fn add_about(page: &mut Page, header: &Header, resumed: usize) {
     };
     let text = format!("by {}, seed {}, {begins}", header.strategy, header.seed);
     page.field("search", text);
-    if let Some(default) = &header.default {
-        page.field("default", default);
-    }
+    page.fields("default", &header.default);
 }
 
 impl Watcher for Live {

@@ -2,14 +2,12 @@
 //! shows the results, `flashcore worker` runs candidates.
 
 pub(crate) mod args;
-mod claims;
 pub(crate) mod interrupt;
 pub(crate) mod leaderboard;
 mod live;
 mod overview;
 mod peers;
 mod plan;
-mod rates;
 pub(crate) mod without_gpu;
 pub(crate) mod worker;
 
@@ -24,7 +22,7 @@ use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
-use flashcore_tune::worker::{Deadlines, Program, compilers_for};
+use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{Gatekeeper, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs};
 use serde_json::{Value, json};
 
@@ -32,14 +30,12 @@ use crate::failure::{Failure, Outcome};
 use crate::machine;
 use crate::style::{self, CODE, DIM, Page};
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
-use crate::tune::interrupt::{CtrlC, go_on_command, quoted, resume_command};
+use crate::tune::interrupt::{CtrlC, quoted, resume_command};
 use crate::tune::live::Live;
 
 /// The default strategies with and without a cost model: the best two in replays of the shipped space.
 const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
 const STRATEGY_SEED: u64 = 1;
-/// Finalists besides the first candidate.
-const FINALISTS: usize = 4;
 /// The longest time that a proposer may take.
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -54,20 +50,20 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let devices = devices(&args.device)?;
     // Without flags and without a GPU, also show what can be shown of GPUs.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
-    let found = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
+    let (found, ctrl_c) = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
-        style::show(args.json, || json_of(&found, None, None), || found.ctrl_c.kept());
+        style::show(args.json, || json_of(&found, None, None), || ctrl_c.kept());
         return Ok(Outcome::Interrupted);
     }
     if !args.json {
         result(&found, tour, &case).print();
     }
     // A failure from here on is reported, and does not lose the result.
-    let plan = plan::keep(&found.found, args.no_plan);
-    found.ctrl_c.is_over();
+    let plan = plan::keep(&found, args.no_plan);
+    ctrl_c.is_over();
     let beside = match kept_beside(&found) {
         Some(kept) => Some(kept),
-        None => peers::compare(&found.found, &case, &devices[0], &args.peers, &found.folder),
+        None => peers::compare(&found, &case, &devices[0], &args.peers),
     };
     let remedy = plan.remedy(&found.folder);
     let json = || json_of(&found, beside.as_ref(), Some(&plan));
@@ -99,7 +95,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
 }
 
 /// The result, then the best, the failures, and how it was searched.
-fn result(found: &Kept, tour: bool, case: &Case) -> Page {
+fn result(found: &Found, tour: bool, case: &Case) -> Page {
     let header = &found.header;
     let does = match header.computes {
         true => "Attention",
@@ -124,19 +120,19 @@ fn result(found: &Kept, tour: bool, case: &Case) -> Page {
     }
     leaderboard::add_failures(&mut page, &found.history);
     if let Some(claims) = &found.claims {
-        claims::add(&mut page, claims);
+        leaderboard::add_claims(&mut page, claims);
     }
     live::add_about(&mut page, header, found.resumed);
     page
 }
 
 /// The comparison with peers of an earlier search, if it still holds.
-fn kept_beside(found: &Kept) -> Option<PeerComparison> {
+fn kept_beside(found: &Found) -> Option<PeerComparison> {
     let board = found.board.as_ref().filter(|_| found.nothing_new)?;
     PeerComparison::read(&found.folder, board).filter(|beside| beside.missing.is_none())
 }
 
-fn json_of(found: &Kept, beside: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
+fn json_of(found: &Found, beside: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
     json!({
         "run": found.header,
         "trials": found.history.trials(),
@@ -149,25 +145,8 @@ fn json_of(found: &Kept, beside: Option<&PeerComparison>, plan: Option<&plan::Ke
         "plan": plan.map(plan::Kept::json),
         "proposer_gone": found.proposer_gone,
         "interrupted": found.interrupted,
-        "resume": found.interrupted.then(|| resume_command(&found.folder)),
+        "resume": found.interrupted.then(|| resume_command(&found.folder, None)),
     })
-}
-
-/// A search that is over, and its folder.
-struct Kept {
-    found: Found,
-    folder: PathBuf,
-    ctrl_c: CtrlC,
-    /// Trials of a continued run that were made before.
-    resumed: usize,
-}
-
-impl std::ops::Deref for Kept {
-    type Target = Found;
-
-    fn deref(&self) -> &Found {
-        &self.found
-    }
 }
 
 fn gpu(name: &str) -> Option<u32> {
@@ -201,28 +180,26 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
     Ok(devices)
 }
 
-fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<Kept, Failure> {
+fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Result<(Found, CtrlC), Failure> {
     // A continued run keeps its rates.
     if args.is_informed() && !args.no_measure && !args.resume {
-        rates::measure_once(&devices[0], !args.json)?;
+        worker::measure_once(&devices[0], !args.json)?;
     }
-    let setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
+    let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
     }
-    let may_have_row = !args.no_plan && !args.torture;
-    let cannot_keep = may_have_row.then(|| plan::cannot_keep(&devices[0], &case.problem));
-    for note in setup.plan_notes.iter().chain(cannot_keep.flatten().as_ref()) {
+    let device = setup.device.as_ref().filter(|_| !args.no_plan && !args.torture);
+    let cannot_keep = device.and_then(|device| plan::cannot_keep(device, &case.problem));
+    for note in setup.plan_notes.iter().chain(&cannot_keep) {
         style::note(note);
     }
     let seed = args.seed.unwrap_or(STRATEGY_SEED);
     let mut rates = setup.advisor.as_ref().map(Advisor::rates);
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
         Some(command) => {
-            let mut outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE)?;
-            if let Some(advisor) = &setup.advisor {
-                outside = outside.informed(advisor.clone());
-            }
+            let advisor = setup.advisor.clone();
+            let outside = Outside::start(command, &case.problem, &devices[0], PROPOSER_DEADLINE, advisor)?;
             (Box::new(outside), format!("{OUTSIDE}{command}"))
         }
         None => {
@@ -230,7 +207,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             let default = if setup.advisor.is_some() { modelled } else { otherwise };
             let kind = args.strategy.unwrap_or(default);
             // For a card without a profile: why the default strategy does not predict.
-            if let Some(note) = setup.rates_note.filter(|_| args.is_informed()) {
+            if let Some(note) = setup.rates_note.as_ref().filter(|_| args.is_informed()) {
                 style::note(note);
             }
             if !kind.is_informed() {
@@ -243,18 +220,15 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         Budget::Trials(trials) => (trials, Duration::MAX),
         Budget::Time(time) => (usize::MAX, time.mul_f64(share)),
     };
-    let deadline = Duration::from_secs(args.deadline);
     let folder = folder(args, case, devices)?;
-    // A continued run keeps its first candidate: plan tables may have changed, by its own winner for one.
-    let (start, default) = match args.resume {
-        true => {
-            let begun = read_header(&folder)?;
-            (begun.start, begun.default)
-        }
-        false => (setup.start, setup.default),
-    };
-    // Each device has as many candidates in progress as a single one has, so that none waits for a compiler.
-    let window = setup.window * devices.len();
+    if args.resume {
+        // Plan tables may have changed since, by its own winner for one.
+        let begun = read_header(&folder)?;
+        (setup.start, setup.default) = (begun.start, begun.default);
+    }
+    if let Some(start) = &args.start {
+        setup.start.clone_from(start);
+    }
     let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
         case: case.clone(),
@@ -263,21 +237,14 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         strategy_name,
         seed,
         inputs: args.seed,
-        space: setup.space,
-        chip: setup.chip,
-        start: args.start.clone().unwrap_or(start),
-        default,
+        setup,
         rates,
         trials,
         time,
-        finalists: FINALISTS,
-        window,
-        compilers: compilers_for(2 * window),
         folder: folder.clone(),
         resume: args.resume,
         program: program(&folder)?,
-        deadlines: Deadlines::of_run(deadline),
-        timing: setup.timing,
+        deadlines: Deadlines::of_run(Duration::from_secs(args.deadline)),
         locks: device_lock::folder(),
         interrupt: ctrl_c.interrupt.clone(),
     };
@@ -291,12 +258,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         }
         ended_by(error, &folder)
     })?;
-    Ok(Kept {
-        found,
-        folder,
-        ctrl_c,
-        resumed: live.resumed(),
-    })
+    Ok((found, ctrl_c))
 }
 
 /// The error that ended a search, with what was kept of it, unless it is about another run.
@@ -304,7 +266,7 @@ fn ended_by(error: TuneError, folder: &Path) -> Failure {
     let is_other = matches!(error, TuneError::BadOption { .. } | TuneError::Resume { .. });
     let failure = Failure::from(error);
     match interrupt::left(folder).filter(|_| !is_other) {
-        Some(left) => failure.left(left),
+        Some(left) => failure.left(left.to_string()),
         None => failure,
     }
 }
@@ -316,16 +278,16 @@ fn is_exhausted(budget: Budget, found: &Found) -> bool {
 }
 
 /// The command that continues a search; `None` if there is nothing else to try.
-fn go_on(budget: Budget, found: &Kept) -> Option<String> {
+fn go_on(budget: Budget, found: &Found) -> Option<String> {
     // The budget was not spent.
     if found.proposer_gone.is_some() {
-        return Some(resume_command(&found.folder));
+        return Some(resume_command(&found.folder, None));
     }
     let trials = found.history.trials();
     let seconds: f64 = trials.iter().map(|trial| trial.seconds).sum();
     let spent = Duration::try_from_secs_f64(seconds / found.header.devices.len().max(1) as f64);
     let more = budget.twice(trials.len(), spent.unwrap_or_default());
-    (!is_exhausted(budget, found)).then(|| go_on_command(&found.folder, more))
+    (!is_exhausted(budget, found)).then(|| resume_command(&found.folder, Some(more)))
 }
 
 /// Why a continued run did nothing, if so. The end of its proposer is reported elsewhere.
@@ -342,7 +304,7 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
 }
 
 /// Adds the run's folder, and the commands that show and continue it.
-fn add_commands(page: &mut Page, budget: Budget, found: &Kept) {
+fn add_commands(page: &mut Page, budget: Budget, found: &Found) {
     page.field("evidence", found.folder.display());
     let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));
     // Not wrapped: they are to be copied.

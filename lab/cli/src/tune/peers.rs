@@ -1,7 +1,5 @@
 //! The end of `flashcore tune`: times the winner with the default and peers in one measurement.
 
-use std::path::Path;
-
 use flashcore::Device;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{Case, Report, table};
@@ -14,13 +12,7 @@ use crate::tune::live::note_wait;
 
 /// Times the winner of a search with the default and peers, and keeps the result in the run's folder.
 /// `None` if the leaderboard says as much. A failure is reported, and the result of the search stands.
-pub(crate) fn compare(
-    found: &Found,
-    case: &Case,
-    device: &str,
-    peers: &[String],
-    folder: &Path,
-) -> Option<PeerComparison> {
+pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]) -> Option<PeerComparison> {
     let board = found.board.as_ref()?;
     let mut beside = PeerComparison::of(&found.header, board)?;
     let spinner = style::spinner("timing winner, default and peers");
@@ -31,11 +23,8 @@ pub(crate) fn compare(
         _ => {
             // Searches on one device take turns.
             let locks = device_lock::folder();
-            let lock = found
-                .header
-                .devices
-                .first()
-                .map(|device| DeviceLock::on(device, locks.as_deref()));
+            let first = found.header.devices.first();
+            let lock = first.map(|device| DeviceLock::on(device, locks.as_deref()));
             let _held = lock.and_then(|lock| lock.wait(&Interrupt::default(), &mut |waits| note_wait(device, waits)));
             let measured = || -> Result<Report, Failure> {
                 let device: Device = device.parse()?;
@@ -49,7 +38,7 @@ pub(crate) fn compare(
         }
     }
     drop(spinner);
-    if let Err(why) = beside.keep(folder) {
+    if let Err(why) = beside.keep(&found.folder) {
         style::note(format_args!("the comparison with peers is printed and not kept: {why}"));
     }
     Some(beside)
@@ -59,15 +48,11 @@ pub(crate) fn compare(
 pub(crate) fn add(page: &mut Page, beside: &PeerComparison) {
     if let Some(report) = &beside.report {
         page.line(format_args!("\n{HEAD}Compared with the default and peers{HEAD:#}"));
-        report
-            .results
-            .iter()
-            .for_each(|result| page.add(table::case_text(result)));
+        let results = report.results.iter();
+        results.for_each(|result| page.add(table::case_text(result)));
     }
     let notes = beside.report.iter().flat_map(|report| &report.notes);
-    for note in beside.missing.iter().chain(notes) {
-        page.field("peers", note);
-    }
+    page.fields("peers", beside.missing.iter().chain(notes));
     let ratios = beside.ratios().into_iter().map(|(label, ratio)| {
         let who = if label == beside.default { "the default " } else { "" };
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);

@@ -21,17 +21,10 @@ pub(crate) enum Kept {
 
 /// Why the user's table for a device cannot take the winner of a search that is about to begin, if so. It
 /// is a note, not an error: the user can correct it during the search.
-pub(crate) fn cannot_keep(device: &str, problem: &Problem) -> Option<String> {
-    let device = match device.strip_prefix("cuda:") {
-        Some(ordinal) => {
-            let gpus = flashcore_cuda::devices().ok()?;
-            PlanDevice::cuda(gpus.iter().find(|info| info.ordinal.to_string() == ordinal)?)
-        }
-        None => (device == "cpu").then(PlanDevice::cpu)?,
-    };
+pub(crate) fn cannot_keep(device: &PlanDevice, problem: &Problem) -> Option<String> {
     // Problems without a class have no rows.
     PlanClass::of(problem)?;
-    let why = plans::can_put(&user_plans_folder()?, &device).err()?;
+    let why = plans::can_put(&user_plans_folder()?, device).err()?;
     Some(format!(
         "a winner cannot be kept in the plan table: {why}; correct that while the search runs, or give --no-plan"
     ))
@@ -83,7 +76,7 @@ impl Kept {
              adds the row, and searches only if the budget is not spent:"
         );
         // Not wrapped: it is to be copied.
-        let typed = format!("  {CODE}{}{CODE:#}\n", resume_command(run));
+        let typed = format!("  {CODE}{}{CODE:#}\n", resume_command(run, None));
         Some(style::wrap(&note, 2) + &typed)
     }
 

@@ -47,9 +47,8 @@ impl Field<'_> {
         let mut curve = Vec::with_capacity(trials);
         let mut next = Some((start.to_string(), "start".to_string()));
         while let Some((id, origin)) = next {
-            let outcome = known.get(&id).ok_or_else(|| TuneError::Nothing {
-                what: format!("{id} was not measured"),
-            })?;
+            let missing = || TuneError::nothing(format!("{id} was not measured"));
+            let outcome = known.get(&id).ok_or_else(missing)?;
             history.add(replayed(curve.len(), &id, origin, outcome, optimum));
             let before = curve.last().copied().unwrap_or(f64::INFINITY);
             let now = match outcome {
@@ -137,9 +136,8 @@ pub(super) fn compare(
     trials: usize,
     advisor: Option<&Advisor>,
 ) -> Result<Vec<Comparison>, TuneError> {
-    let worst = table.worst().ok_or_else(|| TuneError::Nothing {
-        what: "nothing in the table was timed".to_string(),
-    })?;
+    let missing = || TuneError::nothing("nothing in the table was timed");
+    let worst = table.worst().ok_or_else(missing)?;
     let size = table.len();
     let field = Field {
         space: table.space(),
@@ -237,7 +235,7 @@ mod tests {
             start: &table.worst().unwrap().0,
             advisor: Some(&advisor),
         };
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             let curve = field.replay(kind, 1, 500).unwrap().curve;
             assert!(curve.windows(2).all(|pair| pair[1] <= pair[0]));
             assert_eq!((curve.len(), *curve.last().unwrap()), (120, 1.0), "{}", kind.name());

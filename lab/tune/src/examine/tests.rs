@@ -18,7 +18,6 @@ fn examined(name: &str, first: &str) -> Found {
             Worker::new(fake.program(name), "cpu", Deadlines::default()),
             PathBuf::new(),
         ),
-        compilers: None,
         timing: &timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),

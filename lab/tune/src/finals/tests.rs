@@ -33,7 +33,6 @@ fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Boa
             Worker::new(fake.program(name), "cpu", Deadlines::default()),
             PathBuf::new(),
         ),
-        compilers: None,
         timing: &timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
@@ -105,7 +104,7 @@ fn a_finalist_that_kills_its_worker_is_struck_and_the_others_are_timed() {
     );
     let struck: Vec<(&str, Verdict)> = board.struck.iter().map(|one| (one.id.as_str(), one.verdict)).collect();
     assert_eq!(struck, [(A, Verdict::LaunchFailed)], "{board:?}");
-    assert_eq!((board.winner.as_deref(), board.head_to_head.is_ok()), (Some(B), true));
+    assert_eq!((board.winner.as_deref(), board.head_to_head.ok), (Some(B), true));
 }
 
 #[test]
@@ -123,7 +122,8 @@ fn a_failure_that_no_finalist_causes_ends_the_finals() {
     assert!(
         board
             .head_to_head
-            .unwrap_err()
+            .why
+            .unwrap()
             .ends_with("which finalist caused it is not known")
     );
 }
@@ -205,7 +205,6 @@ fn one_wrong_row_is_found_by_the_witness() {
             Worker::new(fake.program("agrees"), "cpu", Deadlines::default()),
             scratch,
         ),
-        compilers: None,
         timing: &timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),

@@ -35,33 +35,16 @@ pub enum ClaimKind {
 }
 
 impl ClaimKind {
-    /// Its name in tables and files, such as `bank-conflicts`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ClaimKind::BankConflicts => "bank-conflicts",
-            ClaimKind::Uncoalesced => "uncoalesced",
-            ClaimKind::Spills => "spills",
-            ClaimKind::Registers => "registers",
-            ClaimKind::Room => "room",
-            ClaimKind::Waves => "waves",
-            ClaimKind::SharedMemory => "shared-memory",
-            ClaimKind::L2 => "l2",
-            ClaimKind::Arithmetic => "arithmetic",
-            ClaimKind::TensorCores => "tensor-cores",
-            ClaimKind::Latency => "latency",
-            ClaimKind::Launch => "launch",
-        }
-    }
-
     /// Whether this kind expects that a change does not build; all others expect a time.
     pub const fn is_warning(self) -> bool {
         matches!(self, ClaimKind::Spills)
     }
 }
 
+/// Its name in tables and files, such as `bank-conflicts`.
 impl fmt::Display for ClaimKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.serialize(f)
     }
 }
 

@@ -25,10 +25,8 @@ pub(super) struct Waste {
     pub(super) beyond: f64,
 }
 
-/// Observations of a candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Look {
-    /// Predicted time, µs.
     pub(super) micros: f64,
     pub(super) binds: Bound,
     /// Time of each possible bound, µs.
@@ -46,7 +44,6 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Time of a possible bound, µs.
     pub(super) fn micros_of(&self, bound: Bound) -> f64 {
         let term = self.terms.iter().find(|(other, _)| *other == bound);
         term.map_or(0.0, |(_, micros)| *micros)

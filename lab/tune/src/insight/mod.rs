@@ -121,7 +121,7 @@ impl Insights {
     }
 
     /// Processes the trials since the last call in their order: scores claims, then makes new ones.
-    pub fn follow(&mut self, history: &History, space: &Space) {
+    pub fn follow(&mut self, history: &History, space: &Space) -> &Insights {
         for trial in &history.trials()[self.seen..] {
             for Scored { claim, score, measured } in &mut self.claims {
                 // A change is tried once.
@@ -141,6 +141,7 @@ impl Insights {
             }
         }
         self.seen = history.trials().len();
+        self
     }
 
     /// Whether a trial is among the fastest so far, or the fastest of its niche.

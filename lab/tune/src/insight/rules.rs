@@ -7,8 +7,6 @@ use super::claim::{Claim, ClaimKind};
 use super::look::{Advisor, Look, Waste};
 use crate::space::Space;
 
-/// A reason for some changes.
-#[derive(Clone, Debug)]
 struct Reason {
     kind: ClaimKind,
     evidence: String,
@@ -16,15 +14,6 @@ struct Reason {
     /// Levers, each followed by `+` for its next value or `-` for the one before, in the lever's
     /// order and among those that may be proposed.
     turns: &'static str,
-}
-
-/// A change of one lever.
-#[derive(Clone, Debug)]
-struct Change {
-    lever: &'static str,
-    from: String,
-    to: String,
-    id: String,
 }
 
 /// Smallest gain that is claimed, per cent; smaller ones are within the noise.
@@ -52,45 +41,33 @@ pub(super) fn claims(
     let Some(look) = advisor.look(&[about.to_string()]).remove(0) else {
         return Vec::new();
     };
-    let mut asked: Vec<(Reason, Change)> = Vec::new();
+    let mut asked: Vec<Claim> = Vec::new();
     for reason in reasons(&look, registers) {
-        let changes = reason.turns.split(' ').filter_map(|turn| change(about, turn, space));
-        let untried = changes.filter(|change| !tried(&change.id));
-        asked.extend(untried.map(|change| (reason.clone(), change)));
+        let turns = reason.turns.split(' ');
+        let changes = turns.filter_map(|turn| reason.change(about, turn, space));
+        asked.extend(changes.filter(|claim| !tried(&claim.proposes)));
     }
-    let ids: Vec<String> = asked.iter().map(|(_, change)| change.id.clone()).collect();
+    let ids: Vec<String> = asked.iter().map(|claim| claim.proposes.clone()).collect();
     let mut claims: Vec<Claim> = Vec::new();
-    for ((reason, change), after) in asked.into_iter().zip(advisor.look(&ids)) {
+    for (claim, after) in asked.into_iter().zip(advisor.look(&ids)) {
         // If several reasons name a change, the first one counts.
-        let is_new = claims.iter().all(|claim| claim.proposes != change.id);
+        let is_new = claims.iter().all(|other| other.proposes != claim.proposes);
         if let Some(after) = after.filter(|_| is_new) {
-            claims.extend(claim(about, &look, reason, change, &after));
+            claims.extend(expected(claim, &look, &after));
         }
     }
     claims
 }
 
-/// The claim about a change: that it does not build, that it pays, or none.
-fn claim(about: &str, before: &Look, reason: Reason, change: Change, after: &Look) -> Option<Claim> {
+/// The claim with its expectation: that the change does not build, or that it pays; otherwise none.
+fn expected(mut claim: Claim, before: &Look, after: &Look) -> Option<Claim> {
+    if let Some(evidence) = spills(before, after) {
+        (claim.kind, claim.evidence, claim.line) = (ClaimKind::Spills, evidence, None);
+        return Some(claim);
+    }
     let percent = 100.0 * (after.micros / before.micros - 1.0);
-    let (kind, evidence, line, expected) = match spills(before, after) {
-        Some(evidence) => (ClaimKind::Spills, evidence, None, None),
-        None if percent <= -LEAST && reason.kind.is_reduced(before, after) => {
-            (reason.kind, reason.evidence, reason.line, Some(percent))
-        }
-        None => return None,
-    };
-    Some(Claim {
-        about: about.to_string(),
-        kind,
-        evidence,
-        line,
-        lever: change.lever.to_string(),
-        from: change.from,
-        to: change.to,
-        proposes: change.id,
-        expected,
-    })
+    claim.expected = Some(percent);
+    (percent <= -LEAST && claim.kind.is_reduced(before, after)).then_some(claim)
 }
 
 /// Why a change is likely to spill.
@@ -131,7 +108,6 @@ impl ClaimKind {
     }
 }
 
-/// Share of unnecessary passes or sectors.
 fn beyond(waste: &Option<Waste>) -> f64 {
     waste.as_ref().map_or(0.0, |waste| waste.beyond)
 }
@@ -141,20 +117,29 @@ fn busy(look: &Look) -> f64 {
     look.fit.waves / look.fit.waves.ceil().max(1.0)
 }
 
-/// A turn such as `stages+`, if the lever has such a value.
-fn change(about: &str, turn: &'static str, space: &Space) -> Option<Change> {
-    let (lever, up) = turn.split_at(turn.len() - 1);
-    let mut settings = space.turned(about, lever);
-    let at = settings.iter().position(|(_, id)| id == about)?;
-    let to = match up {
-        "+" => at + 1,
-        _ => at.checked_sub(1)?,
-    };
-    let from = settings[at].0.clone();
-    (to < settings.len()).then(|| {
-        let (to, id) = settings.swap_remove(to);
-        Change { lever, from, to, id }
-    })
+impl Reason {
+    /// The change by a turn such as `stages+`, if the lever has such a value.
+    fn change(&self, about: &str, turn: &str, space: &Space) -> Option<Claim> {
+        let (lever, up) = turn.split_at(turn.len() - 1);
+        let settings = space.turned(about, lever);
+        let at = settings.iter().position(|(_, id)| id == about)?;
+        let to = match up {
+            "+" => at + 1,
+            _ => at.checked_sub(1)?,
+        };
+        let (to, proposes) = settings.get(to)?.clone();
+        Some(Claim {
+            about: about.to_string(),
+            kind: self.kind,
+            evidence: self.evidence.clone(),
+            line: self.line.clone(),
+            lever: lever.to_string(),
+            from: settings[at].0.clone(),
+            to,
+            proposes,
+            expected: None,
+        })
+    }
 }
 
 /// Reasons for changes, the most specific first.
@@ -168,15 +153,25 @@ fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
             turns,
         });
     };
-    let wasteful = |waste: &&Waste| waste.beyond >= WASTEFUL;
-    if let Some(waste) = look.conflicts.as_ref().filter(wasteful) {
-        let evidence = format!("{} passes over shared memory, of {} needed", waste.took, waste.fewest);
-        add(ClaimKind::BankConflicts, evidence, Some(&waste.line), "swizzled+");
-    }
-    if let Some(waste) = look.scattered.as_ref().filter(wasteful) {
-        let evidence = format!("{} sectors of global memory, of {} needed", waste.took, waste.fewest);
-        let turns = "vector_bytes+ tile+";
-        add(ClaimKind::Uncoalesced, evidence, Some(&waste.line), turns);
+    let wastes = [
+        (
+            &look.conflicts,
+            ClaimKind::BankConflicts,
+            "passes over shared memory",
+            "swizzled+",
+        ),
+        (
+            &look.scattered,
+            ClaimKind::Uncoalesced,
+            "sectors of global memory",
+            "vector_bytes+ tile+",
+        ),
+    ];
+    for (waste, kind, what, turns) in wastes {
+        if let Some(waste) = waste.as_ref().filter(|waste| waste.beyond >= WASTEFUL) {
+            let evidence = format!("{} {what}, of {} needed", waste.took, waste.fewest);
+            add(kind, evidence, Some(&waste.line), turns);
+        }
     }
     let fit = &look.fit;
     let blocks = match fit.occupancy.blocks_per_sm {

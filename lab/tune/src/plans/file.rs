@@ -86,22 +86,15 @@ pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Plac
     let mut table = read(file)?;
     let rows = table.entries.len();
     if !(1..=rows).contains(&number) {
-        return Err(TuneError::BadOption {
-            option: "the row",
-            given: number.to_string(),
-            allowed: format!("1 to {rows}"),
-        });
+        return Err(TuneError::bad("the row", number, format!("1 to {rows}")));
     }
     let there = match &table.entries[number - 1].row {
         Ok(row) => row.kernel.to_string(),
         Err(_) => "an unusable row".to_string(),
     };
     if let Some(kernel) = kernel.filter(|kernel| *kernel != there) {
-        return Err(TuneError::BadOption {
-            option: "the kernel",
-            given: kernel.to_string(),
-            allowed: format!("{there}, which row {number} has now; `flashcore plans` shows all rows"),
-        });
+        let allowed = format!("{there}, which row {number} has now; `flashcore plans` shows all rows");
+        return Err(TuneError::bad("the kernel", kernel, allowed));
     }
     table.entries.remove(number - 1);
     write(file, &table)?;

@@ -175,9 +175,9 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
             Some(row) => format!("{} is already used, and nothing was faster; {row}", default.kernel),
         });
     }
-    let met = &board.head_to_head;
-    met.clone()
-        .map_err(|why| format!("it was not timed against the first candidate: {why}"))?;
+    if let Some(why) = &board.head_to_head.why {
+        return Err(format!("it was not timed against the first candidate: {why}"));
+    }
     let ratio = board.ratio_of(winner);
     let ratio = ratio.ok_or("the winner was not timed against the first candidate")?;
     let when = (header.revision.as_str(), header.started_at);
@@ -220,9 +220,7 @@ pub struct Kept {
 /// As [`put`].
 pub fn keep(folder: &Path, header: &Header, row: PlanRow) -> Result<Kept, TuneError> {
     let device = header.devices.first().map(device_of);
-    let device = device.ok_or_else(|| TuneError::Nothing {
-        what: "the run names no device".to_string(),
-    })?;
+    let device = device.ok_or_else(|| TuneError::nothing("the run names no device"))?;
     let place = put(folder, &device, row.clone())?;
     let target = PlanTarget::Device(device.clone());
     let plans = Plans::find(&PlanSetting::Usual, Some(folder), &target).map_err(flashcore::Error::from)?;

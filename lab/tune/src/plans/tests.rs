@@ -160,7 +160,7 @@ fn what_was_not_measured_against_the_default_makes_no_row() {
     let stands = found("cpu/m48n48", "cpu/m48n48").1;
     assert!(of_board(&header, &stands).unwrap_err().contains("row 3 of a table"));
     let (header, mut board) = found(&start, "cpu/m48n36");
-    board.head_to_head = Err("the worker died".to_string());
+    board.head_to_head = Err("the worker died".to_string()).into();
     assert!(of_board(&header, &board).unwrap_err().contains("the worker died"));
     let (header, mut board) = found(&start, "cpu/m48n36");
     board.start_failed = Some("WRONG".to_string());

@@ -1,7 +1,8 @@
 use flashcore_problem::Problem;
 
 use super::*;
-use crate::space::Family;
+use crate::examine::Timing;
+use crate::space::{Family, Space};
 use crate::strategy::Kind;
 use crate::tests::fake::{Fake, hello_of};
 
@@ -19,21 +20,25 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
         strategy_name: "random".to_string(),
         seed: 1,
         inputs: None,
-        space: Space::new(vec![Family::cpu()], |_| Ok(())),
-        chip: None,
-        start: "cpu/m16n16".to_string(),
-        default: None,
+        setup: Setup {
+            space: Space::new(vec![Family::cpu()], |_| Ok(())),
+            chip: None,
+            device: None,
+            start: "cpu/m16n16".to_string(),
+            default: None,
+            timing: Timing::for_cpu(),
+            window: 1,
+            advisor: None,
+            rates_note: None,
+            plan_notes: Vec::new(),
+        },
         rates: None,
         trials: 3,
         time: Duration::MAX,
-        finalists: 1,
-        window: 1,
-        compilers: 1,
         folder,
         resume: false,
         program,
         deadlines: Deadlines::default(),
-        timing: Timing::for_cpu(),
         locks: None,
         interrupt: Interrupt::default(),
     }

@@ -58,9 +58,9 @@ fn searched_by(
     let journal = Journal::begin(&folder, &header).unwrap();
     let (judge, timing) = (Judge::of_nothing(&header.problem), Timing::for_cpu());
     let one = |(at, first): (usize, &&str)| examiner(&judge, &timing, &folder, &format!("{name}-{at}"), first);
-    let examiners = workers.iter().enumerate().map(one).collect();
+    let mut examiners = workers.iter().enumerate().map(one).collect();
     let mut search = Search::new(&space, Some(&look), &header, journal, Vec::new());
-    let outcome = search.go(strategy, examiners, watcher).map(|left| left.len());
+    let outcome = search.go(strategy, &mut examiners, watcher).map(|()| examiners.len());
     std::fs::remove_dir_all(&folder).unwrap();
     (search.history.trials().to_vec(), outcome)
 }
@@ -78,7 +78,6 @@ fn examiner<'j>(judge: &'j Judge, timing: &'j Timing, folder: &Path, name: &str,
             Worker::new(fake.program(name), &device, Deadlines::default()),
             folder.join("output"),
         ),
-        compilers: None,
         timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
@@ -121,13 +120,13 @@ fn an_error_of_a_strategy_ends_the_search() {
 #[test]
 fn a_halted_worker_examines_no_further_candidate() {
     let (judge, timing) = (Judge::of_nothing(&header().problem), Timing::for_cpu());
-    let examiner = examiner(&judge, &timing, &folder("halted"), "halted", "");
+    let mut examiner = examiner(&judge, &timing, &folder("halted"), "halted", "");
     let (queue, jobs) = channel();
     (0..3).for_each(|number| queue.send(job(number)).unwrap());
     let (sender, news) = channel();
     let halt = Interrupt::default();
     halt.ask();
-    let examiner = work(examiner, 0, &jobs, &sender, &halt);
+    work(&mut examiner, 0, &Mutex::new(jobs), None, &sender, &halt);
     assert!(news.try_recv().is_err());
     assert_eq!(examiner.remote.worker.started(), 0);
 }
@@ -210,24 +209,4 @@ fn job(number: usize) -> Job {
         id: format!("cpu/m{number}n16"),
         best: None,
     }
-}
-
-#[test]
-fn the_worker_with_the_fewest_candidates_gets_the_next() {
-    let (queues, _held): (Vec<_>, Vec<_>) = (0..3).map(|_| channel()).map(|(to, jobs)| (Some(to), jobs)).unzip();
-    let mut crew = Crew {
-        queues,
-        given: BTreeMap::new(),
-    };
-    (0..6).for_each(|number| crew.give(job(number)));
-    let whose = |crew: &Crew| crew.given.values().map(|(by, _)| *by).collect::<Vec<_>>();
-    assert_eq!(whose(&crew), [0, 1, 2, 0, 1, 2]);
-    // The second one was quick.
-    crew.given.remove(&1);
-    crew.given.remove(&4);
-    (6..8).for_each(|number| crew.give(job(number)));
-    assert_eq!(whose(&crew), [0, 2, 0, 2, 1, 1]);
-    // What a lost one had goes to the others.
-    assert!(crew.lose(0));
-    assert_eq!(whose(&crew), [1, 2, 2, 2, 1, 1]);
 }

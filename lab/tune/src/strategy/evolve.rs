@@ -23,18 +23,6 @@ pub enum Population {
     Niches,
 }
 
-impl Population {
-    /// `single`, `elite`, `niches`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Population::Single => "single",
-            Population::Elite => "elite",
-            Population::Niches => "niches",
-        }
-    }
-}
-
-/// Size of the elite.
 const ELITE: usize = 3;
 /// Random configs of each family before the first offspring, if there are several families, so that
 /// the search is not confined to the family of a bad first candidate.
@@ -59,41 +47,24 @@ const BOOST: f64 = 20.0;
 /// See [`BOOST`]; per cent.
 const GAIN: f64 = 10.0;
 
-/// Evolution.
 #[derive(Debug)]
 pub(super) struct Evolution {
     population: Population,
     rng: Rng,
-    /// Number of founders proposed.
-    founders: usize,
-    /// The claims that weight mutations, if any.
+    pub(super) founders: usize,
     insights: Option<Insights>,
 }
 
 impl Evolution {
-    /// The trials before are the first generation.
-    pub(super) fn new(population: Population, seed: u64) -> Evolution {
+    /// The trials before are the first generation. With an advisor mutations are weighted by claims
+    /// about the parents and by the trust in their kinds.
+    pub(super) fn new(population: Population, seed: u64, advisor: Option<Advisor>) -> Evolution {
         Evolution {
             population,
             rng: Rng::stream(seed, 3),
             founders: 0,
-            insights: None,
+            insights: advisor.map(Insights::new),
         }
-    }
-
-    /// The same, with mutations weighted by claims about the parents and by the trust in their
-    /// kinds.
-    #[must_use]
-    pub(super) fn informed(mut self, advisor: Advisor) -> Evolution {
-        self.insights = Some(Insights::new(advisor));
-        self
-    }
-
-    /// The same without founders.
-    #[must_use]
-    pub(super) fn settled(mut self) -> Evolution {
-        self.founders = usize::MAX;
-        self
     }
 
     /// A founder: a random config of each family in turn.
@@ -160,7 +131,6 @@ impl Evolution {
     }
 }
 
-/// The weight of a change with a claim; `trust` is that in the claim's kind.
 fn weight(claim: &Claim, trust: f64) -> f64 {
     match claim.expected {
         Some(percent) => 1.0 + BOOST * trust * (-percent / GAIN).clamp(0.0, 2.0),
@@ -216,9 +186,7 @@ impl Strategy for Evolution {
     }
 
     fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
-        let insights = self.insights.as_mut()?;
-        insights.follow(history, space);
-        Some(insights)
+        Some(self.insights.as_mut()?.follow(history, space))
     }
 }
 
@@ -281,7 +249,7 @@ mod tests {
         let (space, _) = valley();
         let mut history = History::default();
         history.add(trial(0, PARENT, Some(1.0)));
-        let mut strategy = Evolution::new(Population::Single, 3).informed(advisor());
+        let mut strategy = Evolution::new(Population::Single, 3, Some(advisor()));
         if let Some(insights) = &mut strategy.insights {
             insights.follow(&history, &space);
             insights.add(made_up(PARENT, CLAIMED, ClaimKind::Room, Some(-30.0)));

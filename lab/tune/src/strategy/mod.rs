@@ -40,10 +40,8 @@ impl Proposal {
 
 /// Proposes candidates.
 pub trait Strategy {
-    /// The next candidate, which is not in the history; `None` if nothing is left to try.
-    ///
-    /// # Errors
-    /// An outside proposer that has ended or sent a line that is no answer.
+    /// The next candidate, which is not in the history; `None` if nothing is left to try. Only
+    /// outside proposers have errors.
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError>;
 
     /// Limits the next proposal to the time left for the search. Only outside proposers use it.
@@ -81,34 +79,30 @@ pub enum Kind {
     Ranked,
 }
 
+/// Every strategy in this process and its name.
+const NAMES: [(Kind, &str); 10] = [
+    (Kind::Exhaustive, "exhaustive"),
+    (Kind::Random, "random"),
+    (Kind::HillClimbing, "hill"),
+    (Kind::Evolution(Population::Single), "single"),
+    (Kind::Evolution(Population::Elite), "elite"),
+    (Kind::Evolution(Population::Niches), "niches"),
+    (Kind::Informed(Population::Single), "single+insights"),
+    (Kind::Informed(Population::Elite), "elite+insights"),
+    (Kind::Informed(Population::Niches), "niches+insights"),
+    (Kind::Ranked, "ranked"),
+];
+
 impl Kind {
     /// Every strategy in this process.
-    pub const ALL: [Kind; 10] = [
-        Kind::Exhaustive,
-        Kind::Random,
-        Kind::HillClimbing,
-        Kind::Evolution(Population::Single),
-        Kind::Evolution(Population::Elite),
-        Kind::Evolution(Population::Niches),
-        Kind::Informed(Population::Single),
-        Kind::Informed(Population::Elite),
-        Kind::Informed(Population::Niches),
-        Kind::Ranked,
-    ];
+    pub fn all() -> [Kind; NAMES.len()] {
+        NAMES.map(|(kind, _)| kind)
+    }
 
-    /// `exhaustive`, `random`, `hill`, `single`, `elite`, `niches`, the last three `+insights`,
-    /// `ranked`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Exhaustive => "exhaustive",
-            Kind::Random => "random",
-            Kind::HillClimbing => "hill",
-            Kind::Evolution(population) => population.name(),
-            Kind::Informed(Population::Single) => "single+insights",
-            Kind::Informed(Population::Elite) => "elite+insights",
-            Kind::Informed(Population::Niches) => "niches+insights",
-            Kind::Ranked => "ranked",
-        }
+    /// Its name, such as `elite+insights`.
+    pub fn name(self) -> &'static str {
+        let named = NAMES.iter().find(|(kind, _)| *kind == self);
+        named.map_or("", |(_, name)| name)
     }
 
     /// Whether it needs an [`Advisor`].
@@ -116,34 +110,28 @@ impl Kind {
         matches!(self, Kind::Informed(_) | Kind::Ranked)
     }
 
-    /// The seeded strategy. An informed one needs an advisor.
+    /// The seeded strategy.
     ///
     /// # Errors
     /// [`TuneError::Nothing`] for an informed one without an advisor.
     pub fn start(self, seed: u64, advisor: Option<&Advisor>) -> Result<Box<dyn Strategy>, TuneError> {
-        let needed = |without: &str| {
-            advisor.cloned().ok_or_else(|| TuneError::Nothing {
-                what: format!(
-                    "nothing here models the cost of kernels, so there are no claims and no predictions; `{without}` \
-                     searches without them"
-                ),
-            })
+        let needed = |without: Population| {
+            let without = Kind::Evolution(without).name();
+            let why = "nothing here models the cost of kernels, so there are no claims and no predictions";
+            let none = || TuneError::nothing(format!("{why}; `{without}` searches without them"));
+            advisor.cloned().ok_or_else(none)
         };
         Ok(match self {
             Kind::Exhaustive => Box::new(Exhaustive::default()),
             Kind::Random => Box::new(RandomSearch::new(seed)),
             Kind::HillClimbing => Box::new(HillClimbing::new(seed)),
-            Kind::Evolution(population) => Box::new(Evolution::new(population, seed)),
-            Kind::Informed(population) => {
-                let advisor = needed(population.name())?;
-                Box::new(Evolution::new(population, seed).informed(advisor))
-            }
+            Kind::Evolution(population) => Box::new(Evolution::new(population, seed, None)),
+            Kind::Informed(population) => Box::new(Evolution::new(population, seed, Some(needed(population)?))),
             Kind::Ranked => {
-                let advisor = needed(Population::Elite.name())?;
-                let predicting = advisor.clone();
-                let ranked = Ranked::new(seed, Box::new(move |ids| predicting.predict(ids)));
-                let keys = advisor.problem().seq_len_kv();
-                Box::new(ranked.for_keys(keys).informed(advisor))
+                let advisor = needed(Population::Elite)?;
+                let (predicting, keys) = (advisor.clone(), advisor.problem().seq_len_kv());
+                let predict = Box::new(move |ids: &[String]| predicting.predict(ids));
+                Box::new(Ranked::new(seed, keys, predict, Some(advisor)))
             }
         })
     }
@@ -153,14 +141,11 @@ impl FromStr for Kind {
     type Err = TuneError;
 
     fn from_str(name: &str) -> Result<Kind, TuneError> {
-        Kind::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
-            .ok_or_else(|| TuneError::BadOption {
-                option: "strategy",
-                given: name.to_string(),
-                allowed: Kind::ALL.map(Kind::name).join(", "),
-            })
+        let named = NAMES.iter().find(|(_, known)| *known == name);
+        let allowed = || NAMES.map(|(_, name)| name).join(", ");
+        named
+            .map(|(kind, _)| *kind)
+            .ok_or_else(|| TuneError::bad("strategy", name, allowed()))
     }
 }
 
@@ -196,7 +181,7 @@ mod tests {
 
     #[test]
     fn each_proposes_the_same_after_the_same_history() {
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             assert_eq!(run(kind, 5, 40), run(kind, 5, 40), "{}", kind.name());
             assert_eq!(kind.name().parse::<Kind>().unwrap(), kind);
         }
@@ -206,7 +191,7 @@ mod tests {
 
     #[test]
     fn each_tries_everything_once_in_the_end() {
-        for kind in Kind::ALL {
+        for kind in Kind::all() {
             let tried = run(kind, 3, 1000);
             let distinct: BTreeSet<&String> = tried.iter().collect();
             assert_eq!((distinct.len(), tried.len()), (120, 120), "{}", kind.name());
@@ -220,7 +205,7 @@ mod tests {
             (0..20).map(|seed| at(seed) as f64).sum::<f64>() / 20.0
         };
         let chance = found(Kind::Random);
-        for kind in &Kind::ALL[2..] {
+        for kind in &Kind::all()[2..] {
             let sooner = found(*kind);
             assert!(
                 sooner < 0.75 * chance,

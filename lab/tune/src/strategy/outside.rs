@@ -16,7 +16,6 @@ use crate::partner::{Partner, Silence};
 use crate::space::{Counted, Space};
 use crate::trial::{History, Trial};
 
-/// A question to the proposer, one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Question<'a> {
     /// In the first line only.
@@ -46,7 +45,6 @@ struct Fast {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Neighbour {
     lever: &'static str,
-    /// Its value in this config.
     to: String,
     id: String,
 }
@@ -105,7 +103,6 @@ pub struct Outside {
     /// `None` after it has ended.
     partner: Option<Partner>,
     deadline: Duration,
-    /// Time left for the search.
     left: Duration,
     problem: Problem,
     device: String,
@@ -118,21 +115,20 @@ pub struct Outside {
 
 impl Outside {
     /// Starts a program, given with its arguments as words separated by blanks. `deadline` limits
-    /// the time for an answer.
+    /// the time for an answer. With an advisor its questions have claims about the fastest configs.
     ///
     /// # Errors
     /// [`TuneError::Proposer`] if it cannot be started.
-    pub fn start(command: &str, problem: &Problem, device: &str, deadline: Duration) -> Result<Outside, TuneError> {
-        let failed = |reason: String| TuneError::Proposer {
+    pub fn start(
+        command: &str,
+        problem: &Problem,
+        device: &str,
+        deadline: Duration,
+        advisor: Option<Advisor>,
+    ) -> Result<Outside, TuneError> {
+        let mut outside = Outside {
             command: command.to_string(),
-            reason,
-        };
-        let mut words = command.split_whitespace();
-        let program = words.next().ok_or_else(|| failed("name a program".to_string()))?;
-        let partner = Partner::start(Command::new(program).args(words)).map_err(failed)?;
-        Ok(Outside {
-            command: command.to_string(),
-            partner: Some(partner),
+            partner: None,
             deadline,
             left: Duration::MAX,
             problem: problem.clone(),
@@ -141,15 +137,13 @@ impl Outside {
             turned_down: Vec::new(),
             told: 0,
             introduced: false,
-            insights: None,
-        })
-    }
-
-    /// The same, with claims about the fastest configs in its questions.
-    #[must_use]
-    pub fn informed(mut self, advisor: Advisor) -> Outside {
-        self.insights = Some(Insights::new(advisor));
-        self
+            insights: advisor.map(Insights::new),
+        };
+        let mut words = command.split_whitespace();
+        let program = words.next().ok_or_else(|| outside.failed("name a program"))?;
+        let partner = Partner::start(Command::new(program).args(words));
+        outside.partner = Some(partner.map_err(|reason| outside.failed(reason))?);
+        Ok(outside)
     }
 
     fn failed(&self, reason: impl ToString) -> TuneError {
@@ -164,7 +158,7 @@ impl Outside {
         let ranked = history.ranked();
         let (mut claims, mut record) = (Vec::new(), Vec::new());
         if let Some(insights) = &mut self.insights {
-            insights.follow(history, space);
+            let insights = insights.follow(history, space);
             let fastest = ranked.iter().take(FASTEST);
             let open = fastest.flat_map(|trial| insights.open(&trial.id));
             claims.extend(untried(open, history).cloned());
@@ -209,7 +203,6 @@ impl Outside {
         })
     }
 
-    /// The next config that is new.
     fn next(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
         for _ in 0..PATIENCE {
             while let Some((id, why)) = self.queue.pop_front() {
@@ -222,11 +215,8 @@ impl Outside {
             let Some(reply) = self.ask(history, space)?.filter(|reply| !reply.propose.is_empty()) else {
                 return Ok(None);
             };
-            let why = if reply.why.is_empty() {
-                "proposed".to_string()
-            } else {
-                reply.why
-            };
+            let why = Some(reply.why).filter(|why| !why.is_empty());
+            let why = why.unwrap_or("proposed".to_string());
             self.queue.extend(reply.propose.into_iter().map(|id| (id, why.clone())));
         }
         Err(self.failed(format!("{PATIENCE} answers in a row had no config that was new")))
@@ -252,9 +242,7 @@ impl Strategy for Outside {
     }
 
     fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
-        let insights = self.insights.as_mut()?;
-        insights.follow(history, space);
-        Some(insights)
+        Some(self.insights.as_mut()?.follow(history, space))
     }
 }
 

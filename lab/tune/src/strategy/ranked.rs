@@ -40,29 +40,20 @@ pub(super) struct Ranked {
 }
 
 impl Ranked {
-    pub(super) fn new(seed: u64, predict: Predict) -> Ranked {
+    /// For a problem with this number of keys. A prediction for many keys takes up to seconds of a
+    /// core, so fewer configs are drawn. With an advisor the mutations of its evolution are weighted
+    /// by claims.
+    pub(super) fn new(seed: u64, keys: usize, predict: Predict, advisor: Option<Advisor>) -> Ranked {
+        let mut then = Evolution::new(Population::Elite, seed, advisor);
+        // The first by prediction take their place.
+        then.founders = usize::MAX;
         Ranked {
             predict,
-            drawn: DRAWN,
+            drawn: (DRAWN * KEYS / keys.max(KEYS)).max(FEWEST),
             rng: Rng::stream(seed, 4),
             first: None,
-            then: Evolution::new(Population::Elite, seed).settled(),
+            then,
         }
-    }
-
-    /// The same for a problem with this number of keys. A prediction for many keys takes up to
-    /// seconds of a core, so fewer configs are drawn.
-    #[must_use]
-    pub(super) fn for_keys(self, keys: usize) -> Ranked {
-        let drawn = (DRAWN * KEYS / keys.max(KEYS)).max(FEWEST);
-        Ranked { drawn, ..self }
-    }
-
-    /// The same, with the mutations of its evolution weighted by claims.
-    #[must_use]
-    pub(super) fn informed(mut self, advisor: Advisor) -> Ranked {
-        self.then = self.then.informed(advisor);
-        self
     }
 
     /// The best of random configs and their neighbours.
@@ -89,7 +80,6 @@ impl Ranked {
         ranked
     }
 
-    /// Distinct random configs.
     fn draw(&mut self, space: &Space) -> Vec<String> {
         let mut drawn: Vec<String> = Vec::new();
         for _ in 0..self.drawn * DRAWS_EACH {
@@ -116,7 +106,6 @@ impl Ranked {
     }
 }
 
-/// Whether its blocks form clusters.
 fn is_pair(id: &str) -> bool {
     matches!(id.parse(), Ok(Config::Wgmma(config)) if config.cluster > 1)
 }
@@ -167,7 +156,7 @@ mod tests {
     fn run(seed: u64, trials: usize, predict: impl Fn(&str) -> Option<f64> + Send + 'static) -> Vec<String> {
         let (space, score) = valley();
         let one = move |id: &String| predict(id).map(builds);
-        let mut ranked = Ranked::new(seed, Box::new(move |ids| ids.iter().map(&one).collect()));
+        let mut ranked = Ranked::new(seed, KEYS, Box::new(move |ids| ids.iter().map(&one).collect()), None);
         let mut history = History::default();
         history.add(trial(0, "cpu/m16n16", score("cpu/m16n16")));
         for number in 1..trials {
@@ -183,11 +172,7 @@ mod tests {
 
     #[test]
     fn many_keys_draw_fewer_configs() {
-        let drawn = |keys| {
-            Ranked::new(1, Box::new(|ids| vec![None; ids.len()]))
-                .for_keys(keys)
-                .drawn
-        };
+        let drawn = |keys| Ranked::new(1, keys, Box::new(|ids| vec![None; ids.len()]), None).drawn;
         assert_eq!([1024, 2048, 1 << 20].map(drawn), [96, 48, 24]);
     }
 
@@ -210,7 +195,12 @@ mod tests {
         let stages = (2..=6).flat_map(|s| ["-c2", ""].map(|pair| format!("wgmma/m128n64-s{s}{pair}-turns-lazy")));
         let space = Space::of_list(vec![Family::wgmma()], stages.collect());
         let pairs_first = |id: &String| Some(builds(if is_pair(id) { 1.0 } else { 2.0 }));
-        let mut ranked = Ranked::new(1, Box::new(move |ids| ids.iter().map(pairs_first).collect()));
+        let mut ranked = Ranked::new(
+            1,
+            KEYS,
+            Box::new(move |ids| ids.iter().map(pairs_first).collect()),
+            None,
+        );
         let first: Vec<bool> = ranked.rank(&space).iter().map(|(id, _)| is_pair(id)).collect();
         assert_eq!(first, [true, true, true, true, false, false, false, false]);
     }
@@ -227,7 +217,7 @@ mod tests {
                 spills: rows(id) > 128.0,
             })
         };
-        let mut ranked = Ranked::new(1, Box::new(move |ids| ids.iter().map(one).collect()));
+        let mut ranked = Ranked::new(1, KEYS, Box::new(move |ids| ids.iter().map(one).collect()), None);
         let first = ranked.propose(&History::default(), &space).unwrap().unwrap();
         assert_eq!(
             (first.id.as_str(), first.origin.as_str()),

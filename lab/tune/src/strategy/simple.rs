@@ -24,7 +24,6 @@ impl Strategy for Exhaustive {
     }
 }
 
-/// Random configs, none twice.
 #[derive(Debug)]
 pub(super) struct RandomSearch {
     rng: Rng,
@@ -63,11 +62,9 @@ pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<S
 #[derive(Debug)]
 pub(super) struct HillClimbing {
     rng: Rng,
-    /// The current config.
     at: Option<String>,
     /// Untried neighbours, the next one last.
     around: Vec<String>,
-    /// Number of trials seen.
     seen: usize,
 }
 

@@ -14,7 +14,6 @@ use crate::worker::protocol::{Hello, Opened, PROTOCOL, Said};
 
 /// What a fake worker does.
 pub(crate) struct Fake {
-    /// Its identity.
     pub(crate) device: DeviceIdentity,
     /// Lines of a shell's `case` on the whole command, before the usual answers. They set `said`,
     /// or exit.

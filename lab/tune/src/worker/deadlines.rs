@@ -45,11 +45,8 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// Time that the size of the open problem needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Needs {
-    /// One run.
     run: Duration,
-    /// Drawing inputs, or copying an output.
     bytes: Duration,
-    /// Timing all open kernels.
     time: Duration,
 }
 

@@ -7,15 +7,12 @@ use flashcore_bench::{BenchError, DeviceIdentity, Measurement, Mode, Options, Su
 use flashcore_problem::Problem;
 
 use super::protocol::{Failed, Opened};
-use super::replayed::Replayed;
+use super::replayed::{self, Replayed};
 use crate::trial::Verdict;
 
-/// A device that a worker has taken.
 pub(super) trait Device {
-    /// Its identity.
     fn identity(&self) -> DeviceIdentity;
 
-    /// Whether it computes outputs.
     fn computes(&self) -> bool {
         true
     }
@@ -26,21 +23,14 @@ pub(super) trait Device {
     }
 
     /// Measures the device's rates and stores them.
-    ///
-    /// # Errors
-    /// Why it cannot.
     fn rates(&self) -> Result<(), String> {
         Err("only GPUs are measured".to_string())
     }
 
     /// Opens kernels and passes them to `work`. They are closed when it returns.
-    ///
-    /// # Errors
-    /// Why they cannot be opened.
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed>;
 }
 
-/// Open kernels.
 pub(super) enum Open<'a> {
     /// The flag is set when the kernels are timed as finalists, for planted candidates.
     Bench(Workbench<'a>, InFinals),
@@ -61,23 +51,17 @@ impl<'a> Open<'a> {
         Ok(Open::Bench(bench, in_finals))
     }
 
-    /// The kernels, in order.
     pub(super) fn opened(&self) -> Vec<Opened> {
         let opened = |subject: &dyn Subject| {
             let info = subject.info();
-            Opened {
-                id: info.label.clone(),
-                module: info.module.clone(),
-                attributes: info.attributes,
-            }
+            Opened::new(&info.label, info.module.clone(), info.attributes)
         };
         match self {
             Open::Bench(bench, _) => bench.subjects.iter().map(|subject| opened(&**subject)).collect(),
-            Open::Replayed(replayed) => replayed.opened(),
+            Open::Replayed(rows) => rows.iter().map(|(id, _)| Opened::new(id, None, None)).collect(),
         }
     }
 
-    /// Times them against each other.
     pub(super) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
         match self {
             Open::Bench(bench, in_finals) => {
@@ -85,11 +69,10 @@ impl<'a> Open<'a> {
                 in_finals.set(in_finals.get() || mode != Mode::Screen);
                 bench.time(options, mode, baseline, None, &mut ())
             }
-            Open::Replayed(replayed) => replayed.time(baseline, mode, options),
+            Open::Replayed(rows) => replayed::time(rows, baseline, mode, options),
         }
     }
 
-    /// What computes their outputs.
     pub(super) fn bench(&mut self) -> Result<&mut Workbench<'a>, Trouble> {
         match self {
             Open::Bench(bench, _) => Ok(bench),
@@ -98,7 +81,6 @@ impl<'a> Open<'a> {
     }
 }
 
-/// The host.
 pub(super) struct Cpu;
 
 impl Device for Cpu {
@@ -130,7 +112,6 @@ impl Device for Cpu {
     }
 }
 
-/// Whether a planted candidate builds.
 pub(super) fn buildable(conduct: Conduct, id: &str) -> Result<(), Failed> {
     conduct
         .build()

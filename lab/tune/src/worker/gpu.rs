@@ -17,15 +17,12 @@ use crate::trial::Verdict;
 /// Rate by which the length of graph chains is chosen, operations per µs. A rough guess for any
 /// card.
 const USUAL_RATE: f64 = 3e8;
-/// Intended duration of a chain, µs.
 const CHAIN_US: f64 = 200.0;
-/// Longest chain.
 const MAX_CHAIN: f64 = 64.0;
 
 /// Most kernels to keep, in addition to those of the current plan.
 const KEPT_KERNELS: usize = 64;
 
-/// A GPU that a worker has taken.
 pub(super) struct Gpu {
     context: Context,
     stream: Stream,

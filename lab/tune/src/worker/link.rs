@@ -43,9 +43,6 @@ impl From<TuneError> for Stop {
 
 impl Stop {
     /// The verdict for a candidate that is to blame.
-    ///
-    /// # Errors
-    /// An error that no candidate causes.
     pub(crate) fn blamed(self) -> Result<(Verdict, String), TuneError> {
         match self {
             Stop::Verdict(verdict, reason) => Ok((verdict, reason)),
@@ -54,7 +51,6 @@ impl Stop {
         }
     }
 
-    /// The reason alone.
     pub(crate) fn reason(self) -> String {
         self.blamed()
             .map_or_else(|error| error.to_string(), |(_, reason)| reason)
@@ -90,27 +86,20 @@ impl Worker {
         }
     }
 
-    /// The requested device.
     pub(crate) fn device(&self) -> &str {
         &self.device
     }
 
-    /// How often it was started.
     pub(crate) fn started(&self) -> usize {
         self.started
     }
 
-    /// Its process id while it runs.
     #[cfg(test)]
     pub(crate) fn process(&self) -> Option<u32> {
         self.live.as_ref().map(Partner::id)
     }
 
     /// Its identity. Starts it if it is not running.
-    ///
-    /// # Errors
-    /// [`TuneError::Worker`] if it cannot be started, cannot take the device, or is another program
-    /// or on another device than at first.
     pub(crate) fn hello(&mut self) -> Result<&Hello, TuneError> {
         if self.live.is_none() {
             // Something may have killed it while it started, so this is tried twice.
@@ -164,9 +153,6 @@ impl Worker {
 
     /// Sends a command and waits until its deadline. A worker that hangs, dies or loses its device
     /// is killed, and the next command starts another one.
-    ///
-    /// # Errors
-    /// Why there is no result.
     pub(crate) fn ask<T: DeserializeOwned>(&mut self, command: &Command) -> Result<T, Stop> {
         self.hello()?;
         self.exchange(command)

@@ -50,7 +50,6 @@ pub(crate) enum Command {
     },
 }
 
-/// A tensor that a kernel wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum What {
@@ -63,7 +62,6 @@ pub(crate) enum What {
     Lse,
 }
 
-/// The form in which a tensor is read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Form {
@@ -76,7 +74,6 @@ pub(crate) enum Form {
     Digest,
 }
 
-/// An answer with the number of its command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) id: u64,
@@ -84,20 +81,20 @@ pub(crate) struct Answer {
     pub(crate) said: Said,
 }
 
-/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Said {
     /// The command was executed; the value depends on the command.
     Ok(Value),
-    /// The command failed.
     Failed(Failed),
     /// A file cannot be written. No kernel is to blame.
-    Unwritten { file: PathBuf, reason: String },
+    Unwritten {
+        file: PathBuf,
+        reason: String,
+    },
 }
 
 impl Said {
-    /// The result of a command that was executed.
     pub(crate) fn ok(value: impl Serialize) -> Said {
         match serde_json::to_value(value) {
             Ok(value) => Said::Ok(value),
@@ -106,41 +103,40 @@ impl Said {
     }
 }
 
-/// Identity of a worker and its device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     pub(crate) protocol: u32,
-    /// Git revision of its build.
     pub(crate) revision: String,
-    /// SHA-256 of its executable.
     pub(crate) executable: String,
     pub(crate) device: DeviceIdentity,
     /// Whether it computes outputs. A replay does not, so it is not judged.
     pub(crate) computes: bool,
 }
 
-/// An open kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Opened {
-    /// The config.
     pub(crate) id: String,
     /// Identity of the loaded module; `None` if nothing is compiled.
     pub(crate) module: Option<String>,
-    /// The driver's data about it.
     pub(crate) attributes: Option<Attributes>,
 }
 
-/// Why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failed {
     /// The verdict for the candidate.
     pub(crate) verdict: Verdict,
     /// The kernel that failed, if it was one.
     pub(crate) kernel: Option<String>,
-    /// One sentence.
     pub(crate) reason: String,
     /// Whether the device is lost, so that this worker cannot be used any more.
     pub(crate) fatal: bool,
+}
+
+impl Opened {
+    pub(crate) fn new(id: &str, module: Option<String>, attributes: Option<Attributes>) -> Opened {
+        let id = id.to_string();
+        Opened { id, module, attributes }
+    }
 }
 
 impl Failed {
@@ -153,7 +149,6 @@ impl Failed {
         }
     }
 
-    /// The same with `fatal` set or not.
     pub(crate) fn fatal(self, fatal: bool) -> Failed {
         Failed { fatal, ..self }
     }

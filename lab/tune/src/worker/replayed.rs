@@ -8,7 +8,7 @@ use flashcore_bench::{
 use flashcore_problem::Problem;
 
 use super::devices::{Device, Open};
-use super::protocol::{Failed, Opened};
+use super::protocol::Failed;
 use crate::replay::{Known, Table};
 use crate::trial::Verdict;
 
@@ -50,63 +50,53 @@ impl Device for Replay {
             }
         };
         let rows = kernels.iter().map(row).collect::<Result<_, _>>()?;
-        work(Open::Replayed(Replayed { rows }));
+        work(Open::Replayed(rows));
         Ok(())
     }
 }
 
 /// Candidates of a table.
-pub(super) struct Replayed {
-    rows: Vec<(String, Summary)>,
-}
+pub(super) type Replayed = Vec<(String, Summary)>;
 
-impl Replayed {
-    pub(super) fn opened(&self) -> Vec<Opened> {
-        let opened = |(id, _): &(String, Summary)| Opened {
-            id: id.clone(),
-            module: None,
-            attributes: None,
-        };
-        self.rows.iter().map(opened).collect()
-    }
-
-    pub(super) fn time(&self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
-        let (_, base) = self
-            .rows
-            .get(baseline)
-            .ok_or_else(|| BenchError::Nothing(format!("kernel {baseline} is not open")))?;
-        let subject = |(index, (id, summary)): (usize, &(String, Summary))| {
-            let value = summary.p50 / base.p50;
-            let ratio = (index != baseline).then(|| Ratio {
-                value,
-                // The times are not from the same rounds, so both intervals count.
-                interval: Interval {
-                    lo: summary.interval.lo / base.interval.hi,
-                    hi: summary.interval.hi / base.interval.lo,
-                },
-                of_medians: value,
-                rounds: summary.count,
-            });
-            Measured {
-                info: SubjectInfo {
-                    kernel: Some(id.clone()),
-                    ..SubjectInfo::new(id.clone(), LaunchMode::Host)
-                },
-                summary: Some(*summary),
-                ratio,
-                verdict: ratio.map(|ratio| flashcore_bench::Verdict::of(&ratio, options.threshold)),
-                settled: true,
-                trouble: None,
-            }
-        };
-        Ok(Measurement {
-            mode,
-            turns: None,
-            baseline,
-            subjects: self.rows.iter().enumerate().map(subject).collect(),
-            stop: Stop::Rounds,
-            rounds: 1,
-            readings: Vec::new(),
-        })
-    }
+pub(super) fn time(
+    rows: &[(String, Summary)],
+    baseline: usize,
+    mode: Mode,
+    options: &Options,
+) -> Result<Measurement, BenchError> {
+    let none = || BenchError::Nothing(format!("kernel {baseline} is not open"));
+    let (_, base) = rows.get(baseline).ok_or_else(none)?;
+    let subject = |(index, (id, summary)): (usize, &(String, Summary))| {
+        let value = summary.p50 / base.p50;
+        let ratio = (index != baseline).then(|| Ratio {
+            value,
+            // The times are not from the same rounds, so both intervals count.
+            interval: Interval {
+                lo: summary.interval.lo / base.interval.hi,
+                hi: summary.interval.hi / base.interval.lo,
+            },
+            of_medians: value,
+            rounds: summary.count,
+        });
+        Measured {
+            info: SubjectInfo {
+                kernel: Some(id.clone()),
+                ..SubjectInfo::new(id.clone(), LaunchMode::Host)
+            },
+            summary: Some(*summary),
+            ratio,
+            verdict: ratio.map(|ratio| flashcore_bench::Verdict::of(&ratio, options.threshold)),
+            settled: true,
+            trouble: None,
+        }
+    };
+    Ok(Measurement {
+        mode,
+        turns: None,
+        baseline,
+        subjects: rows.iter().enumerate().map(subject).collect(),
+        stop: Stop::Rounds,
+        rounds: 1,
+        readings: Vec::new(),
+    })
 }

@@ -53,11 +53,9 @@ const RECENT_INPUTS: usize = 16;
 /// Most bytes of them, in addition to the loaded one.
 const RECENT_BYTES: usize = 8 << 30;
 
-/// Inputs that were drawn recently.
 #[derive(Default)]
 struct Recent {
     drawn: VecDeque<((Problem, InputKind, u64), Inputs)>,
-    /// Number of sets drawn so far.
     count: usize,
 }
 
@@ -226,7 +224,6 @@ fn refused(reason: impl ToString) -> Said {
     Said::Failed(Failed::new(Verdict::Refused, None, reason))
 }
 
-/// Executes a command that needs no open kernel.
 fn of_device(device: &dyn Device, command: &Command) -> Said {
     match command {
         Command::Compile { problem, kernels } => {
@@ -250,7 +247,6 @@ fn written(file: &Path, bytes: &[u8], then: Said) -> Said {
     }
 }
 
-/// Reads what was written to a place.
 fn read(bench: &Workbench<'_>, place: usize, what: What, form: &Form) -> Result<Said, Trouble> {
     let bytes = |bytes: &[u8]| match form {
         Form::Bytes { file } | Form::Rows { file, .. } => written(file, bytes, Said::ok(())),
@@ -295,7 +291,6 @@ fn bytes_of_rows(out: &Tensor, rows: &[[usize; 3]]) -> Result<Vec<u8>, Trouble> 
 /// Bytes per task of a digest. With fewer, starting a task takes longer than hashing.
 const DIGESTED_BYTES: usize = 1 << 20;
 
-/// A digest as hexadecimal digits.
 fn digest(bytes: &[u8]) -> String {
     let of_part = |part: &[u8]| {
         let mut hasher = DefaultHasher::new();

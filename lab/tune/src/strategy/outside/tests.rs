@@ -16,6 +16,7 @@ fn outside(script: &str) -> Outside {
         &Problem::named("mission").unwrap(),
         "cpu",
         Duration::from_secs(5),
+        None,
     )
     .unwrap()
 }
