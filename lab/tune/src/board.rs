@@ -64,6 +64,20 @@ pub struct Struck {
     pub reason: String,
 }
 
+impl BoardRow {
+    pub(crate) fn new(id: &str, us: f64, interval: Interval) -> BoardRow {
+        BoardRow {
+            id: id.to_string(),
+            us,
+            interval,
+            ratio: None,
+            first_ratio: None,
+            verdict: None,
+            simulated: None,
+        }
+    }
+}
+
 impl Board {
     pub(crate) fn new(start: &str, start_failed: Option<String>, simulates: bool, gain: f64) -> Board {
         Board {
@@ -87,15 +101,10 @@ impl Board {
         }
         let rows = measurement.subjects.iter().filter_map(|subject| {
             let summary = subject.summary?;
-            Some(BoardRow {
-                id: subject.info.label.clone(),
-                us: summary.p50,
-                interval: summary.interval,
-                ratio: subject.ratio,
-                first_ratio: None,
-                verdict: subject.ratio.map(|ratio| Verdict::of(&ratio, self.gain)),
-                simulated: None,
-            })
+            let mut row = BoardRow::new(&subject.info.label, summary.p50, summary.interval);
+            row.ratio = subject.ratio;
+            row.verdict = subject.ratio.map(|ratio| Verdict::of(&ratio, self.gain));
+            Some(row)
         });
         self.rows = rows.collect();
         self.rank();
@@ -110,15 +119,7 @@ impl Board {
         let rows = ranked.iter().enumerate().filter_map(|(place, trial)| {
             let timed = trial.timed.as_ref()?;
             // The first is kept whatever its place, since others must beat it.
-            (place < keep || trial.id == self.start).then(|| BoardRow {
-                id: trial.id.clone(),
-                us: timed.us,
-                interval: timed.interval,
-                ratio: None,
-                first_ratio: None,
-                verdict: None,
-                simulated: None,
-            })
+            (place < keep || trial.id == self.start).then(|| BoardRow::new(&trial.id, timed.us, timed.interval))
         });
         self.rows = rows.collect();
         self.head_to_head = Err(why).into();

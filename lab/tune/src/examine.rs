@@ -1,18 +1,20 @@
 //! The gates that need the device, in order: compilation, outputs on adversarial shapes and inputs,
 //! the inspection of any bench, equal outputs of two runs, timing, and another inspection.
 
+use std::path::PathBuf;
+
 use flashcore_bench::defences::{Inspection, Rig, inspect, inspect_again};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{InputKind, Problem};
+use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::device_lock::{DeviceLock, Held, Waits};
 use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
-use crate::remote::{Remote, RemoteRig, Written, over_poison};
+use crate::remote::{RemoteRig, over_poison};
 use crate::trial::{Timed, Verdict, times_as_long};
-use crate::worker::Stop;
 use crate::worker::protocol::{Opened, What};
+use crate::worker::{Stop, Worker};
 
 /// How candidates are timed, and the gain that counts.
 #[derive(Clone, Debug, PartialEq)]
@@ -100,7 +102,11 @@ const ATTEMPTS: usize = 2;
 
 pub(crate) struct Examiner<'j> {
     pub(crate) judge: &'j Judge,
-    pub(crate) remote: Remote,
+    pub(crate) worker: Worker,
+    /// The file through which the worker passes outputs. It is removed on drop.
+    pub(crate) scratch: PathBuf,
+    /// Where rows of outputs are placed for comparison; as large as an output, so it is kept.
+    pub(crate) canvas: Option<Tensor>,
     pub(crate) timing: &'j Timing,
     /// Shared with other searches on the device.
     pub(crate) lock: DeviceLock,
@@ -134,12 +140,12 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn hold(&self, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
-        let device = self.remote.worker.device();
+        let device = self.worker.device();
         self.lock.wait(&self.interrupt, &mut |waits| told(device, waits))
     }
 
     fn gates(&mut self, number: usize, id: &str, best: Option<&Best>) -> Result<Found, Stop> {
-        let computes = self.remote.computes()?;
+        let computes = self.computes()?;
         let unjudged = match computes {
             true => self.adversaries(id)?,
             false => Vec::new(),
@@ -177,7 +183,7 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn open(&mut self, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
-        self.remote.open(self.judge.problem(), kernels)
+        self.open_for(self.judge.problem(), kernels)
     }
 
     /// Opens a candidate and the best. If that fails, opens the candidate alone, so that it is
@@ -193,7 +199,7 @@ impl Examiner<'_> {
     }
 
     fn screen(&mut self, kernels: &[String]) -> Result<Measurement, Stop> {
-        self.remote.time(kernels.len() - 1, Mode::Screen, &self.timing.screen)
+        self.time(kernels.len() - 1, Mode::Screen, &self.timing.screen)
     }
 
     /// Times an open candidate against the best. If that fails and the best is to blame, times the
@@ -234,7 +240,7 @@ impl Examiner<'_> {
                 continue;
             }
             if open != Some(&case.problem) {
-                match self.remote.open(&case.problem, &[id.to_string()]) {
+                match self.open_for(&case.problem, &[id.to_string()]) {
                     Ok(_) => open = Some(&case.problem),
                     Err(Stop::Verdict(Verdict::Refused, why)) => {
                         refused = Some(&case.problem);
@@ -264,8 +270,7 @@ impl Examiner<'_> {
         look: fn(&mut dyn Rig) -> Result<Inspection, Trouble>,
     ) -> Result<(), Stop> {
         let mut rig = RemoteRig {
-            judge: self.judge,
-            remote: &mut self.remote,
+            examiner: self,
             number,
             kernel,
             stop: None,
@@ -284,8 +289,8 @@ impl Examiner<'_> {
     /// Runs the inspection's last inputs twice: the outputs must have equal bits.
     fn twice(&mut self) -> Result<(), Stop> {
         let mut run = || {
-            self.remote.run(0, InputKind::Normal, over_poison(None))?;
-            let digests = (self.remote.digest(What::Output)?, self.remote.digest(What::Lse)?);
+            self.run(0, InputKind::Normal, over_poison(None))?;
+            let digests = (self.digest(What::Output)?, self.digest(What::Lse)?);
             self.nothing_outside("")?;
             Ok::<_, Stop>(digests)
         };
@@ -298,17 +303,9 @@ impl Examiner<'_> {
         Err(Stop::Verdict(Verdict::Unstable, reason))
     }
 
-    /// The whole output of an open kernel for inputs of a kind and seed. It must write nothing
-    /// outside of it.
-    pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
-        let written = self.remote.output(kernel, kind, seed)?;
-        self.nothing_outside("")?;
-        Ok(written)
-    }
-
     /// Fails if anything was written outside the tensors; `when` begins the reason.
     pub(crate) fn nothing_outside(&mut self, when: &str) -> Result<(), Stop> {
-        match self.remote.outside()? {
+        match self.outside()? {
             Some(outside) => Err(Stop::Verdict(Verdict::Wrong, format!("{when}{outside}"))),
             None => Ok(()),
         }

@@ -145,7 +145,7 @@ impl Examiner<'_> {
     /// The whole output of the first witness for these finalists that passes inspection; `None` if
     /// none does, and for devices that compute nothing.
     fn witness(&mut self, gate: &Gatekeeper, finalists: &[String]) -> Result<Option<Witness>, TuneError> {
-        if !self.remote.computes()? {
+        if !self.computes()? {
             return Ok(None);
         }
         let seed = self.judge.seed_of_finals();
@@ -201,8 +201,8 @@ impl Examiner<'_> {
     }
 
     fn time_finals(&mut self, who: &str) -> Result<Measurement, Stop> {
-        let measurement = self.remote.time(0, Mode::Hot, &self.timing.finals)?;
-        if self.remote.computes()? {
+        let measurement = self.time(0, Mode::Hot, &self.timing.finals)?;
+        if self.computes()? {
             self.nothing_outside(&format!("while {who} timed, "))?;
         }
         Ok(measurement)
@@ -228,7 +228,7 @@ impl Examiner<'_> {
         at: &mut Option<usize>,
     ) -> Result<Measurement, Stop> {
         *at = None;
-        let computes = self.remote.computes()?;
+        let computes = self.computes()?;
         let opened = self.open(&ids_of(finalists))?;
         if computes {
             for (kernel, (trial, opened)) in finalists.iter().zip(&opened).enumerate() {

@@ -1,24 +1,14 @@
-//! Kernels and tensors in a worker, whose reference outputs are in this process, where no candidate
-//! can reach them.
-
-use std::path::PathBuf;
+//! An examiner's kernels and tensors, which are in a worker. The reference outputs are in this
+//! process, where no candidate can reach them.
 
 use flashcore_bench::defences::{Census, Output, Rig, Run, Seen, compare};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
 use flashcore_problem::{InputKind, Problem, ReferenceRow, Tensor};
 
 use crate::error::TuneError;
-use crate::judge::Judge;
+use crate::examine::Examiner;
+use crate::worker::Stop;
 use crate::worker::protocol::{Command, Form, Opened, What};
-use crate::worker::{Stop, Worker};
-
-/// A worker, and the file through which it passes outputs. The file is removed on drop.
-pub(crate) struct Remote {
-    pub(crate) worker: Worker,
-    scratch: PathBuf,
-    /// Where rows of outputs are placed for comparison; as large as an output, so it is kept.
-    canvas: Option<Tensor>,
-}
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Written {
@@ -28,24 +18,14 @@ pub(crate) struct Written {
     pub(crate) lse: Vec<u8>,
 }
 
-impl Remote {
-    pub(crate) fn new(worker: Worker, scratch: PathBuf) -> Remote {
-        Remote {
-            worker,
-            scratch,
-            canvas: None,
-        }
-    }
-
+impl Examiner<'_> {
     pub(crate) fn computes(&mut self) -> Result<bool, TuneError> {
         Ok(self.worker.hello()?.computes)
     }
 
-    pub(crate) fn open(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
-        self.worker.ask(&Command::Open {
-            problem: problem.clone(),
-            kernels: kernels.to_vec(),
-        })
+    pub(crate) fn open_for(&mut self, problem: &Problem, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
+        let (problem, kernels) = (problem.clone(), kernels.to_vec());
+        self.worker.ask(&Command::Open { problem, kernels })
     }
 
     pub(crate) fn run(&mut self, kernel: usize, kind: InputKind, run: Run) -> Result<(), Stop> {
@@ -53,10 +33,12 @@ impl Remote {
         self.worker.ask(&Command::Run { kernel, kind, run })
     }
 
-    /// The whole output of an open kernel for inputs of a kind and seed.
+    /// The whole output of an open kernel for inputs of a kind and seed. It must write nothing
+    /// outside of it.
     pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
         self.run(kernel, kind, over_poison(Some(seed)))?;
         let (out, lse) = (self.bytes(0, What::Output)?, self.bytes(0, What::Lse)?);
+        self.nothing_outside("")?;
         Ok(Written { out, lse })
     }
 
@@ -99,7 +81,7 @@ impl Remote {
     }
 }
 
-impl Drop for Remote {
+impl Drop for Examiner<'_> {
     fn drop(&mut self) {
         // It does not exist if no output was read.
         let _ = std::fs::remove_file(&self.scratch);
@@ -116,9 +98,8 @@ pub(crate) fn over_poison(load: Option<u64>) -> Run {
 }
 
 /// The rig of [`flashcore_bench::defences`] for an open kernel of a worker.
-pub(crate) struct RemoteRig<'r> {
-    pub(crate) judge: &'r Judge,
-    pub(crate) remote: &'r mut Remote,
+pub(crate) struct RemoteRig<'r, 'j> {
+    pub(crate) examiner: &'r mut Examiner<'j>,
     /// Number that selects inputs from those drawn for the run.
     pub(crate) number: usize,
     /// The kernel's position among those that are open.
@@ -127,7 +108,7 @@ pub(crate) struct RemoteRig<'r> {
     pub(crate) stop: Option<Stop>,
 }
 
-impl RemoteRig<'_> {
+impl RemoteRig<'_, '_> {
     fn kept<T>(&mut self, result: Result<T, Stop>) -> Result<T, Trouble> {
         result.map_err(|stop| {
             self.stop = Some(stop);
@@ -136,30 +117,31 @@ impl RemoteRig<'_> {
     }
 
     fn poisoned(&self) -> Tensor {
-        let problem = self.judge.problem();
+        let problem = self.examiner.judge.problem();
         Tensor::poisoned(problem.out_dtype(), *problem.o_layout())
     }
 }
 
-impl Rig for RemoteRig<'_> {
+impl Rig for RemoteRig<'_, '_> {
     fn problem(&self) -> &Problem {
-        self.judge.problem()
+        self.examiner.judge.problem()
     }
 
     fn expected(&self, seed: u64) -> &[ReferenceRow] {
-        self.judge.expected(self.judge.seed(seed, self.number))
+        let judge = self.examiner.judge;
+        judge.expected(judge.seed(seed, self.number))
     }
 
     fn run(&mut self, run: &Run) -> Result<bool, Trouble> {
-        let load = run.load.map(|seed| self.judge.seed(seed, self.number));
-        let ran = self.remote.run(self.kernel, InputKind::Normal, Run { load, ..*run });
+        let load = run.load.map(|seed| self.examiner.judge.seed(seed, self.number));
+        let ran = self.examiner.run(self.kernel, InputKind::Normal, Run { load, ..*run });
         self.kept(ran).map(|()| true)
     }
 
     /// If the reference has only some rows, only those come from the worker: copying a whole output
     /// of a large problem takes longer than everything else in a trial.
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
-        let judge = self.judge;
+        let judge = self.examiner.judge;
         let expected = judge.expected(judge.seed(seed, self.number));
         let problem = judge.problem();
         let what = match what {
@@ -167,7 +149,7 @@ impl Rig for RemoteRig<'_> {
             Output::Snapshot => What::Snapshot,
         };
         if expected.len() == problem.lse_len() {
-            let bytes = self.remote.bytes(place, what);
+            let bytes = self.examiner.bytes(place, what);
             let bytes = self.kept(bytes)?;
             let mut out = self.poisoned();
             if bytes.len() != out.bytes().len() {
@@ -177,12 +159,12 @@ impl Rig for RemoteRig<'_> {
             return Seen::of(problem, expected, &out);
         }
         let rows: Vec<[usize; 3]> = expected.iter().map(|row| row.index).collect();
-        let found = self.remote.rows(place, what, rows.clone());
+        let found = self.examiner.rows(place, what, rows.clone());
         let (census, bytes) = self.kept(found)?;
-        let mut canvas = self.remote.canvas.take().unwrap_or_else(|| self.poisoned());
+        let mut canvas = self.examiner.canvas.take().unwrap_or_else(|| self.poisoned());
         put_rows(&mut canvas, &rows, &bytes)?;
         let comparison = compare(problem, &canvas.view(), expected);
-        self.remote.canvas = Some(canvas);
+        self.examiner.canvas = Some(canvas);
         Ok(Seen {
             census,
             comparison: comparison?,
@@ -190,15 +172,15 @@ impl Rig for RemoteRig<'_> {
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        if !self.judge.problem().return_lse() {
+        if !self.examiner.judge.problem().return_lse() {
             return Ok(None);
         }
-        let bytes = self.remote.bytes(place, What::Lse);
+        let bytes = self.examiner.bytes(place, What::Lse);
         Ok(Some(floats(&self.kept(bytes)?)))
     }
 
     fn outside(&mut self) -> Result<Option<String>, Trouble> {
-        let outside = self.remote.outside();
+        let outside = self.examiner.outside();
         self.kept(outside)
     }
 }

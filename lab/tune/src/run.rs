@@ -18,7 +18,6 @@ use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
 use crate::journal::{BOARD, CLAIMS, Header, Journal, SCHEMA, SECONDS, board_of, digest, read_header, read_seconds};
 use crate::judge::Judge;
-use crate::remote::Remote;
 use crate::search::{Look, Search};
 use crate::setup::Setup;
 use crate::simulated;
@@ -71,25 +70,15 @@ pub struct Request {
 /// Receives the progress of a search.
 pub trait Watcher {
     /// The run begins, with this number of earlier trials.
-    fn begins(&mut self, header: &Header, resumed: usize) {
-        let _ = (header, resumed);
-    }
+    fn begins(&mut self, _header: &Header, _resumed: usize) {}
     /// A trial has its verdict.
-    fn trial(&mut self, trial: &Trial, history: &History) {
-        let _ = (trial, history);
-    }
+    fn trial(&mut self, _trial: &Trial, _history: &History) {}
     /// Finalists are timed.
-    fn finals(&mut self, finalists: &[String]) {
-        let _ = finalists;
-    }
+    fn finals(&mut self, _finalists: &[String]) {}
     /// One of several devices is lost; the others continue.
-    fn lost(&mut self, device: &str, why: &str) {
-        let _ = (device, why);
-    }
+    fn lost(&mut self, _device: &str, _why: &str) {}
     /// Another search has a device, and this one waits for it.
-    fn waits(&mut self, device: &str, waits: Waits) {
-        let _ = (device, waits);
-    }
+    fn waits(&mut self, _device: &str, _waits: Waits) {}
 }
 
 /// Ignores everything.
@@ -166,7 +155,9 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     };
     let examiner = |(index, worker): (usize, Worker)| Examiner {
         judge: &judge,
-        remote: Remote::new(worker, request.folder.join(format!("output-{index}.bin"))),
+        worker,
+        scratch: request.folder.join(format!("output-{index}.bin")),
+        canvas: None,
         timing: &setup.timing,
         lock: lock(&header.devices[index]),
         interrupt: request.interrupt.clone(),
@@ -219,7 +210,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep(CLAIMS, claims)?;
     }
-    let started = |examiner: &Examiner<'_>| examiner.remote.worker.started();
+    let started = |examiner: &Examiner<'_>| examiner.worker.started();
     let seconds = match nothing_new {
         true => seconds_before,
         false => seconds_before + began.elapsed().as_secs_f64(),

@@ -111,7 +111,7 @@ impl<'s> Search<'s> {
         examiners: &mut Vec<Examiner<'_>>,
         watcher: &mut dyn Watcher,
     ) -> Result<(), TuneError> {
-        let device = |examiner: &Examiner<'_>| Some(examiner.remote.worker.device().to_string());
+        let device = |examiner: &Examiner<'_>| Some(examiner.worker.device().to_string());
         let mut workers: Vec<Option<String>> = examiners.iter().map(device).collect();
         let (queue, jobs) = channel();
         let (sender, news) = channel();

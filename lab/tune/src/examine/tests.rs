@@ -14,10 +14,9 @@ fn examined(name: &str, first: &str) -> Found {
     };
     let mut examiner = Examiner {
         judge: &judge,
-        remote: Remote::new(
-            Worker::new(fake.program(name), "cpu", Deadlines::default()),
-            PathBuf::new(),
-        ),
+        worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+        scratch: PathBuf::new(),
+        canvas: None,
         timing: &timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),

@@ -6,7 +6,6 @@ use super::*;
 use crate::Timing;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
-use crate::remote::Remote;
 use crate::tests::fake::{Fake, met};
 use crate::tests::trial;
 use crate::worker::{Deadlines, Worker};
@@ -29,10 +28,9 @@ fn held_after(name: &str, first: String, trials: Vec<Trial>, keep: usize) -> Boa
     let fake = Fake { first, ..Fake::new() };
     let mut examiner = Examiner {
         judge: &judge,
-        remote: Remote::new(
-            Worker::new(fake.program(name), "cpu", Deadlines::default()),
-            PathBuf::new(),
-        ),
+        worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+        scratch: PathBuf::new(),
+        canvas: None,
         timing: &timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
@@ -201,10 +199,9 @@ fn one_wrong_row_is_found_by_the_witness() {
     let fake = Fake { first, ..Fake::new() };
     let mut examiner = Examiner {
         judge: &judge,
-        remote: Remote::new(
-            Worker::new(fake.program("agrees"), "cpu", Deadlines::default()),
-            scratch,
-        ),
+        worker: Worker::new(fake.program("agrees"), "cpu", Deadlines::default()),
+        scratch,
+        canvas: None,
         timing: &timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),

@@ -5,7 +5,6 @@ use flashcore_bench::DeviceIdentity;
 use super::*;
 use crate::examine::Timing;
 use crate::judge::Judge;
-use crate::remote::Remote;
 use crate::space::Family;
 use crate::tests::fake::{Fake, hello_of};
 use crate::tests::{folder, header};
@@ -74,10 +73,9 @@ fn examiner<'j>(judge: &'j Judge, timing: &'j Timing, folder: &Path, name: &str,
     let device = format!("fake:{}", name.rsplit('-').next().unwrap_or_default());
     Examiner {
         judge,
-        remote: Remote::new(
-            Worker::new(fake.program(name), &device, Deadlines::default()),
-            folder.join("output"),
-        ),
+        worker: Worker::new(fake.program(name), &device, Deadlines::default()),
+        scratch: folder.join("output"),
+        canvas: None,
         timing,
         lock: crate::device_lock::DeviceLock::default(),
         interrupt: Interrupt::default(),
@@ -128,7 +126,7 @@ fn a_halted_worker_examines_no_further_candidate() {
     halt.ask();
     work(&mut examiner, 0, &Mutex::new(jobs), None, &sender, &halt);
     assert!(news.try_recv().is_err());
-    assert_eq!(examiner.remote.worker.started(), 0);
+    assert_eq!(examiner.worker.started(), 0);
 }
 
 /// A worker that dies at its first candidate and cannot be started again.

@@ -9,6 +9,8 @@ mod simple;
 use std::str::FromStr;
 use std::time::Duration;
 
+use flashcore_problem::rng::Rng;
+
 use crate::error::TuneError;
 use crate::insight::{Advisor, Insights};
 use crate::space::Space;
@@ -45,9 +47,7 @@ pub trait Strategy {
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError>;
 
     /// Limits the next proposal to the time left for the search. Only outside proposers use it.
-    fn hurry(&mut self, left: Duration) {
-        let _ = left;
-    }
+    fn hurry(&mut self, _left: Duration) {}
 
     /// Whether it proposes the same after the same history. Otherwise a resumed run does not ask it
     /// for the earlier proposals.
@@ -56,8 +56,7 @@ pub trait Strategy {
     }
 
     /// Claims about the trials of a history and their scores; `None` if it makes no claims.
-    fn insights(&mut self, history: &History, space: &Space) -> Option<&Insights> {
-        let _ = (history, space);
+    fn insights(&mut self, _history: &History, _space: &Space) -> Option<&Insights> {
         None
     }
 }
@@ -123,7 +122,7 @@ impl Kind {
         };
         Ok(match self {
             Kind::Exhaustive => Box::new(Exhaustive::default()),
-            Kind::Random => Box::new(RandomSearch::new(seed)),
+            Kind::Random => Box::new(RandomSearch(Rng::stream(seed, 1))),
             Kind::HillClimbing => Box::new(HillClimbing::new(seed)),
             Kind::Evolution(population) => Box::new(Evolution::new(population, seed, None)),
             Kind::Informed(population) => Box::new(Evolution::new(population, seed, Some(needed(population)?))),

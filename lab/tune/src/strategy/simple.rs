@@ -25,21 +25,11 @@ impl Strategy for Exhaustive {
 }
 
 #[derive(Debug)]
-pub(super) struct RandomSearch {
-    rng: Rng,
-}
-
-impl RandomSearch {
-    pub(super) fn new(seed: u64) -> RandomSearch {
-        RandomSearch {
-            rng: Rng::stream(seed, 1),
-        }
-    }
-}
+pub(super) struct RandomSearch(pub(super) Rng);
 
 impl Strategy for RandomSearch {
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError> {
-        Ok(fresh(history, space, &mut self.rng).map(|id| Proposal::new(id, "drawn")))
+        Ok(fresh(history, space, &mut self.0).map(|id| Proposal::new(id, "drawn")))
     }
 }
 

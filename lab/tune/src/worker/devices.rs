@@ -18,9 +18,7 @@ pub(super) trait Device {
     }
 
     /// Compiles kernels into the driver's cache.
-    fn compile(&self, problem: &Problem, kernels: &[String]) {
-        let _ = (problem, kernels);
-    }
+    fn compile(&self, _problem: &Problem, _kernels: &[String]) {}
 
     /// Measures the device's rates and stores them.
     fn rates(&self) -> Result<(), String> {
