@@ -356,26 +356,22 @@ impl Watcher for Progress {
 
     fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
         let (at, round, time) = (&self.at, sample.round + 1, style::micros(sample.run_us()));
-        self.spinner
-            .0
-            .set_message(format!("{at}: {mode}, round {round}, {label} {time}"));
+        let message = format!("{at}: {mode}, round {round}, {label} {time}");
+        self.spinner.0.set_message(message);
     }
 
     fn result(&mut self, result: &CaseResult) {
         if self.tables {
-            self.spinner
-                .0
-                .suspend(|| style::print(&format!("\n{}", table::case_text(result))));
+            let text = format!("\n{}", table::case_text(result));
+            self.spinner.0.suspend(|| style::print(&text));
         }
     }
 }
 
 /// Our kernels compared with the main peer.
 pub(crate) fn standings(report: &Report) -> Vec<Standing> {
-    report
-        .main_peer()
-        .map(|peer| report.standings(peer))
-        .unwrap_or_default()
+    let peer = report.main_peer();
+    peer.map(|peer| report.standings(peer)).unwrap_or_default()
 }
 
 /// Those of more than one problem: the table of a single problem says as much.
@@ -397,9 +393,8 @@ fn rule_text(rule: &SeedsRule) -> Page {
     }
     let met = rule.shapes.iter().filter(|shape| shape.met).count();
     let (percent, needed) = (rule.gain * 100.0, rule.needed);
-    page.line(format_args!(
-        "at least {percent:.0} % faster on {met} shapes; {needed} are needed"
-    ));
+    let text = format!("at least {percent:.0} % faster on {met} shapes; {needed} are needed");
+    page.line(text);
     page
 }
 

@@ -76,11 +76,8 @@ pub(crate) fn run(keep: &StoreArgs, args: &ChartArgs) -> Result<(), Failure> {
         }
         ChartArgs::Ratio { what, baseline } => {
             let report = of_run(keep, &what.run, baseline.as_deref())?;
-            if report
-                .results
-                .iter()
-                .all(|result| result.measurement.subjects.len() < 2)
-            {
+            let mut results = report.results.iter();
+            if results.all(|result| result.measurement.subjects.len() < 2) {
                 return Err(Failure::usage("that run timed one kernel; a ratio needs two")
                     .help("`flashcore bench --kernel ID,ID` times two in the same rounds; `--peers all` adds peers"));
             }
@@ -122,10 +119,8 @@ fn of_run(keep: &StoreArgs, run: &str, baseline: Option<&str>) -> Result<Report,
     }
     if baseline.is_some() {
         // It has summaries and no samples.
-        return Err(
-            Failure::usage(format!("{run} has no samples to compute --baseline from"))
-                .help("name the run or an export of it"),
-        );
+        let why = format!("{run} has no samples to compute --baseline from");
+        return Err(Failure::usage(why).help("name the run or an export of it"));
     }
     let wrong = |error| Failure::usage(format!("{run} is not the output of `bench --json`: {error}"));
     let printed: Printed = serde_json::from_str(&style::read(path)?).map_err(wrong)?;

@@ -89,10 +89,8 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     };
     let card = || args.profile.unwrap_or_else(Card::default);
     if let Some(file) = args.problem.file() {
-        given.allow(
-            &[OF_SCHEDULES, OF_FILES, &["profile", "blocks"]].concat(),
-            "a FILE.ptx in place of a problem",
-        )?;
+        let allowed = [OF_SCHEDULES, OF_FILES, &["profile", "blocks"]].concat();
+        given.allow(&allowed, "a FILE.ptx in place of a problem")?;
         return args.foreign.check(file, card(), &runs, args.json);
     }
     if name.starts_with(museum::PREFIX) {
@@ -109,11 +107,8 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     if let Some(stop) = args.stop_after {
         plan = Plan::with_stage(&problem, &plan.config, card.chip, stop).map_err(Failure::failed)?;
     }
-    let planted = args
-        .plant
-        .as_deref()
-        .map(|mistake| plant(mistake, &mut plan))
-        .transpose()?;
+    let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
+    let planted = planted.transpose()?;
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
@@ -159,14 +154,9 @@ fn stages() -> impl TypedValueParser<Value = StopAfter> {
 fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
     let Some(operator) = Operator::from_name(name) else {
-        let known = Operator::ALL
-            .iter()
-            .map(Operator::to_string)
-            .collect::<Vec<_>>()
-            .join(", ");
-        return Err(Failure::usage(format!(
-            "no mistake is named `{name}`; known are {known}"
-        )));
+        let known = style::list(Operator::ALL);
+        let why = format!("no mistake is named `{name}`; known are {known}");
+        return Err(Failure::usage(why));
     };
     let mut count = 0;
     let wanted = number.parse::<usize>().unwrap_or(0);

@@ -66,11 +66,8 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
             .map_err(|error| Failure::from(error).help(why.first().cloned().unwrap_or_default()))?
     } else {
         let store = store.unwrap_or_default();
-        compare(
-            &Side::named(&args.a, &store)?,
-            &Side::named(&args.b, &store)?,
-            &Options::default(),
-        )?
+        let [a, b] = [&args.a, &args.b].map(|name| Side::named(name, &store));
+        compare(&a?, &b?, &Options::default())?
     };
     let regressions = args.gate.map(|gate| comparison.regressions(gate));
     let standings = comparison.standings();
@@ -86,7 +83,6 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
         }
         page
     });
-    Ok(Outcome::of(
-        regressions.is_none_or(|regressions| regressions.is_empty()),
-    ))
+    let is_clean = regressions.is_none_or(|regressions| regressions.is_empty());
+    Ok(Outcome::of(is_clean))
 }

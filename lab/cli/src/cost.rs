@@ -75,17 +75,15 @@ pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: C
     page.field("time", format_args!("{HEAD}{time}{HEAD:#}, between {low} and {high}"));
     page.field("bound by", bound(prediction));
     let uses = prediction.uses.iter();
-    let uses: Vec<String> = uses
-        .map(|used| format!("{} {}", used.resource.title(), micros(used.micros)))
-        .collect();
+    let uses = style::list(uses.map(|used| format!("{} {}", used.resource.title(), micros(used.micros))));
     let (latency, launch) = (micros(prediction.latency_micros), micros(prediction.launch_micros));
-    let text = format!("{}; latency {latency}; launch {launch}", uses.join(", "));
+    let text = format!("{uses}; latency {latency}; launch {launch}");
     page.field("alone", text);
     let registers = prediction.steps.iter().map(|step| match step.registers_known {
         true => step.registers.to_string(),
         false => format!("{} (estimated)", step.registers),
     });
-    let registers = registers.collect::<Vec<_>>().join(", ");
+    let registers = style::list(registers);
     let clock = style::whole(prediction.clocks.highest.round() as u64);
     let text = format!("{clock} MHz, {registers} registers a thread, inputs in L2 where they fit");
     page.field("assumed", text);
@@ -95,8 +93,8 @@ pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: C
     }
     page.field("trust", prediction.trust.words());
     if is_theirs(problem, card) {
-        let reports: Vec<String> = REPORTS.iter().map(|(us, what)| format!("{us:.0} ({what})")).collect();
-        page.field("reports", format_args!("µs on their L4: {}", reports.join(", ")));
+        let reports = style::list(REPORTS.map(|(us, what)| format!("{us:.0} ({what})")));
+        page.field("reports", format_args!("µs on their L4: {reports}"));
     }
 }
 
@@ -133,10 +131,8 @@ fn bound(prediction: &Prediction) -> String {
 
 /// The prediction as JSON, with `unknown`: why there is none.
 pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Value {
-    let reports = REPORTS
-        .iter()
-        .map(|(micros, what)| json!({ "micros": micros, "what": what }));
-    let reports = is_theirs(problem, card).then(|| reports.collect::<Vec<_>>());
+    let reports = REPORTS.map(|(micros, what)| json!({ "micros": micros, "what": what }));
+    let reports = is_theirs(problem, card).then_some(reports);
     let mut value = outcome.as_ref().map_or(json!({}), |prediction| json!(prediction));
     value["unknown"] = json!(outcome.as_ref().err());
     value["reports"] = json!(reports);

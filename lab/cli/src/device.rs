@@ -94,15 +94,10 @@ fn chosen(name: &str) -> Result<DeviceInfo, Failure> {
         name => number.ok_or_else(|| Failure::usage(format!("`{name}`: only GPUs are measured, as in cuda:0")))?,
     };
     let gpus = flashcore_cuda::devices()?;
-    let known = gpus
-        .iter()
-        .map(|info| format!("cuda:{}", info.ordinal))
-        .collect::<Vec<_>>()
-        .join(", ");
+    let known = style::list(gpus.iter().map(|info| format!("cuda:{}", info.ordinal)));
     let missing = || Failure::environment(format!("there is no cuda:{ordinal}; there are {known}"));
-    gpus.into_iter()
-        .find(|info| info.ordinal == ordinal)
-        .ok_or_else(missing)
+    let found = gpus.into_iter().find(|info| info.ordinal == ordinal);
+    found.ok_or_else(missing)
 }
 
 fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, Failure> {
@@ -110,10 +105,8 @@ fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, F
     let profile = Profile::of_device(&device.name, device.units);
     let json = || {
         let of_peak = |name: &str, value: f64| profile.and_then(|p| Some(value / rates::expected(name, p)?));
-        let parts = measured
-            .rates
-            .iter()
-            .map(|rate| (rate.name.clone(), of_peak(&rate.name, rate.value)));
+        let parts = measured.rates.iter();
+        let parts = parts.map(|rate| (rate.name.clone(), of_peak(&rate.name, rate.value)));
         json!({
             "rates": measured,
             "card": measured.card(),
@@ -134,13 +127,9 @@ fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, F
 
 /// The rates in a table, with those of the profile.
 fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
-    let DeviceIdentity {
-        name,
-        architecture,
-        units,
-        driver,
-        ..
-    } = &measured.run.device;
+    let device = &measured.run.device;
+    let (name, architecture) = (&device.name, &device.architecture);
+    let (units, driver) = (device.units, &device.driver);
     let mut page = Page::new(format_args!(
         "{HEAD}{name}{HEAD:#} {DIM}· {architecture} · {units} SMs · driver {driver}{DIM:#}"
     ));
@@ -162,9 +151,8 @@ fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
     for rate in &measured.rates {
         let spread = 100.0 * (rate.interval[1] - rate.interval[0]) / (2.0 * rate.value);
         let expected = profile.and_then(|profile| rates::expected(&rate.name, profile));
-        let percent = expected.map_or(String::new(), |expected| {
-            format!("{:.0}", 100.0 * rate.value / expected)
-        });
+        let percent = expected.map(|expected| format!("{:.0}", 100.0 * rate.value / expected));
+        let percent = percent.unwrap_or_default();
         let line = format!(
             "  {:<16} {:>9} {:<13}{spread:>6.1}% {:>9} {percent:>5}  {DIM}{}{DIM:#}",
             rate.name,

@@ -201,16 +201,12 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
     if let Some(label) = baseline {
         if !recorded.iter().any(|recorded| recorded.has(label)) {
             let subjects: BTreeSet<&str> = recorded.iter().flat_map(Recorded::labels).collect();
-            let subjects = subjects.into_iter().collect::<Vec<_>>().join(", ");
-            return Err(
-                Failure::usage(format!("no subject of that run has a label that begins with `{label}`"))
-                    .help(format!("it has {subjects}")),
-            );
+            let why = format!("no subject of that run has a label that begins with `{label}`");
+            return Err(Failure::usage(why).help(format!("it has {}", style::list(subjects))));
         }
         let changed = recorded.into_iter();
-        recorded = changed
-            .map(|recorded| recorded.with_baseline(label, &run.options))
-            .collect();
+        let changed = changed.map(|recorded| recorded.with_baseline(label, &run.options));
+        recorded = changed.collect();
     }
     Ok(Report::of_evidence(run, recorded))
 }

@@ -289,7 +289,7 @@ impl Explained<'_> {
             let access = if buffer.written { "written" } else { "read" };
             format!("{} {} B {access}", buffer.name, whole(buffer.bytes))
         });
-        page.field("buffers", buffers.collect::<Vec<_>>().join(", "));
+        page.field("buffers", style::list(buffers));
         let align = launch.buffers.iter().map(|buffer| buffer.align).max().unwrap_or(1);
         let required = kernel.requires();
         let (target, (major, minor), length) = (required.target_name(), required.ptx, whole(kernel.num_insts()));

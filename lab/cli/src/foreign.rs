@@ -179,8 +179,7 @@ impl RunArgs {
         }
         let kernels = self.launch.kernels(file, &bytes)?;
         let [kernel] = kernels.as_slice() else {
-            let names: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
-            let names = names.join(", ");
+            let names = style::list(kernels.iter().map(|kernel| &kernel.name));
             return Err(wrong(file, format_args!("it has {names}; name one with --entry")));
         };
         let asked = self.launch.asked(Some(self.grid), &[]);
@@ -261,15 +260,13 @@ impl RunArgs {
 
 pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {
     let bytes = std::fs::read(file).map_err(|error| wrong(file, error))?;
-    match foreign::binary_kind(&bytes) {
-        Some(what) if !what.starts_with("a cubin") => return Err(in_place::binary(file, what)),
-        _ => {}
+    if let Some(what) = foreign::binary_kind(&bytes).filter(|what| !what.starts_with("a cubin")) {
+        return Err(in_place::binary(file, what));
     }
     let asked = args.launch.asked(None, &args.claim);
     let kernels = args.launch.kernels(file, &bytes)?.into_iter();
-    let kernels: Vec<Judged> = kernels
-        .map(|kernel| Judged::new(kernel, &bytes, &asked, card))
-        .collect();
+    let judged = kernels.map(|kernel| Judged::new(kernel, &bytes, &asked, card));
+    let kernels: Vec<Judged> = judged.collect();
     let name = file.display().to_string();
     let json = || {
         let kernels: Vec<Value> = kernels.iter().map(|kernel| kernel.json(&asked, card)).collect();
@@ -352,10 +349,8 @@ impl Judged {
             page.field("calls", text);
         }
         if kernel.shared.is_empty() && kernel.static_shared > 0 {
-            page.field(
-                "symbols",
-                "not named in this file; PTX and a cubin built with -G name them",
-            );
+            let text = "not named in this file; PTX and a cubin built with -G name them";
+            page.field("symbols", text);
         }
         if kernel.shared.is_empty() {
             return;

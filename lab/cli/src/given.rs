@@ -5,6 +5,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 
 use crate::failure::Failure;
+use crate::style;
 
 /// The flags of a subcommand on the command line, by the names of their fields.
 pub(crate) struct Given(Vec<String>);
@@ -26,11 +27,9 @@ impl Given {
         let Some(given) = self.0.iter().find(|given| !allowed.contains(&given.as_str())) else {
             return Ok(());
         };
-        let allowed: Vec<String> = allowed.iter().map(|id| flag(id)).collect();
-        let (given, allowed) = (flag(given), allowed.join(", "));
-        Err(Failure::usage(format!(
-            "{given} is not for {subject}; allowed: {allowed}"
-        )))
+        let (given, allowed) = (flag(given), style::list(allowed.iter().map(|id| flag(id))));
+        let why = format!("{given} is not for {subject}; allowed: {allowed}");
+        Err(Failure::usage(why))
     }
 
     /// Refuses these flags without the one that they are about.

@@ -5,7 +5,7 @@ use flashcore_tune::space::{Family, LeverInfo};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::style::{CODE, DIM, HEAD, Page};
+use crate::style::{self, CODE, DIM, HEAD, Page};
 
 fn family_of(id: &str) -> Option<Family> {
     let mut families = Family::all().into_iter();
@@ -75,7 +75,7 @@ fn spelled(lever: &LeverInfo) -> String {
         parts if parts.concat().ends_with(value.as_str()) => parts.concat(),
         parts => format!("{} ({value})", parts.join(" or ")),
     });
-    shown.collect::<Vec<_>>().join(", ")
+    style::list(shown)
 }
 
 #[cfg(test)]

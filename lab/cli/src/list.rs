@@ -130,9 +130,8 @@ fn profiles() -> (Page, Value) {
         page.wrap(12, format_args!("  {:<9} {DIM}{}{DIM:#}", "", profile.source));
     }
     let targets = Target::ALL.iter().filter(|target| target.is_supported());
-    let targets: Vec<&str> = targets.map(|target| target.name()).collect();
-    let text = format!("  an architecture is enough, too: {}", targets.join(", "));
-    page.wrap(2, text);
+    let targets = style::list(targets.map(|target| target.name()));
+    page.wrap(2, format_args!("  an architecture is enough, too: {targets}"));
     (page, json!(PROFILES))
 }
 

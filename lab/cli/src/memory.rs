@@ -29,12 +29,8 @@ pub(crate) fn add_table(page: &mut Page, sites: &[MemorySite]) {
         let quote: String = quote.chars().take(QUOTE).collect();
         let line = format!("{}:{}", file_name(site.line.file), site.line.line);
         let [executed, passes, beyond] = [site.requests, site.transactions, beyond(site)].map(whole);
-        row(
-            &line,
-            access(site.class),
-            [&executed, &passes, &beyond],
-            quote.trim_end(),
-        );
+        let counts = [executed.as_str(), &passes, &beyond];
+        row(&line, access(site.class), counts, quote.trim_end());
     }
     let shared = |site: &&MemorySite| matches!(site.class, Class::LoadShared | Class::StoreShared);
     let conflicts = whole(sites.iter().filter(shared).map(beyond).sum::<u64>());

@@ -93,11 +93,8 @@ fn all_tables() -> Result<Vec<Result<NamedTable, PlanError>>, Failure> {
     let folder = user_plans_folder();
     let files = folder.as_deref().map(table_files).unwrap_or_default();
     let shipped = shipped_tables().map_err(Failure::failed)?;
-    Ok(files
-        .iter()
-        .map(|path| read_table(path))
-        .chain(shipped.into_iter().map(Ok))
-        .collect())
+    let read = files.iter().map(|path| read_table(path));
+    Ok(read.chain(shipped.into_iter().map(Ok)).collect())
 }
 
 /// A device of this machine and the tables used on it.
@@ -185,10 +182,8 @@ fn add_table(page: &mut Page, table: &Result<NamedTable, PlanError>) {
     let count = style::count(table.entries.len(), "row");
     page.heading(name, format_args!("{count}, measured on {}", table.device));
     let widest = |of: fn(&PlanRow) -> String| table.rows().map(|(_, row)| of(row).chars().count()).max().unwrap_or(0);
-    let (problems, kernels) = (
-        widest(|row| row.problem.to_string()),
-        widest(|row| row.kernel.to_string()),
-    );
+    let problems = widest(|row| row.problem.to_string());
+    let kernels = widest(|row| row.kernel.to_string());
     for (number, row) in table.rows() {
         let (kernel, date) = (row.kernel.to_string(), &row.date);
         let [gain, low, high] = [row.gain, row.interval[0], row.interval[1]].map(|share| share * 100.0);
@@ -231,10 +226,8 @@ fn make(files: &[PathBuf], out: &Path, as_json: bool) -> Result<Outcome, Failure
         for one in &all {
             page.wrap(4, judged_line(one));
         }
-        let (rows, problems) = (
-            style::count(table.entries.len(), "row"),
-            style::count(all.len(), "problem"),
-        );
+        let rows = style::count(table.entries.len(), "row");
+        let problems = style::count(all.len(), "problem");
         page.line(format_args!("\n{rows} for {problems}, in {}", out.display()));
         page
     });

@@ -326,7 +326,7 @@ impl Profiled {
         let waits = counters.waits();
         let waits = waits.iter().take(5);
         let waits = waits.map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")));
-        page.field("waits", waits.collect::<Vec<_>>().join(", "));
+        page.field("waits", style::list(waits));
         add_lines(page, &counters.lines);
     }
 }

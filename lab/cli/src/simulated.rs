@@ -43,10 +43,8 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
                 considered: Vec::new(),
             }),
             Err(refusal) => {
-                let card = card.name();
-                Err(Failure::failed(format!(
-                    "{config} cannot serve {problem} on {card}: {refusal}"
-                )))
+                let why = format!("{config} cannot serve {problem} on {}: {refusal}", card.name());
+                Err(Failure::failed(why))
             }
         },
     }
@@ -123,12 +121,13 @@ pub(crate) fn add(page: &mut Page, report: &CheckReport) {
 fn shares(report: &CheckReport) -> String {
     let total = report.counts.total().warps.max(1) as f64;
     let share = |class: &Class| (*class, report.counts.get(*class).warps as f64 / total);
-    let mut classes: Vec<(Class, f64)> = Class::ALL.iter().map(share).collect();
-    classes.retain(|(_, share)| *share >= 0.005);
+    let large = Class::ALL.iter().map(share).filter(|(_, share)| *share >= 0.005);
+    let mut classes: Vec<(Class, f64)> = large.collect();
     classes.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let shown = classes.iter();
-    let shown = shown.map(|(class, share)| format!("{} {:.0} %", class_name(*class).replace('_', " "), share * 100.0));
-    shown.collect::<Vec<_>>().join(", ")
+    let shown = classes
+        .iter()
+        .map(|(class, share)| format!("{} {:.0} %", class_name(*class).replace('_', " "), share * 100.0));
+    style::list(shown)
 }
 
 fn class_name(class: Class) -> String {

@@ -173,6 +173,12 @@ pub(crate) fn count(n: impl TryInto<u64>, what: &str) -> String {
     }
 }
 
+/// Things, separated by commas.
+pub(crate) fn list(things: impl IntoIterator<Item: Display>) -> String {
+    let texts = things.into_iter().map(|thing| thing.to_string());
+    texts.collect::<Vec<_>>().join(", ")
+}
+
 /// Three significant digits: `0.0123`, `4.56`, `789`, `12,345`.
 pub(crate) fn digits3(x: f64) -> String {
     let magnitude = x.abs();

@@ -76,11 +76,10 @@ impl WatchArgs {
             let (name, last) = (step.kernel.name(), warps(step.launch.block).saturating_sub(1));
             format!("{name} has blocks 0,0,0 to {x},{y},{z} and warps 0 to {last}")
         };
-        let known = plan.steps().map(of_step).collect::<Vec<_>>().join(", ");
+        let known = style::list(plan.steps().map(of_step));
         let ([x, y, z], warp) = (self.block, self.warp);
-        Err(Failure::usage(format!(
-            "block {x},{y},{z} warp {warp} is outside the grid: {known}"
-        )))
+        let why = format!("block {x},{y},{z} warp {warp} is outside the grid: {known}");
+        Err(Failure::usage(why))
     }
 
     fn show_line(&self, line: &str, plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {
@@ -89,10 +88,8 @@ impl WatchArgs {
         let records = trace_line(plan, &watch, (self.block, self.warp), options).map_err(Failure::failed)?;
         drop(spinner);
         let Some(records) = records else {
-            return Err(
-                Failure::usage(format!("no instruction of {} has a value at `{line}`", plan.config))
-                    .help("give a line that findings or `explain --ptx --lines` name"),
-            );
+            let why = format!("no instruction of {} has a value at `{line}`", plan.config);
+            return Err(Failure::usage(why).help("give a line that findings or `explain --ptx --lines` name"));
         };
         let json = || json!({ "trace": records });
         style::show(as_json, json, || {
@@ -155,18 +152,9 @@ fn show_numerics(plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<O
 }
 
 fn first_text(first: &FirstNonfinite) -> String {
-    let FirstNonfinite {
-        what,
-        at,
-        instruction,
-        warp,
-        lane,
-        ..
-    } = first;
-    let [x, y, z] = first.block;
-    let source = first
-        .source
-        .as_deref()
-        .map_or(String::new(), |source| format!(": {source}"));
+    let (what, at, instruction) = (&first.what, &first.at, &first.instruction);
+    let ([x, y, z], warp, lane) = (first.block, first.warp, first.lane);
+    let source = first.source.as_ref();
+    let source = source.map_or(String::new(), |source| format!(": {source}"));
     format!("first {what} at {at} in {instruction}, block ({x}, {y}, {z}) warp {warp} lane {lane}{source}")
 }

@@ -72,10 +72,10 @@ const ALIGNMENT: u32 = 16;
 fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
     match (device.is_gpu(), Target::from_name(&device.target)) {
         (false, _) => Ok(None),
-        (true, Some(target)) => Ok(Some(Chip {
-            target,
-            sms: device.units,
-        })),
+        (true, Some(target)) => {
+            let sms = device.units;
+            Ok(Some(Chip { target, sms }))
+        }
         (true, None) => Err(format!("no kernel is made for {device}")),
     }
 }

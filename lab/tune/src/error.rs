@@ -1,5 +1,6 @@
 //! Errors of a search. A candidate that fails has a verdict instead.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use thiserror::Error;
@@ -8,58 +9,21 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TuneError {
-    /// An option outside its range.
-    #[error("{option} is {given}; allowed: {allowed}")]
-    BadOption {
-        /// The option.
-        option: &'static str,
-        /// The given value.
-        given: String,
-        /// The allowed values.
-        allowed: String,
-    },
+    /// An option outside its range, or a run that cannot be resumed.
+    #[error("{0}")]
+    Usage(String),
     /// There is nothing to search.
-    #[error("nothing to search: {what}")]
-    Nothing {
-        /// What is missing.
-        what: String,
-    },
+    #[error("nothing to search: {0}")]
+    Nothing(String),
     /// A file that cannot be read, written or parsed.
-    #[error("{path}: {reason}")]
-    File {
-        /// The file.
-        path: String,
-        /// Why.
-        reason: String,
-    },
-    /// A run that cannot be resumed.
-    #[error("{path} cannot be resumed: {what} was {then} and is {now} here; begin a new run")]
-    Resume {
-        /// The run's folder.
-        path: String,
-        /// What differs.
-        what: &'static str,
-        /// The earlier value.
-        then: String,
-        /// The value now.
-        now: String,
-    },
+    #[error("{0}")]
+    File(String),
     /// A worker cannot be started, or does not speak the protocol.
-    #[error("worker for {device}: {reason}")]
-    Worker {
-        /// The device.
-        device: String,
-        /// What happened.
-        reason: String,
-    },
+    #[error("{0}")]
+    Worker(String),
     /// An outside proposer that has ended or sent a line that is no answer.
-    #[error("proposer `{command}`: {reason}")]
-    Proposer {
-        /// The command that started it.
-        command: String,
-        /// What happened.
-        reason: String,
-    },
+    #[error("{0}")]
+    Proposer(String),
     /// An error of the bench.
     #[error(transparent)]
     Bench(#[from] flashcore_bench::BenchError),
@@ -69,35 +33,38 @@ impl TuneError {
     /// Whether the machine is to blame, and not the request.
     pub fn is_environment(&self) -> bool {
         match self {
-            TuneError::Worker { .. } | TuneError::File { .. } => true,
+            TuneError::Worker(_) | TuneError::File(_) => true,
             TuneError::Bench(error) => error.is_environment(),
             _ => false,
         }
     }
 
-    pub(crate) fn bad(option: &'static str, given: impl ToString, allowed: impl Into<String>) -> TuneError {
-        TuneError::BadOption {
-            option,
-            given: given.to_string(),
-            allowed: allowed.into(),
-        }
+    pub(crate) fn bad(option: &str, given: impl Display, allowed: impl Display) -> TuneError {
+        TuneError::Usage(format!("{option} is {given}; allowed: {allowed}"))
+    }
+
+    pub(crate) fn resume(run: &Path, what: &str, then: &str, now: &str) -> TuneError {
+        let run = run.display();
+        TuneError::Usage(format!(
+            "{run} cannot be resumed: {what} was {then} and is {now} here; begin a new run"
+        ))
     }
 
     /// [`TuneError::Nothing`].
     pub fn nothing(what: impl Into<String>) -> TuneError {
-        TuneError::Nothing { what: what.into() }
+        TuneError::Nothing(what.into())
     }
 
-    pub(crate) fn resume(path: &Path, what: &'static str, then: String, now: String) -> TuneError {
-        let path = path.display().to_string();
-        TuneError::Resume { path, what, then, now }
+    pub(crate) fn file(path: &Path, reason: impl Display) -> TuneError {
+        TuneError::File(format!("{}: {reason}", path.display()))
     }
 
-    pub(crate) fn file(path: &Path, reason: impl ToString) -> TuneError {
-        TuneError::File {
-            path: path.display().to_string(),
-            reason: reason.to_string(),
-        }
+    pub(crate) fn worker(device: &str, reason: impl Display) -> TuneError {
+        TuneError::Worker(format!("worker for {device}: {reason}"))
+    }
+
+    pub(crate) fn proposer(command: &str, reason: impl Display) -> TuneError {
+        TuneError::Proposer(format!("proposer `{command}`: {reason}"))
     }
 }
 

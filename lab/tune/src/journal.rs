@@ -151,7 +151,7 @@ impl Journal {
         let pairs = read_header(folder)?.identity().into_iter().zip(header.identity());
         for ((what, then), (_, now)) in pairs {
             if then != now {
-                return Err(TuneError::resume(folder, what, then, now));
+                return Err(TuneError::resume(folder, what, &then, &now));
             }
         }
         let journal = Journal::open(folder)?;
@@ -230,10 +230,8 @@ pub fn board_of(folder: &Path) -> Result<Option<Board>, TuneError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
             let remedy = "remove it and resume the run, which repeats its finals";
-            Err(TuneError::file(
-                &path,
-                format!("it is no leaderboard: {error}; {remedy}"),
-            ))
+            let why = format!("it is no leaderboard: {error}; {remedy}");
+            Err(TuneError::file(&path, why))
         }
     }
 }
@@ -292,21 +290,18 @@ fn parse_trials(folder: &Path) -> Result<(Vec<Trial>, u64), TuneError> {
         if line.is_empty() {
             continue;
         }
-        let trial: Trial = serde_json::from_slice(line)
-            .map_err(|error| TuneError::file(&path, format!("line {}: {error}", number + 1)))?;
+        let bad = |why: String| TuneError::file(&path, format!("line {}{why}", number + 1));
+        let trial: Trial = serde_json::from_slice(line).map_err(|error| bad(format!(": {error}")))?;
         if trial.number != trials.len() {
-            let reason = format!("line {} has trial {}, not {}", number + 1, trial.number, trials.len());
-            return Err(TuneError::file(&path, reason));
+            return Err(bad(format!(" has trial {}, not {}", trial.number, trials.len())));
         }
         // No search writes this: the file was edited.
         if Duration::try_from_secs_f64(trial.seconds).is_err() || trial.verdict.is_timed() != trial.timed.is_some() {
             let timed = if trial.timed.is_some() { "timed" } else { "not timed" };
             let Trial { seconds, verdict, .. } = trial;
-            let reason = format!(
-                "line {}: a trial of {seconds} s that is {verdict} and was {timed}",
-                number + 1
-            );
-            return Err(TuneError::file(&path, reason));
+            return Err(bad(format!(
+                ": a trial of {seconds} s that is {verdict} and was {timed}"
+            )));
         }
         trials.push(trial);
     }

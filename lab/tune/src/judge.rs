@@ -55,10 +55,7 @@ impl Judge {
                 seed,
             })
         };
-        let cases = hard
-            .into_par_iter()
-            .map(adversary)
-            .collect::<Result<Vec<_>, TuneError>>()?;
+        let cases = hard.into_par_iter().map(adversary).collect::<Result<_, TuneError>>()?;
         Ok(Judge {
             problem: problem.clone(),
             pool,
@@ -141,7 +138,7 @@ impl Adversary {
 }
 
 /// Small problems of odd sizes with the same kernels as a problem, each with kinds of inputs.
-fn shapes(problem: &Problem) -> Result<Vec<(Problem, Vec<InputKind>)>, TuneError> {
+fn shapes(problem: &Problem) -> Result<[(Problem, [InputKind; 3]); 2], TuneError> {
     let group = problem.group_size();
     let few_rows = problem.seq_len_q().min(16);
     let shape = |rows: usize, keys: usize| {
@@ -161,19 +158,10 @@ fn shapes(problem: &Problem) -> Result<Vec<(Problem, Vec<InputKind>)>, TuneError
         }
         builder.build().map_err(flashcore::Error::from)
     };
-    Ok(vec![
-        (
-            shape(77, 133)?,
-            vec![
-                InputKind::SmallIntegers,
-                InputKind::HugeLogit,
-                InputKind::NegativeScores,
-            ],
-        ),
-        (
-            shape(130, 257)?,
-            vec![InputKind::RisingScores, InputKind::EqualRows, InputKind::Extremes],
-        ),
+    use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, RisingScores, SmallIntegers};
+    Ok([
+        (shape(77, 133)?, [SmallIntegers, HugeLogit, NegativeScores]),
+        (shape(130, 257)?, [RisingScores, EqualRows, Extremes]),
     ])
 }
 

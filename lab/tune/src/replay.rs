@@ -1,6 +1,7 @@
 //! A space that was measured once, so that a search can run without the device.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use flashcore_bench::sweep::{Ranking, rankings};
 use flashcore_bench::{Case, CaseResult, Interval, Mode, Report};
@@ -74,10 +75,7 @@ impl Measured {
     /// # Errors
     /// [`TuneError::File`] if it is no such file, or has another schema.
     pub fn read(text: &str, name: &str) -> Result<Measured, TuneError> {
-        let bad = |reason: String| TuneError::File {
-            path: name.to_string(),
-            reason,
-        };
+        let bad = |reason: String| TuneError::file(Path::new(name), reason);
         let measured: Measured = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
         if measured.schema != SCHEMA {
             return Err(bad(format!("schema {}; this build reads {SCHEMA}", measured.schema)));

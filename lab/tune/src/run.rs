@@ -4,7 +4,7 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
 
@@ -235,10 +235,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
 fn hellos(workers: &mut [Worker]) -> Result<Vec<Hello>, TuneError> {
     thread::scope(|scope| {
         let start = |worker: &mut Worker| worker.hello().cloned();
-        let started: Vec<_> = workers
-            .iter_mut()
-            .map(|worker| scope.spawn(move || start(worker)))
-            .collect();
+        let started = workers.iter_mut().map(|worker| scope.spawn(move || start(worker)));
+        let started: Vec<_> = started.collect();
         let joined = started.into_iter().map(|thread| thread.join());
         joined
             .map(|hello| hello.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -248,28 +246,20 @@ fn hellos(workers: &mut [Worker]) -> Result<Vec<Hello>, TuneError> {
 
 /// The identity of a run with these workers, which must be this program on devices of one kind.
 fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header, TuneError> {
-    let build = |revision: &str, program: &str| {
-        let program = program.get(..12).unwrap_or(program);
-        format!("{revision} (program {program})")
-    };
+    let build = |revision: &str, program: &str| format!("{revision} (program {program:.12})");
     let ours = build(revision(), executable());
     for (device, hello) in request.devices.iter().zip(&hellos) {
         let theirs = build(&hello.revision, &hello.executable);
         if theirs != ours {
-            return Err(TuneError::Worker {
-                device: device.clone(),
-                reason: format!("it was built from {theirs}, this program from {ours}"),
-            });
+            let why = format!("it was built from {theirs}, this program from {ours}");
+            return Err(TuneError::worker(device, why));
         }
     }
     let computes = hellos.iter().any(|hello| hello.computes);
     let devices: Vec<DeviceIdentity> = hellos.into_iter().map(|hello| hello.device).collect();
     of_one_kind(&devices)?;
-    let planted = request
-        .setup
-        .space
-        .families()
-        .any(|family| family.name == planted::NAME);
+    let mut families = request.setup.space.families();
+    let planted = families.any(|family| family.name == planted::NAME);
     Ok(Header {
         schema: SCHEMA,
         case: request.case.name.clone(),
@@ -287,19 +277,15 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         default: request.setup.default.clone(),
         rates: request.rates.clone(),
         window,
-        started_at: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs()),
+        started_at: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
     })
 }
 
 /// Devices of one run must be of one kind, so that a module serves all and times can be compared.
 fn of_one_kind(devices: &[DeviceIdentity]) -> Result<(), TuneError> {
-    let kind = |device: &DeviceIdentity| {
-        format!(
-            "{} ({}, {} units, {} B of L2, driver {})",
-            device.name, device.architecture, device.units, device.l2_bytes, device.driver
-        )
+    let kind = |of: &DeviceIdentity| {
+        let size = format!("{} units, {} B of L2", of.units, of.l2_bytes);
+        format!("{} ({}, {size}, driver {})", of.name, of.architecture, of.driver)
     };
     let mut kinds: Vec<String> = devices.iter().map(kind).collect();
     kinds.dedup();

@@ -1,5 +1,6 @@
 //! The folders of runs, in the user's data folder.
 
+use std::cmp::Reverse;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -65,9 +66,8 @@ pub fn look(runs: &Path) -> Result<Found, TuneError> {
             Err(why) => found.unreadable.push((folder, why)),
         }
     }
-    found
-        .runs
-        .sort_by(|a, b| (b.1.started_at, &b.0).cmp(&(a.1.started_at, &a.0)));
+    let latest = |(path, header): &(PathBuf, Header)| Reverse((header.started_at, path.clone()));
+    found.runs.sort_by_key(latest);
     found.unreadable.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(found)
 }

@@ -157,9 +157,9 @@ impl<'s> Search<'s> {
         let began = Instant::now();
         loop {
             match self.fill(strategy, queue, began) {
-                Err(TuneError::Proposer { .. }) if self.is_interrupted_too() => return Ok(()),
+                Err(TuneError::Proposer(_)) if self.is_interrupted_too() => return Ok(()),
                 // The candidates so far still get their finals.
-                Err(error @ TuneError::Proposer { .. }) => {
+                Err(error @ TuneError::Proposer(_)) => {
                     self.exhausted = true;
                     self.proposer_gone = Some(error.to_string());
                 }
@@ -177,7 +177,7 @@ impl<'s> Search<'s> {
                 Ok(News::Done(job, found, seconds)) => self.know(&job, found, seconds),
                 Ok(News::Ended(by, job, error)) => {
                     let device = workers[by].take();
-                    if !matches!(error, TuneError::Worker { .. }) || workers.iter().flatten().count() == 0 {
+                    if !matches!(error, TuneError::Worker(_)) || workers.iter().flatten().count() == 0 {
                         return Err(error);
                     }
                     watcher.lost(&device.unwrap_or_default(), &error.to_string());
@@ -270,13 +270,8 @@ impl<'s> Search<'s> {
         let now = proposal.as_ref().map(|now| &now.id);
         match before {
             Some(then) if now != Some(&then.id) => {
-                let now = now.map_or("none".to_string(), String::clone);
-                Err(TuneError::resume(
-                    self.journal.folder(),
-                    "a proposal",
-                    then.id.clone(),
-                    now,
-                ))
+                let now = now.map_or("none", |now| now);
+                Err(TuneError::resume(self.journal.folder(), "a proposal", &then.id, now))
             }
             _ => Ok(proposal),
         }
@@ -297,15 +292,9 @@ impl<'s> Search<'s> {
             Ok(fingerprint) => fingerprint,
         };
         // The first candidate with the same program, tried or pending.
-        let tried = self
-            .history
-            .trials()
-            .iter()
-            .map(|trial| (&trial.id, &trial.fingerprint));
-        let pending = self
-            .pending
-            .iter()
-            .map(|other| (&other.proposal.id, &other.fingerprint));
+        let (tried, pending) = (self.history.trials().iter(), self.pending.iter());
+        let tried = tried.map(|trial| (&trial.id, &trial.fingerprint));
+        let pending = pending.map(|other| (&other.proposal.id, &other.fingerprint));
         let first = tried.chain(pending).find(|(_, other)| **other == fingerprint);
         let twin = first.map(|(first, _)| Known::Twin(first.clone()));
         (fingerprint, twin)

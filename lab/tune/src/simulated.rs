@@ -30,10 +30,8 @@ pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
 /// The simulator's finding on the shapes that have a plan; `None` if none has.
 fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option<Result<(), String>> {
     let mut looked = None;
-    let normal = judge
-        .shapes()
-        .into_iter()
-        .map(|problem| (problem, InputKind::Normal, 0));
+    let shapes = judge.shapes().into_iter();
+    let normal = shapes.map(|problem| (problem, InputKind::Normal, 0));
     let hard = judge.cases().iter().map(|case| (&case.problem, case.kind, case.seed));
     for (index, (problem, inputs, seed)) in normal.chain(hard).enumerate() {
         let Some(plan) = plan(problem) else { continue };

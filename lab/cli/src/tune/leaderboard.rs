@@ -115,10 +115,8 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
             (false, 0) => format!("there are runs of {}", cases.join(", ")),
             (_, some) => style::count(some, "run") + " cannot be read: see `flashcore leaderboard`",
         };
-        Failure::failed(format!(
-            "`{case}` is no folder, and there is no run of a problem of that name"
-        ))
-        .help(help)
+        let why = format!("`{case}` is no folder, and there is no run of a problem of that name");
+        Failure::failed(why).help(help)
     })
 }
 
@@ -131,10 +129,9 @@ pub(crate) fn unfinished(folder: &Path) -> String {
 pub(crate) fn title(header: &Header) -> String {
     let devices: Vec<&str> = header.devices.iter().map(|device| device.name.as_str()).collect();
     let (case, devices) = (&header.case, devices.join(" and "));
-    let planted = if header.torture {
-        ", with planted candidates"
-    } else {
-        ""
+    let planted = match header.torture {
+        true => ", with planted candidates",
+        false => "",
     };
     match header.computes {
         true => format!("{case} on {devices}{planted}"),
@@ -158,10 +155,8 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
         page.field("correct", text);
     }
     if let Some(row) = board.rows.iter().find(|row| Some(&row.id) == board.winner.as_ref()) {
-        let (time, rate) = (
-            style::micros(row.us),
-            style::flops(header.problem.flops() / row.us * 1e6),
-        );
+        let rate = style::flops(header.problem.flops() / row.us * 1e6);
+        let time = style::micros(row.us);
         page.field("time", format_args!("{time}, {rate}, by {}", row.id));
     }
     let start = match header.begins_at_default() {
@@ -220,10 +215,8 @@ fn is_clean(row: &BoardRow) -> bool {
 /// The result of a search in a sentence. `start` describes the first candidate.
 fn verdict(start: &str, header: &Header, board: &Board, history: &History) -> String {
     if board.is_start_bad() {
-        let why = board
-            .start_failed
-            .as_deref()
-            .unwrap_or("the simulator finds errors in it");
+        let why = board.start_failed.as_deref();
+        let why = why.unwrap_or("the simulator finds errors in it");
         let instead = match &board.winner {
             Some(winner) => format!("the best that passed is {winner}"),
             None => "nothing else passed".to_string(),
@@ -259,14 +252,11 @@ fn more_time(history: &History) -> String {
 
 /// Adds the number of candidates by verdict. The seconds of a run that was killed are not known.
 pub(crate) fn add_summary(page: &mut Page, history: &History, seconds: Option<f64>) {
-    let counts = history.count();
-    let counts: Vec<String> = counts
-        .iter()
-        .map(|(verdict, count)| format!("{count} {verdict}"))
-        .collect();
+    let counts = history.count().into_iter();
+    let counts = style::list(counts.map(|(verdict, count)| format!("{count} {verdict}")));
     let trials = style::count(history.trials().len(), "trial");
     let time = seconds.map_or(String::new(), |seconds| format!(" in {seconds:.0} s"));
-    page.field("tried", format_args!("{trials}{time}: {}", counts.join(", ")));
+    page.field("tried", format_args!("{trials}{time}: {counts}"));
 }
 
 const FAILURES: usize = 8;

@@ -101,10 +101,8 @@ fn result(found: &Found, tour: bool, case: &Case) -> Page {
         true => "Attention",
         false => "A replay of searches",
     };
-    let devices = header
-        .devices
-        .iter()
-        .map(|device| format!("{} ({})", device.device, device.name));
+    let devices = header.devices.iter();
+    let devices = devices.map(|device| format!("{} ({})", device.device, device.name));
     let devices = devices.collect::<Vec<_>>().join(" and ");
     let mut page = Page::default();
     page.heading(format_args!("{does} on {devices}"), &header.problem);
@@ -173,9 +171,8 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
     }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
     if several_kinds || BTreeSet::from_iter(&devices).len() < devices.len() {
-        return Err(Failure::usage(format!(
-            "`{names}`: several devices must be different GPUs, as in cuda:0,cuda:1"
-        )));
+        let why = format!("`{names}`: several devices must be different GPUs, as in cuda:0,cuda:1");
+        return Err(Failure::usage(why));
     }
     Ok(devices)
 }
@@ -263,7 +260,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
 
 /// The error that ended a search, with what was kept of it, unless it is about another run.
 fn ended_by(error: TuneError, folder: &Path) -> Failure {
-    let is_other = matches!(error, TuneError::BadOption { .. } | TuneError::Resume { .. });
+    let is_other = matches!(error, TuneError::Usage(_));
     let failure = Failure::from(error);
     match interrupt::left(folder).filter(|_| !is_other) {
         Some(left) => failure.left(left.to_string()),
@@ -298,9 +295,8 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
         false => format!("a budget of {budget} leaves no other"),
     };
     let is_so = found.nothing_new && found.proposer_gone.is_none();
-    is_so.then(|| {
-        format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is unchanged")
-    })
+    let note = format!("nothing was left to do: {tried} had been made before, and {why}; the leaderboard is unchanged");
+    is_so.then_some(note)
 }
 
 /// Adds the run's folder, and the commands that show and continue it.
@@ -322,11 +318,11 @@ fn may_begin(start: &str, device: &str, problem: &Problem, setup: &Setup) -> Res
         true => setup.space.admits(start),
         false => Gatekeeper::new(problem, setup.chip).look(start).map(drop),
     };
-    let wrong = |why: String| Failure::usage(format!("--start {start}: {why}"));
-    looked.map_err(|why| match is_planted {
-        true => wrong(why).help("planted candidates are tried with --torture only"),
-        false => wrong(why).help("leave --start out to begin at the default"),
-    })
+    let help = match is_planted {
+        true => "planted candidates are tried with --torture only",
+        false => "leave --start out to begin at the default",
+    };
+    looked.map_err(|why| Failure::usage(format!("--start {start}: {why}")).help(help))
 }
 
 fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, Failure> {
@@ -367,7 +363,7 @@ impl From<TuneError> for Failure {
                 Failure::from(error).help("`--device cpu` and `--device replay:shipped` need no GPU")
             }
             TuneError::Bench(error) => error.into(),
-            TuneError::BadOption { .. } | TuneError::Resume { .. } => Failure::usage(error),
+            TuneError::Usage(_) => Failure::usage(error),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }

@@ -54,11 +54,11 @@ impl Overview {
             }
         }
         let unreadable = unreadable.into_iter().chain(found.unreadable);
-        let all = unreadable.map(|(folder, why)| Unreadable {
-            folder,
-            why: why.to_string(),
-        });
-        overview.unreadable = all.collect();
+        let text = |(folder, why): (PathBuf, TuneError)| {
+            let why = why.to_string();
+            Unreadable { folder, why }
+        };
+        overview.unreadable = unreadable.map(text).collect();
         overview
     }
 

@@ -58,7 +58,7 @@ pub(crate) fn add(page: &mut Page, beside: &PeerComparison) {
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
         format!("{:.3} [{lo:.3}, {hi:.3}] times as fast as {who}{label}", ratio.value)
     });
-    let ratios = ratios.collect::<Vec<_>>().join(", ");
+    let ratios = style::list(ratios);
     if !ratios.is_empty() {
         page.field("winner", format_args!("{GOOD}{}{GOOD:#} is {ratios}", beside.winner));
     }

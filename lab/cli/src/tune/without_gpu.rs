@@ -55,10 +55,10 @@ pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
             page.field("shape", shape);
             simulated::add(&mut page, &report);
         }
-        Err(refusal) => {
-            let text = format!("{config} is not simulated: cut to {small}, {refusal}");
-            page.field("kernel", text);
-        }
+        Err(refusal) => page.field(
+            "kernel",
+            format!("{config} is not simulated: cut to {small}, {refusal}"),
+        ),
     }
     page.print();
     Ok(())
@@ -84,14 +84,11 @@ fn bounded(problem: &Problem) -> Result<Problem, ProblemError> {
             break;
         } else {
             // The longer one, or both.
-            let half = |length: usize| {
-                if length == longest {
-                    (length / 2).max(LEAST_LENGTH)
-                } else {
-                    length
+            for length in [&mut rows, &mut keys] {
+                if *length == longest {
+                    *length = (longest / 2).max(LEAST_LENGTH);
                 }
-            };
-            (rows, keys) = (half(rows), half(keys));
+            }
         }
         small = ProblemBuilder::from(problem)
             .batch(batch)

@@ -66,10 +66,8 @@ impl Look {
             Bound::Resource(resource) => observed.hottest(resource, profile),
             Bound::Latency | Bound::Launch => None,
         };
-        let resources = prediction
-            .uses
-            .iter()
-            .map(|used| (Bound::Resource(used.resource), used.micros));
+        let uses = prediction.uses.iter();
+        let resources = uses.map(|used| (Bound::Resource(used.resource), used.micros));
         let others = [
             (Bound::Latency, prediction.latency_micros),
             (Bound::Launch, prediction.launch_micros),

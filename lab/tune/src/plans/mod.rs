@@ -91,10 +91,8 @@ fn gain_of(ratio: &Ratio) -> (f64, [f64; 2]) {
 /// at least [`LEAST_GAIN`] faster than the heuristics' choice in the same rounds, with an interval
 /// that excludes no gain.
 pub fn of_report(report: &Report) -> Vec<Judged> {
-    let hot = report
-        .results
-        .iter()
-        .filter(|result| result.measurement.mode == Mode::Hot);
+    let results = report.results.iter();
+    let hot = results.filter(|result| result.measurement.mode == Mode::Hot);
     hot.map(|result| of_result(result, &report.run)).collect()
 }
 
@@ -156,16 +154,15 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     let device = header.devices.first().ok_or("the run names no device")?;
     let Some(default) = header.begins_at_default() else {
         let used = header.default.as_ref();
+        let (start, used) = (&board.start, used.map_or("another kernel", |default| &default.kernel));
         return Err(format!(
-            "times are relative to {}, and {} is the default; leave out --start",
-            board.start,
-            used.map_or("another kernel", |default| &default.kernel)
+            "times are relative to {start}, and {used} is the default; leave out --start"
         ));
     };
     if board.is_start_bad() {
+        let default = &default.kernel;
         return Err(format!(
-            "{}, which is the default, failed, so there is no gain over it",
-            default.kernel
+            "{default}, which is the default, failed, so there is no gain over it"
         ));
     }
     let winner = board.winner.as_deref().ok_or("nothing won")?;

@@ -94,10 +94,7 @@ impl Strategy for Dies {
 
 #[test]
 fn proposals_of_a_proposer_that_died_are_tried() {
-    let gone = || TuneError::Proposer {
-        command: "gone".to_string(),
-        reason: "it has ended".to_string(),
-    };
+    let gone = || TuneError::proposer("gone", "it has ended");
     let mut dies = Dies(["cpu/m32n16", "cpu/m64n16"].into(), gone);
     let (trials, outcome) = searched("gone", &mut dies, "", 8);
     outcome.unwrap();
@@ -106,9 +103,7 @@ fn proposals_of_a_proposer_that_died_are_tried() {
 
 #[test]
 fn an_error_of_a_strategy_ends_the_search() {
-    let broken = || TuneError::Nothing {
-        what: "made up".to_string(),
-    };
+    let broken = || TuneError::nothing("made up");
     let mut dies = Dies(["cpu/m32n16", "cpu/m64n16", "cpu/m48n16", "cpu/m80n16"].into(), broken);
     let (trials, outcome) = searched("broken", &mut dies, "", 8);
     assert!(outcome.is_err());
@@ -164,7 +159,7 @@ fn a_device_that_is_lost_for_good_costs_no_candidate() {
         4,
         &mut Lost::default(),
     );
-    assert!(matches!(outcome, Err(TuneError::Worker { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(TuneError::Worker(_))), "{outcome:?}");
     assert!(trials.is_empty(), "{trials:?}");
 }
 

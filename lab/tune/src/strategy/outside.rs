@@ -147,10 +147,7 @@ impl Outside {
     }
 
     fn failed(&self, reason: impl ToString) -> TuneError {
-        TuneError::Proposer {
-            command: self.command.clone(),
-            reason: reason.to_string(),
-        }
+        TuneError::proposer(&self.command, reason.to_string())
     }
 
     /// Its answer; `None` if the time of the search ends first.

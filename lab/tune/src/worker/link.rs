@@ -112,10 +112,7 @@ impl Worker {
     }
 
     fn failed(&self, reason: String) -> TuneError {
-        TuneError::Worker {
-            device: self.device.clone(),
-            reason,
-        }
+        TuneError::worker(&self.device, reason)
     }
 
     fn start(&mut self) -> Result<Hello, String> {
@@ -133,22 +130,16 @@ impl Worker {
         let partner = Partner::start(&mut command).map_err(|reason| format!("{path}: {reason}"))?;
         self.live = Some(partner);
         self.started += 1;
-        let hello: Hello = self
-            .exchange(&Command::Hello {
-                protocol: PROTOCOL,
-                device: self.device.clone(),
-            })
-            .map_err(|stop| {
-                self.live = None;
-                stop.reason()
-            })?;
-        match &self.hello {
-            Some(first) if *first != hello => {
-                self.live = None;
-                Err(changed(first, &hello))
-            }
-            _ => Ok(hello),
+        let (protocol, device) = (PROTOCOL, self.device.clone());
+        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device });
+        let started = match (hello, &self.hello) {
+            (Ok(hello), Some(first)) if *first != hello => Err(changed(first, &hello)),
+            (hello, _) => hello.map_err(Stop::reason),
+        };
+        if started.is_err() {
+            self.live = None;
         }
+        started
     }
 
     /// Sends a command and waits until its deadline. A worker that hangs, dies or loses its device
@@ -224,17 +215,13 @@ fn running_program(path: &Path) -> PathBuf {
 /// Why results of a worker that was restarted as another one do not compare with earlier ones.
 fn changed(then: &Hello, now: &Hello) -> String {
     let what = |hello: &Hello| {
-        let program = hello.executable.get(..12).unwrap_or(&hello.executable);
-        let device = &hello.device;
-        format!(
-            "program {program} of revision {} on {} ({}, driver {})",
-            hello.revision, device.name, device.uuid, device.driver
-        )
+        let (device, revision) = (&hello.device, &hello.revision);
+        let on = format!("{} ({}, driver {})", device.name, device.uuid, device.driver);
+        format!("program {:.12} of revision {revision} on {on}", hello.executable)
     };
+    let (then, now) = (what(then), what(now));
     format!(
-        "it was restarted and is not what it was: {} then, {} now; resume the run with the program that began it",
-        what(then),
-        what(now)
+        "it was restarted and is not what it was: {then} then, {now} now; resume the run with the program that began it"
     )
 }
 

@@ -150,7 +150,7 @@ fn a_proposer_that_writes_nonsense_or_ends_is_an_error() {
     ] {
         let mut proposer = outside(script);
         let error = proposer.propose(&history, &space).unwrap_err();
-        assert!(matches!(error, TuneError::Proposer { .. }));
+        assert!(matches!(error, TuneError::Proposer(_)));
         assert!(error.to_string().contains(said), "{script}: {error}");
     }
 }
