@@ -124,6 +124,13 @@ pub struct BOperand<E> {
     of: PhantomData<E>,
 }
 
+impl<E> AOperand<E> {
+    pub(crate) fn at(first: Reg) -> Self {
+        let of = PhantomData;
+        AOperand { first, of }
+    }
+}
+
 /// Accumulators of a warp: 16 rows × `8 · tiles` columns, in f32.
 ///
 /// [`AccF16`] has pairs of fp16 instead. It has twice the rate on consumer cards, and is less
@@ -215,10 +222,7 @@ impl KernelBuilder {
     /// Gathers four words into operand A, in the order of [`MMA_M16K16_A`].
     #[track_caller]
     pub fn a_operand<E: MmaElement>(&self, words: &[Val<'_, E::Word>; 4]) -> AOperand<E> {
-        AOperand {
-            first: self.gather(words),
-            of: PhantomData,
-        }
+        AOperand::at(self.gather(words))
     }
 
     /// Gathers two words into operand B, in the order of [`MMA_K16N8_B`].
@@ -290,10 +294,7 @@ impl<'k, E: Element> AVars<'k, E> {
     /// The operands, one for each step.
     pub fn operands(&self) -> Vec<AOperand<E>> {
         (0..self.steps)
-            .map(|step| AOperand {
-                first: self.first.plus(4 * step),
-                of: PhantomData,
-            })
+            .map(|step| AOperand::at(self.first.plus(4 * step)))
             .collect()
     }
 }
@@ -352,10 +353,7 @@ impl Acc<'_> {
     #[track_caller]
     pub fn to_a_step<E: MmaElement>(&self, step: u32) -> AOperand<E> {
         if !self.k.has_tile(2 * step + 1, self.tiles) {
-            return AOperand {
-                first: self.k.regs(RegClass::B32, 4),
-                of: PhantomData,
-            };
+            return AOperand::at(self.k.regs(RegClass::B32, 4));
         }
         // Registers 0,1 | 2,3 of both tiles: rows +0, +8, then the same 8 columns further on.
         let mut words = Vec::new();

@@ -160,10 +160,8 @@ impl TensorMapRecipe {
             });
         }
         if !self.byte_offset.is_multiple_of(16) || !buffer.align.is_multiple_of(16) {
-            return Err(TensorMapProblem::Start {
-                offset: self.byte_offset,
-                align: buffer.align,
-            });
+            let (offset, align) = (self.byte_offset, buffer.align);
+            return Err(TensorMapProblem::Start { offset, align });
         }
         for (index, &given) in self.dims.iter().enumerate() {
             if !(1..=1 << 32).contains(&given) {
@@ -185,10 +183,8 @@ impl TensorMapRecipe {
         }
         let row = self.box_dims[0] * self.element.bytes();
         if !row.is_multiple_of(16) || self.swizzle.span().is_some_and(|span| row > span) {
-            return Err(TensorMapProblem::Row {
-                given: row,
-                swizzle: self.swizzle,
-            });
+            let (given, swizzle) = (row, self.swizzle);
+            return Err(TensorMapProblem::Row { given, swizzle });
         }
         let outer = self.dims[1..].iter().zip(&self.byte_strides);
         let needed = outer

@@ -12,10 +12,8 @@ impl KernelBuilder {
     /// Waits for every thread of the block, and orders their shared-memory accesses (`bar.sync 0`).
     #[track_caller]
     pub fn barrier(&self) {
-        self.emit(Inst::BarSync {
-            id: Operand::Imm(0),
-            threads: None,
-        });
+        let (id, threads) = (Operand::Imm(0), None);
+        self.emit(Inst::BarSync { id, threads });
     }
 
     /// Waits at barrier `id` (0..16, the same for the whole warp) until `threads` threads have come
@@ -24,10 +22,8 @@ impl KernelBuilder {
     pub fn barrier_among<'k>(&'k self, id: impl Source<'k, u32>, threads: u32) {
         let id = id.operand();
         self.check_barrier(id, threads);
-        self.emit(Inst::BarSync {
-            id,
-            threads: Some(threads),
-        });
+        let threads = Some(threads);
+        self.emit(Inst::BarSync { id, threads });
     }
 
     /// Comes to barrier `id` without waiting; `threads` counts those who arrive and those who wait.

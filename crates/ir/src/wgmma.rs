@@ -357,10 +357,7 @@ impl KernelBuilder {
     /// [`WGMMA_M64K32_A`].
     #[track_caller]
     pub fn wgmma_a<E: WgmmaElement>(&self, words: &[Val<'_, E::Word>; 4]) -> AOperand<E> {
-        AOperand {
-            first: self.gather(words),
-            of: PhantomData,
-        }
+        AOperand::at(self.gather(words))
     }
 }
 

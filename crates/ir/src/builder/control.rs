@@ -157,10 +157,8 @@ impl KernelBuilder {
     pub(super) fn condition(&self, cond: Cond<'_>) -> Condition {
         let pred = self.in_register(RegClass::Pred, cond.pred.operand());
         self.check_scope(pred);
-        Condition {
-            pred,
-            uniform: cond.uniform,
-        }
+        let uniform = cond.uniform;
+        Condition { pred, uniform }
     }
 }
 

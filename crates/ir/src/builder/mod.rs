@@ -146,10 +146,8 @@ impl KernelBuilder {
         let body = state.open.pop().map(|block| block.nodes).unwrap_or_default();
         check_aligned(&body, &state.kernel.sites, None, &mut state.errors);
         if !state.errors.is_empty() {
-            return Err(BuildErrors {
-                kernel: state.kernel.name,
-                errors: state.errors,
-            });
+            let (kernel, errors) = (state.kernel.name, state.errors);
+            return Err(BuildErrors { kernel, errors });
         }
         Ok(Kernel { body, ..state.kernel })
     }
@@ -259,12 +257,8 @@ impl KernelBuilder {
     }
 
     fn close_block(&self) -> Vec<Node> {
-        self.state
-            .borrow_mut()
-            .open
-            .pop()
-            .map(|block| block.nodes)
-            .unwrap_or_default()
+        let block = self.state.borrow_mut().open.pop();
+        block.map(|block| block.nodes).unwrap_or_default()
     }
 
     /// Emits an instruction with its result in a new register.
@@ -409,10 +403,8 @@ impl KernelBuilder {
     #[track_caller]
     pub(crate) fn site(&self) -> SiteId {
         let mut state = self.state.borrow_mut();
-        let site = Site {
-            line: SourceLine::caller(),
-            frame: state.frame,
-        };
+        let (line, frame) = (SourceLine::caller(), state.frame);
+        let site = Site { line, frame };
         let next = SiteId(state.kernel.sites.len() as u32);
         let id = *state.site_ids.entry(site).or_insert(next);
         if id == next {
@@ -428,10 +420,8 @@ impl KernelBuilder {
 
     #[track_caller]
     pub(super) fn error(&self, kind: BuildErrorKind) {
-        let error = BuildError {
-            kind,
-            line: SourceLine::caller(),
-        };
+        let line = SourceLine::caller();
+        let error = BuildError { kind, line };
         let mut state = self.state.borrow_mut();
         if !state.errors.contains(&error) {
             state.errors.push(error);
