@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::style::{self, CODE, DIM, HEAD, Page};
 
-fn family_of(id: &str) -> Option<Family> {
-    let mut families = Family::all().into_iter();
-    families.find(|family| !family.values(id).is_empty())
+fn family_of<'f>(families: &'f [Family], id: &str) -> Option<&'f Family> {
+    families.iter().find(|family| !family.values(id).is_empty())
 }
 
 /// The parts of an id that a lever writes.
@@ -21,9 +20,9 @@ fn parts_of<'i>(id: &'i str, lever: &LeverInfo) -> Vec<&'i str> {
 
 /// The levers of all families, or those of one id with their values.
 pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
+    let families = Family::all();
     let Some(id) = kernel else {
         let mut page = Page::default();
-        let families = Family::all();
         for (index, family) in families.iter().enumerate() {
             page.add(if index > 0 { "\n" } else { "" });
             add_family(&mut page, family);
@@ -32,7 +31,7 @@ pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
         let all = all.map(|family| json!({ "family": family.name, "levers": family.levers }));
         return Ok((page, all.collect()));
     };
-    let Some(family) = family_of(id) else {
+    let Some(family) = family_of(&families, id) else {
         return Err(Failure::usage(format!("no kernel is named `{id}`"))
             .help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"));
     };
@@ -110,8 +109,9 @@ mod tests {
 
     #[test]
     fn every_default_and_listed_kernel_is_explained_in_full() {
+        let families = Family::all();
         for id in crate::kernels::all() {
-            let family = family_of(&id).unwrap();
+            let family = family_of(&families, &id).unwrap();
             let mut explained: Vec<&str> = family.levers.iter().flat_map(|lever| parts_of(&id, lever)).collect();
             explained.sort_unstable();
             let mut parts = id_parts(&id);
