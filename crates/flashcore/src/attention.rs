@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use flashcore_cpu::CpuConfig;
-use flashcore_kernels::{Choice, Config, UnknownConfig};
+use flashcore_kernels::{Choice, Config};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
 use crate::cuda::CudaAttention;
@@ -26,12 +26,7 @@ impl FromStr for KernelId {
         if id.starts_with("cpu/") {
             return Ok(KernelId::Cpu(id.parse()?));
         }
-        id.parse().map(KernelId::Gpu).map_err(|error: UnknownConfig| {
-            Error::UnknownKernel(UnknownConfig {
-                examples: format!("{}, cpu/m128n128", error.examples),
-                ..error
-            })
-        })
+        Ok(KernelId::Gpu(id.parse()?))
     }
 }
 

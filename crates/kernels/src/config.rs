@@ -3,16 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
-use flashcore_problem::Problem;
-use flashcore_problem::rng::Rng;
-use serde::{Deserialize, Serialize};
+use flashcore_problem::{DType, Problem};
 use thiserror::Error;
 
+use crate::family::{Family, Values};
 use crate::{ladder, mma, scalar, wgmma};
 
 /// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Config {
     /// Family `ladder`: kernels as they were on the way to `mma`.
     Ladder(ladder::Config),
@@ -24,55 +22,61 @@ pub enum Config {
     Wgmma(wgmma::Config),
 }
 
+/// Every family.
+pub const FAMILIES: [Family; 4] = [mma::FAMILY, wgmma::FAMILY, scalar::FAMILY, ladder::FAMILY];
+
+const EXAMPLES: &str = "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy, scalar/tiled-m32n32-w4-v16, cpu/m128n128";
+
 /// An id that names no config.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("no kernel is named `{given}`; ids look like {examples}")]
+#[error("no kernel is named `{given}`; ids look like {EXAMPLES}")]
 pub struct UnknownConfig {
     /// What was given.
     pub given: String,
-    /// Ids that exist.
-    pub examples: String,
 }
 
 impl Config {
-    /// Every config of every family.
+    /// Every config of families `scalar` and `ladder`; of `mma` and `wgmma`, which have tens of thousands, those that are
+    /// the default of some problem.
     pub fn all() -> Vec<Config> {
-        let scalar = scalar::configs().into_iter().map(Config::Scalar);
-        scalar
-            .chain(ladder::configs().into_iter().map(Config::Ladder))
-            .collect()
+        let every = |family: Family| family.configs().map(move |values| Config::of(&family, values));
+        let wgmma = [DType::F16, DType::E4M3].into_iter().flat_map(wgmma::defaults);
+        let mut all: Vec<Config> = every(scalar::FAMILY).chain(every(ladder::FAMILY)).collect();
+        all.extend(mma::defaults().into_iter().map(|(config, ..)| Config::Mma(config)));
+        all.extend(wgmma.map(|(config, _)| Config::Wgmma(config)));
+        all
     }
 
-    /// The names of all families.
-    pub const FAMILIES: [&str; 4] = [ladder::NAME, mma::NAME, scalar::NAME, wgmma::NAME];
-
-    /// A config of a family, by its name, drawn by `rng`; `None` where no family has the name. A problem may refuse
-    /// it: then draw again.
+    /// The config with these values of a family's levers.
     ///
     /// ```
-    /// use flashcore_kernels::Config;
+    /// use flashcore_kernels::{Config, mma};
     /// use flashcore_problem::rng::Rng;
-    /// let config = Config::sample("mma", &mut Rng::new(1)).expect("a family of this name");
+    /// let config = Config::of(&mma::FAMILY, mma::FAMILY.sample(&mut Rng::new(1)));
     /// assert_eq!(config.family(), "mma");
     /// ```
-    pub fn sample(family: &str, rng: &mut Rng) -> Option<Config> {
-        match family {
-            ladder::NAME => Some(Config::Ladder(ladder::SPACE.sample(rng))),
-            mma::NAME => Some(Config::Mma(mma::SPACE.sample(rng))),
-            scalar::NAME => Some(Config::Scalar(scalar::SPACE.sample(rng))),
-            wgmma::NAME => Some(Config::Wgmma(wgmma::SPACE.sample(rng))),
-            _ => None,
+    pub fn of(family: &Family, values: Values) -> Config {
+        match family.name {
+            ladder::NAME => Config::Ladder(values.into()),
+            mma::NAME => Config::Mma(values.into()),
+            wgmma::NAME => Config::Wgmma(values.into()),
+            _ => Config::Scalar(values.into()),
+        }
+    }
+
+    /// Its family, and the values of its levers.
+    pub fn levers(&self) -> (Family, Values) {
+        match *self {
+            Config::Ladder(config) => (ladder::FAMILY, config.into()),
+            Config::Mma(config) => (mma::FAMILY, config.into()),
+            Config::Scalar(config) => (scalar::FAMILY, config.into()),
+            Config::Wgmma(config) => (wgmma::FAMILY, config.into()),
         }
     }
 
     /// The family's name.
     pub fn family(&self) -> &'static str {
-        match self {
-            Config::Ladder(_) => ladder::NAME,
-            Config::Mma(_) => mma::NAME,
-            Config::Scalar(_) => scalar::NAME,
-            Config::Wgmma(_) => wgmma::NAME,
-        }
+        self.levers().0.name
     }
 
     /// Which lever saves shared memory on a problem, for a refusal.
@@ -88,13 +92,8 @@ impl Config {
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let id = match self {
-            Config::Ladder(config) => config.id(),
-            Config::Mma(config) => config.id(),
-            Config::Scalar(config) => config.id(),
-            Config::Wgmma(config) => config.id(),
-        };
-        f.pad(&format!("{}/{id}", self.family()))
+        let (family, values) = self.levers();
+        f.pad(&family.id(&values))
     }
 }
 
@@ -102,17 +101,11 @@ impl FromStr for Config {
     type Err = UnknownConfig;
 
     fn from_str(id: &str) -> Result<Config, UnknownConfig> {
-        let parsed = match id.split_once('/') {
-            Some((ladder::NAME, levers)) => ladder::Config::from_id(levers).map(Config::Ladder),
-            Some((mma::NAME, levers)) => mma::Config::from_id(levers).map(Config::Mma),
-            Some((scalar::NAME, levers)) => scalar::Config::from_id(levers).map(Config::Scalar),
-            Some((wgmma::NAME, levers)) => wgmma::Config::from_id(levers).map(Config::Wgmma),
-            _ => None,
-        };
-        parsed.ok_or_else(|| UnknownConfig {
-            given: id.to_string(),
-            examples: "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy, scalar/tiled-m32n32-w4-v16".to_string(),
-        })
+        let read = |family: &Family| Some(Config::of(family, family.read(id)?));
+        FAMILIES
+            .iter()
+            .find_map(read)
+            .ok_or_else(|| UnknownConfig { given: id.to_string() })
     }
 }
 

@@ -6,7 +6,7 @@
 
 pub mod attention;
 pub mod config;
-pub mod ids;
+pub mod family;
 pub mod ladder;
 pub mod mma;
 pub mod near;
@@ -14,7 +14,6 @@ pub mod plan;
 pub mod refusal;
 pub mod scalar;
 pub mod select;
-pub mod space;
 pub mod stage;
 pub mod wgmma;
 
@@ -24,7 +23,8 @@ mod tiles;
 
 pub use attention::softmax::Rescale;
 pub use attention::split::fewest_splits;
-pub use config::{Config, UnknownConfig};
+pub use config::{Config, FAMILIES, UnknownConfig};
+pub use family::{Family, LeverInfo};
 pub use near::near;
 pub use plan::Plan;
 pub use refusal::Refusal;

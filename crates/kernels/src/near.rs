@@ -3,8 +3,7 @@
 use flashcore_ir::Chip;
 use flashcore_problem::{Mask, Problem};
 
-use crate::space::Space;
-use crate::{Config, KernelCache, Plan, ladder, mma, scalar, select, wgmma};
+use crate::{Config, KernelCache, Plan, select};
 
 /// Values up and down a lever.
 const STEPS: usize = 2;
@@ -34,7 +33,9 @@ pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> 
     };
     let mut near = vec![own];
     near.extend(beside(problem).iter().filter_map(default));
-    near.extend(levers(&own));
+    let (family, values) = own.levers();
+    let varied = family.near(&values, STEPS).into_iter();
+    near.extend(varied.map(|values| Config::of(&family, values)));
     let mut seen = Vec::new();
     near.retain(|config| {
         let new = !seen.contains(config);
@@ -73,19 +74,6 @@ fn beside(problem: &Problem) -> Vec<Problem> {
             .ok()
     };
     varied.into_iter().filter_map(build).collect()
-}
-
-/// The configs that differ in one lever, by a little.
-fn levers(config: &Config) -> Vec<Config> {
-    fn of<C: Copy + PartialEq>(space: &Space<C>, config: &C, any: fn(C) -> Config) -> Vec<Config> {
-        space.near(config, STEPS).into_iter().map(any).collect()
-    }
-    match config {
-        Config::Ladder(config) => of(&ladder::SPACE, config, Config::Ladder),
-        Config::Mma(config) => of(&mma::SPACE, config, Config::Mma),
-        Config::Scalar(config) => of(&scalar::SPACE, config, Config::Scalar),
-        Config::Wgmma(config) => of(&wgmma::SPACE, config, Config::Wgmma),
-    }
 }
 
 #[cfg(test)]

@@ -98,6 +98,56 @@ pub enum Refusal {
     Build(String),
 }
 
+impl Refusal {
+    pub(crate) fn unsupported(family: &'static str, what: impl Into<String>, remedy: &'static str) -> Refusal {
+        let what = what.into();
+        Refusal::Unsupported { family, what, remedy }
+    }
+
+    pub(crate) fn lever(lever: &'static str, given: u32, allowed: impl Into<String>) -> Refusal {
+        let allowed = allowed.into();
+        Refusal::Lever { lever, given, allowed }
+    }
+
+    /// Refuses more than `allowed` registers a thread.
+    pub(crate) fn check_registers(
+        needed: u32,
+        allowed: u32,
+        remedy: &'static str,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), Refusal> {
+        match needed <= allowed {
+            true => Ok(()),
+            false => Err(Refusal::Registers {
+                needed,
+                what: what(),
+                allowed,
+                remedy,
+            }),
+        }
+    }
+
+    /// Refuses more dynamic shared memory than a block of the target may have.
+    pub(crate) fn check_shared_memory(
+        needed: u32,
+        target: Target,
+        remedy: impl FnOnce() -> String,
+    ) -> Result<(), Refusal> {
+        let allowed = target.limits().shared_per_block;
+        match needed <= allowed {
+            true => Ok(()),
+            false => Err(Refusal::SharedMemory {
+                needed,
+                kind: "dynamic",
+                target,
+                allowed,
+                static_limit: None,
+                remedy: remedy(),
+            }),
+        }
+    }
+}
+
 fn opt_in(dynamic: Option<u32>) -> String {
     dynamic.map_or(String::new(), |bytes| format!(", or {bytes} B dynamic with opt-in"))
 }

@@ -127,11 +127,12 @@ pub(crate) fn check(problem: &Problem, stop: Option<StopAfter>) -> Result<(), Re
     if stop.is_none() || u32::try_from(problem.lse_len()).is_ok() {
         return Ok(());
     }
-    Err(Refusal::Unsupported {
-        family: "a build with a tap",
-        what: format!("{} rows", problem.lse_len()),
-        remedy: "take fewer batches or heads",
-    })
+    let what = format!("{} rows", problem.lse_len());
+    Err(Refusal::unsupported(
+        "a build with a tap",
+        what,
+        "take fewer batches or heads",
+    ))
 }
 
 /// The parameters that a build with a tap has besides the others. [`extend_launch`] gives their arguments.

@@ -1,7 +1,7 @@
 //! Finds configs that save a number of bytes of shared memory, and their predicted cost.
 
 use flashcore_ir::Profile;
-use flashcore_kernels::{Config, KernelCache, Plan, mma};
+use flashcore_kernels::{Config, KernelCache, Plan};
 use serde::Serialize;
 
 use crate::cost::Observation;
@@ -106,47 +106,22 @@ fn micros(plan: &Plan, profile: &Profile) -> Option<f64> {
 
 /// Configs that differ in one lever.
 fn neighbours(config: &Config) -> Vec<Config> {
-    if let Config::Mma(config) = config {
-        return mma::SPACE.neighbours(config).into_iter().map(Config::Mma).collect();
-    }
-    let all = Config::all().into_iter();
-    all.filter(|other| other.family() == config.family() && levers(config, other).len() == 1)
-        .collect()
+    let (family, values) = config.levers();
+    let near = family.neighbours(&values).into_iter();
+    near.map(|values| Config::of(&family, values)).collect()
 }
 
-/// The differences of two ids of a family, part by part.
+/// The levers that differ, as ids say them.
 fn levers(from: &Config, to: &Config) -> Vec<String> {
-    let (from, to) = (parts(&from.to_string()), parts(&to.to_string()));
-    if from.len() != to.len() {
-        // A part that only one id has is a lever at its default value in the other.
-        let only = |a: &[String], b: &[String]| a.iter().filter(|part| !b.contains(part)).cloned().collect::<Vec<_>>();
-        let (gone, new) = (only(&from, &to), only(&to, &from));
-        return vec![format!("{} to {}", or_none(&gone), or_none(&new))];
-    }
-    let differing = from.iter().zip(&to).filter(|(a, b)| a != b);
-    differing.map(|(a, b)| format!("{a} to {b}")).collect()
-}
-
-fn or_none(parts: &[String]) -> String {
-    match parts.is_empty() {
-        true => "nothing".to_string(),
-        false => parts.join("-"),
-    }
-}
-
-/// The levers in an id: `mma/m64n32-w4` is `mma/`, `m64`, `n32`, `w4`.
-fn parts(id: &str) -> Vec<String> {
-    let mut parts = Vec::new();
-    for part in id.split('-') {
-        match part
-            .rfind('n')
-            .filter(|&at| part[at + 1..].starts_with(|c: char| c.is_ascii_digit()))
-        {
-            Some(at) if at > 0 => parts.extend([part[..at].to_string(), part[at..].to_string()]),
-            _ => parts.push(part.to_string()),
-        }
-    }
-    parts
+    let ((family, from), (_, to)) = (from.levers(), to.levers());
+    let part = |values, at| match family.parts(values, at) {
+        none if none.is_empty() => "nothing".to_string(),
+        parts => parts.join("-"),
+    };
+    let differing = (0..family.levers.len()).filter(|&at| from[at] != to[at]);
+    differing
+        .map(|at| format!("{} to {}", part(&from, at), part(&to, at)))
+        .collect()
 }
 
 #[cfg(test)]

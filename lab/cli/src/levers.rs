@@ -1,50 +1,40 @@
 //! `flashcore list levers`: the parts of kernel ids, from the levers of each family.
 
-use flashcore_kernels::ids::{id_parts, letters};
-use flashcore_tune::space::{Family, LeverInfo};
+use flashcore_kernels::{Family, LeverInfo};
+use flashcore_tune::space::ALL;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::style::{self, CODE, DIM, HEAD, Page};
 
-fn family_of<'f>(families: &'f [Family], id: &str) -> Option<&'f Family> {
-    families.iter().find(|family| !family.values(id).is_empty())
-}
-
-/// The parts of an id that a lever writes.
-fn parts_of<'i>(id: &'i str, lever: &LeverInfo) -> Vec<&'i str> {
-    let known: Vec<&str> = lever.in_ids.iter().flatten().map(|part| letters(part)).collect();
-    let parts = id_parts(id).into_iter();
-    parts.filter(|part| known.contains(&letters(part))).collect()
-}
-
 /// The levers of all families, or those of one id with their values.
 pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
-    let families = Family::all();
     let Some(id) = kernel else {
         let mut page = Page::default();
-        for (index, family) in families.iter().enumerate() {
+        for (index, family) in ALL.iter().enumerate() {
             page.add(if index > 0 { "\n" } else { "" });
             add_family(&mut page, family);
         }
-        let all = families.iter();
-        let all = all.map(|family| json!({ "family": family.name, "levers": family.levers }));
+        let all = ALL.into_iter();
+        let all = all.map(|family| json!({ "family": family.name, "levers": family.described() }));
         return Ok((page, all.collect()));
     };
-    let Some(family) = family_of(&families, id) else {
-        return Err(Failure::usage(format!("no kernel is named `{id}`"))
-            .help("`flashcore list levers` explains ids, `flashcore list kernels` shows some"));
-    };
+    let owner = ALL.iter().find_map(|family| Some((family, family.read(id)?)));
+    let (family, values) = owner.ok_or_else(|| {
+        Failure::usage(format!("no kernel is named `{id}`"))
+            .help("`flashcore list levers` explains ids, `flashcore list kernels` shows some")
+    })?;
     let mut page = Page::new(format_args!("{HEAD}{id}{HEAD:#}"));
     let mut levers = Vec::new();
-    for (lever, (name, value)) in family.levers.iter().zip(family.values(id)) {
-        let parts = parts_of(id, lever);
-        let label = match parts.is_empty() {
-            true => "(none)".to_string(),
-            false => parts.join(" "),
+    for (at, (name, value)) in family.print(&values).into_iter().enumerate() {
+        let (parts, meaning) = (family.parts(&values, at), family.levers[at].meaning);
+        let label = if parts.is_empty() {
+            "(none)".to_string()
+        } else {
+            parts.join(" ")
         };
-        page.field(&label, format_args!("{name}: {value} {DIM}· {}{DIM:#}", lever.meaning));
-        levers.push(json!({ "lever": name, "value": value, "parts": parts, "meaning": lever.meaning }));
+        page.field(&label, format_args!("{name}: {value} {DIM}· {meaning}{DIM:#}"));
+        levers.push(json!({ "lever": name, "value": value, "parts": parts, "meaning": meaning }));
     }
     Ok((page, levers.into()))
 }
@@ -54,14 +44,15 @@ fn add_family(page: &mut Page, family: &Family) {
     page.line(format_args!(
         "{HEAD}{name}{HEAD:#} {DIM}(ids begin with {name}/){DIM:#}"
     ));
-    let indent = family.levers.iter().map(|lever| lever.name.len()).max().unwrap_or(0) + 4;
-    for lever in &family.levers {
+    let levers = family.described();
+    let indent = levers.iter().map(|lever| lever.name.len()).max().unwrap_or(0) + 4;
+    for lever in &levers {
         let label = format!("  {:<width$}", lever.name, width = indent - 2);
         page.wrap(indent, format_args!("{label}{CODE}{}{CODE:#}", spelled(lever)));
         page.wrap(indent, format_args!("{:indent$}{DIM}{}{DIM:#}", "", lever.meaning));
     }
     for constraint in family.constraints {
-        page.wrap(6, format_args!("  {DIM}only: {constraint}{DIM:#}"));
+        page.wrap(6, format_args!("  {DIM}only: {}{DIM:#}", constraint.rule));
     }
 }
 
@@ -109,12 +100,13 @@ mod tests {
 
     #[test]
     fn every_default_and_listed_kernel_is_explained_in_full() {
-        let families = Family::all();
         for id in crate::kernels::all() {
-            let family = family_of(&families, &id).unwrap();
-            let mut explained: Vec<&str> = family.levers.iter().flat_map(|lever| parts_of(&id, lever)).collect();
+            let (_, found) = list(Some(&id)).unwrap();
+            let levers = found.as_array().unwrap().iter();
+            let parts = levers.flat_map(|lever| lever["parts"].as_array().unwrap());
+            let mut explained: Vec<&str> = parts.map(|part| part.as_str().unwrap()).collect();
             explained.sort_unstable();
-            let mut parts = id_parts(&id);
+            let mut parts = flashcore_kernels::family::id_parts(&id);
             parts.sort_unstable();
             assert_eq!(explained, parts, "{id}");
         }

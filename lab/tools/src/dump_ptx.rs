@@ -177,10 +177,14 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
 
 fn scalar_kernels(kernels: &mut Kernels) {
     for problem in problems() {
-        for config in scalar::configs() {
+        for config in scalar::FAMILY.configs().map(scalar::Config::from) {
             let preferred = scalar::preferred_configs(&problem, 16);
-            let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes() != 16;
-            if varied && !preferred.contains(&config.with_vector_bytes(preferred[0].vector_bytes())) {
+            let varied = problem.dtype() != DType::F16 || problem.softcap().is_some() || config.vector_bytes != 16;
+            let with_widest = scalar::Config {
+                vector_bytes: preferred[0].vector_bytes,
+                ..config
+            };
+            if varied && !preferred.contains(&with_widest) {
                 continue;
             }
             kernels.add(&problem, Config::Scalar(config), Target::Sm90a);
@@ -220,7 +224,7 @@ fn problems() -> Vec<Problem> {
 fn ladder_kernels(kernels: &mut Kernels) {
     for problem in problems() {
         let varied = problem.dtype() != DType::F16 || problem.softcap().is_some();
-        for config in ladder::configs() {
+        for config in ladder::FAMILY.configs().map(ladder::Config::from) {
             if !varied || (config.warps, config.cols) == (4, 64) {
                 kernels.add(&problem, Config::Ladder(config), Target::Sm90a);
             }
@@ -292,9 +296,9 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
         let Some(Config::Mma(default)) = last else {
             continue;
         };
-        for (i, config) in mma::SPACE.neighbours(&default).into_iter().enumerate() {
+        for (i, config) in mma::FAMILY.neighbours(&default.into()).into_iter().enumerate() {
             if full || i % HEAD_DIMS.len() == turn % HEAD_DIMS.len() {
-                varied.add_shape(&shape, Config::Mma(config), target);
+                varied.add_shape(&shape, Config::Mma(config.into()), target);
             }
         }
     }

@@ -40,11 +40,16 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         Some(case) => case.problem,
         None => Problem::named(name)?,
     };
-    let mma = mma::SPACE
+    let mma = mma::FAMILY
         .configs()
+        .map(mma::Config::from)
         .filter(|config| wanted_mma(config, &problem))
         .map(Config::Mma);
-    let wgmma = wgmma::SPACE.configs().filter(wanted_wgmma).map(Config::Wgmma);
+    let wgmma = wgmma::FAMILY
+        .configs()
+        .map(wgmma::Config::from)
+        .filter(wanted_wgmma)
+        .map(Config::Wgmma);
     for config in mma.chain(wgmma) {
         if Plan::with_cache(&problem, &config, Target::Sm90a, &KernelCache::default()).is_ok() {
             println!("{config}");

@@ -12,7 +12,7 @@ use flashcore::{
 };
 use flashcore_cpu::CpuConfig;
 use flashcore_cuda::{CudaError, ModuleRefusal};
-use flashcore_kernels::{ladder, mma, wgmma};
+use flashcore_kernels::{FAMILIES, ladder, mma, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, RandomLimits, gaps_untouched, random_problem};
 use rayon::prelude::*;
@@ -44,7 +44,7 @@ pub(crate) struct Options {
         .try_map(|name| InputKind::from_name(&name).ok_or("unknown inputs")))]
     inputs: Option<InputKind>,
     /// Family of every kernel that is drawn; problems then have dtypes and strides that it serves.
-    #[arg(long, value_parser = PossibleValuesParser::new(Config::FAMILIES))]
+    #[arg(long, value_parser = PossibleValuesParser::new(FAMILIES.map(|family| family.name)))]
     family: Option<String>,
     /// Dtype of every problem. A problem of e4m3 that no kernel of the device serves is drawn
     /// again.
@@ -206,12 +206,14 @@ fn any_kernel(
     let mut rng = Rng::new(seed);
     let mut spilled = 0;
     // Where no config of the drawn family serves the problem, another family is drawn.
-    for _ in 0..Config::FAMILIES.len() {
-        let drawn = Config::FAMILIES[rng.below(Config::FAMILIES.len())];
+    for _ in FAMILIES {
+        let drawn = FAMILIES[rng.below(FAMILIES.len())];
+        let family = FAMILIES
+            .into_iter()
+            .find(|known| Some(known.name) == family)
+            .unwrap_or(drawn);
         for _ in 0..TRIES {
-            let Some(config) = Config::sample(family.unwrap_or(drawn), &mut rng) else {
-                break;
-            };
+            let config = Config::of(&family, family.sample(&mut rng));
             if Plan::new(problem, &config, target).is_err() {
                 continue;
             }
@@ -250,7 +252,7 @@ struct Family {
     kernels: BTreeSet<String>,
     spilled: usize,
     /// Problems by the values of each lever.
-    levers: BTreeMap<String, BTreeMap<String, usize>>,
+    levers: BTreeMap<&'static str, BTreeMap<String, usize>>,
     /// Largest errors by dtype and inputs.
     worst: BTreeMap<String, Worst>,
 }
@@ -335,15 +337,11 @@ impl Tally {
     }
 }
 
-/// The levers of a kernel and their values, as they are serialised.
-fn levers(kernel: &KernelId) -> Vec<(String, String)> {
+/// The levers of a kernel and their values, as they print.
+fn levers(kernel: &KernelId) -> Vec<(&'static str, String)> {
     let KernelId::Gpu(config) = kernel else {
         return Vec::new();
     };
-    let Ok(Value::Object(levers)) = serde_json::to_value(config) else {
-        return Vec::new();
-    };
-    let value = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_string);
-    let levers = levers.iter().filter(|(name, _)| *name != "family");
-    levers.map(|(name, of)| (name.clone(), value(of))).collect()
+    let (family, values) = config.levers();
+    family.print(&values)
 }

@@ -158,8 +158,8 @@ fn configs() -> Result<Vec<Row>, Box<dyn Error>> {
                 ));
             }
         }
-        let ladder = ladder::configs().into_iter();
-        configs.extend(ladder.map(|config| (Config::Ladder(config), 128, Target::Sm80, dtype)));
+        let ladder = ladder::FAMILY.configs();
+        configs.extend(ladder.map(|config| (Config::Ladder(config.into()), 128, Target::Sm80, dtype)));
     }
     for row in plan_rows()? {
         let head_dim = row.head_dim.max(row.head_dim_v);

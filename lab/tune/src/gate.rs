@@ -4,11 +4,11 @@
 use flashcore::KernelId;
 use flashcore_ir::Chip;
 use flashcore_ir::proof::prove_launch;
-use flashcore_kernels::{KernelCache, Plan};
+use flashcore_kernels::{Family, KernelCache, Plan, mma, scalar, wgmma};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 
-use crate::space::{Family, Fingerprint, Space, fingerprint};
+use crate::space::{CPU, Fingerprint, Space, fingerprint};
 use crate::worker::planted::{self, Conduct};
 
 /// Checks configs without a device.
@@ -57,12 +57,12 @@ impl Gatekeeper {
     /// `scalar` if none of those serves.
     pub fn families(&self) -> Vec<Family> {
         if self.chip.is_none() {
-            return vec![Family::cpu()];
+            return vec![CPU];
         }
-        let mut families = vec![Family::mma(), Family::wgmma()];
+        let mut families = vec![mma::FAMILY, wgmma::FAMILY];
         families.retain(|family| self.why_not(family).is_none());
         if families.is_empty() {
-            families.push(Family::scalar());
+            families.push(scalar::FAMILY);
         }
         families
     }
@@ -74,7 +74,7 @@ impl Gatekeeper {
         let mut rng = Rng::new(1);
         let mut last = None;
         for _ in 0..DRAWN {
-            last = Some(self.look(&family.sample(&mut rng)).err()?);
+            last = Some(self.look(&family.id(&family.sample(&mut rng))).err()?);
         }
         last
     }
@@ -82,7 +82,7 @@ impl Gatekeeper {
     /// The space of these families. `torture` adds planted candidates.
     pub fn space(&self, mut families: Vec<Family>, torture: bool) -> Space {
         if torture {
-            families.push(planted::family());
+            families.push(planted::FAMILY);
         }
         let gate = self.clone();
         Space::new(families, move |id| gate.look(id).map(drop))
@@ -114,7 +114,7 @@ mod tests {
         }
         let f32s = Problem::builder().dtype(DType::F32).build().unwrap();
         let ada = Gatekeeper::new(&f32s, Some(Target::Sm89.into()));
-        assert!(ada.why_not(&Family::wgmma()).is_some() && ada.why_not(&Family::scalar()).is_none());
+        assert!(ada.why_not(&wgmma::FAMILY).is_some() && ada.why_not(&scalar::FAMILY).is_none());
         let families = Gatekeeper::new(&f32s, Some(Target::Sm89.into())).families();
         assert_eq!(
             families.iter().map(|family| family.name).collect::<Vec<_>>(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::TuneError;
 use crate::insight::Advisor;
 use crate::journal::sha256;
-use crate::space::{Family, Space};
+use crate::space::{ALL, Space};
 use crate::trial::Verdict;
 
 /// Spaces measured on one device.
@@ -198,7 +198,7 @@ impl Table {
         let timed = self.timed.iter().map(|row| row.0.clone());
         let failed = self.failed.iter().flat_map(|group| group.ids.iter().cloned());
         let ids: Vec<String> = timed.chain(failed).collect();
-        let mut families = Vec::from(Family::all());
+        let mut families = Vec::from(ALL);
         families.retain(|family| ids.iter().any(|id| family.owns(id)));
         Space::of_list(families, ids)
     }

@@ -6,6 +6,7 @@ use flashcore::{DeviceInfo, PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_ir::{Chip, Profile, Target};
+use flashcore_kernels::Family;
 use flashcore_problem::Problem;
 
 use crate::default::DefaultKernel;
@@ -14,7 +15,7 @@ use crate::examine::Timing;
 use crate::gate::Gatekeeper;
 use crate::insight::Advisor;
 use crate::replay::{Measured, Table};
-use crate::space::{Family, Space};
+use crate::space::{ALL, Space};
 use crate::worker::planted;
 
 /// What a search begins with.
@@ -180,10 +181,10 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
     let family = |name: &String| {
         // The planted candidates alone.
         if name == planted::NAME {
-            return Ok(planted::family());
+            return Ok(planted::FAMILY);
         }
         let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
-        let family = Family::all().into_iter().find(|family| family.name == name.as_str());
+        let family = ALL.into_iter().find(|family| family.name == name.as_str());
         let family = family.ok_or_else(|| TuneError::bad("family", name, known))?;
         // A search without candidates would report that none is faster.
         match gate.why_not(&family) {

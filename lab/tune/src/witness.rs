@@ -10,7 +10,7 @@ use flashcore_problem::{InputKind, Problem, Tensor};
 use crate::error::TuneError;
 use crate::gate::Gatekeeper;
 use crate::remote::Written;
-use crate::space::Family;
+use flashcore_kernels::scalar;
 
 /// Configs to draw from a family to find one that serves.
 const DRAWN: usize = 50;
@@ -22,8 +22,8 @@ const HOST_RATE: f64 = 10e9;
 /// kernel that the library would choose, for this process. `gate` checks kernels for the problem on
 /// the device.
 pub(crate) fn witnesses(gate: &Gatekeeper, finalists: &[String]) -> Vec<String> {
-    let (mut rng, scalar) = (Rng::new(1), Family::scalar());
-    let mut drawn = (0..DRAWN).map(|_| scalar.sample(&mut rng));
+    let (mut rng, scalar) = (Rng::new(1), scalar::FAMILY);
+    let mut drawn = (0..DRAWN).map(|_| scalar.id(&scalar.sample(&mut rng)));
     let kernel = drawn.find(|id| may_witness(id, finalists) && gate.look(id).is_ok());
     // The host, if the device is a GPU and the host is fast enough.
     let threads = rayon::current_num_threads();

@@ -1,6 +1,5 @@
 //! What every family shares: the shape baked into a kernel, its parameters, and the arguments of a launch.
 
-use std::fmt::Display;
 use std::ops::Deref;
 
 use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, KernelBuilder, Launch, Val};
@@ -10,8 +9,8 @@ use super::block_range::Band;
 use super::lengths::{TensorParam, row_strides};
 use super::score_mod::ScoreMod;
 use super::split::Partials;
-use crate::Refusal;
 use crate::stage::{self, StageParams, StopAfter};
+use crate::{Config, Refusal};
 
 /// Bytes that addresses and strides are multiples of, where one asynchronous copy moves so many.
 pub const ALIGNMENT: u32 = 16;
@@ -59,8 +58,8 @@ impl Shape {
     }
 
     /// The kernel's entry name: the config's id and what else is baked in.
-    pub(crate) fn kernel_name(&self, family: &str, id: impl Display) -> String {
-        let id = format!("{family}/{id}").replace(['/', '-'], "_");
+    pub(crate) fn kernel_name(&self, config: Config) -> String {
+        let id = config.to_string().replace(['/', '-'], "_");
         let v = if self.head_dim_v == self.head_dim {
             String::new()
         } else {
@@ -211,13 +210,8 @@ pub(crate) fn add_lse(launch: &mut Launch, problem: &Problem) {
     });
 }
 
-/// Refuses what kernels on 16-bit tensor-core operands and 16-byte copies do not serve.
-pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
-    let unsupported = |what: &str, remedy| Refusal::Unsupported {
-        family,
-        what: what.to_string(),
-        remedy,
-    };
+/// Refuses dtypes that a family does not serve, and batches of variable length.
+pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     if !serves.contains(&problem.dtype()) {
         let (what, remedy) = match problem.dtype() {
             DType::E4M3 => ("e4m3 tensors", "family wgmma does, on Hopper"),
@@ -225,37 +219,39 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
             DType::F16 => ("fp16 tensors", "family mma does"),
             DType::BF16 => ("bf16 tensors", "family mma does"),
         };
-        return Err(unsupported(what, remedy));
+        return Err(Refusal::unsupported(family, what, remedy));
     }
     if problem.var_len().is_some() {
-        return Err(unsupported(
-            "variable-length batches (cu_seqlens)",
-            "no family serves it yet",
-        ));
+        let what = "variable-length batches (cu_seqlens)";
+        return Err(Refusal::unsupported(family, what, "no family serves it yet"));
     }
+    Ok(())
+}
+
+/// Refuses what kernels on tensor-core operands and 16-byte copies do not serve.
+pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
+    check_dtype(problem, family, serves)?;
+    let bytes = problem.dtype().size_bytes() as u32;
+    let odd = all_strides(problem).find(|stride| !(stride * bytes).is_multiple_of(ALIGNMENT));
+    let Some(stride) = odd else {
+        return Ok(());
+    };
+    let start = bytes * (stride & stride.wrapping_neg());
+    let remedy = match problem.dtype() {
+        DType::E4M3 => "no family does for e4m3: pad them to multiples of 16 B, or use the CPU",
+        _ => "family scalar does",
+    };
+    let what = format!("rows that start at multiples of {start} B (it copies 16 B at a time)");
+    Err(Refusal::unsupported(family, what, remedy))
+}
+
+/// The [`row_strides`] of all four tensors.
+pub(crate) fn all_strides(problem: &Problem) -> impl Iterator<Item = u32> {
     let layouts = [
         problem.q_layout(),
         problem.k_layout(),
         problem.v_layout(),
         problem.o_layout(),
     ];
-    let bytes = problem.dtype().size_bytes() as u32;
-    let odd = layouts
-        .iter()
-        .flat_map(|layout| row_strides(layout))
-        .find(|stride| !(stride * bytes).is_multiple_of(ALIGNMENT));
-    if let Some(stride) = odd {
-        return Err(Refusal::Unsupported {
-            family,
-            what: format!(
-                "rows that start at multiples of {} B (it copies 16 B at a time)",
-                bytes * (stride & stride.wrapping_neg())
-            ),
-            remedy: match problem.dtype() {
-                DType::E4M3 => "no family does for e4m3: pad them to multiples of 16 B, or use the CPU",
-                _ => "family scalar does",
-            },
-        });
-    }
-    Ok(())
+    layouts.into_iter().flat_map(row_strides)
 }

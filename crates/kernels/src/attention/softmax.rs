@@ -5,13 +5,12 @@ use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
 
 use super::row_tile::{QUAD, RowTile};
+use crate::family::Lever;
 
 /// When the maximum of a row, which its exponentials are relative to, follows its largest score.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rescale {
     /// At every K block, as in the FlashAttention papers.
     Eager,
@@ -23,13 +22,12 @@ pub enum Rescale {
 }
 
 impl Rescale {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Rescale::Eager => "eager",
-            Rescale::Lazy => "lazy",
-            Rescale::Bold => "bold",
-        }
-    }
+    /// The lever of the families that have it.
+    pub(crate) const LEVER: Lever = Lever::words(
+        "rescale",
+        &[("eager", "-eager"), ("lazy", "-lazy"), ("bold", "-bold")],
+        "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact",
+    );
 
     /// How many powers of two a score may be above its row's maximum before that is raised, where scores are looked at.
     pub(crate) fn threshold<E: Probability>(self) -> f32 {
@@ -40,6 +38,7 @@ impl Rescale {
         }
     }
 
+    /// In the order of the lever's words.
     pub(crate) const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
 }
 

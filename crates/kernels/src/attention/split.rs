@@ -118,26 +118,15 @@ fn bytes(problem: &Problem, splits: u32) -> (u64, u64) {
     (out, out + 8 * partials)
 }
 
-/// Refuses splits that are too many, or that make more partials than 32 bits can count.
+/// Refuses splits that make more partials than 32 bits can count.
 pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
-    let refuse = |allowed: String| {
-        Err(Refusal::Lever {
-            lever: "splits",
-            given: splits,
-            allowed,
-        })
-    };
-    if !(1..=MAX_SPLITS).contains(&splits) {
-        return refuse(format!("1 to {MAX_SPLITS}"));
+    let rows = problem.lse_len();
+    let most = u64::from(u32::MAX) / (rows as u64).max(1);
+    if u64::from(splits) <= most {
+        return Ok(());
     }
-    let most = u64::from(u32::MAX) / (problem.lse_len() as u64).max(1);
-    if u64::from(splits) > most {
-        let rows = problem.lse_len();
-        return refuse(format!(
-            "1 to {most} with {rows} rows of all heads: partials are counted in 32 bits"
-        ));
-    }
-    Ok(())
+    let allowed = format!("1 to {most} with {rows} rows of all heads: partials are counted in 32 bits");
+    Err(Refusal::lever("splits", splits, allowed))
 }
 
 /// Adds the workspace and the two arguments that a kernel with [`Partials`] takes.

@@ -10,27 +10,23 @@ mod common;
 mod hybrid;
 mod mma;
 pub mod scores;
-mod space;
 
 use flashcore_ir::{Chip, Kernel};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
 
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
+use crate::family::{Family, Lever, Values};
 use crate::stage::StopAfter;
 use crate::step::{KernelCache, Step};
 use crate::{Plan, Refusal, scalar};
 use common::WARP_ROWS;
 
-pub use space::SPACE;
-
 /// The family's name.
 pub const NAME: &str = "ladder";
 
 /// Which rung.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Tensor cores for `Q·Kᵀ` only.
     Hybrid,
@@ -39,7 +35,7 @@ pub enum Kind {
 }
 
 /// A rung and the little it lets one choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Which rung.
     pub kind: Kind,
@@ -49,29 +45,50 @@ pub struct Config {
     pub cols: u32,
 }
 
-/// Values of [`Config::warps`].
-pub const WARPS: [u32; 2] = [4, 8];
-/// Values of [`Config::cols`].
-pub const COLS: [u32; 2] = [32, 64];
+/// The family's levers.
+pub const FAMILY: Family = Family {
+    name: NAME,
+    levers: &[
+        Lever::words(
+            "kind",
+            &[("hybrid", "hybrid"), ("mma", "mma")],
+            "tensor cores for one product (hybrid), or for both (mma)",
+        ),
+        Lever::scaled(
+            "warps",
+            |_| ("-m", WARP_ROWS),
+            &[4, 8],
+            "warps per block, 16 query rows each",
+        ),
+        Lever::number(
+            "cols",
+            "n",
+            &[32, 64],
+            "keys per tile: more keys need fewer barriers, fewer keys need less shared memory",
+        ),
+    ],
+    constraints: &[],
+    tile: |&[_, warps, cols, ..]| WARP_ROWS * warps * cols,
+    repeated: Some((1, "-w")),
+};
+
+impl From<Config> for Values {
+    fn from(Config { kind, warps, cols }: Config) -> Values {
+        [kind as u32, warps, cols, 0, 0, 0, 0, 0, 0, 0, 0]
+    }
+}
+
+impl From<Values> for Config {
+    fn from([kind, warps, cols, ..]: Values) -> Config {
+        let kind = if kind == 0 { Kind::Hybrid } else { Kind::Mma };
+        Config { kind, warps, cols }
+    }
+}
 
 impl Config {
     /// Query rows a block.
     pub fn rows(&self) -> u32 {
         WARP_ROWS * self.warps
-    }
-
-    /// The id within the family, such as `hybrid-m64n64-w4`.
-    pub fn id(&self) -> String {
-        let kind = match self.kind {
-            Kind::Hybrid => "hybrid",
-            Kind::Mma => "mma",
-        };
-        format!("{kind}-m{}n{}-w{}", self.rows(), self.cols, self.warps)
-    }
-
-    /// The config of an id, if it is one.
-    pub fn from_id(id: &str) -> Option<Config> {
-        configs().into_iter().find(|config| config.id() == id)
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
@@ -80,30 +97,6 @@ impl Config {
             _ => "fewer warps, or family mma with swizzled tiles, need less".to_string(),
         }
     }
-
-    fn check_levers(&self) -> Result<(), Refusal> {
-        for (lever, given, allowed) in [("warps", self.warps, WARPS), ("cols", self.cols, COLS)] {
-            if !allowed.contains(&given) {
-                return Err(Refusal::Lever {
-                    lever,
-                    given,
-                    allowed: allowed.map(|value| value.to_string()).join(", "),
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Every config of the family.
-pub fn configs() -> Vec<Config> {
-    let mut configs = Vec::new();
-    for kind in [Kind::Hybrid, Kind::Mma] {
-        for warps in WARPS {
-            configs.extend(COLS.map(|cols| Config { kind, warps, cols }));
-        }
-    }
-    configs
 }
 
 /// A rung of the ladder: what it is called, and the config that it is.
@@ -146,7 +139,8 @@ pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
     for (label, id) in UNTUNED {
         let config = match id.parse() {
             Ok(crate::Config::Scalar(config)) => {
-                crate::Config::Scalar(config.with_vector_bytes(scalar::widest(problem)))
+                let vector_bytes = scalar::widest(problem);
+                crate::Config::Scalar(scalar::Config { vector_bytes, ..config })
             }
             Ok(config) => config,
             Err(_) => continue,
@@ -167,11 +161,8 @@ fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
     if config.cols < 64 || head_dim <= 208 {
         return Ok(());
     }
-    Err(Refusal::Unsupported {
-        family: NAME,
-        what: format!("head_dim {head_dim} with 64 keys a tile: registers would spill"),
-        remedy: "with 32 keys a tile it does",
-    })
+    let what = format!("head_dim {head_dim} with 64 keys a tile: registers would spill");
+    Err(Refusal::unsupported(NAME, what, "with 32 keys a tile it does"))
 }
 
 /// Kernel and launch for a problem, or why not.
@@ -182,10 +173,10 @@ pub(crate) fn plan(
     stop_after: Option<StopAfter>,
 ) -> Result<Step, Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
-    config.check_levers()?;
+    FAMILY.check(&Values::from(*config))?;
     check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, stop_after);
-    let name = shape.kernel_name(NAME, config.id());
+    let name = shape.kernel_name(crate::Config::Ladder(*config));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
             (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, &shape),
@@ -228,14 +219,13 @@ mod tests {
         assert!(wide.contains("sm_89 allows 101376") && wide.contains("n32"), "{wide}");
         let widest = refused(Problem::builder().head_dim(256).build().unwrap(), Target::Sm90a);
         assert!(widest.contains("with 32 keys a tile it does"), "{widest}");
-        assert!(
-            (Config {
-                kind: Kind::Mma,
-                warps: 3,
-                cols: 64
-            })
-            .check_levers()
-            .is_err()
-        );
+        let Err(refusal) = FAMILY.check(&Values::from(Config {
+            kind: Kind::Mma,
+            warps: 3,
+            cols: 64,
+        })) else {
+            panic!("three warps");
+        };
+        assert_eq!(refusal.to_string(), "warps is 3; allowed: 4, 8");
     }
 }

@@ -87,37 +87,18 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     const FAMILY: &str = "ladder/scores";
     check_problem(problem, FAMILY, &SIXTEEN_BITS)?;
     if !TILES.contains(&levers.tile) {
-        return Err(Refusal::Lever {
-            lever: "tile",
-            given: levers.tile,
-            allowed: TILES.map(|tile| tile.to_string()).join(", "),
-        });
+        return Err(Refusal::lever("tile", levers.tile, "64, 128"));
     }
-    let unsupported = |what: String, remedy| Refusal::Unsupported {
-        family: FAMILY,
-        what,
-        remedy,
-    };
     if problem.softcap().is_some() {
-        return Err(unsupported("a soft cap".to_string(), "leave it away"));
+        return Err(Refusal::unsupported(FAMILY, "a soft cap", "leave it away"));
     }
     if !problem.seq_len_kv().is_multiple_of(CHUNK as usize) {
         let what = format!("{} keys (it stores 8 at a time)", problem.seq_len_kv());
-        return Err(unsupported(what, "round them up to a multiple of 8"));
+        return Err(Refusal::unsupported(FAMILY, what, "round them up to a multiple of 8"));
     }
     let head_dim = problem.head_dim() as u32;
     let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
-    let allowed = target.limits().shared_per_block;
-    if needed > allowed {
-        return Err(Refusal::SharedMemory {
-            needed,
-            kind: "dynamic",
-            target,
-            allowed,
-            static_limit: None,
-            remedy: "a tile of 64 needs less".to_string(),
-        });
-    }
+    Refusal::check_shared_memory(needed, target, || "a tile of 64 needs less".to_string())?;
     let name = format!("{levers}_{}_d{head_dim}", problem.dtype()).replace('-', "_");
     let kernel = Kernel::build(&name, levers.threads(), |k| match problem.dtype() {
         DType::F16 => body::<f16>(k, levers, head_dim),

@@ -8,19 +8,17 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
-mod space;
 
 use std::fmt;
 
 use flashcore_ir::{Kernel, Target};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
 use crate::attention::{combine, split};
-use crate::ids::Parts;
+use crate::family::{Constraint, Family, Lever, Values};
 use crate::stage::StopAfter;
 use crate::step::{KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
@@ -28,13 +26,12 @@ use crate::tiles::{padded, tile_bytes};
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
 pub use defaults::{Proposal, defaults, proposals};
-pub use space::SPACE;
 
 /// The family's name.
 pub const NAME: &str = "mma";
 
 /// One choice of the family's levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Query rows a block: more reuse each key more often, fewer give more blocks.
     pub rows: u32,
@@ -63,18 +60,145 @@ pub struct Config {
     pub splits: u32,
 }
 
-/// Values of [`Config::rows`].
-pub const ROWS: [u32; 5] = [16, 32, 64, 128, 256];
-/// Values of [`Config::cols`].
-pub const COLS: [u32; 5] = [16, 32, 64, 128, 256];
-/// Values of [`Config::warps`].
-pub const WARPS: [u32; 4] = [1, 2, 4, 8];
-/// Values of [`Config::kv_warps`].
-pub const KV_WARPS: [u32; 4] = [1, 2, 4, 8];
-/// Values of [`Config::stages`].
-pub const STAGES: [u32; 4] = [2, 3, 4, 5];
-/// Values of [`Config::min_blocks`].
-pub const MIN_BLOCKS: [u32; 4] = [1, 2, 3, 4];
+/// The family's levers. It has tens of thousands of configs: a search draws from them.
+pub const FAMILY: Family = Family {
+    name: NAME,
+    levers: &[
+        Lever::number(
+            "rows",
+            "m",
+            &[16, 32, 64, 128, 256],
+            "query rows per block (Q tile): more rows reuse each key more, fewer rows give more blocks",
+        ),
+        Lever::number(
+            "cols",
+            "n",
+            &[16, 32, 64, 128, 256],
+            "keys per tile (K block): more keys need fewer barriers, fewer keys need less memory and registers",
+        ),
+        Lever::number(
+            "warps",
+            "-w",
+            &[1, 2, 4, 8],
+            "warps that share the rows of the tile: more warps leave more registers to each",
+        ),
+        Lever::number(
+            "kv_warps",
+            "x",
+            &[1, 2, 4, 8],
+            "warps that share the keys of a tile: for problems with too few rows to fill a GPU",
+        ),
+        Lever::number(
+            "stages",
+            "-s",
+            &[2, 3, 4, 5],
+            "tiles of K and V in shared memory: more tiles hide latency and take more memory",
+        ),
+        Lever::number(
+            "min_blocks",
+            "-b",
+            &[1, 2, 3, 4],
+            "blocks per SM that the compiler leaves registers for",
+        ),
+        Lever::words(
+            "q_in_registers",
+            &[("false", "-qsh"), ("true", "-qreg")],
+            "whether Q stays in registers, or is read from shared memory for every tile",
+        ),
+        Lever::words(
+            "swizzled",
+            &[("false", "-lin"), ("true", "-xor")],
+            "whether shared memory is swizzled, so that accesses have no bank conflicts",
+        ),
+        Rescale::LEVER,
+        Lever::words(
+            "pack_heads",
+            &[("false", ""), ("true", "-gqa")],
+            "whether query heads that share K and V share a block: for few queries per head",
+        ),
+        // Where few queries meet many keys, `Config::split_for` says how many.
+        Lever::optional(
+            "splits",
+            "-k",
+            &[1, 2, 3, 4, 8, 16],
+            "blocks that share the keys of a row (split-KV): more blocks, but a second launch",
+        )
+        .up_to(split::MAX_SPLITS),
+    ],
+    constraints: &[
+        Constraint {
+            lever: "warps",
+            rule: "16 rows a warp at least",
+            holds: |&[rows, _, warps, ..]| rows.is_multiple_of(16 * warps),
+        },
+        Constraint {
+            lever: "kv_warps",
+            rule: "16 keys of a tile a warp of kv_warps at least",
+            holds: |&[_, cols, _, kv_warps, ..]| cols.is_multiple_of(16 * kv_warps),
+        },
+        Constraint {
+            lever: "warps",
+            rule: "2 to 16 warps a block, with kv_warps",
+            holds: |&[_, _, warps, kv_warps, ..]| (2..=16).contains(&(warps * kv_warps)),
+        },
+    ],
+    tile: |&[rows, cols, ..]| rows * cols,
+    repeated: None,
+};
+
+impl From<Config> for Values {
+    fn from(config: Config) -> Values {
+        let Config {
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            stages,
+            min_blocks,
+            q_in_registers,
+            swizzled,
+            rescale,
+            pack_heads,
+            splits,
+        } = config;
+        let [q_reg, xor, gqa] = [q_in_registers, swizzled, pack_heads].map(u32::from);
+        let rescale = rescale as u32;
+        [
+            rows, cols, warps, kv_warps, stages, min_blocks, q_reg, xor, rescale, gqa, splits,
+        ]
+    }
+}
+
+impl From<Values> for Config {
+    fn from(values: Values) -> Config {
+        let [
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            stages,
+            min_blocks,
+            q_in_registers,
+            swizzled,
+            rescale,
+            pack_heads,
+            splits,
+        ] = values;
+        Config {
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            stages,
+            min_blocks,
+            q_in_registers: q_in_registers == 1,
+            swizzled: swizzled == 1,
+            rescale: Rescale::ALL[rescale as usize],
+            pack_heads: pack_heads == 1,
+            splits,
+        }
+    }
+}
 
 /// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;
@@ -100,28 +224,10 @@ impl Config {
         self.cols / self.kv_warps
     }
 
-    /// The id within the family, such as `m128n64-w4x1-s2-b2-qreg-xor-lazy`.
-    pub fn id(&self) -> String {
-        self.to_string()
-    }
-
-    /// The config of an id, if it is one. Whether its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
+    /// The config of an id without the family's name, such as `m128n64-w4x1-s2-b2-qreg-xor-lazy`, if it is one. Whether
+    /// its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
     pub fn from_id(id: &str) -> Option<Config> {
-        let mut parts = Parts::new(id);
-        let config = Config {
-            rows: parts.number("m")?,
-            cols: parts.number("n")?,
-            warps: parts.number("w")?,
-            kv_warps: parts.number("x")?,
-            stages: parts.number("s")?,
-            min_blocks: parts.number("b")?,
-            q_in_registers: parts.word(["qsh", "qreg"])? == 1,
-            swizzled: parts.word(["lin", "xor"])? == 1,
-            rescale: Rescale::ALL[parts.word(Rescale::ALL.map(Rescale::name))?],
-            pack_heads: parts.word(["gqa"]).is_some(),
-            splits: parts.number("k").unwrap_or(1),
-        };
-        (config.id() == id).then_some(config)
+        FAMILY.read_levers(id).map(Config::from)
     }
 
     /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
@@ -157,46 +263,6 @@ impl Config {
         }
     }
 
-    fn check_levers(&self) -> Result<(), Refusal> {
-        let listed: [(&str, u32, &[u32]); 6] = [
-            ("rows", self.rows, &ROWS),
-            ("cols", self.cols, &COLS),
-            ("warps", self.warps, &WARPS),
-            ("kv_warps", self.kv_warps, &KV_WARPS),
-            ("stages", self.stages, &STAGES),
-            ("min_blocks", self.min_blocks, &MIN_BLOCKS),
-        ];
-        for (lever, given, values) in listed {
-            if !values.contains(&given) {
-                let values: Vec<String> = values.iter().map(u32::to_string).collect();
-                return Err(Refusal::Lever {
-                    lever,
-                    given,
-                    allowed: values.join(", "),
-                });
-            }
-        }
-        let lever = |lever, given, allowed: String| Err(Refusal::Lever { lever, given, allowed });
-        if !self.rows.is_multiple_of(16 * self.warps) {
-            return lever("warps", self.warps, format!("each needs 16 of the {} rows", self.rows));
-        }
-        if !self.cols.is_multiple_of(16 * self.kv_warps) {
-            return lever(
-                "kv_warps",
-                self.kv_warps,
-                format!("each needs 16 of the {} keys of a tile", self.cols),
-            );
-        }
-        if !(64..=512).contains(&self.threads()) {
-            return lever(
-                "warps x kv_warps",
-                self.threads() / 32,
-                "2 to 16 warps a block".to_string(),
-            );
-        }
-        Ok(())
-    }
-
     /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
     fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
         let blocks = self.row_blocks();
@@ -209,42 +275,19 @@ impl Config {
         let state = 6 * blocks;
         let needed = output + scores + query + state + SCRATCH_REGISTERS;
         let allowed = (65_536 / (self.threads() * self.min_blocks) / 8 * 8).min(255);
-        if needed <= allowed {
-            return Ok(());
-        }
-        Err(Refusal::Registers {
-            needed,
-            what: format!(
+        let remedy = "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less";
+        Refusal::check_registers(needed, allowed, remedy, || {
+            format!(
                 "output {output}, scores {scores}, query {query}, row state {state}, addresses and operands \
                  {SCRATCH_REGISTERS}"
-            ),
-            allowed,
-            remedy: "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less",
+            )
         })
     }
 }
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let either = |lever, on, off| if lever { on } else { off };
-        write!(
-            f,
-            "m{}n{}-w{}x{}-s{}-b{}-{}-{}-{}{}{}",
-            self.rows,
-            self.cols,
-            self.warps,
-            self.kv_warps,
-            self.stages,
-            self.min_blocks,
-            either(self.q_in_registers, "qreg", "qsh"),
-            either(self.swizzled, "xor", "lin"),
-            self.rescale.name(),
-            either(self.pack_heads, "-gqa", ""),
-            match self.splits {
-                1 => String::new(),
-                splits => format!("-k{splits}"),
-            },
-        )
+        f.pad(&FAMILY.levers_id(&Values::from(*self)))
     }
 }
 
@@ -266,7 +309,7 @@ pub(crate) fn plan(
     stop_after: Option<StopAfter>,
 ) -> Result<(Step, Vec<Step>), Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
-    config.check_levers()?;
+    FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
     let whole = Shape::new(problem, ALIGNMENT, stop_after);
     let shape = whole.in_splits(config.splits);
@@ -274,7 +317,7 @@ pub(crate) fn plan(
     check_shared_memory(config, &shape, target)?;
 
     // How many splits there are is the grid's to say.
-    let name = shape.kernel_name(NAME, Config { splits: 1, ..*config });
+    let name = shape.kernel_name(crate::Config::Mma(Config { splits: 1, ..*config }));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
@@ -316,16 +359,5 @@ fn check_shared_memory(config: &Config, shape: &Shape, target: Target) -> Result
     let keys = tile_bytes(config.cols, shape.head_dim, config.stages)
         + tile_bytes(config.cols, shape.head_dim_v, config.stages);
     let needed = tile_bytes(config.rows, shape.head_dim, 1) + keys;
-    let allowed = target.limits().shared_per_block;
-    if needed <= allowed {
-        return Ok(());
-    }
-    Err(Refusal::SharedMemory {
-        needed,
-        kind: "dynamic",
-        target,
-        allowed,
-        static_limit: None,
-        remedy: config.remedy_for_shared_memory(),
-    })
+    Refusal::check_shared_memory(needed, target, || config.remedy_for_shared_memory())
 }

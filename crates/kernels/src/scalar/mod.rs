@@ -5,141 +5,158 @@
 //!
 //! Both compute in f32 and differ only in how work is shared out, so each is a check on the other.
 
-pub mod naive;
-pub mod tiled;
-
 mod common;
-mod space;
+mod naive;
+mod tiled;
 
+use flashcore_ir::{Kernel, KernelBuilder, Widen};
 use flashcore_problem::{DType, Problem};
-use serde::{Deserialize, Serialize};
+use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::Shape;
-use crate::ids::Parts;
+use crate::attention::params::{Shape, all_strides, check_dtype, launch};
+use crate::family::{Constraint, Family, Lever, Values};
 use crate::stage::StopAfter;
 use crate::step::{KernelCache, Step};
-use common::Access;
-
-pub use space::SPACE;
 
 /// The family's name.
 pub const NAME: &str = "scalar";
 
 /// One choice of the family's levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "rung", rename_all = "snake_case")]
-pub enum Config {
-    /// One thread a query row.
-    Naive(naive::Levers),
-    /// Tiles in shared memory.
-    Tiled(tiled::Levers),
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Query rows a block and keys a tile: larger tiles reuse more, smaller ones need less shared memory. `None`: no
+    /// tiles, one thread a query row.
+    pub tile: Option<(u32, u32)>,
+    /// Warps a block: more hide more latency and share the rows of a tile out further, each reusing less.
+    pub warps: u32,
+    /// Bytes a memory access: wider is fewer instructions, but needs aligned rows.
+    pub vector_bytes: u32,
+}
+
+/// Values of [`Config::tile`] after the first, none.
+const TILES: [(u32, u32); 5] = [(16, 16), (32, 16), (32, 32), (64, 32), (64, 64)];
+
+/// Values of [`Config::vector_bytes`]. 2 is for tensors whose rows start at odd halves.
+const WIDTHS: [u32; 4] = [16, 8, 4, 2];
+
+/// The family's levers. Both rungs are one family: where there is no tile, there is `naive`.
+pub const FAMILY: Family = Family {
+    name: NAME,
+    levers: &[
+        Lever::words(
+            "tile",
+            &[
+                ("naive", "naive"),
+                ("m16n16", "tiled-m16n16"),
+                ("m32n16", "tiled-m32n16"),
+                ("m32n32", "tiled-m32n32"),
+                ("m64n32", "tiled-m64n32"),
+                ("m64n64", "tiled-m64n64"),
+            ],
+            "query rows per block and keys per tile: larger tiles reuse more, smaller ones need less; or no tile",
+        ),
+        Lever::scaled(
+            "warps",
+            |&[tile, ..]| if tile == 0 { ("-t", 32) } else { ("-w", 1) },
+            &[2, 4, 8],
+            "warps per block: more warps share the rows, and each reuses less",
+        ),
+        Lever::number(
+            "vector_bytes",
+            "-v",
+            &WIDTHS,
+            "bytes per memory access: wider accesses are fewer instructions and need aligned rows",
+        ),
+    ],
+    constraints: &[Constraint {
+        lever: "warps",
+        rule: "4 or 8 warps a tile",
+        holds: |&[tile, warps, ..]| tile == 0 || warps > 2,
+    }],
+    tile: |&values| Config::from(values).tile.map_or(0, |(rows, cols)| rows * cols),
+    repeated: None,
+};
+
+impl From<Config> for Values {
+    fn from(config: Config) -> Values {
+        let place = TILES.iter().position(|tile| config.tile == Some(*tile));
+        let tile = place.map_or(0, |place| place as u32 + 1);
+        [tile, config.warps, config.vector_bytes, 0, 0, 0, 0, 0, 0, 0, 0]
+    }
+}
+
+impl From<Values> for Config {
+    fn from([tile, warps, vector_bytes, ..]: Values) -> Config {
+        Config {
+            tile: (tile > 0).then(|| TILES[tile as usize - 1]),
+            warps,
+            vector_bytes,
+        }
+    }
 }
 
 impl Config {
-    /// The id within the family, such as `tiled-m32n32-w4-v16`.
-    pub fn id(&self) -> String {
-        match self {
-            Config::Naive(levers) => format!("naive-t{}-v{}", levers.threads, levers.vector_bytes),
-            Config::Tiled(levers) => {
-                let tiled::Levers {
-                    rows,
-                    cols,
-                    warps,
-                    vector_bytes,
-                } = levers;
-                format!("tiled-m{rows}n{cols}-w{warps}-v{vector_bytes}")
-            }
-        }
-    }
-
-    /// The config of an id, if it is one. Whether its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
-    pub fn from_id(id: &str) -> Option<Config> {
-        let (rung, levers) = id.split_once('-')?;
-        let mut parts = Parts::new(levers);
-        let config = match rung {
-            "naive" => Config::Naive(naive::Levers {
-                threads: parts.number("t")?,
-                vector_bytes: parts.number("v")?,
-            }),
-            "tiled" => Config::Tiled(tiled::Levers {
-                rows: parts.number("m")?,
-                cols: parts.number("n")?,
-                warps: parts.number("w")?,
-                vector_bytes: parts.number("v")?,
-            }),
-            _ => return None,
-        };
-        (config.id() == id).then_some(config)
-    }
-
-    /// Bytes a memory access.
-    pub fn vector_bytes(&self) -> u32 {
-        match self {
-            Config::Naive(levers) => levers.vector_bytes,
-            Config::Tiled(levers) => levers.vector_bytes,
-        }
-    }
-
-    /// The same levers with another access width.
-    pub fn with_vector_bytes(mut self, bytes: u32) -> Config {
-        match &mut self {
-            Config::Naive(levers) => levers.vector_bytes = bytes,
-            Config::Tiled(levers) => levers.vector_bytes = bytes,
-        }
-        self
+    fn threads(&self) -> u32 {
+        32 * self.warps
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
-        match self {
-            Config::Naive(_) => "this kernel uses none".to_string(),
-            Config::Tiled(levers) => levers.remedy_for_shared_memory(),
+        let size = |(rows, cols): (u32, u32)| rows * cols;
+        let smaller = |tile: &&(u32, u32)| Some(size(**tile)) < self.tile.map(size);
+        match TILES.iter().rev().find(smaller) {
+            Some((rows, cols)) => format!("a smaller tile (m{rows}n{cols}) needs less"),
+            None => "scalar/naive uses none".to_string(),
         }
     }
-}
 
-/// Every config of the family: what the tests run and the tuner will search.
-pub fn configs() -> Vec<Config> {
-    let mut configs = Vec::new();
-    for vector_bytes in Access::WIDTHS {
-        configs.extend(naive::THREADS.map(|threads| Config::Naive(naive::Levers { threads, vector_bytes })));
-        for (rows, cols) in tiled::TILES {
-            for warps in tiled::WARPS {
-                configs.push(Config::Tiled(tiled::Levers {
-                    rows,
-                    cols,
-                    warps,
-                    vector_bytes,
-                }));
-            }
+    /// Refuses accesses that the dtype or the strides do not allow.
+    fn check_access(&self, problem: &Problem) -> Result<(), Refusal> {
+        let (given, allowed) = (self.vector_bytes, widest(problem));
+        let element = problem.dtype().size_bytes() as u32;
+        if given < element {
+            let allowed = format!("16, 8, 4, 2, and not less than an element ({element})");
+            return Err(Refusal::lever("vector_bytes", given, allowed));
         }
+        if given > allowed {
+            let fits = Config {
+                vector_bytes: allowed,
+                ..*self
+            };
+            return Err(Refusal::Alignment {
+                given,
+                allowed,
+                suggestion: crate::Config::Scalar(fits).to_string(),
+            });
+        }
+        Ok(())
     }
-    configs
 }
 
 /// The configs used where nobody names one, in order of preference: what was fastest for such a problem,
 /// then what needs less, with the widest accesses that the strides and `alignment` (bytes) allow. The last
 /// one, [`naive`], is never refused.
 pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
-    let vector_bytes = Access::widest(problem).min(alignment);
-    let tiled = tiled::preferred(problem).iter().map(|&(rows, cols, warps)| {
-        Config::Tiled(tiled::Levers {
-            rows,
-            cols,
-            warps,
-            vector_bytes,
-        })
-    });
-    let naive = Config::Naive(naive::Levers {
-        threads: 128,
+    let vector_bytes = widest(problem).min(alignment);
+    let config = |tile, warps| Config {
+        tile,
+        warps,
         vector_bytes,
-    });
-    tiled.chain([naive]).collect()
+    };
+    let tiled = tiled::preferred(problem).iter();
+    let tiled = tiled.map(|&(rows, cols, warps)| config(Some((rows, cols)), warps));
+    tiled.chain([config(None, 4)]).collect()
 }
 
-/// Bytes of the widest accesses that the strides of a problem's tensors allow.
+/// Bytes of the widest accesses that the strides of all four tensors allow.
 pub fn widest(problem: &Problem) -> u32 {
-    Access::widest(problem)
+    let element = problem.dtype().size_bytes() as u32;
+    let fits = |bytes: &u32| {
+        let bytes = u64::from(*bytes);
+        all_strides(problem).all(|stride| (u64::from(stride) * u64::from(element)).is_multiple_of(bytes))
+    };
+    let widths = WIDTHS.into_iter().filter(|bytes| *bytes >= element);
+    widths.filter(fits).max().unwrap_or(element)
 }
 
 /// Kernel and launch for a problem, or why not.
@@ -149,24 +166,35 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<Step, Refusal> {
-    let unsupported = |what: &str, remedy| Refusal::Unsupported {
-        family: NAME,
-        what: what.to_string(),
-        remedy,
+    check_dtype(problem, NAME, &[DType::F32, DType::F16, DType::BF16])?;
+    FAMILY.check(&Values::from(*config))?;
+    config.check_access(problem)?;
+    let shape = Shape::new(problem, config.vector_bytes, stop_after);
+    if let Some(tile) = config.tile {
+        tiled::Levers::new(tile, config).check(&shape)?;
+    }
+    let name = shape.kernel_name(crate::Config::Scalar(*config));
+    let kernel = kernels.get_or_build(&name, |name| {
+        Kernel::build(name, config.threads(), |k| match shape.dtype {
+            DType::F32 => body::<f32>(k, config, &shape),
+            DType::F16 => body::<f16>(k, config, &shape),
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, config, &shape),
+        })
+    })?;
+    let (rows, slices) = match config.tile {
+        Some((rows, _)) => (rows, 1),
+        None => (config.threads(), naive::slices(&shape)),
     };
-    if problem.dtype() == DType::E4M3 {
-        return Err(unsupported("e4m3 tensors", "family wgmma does, on Hopper"));
-    }
-    if problem.var_len().is_some() {
-        return Err(unsupported(
-            "variable-length batches (cu_seqlens)",
-            "no family serves it yet",
-        ));
-    }
-    Access::check(problem, config)?;
-    let shape = Shape::new(problem, config.vector_bytes(), stop_after);
-    match config {
-        Config::Naive(levers) => naive::plan(problem, levers, &shape, kernels),
-        Config::Tiled(levers) => tiled::plan(problem, levers, &shape, kernels),
+    let tiles = problem.seq_len_q().div_ceil(rows as usize);
+    let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
+    let shared_bytes = kernel.ledger().total_bytes();
+    let launch = launch(problem, &shape, blocks, config.threads(), shared_bytes);
+    Ok(Step { kernel, launch })
+}
+
+fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+    match config.tile {
+        Some(tile) => tiled::body::<E>(k, &tiled::Levers::new(tile, config), shape),
+        None => naive::body::<E>(k, config.threads(), shape),
     }
 }

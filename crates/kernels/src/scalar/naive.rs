@@ -4,56 +4,20 @@
 //! "Online normalizer calculation for softmax", 2018). Heads wider than 64 columns are sliced, so
 //! that a thread's part of the output stays in registers; each slice computes the scores anew.
 
-use flashcore_ir::{Element, Kernel, KernelBuilder, Widen};
-use flashcore_problem::{DType, Problem};
-use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
+use flashcore_ir::{KernelBuilder, Widen};
 
 use super::common::load_row;
-use super::{Config, NAME};
-use crate::Refusal;
 use crate::attention::epilogue::normaliser;
-use crate::attention::params::{Params, Shape, launch};
+use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
 use crate::stage::{Place, StopAfter};
-use crate::step::{KernelCache, Step};
-
-/// The rung's levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Levers {
-    /// Threads (so query rows) a block: more hide more latency, fewer fill more SMs on short problems.
-    pub threads: u32,
-    /// Bytes a memory access: wider is fewer instructions, but needs aligned rows.
-    pub vector_bytes: u32,
-}
-
-/// Values of [`Levers::threads`].
-pub const THREADS: [u32; 3] = [64, 128, 256];
 
 /// Widest slice of output columns a thread keeps in registers.
 const MAX_SLICE: u32 = 64;
 
-pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
-    if !THREADS.contains(&levers.threads) {
-        return Err(Refusal::Lever {
-            lever: "threads",
-            given: levers.threads,
-            allowed: "64, 128, 256".to_string(),
-        });
-    }
-    let name = shape.kernel_name(NAME, Config::Naive(*levers).id());
-    let kernel = kernels.get_or_build(&name, |name| {
-        Kernel::build(name, levers.threads, |k| match shape.dtype {
-            DType::F32 => body::<f32>(k, levers, shape),
-            DType::F16 => body::<f16>(k, levers, shape),
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
-        })
-    })?;
-    let tiles = problem.seq_len_q().div_ceil(levers.threads as usize);
-    let slices = (shape.head_dim_v / slice_columns(shape.head_dim_v)) as usize;
-    let blocks = tiles * problem.num_heads() * problem.batch() * slices;
-    let launch = launch(problem, shape, blocks, levers.threads, 0);
-    Ok(Step { kernel, launch })
+/// Slices of a head.
+pub(super) fn slices(shape: &Shape) -> u32 {
+    shape.head_dim_v / slice_columns(shape.head_dim_v)
 }
 
 /// Columns of a slice: the largest multiple of 8 that divides the head and fits.
@@ -65,21 +29,21 @@ fn slice_columns(head_dim_v: u32) -> u32 {
         .unwrap_or(8)
 }
 
-fn body<E: Widen + Element>(k: &KernelBuilder, levers: &Levers, shape: &Shape) {
+pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
     // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
     let columns = slice_columns(shape.head_dim_v);
-    let slices = shape.head_dim_v / columns;
+    let slices = slices(shape);
 
     // Blocks count through the slices of a tile of rows, then the tiles, heads and batches.
     let block = k.block_idx(0);
     let (slice, block) = (block % slices, block / slices);
-    let tiles = (params.seq_len_q + (levers.threads - 1)) / levers.threads;
+    let tiles = (params.seq_len_q + (threads - 1)) / threads;
     let (tile, batch_head) = (block % tiles, block / tiles);
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let kv_head = head / params.group_size;
-    let row = tile * levers.threads + k.thread_idx();
+    let row = tile * threads + k.thread_idx();
 
     k.if_(row.lt(params.seq_len_q).divergent(), || {
         let q_row = params.q.row(params.q.head(batch, head), row);

@@ -8,39 +8,25 @@
 //!
 //! Two barriers a tile of keys: one before the tiles are overwritten, one after.
 
-use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
-use flashcore_problem::{DType, Problem};
-use half::{bf16, f16};
-use serde::{Deserialize, Serialize};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_problem::Problem;
 
+use super::Config;
 use super::common::{load_row, load4};
-use super::{Config, NAME};
 use crate::Refusal;
 use crate::attention::epilogue::normaliser;
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{Params, Shape, launch};
+use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
 use crate::stage::{Place, StopAfter};
-use crate::step::{KernelCache, Step};
 
-/// The rung's levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Levers {
-    /// Query rows a block: more reuse each key more often, fewer need less shared memory.
-    pub rows: u32,
-    /// Keys a tile: more are fewer barriers, fewer need less shared memory.
-    pub cols: u32,
-    /// Warps a block: more share the rows out further, each reusing less.
-    pub warps: u32,
-    /// Bytes a memory access: wider is fewer instructions, but needs aligned rows.
-    pub vector_bytes: u32,
+/// The levers of a config with tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Levers {
+    rows: u32,
+    cols: u32,
+    warps: u32,
 }
-
-/// Values of ([`Levers::rows`], [`Levers::cols`]).
-pub const TILES: [(u32, u32); 5] = [(16, 16), (32, 16), (32, 32), (64, 32), (64, 64)];
-
-/// Values of [`Levers::warps`].
-pub const WARPS: [u32; 2] = [4, 8];
 
 /// Threads that share a row.
 const THREAD_COLS: u32 = 16;
@@ -56,7 +42,7 @@ const LARGE_TILE_BLOCKS: usize = 256;
 
 /// Tiles and warps used where nobody names them, best first: (rows, cols, warps). The first that a target
 /// does not refuse is taken. Measured on an H200 (`lab/check/data/scalar-times.txt`).
-pub(crate) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
+pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
     let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {
         ..=64 if blocks >= LARGE_TILE_BLOCKS => &[(64, 64, 4), (32, 32, 8)],
@@ -67,15 +53,9 @@ pub(crate) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
 }
 
 impl Levers {
-    pub(crate) fn remedy_for_shared_memory(&self) -> String {
-        match TILES
-            .iter()
-            .rev()
-            .find(|&&(rows, cols)| rows * cols < self.rows * self.cols)
-        {
-            Some((rows, cols)) => format!("a smaller tile (m{rows}n{cols}) needs less"),
-            None => "scalar/naive uses none".to_string(),
-        }
+    pub(super) fn new((rows, cols): (u32, u32), config: &Config) -> Levers {
+        let warps = config.warps;
+        Levers { rows, cols, warps }
     }
 
     fn thread_rows(&self) -> u32 {
@@ -90,25 +70,8 @@ impl Levers {
         self.cols / THREAD_COLS
     }
 
-    fn check(&self, shape: &Shape) -> Result<(), Refusal> {
-        if !WARPS.contains(&self.warps) {
-            return Err(Refusal::Lever {
-                lever: "warps",
-                given: self.warps,
-                allowed: "4, 8".to_string(),
-            });
-        }
-        if !TILES.contains(&(self.rows, self.cols)) {
-            return Err(Refusal::Lever {
-                lever: "tile rows or columns",
-                given: if TILES.iter().any(|t| t.0 == self.rows) {
-                    self.cols
-                } else {
-                    self.rows
-                },
-                allowed: TILES.map(|(rows, cols)| format!("m{rows}n{cols}")).join(", "),
-            });
-        }
+    /// Refuses what cannot fit in registers.
+    pub(super) fn check(&self, shape: &Shape) -> Result<(), Refusal> {
         // What must be in registers at once in the inner loops.
         let (rows, cols) = (self.rows_per_thread(), self.cols_per_thread());
         let output = rows * 4 * quads_per_thread(shape);
@@ -116,18 +79,11 @@ impl Levers {
         let operands = 4 * (rows + cols);
         let needed = output + scores + operands + 4 * rows + SCRATCH_REGISTERS;
         let allowed = 255.min(65_536 / (32 * self.warps));
-        if needed > allowed {
-            return Err(Refusal::Registers {
-                needed,
-                what: format!(
-                    "output {output}, scores {scores}, operands {operands}, row state {}",
-                    4 * rows
-                ),
-                allowed,
-                remedy: "fewer rows a tile or more warps leave fewer rows a thread",
-            });
-        }
-        Ok(())
+        let remedy = "fewer rows a tile or more warps leave fewer rows a thread";
+        Refusal::check_registers(needed, allowed, remedy, || {
+            let state = 4 * rows;
+            format!("output {output}, scores {scores}, operands {operands}, row state {state}")
+        })
     }
 }
 
@@ -136,25 +92,7 @@ fn quads_per_thread(shape: &Shape) -> u32 {
     (shape.head_dim_v / 4).div_ceil(THREAD_COLS)
 }
 
-pub(crate) fn plan(problem: &Problem, levers: &Levers, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
-    levers.check(shape)?;
-    let name = shape.kernel_name(NAME, Config::Tiled(*levers).id());
-    let threads = 32 * levers.warps;
-    let kernel = kernels.get_or_build(&name, |name| {
-        Kernel::build(name, threads, |k| match shape.dtype {
-            DType::F32 => body::<f32>(k, levers, shape),
-            DType::F16 => body::<f16>(k, levers, shape),
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, levers, shape),
-        })
-    })?;
-    let tiles = problem.seq_len_q().div_ceil(levers.rows as usize);
-    let blocks = tiles * problem.num_heads() * problem.batch();
-    let shared_bytes = kernel.ledger().total_bytes();
-    let launch = launch(problem, shape, blocks, threads, shared_bytes);
-    Ok(Step { kernel, launch })
-}
-
-fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
+pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) {
     // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
@@ -401,26 +339,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refuses_levers_it_does_not_have() {
-        let shape = Shape::new(&Problem::named("mission").unwrap(), 16, None);
-        let levers = Levers {
-            rows: 48,
-            cols: 32,
-            warps: 4,
-            vector_bytes: 16,
-        };
-        let message = levers.check(&shape).unwrap_err().to_string();
-        assert!(message.contains("48") && message.contains("m64n32"), "{message}");
-    }
-
-    #[test]
     fn refuses_what_cannot_fit_in_registers() {
         let problem = Problem::builder().head_dim(256).build().unwrap();
         let levers = Levers {
             rows: 64,
             cols: 64,
             warps: 4,
-            vector_bytes: 16,
         };
         let message = levers.check(&Shape::new(&problem, 16, None)).unwrap_err().to_string();
         assert!(message.contains("output 128"), "{message}");

@@ -4,24 +4,20 @@ use std::fmt;
 
 use flashcore_ir::Target;
 use flashcore_problem::{DType, Problem};
-use serde::{Deserialize, Serialize};
 
 use super::tiles::{self, padded, slab_cols, tile_bytes};
 use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::scheduler::{MOST_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
-use crate::ids::Parts;
+use crate::family::{Constraint, Family, Lever, Values};
 
 /// Query rows a block: 64 for each warpgroup that computes.
-pub(super) const ROWS: [u32; 3] = [64, 128, 192];
+const ROWS: [u32; 3] = [64, 128, 192];
 /// Keys a tile.
-pub(super) const COLS: std::ops::RangeInclusive<u32> = 32..=256;
+const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
 /// Tiles of keys in shared memory.
-pub(super) const STAGES: [u32; 3] = [2, 3, 4];
-
-/// Blocks of a cluster, that share copies of K and V.
-pub(super) const CLUSTERS: [u32; 2] = [1, 2];
+const STAGES: [u32; 3] = [2, 3, 4];
 
 /// Registers a thread that the loop needs beyond what is counted: addresses, descriptors, bounds.
 const SCRATCH_REGISTERS: u32 = 16;
@@ -46,7 +42,7 @@ pub(super) const SLACK_BYTES: u32 = 1024;
 const ROOM: u32 = Target::Sm90a.limits().shared_per_block;
 
 /// The levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Query rows a block, 64 per warpgroup: more rows share each K block, with fewer registers each.
     pub rows: u32,
@@ -56,7 +52,6 @@ pub struct Config {
     pub stages: u32,
     /// Blocks that go through the same K blocks together: each copies its part to all of them (multicast), so that
     /// the L2 cache is read less. Rows that see fewer keys wait for those that see more.
-    #[serde(default = "alone")]
     pub cluster: u32,
     /// Warpgroups hand the tensor cores over (`warp_scheduler_barrier`), so that the softmax of one falls among the
     /// products of others; otherwise chance decides.
@@ -67,40 +62,135 @@ pub struct Config {
     /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few tiles
     /// and many keys, for a second launch and partials that go through memory. The kernel is the same for all values
     /// above 1.
-    #[serde(default = "alone")]
     pub splits: u32,
     /// Q, or as many of its columns as fit, is loaded to registers once per Q tile, and not read from shared memory
     /// again for each K block.
-    #[serde(default)]
     pub q_in_registers: bool,
 }
 
-/// For records from before there were clusters or splits.
-fn alone() -> u32 {
-    1
+/// The family's levers.
+pub const FAMILY: Family = Family {
+    name: super::NAME,
+    levers: &[
+        Lever::number(
+            "rows",
+            "m",
+            &ROWS,
+            "query rows per block (Q tile), 64 per warpgroup: more rows share each K block, with fewer registers each",
+        ),
+        Lever::number(
+            "cols",
+            "n",
+            &COLS,
+            "keys per tile (K block): more keys need fewer iterations, and more registers and shared memory",
+        ),
+        Lever::number(
+            "stages",
+            "-s",
+            &STAGES,
+            "tiles of K, and of V, in shared memory: more tiles hide latency and take more memory",
+        ),
+        Lever::optional(
+            "cluster",
+            "-c",
+            &[1, 2],
+            "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other",
+        ),
+        Lever::words(
+            "take_turns",
+            &[("false", "-free"), ("true", "-turns")],
+            "whether warpgroups take turns at the tensor cores (ping-pong)",
+        ),
+        Rescale::LEVER,
+        Lever::words(
+            "q_in_registers",
+            &[("false", ""), ("true", "-qreg")],
+            "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile",
+        ),
+        Lever::optional(
+            "splits",
+            "-k",
+            &[1, 2, 3, 4, 8],
+            "blocks that share the keys of a Q tile (split-KV): more blocks, but a second launch",
+        )
+        .up_to(MOST_SPLITS),
+    ],
+    constraints: &[Constraint {
+        lever: "take_turns",
+        rule: "one warpgroup takes no turns",
+        holds: |&[rows, _, _, _, take_turns, ..]| take_turns == 0 || rows > 64,
+    }],
+    tile: |&[rows, cols, ..]| rows * cols,
+    repeated: None,
+};
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&FAMILY.levers_id(&Values::from(*self)))
+    }
+}
+
+impl From<Config> for Values {
+    fn from(config: Config) -> Values {
+        let Config {
+            rows,
+            cols,
+            stages,
+            cluster,
+            take_turns,
+            rescale,
+            splits,
+            q_in_registers,
+        } = config;
+        let [turns, q_reg] = [take_turns, q_in_registers].map(u32::from);
+        [
+            rows,
+            cols,
+            stages,
+            cluster,
+            turns,
+            rescale as u32,
+            q_reg,
+            splits,
+            0,
+            0,
+            0,
+        ]
+    }
+}
+
+impl From<Values> for Config {
+    fn from(
+        [
+            rows,
+            cols,
+            stages,
+            cluster,
+            take_turns,
+            rescale,
+            q_in_registers,
+            splits,
+            ..,
+        ]: Values,
+    ) -> Config {
+        Config {
+            rows,
+            cols,
+            stages,
+            cluster,
+            take_turns: take_turns == 1,
+            rescale: Rescale::ALL[rescale as usize],
+            splits,
+            q_in_registers: q_in_registers == 1,
+        }
+    }
 }
 
 impl Config {
-    /// The levers' part of the id, `m128n128-s2-turns-lazy`; in clusters of two `m128n128-s2-c2-turns-lazy`, with Q in
-    /// registers `m128n128-s2-turns-lazy-qreg`, with keys in three splits `m128n128-s2-turns-lazy-k3`.
-    pub(crate) fn id(&self) -> String {
-        self.to_string()
-    }
-
-    /// Reads what [`id`](Self::id) writes.
-    pub(crate) fn from_id(id: &str) -> Option<Config> {
-        let mut parts = Parts::new(id);
-        let config = Config {
-            rows: parts.number("m")?,
-            cols: parts.number("n")?,
-            stages: parts.number("s")?,
-            cluster: parts.number("c").unwrap_or(1),
-            take_turns: parts.word(["free", "turns"])? == 1,
-            rescale: Rescale::ALL[parts.word(Rescale::ALL.map(Rescale::name))?],
-            q_in_registers: parts.word(["qreg"]).is_some(),
-            splits: parts.number("k").unwrap_or(1),
-        };
-        (config.id() == id).then_some(config)
+    /// The config of an id without the family's name, such as `m128n128-s2-turns-lazy`.
+    #[cfg(test)]
+    pub(super) fn from_id(id: &str) -> Option<Config> {
+        FAMILY.read_levers(id).map(Config::from)
     }
 
     /// Warpgroups that compute.
@@ -164,62 +254,30 @@ impl Config {
         let bytes = |config: &Config| config.shared_bytes(shape, 1);
         let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
         let step = if shape.dtype == DType::E4M3 { tiles::step(1) } else { 16 };
-        let cols = (*COLS.start()..self.cols)
-            .rev()
-            .filter(|cols| cols.is_multiple_of(step));
-        let rows = ROWS.into_iter().rev().filter(|&rows| rows < self.rows);
-        let stages = STAGES.into_iter().rev().filter(|&stages| stages < self.stages);
+        let less = |values: &'static [u32], now: u32| values.iter().copied().rev().filter(move |value| *value < now);
+        let cols = less(&COLS, self.cols).filter(|cols| cols.is_multiple_of(step));
         let mut remedies = Vec::new();
-        let mut offer = |lever, from, mut lower: Vec<(u32, Config)>| {
-            lower.retain(|(_, config)| config.check_levers().is_ok() && bytes(config) <= ROOM);
-            if let Some((to, config)) = lower.first() {
-                remedies.push(format!("{lever} {from} to {to} saves {} B", saved(config)));
+        let mut offer = |lever, from, lower: Vec<(u32, Config)>| {
+            let fits = |config: &Config| FAMILY.allows(&Values::from(*config)) && bytes(config) <= ROOM;
+            if let Some((to, config)) = lower.into_iter().find(|(_, config)| fits(config)) {
+                remedies.push(format!("{lever} {from} to {to} saves {} B", saved(&config)));
             }
         };
-        offer(
-            "stages",
-            self.stages,
-            stages.map(|n| (n, Config { stages: n, ..*self })).collect(),
-        );
+        let stages = less(&STAGES, self.stages).map(|stages| (stages, Config { stages, ..*self }));
+        offer("stages", self.stages, stages.collect());
         offer(
             "cols",
             self.cols,
-            cols.map(|n| (n, Config { cols: n, ..*self })).collect(),
+            cols.map(|cols| (cols, Config { cols, ..*self })).collect(),
         );
-        offer(
-            "rows",
-            self.rows,
-            rows.map(|n| (n, Config { rows: n, ..*self })).collect(),
-        );
+        let rows = less(&ROWS, self.rows).map(|rows| (rows, Config { rows, ..*self }));
+        offer("rows", self.rows, rows.collect());
         if remedies.is_empty() {
-            let (stages, cols) = (STAGES[0], *COLS.start());
+            let (stages, cols) = (STAGES[0], COLS[0]);
             let least = Config { stages, cols, ..*self };
             return format!("stages {stages} with cols {cols} saves {} B", saved(&least));
         }
         remedies.join(", or ")
-    }
-
-    pub(super) fn check_levers(&self) -> Result<(), Refusal> {
-        let lever = |lever, given, allowed: String| Err(Refusal::Lever { lever, given, allowed });
-        if !ROWS.contains(&self.rows) {
-            return lever("rows", self.rows, "64, 128, 192".to_string());
-        }
-        if !COLS.contains(&self.cols) || !self.cols.is_multiple_of(16) {
-            return lever("cols", self.cols, "multiples of 16 from 32 to 256".to_string());
-        }
-        if !STAGES.contains(&self.stages) {
-            return lever("stages", self.stages, "2, 3, 4".to_string());
-        }
-        if !CLUSTERS.contains(&self.cluster) {
-            return lever("cluster", self.cluster, "1, 2".to_string());
-        }
-        if self.take_turns && self.warpgroups() == 1 {
-            return lever("turns", 1, "with rows 128 or 192: one warpgroup takes none".to_string());
-        }
-        if !(1..=MOST_SPLITS).contains(&self.splits) {
-            return lever("splits", self.splits, format!("1 to {}", MOST_SPLITS));
-        }
-        Ok(())
     }
 
     /// What lives through the loop in a thread's registers, but for Q: how many, and for what.
@@ -254,15 +312,8 @@ impl Config {
             needed += REGISTERS_A_STEP + REGISTERS_BESIDE_Q;
             what = format!("a step of Q {REGISTERS_A_STEP}, what holding it takes beside {REGISTERS_BESIDE_Q}, {what}");
         }
-        if needed <= allowed {
-            return self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2);
-        }
-        Err(Refusal::Registers {
-            needed,
-            what,
-            allowed,
-            remedy: "fewer keys a tile or fewer rows need less",
-        })
+        Refusal::check_registers(needed, allowed, "fewer keys a tile or fewer rows need less", || what)?;
+        self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2)
     }
 
     /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only,
@@ -270,32 +321,8 @@ impl Config {
     fn check_product(&self, output: u32) -> Result<(), Refusal> {
         let needed = output + REGISTERS_BESIDE_A_PRODUCT;
         let allowed = (65_536 / self.threads()).min(255);
-        if needed <= allowed {
-            return Ok(());
-        }
-        Err(Refusal::Registers {
-            needed,
-            what: format!("output {output}, beside a product's sums {REGISTERS_BESIDE_A_PRODUCT}"),
-            allowed,
-            remedy: "fewer rows a tile leave more to a thread",
+        Refusal::check_registers(needed, allowed, "fewer rows a tile leave more to a thread", || {
+            format!("output {output}, beside a product's sums {REGISTERS_BESIDE_A_PRODUCT}")
         })
-    }
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let turns = if self.take_turns { "turns" } else { "free" };
-        write!(f, "m{}n{}-s{}-", self.rows, self.cols, self.stages)?;
-        if self.cluster > 1 {
-            write!(f, "c{}-", self.cluster)?;
-        }
-        write!(f, "{turns}-{}", self.rescale.name())?;
-        if self.q_in_registers {
-            f.write_str("-qreg")?;
-        }
-        if self.splits != 1 {
-            write!(f, "-k{}", self.splits)?;
-        }
-        Ok(())
     }
 }

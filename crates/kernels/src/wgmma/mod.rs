@@ -11,7 +11,6 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
-mod space;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -27,15 +26,15 @@ use crate::attention::params::{Shape, add_rows, check_problem};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
 use crate::attention::{combine, split};
+use crate::family::Values;
 use crate::stage::{StopAfter, key_range};
 use crate::step::{KernelCache, Step};
 use config::OUT_BYTES;
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
-pub use config::Config;
+pub use config::{Config, FAMILY};
 pub use defaults::{Proposal, defaults, proposals};
-pub use space::SPACE;
 
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
@@ -48,42 +47,28 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     stop_after: Option<StopAfter>,
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
-    let unsupported = |what: String, remedy| Refusal::Unsupported {
-        family: NAME,
-        what,
-        remedy,
-    };
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if chip.target != Target::Sm90a {
         let remedy = match problem.dtype() {
             DType::E4M3 => "no family serves e4m3 there: use the CPU",
             _ => "family mma does",
         };
-        return Err(unsupported(chip.target.to_string(), remedy));
+        return Err(Refusal::unsupported(NAME, chip.target.to_string(), remedy));
     }
-    config.check_levers()?;
+    FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
     let whole = Shape::new(problem, ALIGNMENT, stop_after);
     let shape = whole.in_splits(config.splits);
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
-            let allowed = "multiples of 32 for e4m3".to_string();
-            return Err(Refusal::Lever {
-                lever: "cols",
-                given: config.cols,
-                allowed,
-            });
+            return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
         }
         if !shape.head_dim_v.is_multiple_of(16) {
             let what = format!("e4m3 values with head_dim {}", shape.head_dim_v);
-            return Err(unsupported(what, "a multiple of 16 can be served"));
+            return Err(Refusal::unsupported(NAME, what, "a multiple of 16 can be served"));
         }
         if shape.split {
-            return Err(Refusal::Lever {
-                lever: "splits",
-                given: config.splits,
-                allowed: "1 for e4m3".to_string(),
-            });
+            return Err(Refusal::lever("splits", config.splits, "1 for e4m3"));
         }
     }
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
@@ -91,12 +76,16 @@ pub(crate) fn plan(
     let (batch, heads) = (problem.batch(), problem.num_heads());
     if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::MOST {
         let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
-        return Err(unsupported(what, "split the problem: it counts to 65535 of each"));
+        return Err(Refusal::unsupported(
+            NAME,
+            what,
+            "split the problem: it counts to 65535 of each",
+        ));
     }
     config.check_registers(&shape)?;
 
     // How many splits there are is the table's to say.
-    let name = shape.kernel_name(NAME, Config { splits: 1, ..*config });
+    let name = shape.kernel_name(crate::Config::Wgmma(Config { splits: 1, ..*config }));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),
@@ -185,14 +174,12 @@ fn add_tensor(
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
     let repeated = [(batches, batch), (rows, seq), (heads, head)];
     if repeated.into_iter().any(|(count, stride)| count > 1 && stride == 0) {
-        return Err(Refusal::Unsupported {
-            family: NAME,
-            what: format!("rows of `{name}` that repeat (a stride of 0)"),
-            remedy: match dtype {
-                DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
-                _ => "family mma does",
-            },
-        });
+        let remedy = match dtype {
+            DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
+            _ => "family mma does",
+        };
+        let what = format!("rows of `{name}` that repeat (a stride of 0)");
+        return Err(Refusal::unsupported(NAME, what, remedy));
     }
     // A stride that is never taken must be one that could be.
     let stride = |stride: u32| match stride {

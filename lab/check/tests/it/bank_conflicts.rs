@@ -61,7 +61,7 @@ fn swizzled_tiles_have_none() {
         while left > 0 {
             let config = mma::Config {
                 swizzled: true,
-                ..mma::SPACE.sample(&mut rng)
+                ..mma::FAMILY.sample(&mut rng).into()
             };
             // Rows of two chunks of f32 cannot be read without conflicts as well as written so.
             if head_dim_v < 32 && config.kv_warps > 1 {

@@ -15,7 +15,7 @@ fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
     let mut sample = || {
         Config::Wgmma(wgmma::Config {
             splits: 1,
-            ..wgmma::SPACE.sample(rng)
+            ..wgmma::FAMILY.sample(rng).into()
         })
     };
     // Few SMs, so that a block has several tiles.

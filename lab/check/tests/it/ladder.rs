@@ -30,13 +30,13 @@ fn the_rungs_equal_float64() {
         ..RandomLimits::default()
     };
     let kernels = KernelCache::default();
-    let configs = ladder::configs();
+    let configs: Vec<_> = ladder::FAMILY.configs().collect();
     let (mut failures, mut checked, mut refused) = (Vec::new(), BTreeMap::new(), 0);
     for seed in first..first + count {
         let problem = random_problem(seed, &limits).unwrap();
         let kind = InputKind::ALL[seed as usize % InputKind::ALL.len()];
         for turn in [seed, seed + 3] {
-            let config = Config::Ladder(configs[turn as usize % configs.len()]);
+            let config = Config::Ladder(configs[turn as usize % configs.len()].into());
             let Ok(plan) = Plan::with_cache(&problem, &config, Target::Sm90a, &kernels) else {
                 refused += 1;
                 continue;
@@ -89,7 +89,7 @@ fn check(plan: &Plan) -> CheckReport {
 
 #[test]
 fn every_rung_is_clean_at_every_head_size_it_is_made_for() {
-    for config in ladder::configs() {
+    for config in ladder::FAMILY.configs().map(ladder::Config::from) {
         for (dtype, head_dim) in [
             (DType::F16, 40),
             (DType::F16, 64),
@@ -109,7 +109,7 @@ fn every_rung_is_clean_at_every_head_size_it_is_made_for() {
                 report.verdict,
                 Verdict::Clean,
                 "{}, {dtype}, {head_dim}\n{report}",
-                config.id()
+                plan.config
             );
         }
     }

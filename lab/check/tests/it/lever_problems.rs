@@ -30,15 +30,15 @@ struct Family {
 }
 
 const MMA: Family = Family {
-    sample: |rng| Config::Mma(mma::SPACE.sample(rng)),
+    sample: |rng| Config::Mma(mma::FAMILY.sample(rng).into()),
     problems: 150,
     tensor_maps: false,
-    row_counts: mma::ROWS.len(),
+    row_counts: mma::FAMILY.levers[0].values.len(),
     schedules_one_in: 10,
 };
 
 const WGMMA: Family = Family {
-    sample: |rng| Config::Wgmma(wgmma::SPACE.sample(rng)),
+    sample: |rng| Config::Wgmma(wgmma::FAMILY.sample(rng).into()),
     problems: 100,
     tensor_maps: true,
     row_counts: 3,

@@ -257,7 +257,7 @@ fn splits_are_chosen_for_a_card() {
     let base = config("mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa");
     let llama = Problem::named("llama8b-decode-8k").unwrap();
     // 16 sequences of 8 K/V heads on 132 multiprocessors, two blocks each.
-    assert_eq!(base.split_for(&llama, 132).id(), format!("{}-k2", base.id()));
+    assert_eq!(base.split_for(&llama, 132).to_string(), format!("{base}-k2"));
     let prefill = Problem::named("llama8b-prefill-2k").unwrap();
     assert_eq!(base.split_for(&prefill, 132), base);
     // 4096 keys are 64 tiles, two of which are on their way at once; a window of 300 keys has five.

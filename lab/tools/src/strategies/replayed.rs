@@ -193,14 +193,14 @@ mod tests {
     use flashcore_ir::Profile;
     use flashcore_problem::Problem;
     use flashcore_tune::replay::{Failed, Row};
-    use flashcore_tune::space::Family;
+    use flashcore_tune::space::CPU;
 
     use super::*;
 
     /// The host's configs, with the fastest in a valley; what is very large does not work.
     fn table() -> Table {
         let (mut timed, mut broken) = (Vec::new(), Vec::new());
-        for id in Family::cpu().configs() {
+        for id in CPU.ids() {
             let (rows, cols) = id.strip_prefix("cpu/m").unwrap().split_once('n').unwrap();
             let (rows, cols): (f64, f64) = (rows.parse().unwrap(), cols.parse().unwrap());
             let us = 1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs();

@@ -2,7 +2,7 @@ use flashcore_ir::Profile;
 use flashcore_problem::{Mask, Problem};
 
 use super::*;
-use crate::space::Family;
+use crate::space::ALL;
 use crate::tests::{made_up, trial};
 
 /// Sixteen sequences of sixteen heads, so that the card has more than one wave of blocks.
@@ -17,14 +17,7 @@ fn problem(keys: usize) -> Problem {
 }
 
 fn space() -> Space {
-    let families = [
-        Family::mma(),
-        Family::wgmma(),
-        Family::scalar(),
-        Family::ladder(),
-        Family::cpu(),
-    ];
-    Space::new(families.into(), |_| Ok(()))
+    Space::new(ALL.into(), |_| Ok(()))
 }
 
 fn claims(problem: &Problem, id: &str) -> Vec<Claim> {

@@ -2,7 +2,7 @@ use flashcore_problem::Problem;
 
 use super::*;
 use crate::examine::Timing;
-use crate::space::{Family, Space};
+use crate::space::{CPU, Space};
 use crate::strategy::Kind;
 use crate::tests::fake::{Fake, hello_of};
 
@@ -21,7 +21,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
         seed: 1,
         inputs: None,
         setup: Setup {
-            space: Space::new(vec![Family::cpu()], |_| Ok(())),
+            space: Space::new(vec![CPU], |_| Ok(())),
             chip: None,
             device: None,
             start: "cpu/m16n16".to_string(),

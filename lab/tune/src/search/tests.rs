@@ -5,7 +5,7 @@ use flashcore_bench::DeviceIdentity;
 use super::*;
 use crate::examine::Timing;
 use crate::judge::Judge;
-use crate::space::Family;
+use crate::space::CPU;
 use crate::tests::fake::{Fake, hello_of};
 use crate::tests::{folder, header};
 use crate::worker::{Deadlines, Worker};
@@ -51,7 +51,7 @@ fn searched_by(
 ) -> (Vec<Trial>, Result<usize, TuneError>) {
     let header = Header { window, ..header() };
     let folder = folder(name);
-    let space = Space::new(vec![Family::cpu()], |_| Ok(()));
+    let space = Space::new(vec![CPU], |_| Ok(()));
     // The tile's rows are the program.
     let look = |id: &str| Ok(Some(Fingerprint(id.split('n').next().unwrap_or(id).to_string())));
     let journal = Journal::begin(&folder, &header).unwrap();

@@ -6,10 +6,12 @@ mod fingerprint;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flashcore_kernels::family::Values;
+use flashcore_kernels::{Family, LeverInfo};
 use flashcore_problem::rng::Rng;
 use serde::Serialize;
 
-pub use family::{Family, LeverInfo};
+pub use family::{ALL, CPU};
 pub use fingerprint::Fingerprint;
 pub(crate) use fingerprint::fingerprint;
 
@@ -19,7 +21,7 @@ type Admit = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 /// Families, restricted to what a problem and a device allow.
 #[derive(Clone)]
 pub struct Space {
-    families: Vec<Arc<Family>>,
+    families: Vec<Family>,
     admit: Arc<Admit>,
     /// All configs that may be proposed, if they are a list.
     listed: Option<Arc<Vec<String>>>,
@@ -33,7 +35,7 @@ pub struct Space {
 pub(crate) struct Counted {
     family: &'static str,
     levers: Vec<LeverInfo>,
-    constraints: &'static [&'static str],
+    constraints: Vec<&'static str>,
     /// Number of configs whose levers are compatible, for any problem.
     configs: usize,
 }
@@ -43,7 +45,7 @@ impl Space {
     /// once for each config; [`Gatekeeper`](crate::Gatekeeper) does this for a problem on a device.
     pub fn new(families: Vec<Family>, admit: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Space {
         Space {
-            families: families.into_iter().map(Arc::new).collect(),
+            families,
             admit: Arc::new(admit),
             listed: None,
             measured: None,
@@ -80,20 +82,25 @@ impl Space {
 
     /// The families.
     pub fn families(&self) -> impl Iterator<Item = &Family> {
-        self.families.iter().map(Arc::as_ref)
+        self.families.iter()
     }
 
     /// The family of a config, if it is in this space.
     pub fn family_of(&self, id: &str) -> Option<&Family> {
-        self.families().find(|family| family.owns(id))
+        self.read(id).map(|(family, _)| family)
+    }
+
+    fn read(&self, id: &str) -> Option<(&Family, Values)> {
+        self.families()
+            .find_map(|family| Some((family, family.read(id).filter(|values| family.allows(values))?)))
     }
 
     /// Its families, levers and sizes.
     pub(crate) fn count(&self) -> Vec<Counted> {
         let count = |family: &Family| Counted {
             family: family.name,
-            levers: family.levers.clone(),
-            constraints: family.constraints,
+            levers: family.described(),
+            constraints: family.constraints.iter().map(|constraint| constraint.rule).collect(),
             configs: family.configs().count(),
         };
         self.families().map(count).collect()
@@ -120,7 +127,7 @@ impl Space {
     pub fn configs(&self) -> Box<dyn Iterator<Item = String> + '_> {
         match &self.listed {
             Some(listed) => Box::new(listed.iter().cloned()),
-            None => Box::new(self.families().flat_map(|family| family.configs())),
+            None => Box::new(self.families().flat_map(|family| family.ids())),
         }
     }
 
@@ -138,41 +145,43 @@ impl Space {
         if let Some(listed) = &self.listed {
             return rng.pick(listed).cloned();
         }
-        let family = rng.pick(&self.families)?.clone();
-        let mut drawn = (0..DRAWS).map(|_| family.sample(rng));
+        let family = *rng.pick(&self.families)?;
+        let mut drawn = (0..DRAWS).map(|_| family.id(&family.sample(rng)));
         drawn.find(|id| self.admits(id).is_ok())
     }
 
     /// Configs that differ in one lever and may be proposed.
     pub fn neighbours(&self, id: &str) -> Vec<String> {
-        let around = self.family_of(id).map(|family| family.ops.neighbours(id));
-        let mut around = around.unwrap_or_default();
-        around.retain(|other| self.admits(other).is_ok());
-        around
+        let Some((family, values)) = self.read(id) else {
+            return Vec::new();
+        };
+        let around = family.neighbours(&values).into_iter().map(|values| family.id(&values));
+        around.filter(|other| self.admits(other).is_ok()).collect()
     }
 
     /// A random config that differs in this number of levers and may be proposed; `None` if none
     /// that was drawn may.
     pub fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String> {
-        let family = self.family_of(id)?;
-        let mut drawn = (0..TRIES).filter_map(|_| family.ops.mutate(id, levers, rng));
+        let (family, values) = self.read(id)?;
+        let mut drawn = (0..TRIES).filter_map(|_| Some(family.id(&family.mutate(&values, levers, rng)?)));
         drawn.find(|mutant| self.admits(mutant).is_ok())
     }
 
     /// A random mixture of two configs of one family that may be proposed and is neither; `None` if
     /// none was drawn, or the families differ.
     pub fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String> {
-        let family = self.family_of(a).filter(|family| family.owns(b))?;
-        let mut drawn = (0..TRIES).filter_map(|_| family.ops.crossover(a, b, rng));
+        let (family, values) = self.read(a)?;
+        let other = family.read(b).filter(|values| family.allows(values))?;
+        let mut drawn = (0..TRIES).map(|_| family.id(&family.crossover(&values, &other, rng)));
         drawn.find(|child| child != a && child != b && self.admits(child).is_ok())
     }
 
     /// A config's niche: its family and the size class of its tile of scores.
     pub fn niche(&self, id: &str) -> String {
-        let Some(family) = self.family_of(id) else {
+        let Some((family, values)) = self.read(id) else {
             return "none".to_string();
         };
-        let class = match family.ops.tile(id) {
+        let class = match (family.tile)(&values) {
             0 => "none",
             1..=2048 => "small",
             2049..=8192 => "medium",
@@ -183,16 +192,26 @@ impl Space {
 
     /// The value of each lever in a config.
     pub fn values(&self, id: &str) -> Vec<(&'static str, String)> {
-        self.family_of(id).map(|family| family.values(id)).unwrap_or_default()
+        let read = self.read(id);
+        read.map(|(family, values)| family.print(&values)).unwrap_or_default()
     }
 
     /// The values of a lever in its order, each with the id of the config that has it, for those
     /// that may be proposed and the config itself. Empty if its family has no such lever.
     pub fn turned(&self, id: &str, lever: &str) -> Vec<(String, String)> {
-        let settings = self.family_of(id).map(|family| family.ops.settings(id, lever));
-        let mut settings = settings.unwrap_or_default();
-        settings.retain(|(_, other)| other == id || self.admits(other).is_ok());
-        settings
+        let Some((family, values)) = self.read(id) else {
+            return Vec::new();
+        };
+        let Some(at) = family.levers.iter().position(|known| known.name == lever) else {
+            return Vec::new();
+        };
+        let settings = family.settings(&values, at);
+        let settings = settings.filter(|other| *other == values || family.allows(other));
+        let mut turned: Vec<(String, String)> = settings
+            .map(|other| (family.levers[at].print(other[at]), family.id(&other)))
+            .collect();
+        turned.retain(|(_, other)| other == id || self.admits(other).is_ok());
+        turned
     }
 }
 
@@ -204,16 +223,17 @@ const TRIES: usize = 32;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_kernels::{mma, wgmma};
 
     #[test]
     fn a_list_and_a_lever_restrict_the_neighbours() {
         let ids = ["cpu/m64n64", "cpu/m64n128"].map(str::to_string);
-        let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+        let space = Space::of_list(vec![CPU], ids.to_vec());
         assert_eq!(space.neighbours("cpu/m64n64"), ["cpu/m64n128"]);
         assert!(space.admits("cpu/m32n32").is_err());
-        let none = Space::new(vec![Family::cpu()], |_| Err("not one".to_string()));
+        let none = Space::new(vec![CPU], |_| Err("not one".to_string()));
         assert_eq!((none.configs().count(), none.all().count()), (120, 0));
-        let space = Space::new(vec![Family::mma()], |_| Ok(()));
+        let space = Space::new(vec![mma::FAMILY], |_| Ok(()));
         let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "q_in_registers");
         let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".to_string();
         assert_eq!(turned[1], ("true".to_string(), id));
@@ -226,7 +246,7 @@ mod tests {
             0 => Err("even".to_string()),
             _ => Ok(()),
         };
-        let space = Space::new(vec![Family::mma(), Family::wgmma(), Family::cpu()], odd);
+        let space = Space::new(vec![mma::FAMILY, wgmma::FAMILY, CPU], odd);
         let mut rng = Rng::new(1);
         let mut families = std::collections::BTreeSet::new();
         for _ in 0..60 {
@@ -246,7 +266,7 @@ mod tests {
     fn a_config_is_checked_once() {
         let asked = Arc::new(Mutex::new(0));
         let counter = asked.clone();
-        let space = Space::new(vec![Family::cpu()], move |_| {
+        let space = Space::new(vec![CPU], move |_| {
             *counter.lock().unwrap() += 1;
             Ok(())
         });

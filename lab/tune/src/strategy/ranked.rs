@@ -144,8 +144,9 @@ impl Strategy for Ranked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::Family;
+    use crate::space::CPU;
     use crate::tests::{trial, valley};
+    use flashcore_kernels::wgmma;
 
     fn builds(micros: f64) -> Predicted {
         Predicted { micros, spills: false }
@@ -193,7 +194,7 @@ mod tests {
     #[test]
     fn clusters_get_at_most_half_of_the_places() {
         let stages = (2..=6).flat_map(|s| ["-c2", ""].map(|pair| format!("wgmma/m128n64-s{s}{pair}-turns-lazy")));
-        let space = Space::of_list(vec![Family::wgmma()], stages.collect());
+        let space = Space::of_list(vec![wgmma::FAMILY], stages.collect());
         let pairs_first = |id: &String| Some(builds(if is_pair(id) { 1.0 } else { 2.0 }));
         let mut ranked = Ranked::new(
             1,
@@ -208,7 +209,7 @@ mod tests {
     #[test]
     fn configs_that_are_likely_to_spill_come_last() {
         let ids = [16, 32, 48, 64, 96, 128, 192, 256, 384, 512].map(|rows| format!("cpu/m{rows}n64"));
-        let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+        let space = Space::of_list(vec![CPU], ids.to_vec());
         // The wider the faster, but the widest four spill.
         let rows = |id: &str| -> f64 { id["cpu/m".len()..id.len() - "n64".len()].parse().unwrap() };
         let one = move |id: &String| {

@@ -116,13 +116,13 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::space::Family;
+    use flashcore_kernels::mma;
 
     #[test]
     fn a_large_space_is_not_checked_before_the_first_trial() {
         let asked = Arc::new(AtomicUsize::new(0));
         let counter = asked.clone();
-        let space = Space::new(vec![Family::mma()], move |_| {
+        let space = Space::new(vec![mma::FAMILY], move |_| {
             counter.fetch_add(1, Ordering::Relaxed);
             Ok(())
         });

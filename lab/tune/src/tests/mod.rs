@@ -11,7 +11,7 @@ use flashcore_problem::Problem;
 
 use crate::insight::{Advisor, Claim, ClaimKind};
 use crate::journal::{Header, SCHEMA};
-use crate::space::{Family, Space};
+use crate::space::{CPU, Space};
 use crate::trial::{Timed, Trial, Verdict};
 
 /// A trial with a score, or one that failed.
@@ -74,7 +74,7 @@ pub(crate) fn folder(name: &str) -> PathBuf {
 
 /// The host's space, and scores with one minimum, at m128n256.
 pub(crate) fn valley() -> (Space, impl Fn(&str) -> Option<f64>) {
-    let space = Space::new(vec![Family::cpu()], |_| Ok(()));
+    let space = Space::new(vec![CPU], |_| Ok(()));
     let score = |id: &str| {
         let sizes = id.strip_prefix("cpu/m")?.split_once('n')?;
         let (rows, cols): (f64, f64) = (sizes.0.parse().ok()?, sizes.1.parse().ok()?);

@@ -1,23 +1,25 @@
 //! Planted candidates ([`flashcore_bench::planted`]) as a family of one lever.
 
 pub use flashcore_bench::planted::{Conduct, NAME};
-use flashcore_kernels::space::{Lever, Space};
+use flashcore_kernels::Family;
+use flashcore_kernels::family::Lever;
 
-use crate::space::Family;
+const NAMES: [(&str, &str); Conduct::SEARCHED.len()] = {
+    let mut names = [("", ""); Conduct::SEARCHED.len()];
+    let mut at = 0;
+    while at < names.len() {
+        let name = Conduct::SEARCHED[at].name();
+        names[at] = (name, name);
+        at += 1;
+    }
+    names
+};
 
 /// The planted candidates as a family of one lever.
-pub fn family() -> Family {
-    Family::planted(&SPACE)
-}
-
-static SPACE: Space<Conduct> = Space {
-    first: Conduct::Honest,
-    levers: &[Lever {
-        name: "conduct",
-        meaning: "what it does wrong",
-        settings: |_| Conduct::SEARCHED.to_vec(),
-        value: |conduct| conduct.name().to_string(),
-    }],
-    allowed: |conduct| Conduct::SEARCHED.contains(conduct),
+pub const FAMILY: Family = Family {
+    name: NAME,
+    levers: &[Lever::words("conduct", &NAMES, "what it does wrong")],
     constraints: &[],
+    tile: |_| 0,
+    repeated: None,
 };

@@ -8,7 +8,7 @@ use flashcore_bench::DeviceIdentity;
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 use flashcore_tune::plans;
-use flashcore_tune::space::Family;
+use flashcore_tune::space::CPU;
 use serde_json::{Map, Value};
 
 use super::{DEADLINE, children, environment, essence, flashcore, folder, json, kept, made_up, table, trials, words};
@@ -110,7 +110,7 @@ fn trials_with_a_clock_outlive_kills_to_the_byte() {
     let home = folder("killed-cpu");
     // Runs are long by the made-up clock, so that a measurement needs few of them.
     let default = plans::heuristics(&Problem::named("tiny").unwrap(), &DeviceIdentity::cpu()).unwrap();
-    let ids = Family::cpu().configs().chain([default.to_string()]);
+    let ids = CPU.ids().chain([default.to_string()]);
     let times: Map<String, Value> = ids.map(|id| (id, 50_000.0.into())).collect();
     made_up(&home, &times.into());
     let run = home.join("run");

@@ -23,7 +23,7 @@ use flashcore_bench::{Case, DeviceIdentity, RunIdentity};
 use flashcore_problem::Problem;
 use flashcore_tune::board::Struck;
 use flashcore_tune::replay::{Failed, Measured, Row, Table};
-use flashcore_tune::space::{Family, Space};
+use flashcore_tune::space::{CPU, Space};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::{Trial, Verdict};
 use serde_json::Value;
@@ -407,7 +407,7 @@ fn a_replay_is_called_one_and_makes_no_row() {
 
 /// A space on the host with times that are made up.
 pub(crate) fn table() -> Measured {
-    let space = Space::new(vec![Family::cpu()], |_| Ok(()));
+    let space = Space::new(vec![CPU], |_| Ok(()));
     let mut timed = Vec::new();
     let mut broken = Vec::new();
     for id in space.all() {

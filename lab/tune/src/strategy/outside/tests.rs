@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::insight::ClaimKind;
-use crate::space::Family;
+use crate::space::CPU;
 use crate::tests::{made_up, trial, valley};
 
 fn outside(script: &str) -> Outside {
@@ -52,7 +52,7 @@ fn a_line_matches_the_document() {
         measured: None,
     };
     let ids = ["cpu/m64n64", "cpu/m128n64", "cpu/m64n16", "cpu/m32n32"].map(str::to_string);
-    let space = Space::of_list(vec![Family::cpu()], ids.to_vec());
+    let space = Space::of_list(vec![CPU], ids.to_vec());
     let mut history = History::default();
     history.begin("cpu/m64n16");
     let question = Question {

@@ -1,0 +1,468 @@
+//! A family of configs as data. Each lever is declared once: ids and their parser, the refusal of other values, searches
+//! and `flashcore list levers` derive from the declaration.
+//!
+//! A family holds what the levers by themselves allow. Problems and targets refuse more; that is for
+//! [`Plan::new`](crate::Plan::new) to say.
+
+use flashcore_problem::rng::Rng;
+use serde::Serialize;
+
+use crate::Refusal;
+
+/// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
+pub type Values = [u32; 11];
+
+/// One lever of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct Lever {
+    /// Its name, that of the config's field.
+    pub name: &'static str,
+    /// What it trades for what, in a line.
+    pub meaning: &'static str,
+    /// Values that are searched.
+    pub values: &'static [u32],
+    /// Values from 1 to this one are allowed, too.
+    most: u32,
+    part: Part,
+}
+
+/// How an id says the value of a lever.
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    /// These letters, and the value; nothing for one value.
+    Number(&'static str, Option<u32>),
+    /// Letters, and a multiple of the value, which depend on the levers before.
+    Scaled(fn(&Values) -> (&'static str, u32)),
+    /// For each value: how it prints, and what ids have.
+    Words(&'static [(&'static str, &'static str)]),
+}
+
+/// What values of several levers must fulfil together.
+#[derive(Clone, Copy, Debug)]
+pub struct Constraint {
+    /// The lever that a refusal names.
+    pub lever: &'static str,
+    /// The rule.
+    pub rule: &'static str,
+    /// Whether values fulfil it.
+    pub holds: fn(&Values) -> bool,
+}
+
+/// A family: its name and its levers, in the order in which ids have them.
+#[derive(Clone, Copy, Debug)]
+pub struct Family {
+    /// Its name, with which its ids begin.
+    pub name: &'static str,
+    /// Its levers.
+    pub levers: &'static [Lever],
+    /// Which values go together.
+    pub constraints: &'static [Constraint],
+    /// Query rows times keys of a tile of scores; 0 if there is none.
+    pub tile: fn(&Values) -> u32,
+    /// A lever whose value ids repeat at their end, after these letters.
+    pub repeated: Option<(usize, &'static str)>,
+}
+
+/// A lever as `flashcore list levers` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeverInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// What it trades.
+    pub meaning: &'static str,
+    /// Its values.
+    pub values: Vec<String>,
+    /// For each value, the parts of an id that express it; none if ids omit the value.
+    pub in_ids: Vec<Vec<String>>,
+}
+
+/// Places of words.
+const PLACES: [u32; 20] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
+
+impl Lever {
+    const fn new(name: &'static str, part: Part, values: &'static [u32], meaning: &'static str) -> Lever {
+        Lever {
+            name,
+            meaning,
+            values,
+            most: 0,
+            part,
+        }
+    }
+
+    /// A number after letters.
+    pub const fn number(
+        name: &'static str,
+        letters: &'static str,
+        values: &'static [u32],
+        meaning: &'static str,
+    ) -> Lever {
+        Lever::new(name, Part::Number(letters, None), values, meaning)
+    }
+
+    /// The same, where ids leave out the value 1.
+    pub const fn optional(
+        name: &'static str,
+        letters: &'static str,
+        values: &'static [u32],
+        meaning: &'static str,
+    ) -> Lever {
+        Lever::new(name, Part::Number(letters, Some(1)), values, meaning)
+    }
+
+    /// A multiple of the value after letters, both depending on the levers before.
+    pub(crate) const fn scaled(
+        name: &'static str,
+        scale: fn(&Values) -> (&'static str, u32),
+        values: &'static [u32],
+        meaning: &'static str,
+    ) -> Lever {
+        Lever::new(name, Part::Scaled(scale), values, meaning)
+    }
+
+    /// At most twenty words: how each value prints, and what ids have for it.
+    pub const fn words(
+        name: &'static str,
+        words: &'static [(&'static str, &'static str)],
+        meaning: &'static str,
+    ) -> Lever {
+        let values = PLACES.split_at(words.len()).0;
+        Lever::new(name, Part::Words(words), values, meaning)
+    }
+
+    /// Values from 1 to `most` are allowed, too.
+    pub const fn up_to(self, most: u32) -> Lever {
+        Lever { most, ..self }
+    }
+
+    /// A value as it prints.
+    pub fn print(&self, value: u32) -> String {
+        match self.part {
+            Part::Words(words) => words[value as usize].0.to_string(),
+            Part::Number(..) | Part::Scaled(_) => value.to_string(),
+        }
+    }
+
+    /// What ids have for the value at a place.
+    fn spell(&self, values: &Values, at: usize) -> String {
+        match self.part {
+            Part::Number(_, omitted) if omitted == Some(values[at]) => String::new(),
+            Part::Number(letters, _) => format!("{letters}{}", values[at]),
+            Part::Scaled(scale) => {
+                let (letters, factor) = scale(values);
+                format!("{letters}{}", factor * values[at])
+            }
+            Part::Words(words) => words[values[at] as usize].1.to_string(),
+        }
+    }
+
+    /// The value that the rest of an id begins with, and what follows. `before` are the values of the levers before.
+    fn read<'i>(&self, before: &Values, rest: &'i str) -> Option<(u32, &'i str)> {
+        let (letters, factor, omitted) = match self.part {
+            Part::Number(letters, omitted) => (letters, 1, omitted),
+            Part::Scaled(scale) => {
+                let (letters, factor) = scale(before);
+                (letters, factor, None)
+            }
+            Part::Words(words) => {
+                let found = words.iter().filter(|(_, word)| rest.starts_with(word));
+                // The longest: an empty word begins everything.
+                let length = found.map(|(_, word)| word.len()).max()?;
+                let place = words.iter().position(|(_, word)| *word == &rest[..length])?;
+                return Some((place as u32, &rest[length..]));
+            }
+        };
+        let Some(number) = rest.strip_prefix(letters) else {
+            return omitted.map(|value| (value, rest));
+        };
+        let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+        let value: u32 = number[..end].parse().ok()?;
+        Some((value / factor, &number[end..]))
+    }
+
+    fn allows(&self, value: u32) -> bool {
+        self.values.contains(&value) || (1..=self.most).contains(&value)
+    }
+}
+
+/// The same values with another one at a place.
+fn with(values: &Values, at: usize, value: u32) -> Values {
+    let mut changed = *values;
+    changed[at] = value;
+    changed
+}
+
+impl Family {
+    /// The levers' part of an id, such as `m128n64-w4x1-s2-b1-qreg-xor-lazy`.
+    pub fn levers_id(&self, values: &Values) -> String {
+        let levers = self.levers.iter().enumerate();
+        let mut id: String = levers.map(|(at, lever)| lever.spell(values, at)).collect();
+        if let Some((at, letters)) = self.repeated {
+            id += &format!("{letters}{}", values[at]);
+        }
+        id
+    }
+
+    /// The id of a config.
+    pub fn id(&self, values: &Values) -> String {
+        format!("{}/{}", self.name, self.levers_id(values))
+    }
+
+    /// The config of an id without the family's name. Whether its values are allowed is [`Self::check`]'s to say.
+    pub fn read_levers(&self, id: &str) -> Option<Values> {
+        let (mut values, mut rest) = ([0; 11], id);
+        for (at, lever) in self.levers.iter().enumerate() {
+            (values[at], rest) = lever.read(&values, rest)?;
+        }
+        (self.levers_id(&values) == id).then_some(values)
+    }
+
+    /// The config of an id of this family.
+    pub fn read(&self, id: &str) -> Option<Values> {
+        self.read_levers(id.strip_prefix(self.name)?.strip_prefix('/')?)
+    }
+
+    /// Whether an id is a config of this family whose levers go together.
+    pub fn owns(&self, id: &str) -> bool {
+        self.read(id).is_some_and(|values| self.allows(&values))
+    }
+
+    /// The name and value of each lever, as they print.
+    pub fn print(&self, values: &Values) -> Vec<(&'static str, String)> {
+        let levers = self.levers.iter().zip(values);
+        levers.map(|(lever, &value)| (lever.name, lever.print(value))).collect()
+    }
+
+    /// The parts of a config's id that a lever writes: `m64` and `w4`, or `qreg`.
+    pub fn parts(&self, values: &Values, at: usize) -> Vec<String> {
+        let repeated = self.repeated.filter(|(lever, _)| *lever == at);
+        let repeated = repeated.map(|(_, letters)| format!("{letters}{}", values[at]));
+        let spelled = [self.levers[at].spell(values, at)].into_iter().chain(repeated);
+        spelled
+            .flat_map(|text| id_parts(&text).into_iter().map(str::to_string).collect::<Vec<_>>())
+            .collect()
+    }
+
+    /// Refuses values that a lever does not have, or that do not go together.
+    ///
+    /// # Errors
+    /// [`Refusal::Lever`].
+    pub fn check(&self, values: &Values) -> Result<(), Refusal> {
+        for (lever, &given) in self.levers.iter().zip(values) {
+            if !lever.allows(given) {
+                let listed: Vec<String> = lever.values.iter().map(u32::to_string).collect();
+                let allowed = match lever.most {
+                    0 => listed.join(", "),
+                    most => format!("1 to {most}"),
+                };
+                return Err(Refusal::lever(lever.name, given, allowed));
+            }
+        }
+        match self.constraints.iter().find(|constraint| !(constraint.holds)(values)) {
+            Some(Constraint { lever, rule, .. }) => {
+                let levers = self.levers.iter().zip(values);
+                let given = levers
+                    .filter(|(known, _)| known.name == *lever)
+                    .map(|(_, &given)| given);
+                Err(Refusal::lever(lever, given.sum(), *rule))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether [`Self::check`] refuses nothing.
+    pub fn allows(&self, values: &Values) -> bool {
+        self.check(values).is_ok()
+    }
+
+    /// Every lever at its first value.
+    pub fn first(&self) -> Values {
+        self.combination(0)
+    }
+
+    /// Combinations of values, allowed or not.
+    fn combinations(&self) -> usize {
+        self.levers.iter().map(|lever| lever.values.len()).product()
+    }
+
+    /// The combination of a number, a digit for each lever.
+    fn combination(&self, mut number: usize) -> Values {
+        let mut values = [0; 11];
+        for (value, lever) in values.iter_mut().zip(self.levers) {
+            *value = lever.values[number % lever.values.len()];
+            number /= lever.values.len();
+        }
+        values
+    }
+
+    /// Every config whose levers go together, in a fixed order.
+    ///
+    /// ```
+    /// use flashcore_kernels::{mma, wgmma};
+    /// assert!(mma::FAMILY.configs().count() > 10_000);
+    /// assert!(wgmma::FAMILY.configs().count() > 500);
+    /// ```
+    pub fn configs(self) -> impl Iterator<Item = Values> {
+        let all = (0..self.combinations()).map(move |number| self.combination(number));
+        all.filter(move |values| self.allows(values))
+    }
+
+    /// Their ids.
+    pub fn ids(self) -> impl Iterator<Item = String> {
+        self.configs().map(move |values| self.id(&values))
+    }
+
+    /// A config drawn evenly from [`configs`](Family::configs).
+    ///
+    /// ```
+    /// use flashcore_kernels::mma;
+    /// use flashcore_problem::rng::Rng;
+    /// assert_eq!(mma::FAMILY.sample(&mut Rng::new(3)), mma::FAMILY.sample(&mut Rng::new(3)));
+    /// ```
+    pub fn sample(&self, rng: &mut Rng) -> Values {
+        loop {
+            let values = self.combination(rng.below(self.combinations()));
+            if self.allows(&values) {
+                return values;
+            }
+        }
+    }
+
+    /// A config with a lever at each of its values in turn, allowed or not.
+    pub fn settings(&self, values: &Values, at: usize) -> impl Iterator<Item = Values> {
+        let base = *values;
+        self.levers[at].values.iter().map(move |&value| with(&base, at, value))
+    }
+
+    /// The configs that differ from one in a single lever, at any of its values.
+    ///
+    /// ```
+    /// use flashcore_kernels::mma;
+    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-lazy").unwrap();
+    /// let unswizzled = mma::Config { swizzled: false, ..config };
+    /// assert!(mma::FAMILY.neighbours(&config.into()).contains(&unswizzled.into()));
+    /// ```
+    pub fn neighbours(&self, values: &Values) -> Vec<Values> {
+        self.near(values, usize::MAX)
+    }
+
+    /// The configs that differ from one in a single lever, by at most `steps` of its values up or down.
+    ///
+    /// ```
+    /// use flashcore_kernels::mma;
+    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-lazy").unwrap();
+    /// let near = mma::FAMILY.near(&config.into(), 1);
+    /// assert!(near.contains(&mma::Config { stages: 3, ..config }.into()));
+    /// assert!(!near.contains(&mma::Config { stages: 4, ..config }.into()));
+    /// ```
+    pub fn near(&self, values: &Values, steps: usize) -> Vec<Values> {
+        let mut near = Vec::new();
+        for (at, lever) in self.levers.iter().enumerate() {
+            // A value that is not searched, such as a number of splits, has every value as its neighbour.
+            let own = lever.values.iter().position(|value| *value == values[at]);
+            let close = |place: usize| own.is_none_or(|own| place.abs_diff(own) <= steps);
+            let around = self.settings(values, at).enumerate();
+            near.extend(around.filter(|(place, _)| close(*place)).map(|(_, setting)| setting));
+        }
+        near.retain(|other| other != values && self.allows(other));
+        near
+    }
+
+    /// A config that differs from one in as many levers as asked for, drawn evenly among those drawn; `None` where
+    /// none that was tried goes together.
+    ///
+    /// ```
+    /// use flashcore_kernels::wgmma;
+    /// use flashcore_problem::rng::Rng;
+    /// let config = wgmma::FAMILY.configs().next().unwrap();
+    /// let other = wgmma::FAMILY.mutate(&config, 2, &mut Rng::new(1)).unwrap();
+    /// assert_eq!(config.iter().zip(&other).filter(|(a, b)| a != b).count(), 2);
+    /// ```
+    pub fn mutate(&self, values: &Values, levers: usize, rng: &mut Rng) -> Option<Values> {
+        let mut tries = (0..TRIES).filter_map(|_| {
+            let mut places: Vec<usize> = (0..self.levers.len()).collect();
+            let mut mutant = *values;
+            for _ in 0..levers.min(places.len()) {
+                let at = places.swap_remove(rng.below(places.len()));
+                let others = self.levers[at].values.iter().filter(|value| **value != values[at]);
+                mutant[at] = **rng.pick(&others.collect::<Vec<_>>())?;
+            }
+            self.allows(&mutant).then_some(mutant)
+        });
+        tries.next()
+    }
+
+    /// A config that has each lever from one of two parents. Where no mixture drawn is allowed, the first parent.
+    ///
+    /// ```
+    /// use flashcore_kernels::mma;
+    /// use flashcore_problem::rng::Rng;
+    /// let parents = ["m128n64-w4x1-s2-b2-qreg-xor-lazy", "m64n32-w2x2-s3-b1-qsh-xor-eager"];
+    /// let [a, b] = parents.map(|id| mma::FAMILY.read_levers(id).unwrap());
+    /// let child = mma::Config::from(mma::FAMILY.crossover(&a, &b, &mut Rng::new(1)));
+    /// assert!([128, 64].contains(&child.rows) && child.swizzled);
+    /// ```
+    pub fn crossover(&self, a: &Values, b: &Values, rng: &mut Rng) -> Values {
+        let mut mixtures = (0..TRIES).map(|_| {
+            let mut child = *a;
+            for at in 0..self.levers.len() {
+                child[at] = if rng.chance(0.5) { a[at] } else { b[at] };
+            }
+            child
+        });
+        mixtures.find(|child| self.allows(child)).unwrap_or(*a)
+    }
+
+    /// Its levers for output: values as they print, and the parts of ids that say so.
+    pub fn described(&self) -> Vec<LeverInfo> {
+        let describe = |(at, lever): (usize, &Lever)| {
+            let in_ids = |&value: &u32| {
+                // Only in small families do parts depend on other levers.
+                let contexts: Vec<Values> = match lever.part {
+                    Part::Scaled(_) => self.configs().filter(|context| context[at] == value).collect(),
+                    Part::Number(..) | Part::Words(_) => vec![with(&self.first(), at, value)],
+                };
+                let mut parts = Vec::new();
+                for part in contexts.iter().flat_map(|context| self.parts(context, at)) {
+                    if !parts.contains(&part) {
+                        parts.push(part);
+                    }
+                }
+                parts
+            };
+            LeverInfo {
+                name: lever.name,
+                meaning: lever.meaning,
+                values: lever.values.iter().map(|&value| lever.print(value)).collect(),
+                in_ids: lever.values.iter().map(in_ids).collect(),
+            }
+        };
+        self.levers.iter().enumerate().map(describe).collect()
+    }
+}
+
+/// Draws of a mutation or a mixture before it is given up.
+const TRIES: usize = 64;
+
+/// The parts of an id, without the family.
+///
+/// ```
+/// use flashcore_kernels::family::id_parts;
+/// assert_eq!(id_parts("mma/m128n64-w4x1-s2-qreg"), ["m128", "n64", "w4", "x1", "s2", "qreg"]);
+/// ```
+pub fn id_parts(id: &str) -> Vec<&str> {
+    let levers = id.split_once('/').map_or(id, |(_, levers)| levers);
+    let fields = levers.split('-').filter(|field| !field.is_empty());
+    fields.flat_map(numbered).collect()
+}
+
+/// `m128n64` as `m128` and `n64`: a part ends where a letter follows a digit.
+fn numbered(field: &str) -> Vec<&str> {
+    let bytes = field.as_bytes();
+    let ends = (1..bytes.len()).filter(|&at| bytes[at - 1].is_ascii_digit() && !bytes[at].is_ascii_digit());
+    let bounds: Vec<usize> = [0].into_iter().chain(ends).chain([bytes.len()]).collect();
+    bounds.windows(2).map(|pair| &field[pair[0]..pair[1]]).collect()
+}
+
+#[cfg(test)]
+mod tests;

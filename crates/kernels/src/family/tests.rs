@@ -1,0 +1,141 @@
+//! What holds of every family, and of its ids.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::{FAMILIES, ladder, mma, scalar};
+
+fn distance(a: &Values, b: &Values) -> usize {
+    a.iter().zip(b).filter(|(a, b)| a != b).count()
+}
+
+#[test]
+fn every_family_is_sound() {
+    for (family, step) in [
+        (mma::FAMILY, 499),
+        (crate::wgmma::FAMILY, 41),
+        (scalar::FAMILY, 1),
+        (ladder::FAMILY, 1),
+    ] {
+        let all: Vec<Values> = family.configs().collect();
+        let printed: BTreeSet<String> = all.iter().map(|values| family.id(values)).collect();
+        assert_eq!(printed.len(), all.len(), "a config is listed twice");
+        for lever in family.levers {
+            let values: BTreeSet<String> = lever.values.iter().map(|&value| lever.print(value)).collect();
+            assert!(
+                values.len() >= 2 && values.len() == lever.values.len(),
+                "{}",
+                lever.name
+            );
+        }
+        let mut rng = Rng::new(7);
+        for config in all.iter().step_by(step) {
+            assert_eq!(family.read(&family.id(config)), Some(*config));
+            let typed = crate::Config::of(&family, *config);
+            assert_eq!(typed.levers().1, *config, "{typed}");
+            for other in family.neighbours(config) {
+                assert_eq!(distance(config, &other), 1, "{config:?} and {other:?}");
+                assert!(family.allows(&other) && family.neighbours(&other).contains(config));
+            }
+            for levers in [1, 2] {
+                if let Some(mutant) = family.mutate(config, levers, &mut rng) {
+                    assert!(family.allows(&mutant));
+                    assert_eq!(distance(config, &mutant), levers);
+                }
+            }
+            let mate = family.sample(&mut rng);
+            let child = family.crossover(config, &mate, &mut rng);
+            assert!(family.allows(&child));
+            for (at, value) in child.iter().enumerate() {
+                assert!([config[at], mate[at]].contains(value));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_lever_is_drawn() {
+    let mut rng = Rng::new(1);
+    let drawn: Vec<Values> = (0..2000).map(|_| mma::FAMILY.sample(&mut rng)).collect();
+    for (at, lever) in mma::FAMILY.levers.iter().enumerate() {
+        let values: BTreeSet<u32> = drawn.iter().map(|values| values[at]).collect();
+        assert_eq!(values.len(), lever.values.len(), "{}", lever.name);
+    }
+}
+
+#[test]
+fn mixing_mixes() {
+    let mut rng = Rng::new(3);
+    let mut mixed = 0;
+    for _ in 0..200 {
+        let (a, b) = (mma::FAMILY.sample(&mut rng), mma::FAMILY.sample(&mut rng));
+        let child = mma::FAMILY.crossover(&a, &b, &mut rng);
+        mixed += usize::from(child != a && child != b);
+    }
+    assert!(mixed > 150, "{mixed} of 200");
+}
+
+/// Every part of every id belongs to one lever, at the value that the config has; every part explained occurs.
+#[test]
+fn every_part_of_every_id_is_explained() {
+    for family in FAMILIES {
+        // The place of a lever, and its values.
+        let mut said: BTreeMap<String, (usize, Vec<u32>)> = BTreeMap::new();
+        for (at, lever) in family.described().into_iter().enumerate() {
+            for (parts, &value) in lever.in_ids.into_iter().zip(family.levers[at].values) {
+                for part in parts {
+                    let (owner, values) = said.entry(part.clone()).or_insert((at, Vec::new()));
+                    assert_eq!(*owner, at, "`{part}`");
+                    values.push(value);
+                }
+            }
+        }
+        let mut unseen: BTreeSet<&str> = said.keys().map(String::as_str).collect();
+        let step = family.configs().count() / 5000 + 1;
+        for config in family.configs().step_by(step) {
+            let id = family.id(&config);
+            for part in id_parts(&id) {
+                unseen.remove(part);
+                let (at, values) = &said[part];
+                assert!(values.contains(&config[*at]), "`{part}` of {id}");
+            }
+        }
+        assert!(unseen.is_empty(), "{unseen:?} are in no id");
+    }
+}
+
+#[test]
+fn parts_belong_to_the_lever_that_changes_them() {
+    let levers = mma::FAMILY.described();
+    let of = |name: &str| levers.iter().find(|lever| lever.name == name).unwrap();
+    assert_eq!(of("q_in_registers").values, ["false", "true"]);
+    assert_eq!(of("q_in_registers").in_ids, [["qsh"], ["qreg"]]);
+    assert_eq!(of("pack_heads").in_ids, [vec![], vec!["gqa".to_string()]]);
+    let ladder = ladder::FAMILY.described();
+    assert_eq!(
+        (ladder[1].name, &ladder[1].in_ids[0]),
+        ("warps", &vec!["m64".to_string(), "w4".to_string()])
+    );
+}
+
+#[test]
+fn values_that_a_lever_does_not_have_are_refused() {
+    let refused = |id: &str| {
+        mma::FAMILY
+            .check(&mma::FAMILY.read_levers(id).unwrap())
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(
+        refused("m48n64-w4x1-s2-b2-qreg-xor-lazy"),
+        "rows is 48; allowed: 16, 32, 64, 128, 256"
+    );
+    assert_eq!(
+        refused("m64n64-w4x1-s2-b2-qreg-xor-lazy-k257"),
+        "splits is 257; allowed: 1 to 256"
+    );
+    assert_eq!(
+        refused("m64n64-w8x1-s2-b2-qreg-xor-lazy"),
+        "warps is 8; allowed: 16 rows a warp at least"
+    );
+}
