@@ -14,12 +14,12 @@
 
 use std::fmt;
 
-use flashcore_ir::{Arg, BufferSpec, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{KeyRange, POISON, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::Refusal;
-use crate::attention::params::RowParams;
+use crate::attention::params::{RowParams, add_buffer};
 use crate::attention::row_tile::{RowTile, lane_column};
 use crate::attention::softmax::{Row, RowMax};
 
@@ -159,16 +159,7 @@ pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, stop: StopAf
         StopAfter::Probabilities => &["stage", "offsets"],
     };
     for name in names {
-        launch.args.push(Arg::Buffer {
-            slot: launch.buffers.len(),
-            byte_offset: 0,
-        });
-        launch.buffers.push(BufferSpec {
-            name,
-            bytes: 4 * len(problem) as u64,
-            written: true,
-            align: 4,
-        });
+        add_buffer(launch, name, 4 * len(problem), 4, true);
     }
 }
 

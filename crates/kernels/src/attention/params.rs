@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::{DType, Layout, Problem};
 
 use super::block_range::Band;
@@ -148,21 +148,27 @@ impl<'k> RowParams<'k> {
 }
 
 /// The launch of a kernel: arguments in the order of [`Params::declare`], but for those of parts.
-pub(crate) fn launch(problem: &Problem, shape: &Shape, blocks: usize, threads: u32, shared_bytes: u32) -> Launch {
-    let mut launch = Launch {
-        grid: [blocks as u32, 1, 1],
-        block: [threads, 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: shared_bytes,
-        buffers: Vec::new(),
-        args: Vec::new(),
-    };
-    add_tensor(&mut launch, problem, shape, "q", problem.q_layout());
-    add_tensor(&mut launch, problem, shape, "k", problem.k_layout());
-    add_tensor(&mut launch, problem, shape, "v", problem.v_layout());
-    add_tensor(&mut launch, problem, shape, "out", problem.o_layout());
+pub(crate) fn launch(problem: &Problem, shape: &Shape, kernel: &Kernel, grid: [u32; 3]) -> Launch {
+    let mut launch = empty_launch(kernel, grid);
+    let align = shape.vector_bytes;
+    add_tensor(&mut launch, problem, align, "q", problem.q_layout());
+    add_tensor(&mut launch, problem, align, "k", problem.k_layout());
+    add_tensor(&mut launch, problem, align, "v", problem.v_layout());
+    add_tensor(&mut launch, problem, align, "out", problem.o_layout());
     add_rows(&mut launch, problem, shape);
     launch
+}
+
+/// A launch without buffers and arguments.
+pub(crate) fn empty_launch(kernel: &Kernel, grid: [u32; 3]) -> Launch {
+    Launch {
+        grid,
+        block: [kernel.threads(), 1, 1],
+        cluster: [1, 1, 1],
+        dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        buffers: Vec::new(),
+        args: Vec::new(),
+    }
 }
 
 /// Adds the arguments of [`RowParams`].
@@ -185,29 +191,33 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     }
 }
 
-/// Adds a tensor and the arguments of its [`TensorParam`].
-pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, shape: &Shape, name: &'static str, layout: &Layout) {
-    let slot = launch.buffers.len();
-    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+/// Adds a tensor, `align` bytes aligned, and the arguments of its [`TensorParam`].
+pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, align: u32, name: &'static str, layout: &Layout) {
+    let bytes = layout.span() * problem.dtype().size_bytes();
+    add_buffer(launch, name, bytes, align, name == "out");
     launch.args.extend(row_strides(layout).map(Arg::U32));
-    launch.buffers.push(BufferSpec {
-        name,
-        bytes: (layout.span() * problem.dtype().size_bytes()) as u64,
-        written: name == "out",
-        align: shape.vector_bytes,
-    });
 }
 
 /// Adds the log-sum-exp.
 pub(crate) fn add_lse(launch: &mut Launch, problem: &Problem) {
-    let slot = launch.buffers.len();
+    add_buffer(launch, "lse", 4 * problem.lse_len(), 4, true);
+}
+
+/// Adds a buffer, and its address as the next argument.
+pub(crate) fn add_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) {
+    let slot = push_buffer(launch, name, bytes, align, written);
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+}
+
+/// Adds a buffer, and gives its place.
+pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) -> usize {
     launch.buffers.push(BufferSpec {
-        name: "lse",
-        bytes: 4 * problem.lse_len() as u64,
-        written: true,
-        align: 4,
+        name,
+        bytes: bytes as u64,
+        written,
+        align,
     });
+    launch.buffers.len() - 1
 }
 
 /// Refuses dtypes that a family does not serve, and batches of variable length.

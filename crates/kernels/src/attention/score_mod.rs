@@ -1,9 +1,9 @@
 //! From products of Q and K to scores: scale, soft cap, and the scales of fp8 heads. ALiBi and users' modifiers belong here.
 
-use flashcore_ir::{Arg, BufferSpec, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
+use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
 use flashcore_problem::Problem;
 
-use super::params::Shape;
+use super::params::{Shape, add_buffer};
 use super::row_tile::RowTile;
 
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
@@ -98,14 +98,7 @@ impl<'k> HeadScales<'k> {
     /// Adds the arguments of [`Self::declare`].
     pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
         for name in NAMES {
-            let slot = launch.buffers.len();
-            launch.buffers.push(BufferSpec {
-                name,
-                bytes: (4 * problem.batch() * problem.num_kv_heads()) as u64,
-                written: false,
-                align: 4,
-            });
-            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+            add_buffer(launch, name, 4 * problem.batch() * problem.num_kv_heads(), 4, false);
         }
         launch.args.push(Arg::U32(problem.num_kv_heads() as u32));
     }

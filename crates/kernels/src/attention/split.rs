@@ -9,9 +9,10 @@
 //! Not normalised, because merging multiplies each partial by a factor anyway: that saves a division per split, and a
 //! row without keys needs no special case.
 
-use flashcore_ir::{Arg, BufferSpec, Cache, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::Problem;
 
+use super::params::push_buffer;
 use crate::Refusal;
 
 /// Alignment of the workspace in bytes: as the widest accesses need.
@@ -131,17 +132,10 @@ pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
 
 /// Adds the workspace and the two arguments that a kernel with [`Partials`] takes.
 pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, splits: u32, written: bool) {
-    let slot = launch.buffers.len();
     let (out, all) = bytes(problem, splits);
-    launch.buffers.push(BufferSpec {
-        name: "workspace",
-        bytes: all,
-        written,
-        align: ALIGN,
-    });
-    launch
-        .args
-        .extend([0, out].map(|byte_offset| Arg::Buffer { slot, byte_offset }));
+    let slot = push_buffer(launch, "workspace", all as usize, ALIGN, written);
+    let pointers = [0, out].map(|byte_offset| Arg::Buffer { slot, byte_offset });
+    launch.args.extend(pointers);
 }
 
 #[cfg(test)]

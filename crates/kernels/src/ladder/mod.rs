@@ -187,8 +187,7 @@ pub(crate) fn plan(
     })?;
     let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);
     let blocks = tiles * problem.num_heads() * problem.batch();
-    let shared_bytes = kernel.ledger().total_bytes();
-    let launch = launch(problem, &shape, blocks, 32 * config.warps, shared_bytes);
+    let launch = launch(problem, &shape, &kernel, [blocks as u32, 1, 1]);
     Ok(Step { kernel, launch })
 }
 

@@ -8,14 +8,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, BufferSpec, Cache, Kernel, KernelBuilder, Launch, Target, Val, Var, Widen};
-use flashcore_problem::{DType, Layout, Problem};
+use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, Target, Val, Var, Widen};
+use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::common::{ACC_COLS, QUAD, ScoreOperands, WARP_ROWS};
 use crate::Refusal;
-use crate::attention::lengths::{TensorParam, row_strides};
-use crate::attention::params::{SIXTEEN_BITS, check_problem};
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, add_buffer, add_tensor, check_problem, empty_launch};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
@@ -104,49 +104,28 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
         DType::F16 => body::<f16>(k, levers, head_dim),
         _ => body::<bf16>(k, levers, head_dim),
     })?;
-    let launch = launch(problem, levers, kernel.ledger().total_bytes());
+    let launch = launch(problem, levers, &kernel);
     Ok(Step {
         kernel: Arc::new(kernel),
         launch,
     })
 }
 
-fn launch(problem: &Problem, levers: Levers, shared_bytes: u32) -> Launch {
-    let size = problem.dtype().size_bytes();
-    let bytes = |layout: &Layout| (layout.span() * size) as u64;
-    let all_scores = problem.lse_len() * problem.seq_len_kv();
-    let buffers = [
-        ("q", bytes(problem.q_layout())),
-        ("k", bytes(problem.k_layout())),
-        ("scores", (all_scores * size) as u64),
-    ];
-    let slot = |slot| Arg::Buffer { slot, byte_offset: 0 };
-    let mut args = vec![slot(0)];
-    args.extend(row_strides(problem.q_layout()).map(Arg::U32));
-    args.push(slot(1));
-    args.extend(row_strides(problem.k_layout()).map(Arg::U32));
-    args.push(slot(2));
+fn launch(problem: &Problem, levers: Levers, kernel: &Kernel) -> Launch {
     let lengths = [problem.seq_len_q(), problem.seq_len_kv()];
-    args.extend(lengths.map(|len| Arg::U32(len as u32)));
-    args.extend([problem.num_heads(), problem.group_size()].map(|n| Arg::U32(n as u32)));
-    args.push(Arg::F32(problem.softmax_scale()));
     let tiles = lengths.map(|len| len.div_ceil(levers.tile as usize) as u32);
-    Launch {
-        grid: [tiles[1], tiles[0], (problem.batch() * problem.num_heads()) as u32],
-        block: [levers.threads(), 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: shared_bytes,
-        buffers: buffers
-            .into_iter()
-            .map(|(name, bytes)| BufferSpec {
-                name,
-                bytes,
-                written: name == "scores",
-                align: 16,
-            })
-            .collect(),
-        args,
-    }
+    let heads = (problem.batch() * problem.num_heads()) as u32;
+    let mut launch = empty_launch(kernel, [tiles[1], tiles[0], heads]);
+    add_tensor(&mut launch, problem, ALIGNMENT, "q", problem.q_layout());
+    add_tensor(&mut launch, problem, ALIGNMENT, "k", problem.k_layout());
+    let bytes = problem.lse_len() * problem.seq_len_kv() * problem.dtype().size_bytes();
+    add_buffer(&mut launch, "scores", bytes, ALIGNMENT, true);
+    let heads = [problem.num_heads(), problem.group_size()];
+    launch
+        .args
+        .extend([lengths, heads].concat().into_iter().map(|n| Arg::U32(n as u32)));
+    launch.args.push(Arg::F32(problem.softmax_scale()));
+    launch
 }
 
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: Levers, head_dim: u32) {

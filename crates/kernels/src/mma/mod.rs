@@ -326,17 +326,21 @@ pub(crate) fn plan(
     })?;
 
     let (heads, tiles) = config.heads_and_tiles(problem);
-    let shared_bytes = kernel.ledger().total_bytes();
-    let mut launch = launch(problem, &shape, 0, config.threads(), shared_bytes);
+    let (together, groups) = match shape.split {
+        true => (heads, config.splits as usize),
+        false => {
+            let together = heads_together(problem, config, heads);
+            (together, heads / together)
+        }
+    };
+    let grid = [together, tiles, groups].map(|count| count as u32);
+    let mut launch = launch(problem, &shape, &kernel, grid);
+    let mut then = Vec::new();
     if shape.split {
-        launch.grid = [heads as u32, tiles as u32, config.splits];
         split::add_to_launch(&mut launch, problem, config.splits, true);
-        let combine = combine::step(problem, &whole, config.splits, kernels)?;
-        return Ok((Step { kernel, launch }, vec![combine]));
+        then.push(combine::step(problem, &whole, config.splits, kernels)?);
     }
-    let together = heads_together(problem, config, heads);
-    launch.grid = [together as u32, tiles as u32, (heads / together) as u32];
-    Ok((Step { kernel, launch }, Vec::new()))
+    Ok((Step { kernel, launch }, then))
 }
 
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.

@@ -187,8 +187,7 @@ pub(crate) fn plan(
     };
     let tiles = problem.seq_len_q().div_ceil(rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
-    let shared_bytes = kernel.ledger().total_bytes();
-    let launch = launch(problem, &shape, blocks, config.threads(), shared_bytes);
+    let launch = launch(problem, &shape, &kernel, [blocks as u32, 1, 1]);
     Ok(Step { kernel, launch })
 }
 

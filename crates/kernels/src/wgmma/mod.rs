@@ -16,13 +16,13 @@ mod tests;
 mod tiles;
 mod transpose;
 
-use flashcore_ir::{Arg, BufferSpec, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
+use flashcore_ir::{Arg, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
 use flashcore_problem::{DType, Layout, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_rows, check_problem};
+use crate::attention::params::{Shape, add_rows, check_problem, empty_launch, push_buffer};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
 use crate::attention::{combine, split};
@@ -94,14 +94,8 @@ pub(crate) fn plan(
         })
     })?;
     let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, stop_after), chip.sms);
-    let mut launch = Launch {
-        grid: [blocks, 1, 1],
-        block: [config.threads(), 1, 1],
-        cluster: [config.cluster, 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        buffers: Vec::new(),
-        args: Vec::new(),
-    };
+    let mut launch = empty_launch(&kernel, [blocks, 1, 1]);
+    launch.cluster = [config.cluster, 1, 1];
     let dtype = problem.dtype();
     add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout())?;
     add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout())?;
@@ -145,14 +139,11 @@ fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> R
         tiles,
         heads,
     } = values;
-    let slot = launch.buffers.len();
-    launch.buffers.push(values.buffer(false));
-    launch.args.push(Arg::TensorMap(boxes(kernel, "v")?.recipe(
-        slot,
-        0,
-        vec![cols, head_dim_v, tiles, heads],
-        vec![cols, cols * head_dim_v, cols * head_dim_v * tiles],
-    )));
+    let slot = push_buffer(launch, "workspace", values.bytes(), transpose::ALIGN, false);
+    let sizes = vec![cols, head_dim_v, tiles, heads];
+    let strides = vec![cols, cols * head_dim_v, cols * head_dim_v * tiles];
+    let map = boxes(kernel, "v")?.recipe(slot, 0, sizes, strides);
+    launch.args.push(Arg::TensorMap(map));
     Ok(())
 }
 
@@ -186,18 +177,10 @@ fn add_tensor(
         0 => (columns * bytes as u64).next_multiple_of(16),
         stride => u64::from(stride) * bytes as u64,
     };
-    let slot = launch.buffers.len();
-    launch.buffers.push(BufferSpec {
-        name,
-        bytes: (layout.span() * bytes) as u64,
-        written: name == "out",
-        align: ALIGNMENT,
-    });
-    launch.args.push(Arg::TensorMap(boxes.recipe(
-        slot,
-        0,
-        vec![columns, rows, heads, batches],
-        vec![stride(seq), stride(head), stride(batch)],
-    )));
+    let slot = push_buffer(launch, name, layout.span() * bytes, ALIGNMENT, name == "out");
+    let sizes = vec![columns, rows, heads, batches];
+    let strides = vec![stride(seq), stride(head), stride(batch)];
+    let map = boxes.recipe(slot, 0, sizes, strides);
+    launch.args.push(Arg::TensorMap(map));
     Ok(())
 }

@@ -6,11 +6,12 @@
 
 use std::sync::Arc;
 
-use flashcore_ir::{Arg, BufferSpec, Cache, E4M3, Kernel, KernelBuilder, Launch, Val};
+use flashcore_ir::{Arg, Cache, E4M3, Kernel, KernelBuilder, Val};
 use flashcore_problem::Problem;
 
 use crate::Refusal;
-use crate::attention::lengths::{TensorParam, row_strides};
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::{add_buffer, add_tensor, empty_launch};
 use crate::step::{KernelCache, Step};
 
 /// Threads a block.
@@ -23,7 +24,7 @@ const CHUNK: u32 = 16;
 const KEYS: u32 = 4;
 
 /// Where the workspace begins: tensor maps ask for 16, copies are quickest from 128.
-const ALIGN: u32 = 128;
+pub(super) const ALIGN: u32 = 128;
 
 /// The key at a place of a tile: within 16, places 4q to 4q + 3 hold keys 2q, 2q + 1, 2q + 8 and 2q + 9, as lane q of a
 /// quad holds them in accumulators.
@@ -53,14 +54,9 @@ impl Transposed {
         }
     }
 
-    /// The buffer, as one step writes it and the other reads it.
-    pub(super) fn buffer(&self, written: bool) -> BufferSpec {
-        BufferSpec {
-            name: "workspace",
-            bytes: self.cols * self.head_dim_v * self.tiles * self.heads,
-            written,
-            align: ALIGN,
-        }
+    /// Its size.
+    pub(super) fn bytes(&self) -> usize {
+        (self.cols * self.head_dim_v * self.tiles * self.heads) as usize
     }
 }
 
@@ -69,33 +65,11 @@ pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Resul
     let head_dim_v = problem.head_dim_v() as u32;
     let kernel = kernel(cols, head_dim_v, kernels)?;
     let to = Transposed::new(problem, cols);
-    let mut launch = Launch {
-        grid: [to.tiles as u32, problem.num_kv_heads() as u32, problem.batch() as u32],
-        block: [THREADS, 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: 0,
-        buffers: vec![
-            BufferSpec {
-                name: "v",
-                bytes: problem.v_layout().span() as u64,
-                written: false,
-                align: CHUNK,
-            },
-            to.buffer(true),
-        ],
-        args: vec![Arg::Buffer {
-            slot: 0,
-            byte_offset: 0,
-        }],
-    };
-    launch.args.extend(row_strides(problem.v_layout()).map(Arg::U32));
-    launch.args.extend([
-        Arg::Buffer {
-            slot: 1,
-            byte_offset: 0,
-        },
-        Arg::U32(problem.seq_len_kv() as u32),
-    ]);
+    let grid = [to.tiles as u32, problem.num_kv_heads() as u32, problem.batch() as u32];
+    let mut launch = empty_launch(&kernel, grid);
+    add_tensor(&mut launch, problem, CHUNK, "v", problem.v_layout());
+    add_buffer(&mut launch, "workspace", to.bytes(), ALIGN, true);
+    launch.args.push(Arg::U32(problem.seq_len_kv() as u32));
     Ok(Step { kernel, launch })
 }
 
