@@ -5,7 +5,7 @@
 #   scripts/test_anywhere.sh [SUITE...]     default: cli bench tune (packages flashcore-SUITE)
 #
 # Builds first, as `cargo test --workspace` does. Prints a line per run and the output of each failure;
-# writes evidence/ci/anywhere.json. Exits with 1 if a run failed.
+# writes evidence/ci/anywhere.jsonl. Exits with 1 if a run failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -101,7 +101,8 @@ for design in "${DESIGN[@]}"; do
         wrong=$(total failed)
         printf '%-6s %6d %6d %7d %5d %7d %7d %8d\n' \
             "$suite" ${#tmp} ${#name} "$threads" "$loops" "$passed" "$wrong" "$seconds"
-        rows+=("{\"suite\": \"$suite\", \"tmpdir\": ${#tmp}, \"cpu_name\": ${#name}, \"threads\": $threads, \"busy_loops\": $loops, \"ok\": $verdict, \"passed\": $passed, \"failed\": $wrong, \"seconds\": $seconds}")
+        what="$suite: TMPDIR of ${#tmp} characters, CPU name of ${#name}, $threads threads, $loops busy loops"
+        rows+=("{\"run\": \"anywhere\", \"claim\": \"$what\", \"value\": $wrong, \"unit\": \"failed tests\", \"ok\": $verdict, \"passed\": $passed, \"seconds\": $seconds}")
         if [[ $verdict == false ]]; then
             failed=$((failed + 1))
             sed -n '/^failures:/,$p' "$work/out"
@@ -112,12 +113,11 @@ done
 
 mkdir -p "$root/evidence/ci"
 {
-    printf '{\n"what": "suites under settings that must not matter: scripts/test_anywhere.sh",\n'
-    printf '"revision": "%s",\n"date": "%s",\n"cores": %d,\n' \
-        "$(git rev-parse --short=12 HEAD)" "$(date -u +%F)" "$(nproc)"
-    printf '"failed_runs": %d,\n"runs": [\n' $failed
-    (IFS=$'\n'; sed '$!s/$/,/' <<<"${rows[*]}")
-    printf ']\n}\n'
-} >"$root/evidence/ci/anywhere.json"
-echo "${#rows[@]} runs, $failed failed; evidence/ci/anywhere.json"
+    printf '{"run": "anywhere", "date": "%s", "device": "CPU, %d cores", "driver": null, "revision": "%s", ' \
+        "$(date -u +%F)" "$(nproc)" "$(git rev-parse --short=12 HEAD)"
+    printf '"command": "scripts/test_anywhere.sh", "raw": {}, "at": null, "note": "%d of %d runs failed"}\n' \
+        $failed ${#rows[@]}
+    printf '%s\n' "${rows[@]}"
+} >"$root/evidence/ci/anywhere.jsonl"
+echo "${#rows[@]} runs, $failed failed; evidence/ci/anywhere.jsonl"
 [[ $failed == 0 ]]
