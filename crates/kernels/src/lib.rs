@@ -14,21 +14,22 @@ pub mod plan;
 pub mod refusal;
 pub mod scalar;
 pub mod select;
-pub mod stage;
 pub mod wgmma;
 
+mod rungs;
 mod size;
 mod step;
 mod tiles;
 
 pub use attention::softmax::Rescale;
 pub use attention::split::fewest_splits;
+pub use attention::stage::{self, StopAfter};
 pub use config::{Config, FAMILIES, UnknownConfig};
 pub use family::{Family, LeverInfo};
 pub use near::near;
 pub use plan::Plan;
 pub use refusal::Refusal;
+pub use rungs::{Rung, rungs};
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
 pub use size::Size;
-pub use stage::StopAfter;
 pub use step::{KernelCache, Step};

@@ -3,7 +3,7 @@
 use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_problem::Problem;
 
-use crate::stage::{self, StopAfter};
+use crate::attention::stage::{self, StopAfter};
 use crate::step::{KernelCache, Step};
 use crate::{Config, Refusal};
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use flashcore::{Device, KernelId};
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
-use flashcore_kernels::{Config, ladder};
+use flashcore_kernels::Config;
 use flashcore_problem::Problem;
 
 use crate::args::Card;
@@ -41,7 +41,7 @@ pub(crate) fn all_of(device: &Device) -> Vec<String> {
 
 /// Ids and names of the ladder's rungs on a card, the slowest first.
 pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (String, &'static str)> {
-    let rungs = ladder::rungs(problem, card.chip).into_iter();
+    let rungs = flashcore_kernels::rungs(problem, card.chip).into_iter();
     rungs.map(|rung| (rung.config.to_string(), rung.label))
 }
 

@@ -9,8 +9,8 @@ use super::block_range::Band;
 use super::lengths::{TensorParam, row_strides};
 use super::score_mod::ScoreMod;
 use super::split::Partials;
-use crate::stage::{self, StageParams, StopAfter};
-use crate::{Config, Refusal};
+use super::stage::{self, StageParams, StopAfter};
+use crate::Refusal;
 
 /// Bytes that addresses and strides are multiples of, where one asynchronous copy moves so many.
 pub const ALIGNMENT: u32 = 16;
@@ -58,8 +58,8 @@ impl Shape {
     }
 
     /// The kernel's entry name: the config's id and what else is baked in.
-    pub(crate) fn kernel_name(&self, config: Config) -> String {
-        let id = config.to_string().replace(['/', '-'], "_");
+    pub(crate) fn kernel_name(&self, id: &str) -> String {
+        let id = id.replace(['/', '-'], "_");
         let v = if self.head_dim_v == self.head_dim {
             String::new()
         } else {

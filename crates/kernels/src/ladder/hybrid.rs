@@ -12,7 +12,7 @@ use super::Config;
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
-use crate::stage::{Place, StopAfter};
+use crate::attention::stage::{Place, StopAfter};
 use crate::tiles::{CHUNK, HeadTile, padded};
 
 /// Lanes that share a row of P and of the output.

@@ -3,23 +3,23 @@
 //! - `hybrid`: tensor cores for `Q·Kᵀ`; scores go through shared memory, the rest is scalar.
 //! - `mma`: tensor cores for both products; P stays in registers.
 //!
-//! What comes before them is family `scalar`, what comes after are levers of family `mma`; [`rungs`] has them all
-//! in order, so that they can be run, timed and drawn on any device. [`scores`] is the first product by itself.
+//! What comes before them is family `scalar`, what comes after are levers of family `mma`; [`rungs`](crate::rungs())
+//! has them all in order. [`scores`] is the first product by itself.
 
 mod common;
 mod hybrid;
 mod mma;
 pub mod scores;
 
-use flashcore_ir::{Chip, Kernel};
+use flashcore_ir::Kernel;
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
+use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
+use crate::attention::stage::StopAfter;
 use crate::family::{Family, Lever, Values};
-use crate::stage::StopAfter;
 use crate::step::{KernelCache, Step};
-use crate::{Plan, Refusal, scalar};
 use common::WARP_ROWS;
 
 /// The family's name.
@@ -99,62 +99,6 @@ impl Config {
     }
 }
 
-/// A rung of the ladder: what it is called, and the config that it is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rung {
-    /// What is new to it, such as `+ cp.async`.
-    pub label: &'static str,
-    /// The config.
-    pub config: crate::Config,
-}
-
-/// The ladder for a problem on a target, lowest rung first: from a thread a row to the default of family `mma`. Each
-/// rung differs from the one before in what its label says; rows, keys a tile and warps are the same from `hybrid`
-/// to `+ swizzle`.
-///
-/// Whether a rung serves a problem, its plan says; scalar rungs come with accesses as wide as the strides allow, and
-/// `tuned` is left out where family `mma` has no default.
-///
-/// ```
-/// use flashcore_ir::Target;
-/// use flashcore_kernels::ladder;
-/// use flashcore_problem::Problem;
-/// let rungs = ladder::rungs(&Problem::named("mission")?, Target::Sm89);
-/// assert_eq!(rungs[0].config.to_string(), "scalar/naive-t128-v16");
-/// assert_eq!((rungs[3].label, rungs[7].label), ("hybrid", "tuned"));
-/// # Ok::<(), flashcore_problem::ProblemError>(())
-/// ```
-pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
-    let chip = chip.into();
-    const UNTUNED: [(&str, &str); 7] = [
-        ("naive", "scalar/naive-t128-v16"),
-        ("tiled, 4 warps", "scalar/tiled-m32n32-w4-v16"),
-        ("tiled, 8 warps", "scalar/tiled-m32n32-w8-v16"),
-        ("hybrid", "ladder/hybrid-m64n64-w4"),
-        ("mma", "ladder/mma-m64n64-w4"),
-        ("+ cp.async", "mma/m64n64-w4x1-s2-b1-qsh-lin-eager"),
-        ("+ swizzle", "mma/m64n64-w4x1-s2-b1-qsh-xor-eager"),
-    ];
-    let mut rungs = Vec::new();
-    for (label, id) in UNTUNED {
-        let config = match id.parse() {
-            Ok(crate::Config::Scalar(config)) => {
-                let vector_bytes = scalar::widest(problem);
-                crate::Config::Scalar(scalar::Config { vector_bytes, ..config })
-            }
-            Ok(config) => config,
-            Err(_) => continue,
-        };
-        rungs.push(Rung { label, config });
-    }
-    let proposals = crate::mma::proposals(problem, chip).into_iter();
-    let tuned = proposals
-        .map(|proposal| crate::Config::Mma(proposal.config))
-        .find(|config| Plan::new(problem, config, chip).is_ok());
-    rungs.extend(tuned.map(|config| Rung { label: "tuned", config }));
-    rungs
-}
-
 /// Refuses what spills, by a few bytes, with the copies of a tile in flight through registers (ptxas 12.0 and 13.0).
 fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
@@ -176,7 +120,7 @@ pub(crate) fn plan(
     FAMILY.check(&Values::from(*config))?;
     check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, stop_after);
-    let name = shape.kernel_name(crate::Config::Ladder(*config));
+    let name = shape.kernel_name(&FAMILY.id(&Values::from(*config)));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
             (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, &shape),
@@ -194,19 +138,8 @@ pub(crate) fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Plan;
     use flashcore_ir::Target;
-
-    #[test]
-    fn every_rung_serves_the_problem_it_is_about_on_every_card() {
-        let problem = Problem::named("mission").unwrap();
-        for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
-            let rungs = rungs(&problem, target);
-            assert_eq!(rungs.len(), 8);
-            for rung in &rungs {
-                Plan::new(&problem, &rung.config, target).unwrap_or_else(|refusal| panic!("{}: {refusal}", rung.label));
-            }
-        }
-    }
 
     #[test]
     fn what_it_does_not_serve_it_refuses() {

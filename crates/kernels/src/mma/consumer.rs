@@ -15,7 +15,7 @@ use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
-use crate::stage::StopAfter;
+use crate::attention::stage::StopAfter;
 use crate::tiles::{Fragments, STEP, padded};
 
 /// With lazy rescaling a row's maximum stays until a score is this many powers of two above it.

@@ -17,9 +17,9 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
+use crate::attention::stage::StopAfter;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Lever, Values};
-use crate::stage::StopAfter;
 use crate::step::{KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
@@ -317,7 +317,7 @@ pub(crate) fn plan(
     check_shared_memory(config, &shape, target)?;
 
     // How many splits there are is the grid's to say.
-    let name = shape.kernel_name(crate::Config::Mma(Config { splits: 1, ..*config }));
+    let name = shape.kernel_name(&FAMILY.id(&Values::from(Config { splits: 1, ..*config })));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),

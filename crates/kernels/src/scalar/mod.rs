@@ -15,8 +15,8 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::params::{Shape, all_strides, check_dtype, launch};
+use crate::attention::stage::StopAfter;
 use crate::family::{Constraint, Family, Lever, Values};
-use crate::stage::StopAfter;
 use crate::step::{KernelCache, Step};
 
 /// The family's name.
@@ -126,7 +126,7 @@ impl Config {
             return Err(Refusal::Alignment {
                 given,
                 allowed,
-                suggestion: crate::Config::Scalar(fits).to_string(),
+                suggestion: FAMILY.id(&Values::from(fits)),
             });
         }
         Ok(())
@@ -173,7 +173,7 @@ pub(crate) fn plan(
     if let Some(tile) = config.tile {
         tiled::Levers::new(tile, config).check(&shape)?;
     }
-    let name = shape.kernel_name(crate::Config::Scalar(*config));
+    let name = shape.kernel_name(&FAMILY.id(&Values::from(*config)));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F32 => body::<f32>(k, config, &shape),

@@ -10,7 +10,7 @@ use super::common::load_row;
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
-use crate::stage::{Place, StopAfter};
+use crate::attention::stage::{Place, StopAfter};
 
 /// Widest slice of output columns a thread keeps in registers.
 const MAX_SLICE: u32 = 64;

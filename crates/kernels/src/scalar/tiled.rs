@@ -18,7 +18,7 @@ use crate::attention::epilogue::normaliser;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
-use crate::stage::{Place, StopAfter};
+use crate::attention::stage::{Place, StopAfter};
 
 /// The levers of a config with tiles.
 #[derive(Clone, Copy, Debug)]

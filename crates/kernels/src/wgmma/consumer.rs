@@ -17,7 +17,7 @@ use crate::attention::score_mod::HeadFactors;
 use crate::attention::softmax::{
     LARGEST_POWER, Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
 };
-use crate::stage::StopAfter;
+use crate::attention::stage::StopAfter;
 
 /// The last read of a stage of Q, after which it is released.
 #[derive(Clone, Copy, PartialEq)]

@@ -25,9 +25,9 @@ use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, add_rows, check_problem, empty_launch, push_buffer};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
+use crate::attention::stage::{StopAfter, key_range};
 use crate::attention::{combine, split};
 use crate::family::Values;
-use crate::stage::{StopAfter, key_range};
 use crate::step::{KernelCache, Step};
 use config::OUT_BYTES;
 use transpose::Transposed;
@@ -85,7 +85,7 @@ pub(crate) fn plan(
     config.check_registers(&shape)?;
 
     // How many splits there are is the table's to say.
-    let name = shape.kernel_name(crate::Config::Wgmma(Config { splits: 1, ..*config }));
+    let name = shape.kernel_name(&FAMILY.id(&Values::from(Config { splits: 1, ..*config })));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, &shape),

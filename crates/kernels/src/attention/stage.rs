@@ -18,10 +18,10 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{KeyRange, POISON, Problem};
 use serde::{Deserialize, Serialize};
 
+use super::params::{RowParams, add_buffer};
+use super::row_tile::{RowTile, lane_column};
+use super::softmax::{Row, RowMax};
 use crate::Refusal;
-use crate::attention::params::{RowParams, add_buffer};
-use crate::attention::row_tile::{RowTile, lane_column};
-use crate::attention::softmax::{Row, RowMax};
 
 /// What a build stores besides its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
