@@ -73,7 +73,6 @@ impl KernelBuilder {
         self.emit(Inst::Cluster(ClusterInst::Arrive { release, aligned }));
     }
 
-    /// An address of this block's shared memory in the block of a rank.
     #[track_caller]
     pub(crate) fn mapa<'k>(&'k self, addr: Val<'k, u32>, rank: Operand) -> Val<'k, u32> {
         let addr = addr.operand();

@@ -29,7 +29,6 @@ conversions! {
     E4M3x2: to_f16s -> F16x2 = F16x2FromE4M3x2, "Exact.";
 }
 
-/// A pair of 16-bit floats, widened to two f32 exactly.
 impl<'k> Val<'k, F16x2> {
     /// `(low, high)` as f32, exact.
     #[track_caller]

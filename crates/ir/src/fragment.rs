@@ -54,8 +54,6 @@ impl FragmentLayout {
     }
 }
 
-/// A layout of `rows × cols` elements over `lanes` lanes, `regs` registers each, `per_reg` elements
-/// a register.
 pub(crate) const fn layout(
     name: &'static str,
     [rows, cols]: [u32; 2],
@@ -234,7 +232,6 @@ impl KernelBuilder {
         }
     }
 
-    /// Words in contiguous registers.
     #[track_caller]
     pub(crate) fn gather<T: Scalar>(&self, words: &[Val<'_, T>]) -> Reg {
         let operands: Vec<Operand> = words.iter().map(|word| word.operand()).collect();

@@ -113,7 +113,6 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel without parameters, memory and instructions.
     pub(crate) fn empty(name: String, threads: u32) -> Kernel {
         Kernel {
             name,

@@ -142,7 +142,6 @@ pub struct TensorMapRecipe {
     pub swizzle: crate::Swizzle,
 }
 
-/// Element types that are copied by tensor map.
 const TENSOR_MAP_ELEMENTS: [ScalarType; 4] = [ScalarType::F16, ScalarType::BF16, ScalarType::F32, ScalarType::E4M3];
 
 impl TensorMapRecipe {

@@ -9,7 +9,6 @@ use crate::shared::{BufferId, SharedBuffer};
 use crate::types::ScalarType;
 use crate::value::{Source, Val};
 
-/// Bytes of an mbarrier.
 const BYTES: u32 = 8;
 
 /// An array of mbarriers in shared memory.

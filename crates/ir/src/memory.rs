@@ -287,7 +287,6 @@ fn accesses(count: u32, per_word: u32, vector_bytes: u32) -> Vec<(u32, u32)> {
     accesses
 }
 
-/// Contiguous registers as values.
 fn values<T: Scalar>(k: &KernelBuilder, first: Reg, count: u32) -> Vec<Val<'_, T>> {
     (0..count).map(|i| Val::from_reg(k, first.plus(i))).collect()
 }

@@ -49,7 +49,6 @@ pub struct Pipeline<'k> {
     blocks: u32,
 }
 
-/// The position of a side of a pipeline.
 #[derive(Clone, Copy, Debug)]
 struct Cursor<'k> {
     pipeline: Pipeline<'k>,

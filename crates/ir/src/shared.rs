@@ -105,7 +105,6 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    /// A buffer of one row of `bytes`, to be entered into a ledger.
     pub(crate) fn row(name: &str, element: ScalarType, bytes: u32, align: u32, declared_at: SiteId) -> SharedBuffer {
         let cols = (bytes / element.bytes()).max(1);
         SharedBuffer {
@@ -195,7 +194,6 @@ impl Ledger {
             .filter(move |b| (b.offset..b.offset + b.bytes).contains(&offset))
     }
 
-    /// Gives a new buffer its place and enters it.
     pub(crate) fn enter(&mut self, mut buffer: SharedBuffer) -> BufferId {
         match buffer.reuses {
             Some(other) => buffer.offset = self.get(other).offset,
@@ -247,7 +245,6 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// A name that leaves room for the rest of its line.
 fn shortened(name: &str) -> String {
     const MOST: usize = 14;
     if name.chars().count() <= MOST {

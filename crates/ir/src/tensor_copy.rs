@@ -27,7 +27,6 @@ pub struct TensorMap<'k> {
 #[derive(Clone, Debug)]
 pub struct BoxAt<'k> {
     map: TensorMap<'k>,
-    /// First column.
     column: u32,
     outer: Vec<Operand>,
     multicast: Option<Operand>,
@@ -268,7 +267,6 @@ impl<'k, E: Element> SharedTile<'k, E> {
         });
     }
 
-    /// Finds boxes that are not this tile's.
     #[track_caller]
     fn check_boxes(&self, at: &BoxAt<'k>, whole: bool) {
         let boxes = at.map.boxes;

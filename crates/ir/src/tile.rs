@@ -201,7 +201,6 @@ impl KernelBuilder {
         }
     }
 
-    /// Columns of a slab of a tile of this shape: all of them where it has no slabs.
     #[track_caller]
     fn slab_cols<E: Element>(&self, name: &str, shape: TileShape) -> u32 {
         let span = shape.swizzle.span().map_or(0, |bytes| bytes / E::BYTES);

@@ -69,15 +69,12 @@ pub struct WgmmaOperand<'k, E> {
     k: &'k KernelBuilder,
     /// Lower word of the first step's descriptor.
     low: Val<'k, u32>,
-    /// Upper word.
     high: u32,
     buffer: BufferId,
     major: Major,
     /// Rows of A or columns of B that there are.
     extent: u32,
-    /// The first step of k.
     first_step: u32,
-    /// Steps of k that there are.
     steps: u32,
     span: u32,
     slab_bytes: u32,
@@ -227,7 +224,6 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
         WgmmaOperand { low, ..self }
     }
 
-    /// The descriptor of a step of k.
     #[track_caller]
     fn descriptor(&self, step: u32) -> Descriptor {
         let step = self.first_step + step;

@@ -94,7 +94,6 @@ impl State {
         Reg { class, index }
     }
 
-    /// Whether block `inner` is `outer` or inside it.
     fn is_within(&self, inner: usize, outer: usize) -> bool {
         let mut block = inner;
         loop {
@@ -261,7 +260,6 @@ impl KernelBuilder {
         block.map(|block| block.nodes).unwrap_or_default()
     }
 
-    /// Emits an instruction with its result in a new register.
     #[track_caller]
     pub(crate) fn result<T: Scalar>(&self, inst: impl FnOnce(Reg) -> Inst) -> Val<'_, T> {
         let dst = self.reg(T::TYPE.class());
@@ -269,7 +267,6 @@ impl KernelBuilder {
         Val::from_reg(self, dst)
     }
 
-    /// A fresh register.
     pub(crate) fn reg(&self, class: RegClass) -> Reg {
         self.state.borrow_mut().new_reg(class)
     }

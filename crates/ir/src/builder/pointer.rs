@@ -72,7 +72,6 @@ impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
         }
     }
 
-    /// The memory operand of an access.
     pub(crate) fn address(self) -> Address {
         let (base, offset, object) = (self.addr.operand(), self.bytes, self.object);
         Address { base, offset, object }

@@ -182,13 +182,11 @@ impl<'k, T: Numeric> Var<'k, T> {
 }
 
 impl KernelBuilder {
-    /// `a op b` in a new register; `ty` is that of the operands.
     #[track_caller]
     pub(crate) fn bin<T: Scalar>(&self, op: BinOp, ty: ScalarType, a: Operand, b: Operand) -> Val<'_, T> {
         self.result(|dst| Inst::Bin { op, ty, dst, a, b })
     }
 
-    /// `a · b + c` in a new register.
     #[track_caller]
     pub(crate) fn mad<T: Scalar>(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, T> {
         let ty = T::TYPE;
@@ -204,7 +202,6 @@ impl KernelBuilder {
 }
 
 impl<'k, T: Scalar> Val<'k, T> {
-    /// `self op b`.
     #[track_caller]
     pub(crate) fn bin(self, op: BinOp, b: Operand) -> Val<'k, T> {
         self.k.bin(op, T::TYPE, self.operand, b)

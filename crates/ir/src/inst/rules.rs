@@ -9,7 +9,6 @@ use crate::types::ScalarType;
 /// instruction, if it has none.
 pub(super) type Rules = (Requirement, Option<String>);
 
-/// Those of an instruction that all of PTX for sm_80 and later has.
 const EVERYWHERE: Rules = (Requirement::BASE, None);
 /// The first PTX version for sm_90.
 const HOPPER: Requirement = Requirement::new((7, 8), 90);

@@ -252,7 +252,6 @@ impl Inst {
 }
 
 impl Slot<'_> {
-    /// Calls `visit` for each run of registers: the first, their number, what is done with them.
     fn visit_regs(&self, visit: &mut dyn FnMut(Reg, u32, Access)) {
         let mut read = |operand: &Operand| {
             if let Operand::Reg(reg) = operand {

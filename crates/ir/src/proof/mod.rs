@@ -27,7 +27,6 @@ pub use refusal::LaunchRefusal;
 
 use crate::{Arg, Kernel, Launch, Limits, ParamKind, Target};
 
-/// Threads of a warp.
 const WARP: u64 = 32;
 
 /// Bytes of a tensor map (CUDA driver API, `CUtensorMap`).
@@ -52,7 +51,6 @@ pub fn prove(shape: &LaunchShape, facts: &KernelFacts, limits: &Limits, on: &str
     proof.refusals
 }
 
-/// What [`prove`] works with.
 struct Proof<'a> {
     shape: &'a LaunchShape,
     facts: &'a KernelFacts,
@@ -195,7 +193,6 @@ pub fn registers_per_block(threads: u64, registers: u32, limits: &Limits) -> u64
     warps.saturating_mul((u64::from(registers) * WARP).next_multiple_of(unit))
 }
 
-/// Bytes of the kernel parameter that an argument is for.
 fn argument_bytes(arg: &Arg) -> u64 {
     match arg {
         Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => 4,
@@ -204,7 +201,6 @@ fn argument_bytes(arg: &Arg) -> u64 {
     }
 }
 
-/// Bytes of a kernel parameter.
 fn parameter_bytes(kind: ParamKind) -> u64 {
     match kind {
         ParamKind::Pointer { .. } => 8,

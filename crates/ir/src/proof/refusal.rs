@@ -211,7 +211,6 @@ impl LaunchRefusal {
     }
 }
 
-/// Bytes of shared memory a block, in words.
 fn sum(static_bytes: u64, dynamic_bytes: u32) -> String {
     match static_bytes {
         0 => format!("{dynamic_bytes} B of dynamic shared memory"),
@@ -222,7 +221,6 @@ fn sum(static_bytes: u64, dynamic_bytes: u32) -> String {
     }
 }
 
-/// Architectures on which a block may have so much shared memory.
 fn fits_on(bytes: u64) -> String {
     let fits = |target: &&Target| target.is_supported() && u64::from(target.limits().shared_per_block) >= bytes;
     let names: Vec<&str> = Target::ALL.iter().filter(fits).map(|target| target.name()).collect();

@@ -17,7 +17,6 @@ mod spell;
 pub use opcode::opcode as mnemonic;
 use spell::{reg_name, spell};
 
-/// Name of the array that shared memory is addressed from.
 const SHARED_SYMBOL: &str = "shared_memory";
 
 impl Kernel {

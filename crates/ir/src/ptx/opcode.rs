@@ -116,7 +116,6 @@ pub fn opcode(inst: &Inst) -> String {
     }
 }
 
-/// Whether arithmetic of the type rounds.
 fn is_float(ty: ScalarType) -> bool {
     matches!(ty, ScalarType::F32 | ScalarType::F16x2 | ScalarType::BF16x2)
 }

@@ -24,7 +24,6 @@ use crate::step::{KernelCache, Step};
 /// Columns of a thread: 16 bytes of a partial.
 const COLUMNS: u32 = 4;
 
-/// Partials that a thread loads at a time.
 const BATCH: u32 = 8;
 
 /// Threads a block, about; more where a row needs them.
@@ -33,11 +32,8 @@ const ABOUT: u32 = 128;
 /// How the threads of a block are laid out: `[group][row][column / 4]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Threads {
-    /// Groups that share the splits of a row.
     groups: u32,
-    /// Rows of the block.
     rows: u32,
-    /// Threads to a row in a group.
     row_threads: u32,
 }
 
@@ -59,7 +55,6 @@ impl Threads {
     }
 }
 
-/// The step that merges `splits` partials per row. `shape` is that of a kernel that is not split.
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(splits, shape.head_dim_v);
     let lse = if shape.lse { "_lse" } else { "" };
@@ -143,14 +138,12 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     });
 }
 
-/// Where the output goes.
 struct Output<'k, E> {
     out: TensorParam<'k, E>,
     lse: Option<GlobalPtr<'k, f32>>,
 }
 
 impl<'k, E: MmaElement + Widen> Output<'k, E> {
-    /// Stores four columns of a row, and one of its threads the log-sum-exp.
     #[track_caller]
     fn store(
         &self,
@@ -174,11 +167,9 @@ impl<'k, E: MmaElement + Widen> Output<'k, E> {
     }
 }
 
-/// Four columns of a partial.
 struct Found<'k> {
     /// Whether it counts; `None`: it does.
     counts: Option<Val<'k, bool>>,
-    /// Offset and sum.
     sums: Vec<Val<'k, f32>>,
     out: Vec<Val<'k, f32>>,
 }

@@ -21,7 +21,6 @@ pub(crate) fn log_sum_exp<'k>(offset: Val<'k, f32>, sum: Val<'k, f32>) -> Val<'k
 }
 
 impl<'k> Row<'k> {
-    /// The sum of all four lanes.
     #[track_caller]
     pub(crate) fn total(&self) -> Val<'k, f32> {
         self.sum.get().reduce_sum(QUAD)

@@ -30,7 +30,6 @@ impl<'k, E: Element> TensorParam<'k, E> {
         }
     }
 
-    /// The first row of a head.
     #[track_caller]
     pub(crate) fn head(&self, batch: Val<'k, u32>, head: Val<'k, u32>) -> GlobalPtr<'k, E> {
         self.base
@@ -38,7 +37,6 @@ impl<'k, E: Element> TensorParam<'k, E> {
             .offset_strided(head, self.head_stride)
     }
 
-    /// A row of a head that starts at `head`.
     #[track_caller]
     pub(crate) fn row(&self, head: GlobalPtr<'k, E>, row: impl Source<'k, u32>) -> GlobalPtr<'k, E> {
         head.offset_strided(row, self.seq_stride)
@@ -61,7 +59,6 @@ pub(crate) struct QueryRows<'k> {
 }
 
 impl<'k> QueryRows<'k> {
-    /// Head and query of a row.
     #[track_caller]
     pub(crate) fn head_and_query(&self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
         match self.packed {
@@ -81,7 +78,6 @@ impl<'k> QueryRows<'k> {
         (self.batch.fma(num_heads, head), query)
     }
 
-    /// The query of a row.
     #[track_caller]
     pub(crate) fn query(&self, row: Val<'k, u32>) -> Val<'k, u32> {
         match self.packed {
@@ -90,7 +86,6 @@ impl<'k> QueryRows<'k> {
         }
     }
 
-    /// Where a row of a tensor begins.
     #[track_caller]
     pub(crate) fn of<E: Element>(&self, tensor: &TensorParam<'k, E>, row: Val<'k, u32>) -> GlobalPtr<'k, E> {
         let (head, query) = self.head_and_query(row);

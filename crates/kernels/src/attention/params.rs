@@ -159,7 +159,6 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, kernel: &Kernel, grid: [u
     launch
 }
 
-/// A launch without buffers and arguments.
 pub(crate) fn empty_launch(kernel: &Kernel, grid: [u32; 3]) -> Launch {
     Launch {
         grid,
@@ -171,7 +170,6 @@ pub(crate) fn empty_launch(kernel: &Kernel, grid: [u32; 3]) -> Launch {
     }
 }
 
-/// Adds the arguments of [`RowParams`].
 pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     if shape.lse {
         add_lse(launch, problem);
@@ -191,25 +189,21 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     }
 }
 
-/// Adds a tensor, `align` bytes aligned, and the arguments of its [`TensorParam`].
 pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, align: u32, name: &'static str, layout: &Layout) {
     let bytes = layout.span() * problem.dtype().size_bytes();
     add_buffer(launch, name, bytes, align, name == "out");
     launch.args.extend(row_strides(layout).map(Arg::U32));
 }
 
-/// Adds the log-sum-exp.
 pub(crate) fn add_lse(launch: &mut Launch, problem: &Problem) {
     add_buffer(launch, "lse", 4 * problem.lse_len(), 4, true);
 }
 
-/// Adds a buffer, and its address as the next argument.
 pub(crate) fn add_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) {
     let slot = push_buffer(launch, name, bytes, align, written);
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
 }
 
-/// Adds a buffer, and gives its place.
 pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) -> usize {
     launch.buffers.push(BufferSpec {
         name,

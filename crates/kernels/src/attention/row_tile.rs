@@ -11,19 +11,16 @@ use flashcore_ir::{KernelBuilder, Val, Var};
 
 const LAYOUT: FragmentLayout = MMA_M16N8_ACC_F32;
 
-/// Columns of one accumulator.
 pub(crate) const ACC_COLS: u32 = LAYOUT.cols;
 
 /// Lanes that share a row of an accumulator.
 pub(crate) const QUAD: u32 = 4;
 
-/// The lane's first row of an accumulator.
 #[track_caller]
 pub(crate) fn lane_row(k: &KernelBuilder) -> Val<'_, u32> {
     k.lane() / QUAD
 }
 
-/// The lane's first column of an accumulator.
 #[track_caller]
 pub(crate) fn lane_column(k: &KernelBuilder) -> Val<'_, u32> {
     k.lane() % QUAD * 2u32
@@ -34,7 +31,6 @@ const fn pair_register(tile: u32, half: u32) -> u32 {
     LAYOUT.regs * tile + 2 * half
 }
 
-/// Accumulators of 16 rows and `8 · tiles` columns.
 #[derive(Clone, Copy)]
 pub(crate) struct RowTile<'k>(pub Acc<'k>);
 
@@ -73,13 +69,11 @@ impl<'k> RowTile<'k> {
         in_half.map(move |(register, (_, column))| (column as i32, self.var(register)))
     }
 
-    /// The largest of a lane's values of some steps in a row.
     #[track_caller]
     pub(crate) fn max(&self, steps: Range<u32>, half: usize) -> Val<'k, f32> {
         self.fold(steps, half, |a, b| a.max(b))
     }
 
-    /// The sum of a lane's values in a row.
     #[track_caller]
     pub(crate) fn sum(&self, half: usize) -> Val<'k, f32> {
         self.fold(self.steps(), half, |a, b| a + b)
@@ -104,7 +98,6 @@ impl<'k> RowTile<'k> {
         combine(chains[0], chains[1])
     }
 
-    /// Multiplies a row.
     #[track_caller]
     pub(crate) fn scale_row(&self, half: usize, factor: Val<'k, f32>) {
         for (_, value) in self.of_row(self.steps(), half) {

@@ -65,7 +65,6 @@ pub(crate) struct WorkList<'k> {
     table: GlobalPtr<'k, u32>,
     rows: u32,
     cols: u32,
-    /// Number of the current item in the table.
     this: Var<'k, u32>,
 }
 
@@ -94,7 +93,6 @@ impl<'k> WorkList<'k> {
         }
     }
 
-    /// The current item.
     #[track_caller]
     pub(crate) fn this(&self) -> WorkItem<'k> {
         let place = self.table.offset(self.this.get() * WORDS as u32);
@@ -107,7 +105,6 @@ impl<'k> WorkList<'k> {
         }
     }
 
-    /// The next item.
     #[track_caller]
     pub(crate) fn next(&self) -> NextItem<'k> {
         let place = self.table.offset((self.this + self.k.grid_dim(0)) * WORDS as u32);
@@ -116,7 +113,6 @@ impl<'k> WorkList<'k> {
         }
     }
 
-    /// Goes on to the next item.
     #[track_caller]
     pub(crate) fn advance(&self) {
         self.this.add_assign(self.k.grid_dim(0));
@@ -124,7 +120,6 @@ impl<'k> WorkList<'k> {
 }
 
 impl<'k> NextItem<'k> {
-    /// Whether there is one.
     #[track_caller]
     pub(crate) fn exists(&self) -> Val<'k, bool> {
         self.fully_masked.ne(END)
@@ -153,30 +148,25 @@ impl<'k> WorkItem<'k> {
         self.low(1)
     }
 
-    /// The Q tile's first row.
     #[track_caller]
     pub(crate) fn first_row(&self) -> Val<'k, u32> {
         self.high(1) * self.rows
     }
 
-    /// The split of the keys.
     #[track_caller]
     pub(crate) fn split(&self) -> Val<'k, u32> {
         self.words[FULLY_MASKED] >> 24u32
     }
 
-    /// Number of K blocks.
     pub(crate) fn n_blocks(&self) -> Val<'k, u32> {
         self.words[7]
     }
 
-    /// Number of K blocks, the first ones, that need a mask.
     #[track_caller]
     pub(crate) fn masked(&self) -> Val<'k, u32> {
         self.high(5)
     }
 
-    /// First key of the K block of an iteration.
     #[track_caller]
     pub(crate) fn first_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
         let whole = self.words[4] + n_block * self.cols;
@@ -293,7 +283,6 @@ impl Tile {
         ]
     }
 
-    /// What it costs, in K blocks.
     fn cost(&self) -> u64 {
         self.order.count as u64 + TILE_COST
     }

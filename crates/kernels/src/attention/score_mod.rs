@@ -9,7 +9,6 @@ use super::row_tile::RowTile;
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
-/// The parameters that turn products into scores.
 #[derive(Clone, Copy)]
 pub(crate) struct ScoreMod<'k> {
     /// Factor from scores to exponents of 2: `softmax_scale · log2(e)`, or `softcap · log2(e)`.
@@ -26,7 +25,6 @@ impl<'k> ScoreMod<'k> {
         }
     }
 
-    /// Adds the arguments of [`Self::declare`].
     pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
         let exponent_scale = problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E;
         launch.args.push(Arg::F32(exponent_scale));
@@ -95,7 +93,6 @@ impl<'k> HeadScales<'k> {
         }
     }
 
-    /// Adds the arguments of [`Self::declare`].
     pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
         for name in NAMES {
             add_buffer(launch, name, 4 * problem.batch() * problem.num_kv_heads(), 4, false);
@@ -118,7 +115,6 @@ impl<'k> HeadScales<'k> {
     }
 }
 
-/// The scales of the current head.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadFactors<'k> {
     /// Of products of Q and K.
@@ -137,7 +133,6 @@ impl<'k> HeadFactors<'k> {
         }
     }
 
-    /// Loads those of a head.
     #[track_caller]
     pub(crate) fn load(
         &self,

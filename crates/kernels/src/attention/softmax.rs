@@ -22,7 +22,6 @@ pub enum Rescale {
 }
 
 impl Rescale {
-    /// The lever of the families that have it.
     pub(crate) const LEVER: Lever = Lever::words(
         "rescale",
         &[("eager", "-eager"), ("lazy", "-lazy"), ("bold", "-bold")],
@@ -227,7 +226,6 @@ pub(crate) const LARGEST_POWER: f32 = 8.0;
 
 /// Elements of Q, K and V, and so of P: how probabilities become operands A, and how large they may be.
 pub(crate) trait Probability: WgmmaElement {
-    /// Elements of the output.
     type Out: MmaElement;
 
     /// With [`Rescale::Lazy`] a row's maximum stays until a score is this many powers of two above it.

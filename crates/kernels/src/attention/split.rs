@@ -21,14 +21,12 @@ const ALIGN: u32 = 16;
 /// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;
 
-/// One of `count` splits of the keys.
 #[derive(Clone, Copy)]
 pub(crate) struct Split<'k> {
     pub index: Val<'k, u32>,
     pub count: Val<'k, u32>,
 }
 
-/// The partials of a problem in the workspace.
 #[derive(Clone, Copy)]
 pub(crate) struct Partials<'k> {
     out: GlobalPtr<'k, f32>,
@@ -36,7 +34,6 @@ pub(crate) struct Partials<'k> {
     head_dim_v: u32,
 }
 
-/// The partial of one row and split.
 #[derive(Clone, Copy)]
 pub(crate) struct Partial<'k> {
     /// Its first column.
@@ -46,7 +43,6 @@ pub(crate) struct Partial<'k> {
 }
 
 impl<'k> Partials<'k> {
-    /// The parameters of a kernel that stores partials.
     pub(crate) fn to_write(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
         Partials {
             out: k.param_ptr_mut("split_parts"),
@@ -55,7 +51,6 @@ impl<'k> Partials<'k> {
         }
     }
 
-    /// The parameters of a kernel that merges them.
     pub(crate) fn to_read(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
         Partials {
             out: k.param_ptr("split_parts"),
@@ -76,7 +71,6 @@ impl<'k> Partials<'k> {
 }
 
 impl<'k> Partial<'k> {
-    /// Stores what the output is relative to.
     #[track_caller]
     pub(crate) fn store_sum(&self, offset: Val<'k, f32>, sum: Val<'k, f32>) {
         self.sums.store_words(&[offset, sum], Cache::Default);

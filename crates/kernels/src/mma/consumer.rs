@@ -37,9 +37,7 @@ const TWO_OR_MORE: u32 = 0x4000_4000;
 pub(super) struct WarpPlace<'k> {
     /// Number along the keys.
     pub(super) kv_warp: Val<'k, u32>,
-    /// First row, within the block.
     pub(super) first_row: Val<'k, u32>,
-    /// First key, within a K block.
     pub(super) first_key: Val<'k, u32>,
 }
 
@@ -77,7 +75,6 @@ pub(super) struct Warp<'k, 'p, E> {
     q_place: Fragments<'k, E>,
     /// Q's operands where registers hold them, by row block and step.
     q_held: Vec<Vec<AOperand<E>>>,
-    /// The rows of the block's head or heads.
     query_rows: QueryRows<'k>,
     /// The lane's first row among these.
     first_row: Val<'k, u32>,
@@ -125,7 +122,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// Loads Q into registers.
     #[track_caller]
     pub(super) fn load_q(&mut self) {
         for m in 0..self.levers.row_blocks() {
@@ -146,7 +142,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         0..self.levers.keys_per_warp() / STEP
     }
 
-    /// Registers for the probabilities of a K block.
     pub(super) fn probabilities(&self, name: &str) -> Probabilities<'k, E> {
         let words = 4 * self.steps().end;
         let of_block = |_: &RowTile<'k>| (0..words).map(|_| self.k.var_unwritten(name)).collect();
@@ -287,7 +282,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
-    /// With soft cap: scores of 16 keys, not yet scaled, are capped.
     #[track_caller]
     fn cap(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
@@ -336,7 +330,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
-    /// Scores of 16 keys become probabilities.
     #[track_caller]
     fn exponentials(&self, p: &Probabilities<'k, E>, step: u32) {
         self.k.verb("exponentials", || {

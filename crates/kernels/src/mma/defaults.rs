@@ -9,7 +9,6 @@ use flashcore_problem::Problem;
 use super::Config;
 use crate::size::Size;
 
-/// A row of the table.
 struct Default {
     /// Targets it is for; none means all.
     targets: &'static [Target],

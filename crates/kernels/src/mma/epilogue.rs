@@ -70,7 +70,6 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         });
     }
 
-    /// Stores the log-sum-exp of a row, if this is the lane that has its first column.
     #[track_caller]
     fn store_lse(&self, row: Val<'k, u32>, sum: Val<'k, f32>, offset: Val<'k, f32>, column: Val<'k, u32>) {
         let Warp { k, params, shape, .. } = *self.warp;

@@ -209,7 +209,6 @@ impl Config {
         32 * self.warps * self.kv_warps
     }
 
-    /// Query rows of a warp.
     pub(crate) fn rows_per_warp(&self) -> u32 {
         self.rows / self.warps
     }
@@ -219,7 +218,6 @@ impl Config {
         self.rows_per_warp() / 16
     }
 
-    /// Keys of a tile that a warp computes with.
     pub(crate) fn keys_per_warp(&self) -> u32 {
         self.cols / self.kv_warps
     }
@@ -300,7 +298,6 @@ fn most_keys(problem: &Problem) -> u64 {
     }
 }
 
-/// Kernels and launches for a problem, or why not.
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,

@@ -11,7 +11,6 @@ use crate::attention::softmax::Rescale;
 use crate::attention::split::Split;
 use crate::tiles::{Chunks, HeadTile};
 
-/// The block's query rows and head.
 pub(super) struct Block<'k> {
     pub(super) rows: QueryRows<'k>,
     pub(super) kv_head: Val<'k, u32>,
@@ -65,7 +64,6 @@ impl<'k> Block<'k> {
         }
     }
 
-    /// Starts the copy of Q.
     #[track_caller]
     pub(super) fn copy_q<E: MmaElement>(&self, k: &'k KernelBuilder, params: &Params<'k, E>, q_tile: HeadTile<'k, E>) {
         q_tile.chunks(k).copy_rows(k.constant(0), |row| {
@@ -141,7 +139,6 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         }
     }
 
-    /// First key of the K block of an iteration.
     #[track_caller]
     pub(super) fn first_key(&self, n_block: Val<'k, i32>, edges: Edges) -> Val<'k, u32> {
         let block = match edges {
@@ -151,13 +148,11 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         block.reinterpret::<u32>() * self.levers.cols
     }
 
-    /// Where K of an iteration is, in elements from the first stage.
     #[track_caller]
     pub(super) fn k_stage(&self, n_block: Val<'k, i32>) -> Val<'k, u32> {
         n_block.reinterpret::<u32>() % self.levers.stages * self.k_stage_elements
     }
 
-    /// Where V of an iteration is, in elements from the first stage.
     #[track_caller]
     pub(super) fn v_stage(&self, n_block: Val<'k, i32>) -> Val<'k, u32> {
         n_block.reinterpret::<u32>() % self.levers.stages * self.v_stage_elements

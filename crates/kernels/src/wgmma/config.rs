@@ -12,9 +12,7 @@ use crate::attention::scheduler::{MOST_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
 use crate::family::{Constraint, Family, Lever, Values};
 
-/// Query rows a block: 64 for each warpgroup that computes.
 const ROWS: [u32; 3] = [64, 128, 192];
-/// Keys a tile.
 const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
 /// Tiles of keys in shared memory.
 const STAGES: [u32; 3] = [2, 3, 4];
@@ -32,7 +30,6 @@ const REGISTERS_BESIDE_Q: u32 = 4;
 /// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
 const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
 
-/// Bytes of an element of the output.
 pub(super) const OUT_BYTES: u32 = 2;
 
 /// Mbarriers, and what aligning the tiles may cost.

@@ -55,7 +55,6 @@ impl<'k> QStage<'k> {
     }
 }
 
-/// Releases a stage and goes on to the next.
 #[track_caller]
 pub(super) fn release(stage: Reader<'_>) {
     stage.release();
@@ -90,7 +89,6 @@ impl<'k> WarpSchedulerBarrier<'k> {
         });
     }
 
-    /// Lets the next warpgroup go.
     #[track_caller]
     fn arrive(&self) {
         let k = self.index.builder();
@@ -102,7 +100,6 @@ impl<'k> WarpSchedulerBarrier<'k> {
     }
 }
 
-/// A warpgroup at work.
 pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'p Context<'k, 'p, E>,
@@ -205,7 +202,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Q --------------------------------------------------------------------------------------------
 
-    /// Loads the columns of Q that are held in registers.
     #[track_caller]
     pub(super) fn load_q(&self) {
         let (k, tile, held) = (self.k, self.context.q_tile, self.q_held.steps());
@@ -237,7 +233,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Products -------------------------------------------------------------------------------------
 
-    /// Starts `S = Q·Kᵀ`.
     #[track_caller]
     pub(super) fn start_scores(&self) {
         let (k, scores) = (self.k, self.scores.0);
@@ -256,7 +251,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         });
     }
 
-    /// Starts `O += P·V`.
     #[track_caller]
     pub(super) fn start_output(&self) {
         let (k, out) = (self.k, self.out.0);
@@ -270,7 +264,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Softmax --------------------------------------------------------------------------------------
 
-    /// With soft cap: scores, not yet scaled, are capped.
     #[track_caller]
     pub(super) fn cap(&self) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
@@ -320,7 +313,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         self.k.verb("rescale_output", || self.out.scale_row(half, factor));
     }
 
-    /// Scores become probabilities, where they are.
     #[track_caller]
     pub(super) fn exponentials(&self) {
         let tap = |register, p| self.tap(StopAfter::Probabilities, register, || p);

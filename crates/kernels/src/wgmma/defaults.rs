@@ -13,7 +13,6 @@ use crate::size::Size;
 /// SMs of the card that the rows were measured on. Others count tiles in proportion.
 const MEASURED_SMS: usize = 132;
 
-/// A row of the table.
 struct Default {
     /// Largest head_dim and head_dim_v it is for.
     head_dim: usize,

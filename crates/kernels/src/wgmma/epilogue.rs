@@ -15,7 +15,6 @@ use crate::attention::softmax::Probability;
 use crate::attention::split::Partials;
 
 impl<'k, E: Probability> Warpgroup<'k, '_, E> {
-    /// Stores the warp's rows.
     #[track_caller]
     pub(super) fn store(&self, tile: &WorkItem<'k>) {
         if let Some((out_tile, map)) = &self.context.out {
@@ -77,7 +76,6 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// Stores their partials.
     #[track_caller]
     fn store_partials(&self, tile: &WorkItem<'k>, partials: &Partials<'k>, splits: Val<'k, u32>) {
         let (k, params) = (self.k, self.context.params);
@@ -102,7 +100,6 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// Stores the log-sum-exp of a row, from one lane of four.
     #[track_caller]
     fn store_lse(&self, tile: &WorkItem<'k>, half: usize, sum: Val<'k, f32>) {
         let (k, params) = (self.k, self.context.params);

@@ -39,7 +39,6 @@ pub use defaults::{Proposal, defaults, proposals};
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
 
-/// Pre-, main and post-launches for a problem, or the [`Refusal`].
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
@@ -125,7 +124,6 @@ pub(crate) fn plan(
     Ok((before, Step { kernel, launch }, then))
 }
 
-/// The boxes of a tensor map of the kernel.
 fn boxes(kernel: &Kernel, name: &str) -> Result<TensorBox, Refusal> {
     let boxes = kernel.tensor_box(name);
     boxes.ok_or_else(|| Refusal::Build(format!("the kernel has no tensor map `{name}`")))

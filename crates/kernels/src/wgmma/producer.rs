@@ -51,7 +51,6 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         copy_v(n_blocks - 1);
     }
 
-    /// Where the values of a K block are.
     #[track_caller]
     fn values_at(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>) -> [Val<'k, u32>; 3] {
         let first = tile.first_key(n_block);

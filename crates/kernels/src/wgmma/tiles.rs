@@ -12,7 +12,6 @@ pub(super) const fn step(bytes: u32) -> u32 {
     STEP_BYTES / bytes
 }
 
-/// Columns in whole steps of the tensor cores.
 pub(super) const fn padded(cols: u32, bytes: u32) -> u32 {
     cols.next_multiple_of(step(bytes))
 }
@@ -28,7 +27,6 @@ pub(super) const fn slab_cols(cols: u32, bytes: u32) -> u32 {
     slab / bytes
 }
 
-/// Bytes of shared memory that a tile takes, alignment aside.
 pub(super) const fn tile_bytes(rows: u32, cols: u32, bytes: u32, stages: u32) -> u32 {
     rows * padded(cols, bytes) * bytes * stages
 }

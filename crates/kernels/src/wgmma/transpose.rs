@@ -14,7 +14,6 @@ use crate::attention::lengths::TensorParam;
 use crate::attention::params::{add_buffer, add_tensor, empty_launch};
 use crate::step::{KernelCache, Step};
 
-/// Threads a block.
 const THREADS: u32 = 128;
 
 /// Bytes that a thread reads of a row at a time.
@@ -33,14 +32,12 @@ pub(super) const fn key_of(place: u32) -> u32 {
     place / 16 * 16 + 2 * quad + e % 2 + 8 * (e / 2)
 }
 
-/// The workspace of a problem.
 #[derive(Clone, Copy)]
 pub(super) struct Transposed {
     pub(super) cols: u64,
     pub(super) head_dim_v: u64,
     /// Tiles of keys of a head.
     pub(super) tiles: u64,
-    /// K/V heads of all batches.
     pub(super) heads: u64,
 }
 
@@ -54,13 +51,11 @@ impl Transposed {
         }
     }
 
-    /// Its size.
     pub(super) fn bytes(&self) -> usize {
         (self.cols * self.head_dim_v * self.tiles * self.heads) as usize
     }
 }
 
-/// The step that makes it.
 pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let head_dim_v = problem.head_dim_v() as u32;
     let kernel = kernel(cols, head_dim_v, kernels)?;

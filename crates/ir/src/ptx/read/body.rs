@@ -8,7 +8,6 @@ use super::lex::Word;
 use super::parse::{Parser, shared_symbol};
 use super::statement::{Guard, Statement, Written, WrittenInst};
 
-/// What is known while a body is read.
 pub(super) struct Body {
     pub(super) entry: PtxEntry,
     /// For each open scope, registers and labels declared in it and what they are called here.
@@ -241,7 +240,6 @@ impl Body {
         renamed
     }
 
-    /// What a name stands for here, which may be a symbol of the module.
     fn resolve(&mut self, name: &str) -> String {
         let found = self.scopes.iter().rev().find_map(|scope| scope.get(name));
         let resolved = found.cloned().unwrap_or_else(|| name.to_string());

@@ -7,7 +7,6 @@ use crate::types::{Reg, ScalarType};
 
 use super::PtxError;
 
-/// A condition of a jump.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Test {
     pub(super) pred: Reg,
@@ -21,7 +20,6 @@ impl Test {
     }
 }
 
-/// What a body consists of once its instructions are understood.
 #[derive(Clone, Debug)]
 pub(super) enum Item {
     Inst {
@@ -109,7 +107,6 @@ impl Control<'_> {
         Ok(nodes)
     }
 
-    /// A loop from a label to the last jump back to it.
     fn repeat(&mut self, label: usize, jump: usize, nodes: &mut Vec<Node>) -> Result<(), PtxError> {
         let Item::Jump {
             test, uniform, site, ..

@@ -74,7 +74,6 @@ pub struct PtxEntry {
     /// Line of its `.entry`.
     pub line: u32,
     pub(crate) body: Vec<Statement>,
-    /// Line of the closing brace.
     pub(crate) end: u32,
     /// Symbols of the module that the body names.
     pub(crate) named: Vec<String>,
@@ -122,7 +121,6 @@ impl PtxModule {
     }
 }
 
-/// Threads of a block of these dimensions.
 fn product(dims: [u32; 3]) -> u32 {
     dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n))
 }

@@ -136,12 +136,10 @@ fn suits(form: &Inst, operands: &[Written]) -> bool {
     slots.len() == operands.len() && slots.iter().zip(operands).all(|(slot, written)| suits(slot, written))
 }
 
-/// The special register of a name.
 pub(super) fn special(name: &str) -> Option<Special> {
     Special::all().find(|special| special.ptx() == name)
 }
 
-/// Why an opcode is not read.
 fn unknown(inst: &WrittenInst) -> PtxError {
     let why = match inst.opcode.split('.').next() {
         Some("ld" | "st" | "atom" | "red" | "cp" | "ldmatrix" | "stmatrix") => {

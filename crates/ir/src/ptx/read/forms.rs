@@ -22,7 +22,6 @@ static FORMS: LazyLock<HashMap<String, Vec<Inst>>> = LazyLock::new(|| {
     forms
 });
 
-/// The instructions of an opcode, which differ in their operands.
 pub(super) fn forms(opcode: &str) -> &'static [Inst] {
     FORMS.get(&normal(opcode)).map_or(&[], Vec::as_slice)
 }
@@ -69,12 +68,10 @@ fn reg(class: RegClass) -> Reg {
     Reg { class, index: 0 }
 }
 
-/// All pairs.
 fn each<A: Copy, B: Copy>(a: impl IntoIterator<Item = A>, b: &[B]) -> impl Iterator<Item = (A, B)> {
     a.into_iter().flat_map(|a| b.iter().map(move |&b| (a, b)))
 }
 
-/// The types that an operation has.
 fn types(op: BinOp) -> Vec<ScalarType> {
     use BinOp::{Add, And, Div, Max, Min, Mul, MulHi, MulWide, Or, Rem, Shl, Shr, Sub, Xor};
     match op {

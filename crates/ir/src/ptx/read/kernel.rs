@@ -147,7 +147,6 @@ fn params(entry: &PtxEntry) -> Vec<Param> {
         .collect()
 }
 
-/// Lines of instructions.
 struct Sites<'a> {
     module: &'a PtxModule,
     file: &'static str,

@@ -2,16 +2,13 @@
 
 use super::PtxError;
 
-/// A word of PTX.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Word<'a> {
     /// A name, directive, opcode or register: `%rd1`, `.shared`, `ld.global.v4.f32`, `$L__BB0_2`.
     Name(&'a str),
     /// A number as it is written, without its sign.
     Number(&'a str),
-    /// What stands between quotes.
     Text(&'a str),
-    /// Any other character.
     Mark(char),
 }
 

@@ -7,7 +7,6 @@ use crate::types::{Reg, RegClass};
 
 use super::operands::UNKNOWN;
 
-/// What is known of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     One(Object),
@@ -52,7 +51,6 @@ fn join(a: Origin, b: Origin) -> Origin {
     if a == b { a } else { Origin::Many }
 }
 
-/// The addresses of an instruction, their spaces and what is done there.
 pub(super) fn addresses(inst: &mut Inst) -> impl Iterator<Item = (&mut Address, Space, Access)> {
     inst.slots().into_iter().filter_map(|slot| match slot {
         Slot::Memory(addr, space, access) => Some((addr, space, access)),

@@ -55,7 +55,6 @@ impl Reader<'_> {
         })
     }
 
-    /// A register as wide as those of a class.
     fn reg_like(&self, inst: &WrittenInst, written: &Written, class: RegClass) -> Result<Reg, PtxError> {
         let reg = self.reg_of(inst, written)?;
         if reg.class.bytes() == class.bytes() {
@@ -109,7 +108,6 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A register or an immediate of a type.
     fn value(&self, inst: &WrittenInst, written: &Written, ty: ScalarType) -> Result<Operand, PtxError> {
         Ok(match written {
             Written::Number(bits) => Operand::Imm(narrowed(*bits, ty)),
@@ -214,7 +212,6 @@ impl Reader<'_> {
     }
 }
 
-/// The items of a list, or the one operand.
 fn items(written: &Written) -> &[Written] {
     match written {
         Written::List(list) => list,
@@ -226,7 +223,6 @@ fn is_all(written: &Written, is: impl Fn(&Written) -> bool) -> bool {
     items(written).iter().all(is)
 }
 
-/// Bits of a number in a type.
 fn narrowed(bits: u64, ty: ScalarType) -> u64 {
     match ty.bytes() {
         1 => bits & 1,
@@ -236,7 +232,6 @@ fn narrowed(bits: u64, ty: ScalarType) -> u64 {
     }
 }
 
-/// That an instruction is not supported.
 pub(super) fn error(inst: &WrittenInst, why: &str) -> PtxError {
     PtxError::not_understood(format!("`{}`", inst.opcode), why, inst.line)
 }

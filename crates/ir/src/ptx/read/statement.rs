@@ -1,6 +1,5 @@
 //! What stands in a kernel's body, names resolved no further than the scope they are in.
 
-/// An operand as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
     /// A register, symbol, special register or label.
@@ -9,7 +8,6 @@ pub(crate) enum Written {
     Number(u64),
     /// The bits of `0f...` and `0d...`, which say their own width.
     Float {
-        /// The bits.
         bits: u64,
         /// 32 or 64.
         width: u32,
@@ -24,14 +22,12 @@ pub(crate) enum Written {
     Not(Box<Written>),
 }
 
-/// The condition before an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
     pub(crate) negated: bool,
     pub(crate) pred: String,
 }
 
-/// An instruction as it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WrittenInst {
     pub(crate) guard: Option<Guard>,
@@ -40,19 +36,20 @@ pub(crate) struct WrittenInst {
     pub(crate) line: u32,
 }
 
-/// A statement of a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Statement {
-    /// A place to jump to.
     Label(String),
     /// `.loc`: file number, line, column of what follows.
-    Loc { file: u32, line: u32, column: u32 },
+    Loc {
+        file: u32,
+        line: u32,
+        column: u32,
+    },
     /// Registers of a type: a name, or with a count a prefix and numbers from 0.
     Registers {
         ty: String,
         name: String,
         count: Option<u32>,
     },
-    /// An instruction.
     Inst(WrittenInst),
 }
