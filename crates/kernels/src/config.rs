@@ -29,10 +29,12 @@ const EXAMPLES: &str = "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy, scalar/tiled-m32n3
 
 /// An id that names no config.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("no kernel is named `{given}`; ids look like {EXAMPLES}")]
+#[error("no kernel is named `{given}`{reason}; ids look like {EXAMPLES}")]
 pub struct UnknownConfig {
     /// What was given.
     pub given: String,
+    /// Where reading it ended, after a colon; empty if it begins with no family's name.
+    pub reason: String,
 }
 
 impl Config {
@@ -102,10 +104,10 @@ impl FromStr for Config {
 
     fn from_str(id: &str) -> Result<Config, UnknownConfig> {
         let read = |family: &Family| Some(Config::of(family, family.read(id)?));
-        FAMILIES
-            .iter()
-            .find_map(read)
-            .ok_or_else(|| UnknownConfig { given: id.to_string() })
+        FAMILIES.iter().find_map(read).ok_or_else(|| UnknownConfig {
+            given: id.to_string(),
+            reason: FAMILIES.iter().find_map(|family| family.unread(id)).unwrap_or_default(),
+        })
     }
 }
 

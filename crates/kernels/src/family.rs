@@ -217,6 +217,27 @@ impl Family {
         (self.levers_id(&values) == id).then_some(values)
     }
 
+    /// At which lever an id of this family cannot be read, and what it may have there.
+    pub(crate) fn unread(&self, id: &str) -> Option<String> {
+        let (mut values, mut rest) = ([0; 11], id.strip_prefix(self.name)?.strip_prefix('/')?);
+        for (at, lever) in self.levers.iter().enumerate() {
+            let Some(read) = lever.read(&values, rest) else {
+                let allowed = match lever.part {
+                    Part::Words(words) => words.iter().map(|(_, word)| *word).collect::<Vec<_>>().join(", "),
+                    Part::Number(letters, _) => format!("{letters} and a number"),
+                    Part::Scaled(scale) => format!("{} and a number", scale(&values).0),
+                };
+                let place = match rest {
+                    "" => "at its end".to_string(),
+                    _ => format!("at `{rest}`"),
+                };
+                return Some(format!(": {place} it needs {} ({allowed})", lever.name));
+            };
+            (values[at], rest) = read;
+        }
+        None
+    }
+
     /// The config of an id of this family.
     pub fn read(&self, id: &str) -> Option<Values> {
         self.read_levers(id.strip_prefix(self.name)?.strip_prefix('/')?)

@@ -150,7 +150,14 @@ const USAGE: &[(&str, &str)] = &[
     ("run --dtype int8", "known are f32, fp16, bf16, e4m3"),
     ("run --layout sbhd", "possible values: bshd, bhsd"),
     ("run --inputs zeros", "possible values: normal, small-integers"),
-    ("run --kernel mma/m64", "no kernel is named `mma/m64`; ids look like"),
+    (
+        "run --kernel mma/m64",
+        "no kernel is named `mma/m64`: at its end it needs cols (n and a number); ids look like",
+    ),
+    (
+        "explain --kernel scalar/tiled-m48n32-w4-v16",
+        "at `tiled-m48n32-w4-v16` it needs tile (",
+    ),
     ("run --kernel mma/m64", "`flashcore list kernels` shows them all"),
     (
         "run --kernel cpu/fast",
@@ -241,10 +248,9 @@ const REFUSED: &[(&str, &str)] = &[
         "sm_75 is not supported: it has no cp.async and no bf16",
     ),
     (
-        "explain --kernel scalar/tiled-m48n32-w4-v16",
-        "tile rows or columns is 48; allowed: m16n16",
+        "check --kernel scalar/tiled-m32n32-w5-v16",
+        "warps is 5; allowed: 2, 4, 8",
     ),
-    ("check --kernel scalar/tiled-m32n32-w5-v16", "warps is 5; allowed: 4, 8"),
     (
         "explain --kernel scalar/tiled-m64n64-w4-v16 --head-dim 256",
         "registers a thread",

@@ -15,7 +15,7 @@ fn outside(script: &str) -> Outside {
         &command,
         &Problem::named("mission").unwrap(),
         "cpu",
-        Duration::from_secs(5),
+        Duration::from_secs(600), // the machine may be busy
         None,
     )
     .unwrap()
