@@ -24,10 +24,7 @@ const STEPS: usize = 2;
 /// ```
 pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> Vec<Config> {
     let chip = chip.into();
-    let default = |problem: &Problem| {
-        let choice = select(problem, chip, 16, kernels);
-        choice.ok().map(|choice| choice.plan.config)
-    };
+    let default = |problem: &Problem| Some(select(problem, chip, 16, kernels).ok()?.plan.config);
     let Some(own) = default(problem) else {
         return Vec::new();
     };
@@ -48,10 +45,9 @@ pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> 
 /// Problems that differ a little in what decides speed.
 fn beside(problem: &Problem) -> Vec<Problem> {
     let (rows, keys) = (problem.seq_len_q(), problem.seq_len_kv());
-    let other_mask = if problem.mask().window_right.is_some() {
-        Mask::FULL
-    } else {
-        Mask::CAUSAL
+    let other_mask = match problem.mask().window_right {
+        Some(_) => Mask::FULL,
+        None => Mask::CAUSAL,
     };
     let (batch, mask) = (problem.batch(), problem.mask());
     let varied = [

@@ -144,17 +144,16 @@ fn check_shared_memory(kernel: &Kernel, plan: &Plan) -> Result<(), Refusal> {
     let target = plan.target;
     let (needed, limits) = (kernel.ledger().total_bytes(), target.limits());
     let is_static = kernel.ledger().is_static;
-    let allowed = if is_static {
-        limits.static_shared_per_block
-    } else {
-        limits.shared_per_block
+    let (kind, allowed) = match is_static {
+        true => ("static", limits.static_shared_per_block),
+        false => ("dynamic", limits.shared_per_block),
     };
     if needed <= allowed {
         return Ok(());
     }
     Err(Refusal::SharedMemory {
         needed,
-        kind: if is_static { "static" } else { "dynamic" },
+        kind,
         target,
         allowed,
         static_limit: is_static.then_some(limits.shared_per_block),

@@ -109,22 +109,22 @@ impl Refusal {
         Refusal::Lever { lever, given, allowed }
     }
 
-    /// Refuses more than `allowed` registers a thread.
     pub(crate) fn check_registers(
         needed: u32,
         allowed: u32,
         remedy: &'static str,
         what: impl FnOnce() -> String,
     ) -> Result<(), Refusal> {
-        match needed <= allowed {
-            true => Ok(()),
-            false => Err(Refusal::Registers {
-                needed,
-                what: what(),
-                allowed,
-                remedy,
-            }),
+        if needed <= allowed {
+            return Ok(());
         }
+        let what = what();
+        Err(Refusal::Registers {
+            needed,
+            what,
+            allowed,
+            remedy,
+        })
     }
 
     /// Refuses more dynamic shared memory than a block of the target may have.

@@ -60,9 +60,9 @@ impl fmt::Display for Considered {
     }
 }
 
-/// The plan for a problem on a GPU where nobody names a config; a `Target` stands for its usual card. `alignment` is what the address of every
-/// tensor's first element is a multiple of, in bytes: 16 for memory of one's own, perhaps less for a slice
-/// of somebody else's tensor.
+/// The plan for a problem on a GPU where nobody names a config; a `Target` stands for its usual card. `alignment` is
+/// what the address of every tensor's first element is a multiple of, in bytes: 16 for memory of one's own, perhaps less
+/// for a slice of somebody else's tensor.
 ///
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.
@@ -126,26 +126,23 @@ pub fn select_with<T, F>(
     for (config, why, suggestion) in suggested.chain(defaults.map(|(config, why)| (config, why, None))) {
         let planned = match suggestion {
             // Suggestions were measured on memory of one's own.
-            Some(_) if alignment < mma::ALIGNMENT => Err(Refusal::Address {
-                needed: mma::ALIGNMENT,
-                given: alignment,
-            }),
+            Some(_) if alignment < mma::ALIGNMENT => {
+                let (needed, given) = (mma::ALIGNMENT, alignment);
+                Err(Refusal::Address { needed, given })
+            }
             _ => Plan::with_cache(problem, &config, chip, kernels),
         };
         let judged = match planned {
             Ok(plan) => judge(&plan)?.map(|verdict| (plan, verdict)),
             Err(refusal) => Err(refusal),
         };
-        let (refusal, taken) = match judged {
-            Ok(taken) => (None, Some(taken)),
-            Err(refusal) => (Some(refusal), None),
-        };
+        let refusal = judged.as_ref().err().cloned();
         considered.push(Considered {
             config,
             suggestion,
             refusal,
         });
-        if let Some((plan, verdict)) = taken {
+        if let Ok((plan, verdict)) = judged {
             let choice = Choice {
                 plan,
                 why,
@@ -158,7 +155,7 @@ pub fn select_with<T, F>(
     Ok(Err(NoPlan { considered }))
 }
 
-/// What to try, best first, and why each would be chosen.
+/// What to try, best first, and why.
 fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> Vec<(Config, String)> {
     let target = chip.target;
     let mut candidates = Vec::new();

@@ -5,7 +5,7 @@ use std::fmt;
 use flashcore_ir::Chip;
 use flashcore_problem::Problem;
 
-/// How much work a problem gives the SMs of a GPU: what decides how large its tiles can be.
+/// How much work a problem gives the SMs: what decides how large its tiles can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Size {
     /// At most 16 query rows share K and V: all there is to do is to read them. One tile of rows, and the keys split
@@ -20,9 +20,6 @@ pub enum Size {
 }
 
 impl Size {
-    /// Every size, from small to large.
-    pub const ALL: [Size; 4] = [Size::Decode, Size::Small, Size::Medium, Size::Large];
-
     /// The size of a problem on a GPU.
     pub fn of(problem: &Problem, chip: Chip) -> Size {
         let heads = problem.batch() * problem.num_heads();

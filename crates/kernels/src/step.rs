@@ -7,16 +7,16 @@ use flashcore_ir::{BuildErrors, Kernel, Launch};
 
 use crate::Refusal;
 
-/// Kernels already written down, by name. A kernel's name says all that is baked into it, and problems
-/// that differ only in lengths, strides, mask or scale share one.
+/// Kernels already built, by name. The name says all that is baked in: problems that differ only in lengths, strides,
+/// mask or scale share one.
 #[derive(Debug, Default)]
 pub struct KernelCache {
     by_name: Mutex<HashMap<String, Arc<Kernel>>>,
 }
 
 impl KernelCache {
-    /// Forgets them all where there are more than so many: for who meets one kernel after the other for hours. Plans keep
-    /// what they have.
+    /// Forgets them all where there are more than so many, so that long searches do not fill the memory. Plans keep what
+    /// they have.
     ///
     /// ```
     /// use flashcore_ir::Target;
@@ -41,7 +41,6 @@ impl KernelCache {
         }
     }
 
-    /// The kernel of this name, built if it is the first time it is asked for.
     pub(crate) fn get_or_build(
         &self,
         name: &str,
@@ -60,10 +59,9 @@ impl KernelCache {
 /// A kernel and everything it takes to run it.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// The kernel. Lengths and strides are launch arguments, so problems that differ only in those
-    /// have the same kernel.
+    /// The kernel.
     pub kernel: Arc<Kernel>,
-    /// Its launch. Buffers go by their names, `q`, `k`, `v`, `out`, `lse`, `workspace`, which mean the same
-    /// memory in every step of a plan; each step lists those that it touches.
+    /// Its launch. Buffers go by name, `q`, `k`, `v`, `out`, `lse`, `workspace`, which mean the same memory in every step
+    /// of a plan; each step lists those that it touches.
     pub launch: Launch,
 }

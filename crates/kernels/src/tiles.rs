@@ -5,26 +5,27 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, SharedPtr, SharedTile, Swizzle, Til
 
 use crate::attention::lengths::TensorParam;
 
-/// Elements of 16 bits that one asynchronous copy moves: 16 bytes.
+/// Elements that one asynchronous copy of 16 bytes moves.
 pub(crate) const CHUNK: u32 = 8;
 
-/// Elements that one tensor-core step consumes; head sizes are padded with zeros to a multiple.
+/// Elements that one tensor-core step consumes; heads are padded with zeros to a multiple.
 pub(crate) const STEP: u32 = 16;
 
-/// `head_dim` in whole steps of the tensor cores.
 pub(crate) const fn padded(head_dim: u32) -> u32 {
     head_dim.next_multiple_of(STEP)
 }
 
 /// `rows` rows of a head in shared memory, in one or more stages.
 ///
-/// Rows are cut into slabs of at most 128 bytes, each slab stored by itself, so that the swizzles of
-/// the PTX ISA apply: with one, the eight rows that an `ldmatrix` reads at once lie in different banks,
-/// as do the chunks that a warp copies at once.
+/// Rows are cut into slabs of at most 128 bytes, each stored by itself, so that the swizzles of the PTX ISA
+/// apply: with one, the eight rows that an `ldmatrix` reads at once, and the chunks that a warp copies at once, lie in
+/// different banks.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadTile<'k, E> {
-    tile: SharedTile<'k, E>,
-    head_dim: u32,
+    /// The tile as the ledger knows it.
+    pub tile: SharedTile<'k, E>,
+    /// Columns that exist; the padding of the last step has none.
+    pub head_dim: u32,
     slabs: u32,
 }
 
@@ -44,19 +45,15 @@ pub(crate) const fn tile_bytes(rows: u32, head_dim: u32, stages: u32) -> u32 {
 
 fn tile_shape(rows: u32, head_dim: u32, stages: u32, swizzled: bool) -> TileShape {
     let cols = slab_cols(head_dim);
-    let swizzle = if swizzled { swizzle(cols) } else { Swizzle::None };
-    TileShape::new(rows, cols)
-        .swizzled(swizzle)
-        .stages(stages * (padded(head_dim) / cols))
-}
-
-/// The swizzle that permutes rows of so many elements of 16 bits.
-fn swizzle(cols: u32) -> Swizzle {
-    match cols {
+    let swizzle = match cols {
+        _ if !swizzled => Swizzle::None,
         64 => Swizzle::B128,
         32 => Swizzle::B64,
         _ => Swizzle::B32,
-    }
+    };
+    TileShape::new(rows, cols)
+        .swizzled(swizzle)
+        .stages(stages * (padded(head_dim) / cols))
 }
 
 impl<'k, E: MmaElement> HeadTile<'k, E> {
@@ -69,11 +66,10 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         stages: u32,
         swizzled: bool,
     ) -> Self {
-        HeadTile {
-            tile: k.shared_tile(name, tile_shape(rows, head_dim, stages, swizzled)),
+        HeadTile::of(
+            k.shared_tile(name, tile_shape(rows, head_dim, stages, swizzled)),
             head_dim,
-            slabs: padded(head_dim) / slab_cols(head_dim),
-        }
+        )
     }
 
     /// A tile in the bytes of another one, whose contents must no longer be needed.
@@ -86,21 +82,13 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         swizzled: bool,
         other: HeadTile<'k, E>,
     ) -> Self {
-        HeadTile {
-            tile: k.shared_tile_reusing(name, tile_shape(rows, head_dim, 1, swizzled), other.tile),
-            head_dim,
-            slabs: padded(head_dim) / slab_cols(head_dim),
-        }
+        let shape = tile_shape(rows, head_dim, 1, swizzled);
+        HeadTile::of(k.shared_tile_reusing(name, shape, other.tile), head_dim)
     }
 
-    /// The tile as the ledger knows it.
-    pub(crate) fn shared(&self) -> SharedTile<'k, E> {
-        self.tile
-    }
-
-    /// Columns that exist; the padding of the last step has none.
-    pub(crate) fn head_dim(&self) -> u32 {
-        self.head_dim
+    fn of(tile: SharedTile<'k, E>, head_dim: u32) -> Self {
+        let slabs = padded(head_dim) / slab_cols(head_dim);
+        HeadTile { tile, head_dim, slabs }
     }
 
     /// Column `col` of the row that begins at `row` (column 0, or `within` past it). Not for swizzled tiles.
@@ -108,11 +96,6 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
     pub(crate) fn column(&self, row: SharedPtr<'k, E>, col: u32) -> SharedPtr<'k, E> {
         self.tile
             .ahead(row.plus((col % self.tile.cols()) as i32), col / self.tile.cols())
-    }
-
-    /// Rows of a stage.
-    pub(crate) fn rows(&self) -> u32 {
-        self.tile.rows()
     }
 
     /// Elements from one stage to the next.
@@ -127,7 +110,6 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         self.tile.ahead(place, col / self.tile.cols())
     }
 
-    /// How the threads of the block share the tile out among themselves.
     #[track_caller]
     pub(crate) fn chunks(&self, k: &'k KernelBuilder) -> Chunks<'k, E> {
         let per_row = self.tile.cols() / CHUNK;
@@ -142,14 +124,12 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         }
     }
 
-    /// The addresses that this lane brings to an `ldmatrix` of 16×16 elements, `row` and `col` being the
-    /// lane's place in such a matrix.
+    /// The addresses that this lane, at `row` and `col` of 16×16 elements, brings to `ldmatrix`.
     #[track_caller]
     pub(crate) fn fragments(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> Fragments<'k, E> {
         Fragments::new(*self, self.tile.at(row, col))
     }
 
-    /// The same in a stage that is picked later.
     #[track_caller]
     pub(crate) fn staged_fragments(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> StagedFragments<'k, E> {
         StagedFragments {
@@ -171,22 +151,22 @@ pub(crate) struct Chunks<'k, E> {
 }
 
 impl<'k, E: MmaElement> Chunks<'k, E> {
-    /// Calls `body` for each row this thread has a share of: with the row, and how many rows it is past
-    /// the thread's first.
+    /// Calls `body` for each of this thread's rows: with the row, and how many it is past the thread's first.
     #[track_caller]
     fn for_rows(&self, body: impl Fn(Val<'k, u32>, u32)) {
-        for past in (0..self.tile.rows()).step_by(self.row_step as usize) {
+        for past in (0..self.tile.tile.rows()).step_by(self.row_step as usize) {
             let row = self.row + past;
-            if past + self.row_step <= self.tile.rows() {
+            if past + self.row_step <= self.tile.tile.rows() {
                 body(row, past);
             } else {
-                self.k.if_(row.lt(self.tile.rows()).divergent(), || body(row, past));
+                self.k
+                    .if_(row.lt(self.tile.tile.rows()).divergent(), || body(row, past));
             }
         }
     }
 
-    /// Calls `body` for each chunk of this thread: with its row, its slab, its column in the head, and its
-    /// place in the first stage.
+    /// Calls `body` for each of this thread's chunks: with its row, its column in the head, and its place in the first
+    /// stage.
     #[track_caller]
     pub(crate) fn for_each(&self, body: impl Fn(Val<'k, u32>, Val<'k, u32>, SharedPtr<'k, E>)) {
         self.for_rows(|row, past| {
@@ -197,8 +177,7 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         });
     }
 
-    /// Bytes that exist of a chunk in slab `slab`, if that is not all of them: the padding of the last
-    /// step has none.
+    /// Bytes that exist of a chunk in a slab, if that may not be all of them.
     #[track_caller]
     fn bytes(&self, slab: u32) -> Option<Val<'k, u32>> {
         let end = (slab + 1) * self.tile.tile.cols();
@@ -208,8 +187,8 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         })
     }
 
-    /// Starts copying rows into the tile, `stage` elements past its start. `source` gives where a row
-    /// begins and whether it exists (`None`: it does); the others become zero.
+    /// Starts copying rows into the tile, `stage` elements past its start. `source` gives where a row begins and whether
+    /// it exists (`None`: it does); the others become zero.
     #[track_caller]
     pub(crate) fn copy_rows(
         &self,
@@ -229,8 +208,8 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         tensor.row(head, self.row).offset(self.col)
     }
 
-    /// The same for the neighbouring rows `first..` of the head that `source` is in; rows at or past `end` become
-    /// zero. Without an `end`, all of them exist.
+    /// The same for rows `first..` of the head that `source` is in; those at or past `end` become zero. Without an
+    /// `end`, all exist.
     #[track_caller]
     pub(crate) fn copy(
         &self,
@@ -243,22 +222,21 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         let place = self.place.offset(stage);
         let step = tensor.seq_stride.mul_wide(self.row_step * E::BYTES);
         let mut src = source.offset_strided(first, tensor.seq_stride);
-        for past in (0..self.tile.rows()).step_by(self.row_step as usize) {
+        for past in (0..self.tile.tile.rows()).step_by(self.row_step as usize) {
             if past > 0 {
                 src = src.advance(step);
             }
             let exists = end.map(|end| (first + self.row + past).lt(end));
             let dst = self.tile.tile.down(place, past);
-            if past + self.row_step <= self.tile.rows() {
+            if past + self.row_step <= self.tile.tile.rows() {
                 self.copy_row(dst, src, exists);
             } else {
-                let mine = (self.row + past).lt(self.tile.rows());
+                let mine = (self.row + past).lt(self.tile.tile.rows());
                 self.k.if_(mine.divergent(), || self.copy_row(dst, src, exists));
             }
         }
     }
 
-    /// One row's chunks, one in each slab.
     #[track_caller]
     fn copy_row(&self, dst: SharedPtr<'k, E>, src: GlobalPtr<'k, E>, exists: Option<Val<'k, bool>>) {
         for slab in 0..self.tile.slabs {
@@ -273,7 +251,6 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
     }
 }
 
-/// A lane's addresses of the 16×16 matrices of a tile.
 #[derive(Clone)]
 pub(crate) struct Fragments<'k, E> {
     tile: HeadTile<'k, E>,
@@ -281,7 +258,7 @@ pub(crate) struct Fragments<'k, E> {
     places: Vec<SharedPtr<'k, E>>,
 }
 
-/// A lane's address of the first of these matrices in the first stage.
+/// [`Fragments`] in a stage that is picked later.
 #[derive(Clone, Copy)]
 pub(crate) struct StagedFragments<'k, E> {
     tile: HeadTile<'k, E>,
@@ -289,7 +266,7 @@ pub(crate) struct StagedFragments<'k, E> {
 }
 
 impl<'k, E: MmaElement> StagedFragments<'k, E> {
-    /// All of them, `elements` further on: in another stage.
+    /// Those of the stage that begins so many elements further on.
     #[track_caller]
     pub(crate) fn at(&self, elements: Val<'k, u32>) -> Fragments<'k, E> {
         Fragments::new(self.tile, self.first.offset(elements))
@@ -319,16 +296,14 @@ impl<'k, E: MmaElement> Fragments<'k, E> {
         k.a_operand(&[words[0], words[1], words[2], words[3]])
     }
 
-    /// Rows `row..row + 16` as two operands B of eight columns n each, k running along the tile's columns
-    /// from `col`: lanes bring [`b_lane`].
+    /// Rows `row..row + 16` as two operands B, k running along the tile's columns from `col`: lanes bring [`b_lane`].
     #[track_caller]
     pub(crate) fn b_rows(&self, k: &'k KernelBuilder, row: u32, col: u32) -> [BOperand<E>; 2] {
         let words = k.ldmatrix(self.place(row, col), 4, false);
         [k.b_operand(&[words[0], words[1]]), k.b_operand(&[words[2], words[3]])]
     }
 
-    /// Columns `col..col + 16` as two operands B of eight columns n each, k running along the tile's rows
-    /// from `row`: lanes bring [`a_lane`].
+    /// Columns `col..col + 16` as two operands B, k running along the tile's rows from `row`: lanes bring [`a_lane`].
     #[track_caller]
     pub(crate) fn b_cols(&self, k: &'k KernelBuilder, row: u32, col: u32) -> [BOperand<E>; 2] {
         let words = k.ldmatrix(self.place(row, col), 4, true);
@@ -336,8 +311,8 @@ impl<'k, E: MmaElement> Fragments<'k, E> {
     }
 }
 
-/// Row and column of a 16×16 matrix that a lane addresses so that the four 8×8 matrices arrive as rows
-/// 0–7, rows 8–15, then the same of the right half: the order of operand A.
+/// Row and column of a 16×16 matrix that a lane addresses so that the four 8×8 matrices arrive as rows 0–7, rows 8–15,
+/// then the same of the right half: the order of operand A.
 #[track_caller]
 pub(crate) fn a_lane<'k>(lane: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
     (lane % 16, lane / 16 * 8u32)

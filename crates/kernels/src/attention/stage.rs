@@ -127,15 +127,11 @@ pub(crate) fn check(problem: &Problem, stop: Option<StopAfter>) -> Result<(), Re
     if stop.is_none() || u32::try_from(problem.lse_len()).is_ok() {
         return Ok(());
     }
-    let what = format!("{} rows", problem.lse_len());
-    Err(Refusal::unsupported(
-        "a build with a tap",
-        what,
-        "take fewer batches or heads",
-    ))
+    let (family, what) = ("a build with a tap", format!("{} rows", problem.lse_len()));
+    Err(Refusal::unsupported(family, what, "take fewer batches or heads"))
 }
 
-/// The parameters that a build with a tap has besides the others. [`extend_launch`] gives their arguments.
+/// The parameters of a tap. [`extend_launch`] gives their arguments.
 pub(crate) struct StageParams<'k> {
     tap: StopAfter,
     values: GlobalPtr<'k, f32>,
@@ -152,14 +148,10 @@ impl<'k> StageParams<'k> {
     }
 }
 
-/// Adds the buffers and arguments of a build with a tap to a launch.
 pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, stop: StopAfter) {
-    let names: &[&str] = match stop {
-        StopAfter::Scores => &["stage"],
-        StopAfter::Probabilities => &["stage", "offsets"],
-    };
-    for name in names {
-        add_buffer(launch, name, 4 * len(problem), 4, true);
+    add_buffer(launch, "stage", 4 * len(problem), 4, true);
+    if stop == StopAfter::Probabilities {
+        add_buffer(launch, "offsets", 4 * len(problem), 4, true);
     }
 }
 
@@ -185,8 +177,8 @@ pub(crate) struct Place<'k> {
 }
 
 impl<'k> RowParams<'k> {
-    /// If this tap is requested: stores a register of a lane's accumulators. `rows` are the lane's, `of_half` gives head of
-    /// all batches and row of one of them, and `first_key` is that of the accumulators.
+    /// [`tap`](Self::tap) of a register of a lane's accumulators, which begin at `first_key`. `rows` are the lane's,
+    /// `of_half` gives head of all batches and row of one of them.
     #[track_caller]
     pub(crate) fn tap_register(
         &self,
@@ -205,7 +197,6 @@ impl<'k> RowParams<'k> {
         });
     }
 
-    /// Whether a tap is requested.
     pub(crate) fn taps(&self, tap: StopAfter) -> bool {
         self.stage.as_ref().is_some_and(|stage| stage.tap == tap)
     }

@@ -1,4 +1,4 @@
-//! What the rungs share: who computes what, plain copies into shared memory, scores on tensor cores.
+//! What the kernels of the family share: who computes what, plain copies into shared memory, scores on tensor cores.
 
 use flashcore_ir::fragment::{Acc, MmaElement};
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var, Widen};
@@ -51,8 +51,7 @@ impl<'k, E: MmaElement> Block<'k, E> {
     }
 }
 
-/// Copies rows `first..` of a head into a tile, through registers; rows at or past `len` and the padding of
-/// the last tensor-core step become zero.
+/// Copies rows `first..` of a head into a tile, through registers; rows at or past `len` and the padding become zero.
 #[track_caller]
 pub(super) fn load_tile<'k, E: MmaElement + Widen>(
     k: &'k KernelBuilder,
@@ -64,7 +63,7 @@ pub(super) fn load_tile<'k, E: MmaElement + Widen>(
 ) {
     k.verb("load_tile", || {
         tile.chunks(k).for_each(|row, column, place| {
-            let exists = (first + row).lt(len) & column.lt(tile.head_dim());
+            let exists = (first + row).lt(len) & column.lt(tile.head_dim);
             k.if_else(
                 exists.divergent(),
                 || {
@@ -94,10 +93,8 @@ impl<'k, E: MmaElement> ScoreOperands<'k, E> {
         let (row, col) = a_lane(k.lane());
         let q = q_tile.fragments(row + warp * WARP_ROWS, col);
         let (row, col) = b_lane(k.lane());
-        ScoreOperands {
-            q,
-            k: k_tile.fragments(row, col),
-        }
+        let k = k_tile.fragments(row, col);
+        ScoreOperands { q, k }
     }
 
     /// `S = Q·Kᵀ` of the warp's 16 rows with a tile of keys.
@@ -120,8 +117,8 @@ impl<'k, E: MmaElement> ScoreOperands<'k, E> {
 /// A row's running state, of which each of its lanes has a copy; `sum` is each lane's own part.
 pub(super) struct Row<'k> {
     pub row: Val<'k, u32>,
-    first_key: Val<'k, i32>,
-    end_key: Val<'k, i32>,
+    /// First that it sees, and one past the last.
+    keys: (Val<'k, i32>, Val<'k, i32>),
     pub max: RowMax<'k>,
     pub sum: Var<'k, f32>,
 }
@@ -129,26 +126,21 @@ pub(super) struct Row<'k> {
 impl<'k> Row<'k> {
     #[track_caller]
     pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, row: Val<'k, u32>) -> Self {
-        let (first_key, end_key) = params.visible_keys(row);
-        Row {
-            row,
-            first_key,
-            end_key,
-            max: RowMax::new(k, params.score_mod.exponent_scale),
-            sum: k.var(0.0),
-        }
+        let keys = params.visible_keys(row);
+        let max = RowMax::new(k, params.score_mod.exponent_scale);
+        let sum = k.var(0.0);
+        Row { row, keys, max, sum }
     }
 
     /// The score of a key, or −∞ if the row does not see it.
     #[track_caller]
     pub(super) fn masked(&self, key: Val<'k, u32>, score: Val<'k, f32>) -> Val<'k, f32> {
         let key = key.reinterpret::<i32>();
-        let sees = key.ge(self.first_key) & key.lt(self.end_key);
+        let sees = key.ge(self.keys.0) & key.lt(self.keys.1);
         sees.select(score, f32::NEG_INFINITY)
     }
 
-    /// Raises the reference to the largest score of the row's `lanes` lanes. Returns the factor for what was summed
-    /// before, by which `sum` is multiplied.
+    /// Raises the reference to the largest score of the row's `lanes` lanes, and rescales `sum`. Returns the factor.
     #[track_caller]
     pub(super) fn raise(&self, largest: Val<'k, f32>, lanes: u32) -> Val<'k, f32> {
         let rescale = self.max.raise(largest.reduce_max(lanes), 0.0);

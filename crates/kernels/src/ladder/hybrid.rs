@@ -1,9 +1,9 @@
 //! Rung `hybrid`: tensor cores for `S = Q·Kᵀ` only.
 //!
-//! What is new to `scalar/tiled`: a warp multiplies its 16 rows with a tile of keys in `mma.sync`
-//! instructions, operands read by `ldmatrix`. What is still missing: the scores leave the tensor cores through
-//! shared memory, since the softmax and `O += P·V` are computed a row at a time, two lanes a row, in f32.
-//! Both lanes read the whole row of P; V's columns they share in chunks of eight, turn by turn.
+//! What is new to `scalar/tiled`: a warp multiplies its 16 rows with a tile of keys in `mma.sync`, operands read by
+//! `ldmatrix`. What is still missing: the scores leave the tensor cores through shared memory, since softmax and
+//! `O += P·V` are computed in f32, two lanes a row. Both lanes read the whole row of P; V's columns they share in chunks
+//! of eight, turn by turn.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, TileShape, Val, Var, Widen};
@@ -110,12 +110,8 @@ fn softmax<'k, E: MmaElement>(
 ) -> Val<'k, f32> {
     let tap = |tap, column: u32, value| {
         params.tap(tap, || {
-            let place = Place {
-                batch_head,
-                row: row.row,
-                key: first_key + column,
-            };
-            (place, value, row.max)
+            let (row, key, max) = (row.row, first_key + column, row.max);
+            (Place { batch_head, row, key }, value, max)
         });
     };
     let columns = (0..cols).step_by(PAIR as usize);

@@ -47,12 +47,9 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         operands.multiply(k, scores, shape.head_dim);
         let tap = |tap, row: &Row<'_>, column_of: u32, value: Var<'_, f32>| {
             params.tap(tap, || {
-                let place = Place {
-                    batch_head: block.batch_head,
-                    row: row.row,
-                    key: key0 + column + column_of,
-                };
-                (place, value.get(), row.max)
+                let (batch_head, row, max) = (block.batch_head, row.row, row.max);
+                let key = key0 + column + column_of;
+                (Place { batch_head, row, key }, value.get(), max)
             });
         };
         for (half, row) in rows.iter().enumerate() {
@@ -75,11 +72,8 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         k.if_(row.row.lt(params.seq_len_q).divergent(), || {
             let out_row = params.out.row(block.out_head, row.row).offset(column);
             let values: Vec<_> = of_row(out, half).map(|(_, out)| out * norm).collect();
-            for (tile, pair) in values
-                .chunks(2)
-                .take((shape.head_dim_v / ACC_COLS) as usize)
-                .enumerate()
-            {
+            let tiles = (shape.head_dim_v / ACC_COLS) as usize;
+            for (tile, pair) in values.chunks(2).take(tiles).enumerate() {
                 let place = out_row.plus((ACC_COLS * tile as u32) as i32);
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
@@ -113,8 +107,8 @@ fn of_row<'k>(acc: Acc<'k>, half: usize) -> impl Iterator<Item = (u32, Var<'k, f
     })
 }
 
-/// One step of the online softmax: this lane's scores of the row become probabilities in place. Returns the
-/// factor for what was summed before.
+/// One step of the online softmax: this lane's scores of the row become probabilities in place. Returns the factor for
+/// what was summed before.
 #[track_caller]
 fn softmax<'k>(row: &Row<'k>, scores: Acc<'k>, half: usize, first_key: Val<'k, u32>) -> Val<'k, f32> {
     let mut largest = first_key.builder().constant(f32::NEG_INFINITY);

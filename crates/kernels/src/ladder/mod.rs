@@ -92,10 +92,11 @@ impl Config {
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
-        match self.cols {
-            64 => "n32 needs less".to_string(),
-            _ => "fewer warps, or family mma with swizzled tiles, need less".to_string(),
-        }
+        let remedy = match self.cols {
+            64 => "n32 needs less",
+            _ => "fewer warps, or family mma with swizzled tiles, need less",
+        };
+        remedy.to_string()
     }
 }
 
@@ -109,7 +110,6 @@ fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
     Err(Refusal::unsupported(NAME, what, "with 32 keys a tile it does"))
 }
 
-/// Kernel and launch for a problem, or why not.
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,

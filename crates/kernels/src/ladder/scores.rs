@@ -1,8 +1,8 @@
 //! `S = scale·Q·Kᵀ` by itself, written to memory in the problem's dtype: how fast one product is on tensor cores and
 //! without, and against a library's matrix product. It answers no attention problem, so it is no [`Config`](crate::Config).
 //!
-//! Every key is multiplied, whatever the mask. A block loads its rows of Q and K whole, computes, and stores through
-//! shared memory, 16 bytes an access; the two engines differ in the product alone.
+//! Every key is multiplied, whatever the mask. Loads and stores, 16 bytes an access through shared memory, are those of
+//! both engines.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct Levers {
     pub tile: u32,
 }
 
-/// Values of [`Levers::tile`].
+/// Tiles there are.
 pub const TILES: [u32; 2] = [64, 128];
 
 /// Threads that share a row in the scalar engine.
@@ -50,10 +50,6 @@ impl Levers {
         engines
             .flat_map(|engine| TILES.map(|tile| Levers { engine, tile }))
             .collect()
-    }
-
-    fn threads(self) -> u32 {
-        2 * self.tile
     }
 }
 
@@ -100,15 +96,12 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     let needed = 2 * tile_bytes(levers.tile, head_dim, 1) + tile_bytes(levers.tile, levers.tile, 1);
     Refusal::check_shared_memory(needed, target, || "a tile of 64 needs less".to_string())?;
     let name = format!("{levers}_{}_d{head_dim}", problem.dtype()).replace('-', "_");
-    let kernel = Kernel::build(&name, levers.threads(), |k| match problem.dtype() {
+    let kernel = Kernel::build(&name, 2 * levers.tile, |k| match problem.dtype() {
         DType::F16 => body::<f16>(k, levers, head_dim),
         _ => body::<bf16>(k, levers, head_dim),
     })?;
-    let launch = launch(problem, levers, &kernel);
-    Ok(Step {
-        kernel: Arc::new(kernel),
-        launch,
-    })
+    let (launch, kernel) = (launch(problem, levers, &kernel), Arc::new(kernel));
+    Ok(Step { kernel, launch })
 }
 
 fn launch(problem: &Problem, levers: Levers, kernel: &Kernel) -> Launch {
@@ -121,9 +114,8 @@ fn launch(problem: &Problem, levers: Levers, kernel: &Kernel) -> Launch {
     let bytes = problem.lse_len() * problem.seq_len_kv() * problem.dtype().size_bytes();
     add_buffer(&mut launch, "scores", bytes, ALIGNMENT, true);
     let heads = [problem.num_heads(), problem.group_size()];
-    launch
-        .args
-        .extend([lengths, heads].concat().into_iter().map(|n| Arg::U32(n as u32)));
+    let numbers = [lengths, heads].concat().into_iter().map(|n| Arg::U32(n as u32));
+    launch.args.extend(numbers);
     launch.args.push(Arg::F32(problem.softmax_scale()));
     launch
 }
@@ -172,7 +164,6 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: Levers, head_dim: u32)
     });
 }
 
-/// A warp multiplies its 16 rows with all keys of the tile.
 #[track_caller]
 fn tensor_cores<'k, E: MmaElement>(
     k: &'k KernelBuilder,
@@ -184,7 +175,7 @@ fn tensor_cores<'k, E: MmaElement>(
 ) {
     let warp = k.thread_idx() / 32u32;
     let scores = k.acc("s", levers.tile / ACC_COLS);
-    ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores, q_tile.head_dim());
+    ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores, q_tile.head_dim);
     let (row, column) = (warp * WARP_ROWS + k.lane() / QUAD, k.lane() % QUAD * 2u32);
     for tile in 0..scores.tiles() {
         for half in 0..2 {
@@ -206,13 +197,13 @@ fn scalar<'k, E: MmaElement + Widen>(
     scale: Val<'k, f32>,
 ) {
     let (row, key) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);
-    let row_step = levers.threads() / THREAD_COLS;
+    let row_step = 2 * levers.tile / THREAD_COLS;
     let (rows, keys) = (levers.tile / row_step, levers.tile / THREAD_COLS);
     let scores: Vec<Var<'k, f32>> = (0..rows * keys).map(|_| k.var(0.0)).collect();
     let none = k.constant(0u32);
-    for d in (0..padded(q_tile.head_dim())).step_by(CHUNK as usize) {
+    for d in (0..padded(q_tile.head_dim)).step_by(CHUNK as usize) {
         let chunk = |tile: HeadTile<'k, E>, first: Val<'k, u32>, down: u32| {
-            let place = tile.shared().down(tile.at_column(first, d, none), down);
+            let place = tile.tile.down(tile.at_column(first, d, none), down);
             place.load_f32s(CHUNK, 16, Cache::Default)
         };
         let q: Vec<_> = (0..rows).map(|i| chunk(q_tile, row, i * row_step)).collect();

@@ -105,7 +105,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
             .padded(merge_padding(cols))
             .stages(levers.kv_warps);
         let needed = 4 * levers.rows * (cols + merge_padding(cols)) * levers.kv_warps;
-        let (of_k, of_v) = (k_tile.shared(), v_tile.shared());
+        let (of_k, of_v) = (k_tile.tile, v_tile.tile);
         let parts = if needed <= of_k.stages() * of_k.stage_bytes() {
             k.shared_tile_reusing::<f32, E>("parts", tile, of_k)
         } else if needed <= of_v.stages() * of_v.stage_bytes() {

@@ -1,9 +1,6 @@
-//! Family `scalar`: attention without tensor cores, a readable ladder that serves every problem.
+//! Family `scalar`: attention without tensor cores; it serves every problem.
 //!
-//! - [`naive`]: one thread a query row and slice of columns; every operand straight from memory.
-//! - [`tiled`]: K/V tiles in shared memory, register-blocked products, warp reductions.
-//!
-//! Both compute in f32 and differ only in how work is shared out, so each is a check on the other.
+//! [`naive`] and [`tiled`] both compute in f32 and differ only in how work is shared out: each checks the other.
 
 mod common;
 mod naive;
@@ -37,10 +34,10 @@ pub struct Config {
 /// Values of [`Config::tile`] after the first, none.
 const TILES: [(u32, u32); 5] = [(16, 16), (32, 16), (32, 32), (64, 32), (64, 64)];
 
-/// Values of [`Config::vector_bytes`]. 2 is for tensors whose rows start at odd halves.
+/// Bytes an access. 2 is for tensors whose rows start at odd halves.
 const WIDTHS: [u32; 4] = [16, 8, 4, 2];
 
-/// The family's levers. Both rungs are one family: where there is no tile, there is `naive`.
+/// The family's levers.
 pub const FAMILY: Family = Family {
     name: NAME,
     levers: &[
@@ -97,10 +94,6 @@ impl From<Values> for Config {
 }
 
 impl Config {
-    fn threads(&self) -> u32 {
-        32 * self.warps
-    }
-
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
         let size = |(rows, cols): (u32, u32)| rows * cols;
         let smaller = |tile: &&(u32, u32)| Some(size(**tile)) < self.tile.map(size);
@@ -119,47 +112,42 @@ impl Config {
             return Err(Refusal::lever("vector_bytes", given, allowed));
         }
         if given > allowed {
-            let fits = Config {
-                vector_bytes: allowed,
-                ..*self
-            };
+            let vector_bytes = allowed;
+            let suggestion = FAMILY.id(&Values::from(Config { vector_bytes, ..*self }));
             return Err(Refusal::Alignment {
                 given,
                 allowed,
-                suggestion: FAMILY.id(&Values::from(fits)),
+                suggestion,
             });
         }
         Ok(())
     }
 }
 
-/// The configs used where nobody names one, in order of preference: what was fastest for such a problem,
-/// then what needs less, with the widest accesses that the strides and `alignment` (bytes) allow. The last
-/// one, [`naive`], is never refused.
+/// The configs used where nobody names one, in order of preference: what was fastest for such a problem, then what
+/// needs less, with the widest accesses that the strides and `alignment` (bytes) allow. The last, `naive`, is never
+/// refused.
 pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
     let vector_bytes = widest(problem).min(alignment);
-    let config = |tile, warps| Config {
+    let tiled = tiled::preferred(problem).iter();
+    let tiled = tiled.map(|&(rows, cols, warps)| (Some((rows, cols)), warps));
+    let config = |(tile, warps)| Config {
         tile,
         warps,
         vector_bytes,
     };
-    let tiled = tiled::preferred(problem).iter();
-    let tiled = tiled.map(|&(rows, cols, warps)| config(Some((rows, cols)), warps));
-    tiled.chain([config(None, 4)]).collect()
+    tiled.chain([(None, 4)]).map(config).collect()
 }
 
 /// Bytes of the widest accesses that the strides of all four tensors allow.
 pub fn widest(problem: &Problem) -> u32 {
     let element = problem.dtype().size_bytes() as u32;
-    let fits = |bytes: &u32| {
-        let bytes = u64::from(*bytes);
-        all_strides(problem).all(|stride| (u64::from(stride) * u64::from(element)).is_multiple_of(bytes))
-    };
+    let starts = |stride| u64::from(stride) * u64::from(element);
+    let fits = |bytes: &u32| all_strides(problem).all(|stride| starts(stride).is_multiple_of(u64::from(*bytes)));
     let widths = WIDTHS.into_iter().filter(|bytes| *bytes >= element);
     widths.filter(fits).max().unwrap_or(element)
 }
 
-/// Kernel and launch for a problem, or why not.
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
@@ -175,7 +163,7 @@ pub(crate) fn plan(
     }
     let name = shape.kernel_name(&FAMILY.id(&Values::from(*config)));
     let kernel = kernels.get_or_build(&name, |name| {
-        Kernel::build(name, config.threads(), |k| match shape.dtype {
+        Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
             DType::F32 => body::<f32>(k, config, &shape),
             DType::F16 => body::<f16>(k, config, &shape),
             DType::BF16 | DType::E4M3 => body::<bf16>(k, config, &shape),
@@ -183,7 +171,7 @@ pub(crate) fn plan(
     })?;
     let (rows, slices) = match config.tile {
         Some((rows, _)) => (rows, 1),
-        None => (config.threads(), naive::slices(&shape)),
+        None => (32 * config.warps, naive::slices(&shape)),
     };
     let tiles = problem.seq_len_q().div_ceil(rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
@@ -194,6 +182,6 @@ pub(crate) fn plan(
 fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
     match config.tile {
         Some(tile) => tiled::body::<E>(k, &tiled::Levers::new(tile, config), shape),
-        None => naive::body::<E>(k, config.threads(), shape),
+        None => naive::body::<E>(k, 32 * config.warps, shape),
     }
 }

@@ -1,10 +1,9 @@
-//! Rung 2: K/V tiles in shared memory, register-blocked products, warp reductions.
+//! K/V tiles in shared memory, register-blocked products, warp reductions.
 //!
-//! A block computes `rows` query rows of one head. Its threads form a grid of `2·warps` thread rows
-//! by 16 thread columns, so that a row of scores lives in one half-warp: its maximum and sum are
-//! four shuffles away, and P passes through shared memory without a block barrier. Thread (r, c)
-//! owns rows r, r + 2·warps, …; keys c, c + 16, … of each tile; and quads of output columns
-//! c, c + 16, ….
+//! A block computes `rows` query rows of one head. Its threads form a grid of `2·warps` rows by 16 columns, so that a
+//! row of scores lives in one half-warp: its maximum and sum are four shuffles away, and P passes through shared memory
+//! without a block barrier. Thread (r, c) owns rows r, r + 2·warps, …; keys c, c + 16, … of each tile; and quads of
+//! output columns c, c + 16, ….
 //!
 //! Two barriers a tile of keys: one before the tiles are overwritten, one after.
 
@@ -40,8 +39,8 @@ const CHUNK: u32 = 8;
 /// Blocks of 64 rows from which on large tiles fill a GPU; below, more and smaller blocks do better.
 const LARGE_TILE_BLOCKS: usize = 256;
 
-/// Tiles and warps used where nobody names them, best first: (rows, cols, warps). The first that a target
-/// does not refuse is taken. Measured on an H200 (`lab/check/data/scalar-times.txt`).
+/// (rows, cols, warps) used where nobody names them, best first. Measured on an H200
+/// (`lab/check/data/scalar-times.txt`).
 pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
     let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();
     match problem.head_dim().max(problem.head_dim_v()) {
@@ -66,14 +65,9 @@ impl Levers {
         self.rows / self.thread_rows()
     }
 
-    fn cols_per_thread(&self) -> u32 {
-        self.cols / THREAD_COLS
-    }
-
-    /// Refuses what cannot fit in registers.
     pub(super) fn check(&self, shape: &Shape) -> Result<(), Refusal> {
         // What must be in registers at once in the inner loops.
-        let (rows, cols) = (self.rows_per_thread(), self.cols_per_thread());
+        let (rows, cols) = (self.rows_per_thread(), self.cols / THREAD_COLS);
         let output = rows * 4 * quads_per_thread(shape);
         let scores = rows * cols;
         let operands = 4 * (rows + cols);
@@ -119,12 +113,12 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
     let rows: Vec<_> = (0..levers.rows_per_thread())
         .map(|i| {
             let row = first_row + thread_row + i * levers.thread_rows();
-            let (first_key, end_key) = params.visible_keys(row);
+            let keys = params.visible_keys(row);
+            let max = RowMax::new(k, params.score_mod.exponent_scale);
             Row {
                 row,
-                first_key,
-                end_key,
-                max: RowMax::new(k, params.score_mod.exponent_scale),
+                keys,
+                max,
                 sum: k.var(0.0),
             }
         })
@@ -144,7 +138,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
             .map(|i| load4(tile.down(first, i * levers.thread_rows())))
             .collect()
     };
-    let (rows_per_thread, cols_per_thread) = (levers.rows_per_thread() as usize, levers.cols_per_thread() as usize);
+    let cols_per_thread = (levers.cols / THREAD_COLS) as usize;
 
     k.for_uniform(first_key, end_key, levers.cols as i32, |key0| {
         let first = key0.reinterpret();
@@ -153,7 +147,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
         load_tile(k, shape, v_tile, &params.v, v_head, first, params.seq_len_kv);
         k.barrier();
 
-        let scores: Vec<_> = (0..rows_per_thread * cols_per_thread).map(|_| k.var(0.0)).collect();
+        let scores: Vec<_> = (0..rows.len() * cols_per_thread).map(|_| k.var(0.0)).collect();
         k.verb("scores = Q·Kᵀ", || {
             k.for_uniform(0u32, shape.head_dim, 4, |d| {
                 let q = my_rows(q_tile, d);
@@ -179,7 +173,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
             };
             let mut masked = Vec::new();
             for (j, score) in scores[i * cols_per_thread..][..cols_per_thread].iter().enumerate() {
-                let sees = row.sees(keys[j]);
+                let sees = keys[j].ge(row.keys.0) & keys[j].lt(row.keys.1);
                 let score = params.score_mod.score(score.get());
                 tap(StopAfter::Scores, j, score);
                 masked.push(sees.select(score, f32::NEG_INFINITY));
@@ -250,10 +244,8 @@ impl<'k> Output<'k> {
     fn zero(k: &'k KernelBuilder, levers: &Levers, shape: &Shape) -> Self {
         let quads = quads_per_thread(shape) as usize;
         let count = 4 * quads * levers.rows_per_thread() as usize;
-        Output {
-            quads,
-            values: (0..count).map(|_| k.var(0.0)).collect(),
-        }
+        let values = (0..count).map(|_| k.var(0.0)).collect();
+        Output { quads, values }
     }
 
     fn row(&self, i: usize) -> &[Var<'k, f32>] {
@@ -269,31 +261,24 @@ impl<'k> Output<'k> {
 #[track_caller]
 fn quad_column<'k>(shape: &Shape, thread_col: Val<'k, u32>, j: u32) -> Val<'k, u32> {
     let column = (thread_col + j * THREAD_COLS) * 4u32;
-    if (shape.head_dim_v / 4).is_multiple_of(THREAD_COLS) {
-        column
-    } else {
-        column.min(shape.head_dim_v - 4)
+    match (shape.head_dim_v / 4).is_multiple_of(THREAD_COLS) {
+        true => column,
+        false => column.min(shape.head_dim_v - 4),
     }
 }
 
-/// The running state of one query row, of which each of its sixteen threads holds a copy; `sum` is
-/// each thread's own part, added up at the end.
+/// The running state of a query row, a copy in each of its sixteen threads; `sum` is each thread's own part.
 struct Row<'k> {
     row: Val<'k, u32>,
-    first_key: Val<'k, i32>,
-    end_key: Val<'k, i32>,
+    /// First that it sees, and one past the last.
+    keys: (Val<'k, i32>, Val<'k, i32>),
     max: RowMax<'k>,
     sum: Var<'k, f32>,
 }
 
 impl<'k> Row<'k> {
-    #[track_caller]
-    fn sees(&self, key: Val<'k, i32>) -> Val<'k, bool> {
-        key.ge(self.first_key) & key.lt(self.end_key)
-    }
-
-    /// One step of the online softmax: the probabilities relative to the new maximum, and the factor
-    /// that brings what was summed before to it.
+    /// One step of the online softmax: probabilities relative to the new maximum, and the factor for what was summed
+    /// before.
     #[track_caller]
     fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
         let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
