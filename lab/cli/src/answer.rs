@@ -16,17 +16,14 @@ use crate::style::{self, BAD, GOOD, Page, whole};
 const BUDGET_MS: f64 = 1_000.0;
 
 pub(crate) struct Answer {
-    /// `cpu` or `cuda:0`.
     pub(crate) device: String,
     plan: PlanSummary,
     pub(crate) gate: Gate,
     /// Microseconds of a run, and how they were measured; `None` if the output is wrong.
     time: Option<(Summary, String)>,
-    /// Notes on plan tables that cannot be used.
     notes: Vec<String>,
 }
 
-/// How a time was measured.
 fn method(measured: &Measured, samples: usize) -> String {
     let samples = style::count(samples, "sample");
     let clock = match measured.info.launch {
@@ -43,8 +40,6 @@ fn method(measured: &Measured, samples: usize) -> String {
 }
 
 impl Answer {
-    /// Adds whether the output is correct, its time, the time predicted on a GPU if there is none, the
-    /// device, the kernel, and how it was timed.
     pub(crate) fn add(&self, page: &mut Page, problem: &Problem, predicted: Option<&str>) {
         add_gate(page, &self.gate);
         if let Some((summary, _)) = &self.time {
@@ -85,7 +80,6 @@ impl Answer {
     }
 }
 
-/// Adds whether the output is correct, and its error against float64.
 pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
     // The gate has counted in what rounding inside the kernel adds, row by row.
     let Tolerance { atol, rtol } = gate.tolerance;

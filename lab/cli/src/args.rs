@@ -18,7 +18,7 @@ pub(crate) struct ProblemArgs {
     /// Name of a problem (`list problems`), or FILE.toml, FILE.json, FILE.toml:NAME; the flags below
     /// override its fields
     #[arg(value_name = "PROBLEM", default_value = "mission")]
-    name: String,
+    pub(crate) name: String,
     #[command(flatten)]
     flags: ProblemFlags,
 }
@@ -117,11 +117,6 @@ fn window(text: &str) -> Result<Window, String> {
 }
 
 impl ProblemArgs {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The file of foreign kernels given in place of a problem, if any.
     pub(crate) fn file(&self) -> Option<&Path> {
         let path = Path::new(&self.name);
         in_place::is_of_kernels(path).then_some(path)
@@ -135,7 +130,6 @@ impl ProblemArgs {
         }
     }
 
-    /// The named problem, with the fields that flags override.
     pub(crate) fn problem(&self) -> Result<Problem, Failure> {
         let named = case(&self.name)?.problem;
         let flags = &self.flags;
@@ -188,7 +182,6 @@ impl ProblemArgs {
     }
 }
 
-/// The problem of a name or a file, with its name.
 pub(crate) fn case(name: &str) -> Result<Case, Failure> {
     if problem_file::is_file(name) {
         return Ok(problem_file::read_one(name)?);
@@ -216,7 +209,6 @@ fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
         .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
 }
 
-/// The card that GPU kernels are planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Card {
     pub(crate) chip: Chip,
@@ -234,7 +226,6 @@ impl Card {
         })
     }
 
-    /// A card by the name of a profile or an architecture.
     pub(crate) fn parse(name: &str) -> Result<Card, String> {
         if let Some(profile) = Profile::named(name) {
             return Ok(Card::of(profile));
@@ -282,7 +273,6 @@ pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
     }
 }
 
-/// Names of problems that begin like `given` or are close to it.
 pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
     let close = |name: &str| name.starts_with(given) || strsim::levenshtein(name, given) <= 2;
     let names = NAMED_PROBLEMS.iter().map(|named| named.name);

@@ -148,11 +148,6 @@ impl ProtocolArgs {
             ..Request::default()
         }
     }
-
-    fn sweep(&self, keep: usize) -> Sweep {
-        let budget_ms = self.budget.map_or(Sweep::default().budget_ms, |seconds| seconds * 1e3);
-        Sweep { keep, budget_ms }
-    }
 }
 
 pub(crate) fn mode(name: &str) -> Result<Mode, String> {
@@ -181,10 +176,12 @@ pub(crate) fn options(device: &Device) -> Options {
 pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     let device = machine::device(&args.device)?;
     let cases = cases(&args.problems, args.dtype)?;
-    let sweep = args.sweep.map(|keep| args.protocol.sweep(keep));
+    let usual = Sweep::default().budget_ms;
+    let budget_ms = args.protocol.budget.map_or(usual, |seconds| seconds * 1e3);
+    let sweep = args.sweep.map(|keep| Sweep { keep, budget_ms });
     let mut kernels = kernels::ids(&args.kernel)?;
     if sweep.is_some() && kernels.is_empty() {
-        kernels = kernels::all_of(&device);
+        kernels = kernels::on(matches!(device, Device::Cpu));
     }
     let request = Request {
         cases,
@@ -225,7 +222,6 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     }
 }
 
-/// Too few shapes have times of a kernel and of a peer.
 fn not_judged(rule: &SeedsRule) -> Failure {
     let (shapes, needed) = (style::count(rule.shapes.len(), "shape"), rule.needed);
     let why = format!("the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {needed}");
@@ -282,10 +278,7 @@ pub(crate) fn bench(
     Ok(report)
 }
 
-/// The Python with peers; `None` if no peers are wanted.
-///
-/// # Errors
-/// Why there is none, in a sentence.
+/// The Python with peers, or why there is none; `None` if no peers are wanted.
 pub(crate) fn find_peers(peers: &[String]) -> Result<Option<Python>, String> {
     match peers {
         [none] if none == "none" => Ok(None),
@@ -318,8 +311,7 @@ pub(crate) fn measure(
     Ok(python.bench(&job, watcher)?)
 }
 
-/// Compiles the kernels of a sweep in several processes into the driver's cache: in one process the
-/// driver compiles one at a time.
+/// Compiles in several processes: in one process the driver compiles one kernel at a time.
 fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<(), Failure> {
     let wanted = kernels_of(context, request)?;
     let count = wanted.iter().map(|(_, kernels)| kernels.len()).sum();
@@ -333,7 +325,6 @@ fn compile(context: &Context, request: &Request, bar: &ProgressBar) -> Result<()
     Ok(())
 }
 
-/// Shows the progress on a terminal, and each problem's table when it is done.
 struct Progress {
     spinner: Spinner,
     tables: bool,
@@ -368,7 +359,6 @@ impl Watcher for Progress {
     }
 }
 
-/// Our kernels compared with the main peer.
 pub(crate) fn standings(report: &Report) -> Vec<Standing> {
     let peer = report.main_peer();
     peer.map(|peer| report.standings(peer)).unwrap_or_default()

@@ -81,7 +81,7 @@ const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
 const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
-    let name = args.problem.name();
+    let name = &args.problem.name;
     let runs = Runs {
         schedules: args.schedules,
         first: args.schedule,
@@ -149,8 +149,7 @@ fn stages() -> impl TypedValueParser<Value = StopAfter> {
         .map(|name| StopAfter::from_name(&name).unwrap_or(StopAfter::Scores))
 }
 
-/// Plants the mistake of a name such as `drop-barrier:2` in the plan's kernels. Places are counted through
-/// the kernels in the order they run.
+/// Plants a mistake such as `drop-barrier:2`. Places are counted through the kernels in their order.
 fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
     let Some(operator) = Operator::from_name(name) else {

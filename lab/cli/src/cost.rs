@@ -21,7 +21,6 @@ const REPORTS: [(f64, &str); 5] = [
     (25.0, "PyTorch's SDPA, fastest"),
 ];
 
-/// A prediction, or why there is none.
 pub(crate) type Outcome = Result<Prediction, String>;
 
 /// The measured rates kept for a GPU of this machine that is such a card, if any. Rates that no longer
@@ -41,8 +40,7 @@ pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
     }
 }
 
-/// Predicts a plan's time on a card, from the registers of each step if they are known, and from
-/// measured rates if there are any.
+/// From the registers of each step if they are known, and from measured rates if there are any.
 pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measured: Option<&MeasuredCard>) -> Outcome {
     let (name, known) = (card.name(), Profile::names());
     let no_card = || format!("{name} is an architecture, not a card with clocks and bandwidth; cards are {known}");
@@ -57,14 +55,12 @@ pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measur
     }
 }
 
-/// Whether the reports' numbers are about this problem on this card.
 fn is_theirs(problem: &Problem, card: Card) -> bool {
     let theirs = Problem::builder().heads(8, 8).seq_len(512).head_dim(64);
     let theirs = theirs.dtype(DType::F16).build();
     card.name() == "l4" && theirs.is_ok_and(|theirs| theirs == *problem)
 }
 
-/// Adds the section of an explanation.
 pub(crate) fn add(page: &mut Page, outcome: &Outcome, problem: &Problem, card: Card) {
     page.line(format_args!("\n{HEAD}Cost{HEAD:#}, predicted"));
     let prediction = match outcome {
@@ -129,7 +125,6 @@ fn bound(prediction: &Prediction) -> String {
     format!("{what}; {:.2} times the next", prediction.lead)
 }
 
-/// The prediction as JSON, with `unknown`: why there is none.
 pub(crate) fn json(outcome: &Outcome, problem: &Problem, card: Card) -> Value {
     let reports = REPORTS.map(|(micros, what)| json!({ "micros": micros, "what": what }));
     let reports = is_theirs(problem, card).then_some(reports);

@@ -125,7 +125,6 @@ fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, F
     Ok(Outcome::Clean)
 }
 
-/// The rates in a table, with those of the profile.
 fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
     let device = &measured.run.device;
     let (name, architecture) = (&device.name, &device.architecture);

@@ -38,7 +38,6 @@ pub(crate) struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// The folder, if evidence is kept.
     pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
         if self.no_store {
             return Ok(None);

@@ -82,7 +82,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         given.allow(&allowed, "a FILE.ptx or FILE.cubin in place of a problem")?;
         return foreign::explain(file, &args.foreign, card(), args.json);
     }
-    let name = args.problem.name();
+    let name = &args.problem.name;
     if let Some(failure) = in_place::of_name(name).filter(|_| name.starts_with(museum::PREFIX)) {
         return Err(failure);
     }
@@ -155,8 +155,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
     Ok(Outcome::of(is_clean))
 }
 
-/// Draws the prediction and a simulated block of the plan's first kernel into a folder, which is created if
-/// necessary, and returns the files.
+/// Draws the prediction and a simulated block of the plan's first kernel; returns the files.
 fn draw(prediction: &Prediction, plan: &Plan, problem: &Problem, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |error| Failure::failed(format!("cannot make {}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
@@ -218,7 +217,6 @@ fn ptx_of(args: &ExplainArgs, plan: &Plan) -> Result<String, Failure> {
     })
 }
 
-/// A step of a plan and its resources on a card.
 struct Explained<'a> {
     step: &'a Step,
     registers: Result<Registers, registers::Unknown>,
@@ -243,7 +241,6 @@ impl Explained<'_> {
         self.registers.as_ref().ok().map(|found| found.per_thread)
     }
 
-    /// Bytes of shared memory per block, static or dynamic.
     fn shared_bytes(&self) -> u32 {
         let ledger = self.step.kernel.ledger().total_bytes();
         self.step.launch.dynamic_shared_bytes.max(ledger)
@@ -299,17 +296,12 @@ impl Explained<'_> {
         page.field("needs", text);
     }
 
-    /// Adds what fits on an SM of each card, and how often the grid fills the card.
     fn add_occupancy(&self, page: &mut Page, card: Card) {
         page.line(format_args!(
             "\n{HEAD}Occupancy{HEAD:#}\n  {DIM}card       SMs  blocks an SM  warps an SM  waves  limited by{DIM:#}"
         ));
         let mut row = |name: &str, sms: &str, fit: Occupancy, waves: &str| {
-            let mark = if name == card.name() {
-                HEAD
-            } else {
-                anstyle::Style::new()
-            };
+            let mark = if name == card.name() { HEAD } else { Default::default() };
             let (blocks, warps) = (fit.blocks_per_sm, fit.warps_per_sm);
             let (most, limit) = (fit.max_warps_per_sm, fit.limited_by);
             page.line(format_args!(
@@ -353,7 +345,6 @@ impl Explained<'_> {
     }
 }
 
-/// The profiles to show: the card's first, then all others.
 fn profiles(card: Card) -> Vec<&'static Profile> {
     let others = PROFILES.iter().filter(|profile| Some(*profile) != card.profile);
     card.profile.into_iter().chain(others).collect()

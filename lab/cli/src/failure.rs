@@ -11,10 +11,8 @@ use crate::in_place;
 use crate::style::{self, BAD, GOOD};
 use crate::tune::interrupt::INTERRUPTED;
 
-/// How a command that ran ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Everything is correct.
     Clean,
     /// The command found and reported something wrong.
     Findings,
@@ -41,11 +39,10 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// Why a command could not run.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     exit_code: u8,
-    message: String,
+    pub(crate) message: String,
     help: Option<String>,
     left: Option<String>,
 }
@@ -75,22 +72,16 @@ impl Failure {
         }
     }
 
-    pub(crate) fn message(&self) -> &str {
-        &self.message
-    }
-
     pub(crate) fn help(mut self, help: impl ToString) -> Failure {
         self.help = Some(help.to_string());
         self
     }
 
-    /// Adds lines on what was kept and how to go on; they are printed as they are.
     pub(crate) fn left(mut self, left: String) -> Failure {
         self.left = Some(left);
         self
     }
 
-    /// Prints the failure to standard error and returns its exit code.
     pub(crate) fn report(&self) -> ExitCode {
         let mut text = style::wrap(&format!("{BAD}error{BAD:#}: {}", self.message), 2);
         if let Some(help) = &self.help {

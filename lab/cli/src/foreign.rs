@@ -53,7 +53,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     launch: LaunchArgs,
     /// Blocks of the grid
-    #[arg(long, value_name = "X,Y,Z", default_value = "1,1,1", value_parser = grid)]
+    #[arg(long, value_name = "X,Y,Z", default_value = "1,1,1", value_parser = |text: &str| args::axes(text, 1))]
     grid: [u32; 3],
     /// The next argument of the kernel: buf:BYTES for a pointer (f32 numbers; :f16, :zero or :unwritten
     /// for other contents), or a number
@@ -64,10 +64,6 @@ pub(crate) struct RunArgs {
 fn number(text: &str) -> Result<u32, String> {
     let wrong = |_| format!("write a whole number from 0 to {}, e.g. 128", u32::MAX);
     text.parse().map_err(wrong)
-}
-
-fn grid(text: &str) -> Result<[u32; 3], String> {
-    args::axes(text, 1)
 }
 
 fn claim(text: &str) -> Result<(String, u64), String> {
@@ -96,12 +92,9 @@ impl LaunchArgs {
     }
 }
 
-/// The schedules to run a kernel under.
 pub(crate) struct Runs {
     pub(crate) schedules: u32,
-    /// Seed of the first.
     pub(crate) first: u64,
-    /// The number of blocks to simulate, if not all.
     pub(crate) blocks: Option<u64>,
 }
 
@@ -110,10 +103,8 @@ fn wrong(file: &Path, error: impl Display) -> Failure {
     Failure::usage(format!("{}: {error}", file.display()))
 }
 
-/// A kernel of a file, judged for a card.
 struct Judged {
     kernel: ForeignKernel,
-    /// Why its registers are not known.
     unknown: Option<String>,
     problems: Vec<Problem>,
 }
@@ -137,7 +128,6 @@ impl Judged {
         foreign::verdict(&self.problems)
     }
 
-    /// Registers per thread and spills, or why they are not known.
     fn registers(&self) -> String {
         let kernel = &self.kernel;
         let Some(registers) = kernel.registers else {
@@ -154,7 +144,6 @@ impl Judged {
     }
 }
 
-/// Adds problems of a launch, as compilers print errors.
 pub(crate) fn add_problems(page: &mut Page, problems: &[Problem], file: &str) {
     for problem in problems {
         let text = render::problem(problem, file, Palette::COLOUR, style::width());
@@ -162,7 +151,6 @@ pub(crate) fn add_problems(page: &mut Page, problems: &[Problem], file: &str) {
     }
 }
 
-/// Adds findings of the simulator, as compilers print errors.
 pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
     for found in found {
         let text = render::finding(found, runs.schedules as usize, Palette::COLOUR, style::width());
@@ -171,7 +159,6 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 }
 
 impl RunArgs {
-    /// Proves the launch of a kernel of a file on a card, simulates it, and shows the findings.
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
         let bytes = std::fs::read(file).map_err(|error| wrong(file, error))?;
         if let Some(what) = foreign::binary_kind(&bytes) {
@@ -289,7 +276,6 @@ impl Judged {
         self.kernel.static_shared + u64::from(asked.dynamic_shared)
     }
 
-    /// How many blocks fit on an SM, if the threads are known.
     fn fit(&self, asked: &Asked, card: Card) -> Option<Occupancy> {
         let shared = u32::try_from(self.shared(asked)).ok()?;
         let threads = foreign::threads_of(&self.kernel, asked)?;

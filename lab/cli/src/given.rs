@@ -22,7 +22,6 @@ impl Given {
         Given(given.map(str::to_string).collect())
     }
 
-    /// Refuses every flag but these.
     pub(crate) fn allow(&self, allowed: &[&str], subject: &str) -> Result<(), Failure> {
         let Some(given) = self.0.iter().find(|given| !allowed.contains(&given.as_str())) else {
             return Ok(());

@@ -56,13 +56,11 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
     Some(Failure::usage(format!("{name} is PTX: it holds kernels, not a problem")).help(help))
 }
 
-/// Whether a file holds kernels, by its name.
 pub(crate) fn is_of_kernels(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     extension.is_some_and(|extension| ["ptx", "cubin"].contains(&extension.to_ascii_lowercase().as_str()))
 }
 
-/// A binary file in place of a problem or PTX.
 pub(crate) fn binary(file: &Path, what: &str) -> Failure {
     let help = match what.starts_with("a cubin") {
         true => "`flashcore explain FILE.cubin` shows what it uses; nvcc -ptx compiles the source to PTX",

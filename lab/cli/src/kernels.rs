@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore::{Device, KernelId};
+use flashcore::KernelId;
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
 use flashcore_kernels::Config;
@@ -20,9 +20,8 @@ pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     }
 }
 
-/// Ids of kernels that run on the CPU or on GPUs. The CPU backend has too many configs for a list, so
-/// these are some of them.
-fn on(cpu: bool) -> Vec<String> {
+/// Ids of kernels that run on GPUs, or some of the many that run on the CPU.
+pub(crate) fn on(cpu: bool) -> Vec<String> {
     if !cpu {
         return Config::all().iter().map(Config::to_string).collect();
     }
@@ -30,16 +29,10 @@ fn on(cpu: bool) -> Vec<String> {
     [32, 64, 128].map(config).to_vec()
 }
 
-/// Ids that `flashcore list kernels` shows.
 pub(crate) fn all() -> Vec<String> {
     [on(false), on(true)].concat()
 }
 
-pub(crate) fn all_of(device: &Device) -> Vec<String> {
-    on(matches!(device, Device::Cpu))
-}
-
-/// Ids and names of the ladder's rungs on a card, the slowest first.
 pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (String, &'static str)> {
     let rungs = flashcore_kernels::rungs(problem, card.chip).into_iter();
     rungs.map(|rung| (rung.config.to_string(), rung.label))

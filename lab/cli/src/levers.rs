@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::style::{self, CODE, DIM, HEAD, Page};
 
-/// The levers of all families, or those of one id with their values.
 pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     let Some(id) = kernel else {
         let mut page = Page::default();
@@ -28,10 +27,9 @@ pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     let mut levers = Vec::new();
     for (at, (name, value)) in family.print(&values).into_iter().enumerate() {
         let (parts, meaning) = (family.parts(&values, at), family.levers[at].meaning);
-        let label = if parts.is_empty() {
-            "(none)".to_string()
-        } else {
-            parts.join(" ")
+        let label = match parts.is_empty() {
+            true => "(none)".to_string(),
+            false => parts.join(" "),
         };
         page.field(&label, format_args!("{name}: {value} {DIM}· {meaning}{DIM:#}"));
         levers.push(json!({ "lever": name, "value": value, "parts": parts, "meaning": meaning }));

@@ -165,7 +165,6 @@ fn devices() -> (Page, Value) {
     (page, json)
 }
 
-/// Adds the GPUs, or why there are none, and the CPU.
 pub(crate) fn add_devices(page: &mut Page) {
     match flashcore_cuda::devices() {
         Ok(gpus) => {

@@ -32,7 +32,6 @@ pub(crate) fn gpus_or_none() -> Vec<DeviceInfo> {
     })
 }
 
-/// Whether kernels can be planned for a GPU.
 pub(crate) fn is_supported(info: &DeviceInfo) -> bool {
     let (major, minor) = info.compute_capability;
     Target::for_capability(major, minor).is_some_and(Target::is_supported)
@@ -50,7 +49,6 @@ pub(crate) fn device(name: &str) -> Result<Device, Error> {
     Ok(device)
 }
 
-/// The note on a failing driver is printed once.
 static NOTED: Once = Once::new();
 
 fn note_why_none(why: &Error) {
@@ -77,7 +75,6 @@ pub(crate) fn gpu_line(info: &DeviceInfo) -> String {
     )
 }
 
-/// One line on a device of this machine, by name.
 pub(crate) fn line_of(device: &str) -> String {
     if device == "cpu" {
         return cpu_line();

@@ -69,7 +69,6 @@ pub(crate) fn add_advice(page: &mut Page, plan: &Plan, options: &CheckOptions) -
     Ok(())
 }
 
-/// The access of an instruction class, and its memory.
 fn access(class: Class) -> &'static str {
     match class {
         Class::LoadShared => "load shared",

@@ -8,7 +8,6 @@ use crate::failure::{Failure, Outcome};
 use crate::foreign::{self, Runs};
 use crate::style::{self, DIM, HEAD, Page};
 
-/// Prefix of an exhibit's name on a command line.
 pub(crate) const PREFIX: &str = "museum/";
 
 pub(crate) fn piece(name: &str) -> Result<&'static Piece, Failure> {
@@ -17,7 +16,6 @@ pub(crate) fn piece(name: &str) -> Result<&'static Piece, Failure> {
     })
 }
 
-/// Runs an exhibit and shows what is found.
 pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
     let piece = piece(name)?;
     let mut all = Shown::default();

@@ -88,7 +88,6 @@ pub(crate) fn run(args: &PlansArgs) -> Result<Outcome, Failure> {
     }
 }
 
-/// Every table, or why a file is not one.
 fn all_tables() -> Result<Vec<Result<NamedTable, PlanError>>, Failure> {
     let folder = user_plans_folder();
     let files = folder.as_deref().map(table_files).unwrap_or_default();
@@ -97,7 +96,6 @@ fn all_tables() -> Result<Vec<Result<NamedTable, PlanError>>, Failure> {
     Ok(read.chain(shipped.into_iter().map(Ok)).collect())
 }
 
-/// A device of this machine and the tables used on it.
 #[derive(Serialize)]
 struct Used {
     device: PlanDevice,
@@ -168,7 +166,6 @@ fn table_json(table: &Result<NamedTable, PlanError>) -> Value {
     json!({ "name": named.name, "device": named.table.device, "rows": rows, "unusable": wrong })
 }
 
-/// The rows that cannot be used, by number, with the reason.
 fn wrong_rows(table: &PlanTable) -> impl Iterator<Item = (usize, &String)> {
     let numbered = table.entries.iter().enumerate();
     numbered.filter_map(|(place, entry)| Some((place + 1, entry.row.as_ref().err()?)))
@@ -244,7 +241,6 @@ fn judged_line(one: &Judged) -> String {
     format!("{head}; {kernel} {gain:+.1} % [{low:.1}, {high:.1}] {colour}{why}{colour:#}")
 }
 
-/// The rows that a report or the folder of a run gives.
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
     let bad = |reason: String| Failure::failed(format!("{}: {reason}", file.display()));
     if file.is_dir() {

@@ -67,13 +67,10 @@ pub(crate) struct ProfileArgs {
     launch: Option<String>,
 }
 
-/// Of the inputs that are profiled.
 const SEED: u64 = 1;
 
-/// Rust lines that are shown of a kernel.
 const LINES: usize = 5;
 
-/// What runs under ncu.
 #[derive(Serialize, Deserialize)]
 struct Launch {
     problem: Problem,
@@ -84,7 +81,6 @@ struct Launch {
 /// Launches before the one that is profiled: the first loads code, the others warm caches.
 const WARM_UP: usize = 3;
 
-/// What is known of one kernel of a plan.
 struct Profiled {
     /// The config's id, or the kernel's name in a foreign profile.
     label: String,
@@ -185,7 +181,6 @@ fn plans(args: &ProfileArgs, problem: &Problem, device: &Device) -> Result<(Card
     Ok((card, ids.iter().map(plan).collect::<Result<_, Failure>>()?))
 }
 
-/// Runs this program under ncu, to launch a plan of so many kernels.
 fn counters(ncu: &Ncu, launch: &Launch, steps: usize) -> Result<Vec<KernelProfile>, Failure> {
     let myself = std::env::current_exe().map_err(Failure::failed)?;
     let text = serde_json::to_string(launch)?;
@@ -204,7 +199,6 @@ fn counters(ncu: &Ncu, launch: &Launch, steps: usize) -> Result<Vec<KernelProfil
     })
 }
 
-/// Launches a plan a few times on random inputs.
 fn launch(launch: &Launch) -> Result<Outcome, Failure> {
     let (Device::Cuda(context), KernelId::Gpu(config)) = (&machine::device(&launch.device)?, launch.kernel.parse()?)
     else {
@@ -228,7 +222,6 @@ fn launch(launch: &Launch) -> Result<Outcome, Failure> {
     Ok(Outcome::Clean)
 }
 
-/// Counters of a file.
 fn read(file: &Path) -> Result<Vec<Profiled>, Failure> {
     let failed = |reason: &dyn std::fmt::Display| Failure::usage(format!("{}: {reason}", file.display()));
     let bytes = std::fs::read(file).map_err(|error| failed(&error))?;
@@ -269,9 +262,8 @@ impl Profiled {
     }
 
     fn verdicts(&self, goals: &Goals) -> Vec<Verdict> {
-        self.counters
-            .as_ref()
-            .map_or_else(Vec::new, |counters| profile::verdicts(counters, goals))
+        let counters = self.counters.as_ref();
+        counters.map_or_else(Vec::new, |counters| profile::verdicts(counters, goals))
     }
 
     fn json(&self, goals: &Goals) -> Value {
@@ -331,8 +323,7 @@ impl Profiled {
     }
 }
 
-/// Adds the lines at which warps were sampled most, one per row: share of the samples,
-/// instructions, place, source.
+/// Adds the lines at which warps were sampled most.
 fn add_lines(page: &mut Page, lines: &[LineProfile]) {
     let samples: f64 = lines.iter().map(|line| line.samples).sum();
     if samples > 0.0 {

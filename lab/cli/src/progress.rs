@@ -18,7 +18,6 @@ const SECONDS: u64 = 30;
 const FIRST: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(200);
 
-/// Shows progress until it is dropped.
 pub(crate) struct Shown(Option<(Sender<()>, JoinHandle<()>)>);
 
 impl Drop for Shown {
@@ -57,7 +56,6 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: 
     Shown(Some((stop, thread)))
 }
 
-/// Time between plain lines, as the environment sets it.
 fn interval(variable: Option<&str>) -> Option<Duration> {
     let seconds = variable.and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     (seconds > 0).then(|| Duration::from_secs(seconds))

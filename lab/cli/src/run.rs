@@ -88,10 +88,6 @@ fn report(answer: &Answer, problem: &Problem, as_json: bool) -> Outcome {
         answer.add(&mut page, problem, None);
         page
     });
-    outcome(answer)
-}
-
-pub(crate) fn outcome(answer: &Answer) -> Outcome {
     Outcome::of(answer.gate.passed())
 }
 

@@ -23,7 +23,6 @@ pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {
     }
 }
 
-/// The names of plan tables.
 pub(crate) fn names(plans: &Plans) -> Vec<&str> {
     plans.tables().iter().map(|table| table.name.as_str()).collect()
 }
@@ -50,7 +49,6 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
     }
 }
 
-/// Checks a plan, and shows the progress.
 pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
     let progress = Arc::new(Progress::default());
     let mut options = options.clone();
@@ -62,8 +60,7 @@ pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, 
     report
 }
 
-/// Roughly the seconds that a simulation of so many blocks takes: tells seconds from hours before the
-/// first block is done.
+/// Roughly the seconds that so many blocks take: tells seconds from hours before the first is done.
 fn estimate(plan: &Plan, blocks: u64) -> f64 {
     /// Operations of attention per second that a host thread simulates, with tensor cores and without.
     const RATES: [f64; 2] = [0.35e9, 0.08e9];
@@ -76,7 +73,6 @@ fn estimate(plan: &Plan, blocks: u64) -> f64 {
     flops / rate / rayon::current_num_threads() as f64
 }
 
-/// The options of one schedule on these inputs.
 pub(crate) fn options(inputs: InputKind, seed: u64) -> CheckOptions {
     CheckOptions {
         inputs,
@@ -89,7 +85,6 @@ pub(crate) fn outcome(report: &CheckReport) -> Outcome {
     Outcome::of(report.verdict == Verdict::Clean)
 }
 
-/// Adds the fields of a report, findings last.
 pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     page.field("kernel", format_args!("{} for {}", report.kernel, report.target));
     if let Some(stop) = report.stop_after {
@@ -117,7 +112,6 @@ pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     }
 }
 
-/// The largest classes of instructions by their share.
 fn shares(report: &CheckReport) -> String {
     let total = report.counts.total().warps.max(1) as f64;
     let share = |class: &Class| (*class, report.counts.get(*class).warps as f64 / total);
@@ -131,13 +125,9 @@ fn shares(report: &CheckReport) -> String {
 }
 
 fn class_name(class: Class) -> String {
-    match json!(class) {
-        Value::String(name) => name,
-        other => other.to_string(),
-    }
+    json!(class).as_str().unwrap_or_default().to_string()
 }
 
-/// A report as JSON, counts by name.
 pub(crate) fn json(report: &CheckReport) -> Value {
     let counts = Class::ALL.iter().filter(|class| report.counts.get(**class).warps > 0);
     let counts = counts.map(|&class| {

@@ -16,7 +16,6 @@ use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 use crate::failure::Failure;
 
 pub(crate) const HEAD: Style = Style::new().bold();
-/// A label, or something less important.
 pub(crate) const DIM: Style = Style::new().dimmed();
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -26,15 +25,12 @@ pub(crate) const CODE: Style = AnsiColor::Cyan.on_default();
 const MAX_WIDTH: usize = 100;
 /// The narrowest line that text is wrapped to.
 const MIN_WIDTH: usize = 40;
-/// Columns of a field's label.
 const LABEL: usize = 10;
 
-/// Text that a command prints, line by line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Page(String);
 
 impl Page {
-    /// Text that starts with a line.
     pub(crate) fn new(first: impl Display) -> Page {
         let mut page = Page::default();
         page.line(first);
@@ -67,7 +63,6 @@ impl Page {
         }
     }
 
-    /// Adds a field for each of these.
     pub(crate) fn fields(&mut self, label: &str, texts: impl IntoIterator<Item: Display>) {
         texts.into_iter().for_each(|text| self.field(label, text));
     }
@@ -129,7 +124,6 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// Prints to standard error. An error of the stream does not affect the command.
 pub(crate) fn eprint(text: &str) {
     let mut stderr = anstream::stderr().lock();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
@@ -173,7 +167,6 @@ pub(crate) fn count(n: impl TryInto<u64>, what: &str) -> String {
     }
 }
 
-/// Things, separated by commas.
 pub(crate) fn list(things: impl IntoIterator<Item: Display>) -> String {
     let texts = things.into_iter().map(|thing| thing.to_string());
     texts.collect::<Vec<_>>().join(", ")

@@ -21,7 +21,7 @@ pub(crate) struct WatchArgs {
     #[arg(long, value_name = "LINE[:VALUE]")]
     trace: Option<String>,
     /// Of this block
-    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = block)]
+    #[arg(long, value_name = "X,Y,Z", default_value = "0,0,0", value_parser = |text: &str| args::axes(text, 0))]
     block: [u32; 3],
     /// Of this warp of the block
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -40,17 +40,11 @@ pub(crate) struct WatchArgs {
 
 pub(crate) const OF_TRACES: &[&str] = &["block", "warp", "lane", "limit"];
 
-fn block(text: &str) -> Result<[u32; 3], String> {
-    args::axes(text, 0)
-}
-
 impl WatchArgs {
-    /// Whether the traces of the kernel itself are wanted.
     pub(crate) fn own_traces(&self) -> bool {
         self.trace.as_deref() == Some("kernel")
     }
 
-    /// Runs what is wanted in place of a check, if anything.
     pub(crate) fn run(&self, plan: &Plan, options: &CheckOptions, as_json: bool) -> Option<Result<Outcome, Failure>> {
         if self.numerics {
             return Some(show_numerics(plan, options, as_json));

@@ -85,7 +85,7 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
          trials; trials to within {:.0} %: \
          median [middle half of the seeds]\n",
         table.case.name,
-        table.len(),
+        table.by_id().len(),
         table.timed.len(),
         shown(best),
         shown(worst),

@@ -12,8 +12,7 @@ pub struct Board {
     pub start: String,
     /// Why the first candidate failed, so that it is not compared with and not used.
     pub start_failed: Option<String>,
-    /// The config that times are relative to: the first candidate, or the best of the search if the
-    /// first failed.
+    /// The config that times are relative to: the first candidate, or the best if that failed.
     pub against: String,
     /// The best first. The first candidate is among them unless it failed.
     pub rows: Vec<BoardRow>,
@@ -112,7 +111,6 @@ impl Board {
         self
     }
 
-    /// The board with the search's own times, because there are none from finals.
     pub(crate) fn of_history(mut self, history: &History, why: String, keep: usize) -> Board {
         let mut ranked = history.ranked();
         ranked.retain(|trial| !self.is_struck(&trial.id));
@@ -155,7 +153,6 @@ impl Board {
         self.elect();
     }
 
-    /// Removes a candidate that failed, and elects again.
     pub(crate) fn strike(&mut self, struck: Struck) {
         self.rows.retain(|row| row.id != struck.id);
         if struck.id == self.start {
@@ -165,8 +162,7 @@ impl Board {
         self.elect();
     }
 
-    /// Elects the winner. A kernel cannot win if the simulator found something, or if it must run
-    /// and did not.
+    /// A kernel cannot win if the simulator found something, or if it must run and did not.
     pub(crate) fn elect(&mut self) {
         let mut clean = self.rows.iter().filter(|row| self.is_clean(row));
         let winner = match self.first() {
@@ -180,20 +176,16 @@ impl Board {
         row.simulated.as_ref().map_or(!self.simulates, |check| check.ok)
     }
 
-    /// The first candidate, if it did not fail.
     fn first(&self) -> Option<&BoardRow> {
         let mut rows = self.rows.iter().filter(|_| self.start_failed.is_none());
         rows.find(|row| row.id == self.start && self.is_clean(row))
     }
 
-    /// A row's time relative to that of [`Board::against`]; `None` for that one, and if it is
-    /// unknown.
     pub(crate) fn ratio_of(&self, id: &str) -> Option<Ratio> {
         self.rows.iter().find(|row| row.id == id)?.ratio
     }
 
-    /// The winner's relative gain over the first candidate and its interval; `None` if the first
-    /// one won or failed, and if nothing won.
+    /// The winner's relative gain over the first candidate and its interval, if another one won.
     pub fn gain_of_winner(&self) -> Option<(f64, Interval)> {
         self.first()?;
         let ratio = self.ratio_of(self.winner.as_ref()?)?;
@@ -204,8 +196,7 @@ impl Board {
         Some((1.0 - ratio.value, interval))
     }
 
-    /// Whether the first candidate failed, at a gate or under the simulator. It is what the library
-    /// runs without tuning.
+    /// Whether the first candidate failed, at a gate or under the simulator.
     pub fn is_start_bad(&self) -> bool {
         self.first().is_none()
     }

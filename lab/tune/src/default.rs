@@ -23,11 +23,8 @@ pub struct DefaultKernel {
 }
 
 impl DefaultKernel {
-    /// For a problem on a device with these tables. Whether a GPU's compiler spills a kernel is not
-    /// known here: the library skips such a kernel, and a search finds out in its first trial.
-    ///
-    /// # Errors
-    /// [`TuneError::Nothing`] if nothing serves the problem there.
+    /// For a problem on a device with these tables; an error if nothing serves it. The library skips
+    /// a kernel that a GPU's compiler spills, which is not known here: the first trial finds out.
     pub fn of(problem: &Problem, device: &PlanDevice, plans: &Plans) -> Result<DefaultKernel, TuneError> {
         let nothing = |what: String| TuneError::nothing(what);
         let heuristics = heuristics(problem, device).map_err(nothing)?;
@@ -68,28 +65,24 @@ impl fmt::Display for DefaultKernel {
 
 const ALIGNMENT: u32 = 16;
 
-/// Architecture and SMs of a GPU; `None` for a host.
 fn chip_of(device: &PlanDevice) -> Result<Option<Chip>, String> {
-    match (device.is_gpu(), Target::from_name(&device.target)) {
-        (false, _) => Ok(None),
-        (true, Some(target)) => {
-            let sms = device.units;
-            Ok(Some(Chip { target, sms }))
-        }
-        (true, None) => Err(format!("no kernel is made for {device}")),
+    if !device.is_gpu() {
+        return Ok(None);
     }
+    let target = Target::from_name(&device.target).ok_or_else(|| format!("no kernel is made for {device}"))?;
+    let sms = device.units;
+    Ok(Some(Chip { target, sms }))
 }
 
-/// The heuristics' choice for a problem on a device.
 pub(crate) fn heuristics(problem: &Problem, device: &PlanDevice) -> Result<KernelId, String> {
     match chip_of(device)? {
         Some(chip) => select(problem, chip, ALIGNMENT, &KernelCache::default())
             .map(|choice| KernelId::Gpu(choice.plan.config))
             .map_err(|error| error.to_string()),
-        None => {
-            let config = flashcore_cpu::default_config(problem, device.units as usize);
-            Ok(KernelId::Cpu(config))
-        }
+        None => Ok(KernelId::Cpu(flashcore_cpu::default_config(
+            problem,
+            device.units as usize,
+        ))),
     }
 }
 

@@ -16,22 +16,20 @@ use crate::trial::{Timed, Verdict, times_as_long};
 use crate::worker::protocol::{Opened, What};
 use crate::worker::{Stop, Worker};
 
-/// How candidates are timed, and the gain that counts.
+/// How candidates are timed, and the smallest relative gain that counts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Timing {
+pub(crate) struct Timing {
     /// During the search: brief.
-    pub screen: Options,
-    /// Finalists against each other.
-    pub finals: Options,
-    /// Smallest gain that is accepted, relative.
-    pub gain: f64,
+    pub(crate) screen: Options,
+    pub(crate) finals: Options,
+    pub(crate) gain: f64,
 }
 
 const GAIN: f64 = 0.03;
 
 impl Timing {
     /// For the host, where runs are long and other programs disturb the clock.
-    pub fn for_cpu() -> Timing {
+    pub(crate) fn for_cpu() -> Timing {
         Timing {
             screen: Options {
                 warm_up_max_us: 40_000.0,
@@ -51,8 +49,7 @@ impl Timing {
         }
     }
 
-    /// For a GPU.
-    pub fn for_gpu() -> Timing {
+    pub(crate) fn for_gpu() -> Timing {
         Timing {
             screen: Options {
                 warm_up_min_us: 4_000.0,
@@ -68,7 +65,6 @@ impl Timing {
     }
 }
 
-/// The best candidate so far, which others are timed against.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Best {
     pub(crate) id: String,
@@ -82,7 +78,6 @@ pub(crate) struct Found {
     pub(crate) verdict: Verdict,
     pub(crate) reason: String,
     pub(crate) timed: Option<Timed>,
-    /// Shapes that it was not judged on, with reasons.
     pub(crate) unjudged: Vec<String>,
 }
 
@@ -108,9 +103,7 @@ pub(crate) struct Examiner<'j> {
     /// Where rows of outputs are placed for comparison; as large as an output, so it is kept.
     pub(crate) canvas: Option<Tensor>,
     pub(crate) timing: &'j Timing,
-    /// Shared with other searches on the device.
     pub(crate) lock: DeviceLock,
-    /// Once it is set, no further candidate is begun.
     pub(crate) interrupt: Interrupt,
 }
 
@@ -140,7 +133,7 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn hold(&self, told: &mut dyn FnMut(&str, Waits)) -> Option<Held> {
-        let device = self.worker.device();
+        let device = &self.worker.device;
         self.lock.wait(&self.interrupt, &mut |waits| told(device, waits))
     }
 
@@ -183,7 +176,7 @@ impl Examiner<'_> {
     }
 
     pub(crate) fn open(&mut self, kernels: &[String]) -> Result<Vec<Opened>, Stop> {
-        self.open_for(self.judge.problem(), kernels)
+        self.open_for(&self.judge.problem, kernels)
     }
 
     /// Opens a candidate and the best. If that fails, opens the candidate alone, so that it is
@@ -218,7 +211,6 @@ impl Examiner<'_> {
         }
     }
 
-    /// Whether a kernel can be timed alone.
     fn works_alone(&mut self, id: &str) -> Result<bool, TuneError> {
         let alone = [id.to_string()];
         match self.open(&alone).and_then(|_| self.screen(&alone)) {
@@ -227,15 +219,14 @@ impl Examiner<'_> {
         }
     }
 
-    /// Judges outputs on other shapes and adversarial inputs. A shape that the candidate does not
-    /// serve is skipped and returned with the reason. A candidate that serves none is refused,
-    /// since nothing could judge it.
+    /// Judges outputs on adversarial inputs. Shapes that the candidate does not serve are returned
+    /// with the reason. One that serves none is refused, since nothing could judge it.
     fn adversaries(&mut self, id: &str) -> Result<Vec<String>, Stop> {
         let judge = self.judge;
         let mut open: Option<&Problem> = None;
         let mut refused: Option<&Problem> = None;
         let mut unjudged = Vec::new();
-        for case in judge.cases() {
+        for case in &judge.cases {
             if refused == Some(&case.problem) {
                 continue;
             }
@@ -262,7 +253,6 @@ impl Examiner<'_> {
         Ok(unjudged)
     }
 
-    /// The inspection of any bench on an open kernel, with inputs of this run.
     pub(crate) fn inspected(
         &mut self,
         kernel: usize,
@@ -286,7 +276,6 @@ impl Examiner<'_> {
         }
     }
 
-    /// Runs the inspection's last inputs twice: the outputs must have equal bits.
     fn twice(&mut self) -> Result<(), Stop> {
         let mut run = || {
             self.run(0, InputKind::Normal, over_poison(None))?;
@@ -303,7 +292,6 @@ impl Examiner<'_> {
         Err(Stop::Verdict(Verdict::Unstable, reason))
     }
 
-    /// Fails if anything was written outside the tensors; `when` begins the reason.
     pub(crate) fn nothing_outside(&mut self, when: &str) -> Result<(), Stop> {
         match self.outside()? {
             Some(outside) => Err(Stop::Verdict(Verdict::Wrong, format!("{when}{outside}"))),
@@ -312,7 +300,6 @@ impl Examiner<'_> {
     }
 }
 
-/// The result of a measurement for its first subject.
 fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -> Result<Found, Stop> {
     let subject = &measurement.subjects[0];
     let Some(summary) = subject.summary else {

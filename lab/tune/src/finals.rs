@@ -142,16 +142,15 @@ fn device(examiner: &Examiner<'_>, watcher: &mut dyn Watcher) -> Option<Held> {
 }
 
 impl Examiner<'_> {
-    /// The whole output of the first witness for these finalists that passes inspection; `None` if
-    /// none does, and for devices that compute nothing.
+    /// The first witness that passes inspection; `None` for devices that compute nothing.
     fn witness(&mut self, gate: &Gatekeeper, finalists: &[String]) -> Result<Option<Witness>, TuneError> {
         if !self.computes()? {
             return Ok(None);
         }
-        let seed = self.judge.seed_of_finals();
+        let seed = self.judge.of_finals;
         for id in witnesses(gate, finalists) {
             let output = match family(&id) {
-                "cpu" => Ok(output_of_host(self.judge.problem(), seed)?),
+                "cpu" => Ok(output_of_host(&self.judge.problem, seed)?),
                 _ => self.output_of(&id, seed),
             };
             match output.map_err(Stop::blamed) {
@@ -208,7 +207,6 @@ impl Examiner<'_> {
         Ok(measurement)
     }
 
-    /// Times kernels as finalists; the last of them must have a time.
     fn times_well(&mut self, kernels: &[String]) -> Result<(), Stop> {
         self.open(kernels)?;
         let measurement = self.time_finals("it was")?;
@@ -260,10 +258,9 @@ impl Examiner<'_> {
         Ok(measurement)
     }
 
-    /// Compares every row of a kernel's output with the witness's. Rows that differ are computed in
-    /// float64, which decides which one is wrong.
+    /// Every row must agree with the witness's; float64 decides which of two that differ is wrong.
     fn agrees(&mut self, kernel: usize, witness: &Witness) -> Result<(), Stop> {
-        let problem = self.judge.problem();
+        let problem = &self.judge.problem;
         let output = self.output(kernel, InputKind::Normal, witness.seed)?;
         let differing = rows::differing(problem, &output, &witness.output);
         if differing.is_empty() {

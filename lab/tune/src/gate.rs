@@ -15,7 +15,6 @@ use crate::worker::planted::{self, Conduct};
 #[derive(Clone, Debug)]
 pub struct Gatekeeper {
     pub(crate) problem: Problem,
-    /// The architecture; `None` for the host.
     pub(crate) chip: Option<Chip>,
 }
 
@@ -28,10 +27,7 @@ impl Gatekeeper {
         }
     }
 
-    /// Whether a config may be launched, and its machine program's identity.
-    ///
-    /// # Errors
-    /// Why not, in a sentence with numbers and remedy.
+    /// A config's machine program, or why it may not be launched, with numbers and remedy.
     pub fn look(&self, id: &str) -> Result<Option<Fingerprint>, String> {
         if Conduct::of_id(id).is_some() {
             return Ok(None);
@@ -53,8 +49,7 @@ impl Gatekeeper {
         Ok(Some(fingerprint(&plan)))
     }
 
-    /// The families worth searching: the host's own, or on a GPU those with tensor cores, or
-    /// `scalar` if none of those serves.
+    /// The families worth searching: the host's, or a GPU's with tensor cores, or else `scalar`.
     pub fn families(&self) -> Vec<Family> {
         if self.chip.is_none() {
             return vec![CPU];

@@ -78,10 +78,9 @@ pub struct Header {
 
 pub(crate) fn digest(space: &Space) -> String {
     let counted = serde_json::to_string(&space.count()).unwrap_or_default();
-    sha256(&(counted + space.measured().unwrap_or_default()))
+    sha256(&(counted + space.measured.as_deref().unwrap_or_default()))
 }
 
-/// SHA-256 of a text as hexadecimal digits.
 pub(crate) fn sha256(text: &str) -> String {
     Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -126,14 +125,12 @@ impl Header {
 /// A run's folder, open for more trials. It is locked against other processes.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     trials: File,
-    /// Whether the folder may have results of the trials so far.
     may_have_results: bool,
 }
 
 impl Journal {
-    /// Begins a run in a folder, which must have none.
     pub(crate) fn begin(folder: &Path, header: &Header) -> Result<Journal, TuneError> {
         std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
         if folder.join(RUN).exists() {
@@ -146,7 +143,6 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Resumes a run. Returns its trials so far.
     pub(crate) fn resume(folder: &Path, header: &Header) -> Result<(Journal, Vec<Trial>), TuneError> {
         let pairs = read_header(folder)?.identity().into_iter().zip(header.identity());
         for ((what, then), (_, now)) in pairs {
@@ -189,10 +185,6 @@ impl Journal {
         })
     }
 
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// Stores a trial; it is on disk when this returns. Results of the earlier trials are removed
     /// first, so that a run that is killed later has no leaderboard that ignores its last trials.
     pub(crate) fn add(&mut self, trial: &Trial) -> Result<(), TuneError> {
@@ -218,11 +210,7 @@ impl Journal {
     }
 }
 
-/// The leaderboard of the run in a folder, of all its trials. `None` while there is none, as in a
-/// run that was killed.
-///
-/// # Errors
-/// [`TuneError::File`].
+/// The leaderboard of the run in a folder; `None` while there is none, as in a run that was killed.
 pub fn board_of(folder: &Path) -> Result<Option<Board>, TuneError> {
     let path = folder.join(BOARD);
     match read_json(&path) {
@@ -230,15 +218,16 @@ pub fn board_of(folder: &Path) -> Result<Option<Board>, TuneError> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
             let remedy = "remove it and resume the run, which repeats its finals";
-            let why = format!("it is no leaderboard: {error}; {remedy}");
-            Err(TuneError::file(&path, why))
+            Err(TuneError::file(
+                &path,
+                format!("it is no leaderboard: {error}; {remedy}"),
+            ))
         }
     }
 }
 
-/// Seconds that the run in a folder has taken, from its beginning to the end of its finals, over
-/// all its parts. Parts that were killed count only their trials. `None` while the run is not
-/// finished.
+/// Seconds from the beginning of the run in a folder to the end of its finals, over all its parts;
+/// of killed parts only the trials count. `None` while the run is not finished.
 pub fn read_seconds(folder: &Path) -> Option<f64> {
     let seconds: f64 = read_json(&folder.join(SECONDS)).ok()?;
     (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
@@ -248,16 +237,12 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> std::io::Result<T> 
     Ok(serde_json::from_slice(&std::fs::read(path)?)?)
 }
 
-/// Writes a JSON file, whole or not at all.
 pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), TuneError> {
     let text = serde_json::to_string_pretty(value).map_err(|error| TuneError::file(path, error))?;
     write_whole(path, text.as_bytes()).map_err(|error| TuneError::file(path, error))
 }
 
 /// The identity of the run in a folder.
-///
-/// # Errors
-/// [`TuneError::File`] if there is none that can be read.
 pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
     #[derive(Deserialize)]
     struct Version {
@@ -273,9 +258,6 @@ pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
 }
 
 /// The trials of the run in a folder, in order.
-///
-/// # Errors
-/// As [`read_header`].
 pub fn read_trials(folder: &Path) -> Result<Vec<Trial>, TuneError> {
     Ok(parse_trials(folder)?.0)
 }

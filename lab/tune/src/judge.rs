@@ -17,11 +17,13 @@ const POOL: usize = 6;
 
 #[derive(Debug)]
 pub(crate) struct Judge {
-    problem: Problem,
+    pub(crate) problem: Problem,
     pool: Vec<u64>,
-    of_finals: u64,
+    /// Seed of inputs that no candidate gets before the finals.
+    pub(crate) of_finals: u64,
     answers: Answers,
-    cases: Vec<Adversary>,
+    /// Of other shapes, grouped by shape.
+    pub(crate) cases: Vec<Adversary>,
 }
 
 /// A small problem of another shape with adversarial inputs.
@@ -34,7 +36,6 @@ pub(crate) struct Adversary {
 }
 
 impl Judge {
-    /// Draws inputs by a seed and computes their outputs in float64.
     pub(crate) fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
         let mut rng = Rng::stream(seed, 11);
         let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
@@ -75,19 +76,10 @@ impl Judge {
         }
     }
 
-    pub(crate) fn problem(&self) -> &Problem {
-        &self.problem
-    }
-
     pub(crate) fn shapes(&self) -> Vec<&Problem> {
         let mut shapes: Vec<&Problem> = self.cases.iter().map(|case| &case.problem).collect();
         shapes.dedup();
         shapes
-    }
-
-    /// Cases of other shapes, grouped by shape.
-    pub(crate) fn cases(&self) -> &[Adversary] {
-        &self.cases
     }
 
     /// The seed of the run's inputs that a candidate gets in place of a seed of an inspection.
@@ -97,15 +89,9 @@ impl Judge {
         self.pool[(number + role) % POOL]
     }
 
-    /// Number that selects a candidate's inputs in the finals: others than in its trial, as far as
-    /// there are any.
+    /// Selects a candidate's inputs in the finals: others than in its trial, as far as possible.
     pub(crate) fn number_of_finals(&self, number: usize) -> usize {
         number + POOL / 2
-    }
-
-    /// Seed of inputs that no candidate gets before the finals.
-    pub(crate) fn seed_of_finals(&self) -> u64 {
-        self.of_finals
     }
 
     pub(crate) fn expected(&self, seed: u64) -> &[ReferenceRow] {
@@ -187,7 +173,7 @@ mod tests {
     fn every_kind_of_input_is_used_on_shapes_that_are_odd() {
         let problem = Problem::named("llama8b-prefill-2k").unwrap();
         let judge = Judge::new(&Problem::named("tiny").unwrap(), 3).unwrap();
-        assert_eq!(judge.cases().len() + 1, InputKind::ALL.len());
+        assert_eq!(judge.cases.len() + 1, InputKind::ALL.len());
         for (shape, _) in shapes(&problem).unwrap() {
             assert_eq!(
                 (shape.group_size(), shape.head_dim()),
@@ -199,6 +185,6 @@ mod tests {
             out: vec![0; 10],
             lse: Vec::new(),
         };
-        assert!(judge.cases()[0].judge(&nothing).unwrap().unwrap_err().contains("10 B"));
+        assert!(judge.cases[0].judge(&nothing).unwrap().unwrap_err().contains("10 B"));
     }
 }

@@ -44,7 +44,6 @@ pub mod worker;
 pub use default::DefaultKernel;
 pub use device_lock::{DeviceLock, Waits};
 pub use error::TuneError;
-pub use examine::Timing;
 pub use gate::Gatekeeper;
 pub use interrupt::Interrupt;
 pub use peers::PeerComparison;

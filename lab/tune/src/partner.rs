@@ -17,7 +17,6 @@ const LAST_WORDS_PATIENCE: Duration = Duration::from_secs(2);
 const LAST_BREATH: Duration = Duration::from_millis(500);
 const LOOK_UP: Duration = Duration::from_millis(10);
 
-/// Why there is no answer.
 #[derive(Debug)]
 pub(crate) enum Silence {
     Timeout,
@@ -26,14 +25,12 @@ pub(crate) enum Silence {
     Unreadable(io::Error),
 }
 
-/// A running child process. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Partner {
     child: Child,
     /// Lines for a thread that writes them: a process that does not read must not block the caller.
     questions: Sender<String>,
     answers: Receiver<io::Result<String>>,
-    /// Lines of its standard error, if that is piped.
     errors: Option<Receiver<io::Result<String>>>,
 }
 
@@ -72,7 +69,6 @@ impl Partner {
         })
     }
 
-    /// Sends a line and waits for one.
     pub(crate) fn ask(&mut self, line: String, deadline: Duration) -> Result<String, Silence> {
         // If the process is gone or reads nothing, its output tells.
         let _ = self.questions.send(line);
@@ -116,20 +112,15 @@ impl Partner {
             false => format!("{how}; {}", Vec::from(words).join(" ")),
         }
     }
+}
 
-    pub(crate) fn kill(&mut self) {
+impl Drop for Partner {
+    fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Drop for Partner {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Reads lines until the end, an error, or until `take` returns false.
 fn read_lines(stream: impl Read, mut take: impl FnMut(io::Result<String>) -> bool) {
     let mut stream = BufReader::new(stream);
     while let Some(line) = next_line(&mut stream).transpose() {

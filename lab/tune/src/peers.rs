@@ -9,7 +9,6 @@ use crate::board::Board;
 use crate::error::TuneError;
 use crate::journal::{Header, read_json, write_json};
 
-/// The file in a run's folder.
 pub(crate) const FILE: &str = "peers.json";
 
 /// The winner compared with the default and peers, as stored in a run's folder.
@@ -44,8 +43,7 @@ impl PeerComparison {
         board.head_to_head.ok && is_there(&self.winner) && is_there(&self.default)
     }
 
-    /// The request for the bench, which adds peers: the winner, which the others are compared with,
-    /// and the default.
+    /// The request for the bench, which adds peers: winner (the baseline) and default.
     pub fn request(&self, case: &Case, options: Options) -> Request {
         let mut kernels = vec![self.winner.clone(), self.default.clone()];
         kernels.dedup();
@@ -73,9 +71,6 @@ impl PeerComparison {
     }
 
     /// Stores it in a run's folder.
-    ///
-    /// # Errors
-    /// [`TuneError::File`].
     pub fn keep(&self, folder: &Path) -> Result<(), TuneError> {
         write_json(&folder.join(FILE), self)
     }

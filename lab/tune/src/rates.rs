@@ -9,8 +9,7 @@ use crate::setup::gpu;
 use crate::worker::protocol::Command;
 use crate::worker::{Deadlines, Program, Stop, Worker};
 
-/// The name of a GPU that has a profile and no valid rates, so that measuring it pays; `None` for
-/// other devices.
+/// The name of a GPU that has a profile and no valid rates, so that measuring it pays.
 pub fn unmeasured(device: &str) -> Option<String> {
     device.strip_prefix("cuda:")?;
     let info = gpu(device).ok()?;
@@ -24,10 +23,8 @@ pub fn unmeasured(device: &str) -> Option<String> {
     }
 }
 
-/// Has a worker measure a GPU's rates and store them. An error costs only predictions.
-///
-/// # Errors
-/// Why it was not measured, in a sentence.
+/// Has a worker measure a GPU's rates and store them, or says why it did not, which costs only
+/// predictions.
 pub fn measure(program: &Program, device: &str) -> Result<(), String> {
     let mut worker = Worker::new(program.clone(), device, Deadlines::default());
     worker.ask(&Command::Rates).map_err(Stop::reason)

@@ -33,8 +33,7 @@ impl Examiner<'_> {
         self.worker.ask(&Command::Run { kernel, kind, run })
     }
 
-    /// The whole output of an open kernel for inputs of a kind and seed. It must write nothing
-    /// outside of it.
+    /// The whole output of an open kernel, which must write nothing outside of it.
     pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
         self.run(kernel, kind, over_poison(Some(seed)))?;
         let (out, lse) = (self.bytes(0, What::Output)?, self.bytes(0, What::Lse)?);
@@ -49,7 +48,6 @@ impl Examiner<'_> {
         self.fetch()
     }
 
-    /// Counts over an output, and some of its rows.
     fn rows(&mut self, place: usize, what: What, rows: Vec<[usize; 3]>) -> Result<(Census, Vec<u8>), Stop> {
         let file = self.scratch.clone();
         let form = Form::Rows { rows, file };
@@ -61,7 +59,6 @@ impl Examiner<'_> {
         Ok(std::fs::read(&self.scratch).map_err(|error| TuneError::file(&self.scratch, error))?)
     }
 
-    /// Digest of a tensor at place 0.
     pub(crate) fn digest(&mut self, what: What) -> Result<String, Stop> {
         let (place, form) = (0, Form::Digest);
         self.worker.ask(&Command::Read { place, what, form })
@@ -88,7 +85,6 @@ impl Drop for Examiner<'_> {
     }
 }
 
-/// A run at place 0 over poison, on new inputs or on those that are there.
 pub(crate) fn over_poison(load: Option<u64>) -> Run {
     Run {
         load,
@@ -100,9 +96,7 @@ pub(crate) fn over_poison(load: Option<u64>) -> Run {
 /// The rig of [`flashcore_bench::defences`] for an open kernel of a worker.
 pub(crate) struct RemoteRig<'r, 'j> {
     pub(crate) examiner: &'r mut Examiner<'j>,
-    /// Number that selects inputs from those drawn for the run.
     pub(crate) number: usize,
-    /// The kernel's position among those that are open.
     pub(crate) kernel: usize,
     /// Why the worker has no result, which says more than the trouble that the rig returns.
     pub(crate) stop: Option<Stop>,
@@ -117,14 +111,14 @@ impl RemoteRig<'_, '_> {
     }
 
     fn poisoned(&self) -> Tensor {
-        let problem = self.examiner.judge.problem();
+        let problem = &self.examiner.judge.problem;
         Tensor::poisoned(problem.out_dtype(), *problem.o_layout())
     }
 }
 
 impl Rig for RemoteRig<'_, '_> {
     fn problem(&self) -> &Problem {
-        self.examiner.judge.problem()
+        &self.examiner.judge.problem
     }
 
     fn expected(&self, seed: u64) -> &[ReferenceRow] {
@@ -143,7 +137,7 @@ impl Rig for RemoteRig<'_, '_> {
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
         let judge = self.examiner.judge;
         let expected = judge.expected(judge.seed(seed, self.number));
-        let problem = judge.problem();
+        let problem = &judge.problem;
         let what = match what {
             Output::Final => What::Output,
             Output::Snapshot => What::Snapshot,
@@ -172,7 +166,7 @@ impl Rig for RemoteRig<'_, '_> {
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        if !self.examiner.judge.problem().return_lse() {
+        if !self.examiner.judge.problem.return_lse() {
             return Ok(None);
         }
         let bytes = self.examiner.bytes(place, What::Lse);

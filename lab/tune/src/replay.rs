@@ -63,17 +63,11 @@ pub enum Known {
 
 impl Measured {
     /// The spaces in this crate, measured on an H200.
-    ///
-    /// # Errors
-    /// Only if the file in the repository is broken.
     pub fn shipped() -> Result<Measured, TuneError> {
         Measured::read(include_str!("../data/h200-space.json"), "the shipped space")
     }
 
     /// Reads a file's text; `name` is for messages.
-    ///
-    /// # Errors
-    /// [`TuneError::File`] if it is no such file, or has another schema.
     pub fn read(text: &str, name: &str) -> Result<Measured, TuneError> {
         let bad = |reason: String| TuneError::file(Path::new(name), reason);
         let measured: Measured = serde_json::from_str(text).map_err(|error| bad(error.to_string()))?;
@@ -93,10 +87,7 @@ impl Measured {
         Some(Advisor::new(problem, profile))
     }
 
-    /// The screened part of sweeps ([`flashcore_bench::sweep`]) on one device.
-    ///
-    /// # Errors
-    /// [`TuneError::Nothing`] if there is no sweep or no report.
+    /// The screened part of sweeps ([`flashcore_bench::sweep`]) on one device; an error without one.
     pub fn of_sweeps(reports: &[Report]) -> Result<Measured, TuneError> {
         let nothing = |what: &str| TuneError::nothing(what);
         let first = reports.first().ok_or_else(|| nothing("no report was given"))?;
@@ -114,17 +105,14 @@ impl Measured {
 
 const SCHEMA: u32 = 1;
 
-fn rounded(us: f64) -> f64 {
-    (us * 1e3).round() / 1e3
-}
-
 fn tables(report: &Report) -> Vec<Table> {
     let results = report.results.iter();
     let screened = results.filter(|result| result.measurement.mode == Mode::Screen);
     let table = |(result, ranking): (&CaseResult, Ranking)| {
         let timed = result.measurement.subjects.iter().filter_map(|subject| {
             let summary = subject.summary?;
-            let [us, lo, hi] = [summary.p50, summary.interval.lo, summary.interval.hi].map(rounded);
+            let times = [summary.p50, summary.interval.lo, summary.interval.hi];
+            let [us, lo, hi] = times.map(|us| (us * 1e3).round() / 1e3);
             Some(Row(subject.info.label.clone(), us, lo, hi))
         });
         let mut failed: Vec<Failed> = Vec::new();
@@ -137,13 +125,13 @@ fn tables(report: &Report) -> Vec<Table> {
             let words = reason.split_whitespace().filter(|word| !word.contains("_d"));
             let reason = words.collect::<Vec<_>>().join(" ");
             let mut groups = failed.iter_mut();
-            let known = groups.find(|group| group.verdict == verdict && group.reason == reason);
-            match known {
+            match groups.find(|group| group.verdict == verdict && group.reason == reason) {
                 Some(group) => group.ids.push(id),
-                None => {
-                    let ids = vec![id];
-                    failed.push(Failed { verdict, reason, ids });
-                }
+                None => failed.push(Failed {
+                    verdict,
+                    reason,
+                    ids: vec![id],
+                }),
             }
         }
         Table {
@@ -156,16 +144,6 @@ fn tables(report: &Report) -> Vec<Table> {
 }
 
 impl Table {
-    /// Candidates, timed or not.
-    pub fn len(&self) -> usize {
-        self.timed.len() + self.failed.iter().map(|group| group.ids.len()).sum::<usize>()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The fastest.
     pub fn best(&self) -> Option<&Row> {
         self.timed.iter().min_by(|a, b| a.1.total_cmp(&b.1))
@@ -187,7 +165,6 @@ impl Table {
         timed.chain(failed).collect()
     }
 
-    /// SHA-256 of ids, times, failures and their reasons.
     pub(crate) fn digest(&self) -> String {
         sha256(&serde_json::to_string(self).unwrap_or_default())
     }
@@ -212,7 +189,7 @@ mod tests {
     fn table() -> Table {
         let (space, score) = valley();
         let (mut timed, mut broken) = (Vec::new(), Vec::new());
-        for id in space.all() {
+        for id in space.configs() {
             match score(&id) {
                 Some(us) => timed.push(Row(id, us, us, us)),
                 None => broken.push(id),

@@ -81,7 +81,6 @@ pub trait Watcher {
     fn waits(&mut self, _device: &str, _waits: Waits) {}
 }
 
-/// Ignores everything.
 impl Watcher for () {}
 
 /// Result of a search.
@@ -95,13 +94,11 @@ pub struct Outcome {
     pub resumed: usize,
     /// All trials.
     pub history: History,
-    /// The leaderboard; `None` if nothing could be timed, or if the search was interrupted before
-    /// the finals.
+    /// `None` if nothing could be timed, or if the search was interrupted before the finals.
     pub board: Option<Board>,
     /// Whether the search was interrupted.
     pub interrupted: bool,
-    /// Whether a finished run was resumed with nothing left to do. No trial was added, and the rest
-    /// of the result is the earlier one.
+    /// Whether a finished run was resumed with nothing left to do, so that this is its result.
     pub nothing_new: bool,
     /// Why an outside proposer is gone, if that ended the search. The finals were held.
     pub proposer_gone: Option<String>,
@@ -109,16 +106,12 @@ pub struct Outcome {
     pub claims: Option<Claims>,
     /// Number of times that workers were started.
     pub workers_started: usize,
-    /// Seconds from the run's beginning to the end of its finals, including earlier parts of a
-    /// resumed run.
+    /// Seconds from the run's beginning to the end of its finals, with all parts of a resumed run.
     pub seconds: f64,
 }
 
-/// Searches.
-///
-/// # Errors
-/// Workers that cannot be started, a folder that cannot be written, a run that cannot be resumed. A
-/// candidate that fails is no error.
+/// Searches. Workers that cannot be started, a folder that cannot be written, and a run that cannot
+/// be resumed are errors; a candidate that fails is not.
 pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneError> {
     let began = Instant::now();
     if request.devices.is_empty() {
@@ -188,8 +181,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let kept = kept.filter(|_| history.trials().len() == tried_before && !cut_off);
     let nothing_new = kept.is_some();
     let board = match kept {
-        Some(board) => Some(board),
         None if cut_off => None,
+        Some(board) => Some(board),
         None => {
             let failed = history.trial(&setup.start).filter(|trial| trial.timed.is_none());
             let failed = failed.map(|trial| format!("{}: {}", trial.verdict, trial.reason));
@@ -210,14 +203,13 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep(CLAIMS, claims)?;
     }
-    let started = |examiner: &Examiner<'_>| examiner.worker.started();
     let seconds = match nothing_new {
         true => seconds_before,
         false => seconds_before + began.elapsed().as_secs_f64(),
     };
     journal.keep(SECONDS, &seconds)?;
     Ok(Outcome {
-        workers_started: examiners.iter().map(started).sum(),
+        workers_started: examiners.iter().map(|examiner| examiner.worker.started).sum(),
         header,
         folder: request.folder,
         resumed: tried_before,

@@ -7,17 +7,13 @@ use std::path::{Path, PathBuf};
 use crate::error::TuneError;
 use crate::journal::{Header, RUN, read_header};
 
-/// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME` or in `~/.local/share`; `None` if
-/// there is neither.
+/// The folder of all runs: `flashcore/tune` in `$XDG_DATA_HOME` or in `~/.local/share`, if any.
 pub fn folder() -> Option<PathBuf> {
     Some(flashcore_cuda::files::data_folder()?.join("tune"))
 }
 
 /// Creates the folder of a new run in a folder of runs, named by problem, device and a number. Runs
 /// that begin at once get different folders.
-///
-/// # Errors
-/// [`TuneError::File`] if it cannot be created.
 pub fn new_folder(runs: &Path, case: &str, device: &str) -> Result<PathBuf, TuneError> {
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let part = |text: &str| text.replace(|c| !is_kept(c), "-");
@@ -48,10 +44,7 @@ pub struct Found {
     pub unreadable: Vec<(PathBuf, TuneError)>,
 }
 
-/// Reads all runs in a folder of runs. Folders in which no run has begun are skipped.
-///
-/// # Errors
-/// [`TuneError::File`] if the folder exists and cannot be read.
+/// Reads all runs in a folder of runs, which need not exist. Folders without a run are skipped.
 pub fn look(runs: &Path) -> Result<Found, TuneError> {
     let entries = match std::fs::read_dir(runs) {
         Ok(entries) => entries,
@@ -72,10 +65,7 @@ pub fn look(runs: &Path) -> Result<Found, TuneError> {
     Ok(found)
 }
 
-/// The latest run of a problem on these devices.
-///
-/// # Errors
-/// [`TuneError::Nothing`] if there is none.
+/// The latest run of a problem on these devices; an error if there is none.
 pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, TuneError> {
     let is_this = |header: &Header| {
         let on = header.devices.iter().map(|device| device.device.as_str());

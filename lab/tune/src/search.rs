@@ -29,11 +29,9 @@ struct Job {
 }
 
 enum News {
-    /// A candidate's result, and the seconds that it took.
     Done(Job, Found, f64),
     /// The worker of this number has ended, and the candidate has no result.
     Ended(usize, Job, TuneError),
-    /// It waits for this device.
     Waits(String, Waits),
 }
 
@@ -45,13 +43,11 @@ struct Pending {
 
 enum Known {
     Found(Found, f64),
-    /// From the journal.
     Before(Box<Trial>),
     /// That of this earlier candidate with the same machine program, which is judged before.
     Twin(String),
 }
 
-/// The first gate: a config's machine program, or why it is refused.
 pub(crate) type Look<'s> = dyn Fn(&str) -> Result<Option<Fingerprint>, String> + 's;
 
 pub(crate) struct Search<'s> {
@@ -61,11 +57,9 @@ pub(crate) struct Search<'s> {
     pub(crate) journal: Journal,
     /// Trials of a resumed run that are not judged again yet.
     before: VecDeque<Trial>,
-    /// Time that they took.
     spent: Duration,
     pub(crate) trials: usize,
     pub(crate) time: Duration,
-    /// Processes that compile ahead of the workers.
     pub(crate) compilers: Option<&'s Compilers>,
     pub(crate) interrupt: Interrupt,
     pub(crate) history: History,
@@ -77,7 +71,6 @@ pub(crate) struct Search<'s> {
 }
 
 impl<'s> Search<'s> {
-    /// A search without limits.
     pub(crate) fn new(
         space: &'s Space,
         gate: Option<&'s Look<'s>>,
@@ -103,15 +96,14 @@ impl<'s> Search<'s> {
         }
     }
 
-    /// Searches with these workers until a limit or the end of the space. If one is lost, it is
-    /// removed, and the others continue.
+    /// Searches until a limit or the end of the space. A worker that is lost is removed.
     pub(crate) fn go(
         &mut self,
         strategy: &mut dyn Strategy,
         examiners: &mut Vec<Examiner<'_>>,
         watcher: &mut dyn Watcher,
     ) -> Result<(), TuneError> {
-        let device = |examiner: &Examiner<'_>| Some(examiner.worker.device().to_string());
+        let device = |examiner: &Examiner<'_>| Some(examiner.worker.device.clone());
         let mut workers: Vec<Option<String>> = examiners.iter().map(device).collect();
         let (queue, jobs) = channel();
         let (sender, news) = channel();
@@ -189,7 +181,6 @@ impl<'s> Search<'s> {
         }
     }
 
-    /// Gives a candidate to the worker that is free next, and has it compiled until then.
     fn give(&self, queue: &Sender<Job>, job: Job) {
         if let Some(compilers) = self.compilers.filter(|_| !self.pending.is_empty()) {
             compilers.begin(&self.header.problem, [job.id.clone()]);
@@ -207,14 +198,12 @@ impl<'s> Search<'s> {
         self.pending.front().is_some_and(|next| next.known.is_some())
     }
 
-    /// Whether the interrupt that ended an outside proposer is also for this search. It may arrive
-    /// a moment later.
+    /// The interrupt that ended an outside proposer may arrive here a moment later.
     fn is_interrupted_too(&self) -> bool {
         thread::sleep(LOOK_UP);
         self.interrupt.is_asked()
     }
 
-    /// Proposes as many candidates as the window allows.
     fn fill(&mut self, strategy: &mut dyn Strategy, queue: &Sender<Job>, began: Instant) -> Result<(), TuneError> {
         loop {
             let number = self.history.trials().len() + self.pending.len();
@@ -271,7 +260,7 @@ impl<'s> Search<'s> {
         match before {
             Some(then) if now != Some(&then.id) => {
                 let now = now.map_or("none", |now| now);
-                Err(TuneError::resume(self.journal.folder(), "a proposal", &then.id, now))
+                Err(TuneError::resume(&self.journal.folder, "a proposal", &then.id, now))
             }
             _ => Ok(proposal),
         }
@@ -300,7 +289,6 @@ impl<'s> Search<'s> {
         (fingerprint, twin)
     }
 
-    /// Adds the next trial to the history, if its result is known.
     fn commit(&mut self, watcher: &mut dyn Watcher) -> Result<(), TuneError> {
         let Some(pending) = self.pending.pop_front() else {
             return Ok(());
@@ -346,15 +334,11 @@ impl<'s> Search<'s> {
         watcher.trial(&trial, &self.history);
     }
 
-    /// The candidate that others are timed against.
     fn best(&self) -> Option<Best> {
         let trial = self.history.best()?;
         let timed = trial.timed.as_ref()?;
-        Some(Best {
-            id: trial.id.clone(),
-            score: timed.score,
-            us: timed.us,
-        })
+        let (id, score, us) = (trial.id.clone(), timed.score, timed.us);
+        Some(Best { id, score, us })
     }
 }
 

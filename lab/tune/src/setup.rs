@@ -31,15 +31,12 @@ pub struct Setup {
     pub start: String,
     /// The kernel that the library runs without tuning; `None` for a replay.
     pub default: Option<DefaultKernel>,
-    /// How candidates are timed.
-    pub timing: Timing,
+    pub(crate) timing: Timing,
     /// Candidates to propose ahead.
-    pub window: usize,
-    /// The source of predictions and claims. `None` on the host, whose kernels have no model, and
-    /// for cards without a profile.
+    pub(crate) window: usize,
+    /// The source of predictions and claims; `None` on the host and for cards without a profile.
     pub advisor: Option<Advisor>,
-    /// Why predictions use the card's profile and no measured rates, or why there are none, with
-    /// the remedy.
+    /// Why there are no predictions, or none from measured rates, with the remedy.
     pub rates_note: Option<String>,
     /// Errors of plan tables and rows that were skipped.
     pub plan_notes: Vec<String>,
@@ -48,13 +45,6 @@ pub struct Setup {
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
      does so once, in some seconds";
 
-fn no_profile(name: &str) -> String {
-    format!(
-        "there is no profile of {name}, so there are no predictions and no claims; \
-         `flashcore list profiles` shows the profiles"
-    )
-}
-
 /// Candidates that are compiled while one is timed on a GPU.
 const GPU_WINDOW: usize = 8;
 
@@ -62,9 +52,6 @@ impl Setup {
     /// For a device: `cpu`, `cuda:N`, `replay:FILE` (`replay:shipped` for the space in this crate).
     /// `families` are names of the families to search; empty means those worth searching. `torture`
     /// adds planted candidates.
-    ///
-    /// # Errors
-    /// An unknown device or family, a problem that nothing serves.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
         if let Some(file) = device.strip_prefix("replay:") {
             let fixed = "none on a replay, whose space is fixed";
@@ -102,8 +89,7 @@ impl Setup {
         })
     }
 
-    /// For a space that was measured once. It begins at the slowest config that works, the hardest
-    /// start.
+    /// It begins at the slowest config that works, the hardest start.
     fn replay(file: &str, problem: &Problem) -> Result<Setup, TuneError> {
         let measured = read_measured(file)?;
         let names: Vec<&str> = measured.tables.iter().map(|table| table.case.name.as_str()).collect();
@@ -112,8 +98,10 @@ impl Setup {
         let nothing = || TuneError::nothing(format!("{problem} was not measured there; it has {known}"));
         let table = measured.tables.iter().find(is_this).ok_or_else(nothing)?;
         let start = table.worst().ok_or_else(nothing)?.0.clone();
+        let mut space = table.space();
+        space.measured = Some(table.digest().into());
         Ok(Setup {
-            space: table.space().replaying(table.digest()),
+            space,
             chip: None,
             device: None,
             start,
@@ -127,27 +115,28 @@ impl Setup {
     }
 }
 
-/// The advisor for a GPU with its measured rates, and why there is none, or only one with the
-/// profile's rates.
+/// The advisor for a GPU, and why there is none or why it lacks measured rates.
 fn advisor_of(problem: &Problem, info: &DeviceInfo) -> (Option<Advisor>, Option<String>) {
     let Some(profile) = Profile::of_device(&info.name, info.multiprocessors) else {
-        return (None, Some(no_profile(&info.name)));
+        let why = format!(
+            "there is no profile of {}, so there are no predictions and no claims; \
+             `flashcore list profiles` shows the profiles",
+            info.name
+        );
+        return (None, Some(why));
     };
     let by_profile = Advisor::new(problem, profile);
     match rates::kept(&DeviceIdentity::cuda(info)) {
         Ok(Some(rates)) => (Some(by_profile.measured(rates.card())), None),
         Ok(None) => (Some(by_profile), Some(NEVER_MEASURED.to_string())),
-        Err(stale) => {
-            let note = format!("predicted with the profile's rates: {stale}");
-            (Some(by_profile), Some(note))
-        }
+        Err(stale) => (
+            Some(by_profile),
+            Some(format!("predicted with the profile's rates: {stale}")),
+        ),
     }
 }
 
 /// Reads a file of measured spaces, or the shipped one for `shipped`.
-///
-/// # Errors
-/// [`TuneError::File`].
 pub fn read_measured(file: &str) -> Result<Measured, TuneError> {
     if file == "shipped" {
         return Measured::shipped();
@@ -156,7 +145,6 @@ pub fn read_measured(file: &str) -> Result<Measured, TuneError> {
     Measured::read(&text, file)
 }
 
-/// The driver's data about a supported GPU. Does not take the device.
 pub(crate) fn gpu(device: &str) -> Result<DeviceInfo, TuneError> {
     let devices: Vec<DeviceInfo> = flashcore_cuda::devices().map_err(flashcore::Error::from)?;
     let ordinal: Option<u32> = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
@@ -179,7 +167,6 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
         return Ok(gate.families());
     }
     let family = |name: &String| {
-        // The planted candidates alone.
         if name == planted::NAME {
             return Ok(planted::FAMILY);
         }

@@ -9,7 +9,6 @@ use rayon::prelude::*;
 use crate::board::{Board, Check};
 use crate::judge::Judge;
 
-/// Seed of the first schedule. Each set of inputs runs under other schedules.
 const FIRST_SCHEDULE: u64 = 1;
 /// Schedules for each set of inputs: 16 for a kernel, with eight sets.
 const SCHEDULES: u32 = 2;
@@ -32,7 +31,7 @@ fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option
     let mut looked = None;
     let shapes = judge.shapes().into_iter();
     let normal = shapes.map(|problem| (problem, InputKind::Normal, 0));
-    let hard = judge.cases().iter().map(|case| (&case.problem, case.kind, case.seed));
+    let hard = judge.cases.iter().map(|case| (&case.problem, case.kind, case.seed));
     for (index, (problem, inputs, seed)) in normal.chain(hard).enumerate() {
         let Some(plan) = plan(problem) else { continue };
         let options = CheckOptions {

@@ -26,8 +26,7 @@ pub enum Verdict {
     Unstable,
     /// Slower than the best at the time of the proposal, by the whole interval.
     Slower,
-    /// No clear gain: under 3 % faster than the best at the time of the proposal, or the interval
-    /// includes no gain.
+    /// Neither: the gain is under 3 %, or the interval includes no gain.
     Ambiguous,
     /// At least 3 % faster than the best at the time of the proposal, with an interval that
     /// excludes no gain.
@@ -82,8 +81,7 @@ pub struct Timed {
     pub against: Option<String>,
     /// Its time relative to that config's, from the same rounds.
     pub ratio: Option<Ratio>,
-    /// Its time relative to the run's first candidate, by the chain of ratios. Candidates are
-    /// ranked by it.
+    /// Its time relative to the run's first candidate, by the chain of ratios.
     pub score: f64,
     /// Registers per thread from the compiler, if anything was compiled.
     #[serde(default)]
@@ -108,8 +106,7 @@ pub struct Trial {
     pub reason: String,
     /// Its time, if it was timed.
     pub timed: Option<Timed>,
-    /// Small shapes that it was not judged on, because it does not serve them, each with the
-    /// reason.
+    /// Small shapes that it was not judged on, because it does not serve them, with reasons.
     #[serde(default)]
     pub unjudged: Vec<String>,
     /// Identity of its machine program, if it has one.
@@ -173,8 +170,7 @@ impl History {
         timed
     }
 
-    /// The candidate that others are timed against: the first that was timed, or the best that was
-    /// accepted since.
+    /// What others are timed against: the first that was timed, or the best accepted since.
     pub(crate) fn best(&self) -> Option<&Trial> {
         let own = |trial: &&Trial| trial.timed.is_some() && trial.same_as.is_none();
         let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);

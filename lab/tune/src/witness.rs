@@ -12,15 +12,13 @@ use crate::gate::Gatekeeper;
 use crate::remote::Written;
 use flashcore_kernels::scalar;
 
-/// Configs to draw from a family to find one that serves.
 const DRAWN: usize = 50;
 /// Longest time for the host's output, seconds, and lowest rate of a core, operations per second.
 const HOST_SECONDS: f64 = 10.0;
 const HOST_RATE: f64 = 10e9;
 
-/// Witnesses for these finalists, in the order of preference: a kernel of the device, and the CPU
-/// kernel that the library would choose, for this process. `gate` checks kernels for the problem on
-/// the device.
+/// Witnesses in the order of preference: a kernel of the device, and the CPU kernel that the library
+/// would choose, for this process.
 pub(crate) fn witnesses(gate: &Gatekeeper, finalists: &[String]) -> Vec<String> {
     let (mut rng, scalar) = (Rng::new(1), scalar::FAMILY);
     let mut drawn = (0..DRAWN).map(|_| scalar.id(&scalar.sample(&mut rng)));
@@ -33,7 +31,6 @@ pub(crate) fn witnesses(gate: &Gatekeeper, finalists: &[String]) -> Vec<String> 
     kernel.into_iter().chain(host).collect()
 }
 
-/// Whether a kernel may be the witness for these finalists.
 pub(crate) fn may_witness(witness: &str, finalists: &[String]) -> bool {
     finalists.iter().all(|id| family(id) != family(witness))
 }
@@ -42,7 +39,6 @@ pub(crate) fn family(id: &str) -> &str {
     id.split_once('/').map_or(id, |(family, _)| family)
 }
 
-/// The host's output for normal inputs of a seed.
 pub(crate) fn output_of_host(problem: &Problem, seed: u64) -> Result<Written, TuneError> {
     let inputs = draw(problem, InputKind::Normal, seed);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());

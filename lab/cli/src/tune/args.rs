@@ -100,7 +100,6 @@ Exit codes: 0 done; 1 nothing could be timed, the default failed, the proposer d
 /// The strategy's name of a run with a proposer: this prefix and the command.
 pub(crate) const OUTSIDE: &str = "outside: ";
 
-/// The length of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Budget {
     Trials(usize),
@@ -152,7 +151,6 @@ fn budget(text: &str) -> Result<Budget, String> {
 }
 
 impl TuneArgs {
-    /// Whether the proposer or strategy uses the cost model.
     pub(crate) fn is_informed(&self) -> bool {
         self.proposer.is_some() || self.strategy.is_none_or(Kind::is_informed)
     }

@@ -2,7 +2,7 @@
 //! second one at once. The message says what was kept and how to continue.
 
 use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,23 +18,19 @@ use crate::tune::args::Budget;
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Watches for Ctrl-C, SIGTERM and SIGHUP.
 pub(crate) struct CtrlC {
     pub(crate) interrupt: Interrupt,
-    folder: PathBuf,
     over: Arc<AtomicBool>,
 }
 
 impl CtrlC {
-    /// Watches from now on, for the search in a folder.
     pub(crate) fn watch(folder: &Path) -> Result<CtrlC, Failure> {
         let watch = CtrlC {
             interrupt: Interrupt::default(),
-            folder: folder.to_path_buf(),
             over: Arc::default(),
         };
         let (interrupt, over) = (watch.interrupt.clone(), watch.over.clone());
-        let kept = watch.folder.clone();
+        let folder = folder.to_path_buf();
         let pressed = move || {
             let is_first = interrupt.ask();
             let is_over = over.load(Ordering::SeqCst);
@@ -42,7 +38,7 @@ impl CtrlC {
                 return style::eprint("\nending after the candidates in progress; Ctrl-C again ends at once\n");
             }
             if !is_over {
-                style::eprint(&format!("\n{}", kept_of(&kept)));
+                style::eprint(&format!("\n{}", kept(&folder)));
             }
             exit(i32::from(INTERRUPTED));
         };
@@ -53,11 +49,6 @@ impl CtrlC {
     /// The search is over and kept: from now on Ctrl-C ends the program at once.
     pub(crate) fn is_over(&self) {
         self.over.store(true, Ordering::SeqCst);
-    }
-
-    /// What was kept, and how to continue.
-    pub(crate) fn kept(&self) -> Page {
-        kept_of(&self.folder)
     }
 }
 
@@ -90,8 +81,8 @@ fn is_ignored(status: &str, signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// The number of trials, their folder, and the command that continues.
-fn kept_of(folder: &Path) -> Page {
+/// What was kept, and how to continue.
+pub(crate) fn kept(folder: &Path) -> Page {
     let mut page = Page::default();
     match read_trials(folder) {
         Err(_) => page.field("kept", "no trial yet"),
@@ -109,10 +100,9 @@ fn kept_of(folder: &Path) -> Page {
 /// The same for a search that ended by an error; `None` if there is no trial to continue with.
 pub(crate) fn left(folder: &Path) -> Option<Page> {
     let is_any = read_trials(folder).is_ok_and(|trials| !trials.is_empty());
-    is_any.then(|| kept_of(folder))
+    is_any.then(|| kept(folder))
 }
 
-/// The command that continues a run, with another budget if its own is spent.
 pub(crate) fn resume_command(folder: &Path, budget: Option<Budget>) -> String {
     let mut words = std::env::args_os();
     let typed = words.next().unwrap_or_default();

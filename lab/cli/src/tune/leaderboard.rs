@@ -120,7 +120,6 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Why a run has no leaderboard, and how to continue it.
 pub(crate) fn unfinished(folder: &Path) -> String {
     let folder = quoted(folder.as_os_str());
     format!("it was interrupted or still runs; to continue it, repeat its command with --resume --folder {folder}")
@@ -139,7 +138,6 @@ pub(crate) fn title(header: &Header) -> String {
     }
 }
 
-/// Adds the result of a search: whether the output is correct, its time, and what was gained.
 pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, history: &History) {
     if let Some(id) = board.winner.as_deref().filter(|_| header.computes) {
         let Tolerance { atol, rtol } = Tolerance::of(header.problem.dtype());
@@ -166,7 +164,6 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
     page.field("result", verdict(&start, header, board, history));
 }
 
-/// Adds a leaderboard, struck candidates, and the kernel that the output was compared with.
 pub(crate) fn add_board(page: &mut Page, board: &Board) {
     add_rows(page, board);
     for struck in &board.struck {
@@ -182,7 +179,6 @@ pub(crate) fn add_board(page: &mut Page, board: &Board) {
     }
 }
 
-/// Adds the finalists, one per line.
 fn add_rows(page: &mut Page, board: &Board) {
     let widest = board.rows.iter().map(|row| row.id.len()).max().unwrap_or(0);
     page.heading("Leaderboard", format_args!("× is times as long as {}", board.against));
@@ -239,7 +235,6 @@ fn verdict(start: &str, header: &Header, board: &Board, history: &History) -> St
     format!("{start} stands: only it was tried; {why}")
 }
 
-/// The remedy for a budget that was spent on one candidate.
 fn more_time(history: &History) -> String {
     const CANDIDATES: f64 = 20.0;
     let longest = history.trials().iter().map(|trial| trial.seconds).fold(0.0, f64::max);
@@ -250,7 +245,6 @@ fn more_time(history: &History) -> String {
     format!("a candidate takes {longest:.1} s here: give --budget {budget} or more")
 }
 
-/// Adds the number of candidates by verdict. The seconds of a run that was killed are not known.
 pub(crate) fn add_summary(page: &mut Page, history: &History, seconds: Option<f64>) {
     let counts = history.count().into_iter();
     let counts = style::list(counts.map(|(verdict, count)| format!("{count} {verdict}")));

@@ -10,7 +10,7 @@ use crate::style::{self, BAD, DIM, GOOD, Page};
 
 pub(crate) struct Live {
     shown: bool,
-    bar: ProgressBar,
+    pub(super) bar: ProgressBar,
     /// The most trials; `usize::MAX` if the search has a limit of time.
     trials: usize,
     time: Duration,
@@ -20,13 +20,10 @@ pub(crate) struct Live {
     /// The first candidate's name in a line.
     first: &'static str,
     noted_noise: bool,
-    /// The last note on another search.
     noted_wait: Option<Waits>,
 }
 
-/// The number of recent trials that are examined for noise.
 const NOISE_TRIALS: usize = 10;
-/// Relative width of a ratio's interval that counts as noise.
 const NOISE_WIDTH: f64 = 0.2;
 /// How to read the lines of trials.
 pub(crate) const LIST: &str =
@@ -62,10 +59,6 @@ impl Live {
         }
     }
 
-    pub(crate) fn end(&self) {
-        self.bar.finish_and_clear();
-    }
-
     fn message(&self, history: &History) -> String {
         let tried = history.trials().len();
         let left = self.time.saturating_sub(self.began.elapsed()).as_secs();
@@ -77,8 +70,7 @@ impl Live {
     }
 }
 
-/// The progress of a search, the best relative to the first, failures by kind, and last the best's id,
-/// which a narrow line leaves out.
+/// The best's id is last: a narrow line leaves it out.
 fn message(progress: &str, history: &History, first: &str, width: usize) -> String {
     let mut text = progress.to_string();
     let ranked = history.ranked();
@@ -98,7 +90,6 @@ fn message(progress: &str, history: &History, first: &str, width: usize) -> Stri
     text.chars().take(width).collect()
 }
 
-/// Whether most of the last trials have wide intervals.
 fn is_noisy(trials: &[Trial]) -> bool {
     let timed = trials.iter().rev().filter_map(|trial| trial.timed.as_ref()?.ratio);
     let widths = timed.map(|ratio| (ratio.interval.hi - ratio.interval.lo) / ratio.value);
@@ -107,7 +98,6 @@ fn is_noisy(trials: &[Trial]) -> bool {
     last.len() == NOISE_TRIALS && 2 * wide > NOISE_TRIALS
 }
 
-/// Notes that another search uses a device.
 pub(crate) fn note_wait(device: &str, waits: Waits) {
     match waits {
         Waits::Begun => style::note(format_args!(
@@ -156,7 +146,6 @@ pub(crate) fn short(reason: &str, longest: usize) -> String {
     }
 }
 
-/// Adds how a search was made: revision and driver, strategy, seed, first candidate.
 pub(crate) fn add_about(page: &mut Page, header: &Header, resumed: usize) {
     // All devices of a run have one driver; the CPU has none.
     let driver = header.devices.first().map_or("", |device| device.driver.as_str());

@@ -33,13 +33,7 @@ use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
 use crate::tune::live::Live;
 
-/// The default strategies with and without a cost model: the best two in replays of the shipped space.
-const DEFAULTS: [Kind; 2] = [Kind::Ranked, Kind::Evolution(Population::Elite)];
-const STRATEGY_SEED: u64 = 1;
-/// The longest time that a proposer may take.
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
-
-const DEVICES: &str = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
 
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
@@ -52,7 +46,11 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let (found, ctrl_c) = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
-        style::show(args.json, || json_of(&found, None, None), || ctrl_c.kept());
+        style::show(
+            args.json,
+            || json_of(&found, None, None),
+            || interrupt::kept(&found.folder),
+        );
         return Ok(Outcome::Interrupted);
     }
     if !args.json {
@@ -61,10 +59,11 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     // A failure from here on is reported, and does not lose the result.
     let plan = plan::keep(&found, args.no_plan);
     ctrl_c.is_over();
-    let beside = match kept_beside(&found) {
-        Some(kept) => Some(kept),
-        None => peers::compare(&found, &case, &devices[0], &args.peers),
-    };
+    // The comparison of an earlier search is kept, if it still holds and is complete.
+    let board = found.board.as_ref().filter(|_| found.nothing_new);
+    let kept = board.and_then(|board| PeerComparison::read(&found.folder, board));
+    let kept = kept.filter(|kept| kept.missing.is_none());
+    let beside = kept.or_else(|| peers::compare(&found, &case, &devices[0], &args.peers));
     let remedy = plan.remedy(&found.folder);
     let json = || json_of(&found, beside.as_ref(), Some(&plan));
     style::show(args.json, json, || {
@@ -94,7 +93,6 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::of(is_clean))
 }
 
-/// The result, then the best, the failures, and how it was searched.
 fn result(found: &Found, tour: bool, case: &Case) -> Page {
     let header = &found.header;
     let does = match header.computes {
@@ -124,12 +122,6 @@ fn result(found: &Found, tour: bool, case: &Case) -> Page {
     page
 }
 
-/// The comparison with peers of an earlier search, if it still holds.
-fn kept_beside(found: &Found) -> Option<PeerComparison> {
-    let board = found.board.as_ref().filter(|_| found.nothing_new)?;
-    PeerComparison::read(&found.folder, board).filter(|beside| beside.missing.is_none())
-}
-
 fn json_of(found: &Found, beside: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
     json!({
         "run": found.header,
@@ -151,7 +143,6 @@ fn gpu(name: &str) -> Option<u32> {
     name.strip_prefix("cuda:")?.parse().ok()
 }
 
-/// The devices of a list; `best` is the first GPU, or the host.
 fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
         // The device is only listed: the worker initialises it.
@@ -167,7 +158,8 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
     let devices: Vec<String> = names.split(',').map(|name| one(name.trim())).collect();
     let is_known = |device: &&String| *device == "cpu" || device.starts_with("replay:") || gpu(device).is_some();
     if let Some(unknown) = devices.iter().find(|device| !is_known(device)) {
-        return Err(Failure::usage(format!("device is {unknown}; allowed: {DEVICES}")));
+        let allowed = "best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, replay:FILE";
+        return Err(Failure::usage(format!("device is {unknown}; allowed: {allowed}")));
     }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
     if several_kinds || BTreeSet::from_iter(&devices).len() < devices.len() {
@@ -191,7 +183,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     for note in setup.plan_notes.iter().chain(&cannot_keep) {
         style::note(note);
     }
-    let seed = args.seed.unwrap_or(STRATEGY_SEED);
+    let seed = args.seed.unwrap_or(1);
     let mut rates = setup.advisor.as_ref().map(Advisor::rates);
     let (strategy, strategy_name): (Box<dyn Strategy>, String) = match &args.proposer {
         Some(command) => {
@@ -200,9 +192,11 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
             (Box::new(outside), format!("{OUTSIDE}{command}"))
         }
         None => {
-            let [modelled, otherwise] = DEFAULTS;
-            let default = if setup.advisor.is_some() { modelled } else { otherwise };
-            let kind = args.strategy.unwrap_or(default);
+            // The best in replays of the shipped space, with a cost model and without.
+            let kind = args.strategy.unwrap_or(match setup.advisor {
+                Some(_) => Kind::Ranked,
+                None => Kind::Evolution(Population::Elite),
+            });
             // For a card without a profile: why the default strategy does not predict.
             if let Some(note) = setup.rates_note.as_ref().filter(|_| args.is_informed()) {
                 style::note(note);
@@ -247,7 +241,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     };
     let mut live = Live::new(!args.json, trials, time);
     let found = flashcore_tune::run(request, &mut live);
-    live.end();
+    live.bar.finish_and_clear();
     let found = found.map_err(|error| {
         // Removes the new folder of a run that did not begin; a folder with files stays.
         if args.folder.is_none() {
@@ -299,7 +293,6 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
     is_so.then_some(note)
 }
 
-/// Adds the run's folder, and the commands that show and continue it.
 fn add_commands(page: &mut Page, budget: Budget, found: &Found) {
     page.field("evidence", found.folder.display());
     let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));

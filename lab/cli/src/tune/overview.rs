@@ -14,7 +14,6 @@ use crate::failure::Outcome;
 use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
 use crate::tune::leaderboard::{title, unfinished};
 
-/// Runs by kind, the latest first.
 #[derive(Default, Serialize)]
 struct Overview {
     /// The latest of each problem and device that has a leaderboard.

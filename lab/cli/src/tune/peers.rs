@@ -33,7 +33,7 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
             };
             match measured() {
                 Ok(report) => (beside.report, beside.missing) = (Some(report), python.err()),
-                Err(failure) => beside.missing = Some(format!("it could not be measured: {}", failure.message())),
+                Err(failure) => beside.missing = Some(format!("it could not be measured: {}", failure.message)),
             }
         }
     }
@@ -44,7 +44,6 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
     Some(beside)
 }
 
-/// Adds the measurement, as `bench` prints it, and its result.
 pub(crate) fn add(page: &mut Page, beside: &PeerComparison) {
     if let Some(report) = &beside.report {
         page.line(format_args!("\n{HEAD}Compared with the default and peers{HEAD:#}"));

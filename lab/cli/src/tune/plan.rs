@@ -51,7 +51,6 @@ pub(crate) fn keep(found: &Found, turned_off: bool) -> Kept {
 }
 
 impl Kept {
-    /// The row, its place, the kernel that the library uses now, and why there is no row.
     pub(crate) fn json(&self) -> Value {
         let (kept, none, error) = match self {
             Kept::Row(kept) => (Some(kept), None, None),
@@ -68,7 +67,6 @@ impl Kept {
         })
     }
 
-    /// The remedy if the row could not be written.
     pub(crate) fn remedy(&self, run: &Path) -> Option<String> {
         let Kept::Failed(why) = self else { return None };
         let note = format!(

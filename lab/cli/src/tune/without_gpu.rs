@@ -17,7 +17,6 @@ const MOST_FLOPS_F32: f64 = 0.3e9;
 /// The shortest length: a tile and the beginning of another.
 const LEAST_LENGTH: usize = 96;
 
-/// The predicted time on the card that kernels are planned for, with the reports' figures.
 pub(crate) fn predicted(problem: &Problem) -> String {
     let card = Card::default();
     match simulated::plan(problem, card, None) {
@@ -25,11 +24,10 @@ pub(crate) fn predicted(problem: &Problem) -> String {
             let outcome = cost::predict(&choice.plan, card, &vec![None; choice.plan.steps().count()], None);
             cost::sentence(&outcome, problem, card)
         }
-        Err(why) => format!("no kernel on {}: {}", card.title(), why.message()),
+        Err(why) => format!("no kernel on {}: {}", card.title(), why.message),
     }
 }
 
-/// Simulates the kernel that a card uses for a problem, on a shape that takes seconds.
 pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
     let card = Card::default();
     let mut page = Page::default();
@@ -38,7 +36,7 @@ pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
     let choice = match simulated::plan(problem, card, None) {
         Ok(choice) => choice,
         Err(why) => {
-            page.field("kernel", format_args!("none: {}", why.message()));
+            page.field("kernel", format_args!("none: {}", why.message));
             page.print();
             return Ok(());
         }
@@ -64,8 +62,7 @@ pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A problem of the same kernel that takes the simulator at most about two seconds: with fewer sequences,
-/// heads, rows and keys.
+/// A problem of the same kernel with fewer sequences, heads, rows and keys, for about two seconds.
 fn bounded(problem: &Problem) -> Result<Problem, ProblemError> {
     let most = match problem.dtype() {
         DType::F32 => MOST_FLOPS_F32,

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use flashcore_problem::Problem;
 
 use super::*;
-use crate::Timing;
+use crate::examine::Timing;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::tests::fake::{Fake, met};

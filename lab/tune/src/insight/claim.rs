@@ -12,7 +12,7 @@ pub enum ClaimKind {
     BankConflicts,
     /// Accesses to global memory use more sectors than necessary.
     Uncoalesced,
-    /// The change needs more registers than there are, so it would not build.
+    /// The change needs more registers than there are, so it would not build. Others expect a time.
     Spills,
     /// Registers limit the blocks on an SM.
     Registers,
@@ -32,13 +32,6 @@ pub enum ClaimKind {
     Latency,
     /// Launch overhead binds.
     Launch,
-}
-
-impl ClaimKind {
-    /// Whether this kind expects that a change does not build; all others expect a time.
-    pub const fn is_warning(self) -> bool {
-        matches!(self, ClaimKind::Spills)
-    }
 }
 
 /// Its name in tables and files, such as `bank-conflicts`.
@@ -67,8 +60,7 @@ pub struct Claim {
     pub to: String,
     /// The config with that value. Its trial scores the claim.
     pub proposes: String,
-    /// Expected change of the time, per cent; -8 is 8 % faster. `None`: it is expected not to
-    /// build.
+    /// Expected change of the time, per cent; -8 is 8 % faster. `None`: it would not build.
     pub expected: Option<f64>,
 }
 
@@ -106,8 +98,7 @@ const PART: f64 = 0.5;
 const NOISE: f64 = 1.0;
 
 impl Score {
-    /// Scores an expectation by the measured change, both in per cent; `None` is a candidate that
-    /// has no time.
+    /// Scores an expectation by the measured change, per cent; `None` is a candidate without a time.
     pub fn of(expected: Option<f64>, measured: Option<f64>) -> Score {
         match (expected, measured) {
             (None, None) => Score::CameTrue,

@@ -33,9 +33,7 @@ pub(super) struct Look {
     terms: Vec<(Bound, f64)>,
     /// Ratio of the binding time to the next.
     pub(super) lead: f64,
-    /// The line with most of the binding time, and its share.
     pub(super) hottest: Option<(String, f64)>,
-    /// Occupancy of the main step.
     pub(super) fit: StepFit,
     /// Registers that its values need, and those that its launch leaves, if that is the limit.
     pub(super) registers: Option<(u32, u32)>,
@@ -117,9 +115,8 @@ pub struct Predicted {
 /// Observes candidates for a problem on a card. Clones share the observations.
 #[derive(Clone, Debug)]
 pub struct Advisor {
-    problem: Problem,
+    pub(crate) problem: Problem,
     profile: &'static Profile,
-    /// Measured rates, in place of the profile's.
     measured: Option<MeasuredCard>,
     seen: Arc<Mutex<HashMap<String, Option<Arc<Look>>>>>,
 }
@@ -160,11 +157,6 @@ impl Advisor {
             spills: look.registers.is_some_and(|registers| is_to_spill(registers, None)),
         };
         self.look(ids).into_iter().map(|look| look.map(predicted)).collect()
-    }
-
-    /// The problem.
-    pub fn problem(&self) -> &Problem {
-        &self.problem
     }
 
     /// Observes candidates on all cores, each once. `None`: no plan, or no model of its cost.

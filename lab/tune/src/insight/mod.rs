@@ -59,8 +59,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Trust in claims of this kind, from 0 to 1: the share that came true, as if one of two more
-    /// had.
+    /// From 0 to 1: the share of claims of this kind that came true, as if one of two more had.
     pub fn trust(&self) -> f64 {
         (self.came_true + 1) as f64 / (self.tried + 2) as f64
     }
@@ -144,7 +143,6 @@ impl Insights {
         self
     }
 
-    /// Whether a trial is among the fastest so far, or the fastest of its niche.
     fn has_offspring(&mut self, trial: &Trial, space: &Space) -> bool {
         let Some(score) = trial.score().filter(|_| trial.same_as.is_none()) else {
             return false;

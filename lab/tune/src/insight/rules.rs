@@ -29,8 +29,7 @@ const FULL: f64 = 0.5;
 /// Relative error of the estimated registers, for most of 48 kernels (docs/cost-model.md).
 const OFF_BY: f64 = 0.1;
 
-/// The claims about a candidate. `registers` are the compiler's per thread, if known. Candidates
-/// that are `tried` need no claim.
+/// `registers` are the compiler's per thread, if known. Candidates that are `tried` need no claim.
 pub(super) fn claims(
     about: &str,
     registers: Option<u32>,
@@ -70,12 +69,10 @@ fn expected(mut claim: Claim, before: &Look, after: &Look) -> Option<Claim> {
     (percent <= -LEAST && claim.kind.is_reduced(before, after)).then_some(claim)
 }
 
-/// Why a change is likely to spill.
 fn spills(before: &Look, after: &Look) -> Option<String> {
     let (needed, left) = after.registers?;
-    let built = before.registers?;
-    is_to_spill((needed, left), Some(built))
-        .then(|| format!("its values would need {needed} registers a thread where {left} are left"))
+    let spills = is_to_spill((needed, left), Some(before.registers?));
+    spills.then(|| format!("its values would need {needed} registers a thread where {left} are left"))
 }
 
 /// Whether a kernel is likely to spill, by the registers per thread that its values need and those
@@ -88,8 +85,7 @@ pub fn is_to_spill(registers: (u32, u32), built: Option<(u32, u32)>) -> bool {
 }
 
 impl ClaimKind {
-    /// Whether a change reduces the claim's subject. A change that pays for other reasons is no
-    /// claim of this kind.
+    /// Whether a change reduces the claim's subject, and does not pay for other reasons alone.
     fn is_reduced(self, before: &Look, after: &Look) -> bool {
         let blocks = |look: &Look| look.fit.occupancy.blocks_per_sm;
         match self {
@@ -112,7 +108,6 @@ fn beyond(waste: &Option<Waste>) -> f64 {
     waste.as_ref().map_or(0.0, |waste| waste.beyond)
 }
 
-/// Share of the card that is busy over all waves of blocks.
 fn busy(look: &Look) -> f64 {
     look.fit.waves / look.fit.waves.ceil().max(1.0)
 }
@@ -142,7 +137,6 @@ impl Reason {
     }
 }
 
-/// Reasons for changes, the most specific first.
 fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
     let mut reasons = Vec::new();
     let mut add = |kind, evidence: String, line: Option<&str>, turns| {
@@ -213,7 +207,6 @@ fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
     reasons
 }
 
-/// Changes that may help if this binds.
 fn binding(bound: Bound) -> (ClaimKind, &'static str) {
     match bound {
         Bound::Resource(Resource::Shared) => (

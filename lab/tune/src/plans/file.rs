@@ -37,11 +37,7 @@ pub fn file_of(folder: &Path, device: &PlanDevice) -> PathBuf {
 
 /// Stores a row in the table of a device. It replaces a row for the same problems. Several
 /// processes may do this at once: each waits for the others, and readers see the old table or the
-/// new one.
-///
-/// # Errors
-/// [`TuneError::File`] if the folder cannot be written, or the file is not a table of this device.
-/// The file is not changed then.
+/// new one. A file that is not a table of this device is an error and is not changed.
 pub fn put(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<Place, TuneError> {
     let file = file_of(folder, device);
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
@@ -60,9 +56,6 @@ pub fn put(folder: &Path, device: &PlanDevice, row: PlanRow) -> Result<Place, Tu
 
 /// Whether [`put`] would succeed, for a check before a long search. Creates the folder and changes
 /// no table.
-///
-/// # Errors
-/// As [`put`].
 pub fn can_put(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
     let file = file_of(folder, device);
     std::fs::create_dir_all(folder).map_err(|error| TuneError::file(folder, error))?;
@@ -76,9 +69,6 @@ pub fn can_put(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
 
 /// Removes the row with a number, from 1, from the table in a file. Numbers change when rows
 /// change, so with a kernel only a row that has it is removed.
-///
-/// # Errors
-/// [`TuneError::File`], a number without a row, and a row with another kernel.
 pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Place, TuneError> {
     // Without a table no lock file is created.
     read(file)?;
@@ -105,7 +95,6 @@ pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Plac
     })
 }
 
-/// Locks a table until the returned file is dropped.
 fn locked(file: &Path) -> Result<File, TuneError> {
     // The table's file is replaced, so the lock needs a file that is not.
     let lock = file.with_extension("lock");
@@ -128,31 +117,24 @@ fn table_of(file: &Path, device: &PlanDevice) -> Result<PlanTable, TuneError> {
     Ok(table)
 }
 
-/// The table in a file. Both the library's error and this crate's have the file name; one is
-/// dropped.
+/// Both the library's error and this crate's have the file name; one is dropped.
 fn read(file: &Path) -> Result<PlanTable, TuneError> {
     let why = |error| match error {
         PlanError::Unreadable { reason, .. } => reason,
         PlanError::NotATable { reason, .. } => {
-            format!(
-                "it is no plan table: {reason}; correct it, or move it away and let `flashcore tune` write a new one"
-            )
+            let remedy = "correct it, or move it away and let `flashcore tune` write a new one";
+            format!("it is no plan table: {reason}; {remedy}")
         }
         PlanError::Format { given, known, .. } => {
             format!("it has format {given}; this build reads {known}: use the build that wrote it, or move it away")
         }
         other => other.to_string(),
     };
-    match read_table(file) {
-        Ok(named) => Ok(named.table),
-        Err(error) => Err(TuneError::file(file, why(error))),
-    }
+    let named = read_table(file).map_err(|error| TuneError::file(file, why(error)))?;
+    Ok(named.table)
 }
 
 /// Writes a table, whole or not at all.
-///
-/// # Errors
-/// [`TuneError::File`].
 pub fn write(file: &Path, table: &PlanTable) -> Result<(), TuneError> {
     let text = table.to_json().map_err(|error| TuneError::file(file, error))?;
     write_whole(file, text.as_bytes()).map_err(|error| TuneError::file(file, error))

@@ -47,18 +47,13 @@ pub fn device_of(identity: &DeviceIdentity) -> PlanDevice {
     }
 }
 
-/// The heuristics' choice for a problem on a measurement's device.
-///
-/// # Errors
-/// Why nothing serves the problem there.
+/// The heuristics' choice for a problem on a measurement's device, or why nothing serves it.
 pub fn heuristics(problem: &Problem, device: &DeviceIdentity) -> Result<KernelId, String> {
     crate::default::heuristics(problem, &device_of(device))
 }
 
-/// A row for a problem; `ratio` is the kernel's time relative to that of `against`.
-///
-/// # Errors
-/// Why there is none: tables exclude the problem, or the id is invalid.
+/// A row for a problem, or why there is none: tables exclude the problem, or the id is invalid.
+/// `ratio` is the kernel's time relative to that of `against`.
 pub fn row(
     problem: &Problem,
     kernel: &str,
@@ -127,23 +122,17 @@ fn of_result(result: &CaseResult, run: &RunIdentity) -> Judged {
 }
 
 fn judged(problem: &Problem, row: Result<PlanRow, String>, against: &str, best: Option<(&str, Ratio)>) -> Judged {
-    let why = row.as_ref().map_or_else(String::clone, |_| "faster".to_string());
+    let best = best.map(|(kernel, ratio)| (kernel.to_string(), gain_of(&ratio)));
     Judged {
         problem: problem.clone(),
         heuristics: against.to_string(),
-        best: best.map(|(kernel, ratio)| {
-            let (gain, interval) = gain_of(&ratio);
-            (kernel.to_string(), gain, interval)
-        }),
+        best: best.map(|(kernel, (gain, interval))| (kernel, gain, interval)),
+        why: row.as_ref().map_or_else(String::clone, |_| "faster".to_string()),
         row: row.ok(),
-        why,
     }
 }
 
-/// The row of a search's winner, if it is not the default.
-///
-/// # Errors
-/// Why there is none, in a clause.
+/// The row of a search's winner, or why there is none.
 pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     if !header.computes {
         return Err("it is a replay, whose times are not from this machine".to_string());
@@ -181,8 +170,7 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     row(&header.problem, winner, &board.start, &ratio, device, when)
 }
 
-/// The result of a search for a table from runs, which omits rows that equal the heuristics'
-/// choice.
+/// The result of a search for a table from runs, which has no rows of the heuristics' choice.
 pub fn judge_board(header: &Header, board: &Board) -> Judged {
     let by_heuristics = |row: &PlanRow| {
         let default = header.default.as_ref();
@@ -212,9 +200,6 @@ pub struct Kept {
 
 /// Stores the row of a search's winner ([`of_board`]) in the user's table for the device, in a
 /// folder of tables. It replaces a row for the same problems.
-///
-/// # Errors
-/// As [`put`].
 pub fn keep(folder: &Path, header: &Header, row: PlanRow) -> Result<Kept, TuneError> {
     let device = header.devices.first().map(device_of);
     let device = device.ok_or_else(|| TuneError::nothing("the run names no device"))?;

@@ -121,7 +121,7 @@ fn a_halted_worker_examines_no_further_candidate() {
     halt.ask();
     work(&mut examiner, 0, &Mutex::new(jobs), None, &sender, &halt);
     assert!(news.try_recv().is_err());
-    assert_eq!(examiner.worker.started(), 0);
+    assert_eq!(examiner.worker.started, 0);
 }
 
 /// A worker that dies at its first candidate and cannot be started again.

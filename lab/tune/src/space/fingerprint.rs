@@ -4,13 +4,11 @@ use flashcore_kernels::Plan;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-/// SHA-256 of the PTX of every step of a plan, without debug lines and kernel names, and of its
-/// launches, as 64 hexadecimal digits.
+/// SHA-256 of a plan's PTX, without debug lines and kernel names, and of its launches, in hex.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Fingerprint(pub String);
 
-/// The fingerprint of a plan.
 pub(crate) fn fingerprint(plan: &Plan) -> Fingerprint {
     let mut hash = Sha256::new();
     for step in plan.steps() {

@@ -15,7 +15,6 @@ pub use family::{ALL, CPU};
 pub use fingerprint::Fingerprint;
 pub(crate) use fingerprint::fingerprint;
 
-/// Whether a config may be proposed, or why not.
 type Admit = dyn Fn(&str) -> Result<(), String> + Send + Sync;
 
 /// Families, restricted to what a problem and a device allow.
@@ -25,12 +24,10 @@ pub struct Space {
     admit: Arc<Admit>,
     /// All configs that may be proposed, if they are a list.
     listed: Option<Arc<Vec<String>>>,
-    /// Identity of the measured times, if it is a replay's.
-    measured: Option<Arc<str>>,
+    pub(crate) measured: Option<Arc<str>>,
     known: Arc<Mutex<HashMap<String, Result<(), String>>>>,
 }
 
-/// A family of a space, for output and files.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Counted {
     family: &'static str,
@@ -53,8 +50,7 @@ impl Space {
         }
     }
 
-    /// A space of just these configs, such as measured ones. Samples are drawn uniformly from the
-    /// list.
+    /// A space of just these configs. Samples are drawn uniformly from the list.
     pub fn of_list(families: Vec<Family>, ids: Vec<String>) -> Space {
         let there: HashSet<String> = ids.iter().cloned().collect();
         let listed = move |id: &str| match there.contains(id) {
@@ -68,18 +64,6 @@ impl Space {
     }
 
     /// The same space for a replay of measured times, which become part of its identity.
-    pub(crate) fn replaying(self, measured: String) -> Space {
-        Space {
-            measured: Some(measured.into()),
-            ..self
-        }
-    }
-
-    /// Identity of the measured times, if it is a replay's.
-    pub(crate) fn measured(&self) -> Option<&str> {
-        self.measured.as_deref()
-    }
-
     /// The families.
     pub fn families(&self) -> impl Iterator<Item = &Family> {
         self.families.iter()
@@ -95,7 +79,6 @@ impl Space {
             .find_map(|family| Some((family, family.read(id).filter(|values| family.allows(values))?)))
     }
 
-    /// Its families, levers and sizes.
     pub(crate) fn count(&self) -> Vec<Counted> {
         let count = |family: &Family| Counted {
             family: family.name,
@@ -106,10 +89,7 @@ impl Space {
         self.families().map(count).collect()
     }
 
-    /// Whether a config may be proposed.
-    ///
-    /// # Errors
-    /// Why not, in a sentence.
+    /// Whether a config may be proposed, or why not.
     pub fn admits(&self, id: &str) -> Result<(), String> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(answer) = known().get(id) {
@@ -129,14 +109,6 @@ impl Space {
             Some(listed) => Box::new(listed.iter().cloned()),
             None => Box::new(self.families().flat_map(|family| family.ids())),
         }
-    }
-
-    /// Every config that may be proposed, family by family. Checks all of them: for small spaces.
-    pub fn all(&self) -> Box<dyn Iterator<Item = String> + '_> {
-        Box::new(
-            self.configs()
-                .filter(|id| self.listed.is_some() || self.admits(id).is_ok()),
-        )
     }
 
     /// A random config that may be proposed: uniform from a list, otherwise a uniform family, then
@@ -159,16 +131,14 @@ impl Space {
         around.filter(|other| self.admits(other).is_ok()).collect()
     }
 
-    /// A random config that differs in this number of levers and may be proposed; `None` if none
-    /// that was drawn may.
+    /// A random config that differs in this number of levers and may be proposed.
     pub fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String> {
         let (family, values) = self.read(id)?;
         let mut drawn = (0..TRIES).filter_map(|_| Some(family.id(&family.mutate(&values, levers, rng)?)));
         drawn.find(|mutant| self.admits(mutant).is_ok())
     }
 
-    /// A random mixture of two configs of one family that may be proposed and is neither; `None` if
-    /// none was drawn, or the families differ.
+    /// A random mixture of two configs of one family that may be proposed and is neither.
     pub fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String> {
         let (family, values) = self.read(a)?;
         let other = family.read(b).filter(|values| family.allows(values))?;
@@ -232,7 +202,13 @@ mod tests {
         assert_eq!(space.neighbours("cpu/m64n64"), ["cpu/m64n128"]);
         assert!(space.admits("cpu/m32n32").is_err());
         let none = Space::new(vec![CPU], |_| Err("not one".to_string()));
-        assert_eq!((none.configs().count(), none.all().count()), (120, 0));
+        assert_eq!(
+            (
+                none.configs().count(),
+                none.configs().filter(|id| none.admits(id).is_ok()).count()
+            ),
+            (120, 0)
+        );
         let space = Space::new(vec![mma::FAMILY], |_| Ok(()));
         let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "q_in_registers");
         let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".to_string();

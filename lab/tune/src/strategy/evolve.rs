@@ -31,8 +31,8 @@ const FOUNDERS: usize = 4;
 const IMMIGRANTS: f32 = 0.1;
 /// Share of offspring that are mixtures of two parents, if there are two.
 const MIXTURES: f32 = 0.25;
-/// Share of mutants that differ in two levers. One lever cannot leave some local minima, such as a
-/// larger tile that needs fewer stages.
+/// Share of mutants that differ in two levers, which leaves minima such as a larger tile that needs
+/// fewer stages.
 const TWO_LEVERS: f32 = 0.4;
 /// With niches: share of parents that are the fastest of all.
 const FASTEST: f32 = 0.5;
@@ -56,8 +56,6 @@ pub(super) struct Evolution {
 }
 
 impl Evolution {
-    /// The trials before are the first generation. With an advisor mutations are weighted by claims
-    /// about the parents and by the trust in their kinds.
     pub(super) fn new(population: Population, seed: u64, advisor: Option<Advisor>) -> Evolution {
         Evolution {
             population,
@@ -67,7 +65,6 @@ impl Evolution {
         }
     }
 
-    /// A founder: a random config of each family in turn.
     fn founder(&mut self, history: &History, space: &Space) -> Option<Proposal> {
         let families: Vec<&str> = space.families().map(|family| family.name).collect();
         while families.len() > 1 && self.founders < FOUNDERS * families.len() {
@@ -82,7 +79,6 @@ impl Evolution {
         None
     }
 
-    /// The parents, the fastest first.
     fn parents<'h>(&self, history: &'h History, space: &Space) -> Vec<&'h Trial> {
         let mut ranked = history.ranked();
         // Only the first of several with the same machine program.
@@ -207,14 +203,14 @@ mod tests {
         let (space, _) = valley();
         let (mut history, mut insights) = (History::default(), Insights::new(advisor()));
         history.add(trial(0, PARENT, Some(1.0)));
-        let expected = (!kind.is_warning()).then_some(-10.0);
+        let expected = (kind != ClaimKind::Spills).then_some(-10.0);
         for number in 0..came_true + did_not {
             insights.add(made_up(PARENT, &format!("x{number}"), kind, expected));
         }
         insights.add(made_up(PARENT, CLAIMED, kind, expected));
         for number in 0..came_true + did_not {
             let comes_true = number < came_true;
-            let score = if kind.is_warning() {
+            let score = if kind == ClaimKind::Spills {
                 (!comes_true).then_some(1.0)
             } else {
                 Some(if comes_true { 0.9 } else { 1.0 })

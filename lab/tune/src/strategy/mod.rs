@@ -42,15 +42,13 @@ impl Proposal {
 
 /// Proposes candidates.
 pub trait Strategy {
-    /// The next candidate, which is not in the history; `None` if nothing is left to try. Only
-    /// outside proposers have errors.
+    /// The next candidate, if any is left that is not in the history. Only outside proposers fail.
     fn propose(&mut self, history: &History, space: &Space) -> Result<Option<Proposal>, TuneError>;
 
     /// Limits the next proposal to the time left for the search. Only outside proposers use it.
     fn hurry(&mut self, _left: Duration) {}
 
-    /// Whether it proposes the same after the same history. Otherwise a resumed run does not ask it
-    /// for the earlier proposals.
+    /// Whether a resumed run asks it for the earlier proposals, because it repeats them.
     fn is_replayable(&self) -> bool {
         true
     }
@@ -109,10 +107,7 @@ impl Kind {
         matches!(self, Kind::Informed(_) | Kind::Ranked)
     }
 
-    /// The seeded strategy.
-    ///
-    /// # Errors
-    /// [`TuneError::Nothing`] for an informed one without an advisor.
+    /// The seeded strategy; an informed one needs an advisor.
     pub fn start(self, seed: u64, advisor: Option<&Advisor>) -> Result<Box<dyn Strategy>, TuneError> {
         let needed = |without: Population| {
             let without = Kind::Evolution(without).name();
@@ -128,7 +123,7 @@ impl Kind {
             Kind::Informed(population) => Box::new(Evolution::new(population, seed, Some(needed(population)?))),
             Kind::Ranked => {
                 let advisor = needed(Population::Elite)?;
-                let (predicting, keys) = (advisor.clone(), advisor.problem().seq_len_kv());
+                let (predicting, keys) = (advisor.clone(), advisor.problem.seq_len_kv());
                 let predict = Box::new(move |ids: &[String]| predicting.predict(ids));
                 Box::new(Ranked::new(seed, keys, predict, Some(advisor)))
             }

@@ -21,7 +21,6 @@ struct Question<'a> {
     /// In the first line only.
     #[serde(skip_serializing_if = "Option::is_none")]
     about: Option<About<'a>>,
-    /// Trials since the line before.
     trials: &'a [Trial],
     best: Option<&'a str>,
     fastest: &'a [Fast],
@@ -73,7 +72,6 @@ struct About<'a> {
     space: Vec<Counted>,
 }
 
-/// The proposer's answer, one line.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reply {
@@ -116,9 +114,6 @@ pub struct Outside {
 impl Outside {
     /// Starts a program, given with its arguments as words separated by blanks. `deadline` limits
     /// the time for an answer. With an advisor its questions have claims about the fastest configs.
-    ///
-    /// # Errors
-    /// [`TuneError::Proposer`] if it cannot be started.
     pub fn start(
         command: &str,
         problem: &Problem,

@@ -18,18 +18,15 @@ const DRAWN: usize = 96;
 const FEWEST: usize = 24;
 /// Keys up to which [`DRAWN`] configs are drawn.
 const KEYS: usize = 1024;
-/// Number of configs that are timed first.
 const FIRST: usize = 8;
 /// Most of these that are clusters of two blocks. The model overrates them (`docs/cost-model.md`),
 /// so that on long problems all eight would be clusters.
 const MOST_PAIRS: usize = 4;
-/// Draws for each config.
 const DRAWS_EACH: usize = 10;
 
 /// Predicts times of configs; `None` if there is no prediction.
 pub(super) type Predict = Box<dyn Fn(&[String]) -> Vec<Option<Predicted>> + Send>;
 
-/// Times configs in the order of their predictions, then continues with evolution.
 pub(super) struct Ranked {
     predict: Predict,
     drawn: usize,
@@ -40,9 +37,7 @@ pub(super) struct Ranked {
 }
 
 impl Ranked {
-    /// For a problem with this number of keys. A prediction for many keys takes up to seconds of a
-    /// core, so fewer configs are drawn. With an advisor the mutations of its evolution are weighted
-    /// by claims.
+    /// A prediction for many keys takes up to seconds of a core, so fewer configs are drawn.
     pub(super) fn new(seed: u64, keys: usize, predict: Predict, advisor: Option<Advisor>) -> Ranked {
         let mut then = Evolution::new(Population::Elite, seed, advisor);
         // The first by prediction take their place.
@@ -56,7 +51,6 @@ impl Ranked {
         }
     }
 
-    /// The best of random configs and their neighbours.
     fn rank(&mut self, space: &Space) -> Vec<(String, Predicted)> {
         let drawn = self.draw(space);
         let mut ranked = self.ordered(&drawn);
@@ -95,7 +89,6 @@ impl Ranked {
         drawn
     }
 
-    /// The configs with a prediction, the best first.
     fn ordered(&self, ids: &[String]) -> Vec<(String, Predicted)> {
         let all = ids.iter().zip((self.predict)(ids));
         let mut ranked: Vec<_> = all
@@ -110,8 +103,7 @@ fn is_pair(id: &str) -> bool {
     matches!(id.parse(), Ok(Config::Wgmma(config)) if config.cluster > 1)
 }
 
-/// Sorts by whether a config is likely to spill, time, and id, so that the order of the draws does
-/// not matter.
+/// Last by id, so that the order of the draws does not matter.
 fn sort(ranked: &mut [(String, Predicted)]) {
     ranked.sort_by(|(a, of_a), (b, of_b)| {
         let spills = of_a.spills.cmp(&of_b.spills);

@@ -7,7 +7,6 @@ use crate::error::TuneError;
 use crate::space::Space;
 use crate::trial::History;
 
-/// Every config of the space, in its order.
 #[derive(Debug, Default)]
 pub(super) struct Exhaustive {
     /// Ids left, whether or not they may be proposed: checking all of them takes minutes.
@@ -53,7 +52,6 @@ pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<S
 pub(super) struct HillClimbing {
     rng: Rng,
     at: Option<String>,
-    /// Untried neighbours, the next one last.
     around: Vec<String>,
     seen: usize,
 }

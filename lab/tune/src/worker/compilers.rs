@@ -56,8 +56,7 @@ impl Compilers {
         Compilers { tasks, shared }
     }
 
-    /// Begins to compile kernels that were not requested before, in this order. Errors are reported
-    /// when a kernel is opened.
+    /// Begins to compile new kernels, in this order. Errors are reported when a kernel is opened.
     pub fn begin(&self, problem: &Problem, kernels: impl IntoIterator<Item = String>) {
         let mut known = self.shared.kernels();
         for kernel in kernels {

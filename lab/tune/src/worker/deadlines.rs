@@ -31,8 +31,7 @@ impl Default for Deadlines {
     }
 }
 
-/// Operations per second of the slowest candidates worth waiting for: on a core of the host, on a
-/// GPU.
+/// Operations per second of the slowest candidates worth waiting for, on a core and on a GPU.
 const SLOW_CORE: f64 = 1e9;
 const SLOW_GPU: f64 = 1e11;
 /// Lowest rate at which inputs are drawn and tensors copied, bytes per second.
@@ -96,8 +95,7 @@ impl Deadlines {
             Command::Run { .. } => ("running", self.run + needs.run + 4 * needs.bytes),
             Command::Read { .. } | Command::Outside => ("running", self.run + needs.bytes),
             Command::Time { options, .. } => {
-                // Warm-up comes on top of the rounds, and so does the round that exceeds the
-                // budget.
+                // Warm-up comes on top of the rounds, and so does the round that exceeds the budget.
                 let budget = options.budget_ms / 1e3 + options.warm_up_max_us * 4.0 / 1e6;
                 let budget = Duration::from_secs_f64(budget.clamp(0.0, 3600.0));
                 ("timing", self.time + needs.time + budget)

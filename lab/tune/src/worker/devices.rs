@@ -17,10 +17,8 @@ pub(super) trait Device {
         true
     }
 
-    /// Compiles kernels into the driver's cache.
     fn compile(&self, _problem: &Problem, _kernels: &[String]) {}
 
-    /// Measures the device's rates and stores them.
     fn rates(&self) -> Result<(), String> {
         Err("only GPUs are measured".to_string())
     }
@@ -36,7 +34,6 @@ pub(super) enum Open<'a> {
 }
 
 impl<'a> Open<'a> {
-    /// Binds kernels to both places of a workbench.
     pub(super) fn bind(
         mut bench: Workbench<'a>,
         kernels: usize,

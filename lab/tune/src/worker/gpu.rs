@@ -14,8 +14,7 @@ use super::devices::{Device, Open, buildable};
 use super::protocol::Failed;
 use crate::trial::Verdict;
 
-/// Rate by which the length of graph chains is chosen, operations per µs. A rough guess for any
-/// card.
+/// Chooses the length of graph chains, operations per µs: a rough guess for any card.
 const USUAL_RATE: f64 = 3e8;
 const CHAIN_US: f64 = 200.0;
 const MAX_CHAIN: f64 = 64.0;
@@ -64,7 +63,6 @@ impl Gpu {
     }
 }
 
-/// What an error of the bench means for a candidate.
 fn of_bench(id: &str, error: &BenchError) -> Failed {
     let verdict = match Failure::of(error) {
         Failure::Refused => Verdict::Refused,

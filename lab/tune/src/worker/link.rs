@@ -27,7 +27,6 @@ pub struct Program {
 /// Why a command has no result.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The candidate failed, and why.
     Verdict(Verdict, String),
     /// The worker died or lost its device, perhaps because of the candidate.
     Died(String),
@@ -42,7 +41,6 @@ impl From<TuneError> for Stop {
 }
 
 impl Stop {
-    /// The verdict for a candidate that is to blame.
     pub(crate) fn blamed(self) -> Result<(Verdict, String), TuneError> {
         match self {
             Stop::Verdict(verdict, reason) => Ok((verdict, reason)),
@@ -61,13 +59,13 @@ impl Stop {
 #[derive(Debug)]
 pub(crate) struct Worker {
     program: Program,
-    device: String,
+    pub(crate) device: String,
     deadlines: Deadlines,
     live: Option<Partner>,
     /// Its identity when it was first started; every later one must be the same.
     hello: Option<Hello>,
     asked: u64,
-    started: usize,
+    pub(crate) started: usize,
     needs: Needs,
 }
 
@@ -84,14 +82,6 @@ impl Worker {
             started: 0,
             needs: Needs::default(),
         }
-    }
-
-    pub(crate) fn device(&self) -> &str {
-        &self.device
-    }
-
-    pub(crate) fn started(&self) -> usize {
-        self.started
     }
 
     #[cfg(test)]
@@ -200,8 +190,7 @@ impl Worker {
     }
 }
 
-/// The program at a path. If it is this program and its file was replaced, by a build for example,
-/// the running one, which Linux keeps.
+/// The program at a path, or the running one, which Linux keeps, if a build has replaced its file.
 fn running_program(path: &Path) -> PathBuf {
     let own = PathBuf::from("/proc/self/exe");
     let mut replaced = path.as_os_str().to_os_string();

@@ -14,7 +14,6 @@ use crate::trial::Verdict;
 /// Version of the protocol. Every change that an older program would not understand raises it.
 pub(crate) const PROTOCOL: u32 = 7;
 
-/// A command and its number, which the answer has too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ask {
     pub(crate) id: u64,
@@ -53,7 +52,6 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum What {
-    /// The output, in the problem's layout.
     Output,
     /// The output as of the end of the stream.
     Snapshot,
@@ -65,12 +63,15 @@ pub(crate) enum What {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Form {
-    /// All bytes, in a file.
-    Bytes { file: PathBuf },
+    Bytes {
+        file: PathBuf,
+    },
     /// Some rows (batch, head, query) in a file, one after another. Result: a
     /// [`Census`](flashcore_bench::defences::Census) of the whole output.
-    Rows { rows: Vec<[usize; 3]>, file: PathBuf },
-    /// Result: a digest as hexadecimal digits.
+    Rows {
+        rows: Vec<[usize; 3]>,
+        file: PathBuf,
+    },
     Digest,
 }
 
@@ -125,7 +126,6 @@ pub(crate) struct Opened {
 pub(crate) struct Failed {
     /// The verdict for the candidate.
     pub(crate) verdict: Verdict,
-    /// The kernel that failed, if it was one.
     pub(crate) kernel: Option<String>,
     pub(crate) reason: String,
     /// Whether the device is lost, so that this worker cannot be used any more.

@@ -55,7 +55,6 @@ impl Device for Replay {
     }
 }
 
-/// Candidates of a table.
 pub(super) type Replayed = Vec<(String, Summary)>;
 
 pub(super) fn time(

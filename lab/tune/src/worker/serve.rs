@@ -20,11 +20,8 @@ use super::replayed::Replay;
 use crate::setup::read_measured;
 use crate::trial::Verdict;
 
-/// Serves a parent on these streams until the input ends. `gone` is called when it ends, so that
-/// the caller can exit even while a kernel never ends.
-///
-/// # Errors
-/// The output cannot be written.
+/// Serves a parent on these streams until the input ends or the output cannot be written. `gone` is
+/// called at the input's end, so that the caller can exit even while a kernel never ends.
 pub fn serve(
     input: impl Read + Send + 'static,
     output: impl Write,
@@ -40,12 +37,8 @@ pub fn serve(
         drop(sender);
         gone();
     });
-    let mut session = Session {
-        lines,
-        output,
-        inputs: Recent::default(),
-    };
-    session.run()
+    let inputs = Recent::default();
+    Session { lines, output, inputs }.run()
 }
 
 /// Sets of inputs to keep: all that a candidate gets in a run and in its finals.
@@ -89,8 +82,7 @@ struct Session<W> {
 }
 
 impl<W: Write> Session<W> {
-    /// The next command; `None` at the end of the input. A line that is no command is answered and
-    /// skipped.
+    /// `None` at the end of the input. A line that is no command is answered and skipped.
     fn next(&mut self) -> std::io::Result<Option<Ask>> {
         while let Ok(line) = self.lines.recv() {
             match serde_json::from_str(&line) {
@@ -160,7 +152,6 @@ impl<W: Write> Session<W> {
         Ok(None)
     }
 
-    /// Executes commands on open kernels. Returns the command that opens others.
     fn work(
         &mut self,
         id: u64,
@@ -197,7 +188,6 @@ impl<W: Write> Session<W> {
         Ok(None)
     }
 
-    /// Executes a command on open kernels that compute.
     fn on_bench(
         &mut self,
         device: &dyn Device,
@@ -236,7 +226,6 @@ fn of_device(device: &dyn Device, command: &Command) -> Said {
     }
 }
 
-/// Writes a file and returns the result of doing so.
 fn written(file: &Path, bytes: &[u8], then: Said) -> Said {
     match std::fs::write(file, bytes) {
         Ok(()) => then,
@@ -273,7 +262,6 @@ fn read(bench: &Workbench<'_>, place: usize, what: What, form: &Form) -> Result<
     found
 }
 
-/// The elements of rows, one row after another.
 fn bytes_of_rows(out: &Tensor, rows: &[[usize; 3]]) -> Result<Vec<u8>, Trouble> {
     let (layout, size) = (out.layout(), out.dtype().size_bytes());
     let [batch, queries, heads, columns] = layout.shape;
