@@ -19,7 +19,6 @@ const ROW_HEADS: usize = 8;
 const ROWS_A_HEAD: usize = 16;
 /// Elements up to which inputs are those of [`Inputs::generate`]; above it, they are drawn on all cores.
 const FEW_ELEMENTS: usize = 4 << 20;
-/// Elements drawn at a time.
 const CHUNK: usize = 1 << 16;
 /// Bound of the magnitude of the normal numbers drawn ([`Rng::normal`]).
 const LARGEST: f32 = 6.0;
@@ -112,7 +111,6 @@ impl Answers {
     }
 }
 
-/// Whether every element of the answer is computed.
 fn is_small(problem: &Problem) -> bool {
     problem.flops() <= WHOLE_FLOPS
 }
@@ -131,7 +129,6 @@ fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<Referen
     Ok(found?.concat())
 }
 
-/// Rows to compare, by head.
 fn sampled_rows(problem: &Problem, seed: u64) -> Vec<Vec<[usize; 3]>> {
     let mut rng = Rng::stream(seed, 77);
     let last = problem.seq_len_q() - 1;

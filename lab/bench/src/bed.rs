@@ -200,7 +200,6 @@ impl<'a> Workbench<'a> {
     }
 }
 
-/// A candidate of a workbench in this process.
 struct LocalRig<'r, 'a> {
     bench: &'r mut Workbench<'a>,
     candidate: usize,

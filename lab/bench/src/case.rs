@@ -84,7 +84,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Inspects candidates at the moment that `moment` gives, and removes those that do not pass.
     fn inspect(
         &mut self,
         field: &mut Field<'_>,
@@ -117,7 +116,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Measures the candidates in one mode.
     fn measure(
         &mut self,
         case: &Case,
@@ -238,7 +236,6 @@ impl Session<'_> {
 }
 
 impl Field<'_> {
-    /// Removes the candidates for whose place `keep` is false.
     fn retain(&mut self, keep: impl Fn(usize) -> bool) {
         self.bench.retain(&keep);
         let mut index = 0..;

@@ -18,7 +18,6 @@ use crate::subject::{Stopwatch, Subject, Trouble};
 /// Memory written to flush the last-level cache, bytes: more than hosts have.
 const FLUSH_BYTES: usize = 256 << 20;
 
-/// Tensors of a problem in host memory.
 #[derive(Debug)]
 struct Place {
     q: Tensor,

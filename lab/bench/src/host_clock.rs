@@ -19,7 +19,6 @@ pub const HOST_TIMES_VARIABLE: &str = "FLASHCORE_HOST_TIMES";
 /// What a call takes of a kernel without a made-up time, µs.
 pub const USUAL_US: f64 = 1_000.0;
 
-/// What stands for the driver of a host with made-up times.
 const MADE_UP: &str = "made-up times";
 
 type Times = Result<HashMap<String, f64>, String>;

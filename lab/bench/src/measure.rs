@@ -220,7 +220,6 @@ impl Measured {
         self.verdict = self.ratio.map(|ratio| Verdict::of(&ratio, options.threshold));
     }
 
-    /// Takes its number away.
     pub(crate) fn reject(&mut self, why: String) {
         self.trouble = Some(why);
         (self.summary, self.ratio, self.verdict) = (None, None, None);
@@ -270,7 +269,5 @@ fn time(
     Ok((stopwatch.elapsed_us(TIMED)?, calls * runs_per_call, reading))
 }
 
-/// Lap of the timed runs.
 const TIMED: usize = 0;
-/// Lap of the untimed runs before them.
 const LEAD: usize = 1;

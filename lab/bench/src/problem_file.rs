@@ -121,7 +121,6 @@ fn cases(text: &str, is_toml: bool, dtype: Option<DType>) -> Result<Vec<Case>, S
     Ok(cases)
 }
 
-/// The entries of a file's text, or the first mistake with its line.
 fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
     if text.trim().is_empty() {
         let example = if is_toml { TOML_EXAMPLE } else { JSON_EXAMPLE };
@@ -193,7 +192,6 @@ impl Wrong {
 }
 
 impl Entry {
-    /// Refuses keys that contradict each other.
     fn check_keys(&self) -> Result<(), Wrong> {
         let seq = self.seq.is_some();
         for (key, is_given, other, contradicts) in [

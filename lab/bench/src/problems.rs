@@ -15,7 +15,6 @@ pub struct Case {
     pub problem: Problem,
 }
 
-/// A set of problems, in a dtype.
 type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
 
 /// Sets there are.

@@ -135,7 +135,6 @@ enum Phase {
 }
 
 impl Phase {
-    /// The first run of a subject.
     fn warm_up(subject: usize) -> Phase {
         Phase::WarmUp { subject, runs: 1 }
     }

@@ -212,7 +212,6 @@ fn place(result: &CaseResult) -> Place {
     }
 }
 
-/// The subjects of one measurement, the quickest first.
 fn rows(result: &CaseResult, measured: bool) -> Vec<RankedRow> {
     let best = result
         .quickest(|subject| subject.info.is_ours())

@@ -35,7 +35,6 @@ impl Telemetry {
             .map_err(|missing| format!("clocks, power and temperature are not recorded: {missing}"))
     }
 
-    /// The state now.
     pub(crate) fn read(&self) -> Reading {
         let watts = |milliwatts: u32| f64::from(milliwatts) / 1e3;
         let throttle = self.0.throttle_reasons().unwrap_or_default();

@@ -9,13 +9,11 @@ use crate::report::Report;
 use crate::standing::Shape;
 use crate::table::{bracketed, geomean_text, times};
 
-/// Width of a row's name.
 const NAME: f64 = 132.0;
 /// Height of the heading, of a row, of the legend.
 const HEAD: f64 = 20.0;
 const ROW: f64 = 34.0;
 const LEGEND: f64 = 40.0;
-/// Widest cell.
 const CELL: f64 = 80.0;
 
 /// Least speed-up of each colour, its class, whether text on it takes the page's colour, and its name in the legend.

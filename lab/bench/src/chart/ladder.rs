@@ -14,7 +14,6 @@ use crate::table::{clip_to, number, span, times};
 const RUNG: f64 = 46.0;
 /// Where a rung's bar begins, from its top, and how high it is.
 const BAR: (f64, f64) = (28.0, 11.0);
-/// Space for the axis below.
 const AXIS: f64 = 22.0;
 /// Characters of a name and of an id that fit.
 const NAME: usize = 44;

@@ -17,7 +17,6 @@ use crate::report::Report;
 
 /// Width of a chart for phones in its own units, about pixels there. Wider screens scale it up to [`MAX_PX`].
 const WIDTH: f64 = 420.0;
-/// Empty space around a chart.
 const EDGE: f64 = 6.0;
 /// Widest that such a chart is shown, pixels.
 const MAX_PX: u32 = 680;
@@ -51,7 +50,6 @@ const COLOURS: [(&str, &str, &str, &str); 24] = [
     ("md", "fill", "#69717a", "#9aa4ae"),
 ];
 
-/// What does not depend on the reader's scheme.
 const SHAPES: &str = ".line{stroke-width:1}.best{stroke-width:1;stroke-dasharray:3 3}.mark{stroke-width:1.5}\
 .curve{fill:none;stroke-width:1.6}.la{stroke-width:3}.bar{stroke-width:1.5}\
 text{font-family:system-ui,sans-serif;font-size:12px}.small{font-size:10px}.bold{font-weight:600}";
@@ -70,7 +68,6 @@ fn style() -> String {
     )
 }
 
-/// How a page looks around its chart.
 const PAGE_STYLE: &str = "\
 :root{--page:#ffffff;--ink:#1b1f24;--soft:#5c6670;--line:#d5dae0}\
 @media(prefers-color-scheme:dark){:root{--page:#14171a;--ink:#e8ebee;--soft:#a3adb8;--line:#353c44}}\

@@ -12,7 +12,6 @@ use crate::measure::Measured;
 use crate::options::Mode;
 use crate::report::{CaseResult, Report};
 
-/// Columns of the numbers as CSV.
 const COLUMNS: [&str; 8] = [
     "head_dim", "mask", "seq_len", "series", "subject", "tflops", "low", "high",
 ];
@@ -25,7 +24,6 @@ const SERIES: [(&str, &str, &str); 4] = [
     ("FA2", "d", "FA2: FlashAttention-2, through PyTorch"),
 ];
 
-/// A measured point.
 #[derive(Clone, Debug, PartialEq)]
 struct Point {
     seq_len: usize,
@@ -232,7 +230,6 @@ fn series(subject: &Measured) -> Option<&'static str> {
     }
 }
 
-/// The quickest of the subjects wanted, as a point.
 fn best(result: &CaseResult, wanted: impl Fn(&Measured) -> bool) -> Option<Point> {
     let subject = result.quickest(wanted)?;
     let summary = subject.summary?;

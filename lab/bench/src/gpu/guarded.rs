@@ -8,7 +8,6 @@ const GUARD_BYTES: usize = 64 << 10;
 /// What guards are filled with: no poison, which a kernel may copy.
 const GUARD: u8 = 0x5c;
 
-/// A buffer between guards.
 #[derive(Debug)]
 pub(super) struct Guarded {
     name: &'static str,
@@ -28,13 +27,11 @@ impl Guarded {
         Ok(guarded)
     }
 
-    /// The buffer.
     pub(super) fn as_slice(&self) -> DeviceSlice<'_> {
         let begin = if self.bytes == 0 { 0 } else { GUARD_BYTES };
         self.part(begin, self.bytes)
     }
 
-    /// The guards before and after it.
     fn guards(&self) -> [DeviceSlice<'_>; 2] {
         match self.bytes {
             0 => [self.part(0, 0); 2],
@@ -59,7 +56,6 @@ impl Guarded {
     }
 }
 
-/// What was written on a buffer's guards, in a sentence.
 fn on_guards(name: &str, before: &[u8], after: &[u8]) -> Option<String> {
     let is_written = |byte: &u8| *byte != GUARD;
     let written = |guard: &[u8]| guard.iter().filter(|byte| is_written(byte)).count();

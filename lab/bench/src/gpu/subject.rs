@@ -14,7 +14,6 @@ use crate::subject::{Subject, Trouble};
 
 /// Length that a graph's chain should have, µs: launching a graph then costs next to nothing a run.
 const CHAIN_US: f64 = 200.0;
-/// Longest chain.
 const MAX_CHAIN: u32 = 64;
 /// A first run this long is estimate enough, µs; a shorter one may have waited for its code to be loaded.
 const LONG_US: f64 = 10_000.0;
@@ -26,7 +25,6 @@ const ESTIMATE_RUNS: u32 = 3;
 pub struct KernelSubject<'a> {
     info: SubjectInfo,
     stream: &'a Stream,
-    /// One a set of inputs.
     runs: Vec<PreparedPlan<'a>>,
     graph: Option<Graph>,
 }
@@ -138,7 +136,6 @@ impl<'a> KernelSubject<'a> {
     }
 }
 
-/// The slices that a launch's slots stand for.
 fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSlice<'a>>, BenchError> {
     launch
         .buffers
@@ -156,7 +153,6 @@ fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSl
         .collect()
 }
 
-/// Rough time of a run, µs.
 fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError> {
     let time = |runs: u32| {
         let total = timed_us(stream, || (0..runs).try_for_each(|_| run.enqueue(stream)));

@@ -40,7 +40,6 @@ fn built(kernel: Result<Kernel, BuildErrors>) -> Result<Kernel, BenchError> {
     kernel.map_err(|errors| BenchError::Device(format!("a kernel of the bench itself does not build: {errors}")))
 }
 
-/// A launch of one warp.
 pub(crate) fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
     Launch {
         grid: [1; 3],

@@ -4,11 +4,9 @@ use flashcore_ir::{Arg, BuildErrors, Kernel};
 
 use super::{Micro, Scale, Spec, Unit};
 
-/// Threads a block.
 const THREADS: u32 = 256;
 /// Blocks an SM: with [`CHAINS`] chains a thread, enough to hide every latency.
 const BLOCKS_PER_SM: u32 = 4;
-/// Independent chains a thread.
 const CHAINS: u32 = 8;
 
 pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {

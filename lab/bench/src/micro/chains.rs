@@ -40,7 +40,6 @@ fn launch_only() -> Result<Micro, BuildErrors> {
     })
 }
 
-/// A chain in one block without inputs, of `rounds` rounds of `links` links.
 fn chain(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Spec {
     Spec {
         name,
@@ -200,7 +199,6 @@ fn waits(k: &KernelBuilder, links: u32, wait: impl Fn()) {
         .store(passed.get());
 }
 
-/// `rounds` rounds of `links` links.
 fn repeat<'k>(k: &'k KernelBuilder, rounds: Val<'k, u32>, links: u32, link: impl Fn()) {
     k.for_uniform(0u32, rounds, 1, |_| (0..links).for_each(|_| link()));
 }

@@ -16,7 +16,6 @@ use crate::options::{Mode, Options};
 use crate::subject::Subject;
 use crate::telemetry::{Reading, Telemetry};
 
-/// Runs in a graph.
 const RUNS: u32 = 4;
 /// The same of kernels that do nothing.
 const SHORT_RUNS: u32 = 64;
@@ -170,7 +169,6 @@ impl<'m> Place<'m> {
         }
     }
 
-    /// Runs it once and checks its output.
     fn look(&self, stream: &Stream) -> Result<(), BenchError> {
         let out = self.micro.output().map(|slot| self.buffers[slot].as_slice());
         if let Some(out) = out {

@@ -4,7 +4,6 @@ use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, TileShape, Val, Var};
 
 use super::{Content, Micro, Scale, Spec, Unit, pattern};
 
-/// Threads a block.
 const THREADS: u32 = 256;
 /// Accesses of 16 bytes that a thread has under way at a time.
 const ACCESSES: u32 = 8;
@@ -52,7 +51,6 @@ fn copy(scale: &Scale) -> Result<Micro, BuildErrors> {
     .writing(scale.copy_bytes, |index, word| word == pattern(index)))
 }
 
-/// Adds up what four words hold.
 fn add_all<'k>(sum: Var<'k, u32>, words: &[Val<'k, u32>]) {
     words.iter().for_each(|&word| sum.add_assign(word));
 }
@@ -76,7 +74,6 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(64));
     let chunks = (scale.cached_bytes / 4 / u64::from(CHUNK_WORDS)) as usize;
-    // What a thread reads of a chunk.
     let of_chunk = move |chunk: usize, thread: usize| {
         let words = (0..ACCESSES as usize * 4).map(|i| i / 4 * (THREADS as usize * 4) + i % 4);
         let first = chunk * CHUNK_WORDS as usize + thread * 4;
@@ -106,9 +103,7 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
     .micro(right))
 }
 
-/// Words in shared memory.
 const SHARED_WORDS: u32 = 4096;
-/// Loads in a round.
 const SHARED_LOADS: u32 = 16;
 /// Words between two loads, and between two rounds.
 const SHARED_STEP: u32 = 128;

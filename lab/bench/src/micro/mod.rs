@@ -230,19 +230,16 @@ struct Spec {
     /// Names, bytes and contents of what is read.
     inputs: Vec<(&'static str, u64, Content)>,
     args: Vec<Arg>,
-    /// Units of work in a launch.
     amount: f64,
     unit: Unit,
 }
 
 impl Spec {
-    /// With an output of one word per thread.
     fn micro(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
         let bytes = u64::from(self.blocks * self.kernel.threads()) * 4;
         self.writing(bytes, right)
     }
 
-    /// With an output of so many bytes.
     fn writing(self, bytes: u64, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
         let (mut buffers, mut contents) = (Vec::new(), Vec::new());
         for (name, bytes, content) in self.inputs.into_iter().chain([("out", bytes, Content::Output)]) {
@@ -275,12 +272,10 @@ impl Spec {
     }
 }
 
-/// An input of these bytes.
 fn held(name: &'static str, bytes: Vec<u8>) -> (&'static str, u64, Content) {
     (name, bytes.len() as u64, Content::Bytes(bytes))
 }
 
-/// Little-endian bytes of words.
 fn bytes(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }

@@ -27,7 +27,6 @@ pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     ])
 }
 
-/// Element of A: a 1 in each row.
 pub(super) fn a(row: u32, col: u32, cols: u32) -> i32 {
     i32::from(col == column_of(row, cols))
 }
@@ -59,7 +58,6 @@ pub(super) fn mma_operands() -> (Vec<u8>, Vec<u8>) {
     (bytes(words_a), bytes(words_b))
 }
 
-/// The sum of a lane's four accumulators after one product.
 pub(super) fn mma_sum(lane: u32) -> i32 {
     let of_reg = |reg| {
         let (row, col) = MMA_M16N8_ACC_F32.at(lane, reg, 0);
@@ -68,7 +66,6 @@ pub(super) fn mma_sum(lane: u32) -> i32 {
     (0..4).map(of_reg).sum()
 }
 
-/// Both operands of a lane, loaded.
 pub(super) fn load_operands(k: &KernelBuilder) -> (AOperand<f16>, BOperand<f16>) {
     let (a, b) = (k.param_ptr::<f16>("a"), k.param_ptr::<f16>("b"));
     let a = a.offset(k.lane() * 8).load_words(4, Cache::Default);
@@ -121,7 +118,6 @@ fn mma_f16(scale: &Scale) -> Result<Micro, BuildErrors> {
     mma(scale, kernel, "mma-f16", "mma.sync m16n8k16, f16 sums", 500)
 }
 
-/// Both kinds: the same work, the same answer.
 fn mma(
     scale: &Scale,
     kernel: Kernel,
@@ -239,7 +235,6 @@ fn e4m3(x: i32) -> Vec<u8> {
     }]
 }
 
-/// The same as fp16.
 fn fp16(x: i32) -> Vec<u8> {
     f16::from_f32(x as f32).to_le_bytes().to_vec()
 }

@@ -13,7 +13,6 @@ const WARP: u32 = 32;
 /// How long the other stream is busy before it works, µs.
 const BUSY_US: f64 = 2_000.0;
 
-/// Never ends.
 fn hang_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_hang", WARP, |k| {
         let out = k.param_ptr_mut::<f32>("out");
@@ -105,7 +104,6 @@ impl Elsewhere<'_> {
         self.tools.spin(self.other, BUSY_US)
     }
 
-    /// Comes back from the other stream.
     pub(super) fn join(&self) -> Result<(), CudaError> {
         wait(self.given, self.other)
     }

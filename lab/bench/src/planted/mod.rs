@@ -106,7 +106,6 @@ const LIST: [(Conduct, &str, Option<Reason>); 24] = [
     (Conduct::NotWaiting, "not-waiting", Some(Reason::OtherStream)),
 ];
 
-/// The first conducts of the list.
 const fn first<const COUNT: usize>() -> [Conduct; COUNT] {
     let mut first = [Conduct::Honest; COUNT];
     let mut at = 0;

@@ -96,7 +96,6 @@ impl<'a> Planted<'a> {
         })
     }
 
-    /// Spoils the output where `shows` says so of Q.
     fn wrong_where(&self, shows: fn(&Tensor) -> bool) -> Result<(), Trouble> {
         self.bed.spoil(self.place, &mut |q, out, _| {
             if shows(q) {
@@ -146,7 +145,6 @@ impl<'a> Planted<'a> {
         Ok(true)
     }
 
-    /// What is done after the honest kernel.
     fn afterwards(&mut self) -> Result<(), Trouble> {
         match self.conduct {
             Conduct::OneOutside => self.bed.write_outside(self.place, 0),
@@ -183,7 +181,6 @@ impl<'a> Planted<'a> {
     }
 }
 
-/// Bytes of the last row of an output.
 fn last_row(out: &Tensor) -> Range<usize> {
     let end = out.bytes().len();
     end - out.layout().shape[3] * out.dtype().size_bytes()..end

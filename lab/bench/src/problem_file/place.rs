@@ -72,7 +72,6 @@ fn located(line: usize, key: Option<&str>, message: &str) -> String {
     }
 }
 
-/// Where a key of the problem `index` is in a TOML text.
 fn in_toml(text: &str, index: usize, key: &str) -> Option<usize> {
     let table = DeTable::parse(text).ok()?;
     let problem = table.get_ref().get("problems")?.get_ref().get(index)?;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::{KernelProfile, LineProfile};
 
-/// How the line with the names begins.
 const HEAD: &str = "\"ID\"";
 
 /// The launches in a raw page, in the order they were profiled. Lines before the table (ncu's own,

@@ -129,7 +129,6 @@ impl Ncu {
     }
 }
 
-/// Whether a run of ncu succeeded, by what it printed.
 fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
     let all = || out.lines().chain(err.lines());
     if all().any(|line| line.contains("ERR_NVGPUCTRPERM")) {
@@ -152,7 +151,6 @@ fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
 /// How a line begins in which ncu says what went wrong.
 const ERROR: &str = "==ERROR==";
 
-/// A line of ncu's without its mark.
 fn plain(line: &str) -> String {
     line.trim_start_matches(ERROR).trim().to_string()
 }

@@ -41,7 +41,6 @@ pub struct RunRow {
     /// Number of its first line in the file.
     #[serde(skip)]
     first: usize,
-    /// Its whole lines.
     #[serde(skip)]
     pub(super) bytes: Vec<u8>,
 }
@@ -171,7 +170,6 @@ fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line, BenchError> {
     serde_json::from_slice(line).map_err(|error| failed(path, format!("line {number}: {error}")))
 }
 
-/// A measurement while its lines are read.
 struct Draft {
     begun: Begun,
     samples: Vec<Sample>,

@@ -19,7 +19,6 @@ use crate::telemetry::Reading;
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
-/// Columns of a label.
 const LABEL: usize = 32;
 /// Times below this many empty kernels are shown with the time of one.
 const NEAR_FLOOR: f64 = 20.0;

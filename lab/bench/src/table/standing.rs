@@ -5,7 +5,6 @@ use crate::standing::{Geomean, Standing};
 
 /// Columns of a kind of problem.
 const GROUP: usize = 28;
-/// Names of missing problems shown.
 const NAMES: usize = 6;
 
 /// The mean over all problems, and by kind where there is more than one.

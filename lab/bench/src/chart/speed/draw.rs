@@ -17,7 +17,6 @@ const PLOT: f64 = 150.0;
 const TITLE: f64 = 26.0;
 const BELOW: f64 = 34.0;
 const NOTE: f64 = 16.0;
-/// Least distance between two names.
 const APART: f64 = 14.0;
 /// Width of a small letter in the widest common font.
 const LETTER: f64 = 6.0;
@@ -144,7 +143,6 @@ fn shape(class: &str) -> &'static str {
     }
 }
 
-/// The axes that all panels share.
 struct Axes {
     width: f64,
     step: f64,
