@@ -6,9 +6,8 @@ use std::time::Instant;
 
 use flashcore::{Device, Problem, Tensor};
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource,
-    PeerTensors, Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble,
-    Watcher,
+    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, Reading,
+    Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
@@ -117,13 +116,9 @@ pub(crate) fn measure(
     observer: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
     let options: Options = serde_json::from_str(options).map_err(|error| invalid("options", &error))?;
-    let mode: Mode = mode
-        .parse()
-        .map_err(|error: flashcore_bench::BenchError| value(error.to_string()))?;
-    let mut boxed: Vec<Box<dyn Subject + '_>> = Vec::new();
-    for subject in &subjects {
-        boxed.push(Box::new(PySubject::new(subject, None)?));
-    }
+    let mode: Mode = mode.parse().map_err(|error: BenchError| value(error.to_string()))?;
+    let boxed = |subject| Ok(Box::new(PySubject::new(subject, None)?) as Box<dyn Subject + '_>);
+    let mut boxed = subjects.iter().map(boxed).collect::<PyResult<Vec<_>>>()?;
     if baseline >= boxed.len() {
         return Err(value(format!(
             "baseline is {baseline}; there are {} subjects, from 0",

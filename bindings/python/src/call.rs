@@ -15,9 +15,8 @@ use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
-/// The `Attention` of a device and a kernel, made once: it holds the compiled kernels and recent
-/// plans.
-pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attention>> {
+/// The `Attention` of a device and a kernel, made once: it holds compiled kernels and recent plans.
+fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attention>> {
     type Known = Vec<(Place, Option<KernelId>, Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
     let find = |known: &Known| {
@@ -203,7 +202,6 @@ impl<'py> Call<'py> {
         Ok(())
     }
 
-    /// Allocates the output the way q's library does.
     fn new_out(&self, like: &Bound<'py, PyAny>, axes: Axes) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
         let shape = axes.reorder(self.new_out_layout().shape);
         let swapped = self.heads_outside_seq() != (axes == Axes::Bhsd);
@@ -242,8 +240,7 @@ impl<'py> Call<'py> {
     ) -> PyResult<()> {
         let to_py = |error: flashcore::ProblemError| raise(error.into());
         // SAFETY: the tensors lie in host memory and the problem has checked their layouts. That no
-        // other thread writes to them during the call is the caller's part, as with every library
-        // that lets go of the lock.
+        // other thread writes to them meanwhile is the caller's part.
         let (q, k, v) = unsafe { (self.q.view(), self.k.view(), self.v.view()) };
         let ones = vec![1.0; problem.num_scales()];
         let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
@@ -263,7 +260,6 @@ impl<'py> Call<'py> {
             .map_err(raise)
     }
 
-    /// Puts the computation into the stream.
     fn run_on_cuda(
         &self,
         py: Python<'py>,
@@ -392,12 +388,8 @@ pub(crate) fn attention<'py>(
             (out, tensor)
         }
     };
-    let (lse, mut lse_tensor) = match return_lse {
-        true => call
-            .new_lse(q, &problem)
-            .map(|(lse, tensor)| (Some(lse), Some(tensor)))?,
-        false => (None, None),
-    };
+    let lse = return_lse.then(|| call.new_lse(q, &problem)).transpose()?;
+    let (lse, mut lse_tensor) = lse.unzip();
     match &call.stream {
         None => call.run_on_host(py, &problem, &mut out_tensor, lse_tensor.as_mut())?,
         Some(stream) => call.run_on_cuda(py, stream, q, &problem, &out_tensor, lse_tensor.as_ref())?,

@@ -21,12 +21,10 @@ pub(crate) fn raise(error: Error) -> PyErr {
     }
 }
 
-/// A `ValueError` with this message.
 pub(crate) fn value(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
 }
 
-/// A `TypeError` with this message.
 pub(crate) fn type_(message: impl Into<String>) -> PyErr {
     PyTypeError::new_err(message.into())
 }

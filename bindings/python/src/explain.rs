@@ -46,13 +46,9 @@ pub(crate) fn plan<'py>(
         .map_err(raise)?;
     let plan = describe(py, &problem, &call.place.to_string(), &summary)?;
     let plans = attention.plans().map_err(raise)?;
-    let row = summary.row().and_then(|place| {
-        plans
-            .rows(&problem)
-            .get(place)
-            .map(|row| (row.table.to_string(), row.number))
-    });
-    plan.set_item("row", row)?;
+    let rows = plans.rows(&problem);
+    let row = summary.row().and_then(|place| rows.get(place));
+    plan.set_item("row", row.map(|row| (row.table.to_string(), row.number)))?;
     let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
     plan.set_item("notes", notes)?;
     Ok(plan)
@@ -70,31 +66,25 @@ fn describe<'py>(
     plan.set_item("kernel", summary.kernel().to_string())?;
     plan.set_item("flops", problem.flops())?;
     plan.set_item("why", summary.why())?;
-    match summary {
-        PlanSummary::Cpu(_) => {}
-        PlanSummary::Gpu(choice) => {
-            let launch = &choice.plan.main.launch;
-            plan.set_item("target", choice.plan.target.to_string())?;
-            plan.set_item("grid", launch.grid)?;
-            plan.set_item("block", launch.block)?;
-            plan.set_item("cluster", launch.cluster)?;
-            plan.set_item("shared_bytes", choice.plan.main.kernel.ledger().total_bytes())?;
-            plan.set_item("workspace_bytes", choice.plan.workspace_bytes())?;
-            let names = |steps: &[Step]| {
-                steps
-                    .iter()
-                    .map(|step| step.kernel.name().to_string())
-                    .collect::<Vec<_>>()
-            };
-            plan.set_item("before", names(&choice.plan.before))?;
-            plan.set_item("then", names(&choice.plan.then))?;
-            let considered = PyList::empty(py);
-            for candidate in &choice.considered {
-                let refusal = candidate.refusal.as_ref().map(ToString::to_string);
-                considered.append((candidate.config.to_string(), refusal))?;
-            }
-            plan.set_item("considered", considered)?;
-        }
+    let PlanSummary::Gpu(choice) = summary else {
+        return Ok(plan);
+    };
+    let launch = &choice.plan.main.launch;
+    plan.set_item("target", choice.plan.target.to_string())?;
+    plan.set_item("grid", launch.grid)?;
+    plan.set_item("block", launch.block)?;
+    plan.set_item("cluster", launch.cluster)?;
+    plan.set_item("shared_bytes", choice.plan.main.kernel.ledger().total_bytes())?;
+    plan.set_item("workspace_bytes", choice.plan.workspace_bytes())?;
+    let name = |step: &Step| step.kernel.name().to_string();
+    let names = |steps: &[Step]| steps.iter().map(name).collect::<Vec<_>>();
+    plan.set_item("before", names(&choice.plan.before))?;
+    plan.set_item("then", names(&choice.plan.then))?;
+    let considered = PyList::empty(py);
+    for candidate in &choice.considered {
+        let refusal = candidate.refusal.as_ref().map(ToString::to_string);
+        considered.append((candidate.config.to_string(), refusal))?;
     }
+    plan.set_item("considered", considered)?;
     Ok(plan)
 }

@@ -76,8 +76,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// The handle of the library's current stream on a device; the legacy default stream where it
-    /// has none that is known here.
+    /// The handle of the library's current stream; the legacy default stream where none is known.
     pub(crate) fn current_stream(&self, ordinal: u32) -> PyResult<usize> {
         match self {
             Framework::Torch(torch) => torch
@@ -96,8 +95,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Whether memory that the library takes back is used again only by work that comes later on
-    /// the same stream.
+    /// Whether memory that the library takes back is reused only by later work on the same stream.
     pub(crate) fn frees_in_stream_order(&self) -> bool {
         matches!(self, Framework::Torch(_) | Framework::CuPy(_))
     }
@@ -122,8 +120,7 @@ impl<'py> Framework<'py> {
     }
 
     /// Uninitialised memory of the library, on `like`'s device; `swapped`: dense with axes 1 and 2
-    /// swapped. `stream` is the stream it will be used on, where that is not the library's current
-    /// one.
+    /// swapped. `stream`: where it will be used, if not on the library's current stream.
     pub(crate) fn empty(
         &self,
         like: &Bound<'py, PyAny>,
@@ -187,8 +184,7 @@ impl<'py> Framework<'py> {
         }
     }
 
-    /// Tells the library that its tensor is used on another stream, so that its memory is not used
-    /// again too early.
+    /// Tells the library of a use on another stream, so that it does not reuse the memory too early.
     pub(crate) fn used_on(&self, tensor: &Bound<'py, PyAny>, stream: &Bound<'py, PyAny>) -> PyResult<()> {
         if torch_of(tensor).is_some() {
             tensor.call_method1("record_stream", (stream,))?;
@@ -197,8 +193,7 @@ impl<'py> Framework<'py> {
     }
 }
 
-/// PyTorch tensors that ask for gradients are refused while gradients are recorded, and detached
-/// otherwise.
+/// Refuses PyTorch tensors that ask for gradients while those are recorded; else detaches them.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Some(torch) = torch_of(object) else {
         return Ok(object.clone());
@@ -218,13 +213,10 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
 /// A PyTorch tensor of float8_e4m3fn as one of bytes, in the same memory: not every release exports
 /// it through DLPack.
 pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let Some(torch) = torch_of(object) else {
-        return Ok(None);
-    };
+    let Some(torch) = torch_of(object) else { return Ok(None) };
     match torch.getattr("float8_e4m3fn") {
         Ok(fp8) if object.getattr("dtype")?.is(&fp8) => {
-            let bytes = object.call_method1("view", (torch.getattr("uint8")?,))?;
-            Ok(Some(bytes))
+            object.call_method1("view", (torch.getattr("uint8")?,)).map(Some)
         }
         _ => Ok(None),
     }

@@ -27,7 +27,6 @@ impl Axes {
         }
     }
 
-    /// The caller's order in words.
     pub(crate) fn names(self) -> &'static str {
         match self {
             Axes::Bshd => "[batch, seq, heads, head_dim]",
@@ -69,10 +68,9 @@ impl Options {
                 "bshd" => Axes::Bshd,
                 "bhsd" => Axes::Bhsd,
                 _ => {
-                    return Err(value(format!(
-                        "layout is {layout:?}; allowed: \"bshd\" ([batch, seq, heads, head_dim]) and \"bhsd\" ([batch, \
-                         heads, seq, head_dim])"
-                    )));
+                    let (bshd, bhsd) = (Axes::Bshd.names(), Axes::Bhsd.names());
+                    let allowed = format!("\"bshd\" ({bshd}) and \"bhsd\" ({bhsd})");
+                    return Err(value(format!("layout is {layout:?}; allowed: {allowed}")));
                 }
             },
         })

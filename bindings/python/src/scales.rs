@@ -19,7 +19,6 @@ const NAMES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
 pub(crate) struct Scales([Option<Scale>; 3]);
 
 impl Scales {
-    /// Imports what was given; `dtype` is what q, k and v hold, `place` where they are.
     pub(crate) fn gather(
         given: Given<'_, '_>,
         dtype: DType,
@@ -46,7 +45,6 @@ impl Scales {
         Ok(Scales(scales))
     }
 
-    /// Checks that there is a scale for each batch and K/V head of the problem.
     pub(crate) fn check(&self, problem: &Problem) -> PyResult<()> {
         let expected = [problem.batch(), problem.num_kv_heads()];
         for scale in self.0.iter().flatten() {
@@ -60,8 +58,7 @@ impl Scales {
         Ok(())
     }
 
-    /// Views of q, k and v in host memory, with their scales if they are e4m3; `ones` for those
-    /// left out.
+    /// Views of q, k and v in host memory with their scales, if e4m3; `ones` for those left out.
     ///
     /// # Safety
     /// As [`Scale::host_values`].
@@ -90,9 +87,7 @@ impl Scales {
             return Ok(None);
         }
         let slice = |scale: &Option<Scale>| match scale {
-            // SAFETY: as for the call's tensors: DLPack says that the memory is there while the
-            // handle lives, and work that runs after it is given back is the library's stream
-            // order, or waited for.
+            // SAFETY: as for the call's tensors (`Call::run_on_cuda`).
             Some(scale) => Ok(unsafe { DeviceSlice::from_raw(context, scale.address(), scale.bytes()) }),
             None => ones(context, problem.num_scales()),
         };
@@ -105,8 +100,7 @@ impl Scales {
     }
 }
 
-/// As many ones on a device, made once and kept for the life of the process: graphs may hold their
-/// address.
+/// As many ones on a device, kept for the life of the process: graphs may hold their address.
 fn ones(context: &Context, count: usize) -> PyResult<DeviceSlice<'static>> {
     static KEPT: Mutex<Vec<&'static DeviceBuffer>> = Mutex::new(Vec::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);

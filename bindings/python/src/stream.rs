@@ -1,5 +1,4 @@
-//! The CUDA stream a call runs on, and the order between it and the streams that filled the
-//! tensors.
+//! The CUDA stream a call runs on, and its order with the streams that filled the tensors.
 
 use std::ffi::c_void;
 
@@ -18,7 +17,6 @@ pub(crate) struct CallStream {
 }
 
 impl CallStream {
-    /// The stream of this handle.
     pub(crate) fn new(context: &Context, handle: usize) -> PyResult<CallStream> {
         // SAFETY: the handle is a framework's current stream, or one the caller named as `stream=`,
         // whose documentation asks that it exists and outlives the work put into it.
@@ -28,8 +26,7 @@ impl CallStream {
         })
     }
 
-    /// The stream as `__dlpack__(stream=...)` writes it: 1 is the legacy default stream, and 0 is
-    /// not allowed.
+    /// As `__dlpack__(stream=...)` writes it: the legacy default stream is 1, and 0 not allowed.
     pub(crate) fn dlpack_number(&self) -> usize {
         self.stream.as_raw().max(1)
     }

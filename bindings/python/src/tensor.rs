@@ -32,8 +32,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// A tensor whose place is known and whose memory is not yet asked for: that takes a stream of its
-/// place.
+/// A tensor whose place is known; asking for its memory takes a stream of that place.
 pub(crate) struct Request<'py> {
     pub(crate) name: &'static str,
     object: Bound<'py, PyAny>,
@@ -67,8 +66,7 @@ impl<'py> Request<'py> {
         })
     }
 
-    /// Takes hold of the memory; work put into the stream from now on finds the tensor's values
-    /// there.
+    /// Takes hold of the memory; work put into the stream from now on finds the values there.
     pub(crate) fn import(self, stream: Option<&CallStream>, axes: Axes) -> PyResult<Tensor> {
         let (name, place, fp8) = (self.name, self.place, self.fp8);
         Tensor::new(name, self.take_hold(stream)?, place, axes, fp8)
@@ -76,8 +74,7 @@ impl<'py> Request<'py> {
 
     /// The same for scales, float32 `[batch, kv_heads]`.
     pub(crate) fn import_scale(self, stream: Option<&CallStream>) -> PyResult<Scale> {
-        let name = self.name;
-        Scale::new(name, self.take_hold(stream)?)
+        Scale::new(self.name, self.take_hold(stream)?)
     }
 
     fn take_hold(self, stream: Option<&CallStream>) -> PyResult<ImportedDlpack> {
@@ -154,12 +151,10 @@ impl Tensor {
         })
     }
 
-    /// Address of the first element.
     pub(crate) fn address(&self) -> u64 {
         self.first.addr() as u64
     }
 
-    /// Bytes from the first element to the end of the last.
     pub(crate) fn span_bytes(&self) -> usize {
         self.layout.span() * self.dtype.size_bytes()
     }
@@ -170,8 +165,7 @@ impl Tensor {
         self.address() < end(other) && other.address() < end(self)
     }
 
-    /// Checks that the tensor may be written: it is neither read-only nor a copy that the caller would not
-    /// see.
+    /// Checks that the tensor is neither read-only nor a copy that the caller would not see.
     pub(crate) fn check_writable(&self) -> PyResult<()> {
         let flags = self.handle.flags();
         let why = if flags.contains(DlpackFlags::READ_ONLY) {
@@ -261,18 +255,14 @@ impl Scale {
         })
     }
 
-    /// Address of the first scale.
     pub(crate) fn address(&self) -> u64 {
         self.first.addr() as u64
     }
 
-    /// Bytes of all of them.
     pub(crate) fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * size_of::<f32>()
     }
 
-    /// Scales in host memory.
-    ///
     /// # Safety
     /// They lie in host memory, and nothing writes to them while the slice lives.
     pub(crate) unsafe fn host_values(&self) -> &[f32] {
@@ -286,8 +276,7 @@ impl Scale {
     }
 }
 
-/// The first element's address. Offset without a claim that it stays inside: device pointers are
-/// only numbers to the host.
+/// The first element's address. Wrapping: device pointers are only numbers to the host.
 fn first_byte(name: &str, data: *const std::ffi::c_void, byte_offset: u64) -> PyResult<*mut u8> {
     let offset =
         usize::try_from(byte_offset).map_err(|_| value(format!("{name}'s byte offset {byte_offset} is too large")))?;
@@ -295,13 +284,11 @@ fn first_byte(name: &str, data: *const std::ffi::c_void, byte_offset: u64) -> Py
 }
 
 /// A layout with canonical strides where a dimension has one index: DLPack lets producers write
-/// anything there (PyTorch writes 1), and kernels that want aligned rows would be refused for a
-/// stride that is never used.
-fn layout_of(shape: [i64; 4], strides: [i64; 4]) -> Layout {
+/// anything there (PyTorch writes 1), which kernels that want aligned rows would refuse.
+fn layout_of(shape: [i64; 4], mut strides: [i64; 4]) -> Layout {
     // `validate` has refused negative sizes.
     let shape = shape.map(|n| usize::try_from(n).unwrap_or(0));
     let dense = Layout::bshd(shape).strides;
-    let mut strides = strides;
     for dim in 0..4 {
         if shape[dim] == 1 {
             strides[dim] = dense[dim];

@@ -37,10 +37,7 @@ impl CpuConfig {
     /// Step of `tile_kv`: the keys the micro-kernel processes at once.
     pub const TILE_KV_STEP: usize = 4;
 
-    /// Checks the tile sizes.
-    ///
-    /// # Errors
-    /// [`CpuError::Config`].
+    /// Refuses tile sizes outside their limits with [`CpuError::Config`].
     pub fn check(&self) -> Result<(), CpuError> {
         for (field, given, step) in [
             ("tile_q", self.tile_q, CpuConfig::TILE_Q_STEP),

@@ -6,6 +6,7 @@ use thiserror::Error;
 /// Why a call was refused. The output is unchanged.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
+#[allow(missing_docs)] // the messages say what the fields are
 pub enum CpuError {
     /// A tensor does not match the problem.
     #[error(transparent)]
@@ -13,27 +14,15 @@ pub enum CpuError {
     /// An invalid tile size.
     #[error("{field} is {given}; allowed are multiples of {step} from {step} to {limit}")]
     Config {
-        /// `tile_q` or `tile_kv`.
         field: &'static str,
-        /// The value given.
         given: usize,
-        /// The value must be a multiple of this.
         step: usize,
-        /// The largest allowed value.
         limit: usize,
     },
     /// An id that is not a CPU config.
     #[error("`{given}` is not a CPU config; ids look like `cpu/m128n64` (query rows and keys of a tile)")]
-    ConfigId {
-        /// The id given.
-        given: String,
-    },
+    ConfigId { given: String },
     /// The requested instruction set is not available on this machine.
     #[error("this machine does not support {asked}; it supports {available}")]
-    Simd {
-        /// The requested level.
-        asked: crate::SimdLevel,
-        /// The available levels, comma-separated.
-        available: String,
-    },
+    Simd { asked: crate::SimdLevel, available: String },
 }

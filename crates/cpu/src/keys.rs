@@ -13,8 +13,7 @@ pub(crate) type Rows<'a> = Cow<'a, [f32]>;
 
 /// Borrows the rows if the tensor is f32 with dense rows.
 ///
-/// Strided f32 rows are copied instead: with a power-of-two stride a whole tile would map to a few
-/// cache sets, and one copy serves all query tiles.
+/// Strided f32 rows are copied: with a power-of-two stride a tile would map to a few cache sets.
 pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, b: usize, h: usize) -> Option<&'a [f32]> {
     let [_, seq, _, dim] = tensor.layout().shape;
     if tensor.dtype() != DType::F32 || tensor.layout().strides[1] != dim as i64 {
@@ -24,8 +23,7 @@ pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, b: usize, h: usize) -> Op
     elements.get(tensor.layout().offset(b, 0, h, 0)..)?.get(..seq * dim)
 }
 
-/// Copies rows `rows` of one (batch, head) to `out` (`rows.len() · head_dim` elements), widened to
-/// f32 and scaled.
+/// Copies rows of one (batch, head), widened to f32 and scaled.
 pub(crate) fn copy_rows(tensor: &TensorView<'_>, b: usize, h: usize, rows: Range<usize>, out: &mut [f32]) {
     let dim = tensor.layout().shape[3];
     for (row, out) in rows.zip(out.chunks_exact_mut(dim)) {

@@ -73,7 +73,6 @@ fn panels<S: Simd, const NV: usize>(floats: &[f32]) -> &[[S::f32s; NV]] {
     S::as_simd_f32s(floats).0.as_chunks().0
 }
 
-/// As [`panels`], mutable.
 #[inline(always)]
 fn panels_mut<S: Simd, const NV: usize>(floats: &mut [f32]) -> &mut [[S::f32s; NV]] {
     S::as_mut_simd_f32s(floats).0.as_chunks_mut().0

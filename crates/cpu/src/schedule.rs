@@ -9,13 +9,12 @@ use rayon::prelude::*;
 
 use crate::CpuConfig;
 use crate::keys::{Rows, borrow_rows, copy_rows};
-use crate::tile::{TileTask, cut};
+use crate::tile::{TileRun, TileTask, cut};
 use crate::workspace::Workspace;
 
-/// Upper limit in bytes of f32 copies of K and V that are alive at once.
+/// Most bytes of f32 copies of K and V that are alive at once.
 const COPY_BUDGET: usize = 256 << 20;
 
-/// Rows per copy task.
 const COPY_ROWS: usize = 256;
 
 /// Computes attention on rayon's current thread pool. The caller has checked all arguments.
@@ -55,13 +54,16 @@ pub(crate) fn run(
                 out = rest;
                 let (tile_lse, rest) = std::mem::take(&mut lse).split_at_mut(rows.len());
                 lse = rest;
-                tasks.push(Task {
+                tasks.push(TileTask {
+                    problem,
+                    q,
                     batch: b,
                     first_row: kv_head * group * seq_len_q + rows.start,
                     k,
                     v,
                     out: tile_out,
                     lse: tile_lse,
+                    tile_kv: config.tile_kv,
                 });
             }
         }
@@ -74,33 +76,12 @@ pub(crate) fn run(
                 scope.spawn(|_| {
                     let mut workspace = Workspace::default();
                     while let Some(task) = next() {
-                        arch.dispatch(TileTask {
-                            problem,
-                            q,
-                            batch: task.batch,
-                            k: task.k,
-                            v: task.v,
-                            first_row: task.first_row,
-                            out: task.out,
-                            lse: task.lse,
-                            tile_kv: config.tile_kv,
-                            workspace: &mut workspace,
-                        });
+                        arch.dispatch(TileRun(task, &mut workspace));
                     }
                 });
             }
         });
     }
-}
-
-/// One tile of work.
-struct Task<'t, 'a> {
-    batch: usize,
-    first_row: usize,
-    k: &'t [f32],
-    v: &'t [f32],
-    out: &'t mut [&'a mut [u8]],
-    lse: &'t mut [f32],
 }
 
 /// Dense f32 rows of K and V for each (batch, head): borrowed if the tensor already has them,

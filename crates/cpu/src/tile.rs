@@ -39,19 +39,21 @@ pub(crate) struct TileTask<'t, 'a> {
     /// The log-sum-exp of each row.
     pub(crate) lse: &'t mut [f32],
     pub(crate) tile_kv: usize,
-    pub(crate) workspace: &'t mut Workspace,
 }
 
-impl WithSimd for TileTask<'_, '_> {
+/// A tile on its way to the instruction set it is computed with.
+pub(crate) struct TileRun<'t, 'a>(pub(crate) TileTask<'t, 'a>, pub(crate) &'t mut Workspace);
+
+impl WithSimd for TileRun<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         // 4×4 accumulators with operands fill 32 registers; 4×2 fit in 16.
         if S::REGISTER_COUNT >= 32 {
-            self.run::<S, 4>(simd);
+            self.0.run::<S, 4>(simd, self.1);
         } else {
-            self.run::<S, 2>(simd);
+            self.0.run::<S, 2>(simd, self.1);
         }
     }
 }
@@ -59,14 +61,13 @@ impl WithSimd for TileTask<'_, '_> {
 impl TileTask<'_, '_> {
     /// `NV`: vectors per panel.
     #[inline(always)]
-    fn run<S: Simd, const NV: usize>(self, simd: S) {
+    fn run<S: Simd, const NV: usize>(self, simd: S, workspace: &mut Workspace) {
         let TileTask { problem, tile_kv, .. } = self;
         let dims = [problem.head_dim(), problem.head_dim_v()];
         let seq_len_q = problem.seq_len_q();
         let panel = NV * S::F32_LANES;
-        let scratch = self.workspace.scratch(self.out.len(), dims, tile_kv, panel);
+        let scratch = workspace.scratch(self.out.len(), dims, tile_kv, panel);
 
-        // The visible keys of each row and each panel.
         for (i, range) in scratch.ranges.iter_mut().enumerate() {
             *range = problem.visible_keys((self.first_row + i) % seq_len_q);
         }
@@ -99,8 +100,7 @@ impl TileTask<'_, '_> {
             let next = (block.end / tile_kv + 1) * tile_kv;
             block = block.end..next.min(last_key);
             for span in spans {
-                // Skips keys that the whole panel masks. For causal masks this saves half a block
-                // per row.
+                // Skips keys that the whole panel masks: half a block per row of a causal mask.
                 let block = block.start.max(span.any.start)..block.end.min(span.any.end);
                 if block.is_empty() {
                     continue;
@@ -145,8 +145,7 @@ impl TileTask<'_, '_> {
     }
 }
 
-/// Splits the rows of `group_size` heads that share K and V, each `seq_len_q` long, into tiles of
-/// `tile_q` rows.
+/// Splits the rows of `group_size` heads that share K and V into tiles of `tile_q` rows.
 ///
 /// Long heads are split separately, so that a causal tile sees few keys. Short heads share tiles to
 /// fill the lanes (decode has one row per head).

@@ -23,9 +23,7 @@ pub(crate) struct Scratch<'w> {
     pub(crate) max: &'w mut [f32],
     /// Running sum of `exp(score − maximum)` of each row.
     pub(crate) sum: &'w mut [f32],
-    /// One row of Q or O.
     pub(crate) row: &'w mut [f32],
-    /// The visible keys of each row.
     pub(crate) ranges: &'w mut [Range<usize>],
     pub(crate) spans: &'w mut Vec<PanelSpan>,
 }
@@ -33,7 +31,6 @@ pub(crate) struct Scratch<'w> {
 /// A panel of rows and the keys they see.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PanelSpan {
-    /// Row indices in the tile.
     pub(crate) rows: Range<usize>,
     /// The row count rounded up to whole vectors.
     pub(crate) width: usize,
@@ -44,8 +41,7 @@ pub(crate) struct PanelSpan {
 }
 
 impl PanelSpan {
-    /// The panel of up to `panel` rows from `first`; `ranges` are the visible keys of the tile's
-    /// rows.
+    /// The panel of up to `panel` rows from `first`; `ranges` are the keys that the tile's rows see.
     pub(crate) fn of(first: usize, panel: usize, ranges: &[Range<usize>], lanes: usize) -> PanelSpan {
         let rows = first..(first + panel).min(ranges.len());
         let (mut first_seen, mut last_seen) = (usize::MAX, 0);

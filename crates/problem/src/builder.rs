@@ -268,9 +268,7 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
 }
 
 fn check_var_len(problem: &Problem) -> Result<(), ProblemError> {
-    let Some(var_len) = &problem.var_len else {
-        return Ok(());
-    };
+    let Some(var_len) = &problem.var_len else { return Ok(()) };
     let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
     let bad = |field, why| Err(ProblemError::VarLen { field, why });
     if problem.batch != 1 {
