@@ -53,10 +53,8 @@ impl Default for ProblemBuilder {
 impl From<&Problem> for ProblemBuilder {
     fn from(problem: &Problem) -> ProblemBuilder {
         let layouts = [problem.q, problem.k, problem.v, problem.o];
-        let named = [Layout::bshd as fn([usize; 4]) -> Layout, Layout::bhsd];
-        let named = named
-            .into_iter()
-            .find(|layout| layouts.iter().all(|one| layout(one.shape) == *one));
+        let mut named = [Layout::bshd as fn([usize; 4]) -> Layout, Layout::bhsd].into_iter();
+        let named = named.find(|layout| layouts.iter().all(|one| layout(one.shape) == *one));
         let has_own_scale = problem.softmax_scale != Problem::default_scale(problem.head_dim);
         ProblemBuilder {
             head_dim_v: (problem.head_dim_v != problem.head_dim).then_some(problem.head_dim_v),
@@ -129,14 +127,12 @@ impl ProblemBuilder {
         (self.problem.q_offset, self.problem.kv_offset) = (q_offset, kv_offset);
         self
     }
-    /// Factor on `Q·Kᵀ`. Default: `1/√head_dim`.
-    /// Above 0 and at most [`MAX_SOFTMAX_SCALE`].
+    /// Factor on `Q·Kᵀ`, above 0 and at most [`MAX_SOFTMAX_SCALE`]. Default: `1/√head_dim`.
     pub fn softmax_scale(mut self, scale: f32) -> Self {
         self.softmax_scale = Some(scale);
         self
     }
-    /// Applies `cap·tanh(s/cap)` to scaled scores.
-    /// The cap is one of [`SOFTCAPS`].
+    /// Applies `cap·tanh(s/cap)` to scaled scores, with a cap of [`SOFTCAPS`].
     pub fn softcap(mut self, cap: f32) -> Self {
         self.problem.softcap = Some(cap);
         self
@@ -162,10 +158,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Validates the fields and builds the problem.
-    ///
-    /// # Errors
-    /// The first invalid field.
+    /// Builds the problem; fails with the first invalid field.
     pub fn build(self) -> Result<Problem, ProblemError> {
         let mut problem = self.problem;
         problem.head_dim_v = self.head_dim_v.unwrap_or(problem.head_dim);
@@ -183,14 +176,9 @@ impl ProblemBuilder {
         let slots = [&mut problem.q, &mut problem.k, &mut problem.v, &mut problem.o];
         for ((slot, (tensor, seq, heads, dim)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
             let expected = [problem.batch, seq, heads, dim];
-            let elements = expected
-                .iter()
-                .fold(1u128, |product, &n| product.saturating_mul(n as u128));
-            too_large(
-                &format!("the number of elements of {tensor}"),
-                elements,
-                MAX_ELEMENTS as u128,
-            )?;
+            let elements = expected.iter().fold(1u128, |all, &n| all.saturating_mul(n as u128));
+            let what = format!("the number of elements of {tensor}");
+            too_large(&what, elements, MAX_ELEMENTS as u128)?;
             *slot = given.unwrap_or_else(|| (self.layout)(expected));
             if slot.shape != expected {
                 return Err(ProblemError::Shape {
@@ -206,7 +194,6 @@ impl ProblemBuilder {
     }
 }
 
-/// Refuses a value of a field.
 fn refuse<T>(field: &'static str, given: impl ToString, allowed: &'static str) -> Result<T, ProblemError> {
     Err(ProblemError::Value {
         field,
@@ -292,10 +279,8 @@ fn check_var_len(problem: &Problem) -> Result<(), ProblemError> {
         }
     }
     if q.len() != kv.len() {
-        return bad(
-            "cu_seqlens_kv",
-            format!("has {} entries and cu_seqlens_q {}", kv.len(), q.len()),
-        );
+        let why = format!("has {} entries and cu_seqlens_q {}", kv.len(), q.len());
+        return bad("cu_seqlens_kv", why);
     }
     Ok(())
 }

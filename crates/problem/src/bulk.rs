@@ -1,5 +1,5 @@
-//! Loops over whole tensors whose speed matters for benchmarks: counting the contents of an output
-//! and generating normal inputs. They are in this crate because it is compiled with optimisation.
+//! Loops over whole tensors whose speed matters for benchmarks: this crate is compiled with
+//! optimisation.
 
 use serde::{Deserialize, Serialize};
 
@@ -67,8 +67,7 @@ impl Census {
     }
 }
 
-/// Fills bytes with normal numbers of a dtype. The `i`-th is divided by `scale(i)` if there are
-/// scales.
+/// Fills bytes with normal numbers of a dtype, the `i`-th divided by `scale(i)` if there are scales.
 pub fn fill_normal(dtype: DType, bytes: &mut [u8], rng: &mut Rng, scale: Option<&dyn Fn(usize) -> f32>) {
     for (i, element) in bytes.chunks_exact_mut(dtype.size_bytes()).enumerate() {
         let divisor = scale.map_or(1.0, |scale| scale(i));

@@ -1,5 +1,4 @@
-//! Compares outputs with the float64 reference, and checks that gaps between elements are
-//! unchanged.
+//! Compares outputs with the float64 reference, and checks that gaps are unchanged.
 
 use std::fmt;
 
@@ -9,8 +8,8 @@ use thiserror::Error;
 use crate::tensor::read_element;
 use crate::{DType, POISON, Problem, ProblemError, ReferenceRow, TensorView};
 
-/// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`, and in addition the
-/// reference's [`slack`](crate::slack).
+/// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`, and the reference's
+/// [`slack`](crate::slack).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Tolerance {
     /// Absolute part.
@@ -59,13 +58,11 @@ pub struct Comparison {
     pub max_abs: f64,
     /// Largest `|got − want| / |want|` over elements with `|want| > atol`.
     pub max_rel: f64,
-    /// Largest ratio of error to allowed error; above 1 the comparison fails. Excludes NaN
-    /// elements.
+    /// Largest ratio of error to allowed error, NaN elements aside; above 1 the comparison fails.
     pub of_allowed: f64,
     /// `‖got − want‖ / ‖want‖` (Frobenius norms) over elements where both are finite.
     pub frobenius: f64,
-    /// The element that exceeds its tolerance most, or is closest to it. A NaN exceeds every
-    /// number.
+    /// The element that exceeds its tolerance most, or is closest to it. NaN exceeds every number.
     pub worst: Option<Worst>,
     /// Elements that exceed their tolerance, including NaNs.
     pub failures: usize,
@@ -143,9 +140,6 @@ pub fn compare(
 
 /// Compares the rows of a log-sum-exp, `[batch, num_heads, seq_len_q]`, that the reference has.
 /// −∞ equals −∞.
-///
-/// # Errors
-/// The length does not match the problem, or a row is out of range.
 pub fn compare_lse(
     problem: &Problem,
     lse: &[f32],
@@ -183,9 +177,6 @@ pub fn compare_lse(
 /// assert_eq!(result.worst.map(|worst| worst.index), Some([0, 1, 0, 1]));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-///
-/// # Errors
-/// A length does not match the problem.
 pub fn compare_stage(
     problem: &Problem,
     got: &[f32],
@@ -216,7 +207,6 @@ fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(
     })
 }
 
-/// Accumulates a comparison.
 struct Tally {
     tolerance: Tolerance,
     found: Comparison,
@@ -236,7 +226,6 @@ impl Tally {
         }
     }
 
-    /// Adds a row of an output, with the slack of each element.
     fn row(&mut self, out: &TensorView<'_>, [b, s, h]: [usize; 3], want: &[f64], slack: &[f64]) {
         let (dtype, size) = (out.dtype(), out.dtype().size_bytes());
         let row = &out.bytes()[out.layout().offset(b, s, h, 0) * size..][..want.len() * size];
@@ -252,7 +241,6 @@ impl Tally {
         self.element(index, f64::from(got), want, slack, unwritten);
     }
 
-    /// Adds an element. `slack` is allowed in addition to the tolerance.
     fn element(&mut self, index: [usize; 4], got: f64, want: f64, slack: f64, unwritten: bool) {
         // Equal infinities have error 0; their difference would be NaN.
         let error = if got == want { 0.0 } else { (got - want).abs() };
@@ -308,12 +296,8 @@ pub struct GapWritten {
     pub count: usize,
 }
 
-/// Checks that a kernel wrote elements only. The tensor started as
-/// [`Tensor::poisoned`](crate::Tensor::poisoned); all bytes in gaps and after the last element must
-/// still be poison.
-///
-/// # Errors
-/// [`GapWritten`]: the first position and the count.
+/// Checks that a kernel wrote elements only: of a tensor that was
+/// [`poisoned`](crate::Tensor::poisoned), gaps and what follows the last element still are.
 pub fn gaps_untouched(tensor: &TensorView<'_>) -> Result<(), GapWritten> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size_bytes());
     let [nb, ns, nh, nd] = layout.shape;
@@ -329,11 +313,8 @@ pub fn gaps_untouched(tensor: &TensorView<'_>) -> Result<(), GapWritten> {
     let written: Vec<usize> = (0..is_element.len())
         .filter(|&i| !is_element[i] && tensor.bytes()[i * size..].iter().take(size).any(|&byte| byte != POISON))
         .collect();
-    match written.first() {
-        None => Ok(()),
-        Some(&first) => Err(GapWritten {
-            first,
-            count: written.len(),
-        }),
-    }
+    let count = written.len();
+    written
+        .first()
+        .map_or(Ok(()), |&first| Err(GapWritten { first, count }))
 }

@@ -1,5 +1,4 @@
-//! Test inputs: normal numbers and adversarial patterns. The same problem, kind and seed give the
-//! same bytes on every platform.
+//! Test inputs: normal numbers and adversarial patterns, the same bytes on every platform.
 
 use std::fmt;
 
@@ -11,9 +10,8 @@ use crate::{DType, Layout, Problem, ProblemError, Tensor};
 /// reading one becomes visible.
 ///
 /// Inputs of an e4m3 problem are generated in f32, divided by a scale for each (batch, K/V head),
-/// and rounded. A scale is `absmax / 448` times a random factor from 1 to 16. Scales of different
-/// heads, batches and tensors thus differ enough to expose a wrong one, and floating-point elements
-/// lose no precision. Small integers use power-of-two scales and stay exact. A tensor with
+/// and rounded. A scale is `absmax / 448` times a random factor from 1 to 16: different enough to
+/// expose a wrong one. Small integers use power-of-two scales and stay exact. A tensor with
 /// overlapping elements (broadcast batch) has a single scale.
 #[derive(Clone, Debug)]
 pub struct Inputs {
@@ -25,28 +23,24 @@ pub struct Inputs {
     pub v: Tensor,
 }
 
-/// The pattern of the numbers. All but the first two are adversarial: each targets one error in
-/// attention kernels.
+/// The pattern of the numbers. All but the first two each target one error in attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum InputKind {
     /// Standard normal Q, K and V.
     Normal,
-    /// Integers from −2 to 2. Elements and scores are exact in every dtype, so no tolerance hides a
-    /// wrong index.
+    /// Integers from −2 to 2, exact in every dtype, so that no tolerance hides a wrong index.
     SmallIntegers,
     /// All rows of Q and K are equal, so the output is the mean of V.
     EqualRows,
     /// One score per row dominates, and a higher one follows every 61 keys. The output is one row
     /// of V; a stale running maximum overflows.
     HugeLogit,
-    /// Scores rise along the keys in steps of eight significant bits. The running maximum changes
-    /// in every tile.
+    /// Scores rise along the keys, so that the running maximum changes in every tile.
     RisingScores,
     /// All scores are near −110, where `exp` underflows without the maximum. Detects a running
     /// maximum initialised to 0.
     NegativeScores,
-    /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals. Scores are ordinary
-    /// and outputs finite.
+    /// Q and V up to ±6e4 (close to fp16's maximum), K down to fp16 subnormals; ordinary scores.
     Extremes,
 }
 
@@ -87,8 +81,7 @@ impl fmt::Display for InputKind {
     }
 }
 
-/// Distance of the peaks of [`InputKind::HugeLogit`]. A prime, so that peaks hit every position of
-/// a tile.
+/// Distance of the peaks of [`InputKind::HugeLogit`]: a prime, to hit every position of a tile.
 const PEAK_SPACING: usize = 61;
 
 impl Inputs {
@@ -141,8 +134,7 @@ impl Inputs {
                     q: make(ql, &mut |_, _| 1.0),
                     k: make(kl, &mut |s, _| {
                         let noise = k.normal();
-                        let peak = s % PEAK_SPACING == first;
-                        if peak {
+                        if s % PEAK_SPACING == first {
                             coarse(per_element(150.0 + 10.0 * (s / PEAK_SPACING) as f32))
                         } else {
                             noise * per_element(1.0)
@@ -165,9 +157,8 @@ impl Inputs {
                 v: normal_v(&mut v),
             },
             InputKind::Extremes => {
-                // Scales Q's columns by 2^e and K's by 2^-e, so scores equal those of normal
-                // inputs. e4m3 has a smaller exponent range; larger factors would round elements to
-                // 0.
+                // Scales Q's columns by 2^e and K's by 2^-e, so scores equal those of normal inputs.
+                // In e4m3 larger factors would round elements to 0.
                 let reach = if problem.dtype() == DType::E4M3 { 5 } else { 13 };
                 let scale = |d: usize| 2f32.powi((d % (reach + 1)) as i32);
                 Inputs {
@@ -200,8 +191,7 @@ impl Inputs {
     }
 }
 
-/// Quantises a tensor to e4m3 with random scales, as [`Inputs`] describes. `place` is 0, 1, 2 for
-/// Q, K, V.
+/// Quantises a tensor to e4m3 with random scales. `place` is 0, 1, 2 for Q, K, V.
 fn draw_quantised(
     tensor: &'static str,
     place: usize,
@@ -233,8 +223,8 @@ fn draw_quantised(
     quantise(tensor, &values.view(), scales)
 }
 
-/// Rounds to eight significant bits. f32 sums of up to 256 such elements of one magnitude are
-/// exact, so large scores test the softmax and not the rounding of dot products.
+/// Rounds to eight significant bits: f32 sums of up to 256 such elements of one magnitude are exact,
+/// so that large scores test the softmax and not the rounding of dot products.
 fn coarse(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }

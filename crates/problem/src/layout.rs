@@ -39,13 +39,8 @@ impl Layout {
 
     /// Offset of an element in elements. Does not check the indices.
     pub fn offset(&self, b: usize, s: usize, h: usize, d: usize) -> usize {
-        let index = [b, s, h, d];
-        let at: i64 = index
-            .iter()
-            .zip(self.strides)
-            .map(|(&i, stride)| i as i64 * stride)
-            .sum();
-        at as usize
+        let steps = [b, s, h, d].into_iter().zip(self.strides);
+        steps.map(|(i, stride)| i as i64 * stride).sum::<i64>() as usize
     }
 
     /// Elements from the first to one past the last; 0 for an empty shape.
@@ -63,10 +58,7 @@ impl Layout {
     }
 
     /// Checks the requirements of kernels: a contiguous last dimension, no negative stride, and a
-    /// span of at most 2^31 elements.
-    ///
-    /// # Errors
-    /// [`ProblemError::Tensor`] or [`ProblemError::TooLarge`], naming `tensor`.
+    /// span of at most 2^31 elements. Errors call the tensor `tensor`.
     pub fn check(&self, tensor: &'static str) -> Result<(), ProblemError> {
         if self.strides[3] != 1 {
             let message = format!(
@@ -80,12 +72,9 @@ impl Layout {
             let why = "a negative stride is not supported; copy the tensor first";
             return Err(ProblemError::strides(tensor, self, why));
         }
-        let span: u128 = self
-            .shape
-            .iter()
-            .zip(self.strides)
-            .map(|(&n, s)| n.saturating_sub(1) as u128 * s as u128)
-            .fold(1, u128::saturating_add);
+        let reach = |(n, stride): (usize, i64)| n.saturating_sub(1) as u128 * stride as u128;
+        let reaches = self.shape.into_iter().zip(self.strides).map(reach);
+        let span = reaches.fold(1, u128::saturating_add);
         if span > crate::problem::MAX_ELEMENTS as u128 {
             return Err(ProblemError::TooLarge {
                 what: format!("the span of {tensor} in elements"),
@@ -96,20 +85,12 @@ impl Layout {
         Ok(())
     }
 
-    /// Checks that no two elements share an address, as required for outputs.
-    ///
-    /// # Errors
-    /// [`ProblemError::Tensor`] naming `tensor`.
+    /// Refuses elements that share an address, which those of outputs must not.
     pub fn check_injective(&self, tensor: &'static str) -> Result<(), ProblemError> {
         // In order of stride, each dimension must step over the span of all smaller ones. This is
         // sufficient, and necessary for all layouts made by slicing and permuting.
-        let mut dims: Vec<(i64, usize)> = self
-            .strides
-            .iter()
-            .copied()
-            .zip(self.shape)
-            .filter(|d| d.1 > 1)
-            .collect();
+        let dims = self.strides.into_iter().zip(self.shape);
+        let mut dims: Vec<(i64, usize)> = dims.filter(|&(_, size)| size > 1).collect();
         dims.sort_unstable();
         let mut reach: i128 = 0;
         for (stride, size) in dims {

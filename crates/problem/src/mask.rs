@@ -74,10 +74,8 @@ impl Mask {
     /// assert_eq!(Mask::from_name("casual"), None);
     /// ```
     pub fn from_name(text: &str) -> Option<Mask> {
-        let (band, top_left) = match text.strip_suffix(" top-left") {
-            Some(band) => (band, true),
-            None => (text, false),
-        };
+        let top_left = text.strip_suffix(" top-left");
+        let band = top_left.unwrap_or(text);
         let side = |side: &str| match side {
             "inf" => Some(None),
             number => number.parse().ok().map(Some),
@@ -90,7 +88,7 @@ impl Mask {
                 Mask::window(side(left)?, side(right)?)
             }
         };
-        Some(if top_left { mask.top_left() } else { mask })
+        Some(top_left.map_or(mask, |_| mask.top_left()))
     }
 
     /// Whether the mask hides no key.
@@ -115,10 +113,7 @@ impl std::fmt::Display for Mask {
 }
 
 /// A mask resolved for given lengths and offsets: query row `i` attends to keys
-/// `i + lo ..= i + hi`, clipped to `0..seq_len_kv`.
-///
-/// Unbounded sides are [`KeyRange::UNBOUNDED_LO`] and [`KeyRange::UNBOUNDED_HI`]. With these
-/// `i + lo` and `i + hi` fit in an `i32` for every row index.
+/// `i + lo ..= i + hi`, clipped to `0..seq_len_kv`. Both fit in an `i32` for every row index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyRange {
     /// First visible key relative to the row index.

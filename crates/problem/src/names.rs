@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DType, Mask, Problem, ProblemBuilder, ProblemError};
+use crate::{DType, Layout, Mask, Problem, ProblemBuilder, ProblemError};
 
 /// A problem with a name.
 #[derive(Clone, Copy, Debug)]
@@ -21,12 +21,9 @@ impl NamedProblem {
     }
 }
 
-/// Sets batch, query and K/V heads, sequence length and head_dim.
 fn shape(b: ProblemBuilder, batch: usize, heads: (usize, usize), seq_len: usize, head_dim: usize) -> ProblemBuilder {
-    b.batch(batch)
-        .heads(heads.0, heads.1)
-        .seq_len(seq_len)
-        .head_dim(head_dim)
+    let b = b.batch(batch).heads(heads.0, heads.1);
+    b.seq_len(seq_len).head_dim(head_dim)
 }
 
 macro_rules! named {
@@ -95,9 +92,6 @@ impl Problem {
     /// assert_eq!(Problem::named("mission")?.to_string(), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
-    ///
-    /// # Errors
-    /// [`ProblemError::UnknownName`], which lists the known names.
     pub fn named(name: &str) -> Result<Problem, ProblemError> {
         match NAMED_PROBLEMS.iter().find(|named| named.name == name) {
             Some(named) => named.builder().build(),
@@ -141,14 +135,11 @@ impl fmt::Display for Problem {
                 scale => format!("scale{scale}"),
             },
         );
-        also(
-            self.softcap.is_some(),
-            format!("cap{}", self.softcap.unwrap_or_default()),
-        );
+        let cap = self.softcap.unwrap_or_default();
+        also(self.softcap.is_some(), format!("cap{cap}"));
         also(self.return_lse, "lse".to_string());
-        let dense = [&self.q, &self.k, &self.v, &self.o]
-            .iter()
-            .all(|layout| **layout == crate::Layout::bshd(layout.shape));
+        let layouts = [&self.q, &self.k, &self.v, &self.o];
+        let dense = layouts.iter().all(|layout| **layout == Layout::bshd(layout.shape));
         also(!dense, "strided".to_string());
         also(self.var_len.is_some(), "varlen".to_string());
         f.pad(&line)
@@ -158,7 +149,6 @@ impl fmt::Display for Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Layout;
 
     #[test]
     fn every_named_problem_builds_and_is_found() {

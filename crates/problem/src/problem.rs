@@ -105,8 +105,7 @@ getters! {
     q_offset: i32;
     /// Position of key 0 in its sequence, subtracted from the mask's diagonal.
     kv_offset: i32;
-    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most
-    /// [`MAX_SOFTMAX_SCALE`].
+    /// Factor on `Q·Kᵀ`: `1/√head_dim` unless set, at most [`MAX_SOFTMAX_SCALE`].
     softmax_scale: f32;
     /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
     softcap: Option<f32>;
@@ -224,8 +223,7 @@ impl Problem {
             return self.key_range().keys(row);
         };
         let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
-        // The last sequence that starts at or before the row. Empty sequences may start at the same
-        // row.
+        // The last sequence that starts at or before the row: empty ones may start there, too.
         let sequence = q.partition_point(|&start| start as usize <= row).saturating_sub(1);
         let bounds = |starts: &[u32]| match starts.get(sequence..sequence + 2) {
             Some(&[start, end]) => start as usize..end as usize,
@@ -243,14 +241,11 @@ impl Problem {
         2.0 * (self.head_dim + self.head_dim_v) as f64 * pairs * (self.batch * self.num_heads) as f64
     }
 
-    /// Checks Q, K and V against the problem.
-    ///
-    /// # Errors
-    /// The first mismatch of shape, dtype, strides or scales.
+    /// Checks shape, dtype, strides and scales of Q, K and V against the problem.
     pub fn check_inputs(&self, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Result<(), ProblemError> {
-        check_tensor("q", self.dtype, &self.q, q.dtype(), q.layout())?;
-        check_tensor("k", self.dtype, &self.k, k.dtype(), k.layout())?;
-        check_tensor("v", self.dtype, &self.v, v.dtype(), v.layout())?;
+        check_tensor("q", self.dtype, &self.q, q)?;
+        check_tensor("k", self.dtype, &self.k, k)?;
+        check_tensor("v", self.dtype, &self.v, v)?;
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
             if given != self.num_scales() {
@@ -260,18 +255,12 @@ impl Problem {
         Ok(())
     }
 
-    /// Checks the output against the problem.
-    ///
-    /// # Errors
-    /// A mismatch of shape, dtype or strides.
+    /// Checks shape, dtype and strides of the output against the problem.
     pub fn check_output(&self, out: &TensorView<'_>) -> Result<(), ProblemError> {
-        check_tensor("out", self.out_dtype(), &self.o, out.dtype(), out.layout())
+        check_tensor("out", self.out_dtype(), &self.o, out)
     }
 
-    /// Checks all tensors against the problem.
-    ///
-    /// # Errors
-    /// The first mismatch of shape, dtype, strides or `lse` length, naming the tensor.
+    /// Checks all tensors, and the length of `lse`, against the problem.
     pub fn check_tensors(
         &self,
         q: &TensorView<'_>,
@@ -297,16 +286,16 @@ impl Problem {
 
 fn check_tensor(
     tensor: &'static str,
-    dtype: DType,
+    expected: DType,
     layout: &Layout,
-    given_dtype: DType,
-    given: &Layout,
+    view: &TensorView<'_>,
 ) -> Result<(), ProblemError> {
-    if given_dtype != dtype {
+    let (dtype, given) = (view.dtype(), view.layout());
+    if dtype != expected {
         return Err(ProblemError::DType {
             tensor,
-            given: given_dtype,
-            expected: dtype,
+            given: dtype,
+            expected,
         });
     }
     if given.shape != layout.shape {

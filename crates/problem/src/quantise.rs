@@ -13,9 +13,6 @@ use crate::{DType, ProblemError, Tensor, TensorView};
 /// let k = Tensor::from_fn(DType::F32, layout, |_, _, h, _| if h == 0 { -44.8 } else { 0.0 });
 /// assert_eq!(absmax_scales(&k.view(), 2), [0.1, 1.0]);
 /// ```
-///
-/// # Panics
-/// If `scale_heads` does not divide the tensor's heads.
 pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
     let [batch, seq, heads, dim] = values.layout().shape;
     assert!(
@@ -49,9 +46,6 @@ pub fn absmax_scales(values: &TensorView<'_>, scale_heads: usize) -> Vec<f32> {
 /// assert_eq!(coarse.view().get(0, 1, 0, 7), 44.0 * (1.0 / 3.0));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-///
-/// # Errors
-/// Invalid scales: see [`TensorView::with_scales`].
 pub fn quantise(tensor: &'static str, values: &TensorView<'_>, scales: Vec<f32>) -> Result<Tensor, ProblemError> {
     let layout = *values.layout();
     let mut quantised = Tensor::poisoned(DType::E4M3, layout).with_scales(tensor, scales.clone())?;

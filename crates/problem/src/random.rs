@@ -6,8 +6,7 @@ use crate::{DType, Layout, Mask, Problem, ProblemError};
 /// Limits of [`random_problem`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomLimits {
-    /// Maximum length of Q and K/V. At least half of the problems have 256 rows or more of both, if
-    /// this and `max_work` allow it.
+    /// Maximum length of Q and K/V; where this and `max_work` allow it, half have 256 rows or more.
     pub max_seq: usize,
     /// Maximum of `batch · num_heads · seq_len_q · seq_len_kv · head_dim`.
     pub max_work: u64,
@@ -17,8 +16,7 @@ pub struct RandomLimits {
     pub max_head_dim: usize,
     /// Dtypes to choose from; empty means f32, fp16 and bf16.
     pub dtypes: &'static [DType],
-    /// Also generate padding that is not a multiple of 8 elements, so that rows are not 16-byte
-    /// aligned.
+    /// Also generate padding that leaves rows not aligned to 16 bytes.
     pub odd_strides: bool,
     /// Generate `head_dim_v ≠ head_dim` in a quarter of the problems.
     pub head_dim_v: bool,
@@ -39,17 +37,14 @@ impl Default for RandomLimits {
     }
 }
 
-/// Number of mask kinds. Seed modulo this number selects the kind.
+/// Kinds of masks; seed modulo this number selects one.
 const MASK_KINDS: u64 = 7;
 
-/// Maximum query heads.
+/// Most query heads.
 const MAX_HEADS: usize = 12;
 
-/// Minimum length of both sequences in a long problem.
+/// Least length of both sequences in a long problem.
 const LONG: usize = 256;
-
-/// Share of long problems.
-const LONG_SHARE: f32 = 0.65;
 
 /// The problem of a seed. Consecutive seeds cycle through the mask kinds (full, causal, causal
 /// top-left, left window, right window, two-sided window, sliding causal).
@@ -113,15 +108,14 @@ struct Sizes {
     head_dim: usize,
 }
 
-/// Rejection sampling of sizes within the limits. Long or short is decided first, so that rejecting
-/// large sizes does not favour short ones.
+/// Samples sizes until they meet the limits. Long or short is decided first, so that rejecting large
+/// sizes does not favour short ones.
 fn draw_sizes(rng: &mut Rng, limits: &RandomLimits) -> Sizes {
-    const TRIES: usize = 4096;
     let long_possible = limits.max_seq >= LONG && (LONG * LONG * 8) as u64 <= limits.max_work;
-    let long = long_possible && rng.chance(LONG_SHARE);
+    let long = long_possible && rng.chance(0.65);
     let max_seq = limits.max_seq.max(1);
     let heads_kind = rng.below(3);
-    for _ in 0..TRIES {
+    for _ in 0..4096 {
         let shortest = if long { LONG } else { 1 };
         let seq_len_q = draw_len(rng, shortest, max_seq);
         // A third have equal lengths.
@@ -217,12 +211,8 @@ fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v:
                 shape,
                 strides: [(shape[1] * row) as i64, row as i64, shape[3] as i64, 1],
             };
-            [
-                packed(shapes[0]),
-                packed(shapes[1]),
-                packed(shapes[2]),
-                Layout::bshd(shapes[3]),
-            ]
+            let [q, k, v, o] = shapes;
+            [packed(q), packed(k), packed(v), Layout::bshd(o)]
         }
         3 => shapes.map(|shape| padded(rng, limits.odd_strides, shape)),
         _ => {

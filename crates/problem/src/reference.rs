@@ -34,9 +34,6 @@ pub struct ReferenceRow {
 /// assert!((rows[0].out[0] - mean).abs() < 1e-12);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-///
-/// # Errors
-/// Tensors that do not match the problem.
 pub fn reference(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -44,17 +41,12 @@ pub fn reference(
     v: &TensorView<'_>,
 ) -> Result<Vec<ReferenceRow>, ProblemError> {
     let [batch, seq_len_q, heads, _] = problem.o_layout().shape;
-    let rows = 0..batch * seq_len_q * heads;
-    let rows: Vec<[usize; 3]> = rows
-        .map(|at| [at / heads / seq_len_q, at % heads, at / heads % seq_len_q])
-        .collect();
+    let index = |at: usize| [at / heads / seq_len_q, at % heads, at / heads % seq_len_q];
+    let rows: Vec<[usize; 3]> = (0..batch * seq_len_q * heads).map(index).collect();
     reference_rows(problem, q, k, v, &rows)
 }
 
 /// Computes some rows, each given as `[batch, head, row]`, in the given order.
-///
-/// # Errors
-/// As [`reference()`], and rows out of range.
 pub fn reference_rows(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -96,9 +88,6 @@ pub fn reference_rows(
 
 /// Scaled and soft-capped scores before the mask, dense
 /// `[batch, num_heads, seq_len_q, seq_len_kv]`. For kernels that stop after `Q·Kᵀ`.
-///
-/// # Errors
-/// As [`reference()`].
 pub fn reference_scores(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -110,9 +99,6 @@ pub fn reference_scores(
 
 /// Softmax probabilities before `P·V`, dense `[batch, num_heads, seq_len_q, seq_len_kv]`; masked
 /// keys are 0.
-///
-/// # Errors
-/// As [`reference()`].
 pub fn reference_probabilities(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -218,7 +204,6 @@ fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
     (weights, sum, max)
 }
 
-/// One row of O and its log-sum-exp.
 fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3]) -> ReferenceRow {
     let visible = problem.visible_keys(index[2]);
     let mut result = ReferenceRow {
@@ -263,10 +248,8 @@ fn score_errors(
             sums.iter().map(|sum| SUM_ERROR * scale * sum).collect()
         }
         _ => {
-            let q_norm = (0..problem.head_dim())
-                .map(|d| q.value(b, s, h, d).powi(2))
-                .sum::<f64>()
-                .sqrt();
+            let squares = (0..problem.head_dim()).map(|d| q.value(b, s, h, d).powi(2));
+            let q_norm = squares.sum::<f64>().sqrt();
             let of_norm = |norm: &f64| SCORE_ERROR * scale * q_norm * norm;
             keys.k_norms[range].iter().map(of_norm).collect::<Vec<f64>>()
         }

@@ -1,5 +1,4 @@
-//! A small random generator with the same numbers on every platform and in every release, so that a
-//! seed from a failure report stays valid.
+//! A random generator whose seeds stay valid: the same numbers on every platform, in every release.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 ///
@@ -55,9 +54,8 @@ impl Rng {
         options.get(self.below(options.len()))
     }
 
-    /// A standard normal number by the Irwin–Hall method: the sum of twelve uniform numbers minus
-    /// six. Mean 0, variance 1, range ±6. It uses integer sums only; `ln` and `cos` in Box–Muller
-    /// differ between platforms in the last bit.
+    /// A standard normal number within ±6 (Irwin–Hall: the sum of twelve uniform numbers minus six).
+    /// Integer sums only: `ln` and `cos` in Box–Muller differ between platforms in the last bit.
     pub fn normal(&mut self) -> f32 {
         let mut sum = 0;
         for _ in 0..3 {

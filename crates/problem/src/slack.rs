@@ -62,7 +62,7 @@ pub struct Slack {
 }
 
 impl Slack {
-    /// No slack, for a row of O: the value of a fully masked row.
+    /// That of a fully masked row.
     pub(crate) fn none(head_dim_v: usize) -> Slack {
         Slack {
             out: vec![0.0; head_dim_v],
@@ -89,9 +89,11 @@ impl Slack {
         for ((weight, &error), v_row) in weights.iter().zip(errors).zip(v_rows) {
             let p = weight / sum;
             let moved = p * error.min(LARGEST_ERROR).exp_m1();
-            let lost = match *weight < SMALL_WEIGHT {
-                true => weight.min(SMALL_WEIGHT_ERROR) / sum,
-                false => 0.0,
+            let small = *weight < SMALL_WEIGHT;
+            let lost = if small {
+                weight.min(SMALL_WEIGHT_ERROR) / sum
+            } else {
+                0.0
             };
             sum_off += moved;
             for ((column, v), o) in columns.iter_mut().zip(v_row).zip(out) {

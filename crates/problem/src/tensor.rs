@@ -34,8 +34,8 @@ impl Tensor {
         }
     }
 
-    /// A tensor with every byte, gaps included, equal to [`POISON`]. Outputs start like this, which
-    /// reveals elements that a kernel did not write and gaps that it did.
+    /// A tensor filled with [`POISON`], as outputs start: elements that a kernel did not write, and
+    /// gaps that it did, are seen.
     pub fn poisoned(dtype: DType, layout: Layout) -> Tensor {
         Tensor::filled(dtype, layout, POISON)
     }
@@ -70,9 +70,6 @@ impl Tensor {
     }
 
     /// Attaches scales: see [`TensorView::with_scales`].
-    ///
-    /// # Errors
-    /// As [`TensorView::with_scales`].
     pub fn with_scales(mut self, tensor: &'static str, scales: Vec<f32>) -> Result<Tensor, ProblemError> {
         check_scales(tensor, self.dtype, &self.layout, &scales)?;
         self.scales = Some(scales);
@@ -117,11 +114,7 @@ impl Tensor {
     /// # Panics
     /// If dtype or layout differ.
     pub fn copy_from(&mut self, other: &Tensor) {
-        assert_eq!(
-            (self.dtype, self.layout),
-            (other.dtype, other.layout),
-            "tensors of one kind"
-        );
+        assert_eq!((self.dtype, self.layout), (other.dtype, other.layout));
         self.words.copy_from_slice(&other.words);
         self.scales.clone_from(&other.scales);
     }
@@ -146,7 +139,7 @@ impl Tensor {
     }
 }
 
-/// A borrowed host tensor.
+/// A borrowed host tensor. Its methods panic where an index is out of range.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     dtype: DType,
@@ -222,9 +215,6 @@ impl<'a> TensorView<'a> {
     }
 
     /// The scale of a batch and head; 1 without scales.
-    ///
-    /// # Panics
-    /// If an index is out of range.
     pub fn scale(&self, b: usize, h: usize) -> f32 {
         let [batch, _, heads, _] = self.layout.shape;
         let of_head = |scales: &[f32]| scales[scale_index(scales.len() / batch, heads, b, h)];
@@ -232,17 +222,11 @@ impl<'a> TensorView<'a> {
     }
 
     /// One element times its scale, as f32.
-    ///
-    /// # Panics
-    /// If an index is out of range.
     pub fn get(&self, b: usize, s: usize, h: usize, d: usize) -> f32 {
         self.value(b, s, h, d) as f32
     }
 
     /// One element times its scale, exact.
-    ///
-    /// # Panics
-    /// If an index is out of range.
     pub fn value(&self, b: usize, s: usize, h: usize, d: usize) -> f64 {
         check_index(&self.layout, [b, s, h, d]);
         let element = f64::from(read_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d)));
@@ -250,7 +234,7 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// A mutably borrowed host tensor.
+/// A mutably borrowed host tensor. Its methods panic where an index is out of range.
 #[derive(Debug)]
 pub struct TensorViewMut<'a> {
     dtype: DType,
@@ -260,9 +244,6 @@ pub struct TensorViewMut<'a> {
 
 impl<'a> TensorViewMut<'a> {
     /// As [`TensorView::new`]; elements must not overlap.
-    ///
-    /// # Errors
-    /// As [`TensorView::new`], and [`ProblemError::Tensor`] if elements overlap.
     pub fn new(
         tensor: &'static str,
         dtype: DType,
@@ -300,9 +281,6 @@ impl<'a> TensorViewMut<'a> {
     }
 
     /// Rounds `value` to the dtype (nearest even) and stores it.
-    ///
-    /// # Panics
-    /// If an index is out of range.
     pub fn set(&mut self, b: usize, s: usize, h: usize, d: usize, value: f32) {
         check_index(&self.layout, [b, s, h, d]);
         write_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d), value);
@@ -361,8 +339,7 @@ fn check_index(layout: &Layout, index: [usize; 4]) {
     );
 }
 
-/// Element `index` of `bytes`, widened to f32. e4m3 is decoded per OCP 8-bit floating point, table
-/// 1.
+/// Element `index` of `bytes`, widened to f32 (e4m3: OCP 8-bit floating point, table 1).
 pub fn read_element(dtype: DType, bytes: &[u8], index: usize) -> f32 {
     let at = index * dtype.size_bytes();
     match dtype {
