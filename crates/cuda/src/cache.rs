@@ -14,8 +14,7 @@ use std::path::{Path, PathBuf};
 const DEFAULT_LIMIT: u64 = 1 << 30;
 /// The largest limit the driver accepts, bytes.
 const LARGEST_LIMIT: u64 = 4 << 30;
-/// Files looked at before giving up on an exact size; a full cache of small kernels has about this
-/// many.
+/// Files looked at before giving up on an exact size: about as many as a full cache has.
 const MOST_FILES: usize = 200_000;
 
 /// State of the driver's disk cache.
@@ -128,19 +127,14 @@ fn folder_bytes(folder: &Path) -> u64 {
     bytes
 }
 
-/// Whether a file can be made in the folder, or in the nearest folder above that exists. Tried
-/// rather than read from permission bits, which say little to root, on network disks, and under
-/// read-only mounts.
+/// Whether a file can be made in the folder, or in the nearest folder above that exists. Tried:
+/// permission bits say little to root, on network disks, and under read-only mounts.
 fn is_writable(folder: &Path) -> bool {
     let Some(existing) = folder.ancestors().find(|folder| folder.is_dir()) else {
         return false;
     };
     let probe = existing.join(format!(".flashcore-probe-{}", std::process::id()));
-    let made = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&probe)
-        .is_ok();
+    let made = std::fs::File::create_new(&probe).is_ok();
     if made {
         let _ = std::fs::remove_file(&probe);
     }
@@ -153,24 +147,13 @@ impl fmt::Display for CacheReport {
             Some(path) => write!(f, "driver's kernel cache: {}", path.display())?,
             None => write!(f, "driver's kernel cache: none")?,
         }
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        write!(
-            f,
-            ", {:.1} of {:.0} MiB used",
-            mib(self.used_bytes),
-            mib(self.limit_bytes)
-        )?;
-        write!(
-            f,
-            "{}",
-            if self.disabled {
-                ", disabled"
-            } else if self.writable {
-                ""
-            } else {
-                ", read-only"
-            }
-        )?;
+        let [used, limit] = [self.used_bytes, self.limit_bytes].map(|bytes| bytes as f64 / f64::from(1 << 20));
+        write!(f, ", {used:.1} of {limit:.0} MiB used")?;
+        f.write_str(match (self.disabled, self.writable) {
+            (true, _) => ", disabled",
+            (false, true) => "",
+            (false, false) => ", read-only",
+        })?;
         self.notes.iter().try_for_each(|note| write!(f, "\n  {note}"))
     }
 }

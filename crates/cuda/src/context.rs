@@ -14,8 +14,7 @@ use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
 use crate::table::TableCache;
 
-/// Kernels remembered as possible causes of a fault. Faults are reported late, but a longer list
-/// would not help.
+/// Kernels remembered as possible causes of a fault.
 const MOST_SUSPECTS: usize = 16;
 
 /// The primary context of one device. Cheap to clone; all clones, and all contexts made for the
@@ -108,9 +107,6 @@ impl Context {
     }
 
     /// Free and total device memory now, bytes.
-    ///
-    /// # Errors
-    /// Any failure of the driver.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         self.call(|driver| driver.memory_info())
     }
@@ -131,7 +127,6 @@ impl Context {
         self.inner.modules.forget_unused()
     }
 
-    /// Runs driver calls with this context current, then restores what was.
     pub(crate) fn call<T>(&self, calls: impl FnOnce(&'static Driver) -> Result<T, CallError>) -> Result<T, CudaError> {
         self.inner.home.call(calls).map_err(|error| self.judge(error))
     }
@@ -154,7 +149,6 @@ impl Context {
         }))
     }
 
-    /// Remembers a kernel that was enqueued.
     pub(crate) fn enqueued(&self, name: &Arc<str>, stream: usize) {
         let mut faults = lock(&self.inner.faults);
         if faults.pending.len() == MOST_SUSPECTS {
@@ -190,8 +184,7 @@ struct Restore(&'static Driver);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        // Popping fails only if someone else emptied the thread's stack meanwhile; nothing is left
-        // to undo.
+        // Fails only if someone else emptied the thread's stack; nothing is left to undo.
         let _ = self.0.cuCtxPopCurrent_v2();
     }
 }

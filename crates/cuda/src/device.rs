@@ -29,8 +29,7 @@ pub struct DeviceInfo {
     pub l2_bytes: u32,
     /// Highest SM clock, kHz.
     pub sm_clock_khz: u32,
-    /// What a launch may ask for: what the driver reports, and of the architecture what it does
-    /// not.
+    /// What a launch may ask for, from the driver or, where it does not say, the architecture.
     pub limits: Limits,
     /// Newest CUDA version the driver supports: 13000 for 13.0.
     pub cuda_version: u32,
@@ -167,11 +166,8 @@ fn parse_driver_release(text: &str) -> Option<String> {
         let number = |part: Option<&str>| part.is_some_and(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()));
         number(parts.next()) && number(parts.next()) && parts.all(|part| number(Some(part)))
     };
-    text.lines()
-        .next()?
-        .split_whitespace()
-        .find(is_release)
-        .map(str::to_string)
+    let mut words = text.lines().next()?.split_whitespace();
+    words.find(is_release).map(str::to_string)
 }
 
 #[cfg(test)]

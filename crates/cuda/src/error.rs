@@ -8,8 +8,7 @@ use flashcore_ir::ptx::read::PtxError;
 use crate::status::status;
 use crate::tensor_map::TensorMapRefusal;
 
-/// Any failure of this crate. Each message says what was tried, what the driver returned or which
-/// limit was passed, and what to do.
+/// Any failure of this crate: what was tried, what the driver returned, and what to do.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
@@ -20,8 +19,7 @@ pub enum CudaError {
          containers with `--gpus all`"
     )]
     NoDriver { looked_for: String, detail: String },
-    /// There is a driver library, and it cannot be loaded: it is damaged, may not be read, or needs
-    /// another one.
+    /// There is a driver library, and it cannot be loaded.
     #[error(
         "the NVIDIA driver library cannot be loaded: {detail} (looked for {looked_for}); install the driver again, or take \
          the folder of that file out of LD_LIBRARY_PATH"
@@ -118,9 +116,8 @@ impl CudaError {
         )
     }
 
-    /// Whether there is no GPU: no driver was found, or it sees no device. Any other error means
-    /// that a GPU or driver is there and fails, and whoever falls back to the host should report
-    /// it.
+    /// Whether there is no GPU: no driver was found, or it sees no device. Any other error means that
+    /// one is there and fails, which whoever falls back to the host should report.
     ///
     /// ```
     /// use flashcore_cuda::CudaError;

@@ -1,12 +1,11 @@
-//! Explaining launches that passed the launch proof and were refused by the driver all the same.
+//! Explaining launches that passed the launch proof and that the driver refused.
 
 use flashcore_ir::Limits;
 use flashcore_ir::proof::{KernelFacts, LaunchShape, registers_per_block};
 
 use crate::function::FunctionAttributes;
 
-/// Says, for a launch that passed the proof and was refused with `INVALID_VALUE`, what was checked
-/// and what is left.
+/// Of a launch refused with `INVALID_VALUE`: what was checked and what is left.
 pub(crate) fn invalid_value(
     shape: &LaunchShape,
     facts: &KernelFacts,
@@ -39,8 +38,7 @@ pub(crate) fn invalid_value(
     )
 }
 
-/// Says, for a launch refused with `LAUNCH_OUT_OF_RESOURCES` or `INVALID_CLUSTER_SIZE`, what a
-/// block takes and what there is.
+/// Of a launch refused with `LAUNCH_OUT_OF_RESOURCES` or `INVALID_CLUSTER_SIZE`: what a block takes.
 pub(crate) fn out_of_resources(shape: &LaunchShape, attributes: &FunctionAttributes, limits: &Limits) -> String {
     let threads = shape.threads();
     let shared = u64::from(attributes.static_shared_bytes) + u64::from(shape.dynamic_shared_bytes);

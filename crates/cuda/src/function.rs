@@ -39,7 +39,6 @@ pub enum KernelArg<'a> {
 }
 
 impl KernelArg<'_> {
-    /// Bytes of the kernel parameter it is for.
     fn bytes(&self) -> u64 {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
@@ -80,8 +79,7 @@ pub struct FunctionAttributes {
 }
 
 impl FunctionAttributes {
-    /// What the launch proof knows of a kernel: what its PTX declares, and what the driver made of
-    /// it.
+    /// For the launch proof: what the PTX declares, and what the driver made of it.
     pub(crate) fn facts(&self, declared: KernelFacts) -> KernelFacts {
         let most = self.max_threads_per_block;
         KernelFacts {
@@ -100,7 +98,6 @@ pub struct Function {
     index: usize,
 }
 
-/// A kernel as its module holds it.
 pub(crate) struct LoadedFunction {
     pub(crate) name: Arc<str>,
     pub(crate) attributes: FunctionAttributes,
@@ -112,7 +109,6 @@ pub(crate) struct LoadedFunction {
 }
 
 impl LoadedFunction {
-    /// Finds a kernel in a loaded module; `declared` is what its PTX says.
     pub(crate) fn load(
         context: &Context,
         module: CUmodule,
@@ -176,11 +172,8 @@ impl Function {
     /// [`CudaError::Launch`] with the limit that is passed.
     pub fn prove(&self, shape: &LaunchShape) -> Result<(), CudaError> {
         let limits = &self.module.context().info().limits;
-        let refusals = proof::prove(shape, &self.loaded().facts, limits, "this device");
-        refusals
-            .into_iter()
-            .next()
-            .map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
+        let mut refusals = proof::prove(shape, &self.loaded().facts, limits, "this device").into_iter();
+        refusals.next().map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
     }
 
     /// Proves that the arguments have the sizes of the kernel's parameters.
@@ -234,8 +227,7 @@ impl Function {
 
         let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
         // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
-        // was just compared with the kernel's parameter where the PTX could be read; the rest is
-        // the caller's promise.
+        // was just compared with the kernel's parameter; the rest is the caller's promise.
         let launched = context
             .home()
             .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), &mut values) });
@@ -273,7 +265,6 @@ impl Function {
         }
     }
 
-    /// Adds to a refused launch what in it may be the reason.
     fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
         let context = self.module.context();
         if is_fault(call.code) {

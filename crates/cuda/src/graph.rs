@@ -40,8 +40,7 @@ impl Graph {
             return Err(CudaError::CaptureDefaultStream);
         }
         let context = stream.context().clone();
-        // Forbids unsafe calls to this thread only: other threads of the process may go on
-        // allocating.
+        // Forbids unsafe calls to this thread only: others may go on allocating.
         let mode = capture_mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         context.call(|driver| driver.cuStreamBeginCapture_v2(stream.handle(), mode))?;
         stream.note_capture(Some(Captured::default()));
@@ -82,9 +81,6 @@ impl Graph {
     }
 
     /// Uploads the graph ahead of its first launch, which is quicker then.
-    ///
-    /// # Errors
-    /// As for [`Graph::launch`].
     pub fn upload(&self, stream: &Stream) -> Result<(), CudaError> {
         stream.check_context(&self.context, "the graph")?;
         let exec = lock(&self.exec);
@@ -98,8 +94,6 @@ impl Graph {
     }
 }
 
-/// What a graph is called where its kernels are named: a kernel that is in it many times in a row
-/// is named once.
 fn label(kernels: &[Arc<str>]) -> String {
     format!("graph of {}", coalesced(kernels))
 }

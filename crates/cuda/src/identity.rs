@@ -1,5 +1,4 @@
-//! The identity of a compiled kernel: what must be equal for two numbers to be about the same
-//! machine code.
+//! The identity of a compiled kernel.
 
 use std::fmt;
 
@@ -11,8 +10,7 @@ use sha2::{Digest, Sha256};
 pub struct ModuleIdentity([u8; 32]);
 
 impl ModuleIdentity {
-    /// The identity of `ptx` compiled by a driver (`driver` is its release and CUDA version) for an
-    /// architecture (`sm_90`).
+    /// `driver` is a release and CUDA version, `architecture` a name such as `sm_90`.
     pub(crate) fn new(ptx: &str, architecture: &str, driver: &str) -> Self {
         let mut hash = Sha256::new();
         for line in ptx.lines().filter(|line| !is_debug_line(line)) {
@@ -51,8 +49,7 @@ impl fmt::Debug for ModuleIdentity {
     }
 }
 
-/// `.file` and `.loc` change no instruction; they only tell debuggers and profilers where one came
-/// from.
+/// `.file` and `.loc` change no instruction.
 fn is_debug_line(line: &str) -> bool {
     matches!(line.split_whitespace().next(), Some(".file" | ".loc"))
 }

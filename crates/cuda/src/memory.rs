@@ -41,9 +41,6 @@ impl DeviceBuffer {
     }
 
     /// Allocates as much as `values` takes and copies them there. Returns when the copy is done.
-    ///
-    /// # Errors
-    /// As [`DeviceBuffer::new`] and [`DeviceSlice::copy_from_host`].
     pub fn from_host<T: NoUninit>(stream: &Stream, values: &[T]) -> Result<Self, CudaError> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let buffer = Self::new(stream.context(), bytes.len())?;
@@ -231,17 +228,13 @@ impl<'a> DeviceSlice<'a> {
     }
 
     /// Enqueues setting each byte to `value`.
-    ///
-    /// # Errors
-    /// Any failure of the driver.
     pub fn fill(self, stream: &Stream, value: u8) -> Result<(), CudaError> {
         self.call(stream, |driver| {
             driver.fill(self.address, value, self.len, stream.handle())
         })
     }
 
-    /// Runs a driver call on this memory, which must be on the stream's device. Empty memory needs
-    /// no call.
+    /// Makes a call on this memory, which must be on the stream's device, unless it is empty.
     fn call(self, stream: &Stream, call: impl FnOnce(&Driver) -> Result<(), CallError>) -> Result<(), CudaError> {
         self.check_device(stream.context().ordinal(), "the memory")?;
         if self.is_empty() {
@@ -261,13 +254,11 @@ impl<'a> DeviceSlice<'a> {
         })
     }
 
-    /// The address, where the driver can read it during a launch.
     pub(crate) fn address_ref(&self) -> &u64 {
         &self.address
     }
 
-    /// A slice that points nowhere, on device 0: for tests of what happens before the driver is
-    /// asked.
+    /// A slice that points nowhere, for tests of what happens before the driver is asked.
     #[cfg(test)]
     pub(crate) fn pretend(address: u64, len: usize) -> Self {
         Self {

@@ -200,9 +200,8 @@ impl LoadedModule {
             .collect();
         report.compiled = report.log.is_complete();
         if outcome.truncated {
-            report
-                .notes
-                .push("the compiler's log is longer than its buffer; its end is missing".to_string());
+            let note = "the compiler's log is longer than its buffer; its end is missing";
+            report.notes.push(note.to_string());
         }
         report.settle_warnings(&WarningMemory::of_user());
         Ok(loaded)
@@ -220,7 +219,6 @@ impl ModuleReport {
         }
     }
 
-    /// Refuses what the options do not allow.
     fn judge(&self, options: &ModuleOptions) -> Result<(), ModuleRefusal> {
         if !options.allow_local_memory
             && let Some((kernel, attributes)) = self
@@ -257,7 +255,6 @@ type Key = (ModuleIdentity, bool);
 /// A module once it is loaded. The lock makes other callers wait for the same module.
 type Slot = Arc<Mutex<Option<Arc<LoadedModule>>>>;
 
-/// The modules of one context.
 #[derive(Default)]
 pub(crate) struct ModuleCache {
     slots: Mutex<HashMap<Key, Slot>>,

@@ -78,8 +78,6 @@ impl Nvml {
         Ok(nvml)
     }
 
-    /// A function of NVML by name.
-    ///
     /// # Safety
     /// `T` is its type in nvml.h.
     unsafe fn function<T>(&self, name: &str) -> Result<Symbol<'_, T>, String> {

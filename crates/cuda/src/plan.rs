@@ -1,5 +1,4 @@
-//! Kernels of the kernel language on the driver: a `Kernel` is loaded, a `Launch` is run with the
-//! buffers its caller brings. The simulator takes the same two values.
+//! Kernels of the kernel language on the driver. The simulator takes the same `Kernel` and `Launch`.
 
 use std::sync::Arc;
 
@@ -18,9 +17,6 @@ use crate::tensor_map::TensorMap;
 impl Function {
     /// Compiles and loads a kernel of the kernel language, or finds it already loaded. With
     /// [`ModuleOptions::line_info`] it carries the Rust lines for profilers.
-    ///
-    /// # Errors
-    /// As [`Module::load`].
     pub fn load(context: &Context, kernel: &Kernel, options: &ModuleOptions) -> Result<Self, CudaError> {
         let ptx = if options.line_info {
             kernel.to_ptx_with_lines()
@@ -83,9 +79,6 @@ impl Function {
     }
 
     /// Checks and enqueues a launch: [`Function::prepare`] and [`PreparedLaunch::enqueue`] in one.
-    ///
-    /// # Errors
-    /// As those two.
     pub fn run(&self, stream: &Stream, launch: &Launch, buffers: &[DeviceSlice<'_>]) -> Result<(), CudaError> {
         self.prepare(launch, buffers)?.enqueue(stream)
     }

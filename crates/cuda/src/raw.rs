@@ -28,8 +28,7 @@ use crate::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUres
 
 pub(crate) type CallResult<T> = Result<T, CallError>;
 
-/// Makes a driver call and turns its status into a result; what follows the call is its arguments, for
-/// the error.
+/// Makes a driver call; what follows the call is its arguments, for the error.
 macro_rules! call {
     ($driver:ident.$name:ident($($argument:expr),*), $($format:tt)*) => {{
         let code = ($driver.table.$name)($($argument),*);
@@ -72,8 +71,7 @@ pub(crate) struct Driver {
     _library: libloading::Library,
 }
 
-/// The process's driver. The first call loads and initialises it; a failure is remembered, because
-/// the driver does not recover from one within a process.
+/// The process's driver, loaded by the first call. A failure is remembered: there is no recovery.
 pub(crate) fn driver() -> Result<&'static Driver, CudaError> {
     static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
     DRIVER.get_or_init(Driver::load).as_ref().map_err(Clone::clone)
@@ -112,8 +110,7 @@ impl Driver {
         let mut found = None;
         let mut failed = Vec::new();
         for name in LIBRARIES {
-            // SAFETY: loading runs the library's initialisers; NVIDIA's driver library is made for
-            // that.
+            // SAFETY: loading runs the initialisers of NVIDIA's library, which is made for that.
             match unsafe { libloading::Library::new(*name) } {
                 Ok(library) => {
                     found = Some(library);
@@ -156,7 +153,6 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Turns a status into a result.
     pub(crate) fn check(
         &self,
         call: &'static str,
@@ -197,14 +193,10 @@ impl Driver {
         }
     }
 
-    // Calls whose result is not their first argument, or whose arguments need more than their
-    // names.
-
     pub(crate) fn device_name(&self, device: CUdevice) -> CallResult<String> {
         let mut name = [0u8; 256];
         let (text, len) = (name.as_mut_ptr().cast(), name.len() as c_int);
-        // SAFETY: rule 2; the length is the buffer's, and the driver ends the name with a zero
-        // byte.
+        // SAFETY: rule 2; the length is the buffer's.
         unsafe { call!(self.cuDeviceGetName(text, len, device), "device={device}")? };
         Ok(jit::text(&name).0)
     }
@@ -222,7 +214,7 @@ impl Driver {
         unsafe { call!(self.cuMemFree_v2(pointer), "pointer={pointer:#x}") }
     }
 
-    /// Copies to device memory in stream order and waits until the copy is done.
+    /// Waits until the copy is done.
     pub(crate) fn copy_to_device(&self, to: CUdeviceptr, from: &[u8], stream: CUstream) -> CallResult<()> {
         let (bytes, from) = (from.len(), from.as_ptr().cast());
         let what = format_args!("to={to:#x}, bytes={bytes}, stream={stream:p}");
@@ -231,7 +223,7 @@ impl Driver {
         self.cuStreamSynchronize(stream)
     }
 
-    /// Copies from device memory in stream order and waits until the copy is done.
+    /// Waits until the copy is done.
     pub(crate) fn copy_to_host(&self, to: &mut [u8], from: CUdeviceptr, stream: CUstream) -> CallResult<()> {
         let (bytes, to) = (to.len(), to.as_mut_ptr().cast());
         let what = format_args!("from={from:#x}, bytes={bytes}, stream={stream:p}");

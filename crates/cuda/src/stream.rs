@@ -18,8 +18,7 @@ pub struct Stream {
     handle: Handle<CUstream_st>,
     owned: bool,
     context: Context,
-    /// While the stream is captured: the kernels put in so far, the modules they live in, and
-    /// tables they read.
+    /// While the stream is captured.
     capture: Mutex<Option<Captured>>,
 }
 
@@ -33,9 +32,6 @@ pub(crate) struct Captured {
 
 impl Stream {
     /// A new stream.
-    ///
-    /// # Errors
-    /// Any failure of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let handle =
             context.call(|driver| driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
@@ -103,9 +99,6 @@ impl Stream {
     }
 
     /// Lets the work put in from now on wait for an event recorded on any stream.
-    ///
-    /// # Errors
-    /// Any failure of the driver.
     pub fn wait_for(&self, event: &Event) -> Result<(), CudaError> {
         self.context
             .call(|driver| driver.cuStreamWaitEvent(self.handle.0, event.handle.0, 0))
@@ -115,7 +108,6 @@ impl Stream {
         self.handle.0
     }
 
-    /// Whether work with what belongs to a context can be put in.
     pub(crate) fn check_context(&self, context: &Context, what: &'static str) -> Result<(), CudaError> {
         if self.context == *context {
             return Ok(());
@@ -132,11 +124,9 @@ impl Stream {
         self.as_raw() <= CU_STREAM_LEGACY
     }
 
-    /// A kernel of `module` was put in.
     pub(crate) fn enqueued(&self, kernel: &Arc<str>, module: &Arc<LoadedModule>) {
         match lock(&self.capture).as_mut() {
-            // Captured work does not run now, so it is no suspect; the graph keeps its module
-            // loaded.
+            // Captured work does not run now, so it is no suspect.
             Some(captured) => {
                 captured.kernels.push(kernel.clone());
                 if !captured.modules.iter().any(|known| Arc::ptr_eq(known, module)) {
@@ -199,9 +189,6 @@ pub struct Event {
 
 impl Event {
     /// A new event, not yet recorded.
-    ///
-    /// # Errors
-    /// Any failure of the driver.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let handle = context.call(|driver| driver.cuEventCreate(event_flag::CU_EVENT_DEFAULT))?;
         Ok(Self {

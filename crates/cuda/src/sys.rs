@@ -267,8 +267,7 @@ macro_rules! functions {
             /// used.
             pub(crate) unsafe fn load(library: &libloading::Library) -> Result<Self, &'static str> {
                 // SAFETY: the caller vouches that this is libcuda, whose exports have the
-                // signatures of cuda.h; the tests compare the ones declared here with bindings
-                // generated from it.
+                // signatures of cuda.h; the tests compare the ones declared here with those.
                 unsafe {
                     Ok(Self {
                         $($action: resolved!(library, $action),)*
@@ -293,8 +292,7 @@ macro_rules! functions {
                 // SAFETY: rules 1 and 2 of `raw`.
                 let code = unsafe { (self.table.$query)(result.as_mut_ptr(), $($qarg),*) };
                 self.check(stringify!($query), code, || named!($($qarg),*))?;
-                // SAFETY: results are numbers, plain bytes and pointers, of which all zeros is a
-                // value.
+                // SAFETY: results are numbers, bytes and pointers, of which all zeros is a value.
                 Ok(unsafe { result.assume_init() })
             })*
         }

@@ -77,7 +77,6 @@ impl HeldTables {
     }
 }
 
-/// The tables of one context.
 pub(crate) type TableCache = Cache<DeviceTable>;
 
 impl TableCache {

@@ -35,16 +35,12 @@ impl WarningMemory {
 
     /// Warnings that a compilation of this module drew earlier.
     pub(crate) fn recall(&self, identity: &ModuleIdentity) -> Vec<String> {
-        let text = self
-            .folder
-            .as_ref()
-            .and_then(|folder| std::fs::read_to_string(folder.join(identity.hex())).ok());
-        text.map_or_else(Vec::new, |text| {
-            text.lines()
-                .filter(|line| !line.is_empty())
-                .map(str::to_string)
-                .collect()
-        })
+        let path = self.folder.as_ref().map(|folder| folder.join(identity.hex()));
+        let text = path
+            .and_then(|path| std::fs::read_to_string(path).ok())
+            .unwrap_or_default();
+        let lines = text.lines().filter(|line| !line.is_empty());
+        lines.map(str::to_string).collect()
     }
 
     /// Stores warnings; returns a note if that is not possible.

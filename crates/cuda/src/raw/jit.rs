@@ -10,7 +10,6 @@ use crate::sys::{CUfunction, CUmodule, jit_option as option};
 /// Bytes for each of the compiler's two logs. A verbose log takes about 300 B a kernel.
 const LOG_BYTES: usize = 64 * 1024;
 
-/// What came of loading a module.
 #[derive(Debug)]
 pub(crate) struct JitOutcome {
     pub(crate) module: CallResult<CUmodule>,
@@ -101,8 +100,7 @@ impl Driver {
         Ok(function)
     }
 
-    /// Loads the function's code now rather than at its first launch; does nothing on drivers
-    /// before 12.4.
+    /// Loads the function's code now, not at its first launch; nothing on drivers before 12.4.
     pub(crate) fn function_load(&self, function: CUfunction) -> CallResult<()> {
         let Some(call) = self.table.cuFuncLoad else {
             return Ok(());

@@ -71,8 +71,7 @@ impl Driver {
         }
     }
 
-    /// Encodes a recipe that passed its check, for a tensor at `address`. `element` and `swizzle` are the
-    /// driver's numbers. L2 fetches 256 bytes at a time.
+    /// Encodes a recipe that passed its check. `element` and `swizzle` are the driver's numbers.
     pub(crate) fn tensor_map_encode(
         &self,
         recipe: &TensorMapRecipe,
