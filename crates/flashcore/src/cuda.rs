@@ -1,5 +1,4 @@
-//! Attention on a CUDA device: plans and compiled kernels kept ready, launches, copies for host
-//! tensors.
+//! Attention on a CUDA device.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,8 +59,7 @@ impl CudaAttention {
         let Some(config) = self.config else {
             let judge = |plan: &Plan| match self.load(plan) {
                 Ok(functions) => Ok(Ok(functions)),
-                // Another kernel may work where this driver's compiler refuses one or makes it
-                // spill.
+                // Another kernel may work where this driver's compiler refuses one or spills.
                 Err(refusal @ (CudaError::Module(_) | CudaError::Compile(_))) => Ok(Err(Refusal::Compiler {
                     message: refusal.to_string(),
                 })),
@@ -85,15 +83,12 @@ impl CudaAttention {
         Ok((choice, functions))
     }
 
-    /// Compiled kernels of a plan's steps. Modules are kept by identity in their context, so a
-    /// kernel is compiled once.
+    /// Modules are kept by identity in their context, so a kernel is compiled once.
     fn load(&self, plan: &Plan) -> Result<Vec<Function>, CudaError> {
         let load = |step: &Step| Function::load(&self.context, &step.kernel, &ModuleOptions::default());
         plan.steps().map(load).collect()
     }
 
-    /// The plan and compiled kernel for a problem whose tensors start at multiples of `alignment`
-    /// bytes.
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
         let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = recent().iter().find(|(p, a, _)| *a == alignment && p == problem) {

@@ -32,8 +32,7 @@ pub fn cpu_name() -> &'static str {
         if let Some(given) = one_line(&given) {
             return given;
         }
-        // The first processor's lines are enough; the whole file takes the longer the more there
-        // are.
+        // The first processor's lines are enough: the file grows with their number.
         let mut start = String::new();
         let read = std::fs::File::open("/proc/cpuinfo").map(|file| file.take(4096).read_to_string(&mut start));
         drop(read);

@@ -229,7 +229,6 @@ impl Plans {
         }
     }
 
-    /// Adds a table if it is for the device; notes what is wrong with it.
     fn add_if_for(&mut self, target: &PlanTarget, read: Result<NamedTable, PlanError>) {
         match read {
             Ok(named) if target.is_device(&named.table.device) => self.add(named),
@@ -317,7 +316,6 @@ pub fn shipped_tables() -> Result<Vec<NamedTable>, PlanError> {
     parse_shipped(|_, _| true).collect()
 }
 
-/// The shipped tables of the GPUs whose name and number of SMs are wanted.
 fn parse_shipped(wanted: impl Fn(&str, u32) -> bool) -> impl Iterator<Item = Result<NamedTable, PlanError>> {
     let tables = SHIPPED.into_iter().filter(move |(gpu, sms, ..)| wanted(gpu, *sms));
     tables.map(|(_, _, title, text)| {

@@ -160,7 +160,6 @@ impl PlanClass {
     }
 }
 
-/// By how much a length is shorter than a row's; `None` where the row is not for it.
 fn shorter(of_row: usize, length: usize) -> Option<usize> {
     let by = of_row.checked_sub(length)?;
     let same_tiles = of_row.div_ceil(STEP) == length.div_ceil(STEP);
@@ -296,7 +295,6 @@ impl PlanTable {
         Ok(table)
     }
 
-    /// What a row says, or what is wrong with it.
     fn check(&self, value: &Value) -> Result<PlanRow, String> {
         let row = PlanRow::deserialize(value).map_err(|error| error.to_string())?;
         if matches!(row.kernel, KernelId::Gpu(_)) != self.device.is_gpu() {

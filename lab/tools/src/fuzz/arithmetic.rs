@@ -17,7 +17,6 @@ const F32_CONSTANTS: [f32; 12] = [
 ];
 const DIVISORS: [u32; 10] = [1, 2, 3, 5, 7, 10, 64, 641, 0x1_0000, 0x7fff_ffff];
 
-/// The comparison that a number chooses.
 fn compare<'k, T: Ordered>(a: Val<'k, T>, b: Val<'k, T>, choice: u32) -> Val<'k, bool> {
     match choice % 6 {
         0 => a.lt(b),

@@ -1,4 +1,4 @@
-//! Runs random programs on the simulator and on a GPU, and reports where their results differ.
+//! `flashcore-tools fuzz`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -76,10 +76,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     report(options, context.as_ref(), &outcomes, start.elapsed().as_secs_f64())
 }
 
-/// A program's seed, and what it came to.
 type Outcome = (u64, Result<Tried, RunError>);
 
-/// What a program came to that ran.
 struct Tried {
     comparison: Comparison,
     entry: Entry,

@@ -24,7 +24,6 @@ pub struct Emitted {
     pub slots: Vec<Slot>,
 }
 
-/// Some of the variables.
 type Names = BTreeSet<(File, usize)>;
 
 impl Program {
@@ -52,7 +51,6 @@ impl Program {
     }
 }
 
-/// The variables of a type.
 type Variables<'k, T> = Vec<Var<'k, T>>;
 
 /// The variables of each type. Those that a program does not use are never written.
@@ -68,11 +66,8 @@ pub(crate) struct AllVariables<'k> {
     p: Variables<'k, u32>,
 }
 
-/// A type of variables.
 pub(crate) trait Variable: Assignable {
-    /// Its name.
     const FILE: File;
-    /// The variables of this type.
     fn of<'v, 'k>(all: &'v AllVariables<'k>) -> &'v Variables<'k, Self>;
 }
 
@@ -88,7 +83,6 @@ macro_rules! variables {
 }
 variables! { u32: U u; i32: S s; u64: W w; i64: X x; f32: F f; F16x2: H h; BF16x2: B b; }
 
-/// Pointers to global memory.
 pub(crate) struct Global<'k> {
     pub(crate) pool_u: GlobalPtr<'k, u32>,
     pub(crate) pool_s: GlobalPtr<'k, i32>,
@@ -113,7 +107,6 @@ pub(crate) struct Tiles<'k> {
 /// Columns of the tile of f32.
 pub(crate) const F_COLS: u32 = 4;
 
-/// What writes one kernel.
 pub(crate) struct Writer<'k, 'p> {
     pub(crate) k: &'k KernelBuilder,
     pub(crate) program: &'p Program,
@@ -139,17 +132,14 @@ impl<'k, 'p> Writer<'k, 'p> {
         self.variable(T::FILE, T::of(&self.variables), number).get()
     }
 
-    /// Assigns to the variable that a number chooses.
     pub(crate) fn set<T: Variable>(&self, number: u32, value: Val<'k, T>) {
         self.variable(T::FILE, T::of(&self.variables), number).set(value);
     }
 
-    /// The values of `count` variables one after another.
     pub(crate) fn get_all<T: Variable>(&self, first: u32, count: u32) -> Vec<Val<'k, T>> {
         (0..count).map(|i| self.get(first + i)).collect()
     }
 
-    /// Assigns to variables one after another.
     pub(crate) fn set_all<T: Variable>(&self, first: u32, values: impl IntoIterator<Item = Val<'k, T>>) {
         (0..).zip(values).for_each(|(i, value)| self.set(first + i, value));
     }
@@ -168,12 +158,10 @@ impl<'k, 'p> Writer<'k, 'p> {
         self.variable(File::P, &self.variables.p, number)
     }
 
-    /// The condition that a number chooses.
     pub(crate) fn p(&self, number: u32) -> Val<'k, bool> {
         self.flag(number).get().eq(1)
     }
 
-    /// Assigns to the condition that a number chooses.
     pub(crate) fn set_p(&self, number: u32, value: Val<'k, bool>) {
         self.flag(number).set(value.select(1u32, 0u32));
     }
@@ -264,7 +252,6 @@ impl<'k, 'p> Writer<'k, 'p> {
         (((self.u(number) ^ word) >> (number % 32)) & 1u32).eq(1)
     }
 
-    /// A bit that a number chooses, as a condition.
     fn bit(&self, number: u32) -> Val<'k, bool> {
         ((self.u(number) >> (number % 32)) & 1u32).eq(1)
     }
@@ -319,12 +306,10 @@ impl<'k, 'p> Writer<'k, 'p> {
         slot
     }
 
-    /// The place that the next observed word will have.
     pub(crate) fn next_place(&self) -> usize {
         self.slots.borrow().len()
     }
 
-    /// Stores the variables that are asked for.
     fn outputs(&self) {
         for &(file, index) in &self.program.outputs {
             let number = index as u32;

@@ -35,7 +35,6 @@ struct Phased<'k> {
     parity: Var<'k, u32>,
 }
 
-/// What programs with tensor copies have.
 struct Boxes<'k> {
     from: TensorMap<'k>,
     to: TensorMap<'k>,
@@ -122,9 +121,6 @@ impl<'k> Writer<'k, '_> {
         true
     }
 
-    // ---- Mbarriers and tensor copies
-    // --------------------------------------------------------------------
-
     /// Each thread writes its row and arrives; when all have, each reads a row.
     fn arrive_and_wait(&self, &[d, a, b, c, ..]: &Args) {
         let (Some([all, _]), Some(tiles)) = (&self.hopper.bars, &self.tiles) else {
@@ -180,9 +176,6 @@ impl<'k> Writer<'k, '_> {
         });
         k.barrier();
     }
-
-    // ---- Products
-    // ---------------------------------------------------------------------------------------
 
     /// The tiles of operands, shaped as the program's choice says.
     fn product_tiles<'a, E: WgmmaElement>(&self, cell: &'a OnceCell<Operands<'k, E>>) -> &'a Operands<'k, E> {

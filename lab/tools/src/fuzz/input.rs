@@ -1,5 +1,4 @@
-//! What a program starts with: first values of its variables, pools to load more from, words of its
-//! own.
+//! What a program starts with.
 
 use flashcore_ir::Kernel;
 use flashcore_problem::POISON;

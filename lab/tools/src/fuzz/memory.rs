@@ -8,7 +8,6 @@ use crate::fuzz::emit::{F_COLS, Variable, Writer};
 use crate::fuzz::input::{POOL, SCRATCH};
 use crate::fuzz::program::{Args, Op};
 
-/// 32-bit words of an access.
 pub(crate) fn width(choice: u32) -> u32 {
     1 << (choice % 3)
 }
@@ -26,7 +25,6 @@ fn atomic(choice: u32) -> AtomOp {
 }
 
 impl<'k> Writer<'k, '_> {
-    /// Loads words of a pool.
     fn load<E: Element<Word: Variable>>(&self, pool: GlobalPtr<'k, E>, &[d, a, _, n, c, _]: &Args) {
         let words = self.pool(pool, a, width(n)).load_words(width(n), load_cache(c));
         self.set_all(d, words);
@@ -98,7 +96,6 @@ impl<'k> Writer<'k, '_> {
         tile.at(row, if E::PER_WORD == 1 { word } else { word * E::PER_WORD })
     }
 
-    /// The same of this thread's row.
     fn own<E: Element>(&self, tile: SharedTile<'k, E>, number: u32, count: u32) -> SharedPtr<'k, E> {
         self.words_of(tile, self.me, number, count)
     }

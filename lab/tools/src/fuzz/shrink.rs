@@ -81,7 +81,7 @@ pub fn shrink(program: &Program, trials: usize, mut fails: impl FnMut(&Program) 
     }
 }
 
-/// Steps, those within others too.
+/// With those within others.
 fn count(steps: &[Step]) -> usize {
     let inner = |step: &Step| step.inner().into_iter().map(count).sum::<usize>();
     steps.iter().map(|step| 1 + inner(step)).sum()

@@ -53,9 +53,6 @@ impl<'k> Writer<'k, '_> {
         true
     }
 
-    // ---- Products
-    // -------------------------------------------------------------------------------------
-
     fn products(&self, op: Op, &[d, a, b, c, n, _]: &Args) -> bool {
         match op {
             Op::MmaExact => self.exact_product::<f16>(d, a, b, c),
@@ -182,9 +179,6 @@ impl<'k> Writer<'k, '_> {
     ) -> (AOperand<E>, BOperand<E>) {
         (self.k.a_operand(left), self.k.b_operand(right))
     }
-
-    // ---- Rows of others
-    // ---------------------------------------------------------------------------------
 
     /// Reads words of a row that others write, between two barriers.
     fn read_row<E: Element<Word: Variable>>(

@@ -108,7 +108,6 @@ fn about(what: &str, bytes: u32) -> String {
     format!("a warp {what} {bytes} bytes a lane at places from a table")
 }
 
-/// Loads of `bytes` a lane from where a table says.
 fn loads(name: &str, bytes: u32, offsets: &[u32; 32]) -> Probe {
     Probe::new(&format!("load_{bytes}_{name}"), &about("loads", bytes), 32, |k| {
         let (table, out) = (k.param_ptr::<u32>("table"), k.param_ptr_mut::<u32>("out"));
@@ -133,7 +132,6 @@ fn loads(name: &str, bytes: u32, offsets: &[u32; 32]) -> Probe {
     .output(32)
 }
 
-/// Stores of `bytes` a lane to where a table says.
 fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Probe {
     let name = format!("store_{bytes}_{name}");
     writes(&name, &about("stores", bytes), |words, _, [lane, element]| {
@@ -150,7 +148,6 @@ fn stores(name: &str, bytes: u32, offsets: &[u32; 32]) -> Probe {
     .output(32)
 }
 
-/// Asynchronous copies of `bytes` a lane to where a table says, through L1 or past it.
 fn copies(name: &str, bytes: u32, past_l1: bool, offsets: &[u32; 32]) -> Probe {
     let kind = if past_l1 { "past_l1" } else { "through_l1" };
     let name = format!("copy_{kind}_{bytes}_{name}");

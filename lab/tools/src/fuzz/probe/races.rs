@@ -5,7 +5,6 @@ use flashcore_ir::{Cache, KernelBuilder, SharedTile, TileShape};
 use super::Probe;
 use super::races_hopper::{self, SIDE};
 
-/// Threads of most of these.
 const THREADS: u32 = 128;
 
 /// A kernel with a mistake and without.
