@@ -209,12 +209,8 @@ impl KernelBuilder {
     /// Registers for operands A of `steps` steps of k (32 bytes each), not written yet.
     pub fn a_vars<E: Element>(&self, name: &str, steps: u32) -> AVars<'_, E> {
         let first = self.unwritten_regs(RegClass::B32, 4 * steps, name);
-        AVars {
-            k: self,
-            first,
-            steps,
-            of: PhantomData,
-        }
+        let (k, of) = (self, PhantomData);
+        AVars { k, first, steps, of }
     }
 
     /// Gathers four words into operand A, in the order of [`MMA_M16K16_A`].
@@ -226,10 +222,8 @@ impl KernelBuilder {
     /// Gathers two words into operand B, in the order of [`MMA_K16N8_B`].
     #[track_caller]
     pub fn b_operand<E: MmaElement>(&self, words: &[Val<'_, E::Word>; 2]) -> BOperand<E> {
-        BOperand {
-            first: self.gather(words),
-            of: PhantomData,
-        }
+        let (first, of) = (self.gather(words), PhantomData);
+        BOperand { first, of }
     }
 
     #[track_caller]

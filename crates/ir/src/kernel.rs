@@ -301,12 +301,7 @@ impl Kernel {
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({} instructions, {} threads)",
-            self.name,
-            self.num_insts(),
-            self.threads
-        )
+        let (name, threads) = (&self.name, self.threads);
+        write!(f, "{name} ({} instructions, {threads} threads)", self.num_insts())
     }
 }

@@ -236,10 +236,8 @@ impl Launch {
 
     /// Bytes of workspace the caller must bring; 0 where the kernel needs none.
     pub fn workspace_bytes(&self) -> u64 {
-        self.buffers
-            .iter()
-            .find(|b| b.name == "workspace")
-            .map_or(0, |b| b.bytes)
+        let workspace = self.buffers.iter().find(|b| b.name == "workspace");
+        workspace.map_or(0, |b| b.bytes)
     }
 }
 

@@ -117,15 +117,12 @@ impl<'k> Pipeline<'k> {
     /// stage is free when the readers of every block have released it.
     #[track_caller]
     pub fn across_cluster(self) -> Self {
-        let cluster = self.k.state.borrow().kernel.cluster;
-        match cluster {
-            Some(blocks) => Pipeline { blocks, ..self },
-            None => {
-                self.k
-                    .invalid("a pipeline across a cluster in a kernel made for none; say `in_clusters_of` first");
-                self
-            }
-        }
+        let Some(blocks) = self.k.state.borrow().kernel.cluster else {
+            self.k
+                .invalid("a pipeline across a cluster in a kernel made for none; say `in_clusters_of` first");
+            return self;
+        };
+        Pipeline { blocks, ..self }
     }
 
     /// Stages.

@@ -60,9 +60,7 @@ impl KernelBuilder {
     pub fn fence(&self, scope: Scope) {
         self.emit(Inst::Fence { scope });
     }
-}
 
-impl KernelBuilder {
     /// Orders this thread's accesses to shared memory before it with those of asynchronous copies
     /// and warpgroup products that learn of it: a tile that was written by stores and is then read
     /// by either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So

@@ -79,7 +79,7 @@ impl TileShape {
 const MOST_BYTES: u128 = 1 << 24;
 
 /// A tile in shared memory.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct SharedTile<'k, E> {
     pub(crate) k: &'k KernelBuilder,
     pub(crate) id: BufferId,
@@ -89,13 +89,6 @@ pub struct SharedTile<'k, E> {
     slab_cols: u32,
     of: PhantomData<E>,
 }
-
-impl<E> Clone for SharedTile<'_, E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<E> Copy for SharedTile<'_, E> {}
 
 impl KernelBuilder {
     /// Declares a tile in shared memory and enters it into the ledger.

@@ -236,10 +236,7 @@ pub trait Numeric: Assignable {}
 /// Numbers with a sign.
 pub trait Signed: Numeric {}
 /// 32- and 64-bit integers.
-pub trait Integer: Numeric + Literal {
-    /// Whether it is greater than zero.
-    fn is_positive(self) -> bool;
-}
+pub trait Integer: Numeric + Literal + PartialOrd + Default {}
 /// Integers and f32: what `setp` compares.
 pub trait Ordered: Scalar {}
 /// Scalars with bitwise operations.
@@ -250,18 +247,10 @@ macro_rules! mark {
 }
 mark!(Assignable: u16 u32 i32 u64 i64 f32 f16 bf16 F16x2 BF16x2 E4M3 E4M3x2 E4M3x4);
 mark!(Numeric: u32 i32 u64 i64 f32 F16x2 BF16x2);
+mark!(Integer: u32 i32 u64 i64);
 mark!(Signed: i32 i64 f32 F16x2 BF16x2);
 mark!(Ordered: u32 i32 u64 i64 f32);
 mark!(Bits: u32 i32 u64 i64 bool);
-
-macro_rules! integers {
-    ($($rust:ty)*) => {$(
-        impl Integer for $rust {
-            fn is_positive(self) -> bool { self > 0 }
-        }
-    )*};
-}
-integers!(u32 i32 u64 i64);
 
 /// A type that buffers hold: the element types of tensors, and 32-bit integers for tables and
 /// counters.

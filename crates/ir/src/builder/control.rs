@@ -113,7 +113,7 @@ impl KernelBuilder {
         body: impl FnOnce(Val<'k, T>),
     ) {
         // Not in a closure, so that each instruction carries the caller's line.
-        if !step.is_positive() {
+        if step <= T::default() {
             self.invalid("a counted loop needs a positive step, or it never ends");
         }
         let counter = self.var(start);

@@ -44,7 +44,7 @@ pub(crate) struct State {
     errors: Vec<BuildError>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OpenBlock {
     id: usize,
     nodes: Vec<Node>,
@@ -114,10 +114,7 @@ impl KernelBuilder {
             state: RefCell::new(State {
                 kernel: Kernel::empty(name.clone(), threads),
                 shared_base: None,
-                open: vec![OpenBlock {
-                    id: 0,
-                    nodes: Vec::new(),
-                }],
+                open: vec![OpenBlock::default()],
                 block_parents: vec![0],
                 defined_in: Default::default(),
                 site_ids: HashMap::new(),
@@ -150,8 +147,6 @@ impl KernelBuilder {
         }
         Ok(Kernel { body, ..state.kernel })
     }
-
-    // ---- The kernel as a whole ----------------------------------------------------------------
 
     /// Threads a block.
     pub fn threads(&self) -> u32 {
@@ -238,8 +233,6 @@ impl KernelBuilder {
         self.emit(Inst::Trace { label, src });
     }
 
-    // ---- What the other modules build with ----------------------------------------------------
-
     fn block<R>(&self, body: impl FnOnce(usize) -> R) -> (R, Vec<Node>) {
         let id = self.open_block();
         let result = body(id);
@@ -284,10 +277,8 @@ impl KernelBuilder {
     pub(crate) fn unwritten_regs(&self, class: RegClass, count: u32, name: &str) -> Reg {
         let first = self.regs(class, count);
         let mut state = self.state.borrow_mut();
-        state
-            .kernel
-            .maybe_unwritten
-            .extend((0..count).map(|i| (class, first.index + i)));
+        let regs = (0..count).map(|i| (class, first.index + i));
+        state.kernel.maybe_unwritten.extend(regs);
         state.kernel.names.push((first, count, name.to_string()));
         first
     }

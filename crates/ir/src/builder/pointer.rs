@@ -38,7 +38,7 @@ impl AddressSpace for Cluster {
 }
 
 /// The address of an element of `E`.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Ptr<'k, S: AddressSpace, E> {
     pub(crate) addr: Val<'k, S::Addr>,
     pub(crate) bytes: i32,
@@ -53,13 +53,6 @@ pub type SharedPtr<'k, E> = Ptr<'k, Shared, E>;
 /// A pointer to the shared memory of any block of the cluster: its address carries the block's
 /// rank. Made by [`SharedPtr::in_block`](Ptr::in_block).
 pub type ClusterPtr<'k, E> = Ptr<'k, Cluster, E>;
-
-impl<S: AddressSpace, E> Clone for Ptr<'_, S, E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<S: AddressSpace, E> Copy for Ptr<'_, S, E> {}
 
 impl<'k, S: AddressSpace, E: Element> Ptr<'k, S, E> {
     pub(crate) fn new(addr: Val<'k, S::Addr>, bytes: i32, object: Object) -> Self {

@@ -8,34 +8,20 @@ use crate::inst::{BinOp, Cmp, Inst, Operand, UnOp};
 use crate::types::{Bits, Integer, Literal, Numeric, Ordered, Reg, RegClass, Scalar, ScalarType, Signed};
 
 /// A value: computed once, never assigned again.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Val<'k, T> {
     pub(crate) k: &'k KernelBuilder,
     pub(crate) operand: Operand,
     of: PhantomData<T>,
 }
 
-impl<T> Clone for Val<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Val<'_, T> {}
-
 /// A variable: assigned as often as needed; what a loop carries from one round to the next.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Var<'k, T> {
     pub(crate) k: &'k KernelBuilder,
     pub(crate) reg: Reg,
     of: PhantomData<T>,
 }
-
-impl<T> Clone for Var<'_, T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<T> Copy for Var<'_, T> {}
 
 /// What can stand as an operand of type `T`: a value, a variable, or a literal.
 pub trait Source<'k, T: Scalar>: Sized {
@@ -80,11 +66,8 @@ impl<'k, T: Scalar> Val<'k, T> {
     }
 
     pub(crate) fn from_operand(k: &'k KernelBuilder, operand: Operand) -> Self {
-        Val {
-            k,
-            operand,
-            of: PhantomData,
-        }
+        let of = PhantomData;
+        Val { k, operand, of }
     }
 
     /// The builder it belongs to.
@@ -112,15 +95,34 @@ impl<'k, T: Scalar> Val<'k, T> {
             operand => Val::from_operand(self.k, operand),
         }
     }
+
+    #[track_caller]
+    pub(crate) fn bin(self, op: BinOp, b: Operand) -> Val<'k, T> {
+        self.k.bin(op, T::TYPE, self.operand, b)
+    }
+
+    #[track_caller]
+    fn un(self, op: UnOp) -> Val<'k, T> {
+        let (ty, a) = (T::TYPE, self.operand);
+        self.k.result(|dst| Inst::Un { op, ty, dst, a })
+    }
+
+    #[track_caller]
+    pub(super) fn compare(self, cmp: Cmp, b: Operand) -> Val<'k, bool> {
+        let (ty, a) = (T::TYPE, self.operand);
+        self.k.result(|dst| Inst::Setp { cmp, ty, dst, a, b })
+    }
 }
 
 impl<'k, T: Scalar> Var<'k, T> {
     pub(crate) fn from_reg(k: &'k KernelBuilder, reg: Reg) -> Self {
-        Var {
-            k,
-            reg,
-            of: PhantomData,
-        }
+        let of = PhantomData;
+        Var { k, reg, of }
+    }
+
+    /// The variable as an operand, read where it is used.
+    pub(crate) fn now(self) -> Val<'k, T> {
+        Val::from_reg(self.k, self.reg)
     }
 
     /// Its value now; later assignments do not change what was read.
@@ -198,32 +200,6 @@ impl KernelBuilder {
     pub(crate) fn mad_wide(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, u64> {
         let ty = ScalarType::U32;
         self.result(|dst| Inst::MadWide { ty, dst, a, b, c })
-    }
-}
-
-impl<'k, T: Scalar> Val<'k, T> {
-    #[track_caller]
-    pub(crate) fn bin(self, op: BinOp, b: Operand) -> Val<'k, T> {
-        self.k.bin(op, T::TYPE, self.operand, b)
-    }
-
-    #[track_caller]
-    fn un(self, op: UnOp) -> Val<'k, T> {
-        let (ty, a) = (T::TYPE, self.operand);
-        self.k.result(|dst| Inst::Un { op, ty, dst, a })
-    }
-
-    #[track_caller]
-    pub(super) fn compare(self, cmp: Cmp, b: Operand) -> Val<'k, bool> {
-        let (ty, a) = (T::TYPE, self.operand);
-        self.k.result(|dst| Inst::Setp { cmp, ty, dst, a, b })
-    }
-}
-
-impl<'k, T: Scalar> Var<'k, T> {
-    /// The variable as an operand, read where it is used.
-    pub(crate) fn now(self) -> Val<'k, T> {
-        Val::from_reg(self.k, self.reg)
     }
 }
 

@@ -82,6 +82,7 @@ impl KernelFacts {
     /// The facts of a kernel of the kernel language. Its registers are not known.
     pub fn of(kernel: &Kernel) -> Self {
         let ledger = kernel.ledger();
+        let parameters = kernel.params().iter().map(|param| parameter_bytes(param.kind));
         let (static_bytes, dynamic_bytes) = match ledger.is_static {
             true => (ledger.total_bytes(), 0),
             false => (0, ledger.total_bytes()),
@@ -93,13 +94,7 @@ impl KernelFacts {
             max_threads: None,
             required_block: Some([kernel.threads(), 1, 1]),
             required_cluster: kernel.cluster().map(|blocks| [blocks, 1, 1]),
-            parameter_bytes: Some(
-                kernel
-                    .params()
-                    .iter()
-                    .map(|param| parameter_bytes(param.kind))
-                    .collect(),
-            ),
+            parameter_bytes: Some(parameters.collect()),
         }
     }
 }

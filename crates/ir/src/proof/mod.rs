@@ -348,12 +348,8 @@ impl Proof<'_> {
                 on,
             });
         }
-        if shape
-            .grid
-            .iter()
-            .zip(&cluster)
-            .any(|(grid, cluster)| grid % cluster != 0)
-        {
+        let mut pairs = shape.grid.iter().zip(&cluster);
+        if pairs.any(|(grid, cluster)| grid % cluster != 0) {
             let grid = shape.grid;
             self.refuse(LaunchRefusal::ClusterGrid { grid, cluster });
         }

@@ -207,19 +207,11 @@ impl<I: Index> BlockOrder<I> {
     /// sets the maxima of the rows.
     #[track_caller]
     pub fn ascending(range: BlockRange<I>, first_masked: bool) -> BlockOrder<I> {
-        let BlockRange {
-            first,
-            whole,
-            whole_end,
-            end,
-        } = range;
-        let whole = match first_masked {
-            true => {
-                let none_masked = whole.is(first) & whole_end.is(end);
-                I::select(none_masked, (first + first.constant(1)).at_most(end), whole)
-            }
-            false => whole,
-        };
+        let (first, mut whole, whole_end, end) = (range.first, range.whole, range.whole_end, range.end);
+        if first_masked {
+            let none_masked = whole.is(first) & whole_end.is(end);
+            whole = I::select(none_masked, (first + first.constant(1)).at_most(end), whole);
+        }
         let masked_low = whole - first;
         let masked = masked_low + (end - whole_end.at_least(whole));
         BlockOrder {
@@ -236,15 +228,10 @@ impl<I: Index> BlockOrder<I> {
     /// Downwards at the high end. One block even where no key is seen, of which the mask leaves nothing.
     #[track_caller]
     pub fn descending(range: BlockRange<I>) -> BlockOrder<I> {
-        let BlockRange {
-            first,
-            whole,
-            whole_end,
-            end,
-        } = range;
+        let (first, whole, end) = (range.first, range.whole, range.end);
         let (none, one) = (end.is(first), end.constant(1));
         let masked_low = whole - first;
-        let masked = masked_low + (end - whole_end);
+        let masked = masked_low + (end - range.whole_end);
         BlockOrder {
             low: first,
             masked_low,

@@ -72,20 +72,14 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
         add_lse(&mut launch, problem);
     }
     split::add_to_launch(&mut launch, problem, splits, false);
-    launch.args.extend([
-        Arg::U32(problem.seq_len_q() as u32),
-        Arg::U32(problem.num_heads() as u32),
-        Arg::U32(rows),
-        Arg::U32(splits),
-    ]);
+    let counts = [problem.seq_len_q() as u32, problem.num_heads() as u32, rows, splits];
+    launch.args.extend(counts.map(Arg::U32));
     Ok(Step { kernel, launch })
 }
 
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
-    let output = Output::<E> {
-        out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
-        lse: shape.lse.then(|| k.param_ptr_mut("lse")),
-    };
+    let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
+    let lse: Option<GlobalPtr<'_, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
     let partials = Partials::to_read(k, shape.head_dim_v);
     let seq_len_q = k.param::<u32>("seq_len_q");
     let num_heads = k.param::<u32>("num_heads");
@@ -133,38 +127,20 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     }
     k.if_(stores.divergent(), || {
         let batch_head = row / seq_len_q;
-        let head = output.out.head(batch_head / num_heads, batch_head % num_heads);
-        output.store(k, &mine, output.out.row(head, row % seq_len_q), row, column);
-    });
-}
-
-struct Output<'k, E> {
-    out: TensorParam<'k, E>,
-    lse: Option<GlobalPtr<'k, f32>>,
-}
-
-impl<'k, E: MmaElement + Widen> Output<'k, E> {
-    #[track_caller]
-    fn store(
-        &self,
-        k: &'k KernelBuilder,
-        merged: &Merged<'k>,
-        out_row: GlobalPtr<'k, E>,
-        row: Val<'k, u32>,
-        column: Val<'k, u32>,
-    ) {
-        let norm = normaliser(merged.sum.get());
-        let values = merged.out.map(|value| value * norm);
+        let head = out.head(batch_head / num_heads, batch_head % num_heads);
+        let out_row = out.row(head, row % seq_len_q);
+        let norm = normaliser(mine.sum.get());
+        let values = mine.out.map(|value| value * norm);
         out_row
             .offset(column)
             .store_f32s(&values, COLUMNS * E::BYTES, Cache::Default);
-        if let Some(lse) = self.lse {
+        if let Some(lse) = lse {
             k.if_(column.eq(0).divergent(), || {
-                let value = log_sum_exp(merged.offset.get(), merged.sum.get());
+                let value = log_sum_exp(mine.offset.get(), mine.sum.get());
                 lse.offset(row).store(value);
             });
         }
-    }
+    });
 }
 
 struct Found<'k> {

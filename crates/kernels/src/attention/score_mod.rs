@@ -105,14 +105,6 @@ impl<'k> HeadScales<'k> {
     pub(crate) fn head(&self, batch: Val<'k, u32>, kv_head: Val<'k, u32>) -> Val<'k, u32> {
         batch.fma(self.num_kv_heads, kv_head)
     }
-
-    /// The scales of products of Q and K, and of values, of a head.
-    #[track_caller]
-    fn of(&self, batch: Val<'k, u32>, kv_head: Val<'k, u32>) -> (Val<'k, f32>, Val<'k, f32>) {
-        let head = self.head(batch, kv_head);
-        let [q, k, v] = self.of.map(|scale| scale.offset(head).load_with(Cache::ReadOnly));
-        (q * k, v)
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -141,9 +133,11 @@ impl<'k> HeadFactors<'k> {
         batch: Val<'k, u32>,
         kv_head: Val<'k, u32>,
     ) {
-        let (scores, values) = scales.of(batch, kv_head);
+        let head = scales.head(batch, kv_head);
+        let [q, k, v] = scales.of.map(|scale| scale.offset(head).load_with(Cache::ReadOnly));
+        let scores = q * k;
         self.scores.set(scores);
-        self.values.set(values);
+        self.values.set(v);
         // A cap sees scores that are scaled already.
         match score_mod.softcap_scale {
             Some(_) => self.exponents.set(score_mod.exponent_scale),

@@ -148,8 +148,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.scores.iter().map(of_block).collect()
     }
 
-    // ---- A K block's probabilities --------------------------------------------------------------------
-
     /// Scores of some steps become probabilities, 16 keys at a time; `then` is called as soon as those of a step are
     /// known.
     #[track_caller]
@@ -236,8 +234,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
-    // ---- S = Q·Kᵀ -------------------------------------------------------------------------------------
-
     /// Scores of some steps, capped if need be.
     #[track_caller]
     pub(super) fn scores(&self, k_place: &Fragments<'k, E>, steps: Range<u32>) {
@@ -290,8 +286,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             self.tap(StopAfter::Scores, m, registers, |register| scores.var(register).get());
         }
     }
-
-    // ---- Softmax --------------------------------------------------------------------------------------
 
     /// Whether any of the warp's rows sees any of its keys in the K block that begins at `first_key`.
     #[track_caller]
@@ -350,8 +344,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
-    // ---- O += P·V -------------------------------------------------------------------------------------
-
     /// Adds what 16 keys weigh to the output.
     #[track_caller]
     pub(super) fn accumulate(&self, p: &Probabilities<'k, E>, v_place: &Fragments<'k, E>, step: u32) {
@@ -370,8 +362,6 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             }
         });
     }
-
-    // ---- Taps -----------------------------------------------------------------------------------------
 
     /// Stores some registers of row block `m`, if this tap is requested.
     #[track_caller]

@@ -116,11 +116,8 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
                 Decode => config.split_for(problem, chip.sms),
                 Small | Medium | Large => config,
             };
-            Some(Proposal {
-                config,
-                why: row.why,
-                size,
-            })
+            let why = row.why;
+            Some(Proposal { config, why, size })
         })
         .collect()
 }

@@ -54,10 +54,8 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
         k.cp_async_wait(0);
     }
     k.barrier();
-    let epilogue = Epilogue {
-        warp: &warp,
-        block: &block,
-    };
+    let (warp, block) = (&warp, &block);
+    let epilogue = Epilogue { warp, block };
     if levers.kv_warps == 1 {
         epilogue.store(q_tile);
     } else {

@@ -178,10 +178,10 @@ impl From<Values> for Config {
             kv_warps,
             stages,
             min_blocks,
-            q_in_registers,
-            swizzled,
+            q_reg,
+            xor,
             rescale,
-            pack_heads,
+            gqa,
             splits,
         ] = values;
         Config {
@@ -191,10 +191,10 @@ impl From<Values> for Config {
             kv_warps,
             stages,
             min_blocks,
-            q_in_registers: q_in_registers == 1,
-            swizzled: swizzled == 1,
+            q_in_registers: q_reg == 1,
+            swizzled: xor == 1,
             rescale: Rescale::ALL[rescale as usize],
-            pack_heads: pack_heads == 1,
+            pack_heads: gqa == 1,
             splits,
         }
     }

@@ -140,45 +140,22 @@ impl From<Config> for Values {
             q_in_registers,
         } = config;
         let [turns, q_reg] = [take_turns, q_in_registers].map(u32::from);
-        [
-            rows,
-            cols,
-            stages,
-            cluster,
-            turns,
-            rescale as u32,
-            q_reg,
-            splits,
-            0,
-            0,
-            0,
-        ]
+        let rescale = rescale as u32;
+        [rows, cols, stages, cluster, turns, rescale, q_reg, splits, 0, 0, 0]
     }
 }
 
 impl From<Values> for Config {
-    fn from(
-        [
-            rows,
-            cols,
-            stages,
-            cluster,
-            take_turns,
-            rescale,
-            q_in_registers,
-            splits,
-            ..,
-        ]: Values,
-    ) -> Config {
+    fn from([rows, cols, stages, cluster, turns, rescale, q_reg, splits, ..]: Values) -> Config {
         Config {
             rows,
             cols,
             stages,
             cluster,
-            take_turns: take_turns == 1,
+            take_turns: turns == 1,
             rescale: Rescale::ALL[rescale as usize],
             splits,
-            q_in_registers: q_in_registers == 1,
+            q_in_registers: q_reg == 1,
         }
     }
 }

@@ -131,15 +131,10 @@ fn boxes(kernel: &Kernel, name: &str) -> Result<TensorBox, Refusal> {
 
 /// Adds the transposed values and their tensor map, whose dimensions are (keys of a tile, head_dim, tiles, K/V heads).
 fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> Result<(), Refusal> {
-    let Transposed {
-        cols,
-        head_dim_v,
-        tiles,
-        heads,
-    } = values;
     let slot = push_buffer(launch, "workspace", values.bytes(), transpose::ALIGN, false);
-    let sizes = vec![cols, head_dim_v, tiles, heads];
-    let strides = vec![cols, cols * head_dim_v, cols * head_dim_v * tiles];
+    let sizes = vec![values.cols, values.head_dim_v, values.tiles, values.heads];
+    let tile = values.cols * values.head_dim_v;
+    let strides = vec![values.cols, tile, tile * values.tiles];
     let map = boxes(kernel, "v")?.recipe(slot, 0, sizes, strides);
     launch.args.push(Arg::TensorMap(map));
     Ok(())

@@ -4,8 +4,6 @@
 //! For each head and tile of keys the workspace holds `[head_dim_v, cols]`, in the order of [`key_of`], with zeros for
 //! keys that there are not.
 
-use std::sync::Arc;
-
 use flashcore_ir::{Arg, Cache, E4M3, Kernel, KernelBuilder, Val};
 use flashcore_problem::Problem;
 
@@ -58,7 +56,9 @@ impl Transposed {
 
 pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let head_dim_v = problem.head_dim_v() as u32;
-    let kernel = kernel(cols, head_dim_v, kernels)?;
+    let kernel = kernels.get_or_build(&format!("transpose_v_n{cols}_d{head_dim_v}"), |name| {
+        Kernel::build(name, THREADS, |k| body(k, cols, head_dim_v))
+    })?;
     let to = Transposed::new(problem, cols);
     let grid = [to.tiles as u32, problem.num_kv_heads() as u32, problem.batch() as u32];
     let mut launch = empty_launch(&kernel, grid);
@@ -66,12 +66,6 @@ pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Resul
     add_buffer(&mut launch, "workspace", to.bytes(), ALIGN, true);
     launch.args.push(Arg::U32(problem.seq_len_kv() as u32));
     Ok(Step { kernel, launch })
-}
-
-fn kernel(cols: u32, head_dim_v: u32, kernels: &KernelCache) -> Result<Arc<Kernel>, Refusal> {
-    kernels.get_or_build(&format!("transpose_v_n{cols}_d{head_dim_v}"), |name| {
-        Kernel::build(name, THREADS, |k| body(k, cols, head_dim_v))
-    })
 }
 
 /// A block turns a tile: a thread four keys by 16 columns at a time.
@@ -112,10 +106,8 @@ fn body(k: &KernelBuilder, cols: u32, head_dim_v: u32) {
 /// Four words of four bytes, turned: byte `j` of word `i` becomes byte `i` of word `j`.
 #[track_caller]
 fn turned<'k>([a, b, c, d]: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
-    let (ab, cd) = (
-        [0x5140, 0x7362].map(|s: u32| a.prmt(b, s)),
-        [0x5140, 0x7362].map(|s: u32| c.prmt(d, s)),
-    );
+    let ab = [0x5140, 0x7362].map(|s: u32| a.prmt(b, s));
+    let cd = [0x5140, 0x7362].map(|s: u32| c.prmt(d, s));
     [0, 1, 2, 3].map(|byte: usize| {
         let selector: u32 = if byte.is_multiple_of(2) { 0x5410 } else { 0x7632 };
         ab[byte / 2].prmt(cd[byte / 2], selector)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::PtxError;
 use super::declare::PtxEntry;
 use super::lex::Word;
-use super::parse::{Parser, shared_symbol};
+use super::parse::Parser;
 use super::statement::{Guard, Statement, Written, WrittenInst};
 
 pub(super) struct Body {
@@ -18,16 +18,12 @@ pub(super) struct Body {
 impl Parser<'_> {
     /// Statements up to the brace that ends them.
     pub(super) fn body(&mut self, body: &mut Body) -> Result<(), PtxError> {
-        let begin = self.line();
+        let (what, line) = ("kernel", self.line());
+        let unfinished = PtxError::Unfinished { what, line };
         loop {
             let line = self.line();
             match self.peek() {
-                None => {
-                    return Err(PtxError::Unfinished {
-                        what: "kernel",
-                        line: begin,
-                    });
-                }
+                None => return Err(unfinished),
                 Some(Word::Mark('}')) => return Ok(()),
                 Some(Word::Mark('{')) => {
                     self.at += 1;
@@ -67,7 +63,7 @@ impl Parser<'_> {
         match name {
             ".reg" => self.registers(body),
             ".shared" => {
-                let symbols = self.list(';', |it| Ok(shared_symbol(it.variable()?, line)))?;
+                let symbols = self.list(';', |it| Ok(it.variable(line)?.0))?;
                 body.entry.shared.extend(symbols);
                 Ok(())
             }

@@ -153,10 +153,7 @@ impl Control<'_> {
             return Ok(at + 1);
         }
         // The kernel's end is where the outermost region ends, whatever labels stand there.
-        let target = match self.same_place(to, target) {
-            true => to,
-            false => target,
-        };
+        let target = if self.same_place(to, target) { to } else { target };
         if target <= at || target > to {
             return Err(wrong(
                 "it leaves more than one structure; supported are if, if/else and loops that are left at their top level",

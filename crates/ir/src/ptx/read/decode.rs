@@ -70,10 +70,8 @@ impl Reader<'_> {
         };
         let dst = self.reg(inst, 0)?;
         if dst.class != RegClass::B32 {
-            return Err(error(
-                inst,
-                "shared symbols are supported as 32-bit addresses (mov.u32)",
-            ));
+            let why = "shared symbols are supported as 32-bit addresses (mov.u32)";
+            return Err(error(inst, why));
         }
         self.out.push(Inst::SharedBase { dst });
         self.bases.insert(dst, object);

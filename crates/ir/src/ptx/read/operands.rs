@@ -94,10 +94,8 @@ impl Reader<'_> {
             (Slot::Table(table), Written::Number(bits)) => *table = *bits as u8,
             (Slot::Fixed(expected), Written::Number(bits)) if *bits as u32 == expected as u32 => {}
             (Slot::Fixed(expected), _) => {
-                return Err(error(
-                    inst,
-                    &format!("only {expected:#x} is supported in place of another operand"),
-                ));
+                let why = format!("only {expected:#x} is supported in place of another operand");
+                return Err(error(inst, &why));
             }
             (Slot::Elected(pred), Written::Pair(_, second)) => *pred = self.reg_like(inst, second, pred.class)?,
             (Slot::Special(which), Written::Name(name)) => {

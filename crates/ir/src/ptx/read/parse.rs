@@ -48,17 +48,6 @@ pub(super) struct Parser<'a> {
     pub(super) at: usize,
 }
 
-/// A declared array or variable: `.align 16 .b8 name[4][8]`.
-pub(super) struct Variable {
-    name: String,
-    ty: String,
-    declared: String,
-    bytes: u64,
-    align: u32,
-    /// Whether its first dimension is left open: `name[]`.
-    is_open: bool,
-}
-
 impl<'a> Parser<'a> {
     pub(super) fn peek(&self) -> Option<&Word<'a>> {
         self.tokens.get(self.at).map(|token| &token.word)
@@ -76,11 +65,8 @@ impl<'a> Parser<'a> {
             Some(Word::Text(text)) => format!("\"{text}\""),
             Some(Word::Mark(mark)) => format!("`{mark}`"),
         };
-        Err(PtxError::Expected {
-            expected: expected.to_string(),
-            found,
-            line: self.line(),
-        })
+        let (expected, line) = (expected.to_string(), self.line());
+        Err(PtxError::Expected { expected, found, line })
     }
 
     pub(super) fn takes(&mut self, mark: char) -> bool {
@@ -180,7 +166,7 @@ impl<'a> Parser<'a> {
                 }
                 ".file" => files.push(self.file()?),
                 ".visible" | ".weak" | ".common" | ".extern" => {}
-                ".shared" => shared.extend(self.list(';', |it| Ok(shared_symbol(it.variable()?, line)))?),
+                ".shared" => shared.extend(self.list(';', |it| Ok(it.variable(line)?.0))?),
                 ".entry" => entries.push(self.entry(line)?),
                 ".func" => functions.push(self.function()?),
                 ".section" => self.skip("section")?,
@@ -222,8 +208,9 @@ impl<'a> Parser<'a> {
         Ok((number, path))
     }
 
-    /// What follows a state space: options, type, name, dimensions, perhaps first values.
-    pub(super) fn variable(&mut self) -> Result<Variable, PtxError> {
+    /// What follows a state space: options, type, name, dimensions, perhaps first values. Gives the
+    /// type as well. The size is left to the launch where the first dimension is open: `name[]`.
+    pub(super) fn variable(&mut self, line: u32) -> Result<(SharedSymbol, String), PtxError> {
         let (mut align, mut element, mut ty) = (None, None, String::new());
         let mut vector = 1;
         let name = loop {
@@ -243,14 +230,14 @@ impl<'a> Parser<'a> {
         let Some(element) = element else {
             return self.wrong("a variable with a type");
         };
-        let (mut bytes, mut is_open) = (u64::from(element) * vector, false);
+        let (mut bytes, mut is_dynamic) = (u64::from(element) * vector, false);
         let mut declared = match vector {
             1 => ty.clone(),
             n => format!("v{n}.{ty}"),
         };
         while self.takes('[') {
             if self.takes(']') {
-                is_open = true;
+                is_dynamic = true;
                 declared.push_str("[]");
                 continue;
             }
@@ -262,14 +249,15 @@ impl<'a> Parser<'a> {
             bytes = product;
             self.mark(']')?;
         }
-        Ok(Variable {
+        let symbol = SharedSymbol {
             name,
-            ty,
             declared,
-            bytes: if is_open { 0 } else { bytes },
+            bytes: if is_dynamic { 0 } else { bytes },
             align: align.unwrap_or(element * vector as u32),
-            is_open,
-        })
+            is_dynamic,
+            line,
+        };
+        Ok((symbol, ty))
     }
 
     fn function(&mut self) -> Result<String, PtxError> {
@@ -303,7 +291,7 @@ impl<'a> Parser<'a> {
                     return it.wrong("`.param`");
                 }
                 it.at += 1;
-                let Variable { name, ty, bytes, .. } = it.variable()?;
+                let (SharedSymbol { name, bytes, .. }, ty) = it.variable(line)?;
                 Ok(PtxParam { name, ty, bytes })
             })?;
         }
@@ -341,17 +329,6 @@ impl<'a> Parser<'a> {
             *dim = self.small()?;
         }
         Ok(dims)
-    }
-}
-
-pub(super) fn shared_symbol(variable: Variable, line: u32) -> SharedSymbol {
-    SharedSymbol {
-        name: variable.name,
-        declared: variable.declared,
-        bytes: variable.bytes,
-        align: variable.align,
-        is_dynamic: variable.is_open,
-        line,
     }
 }
 
