@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use flashcore_ir::ScalarType;
 use flashcore_ir::proof::prove_launch;
-use flashcore_kernels::{Plan, Step, stage};
+use flashcore_ir::{BufferSpec, ScalarType};
+use flashcore_kernels::{Plan, Refusal, Step, stage};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
@@ -63,7 +63,7 @@ impl Default for CheckOptions {
     }
 }
 
-/// Why a plan cannot be checked.
+/// Why a plan cannot be checked, or its cost not predicted.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -79,6 +79,15 @@ pub enum CheckError {
          workspace)"
     )]
     Buffer(&'static str),
+    /// The config does not support the small problem that represents the whole in the cost model.
+    #[error("the problem that represents this one in the cost model is refused: {0}")]
+    Refused(#[from] Refusal),
+    /// There is no such small problem.
+    #[error("no smaller problem represents this one: {0}")]
+    NoSmaller(ProblemError),
+    /// The cost model does not cover an instruction.
+    #[error("the cost model does not cover `{0}`")]
+    Unknown(String),
 }
 
 /// Checks a plan: the launch proof of each step, then a simulation of all steps under each schedule
@@ -246,7 +255,6 @@ impl Outputs {
     }
 }
 
-/// The simulation of all steps of a plan.
 #[derive(Default)]
 struct Simulated {
     findings: Vec<Finding>,
@@ -256,10 +264,10 @@ struct Simulated {
     memory: Vec<MemorySite>,
 }
 
-/// A tensor or the workspace, and the bytes written so far.
 #[derive(Default)]
 struct Buffer {
     bytes: Vec<u8>,
+    /// The bytes written so far.
     written: Written,
 }
 
@@ -295,38 +303,37 @@ fn run(
     Ok((Outputs(outputs.collect()), all))
 }
 
-/// Tensors and workspace before the first step.
 fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
         let buffer: &mut Buffer = buffers.entry(spec.name).or_default();
         buffer.bytes = match spec.name {
+            // Steps may use different parts of it.
             "workspace" => vec![POISON; plan.workspace_bytes() as usize],
-            name if OUTPUTS.contains(&name) => vec![POISON; spec.bytes as usize],
-            name => input_bytes(inputs, name).ok_or(CheckError::Buffer(name))?,
+            _ => contents(inputs, spec)?,
         };
     }
     Ok(buffers)
 }
 
-/// The contents of an input buffer of a launch; `None` for other names.
-pub(crate) fn input_bytes(inputs: &Inputs, name: &str) -> Option<Vec<u8>> {
+/// The contents of a buffer before a launch.
+pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, CheckError> {
     let scales = |tensor: &Tensor| {
         let scales = tensor.scales().unwrap_or_default().iter();
         scales.flat_map(|scale| scale.to_le_bytes()).collect()
     };
-    Some(match name {
+    Ok(match spec.name {
         "q" => inputs.q.bytes().to_vec(),
         "k" => inputs.k.bytes().to_vec(),
         "v" => inputs.v.bytes().to_vec(),
         "q_scale" => scales(&inputs.q),
         "k_scale" => scales(&inputs.k),
         "v_scale" => scales(&inputs.v),
-        _ => return None,
+        name if name == "workspace" || OUTPUTS.contains(&name) => vec![POISON; spec.bytes as usize],
+        name => return Err(CheckError::Buffer(name)),
     })
 }
 
-/// Runs a step on its buffers.
 fn run_step(
     step: &Step,
     buffers: &mut BTreeMap<&'static str, Buffer>,

@@ -12,9 +12,6 @@ use serde::Serialize;
 /// Products up to which every row is compared (about half a second). Beyond, rows are sampled.
 const MAX_PRODUCTS: u64 = 400_000_000;
 
-/// Minimum number of sampled rows.
-const MIN_ROWS: u64 = 16;
-
 /// The result of the comparison. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
@@ -84,7 +81,7 @@ pub fn gate(
     let tolerance = Tolerance::of(problem.dtype());
     let all_rows = problem.lse_len();
     let products_a_row = (problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v())) as u64;
-    let affordable = (MAX_PRODUCTS / products_a_row).max(MIN_ROWS);
+    let affordable = (MAX_PRODUCTS / products_a_row).max(16);
     let lse = lse.filter(|_| problem.return_lse());
     let want = match all_rows as u64 <= affordable {
         true => reference(problem, &q, &k, &v)?,

@@ -8,9 +8,6 @@ use flashcore_ir::{Ledger, SharedBuffer, Swizzle};
 use flashcore_sim::{Access, Line, Log};
 use serde::Serialize;
 
-/// Candidate paddings of rows, bytes.
-const PADDINGS: [u32; 4] = [4, 8, 16, 32];
-
 /// A candidate layout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Layout {
@@ -39,16 +36,13 @@ pub struct Advice {
 
 /// The buffers of a ledger whose logged accesses conflict, the worst first.
 pub fn advise(ledger: &Ledger, log: &Log) -> Vec<Advice> {
-    let mut advice: Vec<Advice> = (0u32..)
-        .zip(&ledger.buffers)
-        .filter(|(_, buffer)| !buffer.holds_barriers())
-        .filter_map(|(id, buffer)| {
-            of_buffer(
-                buffer,
-                &log.accesses.iter().filter(|a| a.buffer == id).collect::<Vec<_>>(),
-            )
-        })
-        .collect();
+    let mut advice = Vec::new();
+    for (id, buffer) in (0u32..).zip(&ledger.buffers) {
+        if !buffer.holds_barriers() {
+            let accesses: Vec<_> = log.accesses.iter().filter(|access| access.buffer == id).collect();
+            advice.extend(of_buffer(buffer, &accesses));
+        }
+    }
     advice.sort_by_key(|advice| std::cmp::Reverse(advice.beyond));
     advice
 }
@@ -70,12 +64,10 @@ fn of_buffer(buffer: &SharedBuffer, accesses: &[&Access]) -> Option<Advice> {
         return None;
     }
     let tried = candidates(buffer).into_iter().filter_map(|(what, other)| {
-        let beyond = passes_beyond(buffer, &other, accesses)?;
-        let ledger_bytes = i64::from(other.bytes) - i64::from(buffer.bytes);
         Some(Layout {
             what,
-            beyond,
-            ledger_bytes,
+            beyond: passes_beyond(buffer, &other, accesses)?,
+            ledger_bytes: i64::from(other.bytes) - i64::from(buffer.bytes),
         })
     });
     let best = tried.min_by_key(|layout| (layout.beyond, layout.ledger_bytes));
@@ -102,21 +94,17 @@ fn candidates(buffer: &SharedBuffer) -> Vec<(String, SharedBuffer)> {
     };
     let mut all = vec![("neither padding nor swizzle".to_string(), dense.clone())];
     for swizzle in [Swizzle::B32, Swizzle::B64, Swizzle::B128] {
-        let what = format!("swizzle {}", format!("{swizzle:?}").to_lowercase());
-        let spans = swizzle
-            .span()
-            .is_some_and(|span| (dense.row_stride * element).is_multiple_of(span));
-        if spans {
-            all.push((
-                what,
-                SharedBuffer {
-                    swizzle,
-                    ..dense.clone()
-                },
-            ));
+        let row_bytes = dense.row_stride * element;
+        if swizzle.span().is_some_and(|span| row_bytes.is_multiple_of(span)) {
+            let mut swizzled = dense.clone();
+            swizzled.swizzle = swizzle;
+            all.push((format!("swizzle {}", format!("{swizzle:?}").to_lowercase()), swizzled));
         }
     }
-    for padding in PADDINGS.into_iter().filter(|padding| padding.is_multiple_of(element)) {
+    for padding in [4u32, 8, 16, 32]
+        .into_iter()
+        .filter(|bytes| bytes.is_multiple_of(element))
+    {
         let padded = resized(&dense, dense.slab_cols + padding / element);
         all.push((format!("rows padded by {padding} B"), padded));
     }

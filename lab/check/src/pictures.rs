@@ -28,11 +28,6 @@ fn begin(height: f64, title: &str, about: &str) -> Svg {
     Svg::new([WIDTH, height], title, about, &classes)
 }
 
-/// Whether an access writes shared memory.
-fn is_write(access: &Access) -> bool {
-    access.class != Class::LoadShared
-}
-
 fn end_of(log: &Log) -> u64 {
     let turns = log.turns.last().map_or(0, |turn| turn.span.1);
     turns.max(1)
@@ -43,11 +38,8 @@ fn end_of(log: &Log) -> u64 {
 pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
     const HEIGHT: f64 = 420.0;
     let total = f64::from(ledger.total_bytes().max(1));
-    let mut svg = begin(
-        TOP + HEIGHT + 30.0,
-        title,
-        "shared memory (down) over time (across): orange written, blue read, purple both",
-    );
+    let about = "shared memory (down) over time (across): orange written, blue read, purple both";
+    let mut svg = begin(TOP + HEIGHT + 30.0, title, about);
     let end = end_of(log) as f64;
     for (id, buffer) in (0u32..).zip(&ledger.buffers) {
         let y = TOP + HEIGHT * f64::from(buffer.offset) / total;
@@ -61,7 +53,7 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
             let step = ((access.time as f64 / end * STEPS as f64) as usize).min(STEPS - 1);
             for lane in (0..32).filter(|lane| access.lanes >> lane & 1 != 0) {
                 let band = access.offsets[lane] as usize * BANDS / buffer.bytes.max(1) as usize;
-                cells[step][band.min(BANDS - 1)] |= 1 << u8::from(is_write(access));
+                cells[step][band.min(BANDS - 1)] |= 1 << u8::from(access.class != Class::LoadShared);
             }
         }
         let (width, band_height) = ((TO - FROM) / STEPS as f64, height / BANDS as f64);
@@ -111,10 +103,10 @@ pub fn banks(ledger: &Ledger, log: &Log, title: &str) -> Option<String> {
             let word = (buffer.offset + worst.offsets[lane]) / 4 + word;
             let bank = (word % 32) as usize;
             let place = words[bank].iter().position(|known| *known == word);
-            let nth = place.unwrap_or_else(|| {
+            let nth = place.unwrap_or(words[bank].len());
+            if place.is_none() {
                 words[bank].push(word);
-                words[bank].len() - 1
-            });
+            }
             // Wide accesses take several passes without conflicts.
             let class = if nth > 0 && took > fewest { "write" } else { "read" };
             svg.rect(class, [x(bank), y, CELL - 2.0, CELL - 2.0]);
@@ -129,11 +121,8 @@ pub fn schedule(log: &Log, title: &str) -> String {
     const ROW: f64 = 22.0;
     let warps = log.turns.iter().map(|turn| turn.warp + 1).max().unwrap_or(0);
     let height = TOP + ROW * f64::from(warps);
-    let mut svg = begin(
-        height + 30.0,
-        title,
-        "warps (down) over time (across): blue while running, orange at a barrier",
-    );
+    let about = "warps (down) over time (across): blue while running, orange at a barrier";
+    let mut svg = begin(height + 30.0, title, about);
     let end = end_of(log) as f64;
     let x = |time: u64| FROM + (TO - FROM) * time as f64 / end;
     let y = |warp: u32| TOP + ROW * f64::from(warp);
@@ -152,10 +141,9 @@ pub fn schedule(log: &Log, title: &str) -> String {
 }
 
 fn finish(mut svg: Svg, log: &Log, y: f64) -> String {
-    let cut = if log.is_cut {
-        "; accesses after the end of the log are missing"
-    } else {
-        ""
+    let cut = match log.is_cut {
+        true => "; accesses after the end of the log are missing",
+        false => "",
     };
     let text = format!("{} operations of one cluster under one schedule{cut}", end_of(log));
     svg.text([FROM, y], "", text);

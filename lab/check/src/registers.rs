@@ -42,21 +42,11 @@ pub enum Unknown {
     )]
     NoAssembler,
     /// The assembler refused the kernel.
-    #[error("{assembler} refuses the kernel: {message}")]
-    Refused {
-        /// The assembler.
-        assembler: String,
-        /// Its message.
-        message: String,
-    },
+    #[error("{0} refuses the kernel: {1}")]
+    Refused(String, String),
     /// The assembler could not be run, or its output was not understood.
-    #[error("{assembler} could not be used: {message}")]
-    Broken {
-        /// The assembler.
-        assembler: String,
-        /// The error.
-        message: String,
-    },
+    #[error("{0} could not be used: {1}")]
+    Broken(String, String),
 }
 
 /// Assembles a kernel for an architecture and returns its registers.
@@ -75,28 +65,22 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Un
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
     let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);
     let assembler = path.display().to_string();
-    let broken = |message: String| Unknown::Broken {
-        assembler: assembler.clone(),
-        message,
-    };
+    let broken = |message: String| Unknown::Broken(assembler.clone(), message);
     let file = scratch_file(ptx).map_err(|error| broken(error.to_string()))?;
     let output = Command::new(&path)
         .args(["-v", "-arch", target.name(), "-o"])
         .arg(if cfg!(windows) { "NUL" } else { "/dev/null" })
         .arg(&file)
         .stdin(Stdio::null())
-        .output();
-    let output = match output {
-        Ok(output) => output,
-        Err(error) if error.kind() == ErrorKind::NotFound && asked.is_none() => return Err(Unknown::NoAssembler),
-        Err(error) => return Err(broken(error.to_string())),
-    };
+        .output()
+        .map_err(|error| match error.kind() {
+            ErrorKind::NotFound if asked.is_none() => Unknown::NoAssembler,
+            _ => broken(error.to_string()),
+        })?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        return Err(Unknown::Refused {
-            assembler,
-            message: refusal(&text, &file.display().to_string()),
-        });
+        let refusal = refusal(&text, &file.display().to_string());
+        return Err(Unknown::Refused(assembler, refusal));
     }
     let [per_thread, spilled_bytes, static_shared] =
         parse(&text, kernel).ok_or_else(|| broken(format!("it names no registers of {kernel}")))?;
@@ -133,15 +117,10 @@ fn parse(text: &str, kernel: &str) -> Option<[u32; 3]> {
 /// The lines with errors, without the name of the scratch file.
 fn refusal(text: &str, file: &str) -> String {
     let lines = text.lines().map(|line| line.replace(&format!("{file}, "), ""));
-    let wrong: Vec<String> = lines
-        .filter(|line| {
-            ![" info ", "aborted due to errors", "bytes stack frame"]
-                .iter()
-                .any(|vain| line.contains(vain))
-        })
-        .map(|line| line.trim_start_matches("ptxas ").trim().to_string())
-        .filter(|line| !line.is_empty())
-        .collect();
+    const VAIN: [&str; 3] = [" info ", "aborted due to errors", "bytes stack frame"];
+    let wrong = lines.filter(|line| !VAIN.iter().any(|vain| line.contains(vain)));
+    let wrong = wrong.map(|line| line.trim_start_matches("ptxas ").trim().to_string());
+    let wrong: Vec<String> = wrong.filter(|line| !line.is_empty()).collect();
     wrong.join("; ")
 }
 

@@ -53,26 +53,25 @@ impl fmt::Display for CheckReport {
 
 /// Refusals, findings and errors of the output, one paragraph each; empty for a clean report.
 pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String {
-    let mut out = String::new();
-    for refusal in &report.refusals {
-        title(&mut out, "refused", &refusal.to_string(), palette, width);
-        out.push('\n');
-    }
-    for found in &report.findings {
-        out.push_str(&finding(found, report.schedules.len(), palette, width));
-        out.push('\n');
-    }
+    let titled = |kind: &str, message: &str| {
+        let mut out = String::new();
+        title(&mut out, kind, message, palette, width);
+        out
+    };
+    let mut all = Vec::new();
+    let refusals = report.refusals.iter();
+    all.extend(refusals.map(|refusal| titled("refused", &refusal.to_string())));
+    let found = report.findings.iter();
+    all.extend(found.map(|found| finding(found, report.schedules.len(), palette, width)));
     if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
-        title(&mut out, "wrong-answer", &gate.to_string(), palette, width);
-        out.push('\n');
+        all.push(titled("wrong-answer", &gate.to_string()));
     }
     if let Some(seed) = report.differs_under {
         let first = report.schedules.first().copied().unwrap_or_default();
         let message = format!("the output under schedule {seed} differs from that under schedule {first}");
-        title(&mut out, "schedule-dependent", &message, palette, width);
-        out.push('\n');
+        all.push(titled("schedule-dependent", &message));
     }
-    out
+    all.into_iter().map(|paragraph| paragraph + "\n").collect()
 }
 
 /// An integer with separated thousands: `33,280`.
@@ -97,21 +96,18 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
     };
     let count = report.findings.len();
     match report.verdict {
-        Verdict::Clean => match report.only_blocks {
-            None => format!("{good}clean{good:#} under {schedules}"),
-            Some(blocks) => {
-                let all = report.steps.iter().map(|step| step.blocks).max().unwrap_or(0);
-                let (blocks, all) = (thousands(blocks), thousands(all));
-                format!(
-                    "{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the output was not compared"
-                )
-            }
-        },
+        Verdict::Clean => {
+            let Some(blocks) = report.only_blocks.map(thousands) else {
+                return format!("{good}clean{good:#} under {schedules}");
+            };
+            let all = thousands(report.steps.iter().map(|step| step.blocks).max().unwrap_or(0));
+            format!("{good}clean{good:#} in {blocks} of {all} blocks under {schedules}; the output was not compared")
+        }
         Verdict::Refused => format!("{bad}refused{bad:#}: it cannot be launched and was not simulated"),
-        Verdict::Findings => format!(
-            "{bad}{count} finding{}{bad:#} under {schedules}",
-            if count == 1 { "" } else { "s" }
-        ),
+        Verdict::Findings => {
+            let plural = if count == 1 { "" } else { "s" };
+            format!("{bad}{count} finding{plural}{bad:#} under {schedules}")
+        }
         Verdict::Wrong => format!("{bad}wrong{bad:#} under {schedules}"),
     }
 }
@@ -121,30 +117,20 @@ pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) 
     let mut out = String::new();
     let finding = &found.finding;
     title(&mut out, finding.kind.name(), &finding.message, palette, width);
-    let margin = [finding.line(), finding.other_line()]
-        .into_iter()
-        .flatten()
-        .map(|line| line.line.to_string().len())
-        .max()
-        .unwrap_or(1);
+    let lines = [finding.line(), finding.other_line()].into_iter().flatten();
+    let margin = lines.map(|line| line.line.to_string().len()).max().unwrap_or(1);
     let side = Side { palette, margin };
     side.place(&mut out, "-->", &finding.lines, found.source.as_deref(), &finding.actor);
     if let Some(other) = &finding.other {
-        side.place(
-            &mut out,
-            "and",
-            &other.lines,
-            found.other_source.as_deref(),
-            &other.actor,
-        );
+        let source = found.other_source.as_deref();
+        side.place(&mut out, "and", &other.lines, source, &other.actor);
     }
     if let (Some(object), Some((first, end))) = (&finding.object, finding.bytes) {
         side.note(&mut out, &format!("{object}: bytes {first}..{end}"));
     }
-    let times = if finding.count == 1 {
-        "once"
-    } else {
-        &format!("{} times", finding.count)
+    let times = match finding.count {
+        1 => "once",
+        count => &format!("{count} times"),
     };
     let seed = found.schedules.first().copied().unwrap_or_default();
     let under = match (schedules, found.schedules.len()) {
@@ -216,10 +202,8 @@ impl Side {
         self.quote(out, kernel.line, source);
         for line in &lines[1..] {
             let verb = line.verb.map_or(String::new(), |verb| format!(" in `{verb}`"));
-            self.note(
-                out,
-                &format!("through {}:{}:{}{verb}", line.file, line.line, line.column),
-            );
+            let place = format!("through {}:{}:{}{verb}", line.file, line.line, line.column);
+            self.note(out, &place);
         }
         self.note(out, &format!("by {actor}"));
     }

@@ -1,13 +1,10 @@
 //! Finds configs that save a number of bytes of shared memory, and their predicted cost.
 
 use flashcore_ir::Profile;
-use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use serde::Serialize;
 
 use crate::cost::Observation;
-
-/// Number of savings whose time is predicted, starting with the smallest.
-const PREDICTED: usize = 12;
 
 /// A config with less shared memory.
 #[derive(Clone, Debug, Serialize)]
@@ -28,8 +25,11 @@ pub struct Saving {
 
 /// Shared memory of the step of a plan that uses most.
 pub fn shared_bytes(plan: &Plan) -> u32 {
-    let of = |step: &flashcore_kernels::Step| step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes());
-    plan.steps().map(of).max().unwrap_or(0)
+    plan.steps().map(step_bytes).max().unwrap_or(0)
+}
+
+pub(crate) fn step_bytes(step: &Step) -> u32 {
+    step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes())
 }
 
 /// Configs that differ in one lever (or two, if one is not enough) and save at least `bytes` of a
@@ -59,17 +59,15 @@ pub fn savings(plan: &Plan, bytes: u32, profile: &Profile) -> Vec<Saving> {
         further.dedup();
         found = those_that_save(plan, bytes, profile, &further, &kernels);
     }
-    // Times are predicted for the smallest savings.
+    // Times are predicted for the twelve smallest savings.
     found.sort_by_key(|(saving, _)| saving.saved);
     let mine = micros(plan, profile);
-    for (saving, plan) in found.iter_mut().take(PREDICTED) {
+    for (saving, plan) in found.iter_mut().take(12) {
         saving.slowdown = mine.zip(micros(plan, profile)).map(|(mine, theirs)| theirs / mine);
     }
+    let slowdown = |saving: &Saving| saving.slowdown.unwrap_or(f64::INFINITY);
     let mut savings: Vec<Saving> = found.into_iter().map(|(saving, _)| saving).collect();
-    savings.sort_by(|a, b| {
-        let of = |saving: &Saving| saving.slowdown.unwrap_or(f64::INFINITY);
-        of(a).total_cmp(&of(b))
-    });
+    savings.sort_by(|a, b| slowdown(a).total_cmp(&slowdown(b)));
     savings
 }
 

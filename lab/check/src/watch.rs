@@ -70,8 +70,6 @@ impl Watch {
     }
 }
 
-/// A traced value.
-#[derive(Clone, Debug, PartialEq)]
 struct Watched {
     /// The instruction, and the name of the variable if it has one.
     what: String,
@@ -79,7 +77,6 @@ struct Watched {
     ty: ScalarType,
 }
 
-/// The name of an instruction and one of its registers.
 fn called(kernel: &Kernel, inst: &Inst, reg: Reg) -> String {
     let prefix = match reg.class {
         RegClass::Pred => "%p",
@@ -108,24 +105,19 @@ fn written_or_read(inst: &Inst) -> Vec<Reg> {
         .collect()
 }
 
-/// Selects the registers to trace after an instruction, with their types.
-type Choose<'a> = dyn Fn(&Inst, SiteId) -> Vec<(Reg, ScalarType)> + 'a;
-
-/// A kernel with traces, and the traced values.
-fn instrumented(kernel: &Kernel, choose: &Choose<'_>) -> (Kernel, Vec<Watched>) {
+/// A kernel that traces the registers of the types that `choose` gives for each instruction, and
+/// the traced values.
+fn instrumented(kernel: &Kernel, choose: impl Fn(&Inst, SiteId) -> Vec<(Reg, ScalarType)>) -> (Kernel, Vec<Watched>) {
     let mut watched = Vec::new();
     let body = kernel.replaced(&mut |node| {
         let Node::Inst { inst, site } = node else { return None };
         let mut nodes = vec![node.clone()];
         for (src, ty) in choose(inst, *site) {
             let label = (kernel.traces().len() + watched.len()) as u32;
-            watched.push(Watched {
-                what: called(kernel, inst, src),
-                site: *site,
-                ty,
-            });
+            let (what, site) = (called(kernel, inst, src), *site);
+            watched.push(Watched { what, site, ty });
             let inst = Inst::Trace { label, src };
-            nodes.push(Node::Inst { inst, site: *site });
+            nodes.push(Node::Inst { inst, site });
         }
         Some(nodes)
     });
@@ -160,7 +152,7 @@ pub fn trace_line(
     let mut count = 0;
     for step in watching_plan.steps_mut() {
         let kernel = step.kernel.clone();
-        let (traced, watched) = instrumented(&kernel, &|inst, site| {
+        let (traced, watched) = instrumented(&kernel, |inst, site| {
             let at_line = kernel.backtrace(site).iter().any(|(line, _)| watch.is_at(*line));
             let mut regs = if at_line { written_or_read(inst) } else { Vec::new() };
             regs.retain(|&reg| watch.names(&called(&kernel, inst, reg)));
@@ -232,7 +224,7 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
     let mut by_step = Vec::new();
     for step in watching_plan.steps_mut() {
         let kernel = step.kernel.clone();
-        let (traced, watched) = instrumented(&kernel, &|inst, _| {
+        let (traced, watched) = instrumented(&kernel, |inst, _| {
             let regs = written_or_read(inst).into_iter();
             regs.filter_map(|reg| Some((reg, float_type(inst, reg)?))).collect()
         });

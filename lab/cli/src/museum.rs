@@ -20,7 +20,7 @@ pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, F
     let piece = piece(name)?;
     let mut all = Shown::default();
     for schedule in (0..runs.schedules.max(1)).map(|n| runs.first + u64::from(n)) {
-        let shown = piece.show(schedule).map_err(Failure::failed)?;
+        let shown = piece.show(schedule, false).map_err(Failure::failed)?;
         all.problems = shown.problems;
         for found in shown.findings {
             Found::add(&mut all.findings, vec![found.finding], schedule);

@@ -57,7 +57,6 @@ pub struct Clocks {
     pub source: &'static str,
 }
 
-/// Clocks of a card.
 pub(crate) fn clocks(profile: &Profile) -> Clocks {
     let boost = f64::from(profile.boost_mhz);
     match profile.name {
@@ -101,21 +100,20 @@ impl Trust {
     pub(crate) fn of(profile: &Profile, work: &Work) -> Trust {
         let card_measured = profile.target == Target::Sm90a;
         let tensor = work.tensor_flops() > 0.0;
-        let steps = i32::from(!card_measured);
-        let measured = if tensor { MEASURED_TENSOR } else { MEASURED };
-        let clocks = clocks(profile);
-        // The tensor-core times were measured at the clock of the power limit, which may be lower
-        // on other cards.
-        let slower = if tensor && !card_measured {
-            clocks.highest / clocks.sustained
-        } else {
-            1.0
-        };
+        let (mut low, mut high) = if tensor { MEASURED_TENSOR } else { MEASURED };
+        if !card_measured {
+            (low, high) = (low / STEP, high * STEP);
+            if tensor {
+                // Those times were measured at the clock of the power limit, which may be lower here.
+                let clocks = clocks(profile);
+                high *= clocks.highest / clocks.sustained;
+            }
+        }
         Trust {
             card_measured,
             on_tensor_cores: tensor,
-            low: measured.0 / STEP.powi(steps),
-            high: measured.1 * STEP.powi(steps) * slower,
+            low,
+            high,
         }
     }
 

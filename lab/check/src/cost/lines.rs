@@ -33,10 +33,10 @@ impl Observation {
     /// ```
     pub fn hottest(&self, resource: Resource, profile: &Profile) -> Option<LineShare> {
         let step = self.steps.first()?;
-        let runs = &step.samples.get(step.samples.len() / 2)?.runs;
+        let samples = &step.seen.samples;
+        let mut runs = samples.get(samples.len() / 2)?.runs.iter();
         let sm = Sm::of(profile, None);
         let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
-        let mut runs = runs.iter();
         step.kernel.for_each_node(&mut |node| {
             let Some(ran) = runs.next().filter(|ran| ran.runs > 0.0) else {
                 return;
@@ -59,7 +59,7 @@ impl Observation {
 
     /// Cost of the memory accesses of each line in one block of the main step.
     pub fn memory(&self) -> &[MemorySite] {
-        self.steps.first().map_or(&[], |step| &step.memory)
+        self.steps.first().map_or(&[], |step| &step.seen.memory)
     }
 }
 

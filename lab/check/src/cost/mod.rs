@@ -36,7 +36,7 @@ mod work;
 pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
 pub use lines::LineShare;
 pub use measured::MeasuredCard;
-pub use observe::{CostError, Observation};
+pub use observe::Observation;
 pub use predict::{Bound, Prediction, StepFit, Use};
 pub use rates::{Latencies, Rates};
 pub use sm::Resource;

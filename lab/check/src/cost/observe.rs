@@ -1,25 +1,24 @@
 //! [`Observation`]: counts what the blocks of a plan do by simulating a few of them.
 //!
-//! Blocks of attention differ only in the keys that their rows see. Therefore one head of one
-//! sequence represents all, and its first, middle and last block represent those between. Long
-//! sequences are simulated at two shorter lengths. The executions of a node grow linearly with the
-//! length, so a line through the two lengths is exact except for one iteration at the edge.
+//! Blocks of attention differ only in the keys that their rows see: one head of one sequence
+//! represents all, and its first, middle and last block those between. Long sequences are simulated
+//! at two shorter lengths: executions grow linearly with the length, so a line through the two is
+//! exact except for one iteration at the edge.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flashcore_ir::{Arg, Chip, Kernel, Node, Target};
-use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step};
-use flashcore_problem::{CausalAlign, InputKind, Inputs, POISON, Problem, ProblemError};
-use flashcore_sim::{MemorySite, SimError, SimOptions, simulate};
-use thiserror::Error;
+use flashcore_kernels::{Config, KernelCache, Plan, Step};
+use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem};
+use flashcore_sim::{MemorySite, SimOptions, simulate};
 
 use super::work::{Work, is_known};
-use crate::check::input_bytes;
+use crate::check::{CheckError, contents};
+use crate::saves::step_bytes;
 
-/// The distance of the two lengths that represent a long sequence; the shorter one is this plus the
-/// remainder of the sequence. A multiple of the rows of a block, so that all lengths end in the
-/// same part of a tile; times the splits if keys are split.
+/// The distance of the two lengths that represent a long sequence: a multiple of the rows of a
+/// block, so that all lengths end in the same part of a tile; times the splits if keys are split.
 fn short_of(config: &Config) -> usize {
     match config {
         Config::Wgmma(config) if !512u32.is_multiple_of(config.rows) => 768 * config.splits as usize,
@@ -34,10 +33,9 @@ fn roomy(target: Target) -> Chip {
     Chip { target, sms: u32::MAX }
 }
 
-/// Executions of a node by all warps of a block.
+/// Executions of a node by all warps of a block, fractional if extrapolated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct NodeRuns {
-    /// Executions by warps, fractional if extrapolated.
     pub(crate) runs: f64,
     /// Passes over shared memory or sectors of global memory of all executions.
     pub(crate) transactions: f64,
@@ -49,9 +47,8 @@ pub(crate) struct Sample {
     /// Position among the blocks of its head: 0 for the first, 1 for the last. For work lists, 0 is
     /// the second and 1 the last but one, which are whole tiles; -1 is the first and 2 the last.
     pub(crate) place: f64,
-    /// Its number.
     block: u64,
-    /// By node, for the whole block.
+    /// By node.
     pub(crate) runs: Vec<NodeRuns>,
 }
 
@@ -64,7 +61,6 @@ pub struct Observation {
     pub problem: Problem,
     /// Bytes of all tensors, each counted once.
     pub footprint_bytes: u64,
-    /// By step of the plan.
     pub(crate) steps: Vec<SeenStep>,
 }
 
@@ -76,14 +72,7 @@ pub(crate) struct SeenStep {
     pub(crate) blocks: u64,
     pub(crate) threads: u32,
     pub(crate) shared_bytes: u32,
-    /// Registers per thread of the values that are live at once in program order: within a tenth of
-    /// ptxas for most kernels.
-    pub(crate) live_registers: u32,
-    /// By place; at least one.
-    pub(crate) samples: Vec<Sample>,
-    /// Cost of the accesses of each line in one simulated block.
-    pub(crate) memory: Vec<MemorySite>,
-    /// Blocks of one head.
+    pub(crate) seen: Simulated,
     pub(crate) blocks_a_head: u64,
     /// What is assigned to SMs: blocks, or for persistent blocks the entries of the work list.
     pub(crate) turns: u64,
@@ -94,28 +83,16 @@ pub(crate) struct SeenStep {
     pub(crate) work_a_block: f64,
 }
 
-/// Why the cost of a plan cannot be predicted.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum CostError {
-    /// The config does not support the small problem that represents the whole.
-    #[error("the problem that represents this one in the cost model is refused: {0}")]
-    Refused(#[from] Refusal),
-    /// There is no such small problem.
-    #[error("no smaller problem represents this one: {0}")]
-    Problem(#[from] ProblemError),
-    /// The simulator cannot run it.
-    #[error("the simulator cannot run this plan: {0}")]
-    Simulator(#[from] SimError),
-    /// The model does not cover an instruction.
-    #[error("the cost model does not cover `{instruction}`")]
-    Unknown {
-        /// The instruction in PTX.
-        instruction: String,
-    },
-    /// A buffer of the launch is not a tensor of the problem.
-    #[error("the launch has a buffer `{0}`, which is not a tensor of a problem (q, k, v, out, lse, workspace)")]
-    Buffer(&'static str),
+/// The counts of a few blocks of a step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Simulated {
+    /// By place; at least one.
+    pub(crate) samples: Vec<Sample>,
+    /// Cost of the accesses of each line in one block.
+    pub(crate) memory: Vec<MemorySite>,
+    /// Registers per thread of the values that are live at once in program order: within a tenth of
+    /// ptxas for most kernels.
+    pub(crate) registers: u32,
 }
 
 impl Observation {
@@ -123,7 +100,7 @@ impl Observation {
     ///
     /// # Errors
     /// The plan cannot be simulated, or no smaller problem represents its problem.
-    pub fn of(plan: &Plan) -> Result<Observation, CostError> {
+    pub fn of(plan: &Plan) -> Result<Observation, CheckError> {
         Observation::with_cache(plan, &KernelCache::default())
     }
 
@@ -131,13 +108,13 @@ impl Observation {
     ///
     /// # Errors
     /// As [`Observation::of`].
-    pub fn with_cache(plan: &Plan, kernels: &KernelCache) -> Result<Observation, CostError> {
+    pub fn with_cache(plan: &Plan, kernels: &KernelCache) -> Result<Observation, CheckError> {
         plan.steps().try_for_each(|step| refuse_unknown(&step.kernel))?;
         let head = Head::of(plan, kernels)?;
         let seen = match shorter_lengths(&plan.problem, short_of(&plan.config)) {
             None => simulated(&head.plan)?,
             Some((short, longer)) => {
-                let at = |len| -> Result<Vec<Simulated>, CostError> {
+                let at = |len| -> Result<Vec<Simulated>, CheckError> {
                     let problem = one_head(&plan.problem, head.query_heads, Some(len))?;
                     simulated(&Plan::with_cache(&problem, &plan.config, roomy(plan.target), kernels)?)
                 };
@@ -149,25 +126,26 @@ impl Observation {
             }
         };
         let steps = plan.steps().zip(head.plan.steps()).zip(seen);
-        let step = |((step, of_head), seen): ((&Step, &Step), Simulated)| SeenStep {
-            // The nodes of the head's kernel were counted.
-            kernel: of_head.kernel.clone(),
-            blocks: step.launch.blocks(),
-            has_list: is_persistent(step),
-            turns: match is_persistent(step) {
-                true => (head.copies * of_head.launch.blocks() as f64).round() as u64,
-                false => step.launch.blocks(),
-            },
-            threads: step.launch.threads(),
-            shared_bytes: step.launch.dynamic_shared_bytes.max(step.kernel.ledger().total_bytes()),
-            live_registers: seen.registers,
-            samples: seen.samples,
-            memory: seen.memory,
-            blocks_a_head: of_head.launch.blocks(),
-            work_a_block: match is_persistent(step) {
-                true => 1.0,
-                false => head.copies * of_head.launch.blocks() as f64 / step.launch.blocks() as f64,
-            },
+        let step = |((step, of_head), seen): ((&Step, &Step), Simulated)| {
+            let (blocks, blocks_a_head) = (step.launch.blocks(), of_head.launch.blocks());
+            let blocks_of_heads = head.copies * blocks_a_head as f64;
+            let has_list = is_persistent(step);
+            let (turns, work_a_block) = match has_list {
+                true => (blocks_of_heads.round() as u64, 1.0),
+                false => (blocks, blocks_of_heads / blocks as f64),
+            };
+            SeenStep {
+                // The nodes of the head's kernel were counted.
+                kernel: of_head.kernel.clone(),
+                blocks,
+                threads: step.launch.threads(),
+                shared_bytes: step_bytes(step),
+                seen,
+                blocks_a_head,
+                turns,
+                has_list,
+                work_a_block,
+            }
         };
         let mut buffers = BTreeMap::new();
         for buffer in plan.steps().flat_map(|step| &step.launch.buffers) {
@@ -200,7 +178,7 @@ impl SeenStep {
     /// The work of a whole block of each sample.
     pub(crate) fn work(&self) -> Vec<Work> {
         let work = |sample: &Sample| work_of(&self.kernel, &sample.runs);
-        self.samples.iter().map(work).collect()
+        self.seen.samples.iter().map(work).collect()
     }
 
     /// The samples that represent a block of a head, with their shares: those on both sides of it.
@@ -214,12 +192,12 @@ impl SeenStep {
             (false, 1) => 0.0,
             (false, _) => block as f64 / (blocks - 1) as f64,
         };
-        let last = self.samples.len() - 1;
-        let after = self.samples.iter().position(|sample| sample.place >= place);
-        match after.unwrap_or(last) {
+        let samples = &self.seen.samples;
+        let after = samples.iter().position(|sample| sample.place >= place);
+        match after.unwrap_or(samples.len() - 1) {
             0 => [(0, 1.0), (0, 0.0)],
             after => {
-                let (low, high) = (self.samples[after - 1].place, self.samples[after].place);
+                let (low, high) = (samples[after - 1].place, samples[after].place);
                 let share = ((place - low) / (high - low)).clamp(0.0, 1.0);
                 [(after - 1, 1.0 - share), (after, share)]
             }
@@ -233,14 +211,14 @@ fn is_persistent(step: &Step) -> bool {
 }
 
 /// Refuses a kernel with an instruction that the model does not cover.
-fn refuse_unknown(kernel: &Kernel) -> Result<(), CostError> {
-    let mut unknown = None;
+fn refuse_unknown(kernel: &Kernel) -> Result<(), CheckError> {
+    let mut known = Ok(());
     kernel.for_each_inst(&mut |inst, _| {
-        if unknown.is_none() && !is_known(inst) {
-            unknown = Some(flashcore_ir::ptx::mnemonic(inst));
+        if known.is_ok() && !is_known(inst) {
+            known = Err(CheckError::Unknown(flashcore_ir::ptx::mnemonic(inst)));
         }
     });
-    unknown.map_or(Ok(()), |instruction| Err(CostError::Unknown { instruction }))
+    known
 }
 
 /// The plan of one head that represents all, and the number of such heads.
@@ -253,10 +231,10 @@ struct Head {
 impl Head {
     /// One query head if the launch has that multiple of its blocks; otherwise the query heads that
     /// share K and V.
-    fn of(plan: &Plan, kernels: &KernelCache) -> Result<Head, CostError> {
+    fn of(plan: &Plan, kernels: &KernelCache) -> Result<Head, CheckError> {
         let problem = &plan.problem;
         let heads = problem.batch() * problem.num_heads();
-        let attempt = |query_heads: usize| -> Result<Head, CostError> {
+        let attempt = |query_heads: usize| -> Result<Head, CheckError> {
             let small = one_head(problem, query_heads, None)?;
             Ok(Head {
                 plan: Plan::with_cache(&small, &plan.config, roomy(plan.target), kernels)?,
@@ -273,7 +251,7 @@ impl Head {
 }
 
 /// The problem with one sequence and one K/V head, and optionally another length.
-fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) -> Result<Problem, ProblemError> {
+fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) -> Result<Problem, CheckError> {
     let len_kv = seq_len_kv.unwrap_or(problem.seq_len_kv());
     let len_q = match problem.seq_len_q() == problem.seq_len_kv() {
         true => len_kv,
@@ -293,7 +271,7 @@ fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) ->
     if let Some(cap) = problem.softcap() {
         builder = builder.softcap(cap);
     }
-    builder.build()
+    builder.build().map_err(CheckError::NoSmaller)
 }
 
 /// Two shorter lengths of K/V to extrapolate from, if the problem is long and its blocks' work is
@@ -312,24 +290,16 @@ fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
     (!edge && keeps_rows && kv > longer).then_some((short, longer))
 }
 
-/// The counts of a few blocks of a step.
-#[derive(Default)]
-struct Simulated {
-    samples: Vec<Sample>,
-    memory: Vec<MemorySite>,
-    registers: u32,
-}
-
 /// Simulates a few blocks of each step of a plan of one head. Each step runs alone on any data,
 /// since only executions are counted.
-fn simulated(plan: &Plan) -> Result<Vec<Simulated>, CostError> {
+fn simulated(plan: &Plan) -> Result<Vec<Simulated>, CheckError> {
     let inputs = Inputs::generate(&plan.problem, InputKind::Normal, 0);
     plan.steps().map(|step| simulated_step(step, &inputs)).collect()
 }
 
 /// Simulates the first, the middle and the last block of a step. For work lists five blocks: the
 /// first and the last tile may be partial and represent only themselves.
-fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> {
+fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CheckError> {
     let blocks = step.launch.blocks();
     let last = blocks.saturating_sub(1);
     let chosen: Vec<(u64, f64)> = if is_persistent(step) {
@@ -342,13 +312,8 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CostError> 
         let place = |block: u64| block as f64 / last.max(1) as f64;
         of_grid.into_iter().map(|block| (block, place(block))).collect()
     };
-    let mut buffers = Vec::new();
-    for spec in &step.launch.buffers {
-        buffers.push(match spec.name {
-            "out" | "lse" | "workspace" => vec![POISON; spec.bytes as usize],
-            name => input_bytes(inputs, name).ok_or(CostError::Buffer(name))?,
-        });
-    }
+    let buffers = step.launch.buffers.iter().map(|spec| contents(inputs, spec));
+    let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
     let mut seen = Simulated::default();
     for (block, place) in chosen {
         // A short work list has a block at several places.

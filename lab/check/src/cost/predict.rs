@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::calibration::{self, Clockings, Clocks, LAUNCH_MICROS, Trust, together};
 use super::measured::{MeasuredCard, replace};
-use super::observe::{Observation, SeenStep};
+use super::observe::{Observation, Sample, SeenStep};
 use super::sm::{Resource, Sm};
 use super::span;
 use super::work::{Unit, Work};
@@ -134,12 +134,14 @@ impl Observation {
             false => self.footprint_bytes as f64,
         };
         let dram_micros = dram_bytes / (dram_gbps * 1e3);
-        let mut total = Terms::default();
+        let limits = profile.target.limits();
+        let (mut micros, mut latency, mut by_resource) = (0.0, 0.0, Clockings::default());
         let mut steps = Vec::new();
         for (index, step) in self.steps.iter().enumerate() {
             let known = registers.get(index).copied().flatten();
-            let given = known.unwrap_or_else(|| step.likely_registers(profile.target));
-            let limits = profile.target.limits();
+            // Estimated: those live at once, in allocation units, up to the limit.
+            let live = step.seen.registers.next_multiple_of(limits.register_unit_per_warp / 32);
+            let given = known.unwrap_or_else(|| live.min(step.most_registers(profile.target)));
             let occupancy = limits.occupancy(step.threads, given, step.shared_bytes);
             let resident = f64::from(occupancy.blocks_per_sm.max(1));
             let (mut busy, chain) = busiest(step, &sm, profile.sms, resident);
@@ -147,7 +149,12 @@ impl Observation {
                 // The main step reads and writes the tensors.
                 busy[Resource::Dram as usize] = dram_micros * clocks.highest;
             }
-            total.add(&busy, chain, clocks.highest, launch);
+            // Steps run one after another.
+            micros += launch + together(&busy, chain) / clocks.highest;
+            latency += chain / clocks.highest;
+            for (sum, clock) in by_resource.iter_mut().zip(busy) {
+                *sum += clock / clocks.highest;
+            }
             steps.push(StepFit {
                 registers: given,
                 registers_known: known.is_some(),
@@ -155,21 +162,25 @@ impl Observation {
                 waves: step.blocks as f64 / (f64::from(profile.sms) * resident),
             });
         }
-        let uses = total.uses();
-        let mut terms = vec![(Bound::Latency, total.latency), (Bound::Launch, total.launch)];
+        let all = Resource::ALL.into_iter().zip(by_resource);
+        let used = all.filter(|(_, micros)| *micros > 0.0);
+        let mut uses: Vec<Use> = used.map(|(resource, micros)| Use { resource, micros }).collect();
+        uses.sort_by(|a, b| b.micros.total_cmp(&a.micros));
+        let launches = launch * steps.len() as f64;
+        let mut terms = vec![(Bound::Latency, latency), (Bound::Launch, launches)];
         terms.extend(uses.iter().map(|used| (Bound::Resource(used.resource), used.micros)));
         terms.sort_by(|a, b| b.1.total_cmp(&a.1));
         Prediction {
             profile: profile.name,
             measured: measured.map(|measured| measured.source.clone()),
-            micros: total.micros,
-            low_micros: total.micros * trust.low,
-            high_micros: total.micros * trust.high,
+            micros,
+            low_micros: micros * trust.low,
+            high_micros: micros * trust.high,
             binds: terms[0].0,
             lead: terms[0].1 / terms[1].1,
             uses,
-            latency_micros: total.latency,
-            launch_micros: total.launch,
+            latency_micros: latency,
+            launch_micros: launches,
             tensor_flops: work.tensor_flops(),
             l2_bytes: work[Unit::L2Bytes],
             dram_bytes,
@@ -198,47 +209,11 @@ impl Observation {
         let mut sets = false;
         step.kernel
             .for_each_inst(&mut |inst, _| sets |= matches!(inst, Inst::SetMaxRegs { .. }));
-        (!sets).then(|| (step.live_registers, step.most_registers(target)))
-    }
-}
-
-/// Terms of all steps, microseconds.
-#[derive(Default)]
-struct Terms {
-    micros: f64,
-    by_resource: Clockings,
-    latency: f64,
-    launch: f64,
-}
-
-impl Terms {
-    /// Adds a step, which runs after the earlier ones.
-    fn add(&mut self, clocks: &Clockings, chain: f64, mhz: f64, launch: f64) {
-        self.micros += launch + together(clocks, chain) / mhz;
-        for (sum, clocks) in self.by_resource.iter_mut().zip(clocks) {
-            *sum += clocks / mhz;
-        }
-        self.latency += chain / mhz;
-        self.launch += launch;
-    }
-
-    fn uses(&self) -> Vec<Use> {
-        let all = Resource::ALL.into_iter().zip(self.by_resource);
-        let used = all.filter(|(_, micros)| *micros > 0.0);
-        let mut uses: Vec<Use> = used.map(|(resource, micros)| Use { resource, micros }).collect();
-        uses.sort_by(|a, b| b.micros.total_cmp(&a.micros));
-        uses
+        (!sets).then(|| (step.seen.registers, step.most_registers(target)))
     }
 }
 
 impl SeenStep {
-    /// Estimated registers per thread: those live at once, in allocation units, up to the limit.
-    fn likely_registers(&self, target: Target) -> u32 {
-        self.live_registers
-            .next_multiple_of(target.limits().register_unit_per_warp / 32)
-            .min(self.most_registers(target))
-    }
-
     /// Registers per thread that launch and kernel allow, in allocation units.
     fn most_registers(&self, target: Target) -> u32 {
         let limits = target.limits();
@@ -255,6 +230,7 @@ struct Load {
     /// When the SM is free.
     free: f64,
     clocks: Clockings,
+    /// Of all blocks, and of the longest.
     chains: f64,
     longest: f64,
 }
@@ -266,11 +242,8 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64
     let works = step.work();
     let cost = |work: &Work| Resource::ALL.map(|resource| step.work_a_block * sm.clocks(work, resource));
     let costs: Vec<_> = works.iter().map(cost).collect();
-    let chains: Vec<f64> = step
-        .samples
-        .iter()
-        .map(|sample| step.work_a_block * span::clocks(&step.kernel, &sample.runs, sm))
-        .collect();
+    let chain = |sample: &Sample| step.work_a_block * span::clocks(&step.kernel, &sample.runs, sm);
+    let chains: Vec<f64> = step.seen.samples.iter().map(chain).collect();
     let block = |index: u64| {
         let mut clocks = Clockings::default();
         let mut chain = 0.0;

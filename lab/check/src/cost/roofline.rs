@@ -3,7 +3,6 @@
 use super::predict::{Bound, Prediction};
 use crate::svg::Svg;
 
-/// Width of the image, and the range of the bars.
 const WIDTH: f64 = 720.0;
 const BARS_FROM: f64 = 170.0;
 const BARS_TO: f64 = 640.0;
@@ -26,11 +25,8 @@ const TOP: f64 = 64.0;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn svg(prediction: &Prediction, title: &str) -> String {
-    let mut bars: Vec<(Bound, f64)> = prediction
-        .uses
-        .iter()
-        .map(|used| (Bound::Resource(used.resource), used.micros))
-        .collect();
+    let uses = prediction.uses.iter();
+    let mut bars: Vec<(Bound, f64)> = uses.map(|used| (Bound::Resource(used.resource), used.micros)).collect();
     bars.push((Bound::Latency, prediction.latency_micros));
     bars.push((Bound::Launch, prediction.launch_micros));
     bars.sort_by(|a, b| b.1.total_cmp(&a.1));

@@ -76,9 +76,6 @@ impl Resource {
     }
 }
 
-/// Bytes per pass over shared memory.
-const PASS_BYTES: f64 = 128.0;
-
 /// One SM of a card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sm {
@@ -94,17 +91,16 @@ impl Sm {
     pub(crate) fn of(profile: &Profile, measured: Option<&MeasuredCard>) -> Sm {
         let mut rates = Rates::of(profile.target);
         let flops = |tflops: f64| tflops * 1e12 / (f64::from(profile.sms) * f64::from(profile.boost_mhz) * 1e6);
-        let (f32, f16) = (
-            flops(profile.tensor_f16_f32acc_tflops),
-            flops(profile.tensor_f16_f16acc_tflops),
-        );
-        let (mut wgmma, mut e4m3) = (f32, 2.0 * f32);
-        let (mut f32, mut f16) = (rates.mma_sync * f32, rates.mma_sync * f16);
+        let mut wgmma = flops(profile.tensor_f16_f32acc_tflops);
+        let mut e4m3 = 2.0 * wgmma;
+        let mut f32 = rates.mma_sync * wgmma;
+        let mut f16 = rates.mma_sync * flops(profile.tensor_f16_f16acc_tflops);
         if let Some(measured) = measured {
             let latency = &mut rates.latency;
             for (assumed, measured) in [
                 (&mut rates.l2_bytes, measured.l2_bytes),
-                (&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / PASS_BYTES)),
+                // A pass is over 128 bytes.
+                (&mut rates.passes, measured.shared_bytes.map(|bytes| bytes / 128.0)),
                 (&mut rates.fma, measured.fma),
                 (&mut rates.mufu, measured.mufu),
                 (&mut latency.mufu, measured.mufu_latency),

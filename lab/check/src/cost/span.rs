@@ -49,7 +49,7 @@ pub(crate) fn clocks(kernel: &Kernel, runs: &[NodeRuns], sm: &Sm) -> f64 {
 }
 
 /// Number of nodes of a subtree.
-pub(crate) fn size(node: &Node) -> usize {
+fn size(node: &Node) -> usize {
     1 + match node {
         Node::Inst { .. } | Node::BreakIf { .. } => 0,
         Node::If { then, otherwise, .. } => sizes(then) + sizes(otherwise),
@@ -87,7 +87,6 @@ struct Times {
     last_product: f64,
 }
 
-/// The current stretch.
 #[derive(Default)]
 struct Stretch {
     /// Clocks from its start to the latest start of an instruction.
@@ -189,18 +188,13 @@ impl Walk<'_> {
             done += 1.0;
         }
         if rounds > done {
-            self.shift((rounds - done) * step);
+            // Extrapolates: moves all times.
+            let now = &mut self.now;
+            let single = [&mut now.front, &mut now.open_copies, &mut now.last_product];
+            let all = single.into_iter().chain(&mut now.ready);
+            let all = all.chain(&mut now.copies).chain(&mut now.products);
+            all.for_each(|at| *at += (rounds - done) * step);
         }
-    }
-
-    /// Extrapolates: moves all times.
-    fn shift(&mut self, clocks: f64) {
-        self.now.front += clocks;
-        self.now.open_copies += clocks;
-        self.now.ready.iter_mut().for_each(|at| *at += clocks);
-        self.now.copies.iter_mut().for_each(|at| *at += clocks);
-        self.now.products.iter_mut().for_each(|at| *at += clocks);
-        self.now.last_product += clocks;
     }
 
     fn branch(&mut self) {

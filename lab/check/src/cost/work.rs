@@ -58,9 +58,6 @@ impl Index<Unit> for Work {
     }
 }
 
-/// FLOPs of one `mma.m16n8k16`.
-pub(crate) const MMA_FLOPS: f64 = 2.0 * 16.0 * 8.0 * 16.0;
-
 /// Machine instructions of a 32-bit integer division or remainder (CUDA C++ Programming Guide,
 /// "Maximize Instruction Throughput": tens of instructions; ptxas 13 emits about 20, one of them a
 /// reciprocal).
@@ -74,7 +71,6 @@ const CONVERT: Work = ISSUED.and(Unit::Convert, 1.0);
 const MUFU: Work = ISSUED.and(Unit::Mufu, 1.0);
 const PASS: Work = ISSUED.and(Unit::Passes, 1.0);
 
-/// `n` instructions.
 const fn issued(n: f64) -> Work {
     NONE.and(Unit::Issue, n)
 }
@@ -84,7 +80,6 @@ const fn alu(n: f64) -> Work {
     issued(n).and(Unit::Alu, n)
 }
 
-/// `n` integer products.
 const fn int_mul(n: f64) -> Work {
     issued(n).and(Unit::IntMul, n)
 }
@@ -200,7 +195,8 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
                 MmaAcc::F32 => Unit::TensorF32,
                 MmaAcc::F16 => Unit::TensorF16,
             };
-            (ISSUED.and(unit, MMA_FLOPS), latency.mma)
+            // m16n8k16
+            (ISSUED.and(unit, 2.0 * 16.0 * 8.0 * 16.0), latency.mma)
         }
         // A wait succeeds at its first attempt: later ones use free issue slots, and copies are
         // far ahead of the warps that wait for them.
@@ -241,7 +237,6 @@ pub(crate) fn is_known(inst: &Inst) -> bool {
     *space != Space::Cluster
 }
 
-/// 32-bit words of a type.
 fn words(ty: ScalarType) -> f64 {
     f64::from(ty.bytes().div_ceil(4).max(1))
 }

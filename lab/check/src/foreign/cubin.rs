@@ -20,12 +20,6 @@ use super::{ForeignError, ForeignKernel, Form, Shared, binary_kind};
 
 /// `e_machine` of CUDA.
 const EM_CUDA: u16 = 190;
-/// From this ABI version on (CUDA 13) the architecture is in the second byte of `e_flags`, before
-/// in the first.
-const ABI_OF_SECOND_BYTE: u8 = 8;
-/// Bytes of a block's shared memory that the system reserves, counted in `.nv.shared` from sm_90
-/// on.
-const RESERVED_SHARED: u64 = 1024;
 
 /// Kinds of attributes that are read.
 const MAX_THREADS: u8 = 0x05;
@@ -46,8 +40,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
         return Err(no_cubin());
     }
     let flags = header.e_flags(endian).0;
+    // From ABI 8 on (CUDA 13) the architecture is in the second byte, before in the first.
     let sm = match header.e_ident().abi_version {
-        version if version >= ABI_OF_SECOND_BYTE => flags >> 8 & 0xff,
+        8.. => flags >> 8 & 0xff,
         _ => flags & 0xff,
     };
     let broken = |error: object::Error| ForeignError::Broken(error.to_string());
@@ -96,26 +91,22 @@ fn attributes(elf: &Elf<'_>, name: &str) -> Result<HashMap<u8, Vec<Vec<u8>>>, Fo
     let Some(section) = elf.section_by_name(name) else {
         return Ok(found);
     };
-    let data = section
-        .data()
-        .map_err(|error| ForeignError::Broken(error.to_string()))?;
-    let mut rest = data;
+    let data = section.data();
+    let mut rest = data.map_err(|error| ForeignError::Broken(error.to_string()))?;
     while let [format, kind, low, high, tail @ ..] = rest {
-        let length = match *format {
-            FORMAT_LONG => usize::from(u16::from_le_bytes([*low, *high])),
-            _ => 0,
-        };
-        let Some(value) = tail.get(..length) else {
-            return Err(ForeignError::Broken(format!("{name} ends within an attribute")));
-        };
-        let value = if *format == FORMAT_LONG { value } else { &[*low, *high] };
-        found.entry(*kind).or_default().push(value.to_vec());
-        rest = &tail[length..];
+        let mut value = [*low, *high].to_vec();
+        rest = tail;
+        if *format == FORMAT_LONG {
+            let Some((long, after)) = tail.split_at_checked(usize::from(u16::from_le_bytes([*low, *high]))) else {
+                return Err(ForeignError::Broken(format!("{name} ends within an attribute")));
+            };
+            (value, rest) = (long.to_vec(), after);
+        }
+        found.entry(*kind).or_default().push(value);
     }
     Ok(found)
 }
 
-/// The numbers of an attribute.
 fn words(value: &[u8]) -> Vec<u32> {
     let word = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     value.chunks_exact(4).map(word).collect()
@@ -136,25 +127,21 @@ fn threads(attributes: &HashMap<u8, Vec<Vec<u8>>>, kind: u8) -> Option<u32> {
 /// Bytes of each parameter in order. An attribute has a number, a position, and the size in the
 /// upper bits of the last word.
 fn parameters(attributes: &HashMap<u8, Vec<Vec<u8>>>) -> Vec<u64> {
-    let mut found: Vec<(u32, u64)> = attributes
-        .get(&PARAMETER)
-        .into_iter()
-        .flatten()
-        .filter_map(|value| match words(value).as_slice() {
-            [_, place, size] => Some((place & 0xffff, u64::from(size >> 18))),
-            _ => None,
-        })
-        .collect();
+    let all = attributes.get(&PARAMETER).into_iter().flatten();
+    let found = all.filter_map(|value| match words(value).as_slice() {
+        [_, place, size] => Some((place & 0xffff, u64::from(size >> 18))),
+        _ => None,
+    });
+    let mut found: Vec<(u32, u64)> = found.collect();
     found.sort_unstable();
     found.into_iter().map(|(_, bytes)| bytes).collect()
 }
 
 fn static_shared(elf: &Elf<'_>, name: &str, sm: u32) -> u64 {
-    let size = elf
-        .section_by_name(&format!(".nv.shared.{name}"))
-        .map_or(0, |section| section.size());
-    let reserved = if sm >= 90 { RESERVED_SHARED } else { 0 };
-    size.saturating_sub(reserved)
+    let section = elf.section_by_name(&format!(".nv.shared.{name}"));
+    // From sm_90 on it includes what the system reserves.
+    let reserved = if sm >= 90 { 1024 } else { 0 };
+    section.map_or(0, |section| section.size().saturating_sub(reserved))
 }
 
 /// Symbols in the kernel's shared memory; ptxas keeps only those visible to other modules.
@@ -162,17 +149,19 @@ fn shared(elf: &Elf<'_>, name: &str) -> Vec<Shared> {
     let Some(section) = elf.section_by_name(&format!(".nv.shared.{name}")) else {
         return Vec::new();
     };
-    let ours = elf
-        .symbols()
-        .filter(|symbol| symbol.section_index() == Some(section.index()) && symbol.size() > 0);
-    ours.filter_map(|symbol| {
-        Some(Shared {
-            name: symbol.name().ok()?.to_string(),
+    let mut found = Vec::new();
+    for symbol in elf.symbols() {
+        let is_ours = symbol.section_index() == Some(section.index()) && symbol.size() > 0;
+        let Some(name) = symbol.name().ok().filter(|_| is_ours) else {
+            continue;
+        };
+        found.push(Shared {
+            name: name.to_string(),
             declared: None,
             bytes: symbol.size(),
             is_dynamic: false,
             line: None,
-        })
-    })
-    .collect()
+        });
+    }
+    found
 }

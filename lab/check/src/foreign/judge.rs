@@ -107,7 +107,6 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Without CUDA's error and a line.
     fn new(kind: ProblemKind, message: String, help: impl Into<String>) -> Problem {
         Problem {
             kind,
@@ -135,15 +134,11 @@ impl Problem {
 /// # Ok::<(), flashcore_check::foreign::ForeignError>(())
 /// ```
 pub fn verdict(problems: &[Problem]) -> Verdict {
-    if problems.iter().any(|problem| problem.kind.is_refusal()) {
-        return Verdict::Refused;
-    }
-    if problems.iter().any(|problem| problem.kind == ProblemKind::OptIn) {
-        return Verdict::NeedsOptIn;
-    }
-    match problems.is_empty() {
-        true => Verdict::Launches,
-        false => Verdict::Doubtful,
+    match problems {
+        [] => Verdict::Launches,
+        some if some.iter().any(|problem| problem.kind.is_refusal()) => Verdict::Refused,
+        some if some.iter().any(|problem| problem.kind == ProblemKind::OptIn) => Verdict::NeedsOptIn,
+        _ => Verdict::Doubtful,
     }
 }
 
@@ -158,12 +153,14 @@ pub fn judge(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Probl
             ..Problem::new(ProblemKind::NoSuchInstruction, message.clone(), help)
         });
     }
-    let refusals = refusals(kernel, asked, target).into_iter();
-    problems.extend(refusals.map(|refusal| of_refusal(kernel, &refusal)));
+    for refusal in refusals(kernel, asked, target) {
+        problems.push(of_refusal(kernel, &refusal));
+    }
     problems.extend(spills(kernel));
     problems.extend(undeclared(kernel, asked));
-    let claims = asked.claims.iter();
-    problems.extend(claims.filter_map(|(name, bytes)| claim(kernel, asked, name, *bytes)));
+    for (name, bytes) in &asked.claims {
+        problems.extend(claim(kernel, asked, name, *bytes));
+    }
     problems.sort_by_key(|problem| !problem.kind.is_refusal());
     problems
 }
@@ -275,7 +272,11 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
         _ => {}
     }
     let line = match kind {
-        K::StaticShared | K::Shared | K::OptIn => largest(kernel).and_then(|symbol| symbol.line),
+        K::StaticShared | K::Shared | K::OptIn => {
+            let symbols = kernel.shared.iter();
+            let largest = symbols.max_by_key(|symbol| (symbol.bytes, symbol.is_dynamic));
+            largest.and_then(|symbol| symbol.line)
+        }
         K::Architecture | K::Grid => None,
         _ => kernel.line,
     };
@@ -286,14 +287,6 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
     }
 }
 
-/// The largest symbol of shared memory.
-fn largest(kernel: &ForeignKernel) -> Option<&Shared> {
-    kernel
-        .shared
-        .iter()
-        .max_by_key(|symbol| (symbol.bytes, symbol.is_dynamic))
-}
-
 /// The symbols of the sum, largest first.
 fn made_of(kernel: &ForeignKernel) -> String {
     let mut symbols: Vec<&Shared> = kernel.shared.iter().filter(|symbol| symbol.bytes > 0).collect();
@@ -301,28 +294,22 @@ fn made_of(kernel: &ForeignKernel) -> String {
         return String::new();
     }
     symbols.sort_by_key(|symbol| std::cmp::Reverse(symbol.bytes));
-    let terms: Vec<String> = symbols
-        .iter()
-        .map(|symbol| format!("`{}` {}", symbol.name, symbol.bytes))
-        .collect();
-    format!(": {}", terms.join(" + "))
+    let term = |symbol: &&Shared| format!("`{}` {}", symbol.name, symbol.bytes);
+    format!(": {}", symbols.iter().map(term).collect::<Vec<_>>().join(" + "))
 }
 
 /// Symbols whose removal, or the removal of half of them, would save this many bytes.
 fn levers(kernel: &ForeignKernel, bytes: u64) -> String {
     let mut found: Vec<&Shared> = kernel.shared.iter().filter(|symbol| symbol.bytes >= bytes).collect();
     found.sort_by_key(|symbol| symbol.bytes);
-    let levers: Vec<String> = found
-        .iter()
-        .map(|symbol| match symbol.bytes / 2 >= bytes {
-            true => format!("half of `{}` ({} B)", symbol.name, symbol.bytes / 2),
-            false => format!("all of `{}` ({} B)", symbol.name, symbol.bytes),
-        })
-        .collect();
-    match levers.is_empty() {
-        true => String::new(),
-        false => format!(": {} would do", levers.join(", or ")),
+    if found.is_empty() {
+        return String::new();
     }
+    let levers = found.iter().map(|symbol| match symbol.bytes / 2 >= bytes {
+        true => format!("half of `{}` ({} B)", symbol.name, symbol.bytes / 2),
+        false => format!("all of `{}` ({} B)", symbol.name, symbol.bytes),
+    });
+    format!(": {} would do", levers.collect::<Vec<_>>().join(", or "))
 }
 
 fn spills(kernel: &ForeignKernel) -> Option<Problem> {

@@ -44,13 +44,8 @@ pub enum ForeignError {
     #[error("this file has no kernels")]
     NoKernels,
     /// A kernel that does not exist.
-    #[error("no kernel is named `{given}`; there are {known}")]
-    NoSuchKernel {
-        /// The given name.
-        given: String,
-        /// The kernels of the file.
-        known: String,
-    },
+    #[error("no kernel is named `{0}`; there are {1}")]
+    NoSuchKernel(String, String),
 }
 
 /// The form of a kernel.
@@ -161,29 +156,22 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
 pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<&'a ForeignKernel>, ForeignError> {
     let is_named = |kernel: &&ForeignKernel| name.is_none_or(|name| kernel.name == name);
     let found: Vec<&ForeignKernel> = kernels.iter().filter(is_named).collect();
-    match name {
-        Some(given) if found.is_empty() => {
-            let known: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
-            Err(ForeignError::NoSuchKernel {
-                given: given.to_string(),
-                known: known.join(", "),
-            })
-        }
-        _ => Ok(found),
+    if let Some(given) = name.filter(|_| found.is_empty()) {
+        let known: Vec<&str> = kernels.iter().map(|kernel| kernel.name.as_str()).collect();
+        return Err(ForeignError::NoSuchKernel(given.to_string(), known.join(", ")));
     }
+    Ok(found)
 }
 
 fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
-    let shared: Vec<Shared> = module
-        .shared_of(entry)
-        .map(|symbol| Shared {
-            name: symbol.name.clone(),
-            declared: Some(symbol.declared.clone()),
-            bytes: symbol.bytes,
-            is_dynamic: symbol.is_dynamic,
-            line: Some(symbol.line),
-        })
-        .collect();
+    let shared = module.shared_of(entry).map(|symbol| Shared {
+        name: symbol.name.clone(),
+        declared: Some(symbol.declared.clone()),
+        bytes: symbol.bytes,
+        is_dynamic: symbol.is_dynamic,
+        line: Some(symbol.line),
+    });
+    let calls = entry.calls.iter().filter(|name| module.functions.contains(name));
     let facts = module.facts_of(entry);
     ForeignKernel {
         name: entry.name.clone(),
@@ -196,17 +184,12 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
         stack_bytes: None,
         compiler: None,
         static_shared: facts.static_shared_bytes,
-        shared,
+        shared: shared.collect(),
         max_threads: facts.max_threads,
         required_threads: entry.required_threads.and_then(|_| entry.threads_allowed()),
         required_cluster: facts.required_cluster,
         min_blocks_per_sm: entry.min_blocks_per_sm,
-        calls: entry
-            .calls
-            .iter()
-            .filter(|name| module.functions.contains(name))
-            .cloned()
-            .collect(),
+        calls: calls.cloned().collect(),
         impossible: entry.impossible(),
         line: Some(entry.line),
     }

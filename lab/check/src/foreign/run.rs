@@ -9,9 +9,6 @@ use thiserror::Error;
 
 use crate::Found;
 
-/// Alignment of buffers: that of cudaMalloc.
-const ALIGN: u32 = 256;
-
 /// Maximum total size of the buffers of a launch; the simulator keeps them twice.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
 
@@ -118,35 +115,14 @@ pub enum RunError {
     #[error(transparent)]
     Ptx(#[from] PtxError),
     /// Wrong number of arguments.
-    #[error("{given} arguments; the kernel's parameters are {needed}; give one for each, in order")]
-    Arguments {
-        /// Arguments given.
-        given: usize,
-        /// Names and kinds of the parameters.
-        needed: String,
-    },
-    /// An argument that does not fit the type of its parameter.
-    #[error("argument {number} does not fit `{name}`, which is {needed}")]
-    Kind {
-        /// Counted from 1.
-        number: usize,
-        /// The parameter.
-        name: String,
-        /// The type of the parameter.
-        needed: &'static str,
-    },
-    /// An integer that does not fit its parameter.
-    #[error("argument {number} is {given}; `{name}` has {bits} bits, for -{} to {}", 1u64 << (bits - 1), (1u64 << bits) - 1)]
-    Range {
-        /// Counted from 1.
-        number: usize,
-        /// The parameter.
-        name: String,
-        /// The number.
-        given: i64,
-        /// Bits of the parameter.
-        bits: u32,
-    },
+    #[error("{0} arguments; the kernel's parameters are {1}; give one for each, in order")]
+    Arguments(usize, String),
+    /// An argument (counted from 1) that does not fit the type of its parameter.
+    #[error("argument {0} does not fit `{1}`, which is {2}")]
+    Kind(usize, String, &'static str),
+    /// An integer (counted from 1) that does not fit its parameter of 32 bits.
+    #[error("argument {0} is {2}; `{1}` has 32 bits, for {min} to {max}", min = i32::MIN, max = u32::MAX)]
+    Range(usize, String, i64),
     /// Buffers whose total size is too large.
     #[error("the buffers have {given} B in total; at most {MAX_BUFFER_BYTES} B are simulated; make them smaller")]
     Buffers {
@@ -199,14 +175,11 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         Given::Integer(_) | Given::Float(_) => None,
     });
     let unwritten = fills.enumerate().filter(|(_, fill)| *fill == Fill::Unwritten);
-    let uninitialized: Vec<usize> = unwritten.map(|(slot, _)| slot).collect();
+    let mut options = asked.sim.clone();
+    options.uninitialized = unwritten.map(|(slot, _)| slot).collect();
     let mut found = Vec::new();
     for schedule in (0..asked.schedules.max(1)).map(|n| asked.sim.seed + u64::from(n)) {
-        let options = SimOptions {
-            seed: schedule,
-            uninitialized: uninitialized.clone(),
-            ..asked.sim.clone()
-        };
+        options.seed = schedule;
         let report = simulate(&kernel, &launch, &mut buffers.clone(), &options)?;
         Found::add(&mut found, report.findings, schedule);
     }
@@ -216,14 +189,10 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
 fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<u8>>), RunError> {
     let params = kernel.params();
     if params.len() != asked.args.len() {
-        let needed: Vec<String> = params
-            .iter()
-            .map(|param| format!("`{}` ({})", param.name, kind_of(param.kind)))
-            .collect();
-        return Err(RunError::Arguments {
-            given: asked.args.len(),
-            needed: needed.join(", "),
-        });
+        let needed = params.iter();
+        let needed = needed.map(|param| format!("`{}` ({})", param.name, kind_of(param.kind)));
+        let needed: Vec<String> = needed.collect();
+        return Err(RunError::Arguments(asked.args.len(), needed.join(", ")));
     }
     let sizes = asked.args.iter().map(|given| match given {
         Given::Buffer { bytes, .. } => *bytes,
@@ -250,7 +219,8 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
                     name: Box::leak(param.name.clone().into_boxed_str()),
                     bytes,
                     written: writable,
-                    align: ALIGN,
+                    // That of cudaMalloc.
+                    align: 256,
                 });
                 buffers.push(filled(bytes, fill, asked.sim.seed + number as u64));
                 Arg::Buffer {
@@ -263,25 +233,14 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
             (ParamKind::Value(ty @ (ScalarType::U32 | ScalarType::S32)), Given::Integer(x)) => {
                 // Accepts the range of both signed and unsigned numbers.
                 let bits = u32::try_from(x).or_else(|_| i32::try_from(x).map(|x| x as u32));
-                let bits = bits.map_err(|_| RunError::Range {
-                    number,
-                    name: param.name.clone(),
-                    given: x,
-                    bits: 32,
-                })?;
+                let bits = bits.map_err(|_| RunError::Range(number, param.name.clone(), x))?;
                 match ty {
                     ScalarType::U32 => Arg::U32(bits),
                     _ => Arg::I32(bits as i32),
                 }
             }
             (ParamKind::Value(ScalarType::U64 | ScalarType::S64), Given::Integer(x)) => Arg::U64(x as u64),
-            (kind, _) => {
-                return Err(RunError::Kind {
-                    number,
-                    name: param.name.clone(),
-                    needed: kind_of(kind),
-                });
-            }
+            (kind, _) => return Err(RunError::Kind(number, param.name.clone(), kind_of(kind))),
         };
         launch.args.push(arg);
     }
@@ -305,9 +264,10 @@ fn filled(bytes: u64, fill: Fill, seed: u64) -> Vec<u8> {
     let size = bytes as usize;
     let mut data: Vec<u8> = match fill {
         Fill::F32 => (0..size.div_ceil(4)).flat_map(|_| number().to_le_bytes()).collect(),
-        Fill::F16 => (0..size.div_ceil(2))
-            .flat_map(|_| f16::from_f32(number()).to_le_bytes())
-            .collect(),
+        Fill::F16 => {
+            let mut number = || f16::from_f32(number()).to_le_bytes();
+            (0..size.div_ceil(2)).flat_map(|_| number()).collect()
+        }
         Fill::Zero => vec![0; size],
         Fill::Unwritten => vec![flashcore_problem::POISON; size],
     };

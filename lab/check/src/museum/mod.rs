@@ -5,7 +5,7 @@
 //!
 //! ```
 //! let piece = flashcore_check::museum::piece("missing-wait").ok_or("no such piece")?;
-//! let shown = piece.show(0)?;
+//! let shown = piece.show(0, false)?;
 //! assert_eq!(shown.findings[0].finding.kind.name(), piece.kind);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -38,7 +38,6 @@ pub enum MuseumError {
     File(#[from] ForeignError),
 }
 
-/// The contents of a piece.
 enum Exhibit {
     /// A kernel; `true` builds the corrected version.
     Kernel(fn(bool) -> Result<Case, BuildErrors>),
@@ -197,55 +196,38 @@ pub fn piece(name: &str) -> Option<&'static Piece> {
 }
 
 impl Piece {
-    /// Runs the piece under a schedule.
-    ///
-    /// # Errors
-    /// It cannot be built, read or run.
-    pub fn show(&self, schedule: u64) -> Result<Shown, MuseumError> {
-        self.run(schedule, false)
-    }
-
-    /// Runs the corrected version, which has no findings.
+    /// Runs the piece under a schedule, or its corrected version, which has no findings.
     ///
     /// # Errors
     /// It cannot be built, read or run.
     ///
     /// ```
-    /// let shown = flashcore_check::museum::piece("no-opt-in").ok_or("no such piece")?.show_mended(0)?;
+    /// let shown = flashcore_check::museum::piece("no-opt-in").ok_or("no such piece")?.show(0, true)?;
     /// assert!(shown.problems.is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn show_mended(&self, schedule: u64) -> Result<Shown, MuseumError> {
-        self.run(schedule, true)
-    }
-
-    fn run(&self, schedule: u64, is_mended: bool) -> Result<Shown, MuseumError> {
+    pub fn show(&self, schedule: u64, is_mended: bool) -> Result<Shown, MuseumError> {
+        let mut shown = Shown::default();
         match &self.exhibit {
             Exhibit::Kernel(case) => {
                 let options = SimOptions {
                     seed: schedule,
                     ..SimOptions::default()
                 };
-                let mut findings = Vec::new();
-                Found::add(&mut findings, case(is_mended)?.simulate(&options)?.findings, schedule);
-                Ok(Shown {
-                    findings,
-                    ..Shown::default()
-                })
+                let findings = case(is_mended)?.simulate(&options)?.findings;
+                Found::add(&mut shown.findings, findings, schedule);
             }
             Exhibit::File { text, asked, mended } => {
                 let (text, asked) = match is_mended {
                     true => mended(text),
                     false => (text.to_string(), asked()),
                 };
-                let kernels = foreign::read(text.as_bytes())?;
-                let problems = kernels.iter().flat_map(|kernel| foreign::judge(kernel, &asked, CARD));
-                Ok(Shown {
-                    problems: problems.collect(),
-                    ..Shown::default()
-                })
+                for kernel in foreign::read(text.as_bytes())? {
+                    shown.problems.extend(foreign::judge(&kernel, &asked, CARD));
+                }
             }
         }
+        Ok(shown)
     }
 }
 

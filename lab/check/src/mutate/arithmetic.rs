@@ -9,9 +9,6 @@ use super::changes::{Changes, edit, is_integer};
 /// What a bound is off by if it is off by a tile.
 const TILE: u64 = 64;
 
-/// Bytes of a chunk that swizzles permute.
-const CHUNK: u64 = 16;
-
 impl Changes<'_> {
     pub(super) fn binary(&mut self, op: BinOp, ty: ScalarType, dst: Reg, a: Operand, b: Operand) {
         let in_place = a == Operand::Reg(dst);
@@ -67,8 +64,8 @@ impl Changes<'_> {
             BinOp::Xor => {
                 self.copy(O::DropSwizzle, dst, a);
                 if ty != ScalarType::Pred {
-                    let a = Operand::Reg(dst);
-                    let b = Operand::Imm(CHUNK);
+                    // Swizzles permute chunks of 16 bytes.
+                    let (a, b) = (Operand::Reg(dst), Operand::Imm(16));
                     let more = Inst::Bin { op, ty, dst, a, b };
                     self.found.push((O::SwizzleTerm, vec![self.inst.clone(), more]));
                 }

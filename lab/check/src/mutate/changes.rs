@@ -132,24 +132,15 @@ const MMA_REGISTERS: u32 = 4;
 /// Registers of operand A of a warpgroup product.
 const A_REGISTERS: u32 = 4;
 
-/// Columns that a tensor copy is off by: 16 bytes of 16-bit elements.
-const COLUMNS: u64 = 8;
-
-/// Bytes that an announcement is off by.
-const BYTES: u64 = 16;
-
 impl Changes<'_> {
-    /// Removes the instruction.
     pub(super) fn drop(&mut self, operator: O) {
         self.found.push((operator, Vec::new()));
     }
 
-    /// Replaces the instruction.
     pub(super) fn put(&mut self, operator: O, inst: Inst) {
         self.found.push((operator, vec![inst]));
     }
 
-    /// Changes fields of the instruction.
     pub(super) fn edit(&mut self, operator: O, change: impl FnOnce(&mut Inst)) {
         let mut inst = self.inst.clone();
         change(&mut inst);
@@ -158,7 +149,6 @@ impl Changes<'_> {
         }
     }
 
-    /// Replaces an operand.
     pub(super) fn set(&mut self, operator: O, nth: usize, value: u64) {
         self.edit(operator, |inst| *operands(inst)[nth] = Operand::Imm(value));
     }
@@ -178,11 +168,9 @@ impl Changes<'_> {
         let operand = *operands(&mut self.inst.clone())[nth];
         match operand {
             Operand::Imm(bits) => {
-                let bits = bits as u32;
-                let changed = if op == BinOp::Xor {
-                    bits ^ by
-                } else {
-                    bits.wrapping_add(by)
+                let changed = match op {
+                    BinOp::Xor => bits as u32 ^ by,
+                    _ => (bits as u32).wrapping_add(by),
                 };
                 self.set(operator, nth, u64::from(changed));
             }
@@ -195,8 +183,8 @@ impl Changes<'_> {
                     a: operand,
                     b: Operand::Imm(u64::from(by)),
                 };
-                self.found
-                    .push((operator, vec![change(by), self.inst.clone(), change(back)]));
+                let insts = vec![change(by), self.inst.clone(), change(back)];
+                self.found.push((operator, insts));
             }
         }
     }
@@ -360,7 +348,7 @@ impl Changes<'_> {
             Inst::BarSync { threads, .. } => self.barrier(threads.unwrap_or(self.kernel.threads())),
             Inst::BarArrive { threads, .. } => self.barrier(threads),
             Inst::Mbar(MbarInst::Arrive { tx: Some(tx), .. } | MbarInst::ExpectTx { tx, .. }) => {
-                self.change(O::ExtraBytes, 0, (BinOp::Add, BYTES));
+                self.change(O::ExtraBytes, 0, (BinOp::Add, 16));
                 if let Operand::Imm(bytes) = tx {
                     self.set(O::HalfBytes, 0, bytes / 2);
                 }
@@ -373,8 +361,8 @@ impl Changes<'_> {
                 self.copy(O::DropPhaseWait, dst, Operand::Imm(1));
             }
             Inst::Bulk(BulkInst::Load { ref at, .. } | BulkInst::Store { ref at, .. }) => {
-                // Coordinates are (column, row, head, batch).
-                let off = [(O::ColumnOff, COLUMNS), (O::RowOff, 1), (O::HeadOff, 1)];
+                // Coordinates are (column, row, head, batch); eight columns are 16 bytes.
+                let off = [(O::ColumnOff, 8), (O::RowOff, 1), (O::HeadOff, 1)];
                 for (nth, (operator, by)) in off.into_iter().take(at.len()).enumerate() {
                     self.change(operator, nth, (BinOp::Add, by));
                 }
@@ -403,10 +391,8 @@ impl Changes<'_> {
 
     /// Changes the count of a barrier, and its number if the kernel has more than the block's.
     fn barrier(&mut self, threads: u32) {
-        let counts = [
-            (O::CountBarrier, threads.saturating_sub(32)),
-            (O::CountMore, threads + 32),
-        ];
+        let fewer = threads.saturating_sub(32);
+        let counts = [(O::CountBarrier, fewer), (O::CountMore, threads + 32)];
         for (operator, count) in counts.into_iter().filter(|(_, count)| *count > 0) {
             edit!(self, operator, Inst::BarSync { threads, .. } => *threads = Some(count));
             edit!(self, operator, Inst::BarArrive { threads, .. } => *threads = count);
@@ -432,11 +418,8 @@ impl Changes<'_> {
         let Some((_, bytes)) = access(&mut self.inst.clone()) else {
             return;
         };
-        let off = [
-            (O::NextAccess, bytes as i32),
-            (O::PreviousAccess, -(bytes as i32)),
-            (O::OffAccess, 2),
-        ];
+        let bytes = bytes as i32;
+        let off = [(O::NextAccess, bytes), (O::PreviousAccess, -bytes), (O::OffAccess, 2)];
         for (operator, by) in off.into_iter().take(if bytes > 2 { 3 } else { 2 }) {
             self.edit(operator, |inst| {
                 if let Some((addr, _)) = access(inst) {
@@ -452,13 +435,6 @@ pub(super) fn is_integer(ty: ScalarType) -> bool {
     matches!(ty, B32 | B64 | S32 | S64 | U32 | U64)
 }
 
-/// Bytes of a matrix row that a lane addresses; bulk copies start at multiples of it.
-const ROW_BYTES: u32 = 16;
-/// Bytes of a flag.
-const FLAG_BYTES: u32 = 4;
-/// Bytes of an mbarrier.
-const MBARRIER_BYTES: u32 = 8;
-
 /// The first address that an instruction accesses (of a copy, its destination), and the bytes per
 /// lane.
 pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
@@ -467,10 +443,11 @@ pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
         Inst::St { src, count, .. } => src.bytes() * *count,
         Inst::CpAsync { bytes, .. } => *bytes,
         Inst::Atom { ty, .. } => ty.bytes(),
-        Inst::Mbar(_) => MBARRIER_BYTES,
-        Inst::Flag(_) => FLAG_BYTES,
+        Inst::Mbar(_) => 8,
+        Inst::Flag(_) => 4,
         Inst::Bulk(BulkInst::Prefetch { .. }) => return None,
-        _ => ROW_BYTES,
+        // Of a matrix, the row that a lane addresses; bulk copies start at multiples of it.
+        _ => 16,
     };
     let addr = inst.slots().into_iter().find_map(|slot| match slot {
         Slot::Memory(addr, ..) => Some(addr),

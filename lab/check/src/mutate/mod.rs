@@ -16,12 +16,10 @@ use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, ScalarType, SiteId, So
 use changes::changes;
 pub use operator::Operator;
 
-/// Where a mutation is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Place {
-    /// A node, by its number in program order.
+    /// By its number in program order.
     Node(usize),
-    /// A shared buffer.
     Buffer(BufferId),
 }
 
@@ -103,9 +101,9 @@ pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
 fn variants(node: &Node, kernel: &Kernel) -> Vec<(Operator, Vec<Node>)> {
     match node {
         Node::Inst { inst, site } => {
-            let nodes = |insts: Vec<Inst>| insts.into_iter().map(|inst| Node::Inst { inst, site: *site });
+            let node = |inst| Node::Inst { inst, site: *site };
             let all = changes(inst, kernel).into_iter();
-            all.map(|(operator, insts)| (operator, nodes(insts).collect()))
+            all.map(|(operator, insts)| (operator, insts.into_iter().map(node).collect()))
                 .collect()
         }
         Node::If {

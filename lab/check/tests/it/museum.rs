@@ -23,7 +23,7 @@ fn every_piece_gives_its_finding_at_its_line() {
         let mistake = marked(piece, "MISTAKE");
         assert!(mistake.is_some(), "{}", piece.name);
         for schedule in 0..10 {
-            let shown = piece.show(schedule).unwrap();
+            let shown = piece.show(schedule, false).unwrap();
             // What follows from the mistake may be found too, but after it.
             let first = shown.findings.first().map(|found| found.finding.kind.name());
             let first = first.or(shown.problems.first().map(|problem| problem.kind.name()));
@@ -57,7 +57,7 @@ fn every_piece_gives_its_finding_at_its_line() {
 fn mended_pieces_give_nothing() {
     for piece in &PIECES {
         for schedule in 0..10 {
-            let shown = piece.show_mended(schedule).unwrap();
+            let shown = piece.show(schedule, true).unwrap();
             assert!(
                 shown.findings.is_empty() && shown.problems.is_empty(),
                 "{}: {shown:#?}",
@@ -76,7 +76,7 @@ fn numbers_are_those_of_the_reports() {
         ("no-opt-in", ["76800 B", "49152"]),
         ("eight-byte-cg", ["8 bytes", "copies 16"]),
     ] {
-        let shown = piece(name).unwrap().show(0).unwrap();
+        let shown = piece(name).unwrap().show(0, false).unwrap();
         for part in parts {
             assert!(shown.problems[0].message.contains(part), "{name}: {:?}", shown.problems);
         }
