@@ -47,13 +47,10 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
 
     let mut wrong = 0;
     let mut report = |name: &str, expected: Option<Reason>, found: Option<Reason>, detail: &str| {
-        let right = found == expected;
-        wrong += u32::from(!right);
+        wrong += u32::from(found != expected);
         let verdict = found.map_or("passes", Reason::name);
-        println!(
-            "{} {name:<20} {verdict:<17} {detail}",
-            if right { "ok   " } else { "WRONG" }
-        );
+        let right = if found == expected { "ok   " } else { "WRONG" };
+        println!("{right} {name:<20} {verdict:<17} {detail}");
     };
     for conduct in Conduct::ALL {
         let expected = conduct.reason();
@@ -76,10 +73,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let found = bench.inspect(0, &drawn, Moment::Before)?;
         report(conduct.name(), expected, found.rejected, &found.detail);
     }
-    for (name, hint, expected) in [
-        ("cold", false, None),
-        ("persisting", true, Some(Reason::PersistingCache)),
-    ] {
+    let persisting = Some(Reason::PersistingCache);
+    for (name, hint, expected) in [("cold", false, None), ("persisting", true, persisting)] {
         let (flushed, rotating) = cold(&stream, &tools, chip, hint)?;
         let found = judge_cold(flushed, rotating).map(|(reason, _)| reason);
         let detail = format!("{flushed:.1} µs after a flush, {rotating:.1} µs on memory never cached");
@@ -93,12 +88,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
 
 /// Decode over 8 MB of K and V: all that the kernel reads, and much less than L2 holds.
 fn decode_plan(chip: Chip) -> Result<Plan, Box<dyn Error>> {
-    let problem = Problem::builder()
-        .heads(32, 32)
-        .seq_len_q(1)
-        .seq_len_kv(1024)
-        .head_dim(64)
-        .build()?;
+    let builder = Problem::builder().heads(32, 32).head_dim(64);
+    let problem = builder.seq_len_q(1).seq_len_kv(1024).build()?;
     Ok(Plan::new(&problem, &"scalar/naive-t64-v16".parse()?, chip)?)
 }
 
@@ -107,11 +98,10 @@ fn decode_plan(chip: Chip) -> Result<Plan, Box<dyn Error>> {
 fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f64, f64), Box<dyn Error>> {
     let plan = decode_plan(chip)?;
     let problem = &plan.problem;
-    let ptx = if hint {
-        with_hints(&plan.main.kernel.to_ptx())
-    } else {
-        plan.main.kernel.to_ptx()
-    };
+    let mut ptx = plan.main.kernel.to_ptx();
+    if hint {
+        ptx = with_hints(&ptx);
+    }
     let module = Module::load(stream.context(), &ptx, &ModuleOptions::default())?;
     let function = module.function(plan.main.kernel.name())?;
     let bytes = flashcore_bench::problems::least_bytes(problem);
@@ -124,13 +114,11 @@ fn cold(stream: &Stream, tools: &GpuTools, chip: Chip, hint: bool) -> Result<(f6
             Ok(set)
         })
         .collect::<Result<Vec<_>, Box<dyn Error>>>()?;
-    let launches = sets
-        .iter()
-        .map(|set| {
-            let t = set.tensors();
-            function.prepare(&plan.main.launch, &[t.q, t.k, t.v, t.out])
-        })
-        .collect::<Result<Vec<_>, _>>()?;
+    let launches = sets.iter().map(|set| {
+        let t = set.tensors();
+        function.prepare(&plan.main.launch, &[t.q, t.k, t.v, t.out])
+    });
+    let launches = launches.collect::<Result<Vec<_>, _>>()?;
     let subject = |launches| Sets {
         info: SubjectInfo::new("decode", LaunchMode::Plain),
         stream,

@@ -7,7 +7,7 @@ use flashcore_bench::Agreement;
 use flashcore_check::cost::{Observation, Prediction, Resource};
 use flashcore_check::registers;
 use flashcore_ir::Profile;
-use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::{DType, Mask, Problem};
 
 /// Compares the cost model with measured times.
@@ -28,7 +28,6 @@ pub(crate) struct Options {
     kernels: bool,
 }
 
-/// A measured time.
 struct Measured {
     problem: String,
     shape: Problem,
@@ -48,10 +47,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let cache = KernelCache::default();
     let predict = |case: &Measured| -> Result<Prediction, Box<dyn Error>> {
         let plan = Plan::with_cache(&case.shape, &case.config, profile.target, &cache)?;
-        let offline = plan
-            .steps()
-            .map(|step| registers::offline(&step.kernel, profile.target));
-        let known: Vec<Option<u32>> = offline.map(|found| Some(found.ok()?.per_thread)).collect();
+        let offline = |step: &Step| Some(registers::offline(&step.kernel, profile.target).ok()?.per_thread);
+        let known: Vec<Option<u32>> = plan.steps().map(offline).collect();
         Ok(Observation::with_cache(&plan, &cache)?.predict(profile, &known))
     };
     let predictions = measured.iter().map(predict).collect::<Result<Vec<_>, _>>()?;
@@ -66,8 +63,12 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         "{:<24} kernels  Spearman  measured/predicted: median   10 %   90 %  regret",
         profile.name
     );
-    let print = |name: &str, rows: &[&(&Measured, &Prediction)]| {
-        let pairs: Vec<(f64, f64)> = rows.iter().map(|(case, p)| (p.micros, case.micros)).collect();
+    // Of one problem, or of all.
+    let print = |name: &str, problem: Option<&str>| {
+        let rows = rows
+            .iter()
+            .filter(|(case, _)| problem.is_none_or(|problem| case.problem == problem));
+        let pairs: Vec<(f64, f64)> = rows.map(|(case, p)| (p.micros, case.micros)).collect();
         if let Some(a) = Agreement::of(&pairs).filter(|a| a.count > 1) {
             println!(
                 "{name:<24} {:>7}  {:>8.3}  {:>26.3}  {:>5.2}  {:>5.2}  {:>5.1}%",
@@ -83,13 +84,8 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let mut names: Vec<&str> = measured.iter().map(|case| case.problem.as_str()).collect();
     names.sort_unstable();
     names.dedup();
-    for name in names {
-        print(
-            name,
-            &rows.iter().filter(|(case, _)| case.problem == name).collect::<Vec<_>>(),
-        );
-    }
-    print("all", &rows.iter().collect::<Vec<_>>());
+    names.into_iter().for_each(|name| print(name, Some(name)));
+    print("all", None);
     crate::verdict(!rows.is_empty())
 }
 

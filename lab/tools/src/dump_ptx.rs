@@ -9,7 +9,7 @@ use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
-use crate::shipped::{HEAD_DIMS, PlanRow, plan_rows, proposed};
+use crate::shipped::{HEAD_DIMS, plan_rows, proposed};
 
 /// Writes the PTX of the kernels that a release is assembled with, one file each.
 ///
@@ -49,11 +49,15 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let mut defaults = Kernels::default();
         let mut varied = Kernels::default();
         mma_kernels(&mut defaults, &mut varied, target, *full);
-        plan_kernels(
-            &mut defaults,
-            &mut varied,
-            rows.iter().filter(|row| row.target == target),
-        );
+        // With log-sum-exp, and with a soft cap too.
+        for row in rows.iter().filter(|row| row.target == target) {
+            let shape = Problem::builder().head_dim(row.head_dim).head_dim_v(row.head_dim_v);
+            let shape = shape.dtype(row.dtype);
+            defaults.add_shape(&shape, row.config, row.target);
+            let shape = shape.return_lse(true);
+            varied.add_shape(&shape, row.config, row.target);
+            varied.add_shape(&shape.softcap(30.0), row.config, row.target);
+        }
         if target == Target::Sm90a {
             split_wgmma_kernels(&mut defaults, *full);
         }
@@ -71,7 +75,6 @@ struct Kernels {
 }
 
 impl Kernels {
-    /// Adds the kernels of a config, unless it refuses.
     fn add(&mut self, problem: &Problem, config: Config, target: Target) {
         self.add_plan(problem, &config, Plan::new(problem, &config, target));
     }
@@ -95,8 +98,8 @@ impl Kernels {
     }
 
     fn add_step(&mut self, step: &Step) {
-        self.by_name
-            .insert(step.kernel.name().to_string(), step.kernel.to_ptx());
+        let name = step.kernel.name().to_string();
+        self.by_name.insert(name, step.kernel.to_ptx());
     }
 
     fn write(&self, folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
@@ -104,10 +107,8 @@ impl Kernels {
         for (name, ptx) in &self.by_name {
             std::fs::write(folder.join(format!("{name}.ptx")), ptx)?;
         }
-        std::fs::write(
-            folder.join("refused.txt"),
-            self.refused.iter().cloned().collect::<String>(),
-        )?;
+        let refused: String = self.refused.iter().cloned().collect();
+        std::fs::write(folder.join("refused.txt"), refused)?;
         println!(
             "{} kernels in {} ({} configs refused their problem)",
             self.by_name.len(),
@@ -157,11 +158,8 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
             turn += 1;
             kernels.add_shape(&shape.clone().dtype(dtype(turn)), Config::Wgmma(config), Target::Sm90a);
         }
-        for (i, (id, _)) in SPLIT_WGMMA
-            .iter()
-            .enumerate()
-            .filter(|(_, (_, most))| head_dim <= *most)
-        {
+        let others = SPLIT_WGMMA.iter().enumerate();
+        for (i, (id, _)) in others.filter(|(_, (_, most))| head_dim <= *most) {
             let Ok(config) = id.parse() else { continue };
             turn += 1;
             for (j, capped) in [false, true].into_iter().enumerate() {
@@ -197,24 +195,19 @@ fn problems() -> Vec<Problem> {
     let mut add = |builder: ProblemBuilder| problems.extend(builder.build());
     for head_dim in [8, 64, 72, 128, 200, 256] {
         for dtype in [DType::F16, DType::BF16, DType::F32] {
-            add(Problem::builder().head_dim(head_dim).dtype(dtype));
-            add(Problem::builder()
-                .head_dim(head_dim)
-                .dtype(dtype)
-                .softcap(30.0)
-                .return_lse(true));
+            let plain = Problem::builder().head_dim(head_dim).dtype(dtype);
+            add(plain.clone());
+            add(plain.softcap(30.0).return_lse(true));
         }
     }
     // Rows that start at any element, so that every access width has its kernel.
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        let odd = |shape: [usize; 4]| Layout {
-            shape,
-            strides: [shape[1] as i64 * 65, 65, 0, 1],
+        let layout = Layout {
+            shape: [1, 128, 1, 64],
+            strides: [128 * 65, 65, 0, 1],
         };
-        let layouts = [odd([1, 128, 1, 64]); 4];
-        add(Problem::builder()
-            .dtype(dtype)
-            .layouts(layouts[0], layouts[1], layouts[2], layouts[3]));
+        let builder = Problem::builder().dtype(dtype);
+        add(builder.layouts(layout, layout, layout, layout));
     }
     add(Problem::builder().head_dim(192).head_dim_v(128));
     problems
@@ -252,11 +245,8 @@ fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>
         ] {
             for stop in StopAfter::ALL {
                 let config = id.parse()?;
-                kernels.add_plan(
-                    &problem,
-                    &config,
-                    Plan::with_stage(&problem, &config, Target::Sm90a, stop),
-                );
+                let plan = Plan::with_stage(&problem, &config, Target::Sm90a, stop);
+                kernels.add_plan(&problem, &config, plan);
             }
         }
     }
@@ -290,10 +280,8 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
             defaults.add_shape(&narrow, config, target);
         }
         // About the default of a large problem.
-        let last = proposed(&shape, target)
-            .into_iter()
-            .rfind(|config| matches!(config, Config::Mma(_)));
-        let Some(Config::Mma(default)) = last else {
+        let mut all = proposed(&shape, target).into_iter();
+        let Some(Config::Mma(default)) = all.rfind(|config| matches!(config, Config::Mma(_))) else {
             continue;
         };
         for (i, config) in mma::FAMILY.neighbours(&default.into()).into_iter().enumerate() {
@@ -301,17 +289,5 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
                 varied.add_shape(&shape, Config::Mma(config.into()), target);
             }
         }
-    }
-}
-
-/// Rows of plan tables; with log-sum-exp, and with a soft cap too.
-fn plan_kernels<'a>(plain: &mut Kernels, varied: &mut Kernels, rows: impl Iterator<Item = &'a PlanRow>) {
-    for row in rows {
-        let shape = Problem::builder().head_dim(row.head_dim).head_dim_v(row.head_dim_v);
-        let shape = shape.dtype(row.dtype);
-        plain.add_shape(&shape, row.config, row.target);
-        let shape = shape.return_lse(true);
-        varied.add_shape(&shape, row.config, row.target);
-        varied.add_shape(&shape.softcap(30.0), row.config, row.target);
     }
 }

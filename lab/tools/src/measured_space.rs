@@ -33,23 +33,15 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         println!("{}", serde_json::to_string(&Measured::of_sweeps(&reports)?)?);
         return crate::verdict(true);
     };
-    let of_sets = problems::cases("all", None)?
-        .into_iter()
-        .find(|case| case.name == *name);
-    let problem = match of_sets {
+    let mut of_sets = problems::cases("all", None)?.into_iter();
+    let problem = match of_sets.find(|case| case.name == *name) {
         Some(case) => case.problem,
         None => Problem::named(name)?,
     };
-    let mma = mma::FAMILY
-        .configs()
-        .map(mma::Config::from)
-        .filter(|config| wanted_mma(config, &problem))
-        .map(Config::Mma);
-    let wgmma = wgmma::FAMILY
-        .configs()
-        .map(wgmma::Config::from)
-        .filter(wanted_wgmma)
-        .map(Config::Wgmma);
+    let mma = mma::FAMILY.configs().map(mma::Config::from);
+    let mma = mma.filter(|config| wanted_mma(config, &problem)).map(Config::Mma);
+    let wgmma = wgmma::FAMILY.configs().map(wgmma::Config::from);
+    let wgmma = wgmma.filter(wanted_wgmma).map(Config::Wgmma);
     for config in mma.chain(wgmma) {
         if Plan::with_cache(&problem, &config, Target::Sm90a, &KernelCache::default()).is_ok() {
             println!("{config}");

@@ -131,11 +131,8 @@ fn served_problem(options: &Options, seed: u64) -> Result<(Problem, usize), Box<
             _ => return Ok((problem, refused)),
         }
     }
-    Err(format!(
-        "none of {TRIES} problems is served on {}; the last: {problem}",
-        options.device
-    )
-    .into())
+    let device = &options.device;
+    Err(format!("none of {TRIES} problems is served on {device}; the last: {problem}").into())
 }
 
 fn one(options: &Options, seed: u64, index: u64) -> Result<Outcome, Box<dyn Error>> {
@@ -208,10 +205,8 @@ fn any_kernel(
     // Where no config of the drawn family serves the problem, another family is drawn.
     for _ in FAMILIES {
         let drawn = FAMILIES[rng.below(FAMILIES.len())];
-        let family = FAMILIES
-            .into_iter()
-            .find(|known| Some(known.name) == family)
-            .unwrap_or(drawn);
+        let given = FAMILIES.into_iter().find(|known| Some(known.name) == family);
+        let family = given.unwrap_or(drawn);
         for _ in 0..TRIES {
             let config = Config::of(&family, family.sample(&mut rng));
             if Plan::new(problem, &config, target).is_err() {
@@ -244,7 +239,6 @@ struct Tally {
     counts: BTreeMap<String, usize>,
 }
 
-/// What was seen of a family.
 #[derive(Default, Serialize)]
 struct Family {
     problems: usize,
@@ -274,15 +268,18 @@ impl Tally {
         let Outcome { problem, out, .. } = &outcome;
         self.passed += 1;
         self.redrawn += outcome.redrawn;
-        let family = match &outcome.kernel {
-            KernelId::Cpu(_) => "cpu",
-            KernelId::Gpu(config) => config.family(),
+        let (family, levers) = match &outcome.kernel {
+            KernelId::Cpu(_) => ("cpu", Vec::new()),
+            KernelId::Gpu(config) => {
+                let (family, values) = config.levers();
+                (family.name, family.print(&values))
+            }
         };
         let family = self.families.entry(family).or_default();
         family.problems += 1;
         family.spilled += outcome.spilled;
         family.kernels.insert(outcome.kernel.to_string());
-        for (lever, value) in levers(&outcome.kernel) {
+        for (lever, value) in levers {
             *family.levers.entry(lever).or_default().entry(value).or_default() += 1;
         }
         let worst = format!("{} {}", problem.dtype(), outcome.inputs);
@@ -298,11 +295,7 @@ impl Tally {
             &problem.dtype().to_string(),
             outcome.inputs.name(),
             if long { "S >= 256" } else { "S < 256" },
-            if outcome.masked_rows {
-                "fully masked rows"
-            } else {
-                "no fully masked row"
-            },
+            ["no fully masked row", "fully masked rows"][usize::from(outcome.masked_rows)],
         ];
         for group in groups {
             *self.counts.entry(group.to_string()).or_default() += 1;
@@ -310,20 +303,15 @@ impl Tally {
     }
 
     fn print(&self, device: &Device, seed: u64) {
-        println!(
-            "{} passed, {} failed on {device}, seed {seed}",
-            self.passed,
-            self.failed.len()
-        );
+        let failed = self.failed.len();
+        println!("{} passed, {failed} failed on {device}, seed {seed}", self.passed);
         if self.redrawn > 0 {
             println!("{} more problems were drawn that no kernel serves", self.redrawn);
         }
         for (name, family) in &self.families {
             let Family { problems, spilled, .. } = family;
-            println!(
-                "{name}: {problems} problems, {} kernels, {spilled} more spilled",
-                family.kernels.len()
-            );
+            let kernels = family.kernels.len();
+            println!("{name}: {problems} problems, {kernels} kernels, {spilled} more spilled");
             for (case, worst) in &family.worst {
                 println!(
                     "  {case:<24} worst max abs {:.2e}, worst frobenius {:.2e}, at most {:.2} of what is allowed",
@@ -335,13 +323,4 @@ impl Tally {
             println!("FAIL {failure}");
         }
     }
-}
-
-/// The levers of a kernel and their values, as they print.
-fn levers(kernel: &KernelId) -> Vec<(&'static str, String)> {
-    let KernelId::Gpu(config) = kernel else {
-        return Vec::new();
-    };
-    let (family, values) = config.levers();
-    family.print(&values)
 }

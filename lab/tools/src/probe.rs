@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use crate::fuzz::probe::{Probe, banks, races};
 use flashcore_cuda::Context;
 use flashcore_ir::Target;
-use flashcore_kernels::{Config, Plan};
+use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem};
 use flashcore_sim::Case;
 
@@ -93,19 +93,12 @@ fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {
         "attention" => return attention(),
         _ => {}
     }
-    for race in races::all() {
-        for probe in [race.racy(), race.clean()] {
-            if probe.name == name {
-                return Ok(vec![probe]);
-            }
-        }
-    }
-    let mut banks = banks::all();
-    banks.retain(|probe| probe.name == name);
-    match banks.is_empty() {
-        true => Err(format!("there is no probe `{name}`; `probe list` lists them").into()),
-        false => Ok(banks),
-    }
+    let races = races::all().into_iter().flat_map(|race| [race.racy(), race.clean()]);
+    let mut all = races.chain(banks::all());
+    let named = all.find(|probe| probe.name == name);
+    Ok(vec![named.ok_or_else(|| {
+        format!("there is no probe `{name}`; `probe list` lists them")
+    })?])
 }
 
 fn attention() -> Result<Vec<Probe>, Box<dyn Error>> {
@@ -113,8 +106,7 @@ fn attention() -> Result<Vec<Probe>, Box<dyn Error>> {
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
     let mut probes = Vec::new();
     for id in ATTENTION {
-        let config: Config = id.parse()?;
-        let plan = Plan::new(&problem, &config, Target::Sm90a)?;
+        let plan = Plan::new(&problem, &id.parse()?, Target::Sm90a)?;
         let buffers = plan.main.launch.buffers.iter().map(|buffer| match buffer.name {
             "q" => inputs.q.bytes().to_vec(),
             "k" => inputs.k.bytes().to_vec(),

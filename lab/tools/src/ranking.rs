@@ -17,9 +17,7 @@ use rayon::prelude::*;
 
 /// Timed first, as `--strategy ranked` does.
 const FIRST: usize = 8;
-/// Resamples of a part of the space.
-const RESAMPLES: u64 = 1000;
-/// Configs in such a part, as `--strategy ranked` draws them.
+/// Drawn in a part of the space, as `--strategy ranked` does.
 const PART: usize = 96;
 
 /// Predicts the configs of measured spaces: the rank of the truly best one, and which configs are
@@ -102,25 +100,18 @@ fn observe(problem: &Problem, id: &str, profile: &Profile) -> Option<Observation
 /// How many of those that did not build are taken to spill, and how many of the others.
 fn spills(table: &Table, timed: &[&Row], observed: &[Option<Observation>], profile: &Profile) {
     let is_last = |observed: &Option<Observation>| {
-        let registers = observed
-            .as_ref()
-            .and_then(|observed| observed.registers(profile.target));
+        let registers = observed.as_ref().and_then(|seen| seen.registers(profile.target));
         registers.is_some_and(|registers| is_to_spill(registers, None))
     };
     let failed: Vec<&String> = table.failed.iter().flat_map(|group| &group.ids).collect();
-    let failed: Vec<Option<Observation>> = failed
+    let rightly = failed
         .par_iter()
-        .map(|id| observe(&table.case.problem, id, profile))
-        .collect();
-    let wrongly: Vec<&&Row> = timed
-        .iter()
-        .zip(observed)
-        .filter(|(_, seen)| is_last(seen))
-        .map(|(row, _)| row)
-        .collect();
+        .filter(|id| is_last(&observe(&table.case.problem, id, profile)));
+    let all = timed.iter().zip(observed);
+    let wrongly: Vec<&&Row> = all.filter(|(_, seen)| is_last(seen)).map(|(row, _)| row).collect();
     println!(
         "  put last as likely to spill: {} of {} that did not build, {} of {} that did",
-        failed.iter().filter(|seen| is_last(seen)).count(),
+        rightly.count(),
         failed.len(),
         wrongly.len(),
         timed.len()
@@ -149,16 +140,13 @@ fn report(
 ) {
     let predicted = |observed: &Observation| observed.predict_measured(profile, card, &[]).micros;
     let pairs = observed.iter().zip(timed);
-    let mut pairs: Vec<(f64, f64)> = pairs
-        .filter_map(|(observed, row)| Some((predicted(observed.as_ref()?), row.1)))
-        .collect();
+    let pairs = pairs.filter_map(|(observed, row)| Some((predicted(observed.as_ref()?), row.1)));
+    let mut pairs: Vec<(f64, f64)> = pairs.collect();
     pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let Some(agreement) = Agreement::of(&pairs) else { return };
     let best = table.best().map_or(f64::NAN, |row| row.1);
-    let stands = pairs
-        .iter()
-        .position(|pair| pair.1 <= best)
-        .map_or("-".to_string(), |at| (at + 1).to_string());
+    let stands = pairs.iter().position(|pair| pair.1 <= best);
+    let stands = stands.map_or("-".to_string(), |at| (at + 1).to_string());
     println!(
         "  {name:<10} {:>8.3}  {:>9.2} ({:.2}-{:.2})  {:>7} of {:<5} {:>8.1} %   {:>8.1} %    {:>8.1} %",
         agreement.spearman,
@@ -180,17 +168,16 @@ fn fastest(pairs: &[(f64, f64)]) -> f64 {
 /// How much slower than the best is the fastest of the first eight by prediction, out of `part`
 /// drawn configs: median over draws. With eight drawn this is what chance loses.
 fn lost(pairs: &[(f64, f64)], part: usize, best: f64) -> f64 {
-    let mut losses: Vec<f64> = (0..RESAMPLES)
-        .map(|seed| {
-            let mut drawn: Vec<usize> = (0..pairs.len()).collect();
-            shuffle(&mut drawn, seed);
-            drawn.truncate(part);
-            // Pairs are in the order of predictions.
-            drawn.sort_unstable();
-            let first: Vec<(f64, f64)> = drawn.iter().take(FIRST).map(|&at| pairs[at]).collect();
-            fastest(&first) / best - 1.0
-        })
-        .collect();
+    let loss = |seed| {
+        let mut drawn: Vec<usize> = (0..pairs.len()).collect();
+        shuffle(&mut drawn, seed);
+        drawn.truncate(part);
+        // Pairs are in the order of predictions.
+        drawn.sort_unstable();
+        let first: Vec<(f64, f64)> = drawn.iter().take(FIRST).map(|&at| pairs[at]).collect();
+        fastest(&first) / best - 1.0
+    };
+    let mut losses: Vec<f64> = (0..1000).map(loss).collect();
     losses.sort_by(f64::total_cmp);
     losses[losses.len() / 2]
 }

@@ -1,7 +1,6 @@
 //! Runs kernels many times on the same inputs: outputs must be equal bit for bit. A difference is a
 //! race.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 
 use flashcore::Device;
@@ -11,9 +10,7 @@ use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{InputKind, POISON, Problem, Tensor};
 
-/// Differing runs that are printed.
-const SHOWN: usize = 3;
-/// Rows of each.
+/// Rows that are printed of a run.
 const ROWS: usize = 8;
 
 /// Runs kernels many times on the same inputs; fails if an output differs from the first in any
@@ -46,7 +43,6 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     crate::verdict(!any)
 }
 
-/// What a run leaves.
 struct Output {
     out: Tensor,
     lse: Option<Vec<u32>>,
@@ -58,10 +54,8 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
     let set = TensorSet::new(stream, problem, plan.workspace_bytes())?;
     set.upload(stream, &draw(problem, InputKind::Normal, 7))?;
     let load = |kernel| Function::load(context, kernel, &ModuleOptions::default());
-    let functions = plan
-        .steps()
-        .map(|step| load(&step.kernel))
-        .collect::<Result<Vec<_>, _>>()?;
+    let functions = plan.steps().map(|step| load(&step.kernel));
+    let functions = functions.collect::<Result<Vec<_>, _>>()?;
     let prepared = PreparedPlan::new(plan, &functions, &set.tensors())?;
     let run = || -> Result<Output, Box<dyn Error>> {
         set.poison(stream)?;
@@ -82,7 +76,7 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
             continue;
         }
         differing += 1;
-        if differing <= SHOWN {
+        if differing <= 3 {
             println!("  run {number}: {}", difference(problem, &first, &again));
         }
     }
@@ -94,33 +88,26 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
 fn difference(problem: &Problem, first: &Output, again: &Output) -> String {
     let [batch, rows, heads, columns] = problem.o_layout().shape;
     let (one, other) = (first.out.view(), again.out.view());
-    let mut by_row: BTreeMap<[usize; 3], usize> = BTreeMap::new();
+    let mut by_row: Vec<([usize; 3], usize)> = Vec::new();
     for b in 0..batch {
-        for s in 0..rows {
-            for h in 0..heads {
+        for h in 0..heads {
+            for s in 0..rows {
                 let differs = |&d: &usize| one.get(b, s, h, d).to_bits() != other.get(b, s, h, d).to_bits();
                 let count = (0..columns).filter(differs).count();
                 if count > 0 {
-                    by_row.insert([b, h, s], count);
+                    by_row.push(([b, h, s], count));
                 }
             }
         }
     }
-    let lse = if first.lse == again.lse {
-        ""
-    } else {
-        ", and log-sum-exps"
-    };
-    let shown: Vec<String> = by_row
-        .iter()
-        .take(ROWS)
-        .map(|([b, h, s], count)| format!("batch {b} head {h} row {s} ({count} elements)"))
-        .collect();
-    let more = by_row.len().saturating_sub(ROWS);
-    let more = if more > 0 {
-        format!(", {more} more rows")
-    } else {
-        String::new()
-    };
-    format!("{}{more}{lse}", shown.join(", "))
+    let row = |([b, h, s], count): &([usize; 3], usize)| format!("batch {b} head {h} row {s} ({count} elements)");
+    let shown: Vec<String> = by_row.iter().take(ROWS).map(row).collect();
+    let mut text = shown.join(", ");
+    if by_row.len() > ROWS {
+        text += &format!(", {} more rows", by_row.len() - ROWS);
+    }
+    if first.lse != again.lse {
+        text += ", and log-sum-exps";
+    }
+    text
 }

@@ -37,11 +37,9 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     if options.one_per_config {
         all = one_of_each_config(all);
     }
+    all.retain(|kernel| kernel.config.to_string().contains(&options.kernel));
     let schedules = options.schedules;
-    for kernel in all
-        .into_iter()
-        .filter(|kernel| kernel.config.to_string().contains(&options.kernel))
-    {
+    for kernel in all {
         let started = Instant::now();
         let (mut ran, mut problems) = (0, 0);
         let verdict = match &kernel.plans {

@@ -38,10 +38,10 @@ pub(crate) fn plan_rows() -> Result<Vec<PlanRow>, Box<dyn Error>> {
         for (_, row) in named.table.rows() {
             let KernelId::Gpu(config) = row.kernel else { continue };
             let target = &named.table.device.target;
+            let unknown = || format!("{}: no target is named {target}", named.name);
             let row = PlanRow {
                 config,
-                target: Target::from_name(target)
-                    .ok_or_else(|| format!("{}: no target is named {target}", named.name))?,
+                target: Target::from_name(target).ok_or_else(unknown)?,
                 dtype: row.problem.dtype,
                 head_dim: row.problem.head_dim,
                 head_dim_v: row.problem.head_dim_v,
@@ -77,16 +77,11 @@ pub(crate) fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
                 continue;
             };
             let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
-            let of_wgmma = wgmma::proposals(&problem, target)
-                .into_iter()
-                .map(|p| Config::Wgmma(p.config));
-            let of_mma = mma::proposals(&problem, target)
-                .into_iter()
-                .map(|p| Config::Mma(p.config));
-            for config in [of_wgmma.into_iter().find(fits), of_mma.into_iter().find(fits)]
-                .into_iter()
-                .flatten()
-            {
+            let of_wgmma = wgmma::proposals(&problem, target).into_iter();
+            let of_mma = mma::proposals(&problem, target).into_iter();
+            let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config)).find(fits);
+            let of_mma = of_mma.map(|proposal| Config::Mma(proposal.config)).find(fits);
+            for config in of_wgmma.into_iter().chain(of_mma) {
                 if !taken.contains(&config) {
                     taken.push(config);
                 }
@@ -131,10 +126,6 @@ const CASES: [(Mask, usize); 5] = [
     (Mask::FULL, 30),
 ];
 
-/// SMs of the card that plans are made for, so that a block (or a cluster) of a persistent kernel
-/// has several tiles.
-const SMS: u32 = 1;
-
 /// A config with the largest head_dim that it is for, a target and a dtype.
 type Row = (Config, usize, Target, DType);
 
@@ -150,12 +141,8 @@ fn configs() -> Result<Vec<Row>, Box<dyn Error>> {
             configs.push((Config::Mma(config), head_dim, target, dtype));
             // Decoding shares the keys out among blocks.
             if config.pack_heads {
-                configs.push((
-                    Config::Mma(mma::Config { splits: 3, ..config }),
-                    head_dim,
-                    target,
-                    dtype,
-                ));
+                let split = Config::Mma(mma::Config { splits: 3, ..config });
+                configs.push((split, head_dim, target, dtype));
             }
         }
         let ladder = ladder::FAMILY.configs();
@@ -163,10 +150,9 @@ fn configs() -> Result<Vec<Row>, Box<dyn Error>> {
     }
     for row in plan_rows()? {
         let head_dim = row.head_dim.max(row.head_dim_v);
-        let there = configs
-            .iter_mut()
-            .find(|(config, _, target, dtype)| (*config, *target, *dtype) == (row.config, row.target, row.dtype));
-        match there {
+        let wanted = (row.config, row.target, row.dtype);
+        let mut all = configs.iter_mut();
+        match all.find(|(config, _, target, dtype)| (*config, *target, *dtype) == wanted) {
             Some((_, most, ..)) => *most = head_dim.max(*most),
             None => configs.push((row.config, head_dim, row.target, row.dtype)),
         }
@@ -201,13 +187,8 @@ pub(crate) fn shipped() -> Result<Vec<Shipped>, Box<dyn Error>> {
                 continue;
             };
             for config in scalar::preferred_configs(&problem, 16) {
-                all.push(kernel(
-                    Config::Scalar(config),
-                    Target::Sm80,
-                    head_dims,
-                    dtype,
-                    OPTIONS[0],
-                ));
+                let config = Config::Scalar(config);
+                all.push(kernel(config, Target::Sm80, head_dims, dtype, OPTIONS[0]));
             }
         }
     }
@@ -236,7 +217,8 @@ fn kernel(
             builder = builder.softcap(30.0);
         }
         let problem = builder.build().map_err(|error| Refusal::Build(error.to_string()))?;
-        Plan::new(&problem, &config, Chip { target, sms: SMS })
+        // One SM, so that a block (or a cluster) of a persistent kernel has several tiles.
+        Plan::new(&problem, &config, Chip { target, sms: 1 })
     });
     Shipped {
         config,

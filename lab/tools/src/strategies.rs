@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use flashcore_tune::insight::Tally;
 use flashcore_tune::read_measured;
-use flashcore_tune::replay::Table;
+use flashcore_tune::replay::{Row, Table};
 use flashcore_tune::strategy::Kind;
 
 use replayed::{Comparison, WITHIN, compare};
@@ -64,22 +64,17 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     crate::verdict(true)
 }
 
-fn within(one: &Comparison) -> String {
-    match (one.trials_within, one.share_within) {
-        (Some(trials), Some(share)) => {
-            let [first, third] = one
-                .middle_half
-                .map(|at| at.map_or("never".to_string(), |trials| trials.to_string()));
-            format!("{trials} [{first}-{third}] trials ({:.1} %)", share * 100.0)
-        }
-        _ => "not within 2 %".to_string(),
-    }
+fn within([first, median, third]: [Option<usize>; 3], size: usize) -> String {
+    let Some(trials) = median else {
+        return "not within 2 %".to_string();
+    };
+    let [first, third] = [first, third].map(|at| at.map_or("never".to_string(), |trials| trials.to_string()));
+    let share = 100.0 * (trials as f64 / size as f64);
+    format!("{trials} [{first}-{third}] trials ({share:.1} %)")
 }
 
 fn lines(table: &Table, compared: &[Comparison]) -> String {
-    let (best, worst) = (table.best(), table.worst());
-    let shown =
-        |row: Option<&flashcore_tune::replay::Row>| row.map_or(String::new(), |row| format!("{} {} us", row.0, row.1));
+    let shown = |row: Option<&Row>| row.map_or(String::new(), |row| format!("{} {} us", row.0, row.1));
     let mut text = format!(
         "{}: {} configs, {} work; best {}, worst {}\n  median over seeds, slower than the best after 10, 20, 50, 100, 200 \
          trials; trials to within {:.0} %: \
@@ -87,19 +82,19 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
         table.case.name,
         table.by_id().len(),
         table.timed.len(),
-        shown(best),
-        shown(worst),
+        shown(table.best()),
+        shown(table.worst()),
         WITHIN * 100.0
     );
     for one in compared {
         let at = [10, 20, 50, 100, 200].map(|trials| {
-            let median = one
-                .quartiles
-                .get(trials - 1)
-                .map(|quartiles| (quartiles[1] - 1.0) * 100.0);
-            median.map_or("      -".to_string(), |above| format!("{above:6.1}%"))
+            let median = one.medians.get(trials - 1);
+            median.map_or("      -".to_string(), |median| {
+                format!("{:6.1}%", (median - 1.0) * 100.0)
+            })
         });
-        text.push_str(&format!("  {:<15} {}  {}\n", one.strategy, at.join(" "), within(one)));
+        let within = within(one.trials_within, table.len());
+        text.push_str(&format!("  {:<15} {}  {within}\n", one.strategy, at.join(" ")));
     }
     for one in compared.iter().filter(|one| !one.claims.is_empty()) {
         text.push_str(&format!("  claims of {}, over all seeds\n", one.strategy));

@@ -16,9 +16,6 @@ use serde_json::{Value, json};
 use arguments::argument;
 use subjects::{Fate, SUBJECTS, Subject, fate, place, sample};
 
-/// Mistakes of 100 that must be found.
-const REQUIRED: usize = 95;
-
 /// Plants mistakes in four kernels, drawn over every operator and every place, and counts how many
 /// are found.
 ///
@@ -41,11 +38,11 @@ pub(crate) struct Options {
     json: Option<PathBuf>,
 }
 
-/// How many mistakes were planted, survived, and survived without an argument.
 #[derive(Default)]
 struct Count {
     planted: usize,
     survived: usize,
+    /// Survived without an argument.
     unargued: usize,
 }
 
@@ -70,7 +67,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         "{} of {planted} mistakes found; of {survived} survivors {unargued} without an argument",
         planted - survived
     );
-    crate::verdict((planted - survived) * 100 >= REQUIRED * planted && unargued == 0)
+    crate::verdict((planted - survived) * 100 >= 95 * planted && unargued == 0)
 }
 
 /// Plants a sample of mistakes in a kernel, and reports on each.

@@ -123,7 +123,7 @@ fn cases(is_persistent: bool) -> Vec<Case> {
         case(16, 192, 640, Mask::FULL, 8.0 * SHARP, Normal),
     ]);
     if is_persistent {
-        // Each block goes through a list of tiles, which few SMs make longer. Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next
+        // Blocks with many tiles of rows: with keys for one turn, for two, for many; where the next
         // tile is seen at once and where not, where a warpgroup has no rows in every other tile.
         cases.extend([
             case(48, 150, 100, Mask::FULL, 1.0, SmallIntegers),
@@ -135,9 +135,6 @@ fn cases(is_persistent: bool) -> Vec<Case> {
     }
     cases
 }
-
-/// SMs that persistent kernels have here.
-const SMS: u32 = 3;
 
 /// Rows of each tensor lie otherwise, so that no stride can stand for another. Copies of 16 bytes
 /// need multiples of 8 elements.
@@ -179,14 +176,11 @@ impl Subject {
         let config = self.kernel.parse()?;
         let mut plans: Vec<(Plan, CheckOptions)> = Vec::new();
         for (i, case) in cases(self.target == Target::Sm90a).into_iter().enumerate() {
-            let inputs = case.inputs;
-            let chip = Chip {
-                target: self.target,
-                sms: SMS,
-            };
-            let plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, chip)?;
+            // Few SMs make the lists of tiles of persistent kernels longer.
+            let (target, sms) = (self.target, 3);
+            let plan = Plan::new(&self.problem(&case, i % 3 == 1)?, &config, Chip { target, sms })?;
             let mut options = CheckOptions {
-                inputs,
+                inputs: case.inputs,
                 ..CheckOptions::default()
             };
             options.sim.max_instructions = MAX_INSTRUCTIONS;
@@ -204,10 +198,9 @@ impl Subject {
         let builder = builder.dtype(self.dtype).mask(case.mask);
         let builder = builder.softmax_scale(case.scale * Problem::default_scale(self.head_dim));
         let [q, k, v, o] = layouts(batch, heads, kv_heads, rows, keys, self.head_dim);
-        if apart {
-            builder.layouts(q, k, v, o).build()
-        } else {
-            builder.build()
+        match apart {
+            true => builder.layouts(q, k, v, o).build(),
+            false => builder.build(),
         }
     }
 }

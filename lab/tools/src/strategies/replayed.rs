@@ -11,16 +11,6 @@ use flashcore_tune::strategy::Kind;
 use flashcore_tune::{History, Space, Timed, Trial, TuneError, Verdict};
 use rayon::prelude::*;
 
-/// A strategy on a table with one seed.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Replayed {
-    /// The time of the best config after each trial, relative to the best there is (1 when it is
-    /// found).
-    pub(super) curve: Vec<f64>,
-    /// What came of its claims, where it made any.
-    pub(super) claims: Vec<Scored>,
-}
-
 /// A table to replay searches on.
 struct Field<'t> {
     space: Space,
@@ -30,46 +20,34 @@ struct Field<'t> {
 }
 
 impl Field<'_> {
-    fn replay(&self, kind: Kind, seed: u64, trials: usize) -> Result<Replayed, TuneError> {
-        let Field {
-            space,
-            known,
-            start,
-            advisor,
-        } = self;
-        let times = known.values().filter_map(|known| match known {
-            Known::Timed(us, _) => Some(*us),
-            Known::Failed(..) => None,
-        });
-        let optimum = times.fold(f64::INFINITY, f64::min);
-        let mut strategy = kind.start(seed, *advisor)?;
+    /// A strategy with one seed: the time of the best config after each trial, relative to the best
+    /// there is (1 when it is found), and what came of its claims.
+    fn replay(&self, kind: Kind, seed: u64, trials: usize) -> Result<(Vec<f64>, Vec<Scored>), TuneError> {
+        let Field { space, known, .. } = self;
+        let time = |known: &Known| match known {
+            Known::Timed(us, _) => *us,
+            Known::Failed(..) => f64::INFINITY,
+        };
+        let optimum = known.values().map(time).fold(f64::INFINITY, f64::min);
+        let mut strategy = kind.start(seed, self.advisor)?;
         let mut history = History::default();
         let mut curve = Vec::with_capacity(trials);
-        let mut next = Some((start.to_string(), "start".to_string()));
+        let mut next = Some((self.start.to_string(), "start".to_string()));
         while let Some((id, origin)) = next {
             let missing = || TuneError::nothing(format!("{id} was not measured"));
             let outcome = known.get(&id).ok_or_else(missing)?;
             history.add(replayed(curve.len(), &id, origin, outcome, optimum));
             let before = curve.last().copied().unwrap_or(f64::INFINITY);
-            let now = match outcome {
-                Known::Timed(us, _) => us / optimum,
-                Known::Failed(..) => f64::INFINITY,
-            };
-            curve.push(before.min(now));
+            curve.push(before.min(time(outcome) / optimum));
             if curve.len() >= trials {
                 break;
             }
-            next = strategy
-                .propose(&history, space)?
-                .map(|proposal| (proposal.id, proposal.origin));
+            let proposal = strategy.propose(&history, space)?;
+            next = proposal.map(|proposal| (proposal.id, proposal.origin));
         }
-        let claims = strategy
-            .insights(&history, space)
-            .map(|insights| insights.claims().claims);
-        Ok(Replayed {
-            curve,
-            claims: claims.unwrap_or_default(),
-        })
+        let insights = strategy.insights(&history, space);
+        let claims = insights.map(|insights| insights.claims().claims);
+        Ok((curve, claims.unwrap_or_default()))
     }
 }
 
@@ -108,16 +86,11 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
 pub(super) struct Comparison {
     /// The strategy.
     pub(super) strategy: &'static str,
-    /// After each trial: a quarter of the seeds, half, and three quarters were at this or better,
-    /// relative to the best there is.
-    pub(super) quartiles: Vec<[f64; 3]>,
-    /// Median over seeds of the trials it took to come within [`WITHIN`] of the best; `None` where
-    /// most never did.
-    pub(super) trials_within: Option<usize>,
-    /// The trials that it took a quarter of the seeds, and three quarters.
-    pub(super) middle_half: [Option<usize>; 2],
-    /// The median as a share of the space.
-    pub(super) share_within: Option<f64>,
+    /// Median over seeds of the best after each trial, relative to the best there is.
+    pub(super) medians: Vec<f64>,
+    /// Trials in which a quarter of the seeds, half, and three quarters came within [`WITHIN`] of
+    /// the best; `None` where they never did.
+    pub(super) trials_within: [Option<usize>; 3],
     /// What came of each kind of claim, over all seeds; empty where none were made.
     pub(super) claims: Vec<Tally>,
 }
@@ -147,40 +120,25 @@ pub(super) fn compare(
     let size = field.known.len();
     let compared = kinds.iter().map(|&kind| {
         let replayed = (0..seeds).into_par_iter().map(|seed| field.replay(kind, seed, trials));
-        let replayed = replayed.collect::<Result<Vec<Replayed>, _>>()?;
-        let (curves, claims): (Vec<Vec<f64>>, Vec<Vec<Scored>>) =
-            replayed.into_iter().map(|one| (one.curve, one.claims)).unzip();
-        let at = |trial: usize| -> [f64; 3] {
-            let values: Vec<f64> = curves
-                .iter()
-                .filter_map(|curve| curve.get(trial).or(curve.last()))
-                .copied()
-                .collect();
-            let ordered = stats::sorted(&values);
-            [0.25, 0.5, 0.75].map(|q| stats::quantile(&ordered, q))
+        let replayed = replayed.collect::<Result<Vec<_>, _>>()?;
+        let (curves, claims): (Vec<Vec<f64>>, Vec<Vec<Scored>>) = replayed.into_iter().unzip();
+        let median = |trial: usize| {
+            let values = curves.iter().filter_map(|curve| curve.get(trial).or(curve.last()));
+            stats::median(&values.copied().collect::<Vec<f64>>())
         };
         // A curve that never comes near counts as infinitely long.
-        let mut within: Vec<usize> = curves
-            .iter()
-            .map(|curve| {
-                curve
-                    .iter()
-                    .position(|best| *best <= 1.0 + WITHIN)
-                    .map_or(usize::MAX, |at| at + 1)
-            })
-            .collect();
+        let near = |curve: &Vec<f64>| curve.iter().position(|best| *best <= 1.0 + WITHIN);
+        let within = curves.iter().map(|curve| near(curve).map_or(usize::MAX, |at| at + 1));
+        let mut within: Vec<usize> = within.collect();
         within.sort_unstable();
         let part = |of_four: usize| {
             let at = within.get(within.len() * of_four / 4).copied();
             at.filter(|trials| *trials != usize::MAX)
         };
-        let median = part(2);
         Ok(Comparison {
             strategy: kind.name(),
-            quartiles: (0..trials.min(size)).map(at).collect(),
-            trials_within: median,
-            middle_half: [part(1), part(3)],
-            share_within: median.map(|trials| trials as f64 / size as f64),
+            medians: (0..trials.min(table.len())).map(median).collect(),
+            trials_within: [1, 2, 3].map(part),
             claims: insight::table(&claims.concat()),
         })
     });
@@ -239,7 +197,7 @@ mod tests {
             advisor: Some(&advisor),
         };
         for kind in Kind::all() {
-            let curve = field.replay(kind, 1, 500).unwrap().curve;
+            let (curve, _) = field.replay(kind, 1, 500).unwrap();
             assert!(curve.windows(2).all(|pair| pair[1] <= pair[0]));
             assert_eq!((curve.len(), *curve.last().unwrap()), (120, 1.0), "{}", kind.name());
         }
@@ -253,13 +211,8 @@ mod tests {
         let kinds = [Kind::Random, Kind::HillClimbing];
         let compared = compare(&table, &kinds, 20, 120, None).unwrap();
         let [chance, climbing] = &compared[..] else { panic!() };
-        assert!(climbing.trials_within.unwrap() < chance.trials_within.unwrap());
-        assert_eq!(chance.quartiles.len(), 120);
-        assert!(
-            chance
-                .quartiles
-                .iter()
-                .all(|[low, middle, high]| low <= middle && middle <= high)
-        );
+        assert!(climbing.trials_within[1].unwrap() < chance.trials_within[1].unwrap());
+        assert_eq!(chance.medians.len(), 120);
+        assert!(chance.trials_within.is_sorted());
     }
 }
