@@ -15,9 +15,6 @@ use crate::races::{Clash, Fault, NEVER_WRITTEN, thread_name};
 use crate::registers::{self, lanes};
 use crate::warp::{Lane, Warp};
 
-/// Reader of a cell, operation, and prefix for messages.
-type Reader = (Actor, u32, &'static str);
-
 /// Why the order of two accesses is wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wrong {
@@ -95,15 +92,13 @@ impl Cluster<'_> {
         None
     }
 
-    /// Checks reads of byte ranges (first, bytes) of the cluster's shared memory that `lanes` start
-    /// together.
+    /// Checks reads of byte ranges (first, bytes) of shared memory that `lanes` start together.
     pub(crate) fn check_async_read(&mut self, warp: &Warp, lanes: u32, pc: u32, at: At, ranges: &[(u32, u32)]) {
-        let shift = self.shadow.shift;
         // Neighbouring cells usually have one writer.
         let mut good: Option<(u32, ActorId)> = None;
         let mut clashes: Vec<Clash> = Vec::new();
         for &(first, bytes) in ranges {
-            for cell in (first >> shift) as usize..((first + bytes) >> shift) as usize {
+            for cell in self.copy_cells(first, bytes) {
                 let (stamp, writer) = (self.shadow.stamp(cell), self.shadow.writer(cell).0);
                 if good == Some((stamp.0, writer)) {
                     continue;
@@ -133,9 +128,8 @@ impl Cluster<'_> {
 
     /// Checks the write of a range by a copy that a lane starts.
     pub(crate) fn check_async_write(&mut self, by: Lane<'_>, at: At, first: u32, bytes: u32) {
-        let shift = self.shadow.shift;
         let mut good: Option<(u32, ActorId)> = None;
-        for cell in (first >> shift) as usize..((first + bytes) >> shift) as usize {
+        for cell in self.copy_cells(first, bytes) {
             let (stamp, writer) = (self.shadow.stamp(cell), self.shadow.writer(cell).0);
             let mut clash = None;
             if stamp != Stamp::NEVER && good != Some((stamp.0, writer)) {
@@ -184,17 +178,16 @@ impl Cluster<'_> {
         }
     }
 
-    /// The conflict with a thread's read of a cell that is not fenced for the async proxy as seen by
-    /// a lane.
+    /// The conflict with a thread's read that a lane does not know as fenced for the async proxy.
     fn unfenced_reader(&self, me: Lane<'_>, cell: usize) -> Option<Clash> {
         let (warp, clock) = (me.warp, me.clock());
         for reader in self.shadow.reading_warps(self.machine.warps) {
-            let (reads, pc) = self.shadow.readers(reader, cell);
+            let (epoch, by, pc) = self.shadow.readers(reader, cell);
             let is_fenced = |by: usize| {
                 let own = reader == warp.index && by == me.lane;
-                own && warp.fenced[by] >= reads.epoch() || clock.has_fenced((32 * reader + by) as u32, reads.epoch())
+                own && warp.fenced[by] >= epoch || clock.has_fenced((32 * reader + by) as u32, epoch)
             };
-            if let Some(by) = lanes(reads.lanes()).find(|&by| !is_fenced(by)) {
+            if let Some(by) = lanes(by).find(|&by| !is_fenced(by)) {
                 let actor = self.actor(reader, 1 << by);
                 return Some(Clash {
                     fault: UNFENCED_READ,
@@ -207,32 +200,35 @@ impl Cluster<'_> {
         None
     }
 
-    /// A read of a cell since its last write that is not ordered before the lane.
-    pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<Reader> {
+    /// An unordered read of a cell since its last write: reader, operation, and message prefix.
+    pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<(Actor, u32, &'static str)> {
         let machine = self.machine;
         let clock = warp.clock(lane);
         for reader in 0..machine.readers() {
-            let (reads, pc) = self.shadow.readers(reader, cell);
-            if reads.lanes() == 0 {
+            let (epoch, read_by, pc) = self.shadow.readers(reader, cell);
+            if read_by == 0 {
                 continue;
             }
             let (by, lanes, what) = match machine.reader(reader) {
                 ActorKind::Warpgroup(group) => {
                     // A warp's own products are ordered only after the warp has waited for them.
-                    let ordered = clock.knows(machine.actors.warpgroup(group), reads.epoch())
-                        || self.has_waited_for_products(warp, group, reads.epoch());
+                    let own = warp.index / 4 == group as usize;
+                    let ordered = clock.knows(machine.actors.warpgroup(group), epoch)
+                        || own && self.products_finished(warp, self.epoch) >= epoch;
                     let lanes = if ordered { 0 } else { u32::MAX };
                     (4 * group as usize, lanes, "a product of the warpgroup of ")
                 }
                 ActorKind::Store(by) => {
-                    let first = machine.actors.store_of(32 * by);
-                    let lanes = reads.lanes() & clock.unknown_from(first, reads.epoch());
+                    let lanes = read_by & clock.unknown_from(machine.actors.store_of(32 * by), epoch);
                     (by as usize, lanes, "a store of ")
                 }
                 _ => {
                     let mine = if reader == warp.index { 1 << lane } else { 0 };
-                    let lanes = reads.lanes() & !mine & clock.unknown_from(32 * reader as u32, reads.epoch());
-                    (reader, lanes, "")
+                    (
+                        reader,
+                        read_by & !mine & clock.unknown_from(32 * reader as u32, epoch),
+                        "",
+                    )
                 }
             };
             if lanes != 0 {

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::clock::Epoch;
-use crate::machine::Machine;
 
 /// Registers that products use together: an accumulator, or operand A of one k step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,13 +49,4 @@ pub(crate) struct AsyncState {
     pub(crate) peers_started: bool,
     /// The last store to another block that is not yet ordered at cluster scope.
     pub(crate) remote_store: Option<u32>,
-}
-
-impl AsyncState {
-    pub(crate) fn new(machine: &Machine<'_>) -> AsyncState {
-        AsyncState {
-            fragments: vec![Fragment::default(); machine.program.fragments.len()],
-            ..AsyncState::default()
-        }
-    }
 }

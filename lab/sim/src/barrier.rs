@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
+use crate::bulk::finished;
 use crate::clock::Clock;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
 use crate::interpreter::Stop;
-use crate::machine::Machine;
 use crate::program::Row;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
@@ -90,35 +90,31 @@ impl Cluster<'_> {
         }
         barrier.arrived += 32;
         barrier.who.push((warp.index, pc, waits));
-        match &mut barrier.clock {
-            Some(clock) => clock.join(&knowledge),
-            None => barrier.clock = Some(knowledge),
-        }
+        knowledge.join_to(&mut barrier.clock);
         if waits {
-            warp.state = State::AtBarrier { id, pc };
+            warp.state = State::AtBarrier(id);
         }
         let released = barrier.arrived >= barrier.expected;
         Stop::Barrier { id, released }
     }
 
-    /// Adds the accesses of some lanes up to now to a clock, and their completed asynchronous
-    /// operations.
+    /// Adds some lanes' accesses and completed asynchronous operations up to now to a clock.
     pub(crate) fn publish(&self, clock: &mut Clock, warp: &Warp, mask: u32) {
         let (actors, now) = (&self.machine.actors, self.epoch);
         let first = 32 * warp.index as u32;
         clock.learn_lanes(first, mask, &[now; 32]);
         if actors.copies > 0 {
-            let finished = self.copies[warp.index].finished(now);
-            clock.learn_lanes(actors.copy_of(first), mask, &finished);
+            let landed = self.copies[warp.index].finished(now);
+            clock.learn_lanes(actors.copy_of(first), mask, &landed);
         }
         if actors.stores > 0 {
             let stores = &self.stores[warp.index];
-            clock.learn_lanes(actors.store_of(first), mask, &stores.reads_finished(now));
-            clock.learn_lanes(actors.store_writes_of(first), mask, &stores.writes_finished(now));
+            clock.learn_lanes(actors.store_of(first), mask, &finished(&stores.reads, now));
+            clock.learn_lanes(actors.store_writes_of(first), mask, &finished(&stores.writes, now));
         }
         if actors.warpgroups > 0 {
-            let finished = self.products_finished(warp, now);
-            clock.learn(actors.warpgroup(warp.index as u32 / 4), finished);
+            let warpgroup = actors.warpgroup(warp.index as u32 / 4);
+            clock.learn(warpgroup, self.products_finished(warp, now));
         }
         if self.machine.program.uses_async_proxy {
             for lane in lanes(mask) {
@@ -187,57 +183,57 @@ impl Cluster<'_> {
             return;
         }
         let waits = |warp: &Warp| match warp.state {
-            State::AtBarrier { id, pc } => Some((warp.index, pc, At::Barrier(id))),
-            State::Blocked(wait) => Some((warp.index, warp.pc, At::Elsewhere(wait))),
+            State::AtBarrier(_) => Some((warp.index, warp.pc - 1, warp.state)),
+            State::Blocked(_) => Some((warp.index, warp.pc, warp.state)),
             State::Ready | State::Done => None,
         };
-        let waiting: Vec<(usize, u32, At)> = warps.iter().filter_map(waits).collect();
+        let waiting: Vec<(usize, u32, State)> = warps.iter().filter_map(waits).collect();
         let Some(&(first, pc, at)) = waiting.first() else {
             self.check_registers(warps);
             self.check_lifetimes();
             return;
         };
-        let lacks_bytes = |w: &&(usize, u32, At)| match w.2 {
-            At::Elsewhere(Wait::Phase { mbarrier, .. }) => self.lacks_bytes(mbarrier),
+        let lacks_bytes = |w: &&(usize, u32, State)| match w.2 {
+            State::Blocked(Wait::Phase { mbarrier, .. }) => self.lacks_bytes(mbarrier),
             _ => false,
         };
         let (kind, (first, pc)) = if let Some(w) = waiting.iter().find(lacks_bytes) {
             (FindingKind::TransactionBytes, (w.0, w.1))
-        } else if matches!(at, At::Barrier(_)) && waiting.iter().all(|w| w.2 == at) && waiting.len() < warps.len() {
+        } else if matches!(at, State::AtBarrier(_)) && waiting.iter().all(|w| w.2 == at) && waiting.len() < warps.len()
+        {
             (FindingKind::BarrierMismatch, (first, pc))
         } else {
             (FindingKind::Deadlock, (first, pc))
         };
         let machine = self.machine;
-        let describe = |&(warp, pc, at): &(usize, u32, At)| {
-            let (name, line) = (self.warp_name(warp), line_of(machine, pc));
+        let describe = |&(warp, pc, at): &(usize, u32, State)| {
+            let name = self.warp_name(warp);
+            let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
             match at {
-                At::Barrier(id) => {
+                State::AtBarrier(id) => {
                     let barrier = &self.barriers[warps[warp].rank][usize::from(id)];
                     format!(
                         "{name} waits at barrier {id} ({line}; {} of {} threads have arrived)",
                         barrier.arrived, barrier.expected
                     )
                 }
-                At::Elsewhere(Wait::Phase { mbarrier, parity }) => {
+                State::Blocked(Wait::Phase { mbarrier, parity }) => {
                     format!("{name} waits {} ({line})", self.describe_phase(mbarrier, parity))
                 }
-                At::Elsewhere(Wait::Cluster) => format!("{name} waits at the cluster barrier ({line})"),
-                At::Elsewhere(Wait::Warpgroup) => {
+                State::Blocked(Wait::Cluster) => format!("{name} waits at the cluster barrier ({line})"),
+                State::Blocked(Wait::Warpgroup) => {
                     format!("{name} waits for a product that not all warps of its warpgroup have issued ({line})")
                 }
-                At::Elsewhere(Wait::Registers { needed }) => format!(
+                State::Blocked(Wait::Registers { needed }) => format!(
                     "{name} waits for {needed} registers, of which the block's pool has {} ({line})",
                     self.registers[warps[warp].rank]
                 ),
+                State::Ready | State::Done => name,
             }
         };
         let mut parts: Vec<String> = waiting.iter().map(describe).collect();
-        let done: Vec<String> = warps
-            .iter()
-            .filter(|warp| warp.state == State::Done)
-            .map(|warp| warp.index.to_string())
-            .collect();
+        let done = warps.iter().filter(|warp| warp.state == State::Done);
+        let done: Vec<String> = done.map(|warp| warp.index.to_string()).collect();
         if !done.is_empty() {
             parts.push(format!("warps {} have exited", done.join(", ")));
         }
@@ -247,12 +243,12 @@ impl Cluster<'_> {
             _ if kind == FindingKind::TransactionBytes => {
                 "announce exactly the bytes of all copies of a phase: whole boxes, in every destination block"
             }
-            At::Barrier(_) => "every warp that a barrier counts must arrive at it equally often",
-            At::Elsewhere(Wait::Phase { .. }) => {
+            State::AtBarrier(_) => "every warp that a barrier counts must arrive at it equally often",
+            State::Blocked(Wait::Phase { .. }) => {
                 "compare the arrival count of the mbarrier with the arrivals per phase, and the parity of \
                  the wait with the current phase"
             }
-            At::Elsewhere(_) => "check what the other warps wait for",
+            _ => "check what the other warps wait for",
         };
         self.report(kind, pc, other.map(|w| w.1), |cluster| {
             let other = other.map(|w| cluster.actor(w.0, FULL));
@@ -261,17 +257,4 @@ impl Cluster<'_> {
                 .help(help)
         });
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum At {
-    Barrier(u8),
-    Elsewhere(Wait),
-}
-
-fn line_of(machine: &Machine<'_>, pc: u32) -> String {
-    machine
-        .kernel
-        .kernel_line(machine.program.sites[pc as usize])
-        .to_string()
 }

@@ -49,8 +49,8 @@ impl InFlight {
 #[derive(Debug, Default)]
 pub(crate) struct BulkStores {
     /// Lane and epoch of stores whose reads (or writes) are not yet waited for, in order of issue.
-    reads: Vec<(usize, Epoch)>,
-    writes: Vec<(usize, Epoch)>,
+    pub(crate) reads: Vec<(usize, Epoch)>,
+    pub(crate) writes: Vec<(usize, Epoch)>,
     /// By lane: the closing epoch of each open group, oldest first; for reads and for writes.
     unread: [VecDeque<Epoch>; 32],
     unwritten: [VecDeque<Epoch>; 32],
@@ -58,7 +58,7 @@ pub(crate) struct BulkStores {
 }
 
 /// By lane: the epoch up to which nothing is in flight.
-fn finished(pending: &[(usize, Epoch)], now: Epoch) -> [Epoch; 32] {
+pub(crate) fn finished(pending: &[(usize, Epoch)], now: Epoch) -> [Epoch; 32] {
     let mut epochs = [now; 32];
     for &(lane, epoch) in pending.iter().rev() {
         epochs[lane] = epoch - 1;
@@ -66,19 +66,11 @@ fn finished(pending: &[(usize, Epoch)], now: Epoch) -> [Epoch; 32] {
     epochs
 }
 
-impl BulkStores {
-    pub(crate) fn reads_finished(&self, now: Epoch) -> [Epoch; 32] {
-        finished(&self.reads, now)
-    }
-    pub(crate) fn writes_finished(&self, now: Epoch) -> [Epoch; 32] {
-        finished(&self.writes, now)
-    }
-}
-
-/// The bytes of a box row that lie inside the tensor: offset in the row, offset in the buffer,
-/// count.
+/// The bytes of a box row that lie inside the tensor.
 struct Run {
+    /// Offset in the box.
     within: usize,
+    /// Offset in the buffer.
     offset: u64,
     bytes: usize,
 }
@@ -112,8 +104,7 @@ fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
 }
 
 impl<'m> Cluster<'m> {
-    /// The byte offset of a lane's box in the cluster's shared memory, if it is in bounds and
-    /// aligned.
+    /// The offset of a lane's box in the cluster's shared memory; reports a wrong one.
     pub(crate) fn box_place(
         &mut self,
         by: Lane<'_>,
@@ -159,7 +150,6 @@ impl<'m> Cluster<'m> {
         None
     }
 
-    /// Executes a bulk instruction.
     pub(crate) fn bulk(&mut self, warp: &mut Warp, pc: u32, inst: &BulkInst) {
         for by in lanes(warp.active).map(|lane| warp.lane(pc, lane)) {
             match inst {
@@ -192,12 +182,10 @@ impl<'m> Cluster<'m> {
     }
 
     fn coordinates(&self, by: Lane<'_>, at: &[Operand]) -> Vec<i32> {
-        let at = at.iter().map(|&x| by.value::<u32>(self.machine, x) as i32);
-        at.collect()
+        at.iter().map(|&x| by.value::<u32>(self.machine, x) as i32).collect()
     }
 
-    /// Begins a lane's copy: the number of its parameter and its tensor map. Reports a copy that
-    /// uses the map of another parameter.
+    /// The parameter and the tensor map of a copy; reports the map of another parameter.
     fn begin_copy(&mut self, by: Lane<'_>, map: &Address) -> Option<(usize, &'m TensorMap)> {
         let machine = self.machine;
         let param = usize::from(At::of(map, Space::Global).object);
@@ -348,7 +336,7 @@ impl<'m> Cluster<'m> {
                 }
             } else {
                 let first = run.offset as usize;
-                row.copy_from_slice(&self.overlay.constant(region.slot)[first..first + run.bytes]);
+                row.copy_from_slice(&self.overlay.base[region.slot][first..first + run.bytes]);
             }
         }
         let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -405,8 +393,7 @@ impl<'m> Cluster<'m> {
         stores.last_pc = pc;
     }
 
-    /// `cp.async.bulk.wait_group`, or its `.read` form: waits until each active lane has at most
-    /// `pending` open groups.
+    /// `cp.async.bulk.wait_group`, or its `.read` form.
     fn bulk_wait(&mut self, warp: &mut Warp, pending: u32, read: bool) {
         let actors = self.machine.actors;
         for lane in lanes(warp.active) {

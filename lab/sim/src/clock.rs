@@ -210,6 +210,14 @@ impl Clock {
         }
     }
 
+    /// Joins this clock to a sum of clocks.
+    pub(crate) fn join_to(self, sum: &mut Option<Clock>) {
+        match sum {
+            Some(sum) => sum.join(&self),
+            None => *sum = Some(self),
+        }
+    }
+
     /// A proxy fence: everything covered is fenced from now on.
     pub(crate) fn fence(&mut self) {
         for (fenced, known) in self.fenced.iter_mut().zip(&self.known) {

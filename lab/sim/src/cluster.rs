@@ -121,7 +121,7 @@ impl<'m> Cluster<'m> {
             stores: (0..machine.warps).map(|_| BulkStores::default()).collect(),
             warpgroups: (0..machine.warps.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
             in_flight: Vec::new(),
-            peers: Peers::new(),
+            peers: Peers::default(),
             registers: vec![0; machine.blocks],
             woken: false,
             overlay,
@@ -214,12 +214,8 @@ impl<'m> Cluster<'m> {
                 });
             }
             match stop {
-                Stop::SliceEnd => {}
-                Stop::Barrier { id, released } => {
-                    if released {
-                        self.release(warps[chosen].rank, id, &mut warps);
-                    }
-                }
+                Stop::Barrier { id, released: true } => self.release(warps[chosen].rank, id, &mut warps),
+                Stop::SliceEnd | Stop::Barrier { .. } => {}
                 Stop::Livelock => {
                     self.livelock(&warps[chosen]);
                     break;

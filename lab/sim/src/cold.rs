@@ -49,17 +49,10 @@ pub(crate) fn division_by_zero(cluster: &mut Cluster<'_>, warp: usize, pc: u32, 
 #[inline(never)]
 pub(crate) fn record(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, class: RegClass, src: Row) {
     let (k, r) = (&cluster.machine.constants, &warp.registers);
-    let (class, bits): (RegClass, Vec<u64>) = match class {
-        RegClass::Pred => {
-            let pred = r.pred(src);
-            (class, (0..32).map(|lane| u64::from(pred >> lane & 1)).collect())
-        }
-        RegClass::B64 => (class, r.get::<u64>(k, src).to_vec()),
-        RegClass::F32 => (class, r.get::<u32>(k, src).iter().map(|&x| u64::from(x)).collect()),
-        RegClass::B16 | RegClass::B32 => {
-            let bits = r.get::<u32>(k, src).iter().map(|&x| u64::from(x));
-            (RegClass::B32, bits.collect())
-        }
+    let bits: Vec<u64> = match class {
+        RegClass::Pred => (0..32).map(|lane| u64::from(r.pred(src) >> lane & 1)).collect(),
+        RegClass::B64 => r.get::<u64>(k, src).to_vec(),
+        RegClass::B16 | RegClass::B32 | RegClass::F32 => r.get::<u32>(k, src).iter().map(|&x| x.into()).collect(),
     };
     let actor = cluster.actor(warp.index, warp.active);
     let options = cluster.machine.options;
@@ -81,7 +74,7 @@ pub(crate) fn record(cluster: &mut Cluster<'_>, warp: &Warp, label: u32, class: 
         block: actor.block,
         warp: actor.warp,
         lanes: warp.active,
-        class,
+        class: if class == RegClass::B16 { RegClass::B32 } else { class },
         bits,
     });
 }

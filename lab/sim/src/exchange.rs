@@ -36,10 +36,9 @@ impl Cluster<'_> {
         let absent = sources & !warp.active;
         warp.registers.set(d, warp.active, &out);
         if absent != 0 {
-            let active = warp.active;
             self.report(FindingKind::MissingLanes, pc, None, |cluster| {
                 let message = format!("`shfl.sync` reads from lanes {absent:#010x}, which are not active");
-                Details::new(message, cluster.actor(warp.index, active))
+                Details::new(message, cluster.actor(warp.index, warp.active))
             });
         }
     }

@@ -70,10 +70,7 @@ pub struct Line {
 impl fmt::Display for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)?;
-        match self.verb {
-            Some(verb) => write!(f, " (in `{verb}`)"),
-            None => Ok(()),
-        }
+        self.verb.map_or(Ok(()), |verb| write!(f, " (in `{verb}`)"))
     }
 }
 

@@ -3,8 +3,6 @@
 //! A release stores the releasing thread's clock with the word, and an acquire joins it. A sum keeps
 //! the clocks of earlier releases of the word, as a release sequence does.
 
-use std::collections::hash_map::Entry;
-
 use flashcore_ir::inst::{Address, AtomOp, FlagInst, Space};
 
 use crate::clock::WriterKind;
@@ -55,13 +53,8 @@ impl Cluster<'_> {
                 }
                 let base = warp.value(self.machine, addr.base);
                 let value = warp.value(self.machine, value);
-                self.change_global(
-                    warp,
-                    pc,
-                    (AtomOp::Add, ty),
-                    At::of(addr, Space::Global),
-                    (&base, &value),
-                );
+                let (op, at) = ((AtomOp::Add, ty), At::of(addr, Space::Global));
+                self.change_global(warp, pc, op, at, (&base, &value));
                 if release {
                     warp.epoch = self.next_epoch();
                 }
@@ -76,7 +69,7 @@ impl Cluster<'_> {
             self.read_lane(by, region, offset, &mut bytes, true);
         } else {
             let first = offset as usize;
-            bytes.copy_from_slice(&self.overlay.constant(region.slot)[first..first + 4]);
+            bytes.copy_from_slice(&self.overlay.base[region.slot][first..first + 4]);
         }
         u32::from_le_bytes(bytes)
     }
@@ -93,11 +86,7 @@ impl Cluster<'_> {
     fn set_flag(&mut self, warp: &Warp, lane: usize, place: (usize, u64)) {
         let mut clock = warp.joined(1 << lane);
         self.publish(&mut clock, warp, 1 << lane);
-        match self.flags.entry(place) {
-            Entry::Occupied(mut released) => released.get_mut().join(&clock),
-            Entry::Vacant(free) => {
-                free.insert(clock);
-            }
-        }
+        let flag = self.flags.entry(place);
+        flag.and_modify(|released| released.join(&clock)).or_insert(clock);
     }
 }

@@ -66,27 +66,14 @@ pub(crate) type Pages = HashMap<(usize, u64), Box<Page>>;
 
 /// A block's view of global memory.
 pub(crate) struct Overlay<'m> {
-    base: &'m [&'m [u8]],
+    /// The buffers before the launch, by slot.
+    pub(crate) base: &'m [&'m [u8]],
     /// Writes of earlier blocks, if blocks run serially.
-    earlier: Option<&'m Merged>,
+    pub(crate) earlier: Option<&'m Merged>,
     pub(crate) pages: Pages,
 }
 
-impl<'m> Overlay<'m> {
-    pub(crate) fn new(base: &'m [&'m [u8]], earlier: Option<&'m Merged>) -> Overlay<'m> {
-        Overlay {
-            base,
-            earlier,
-            pages: HashMap::new(),
-        }
-    }
-
-    /// The bytes of a buffer that the kernel does not write.
-    #[inline(always)]
-    pub(crate) fn constant(&self, slot: usize) -> &'m [u8] {
-        self.base[slot]
-    }
-
+impl Overlay<'_> {
     /// The page that holds byte `offset` of a buffer.
     pub(crate) fn page(&mut self, slot: usize, offset: u64) -> &mut Page {
         let number = offset >> PAGE_SHIFT;

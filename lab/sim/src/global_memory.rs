@@ -9,7 +9,7 @@ use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::global::{AtomicRecord, PAGE};
 use crate::machine::Region;
-use crate::program::{Access, At, Row};
+use crate::program::{Access, At};
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
 use crate::shared_memory::POISON;
@@ -21,8 +21,7 @@ impl<'m> Cluster<'m> {
         &self.machine.regions[usize::from(object)]
     }
 
-    /// Byte offsets in the buffer, and the active lanes whose access of `bytes` is in bounds and
-    /// aligned. Reports the other lanes.
+    /// Offsets in the buffer, and the lanes in bounds and aligned. Reports the other lanes.
     #[inline(always)]
     pub(crate) fn global_offsets(
         &mut self,
@@ -119,7 +118,14 @@ impl<'m> Cluster<'m> {
         let region = self.region(load.at.object);
         if region.overlaid {
             if cache == Cache::ReadOnly && region.written {
-                self.read_only_cache(warp, pc, mask, region);
+                self.report(FindingKind::ReadOnlyCache, pc, None, |cluster| {
+                    let name = &region.name;
+                    let message =
+                        format!("loads `{name}` through the read-only cache, but the kernel writes its buffer");
+                    Details::new(message, cluster.actor(warp.index, mask))
+                        .object(name.clone())
+                        .help("load it with `Cache::Default`")
+                });
             }
             let mut raw = [[0; 16]; 32];
             for lane in lanes(mask) {
@@ -129,7 +135,7 @@ impl<'m> Cluster<'m> {
             set_loaded(warp, &load, mask, |lane| &raw[lane][..bytes]);
             return;
         }
-        let memory = self.overlay.constant(region.slot);
+        let memory = self.overlay.base[region.slot];
         let count = load.regs.len();
         let contiguous = mask == FULL && (1..32).all(|lane| offsets[lane] == offsets[0] + (lane * bytes) as u64);
         if load.size != 4 || !contiguous {
@@ -162,7 +168,7 @@ impl<'m> Cluster<'m> {
             self.read_lane(by, region, offset, out, false);
         } else {
             let at = offset as usize;
-            out.copy_from_slice(&self.overlay.constant(region.slot)[at..at + out.len()]);
+            out.copy_from_slice(&self.overlay.base[region.slot][at..at + out.len()]);
         }
     }
 
@@ -314,35 +320,6 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    #[cold]
-    fn read_only_cache(&mut self, warp: &Warp, pc: u32, mask: u32, region: &Region) {
-        self.report(FindingKind::ReadOnlyCache, pc, None, |cluster| {
-            let message = format!(
-                "loads `{}` through the read-only cache, but the kernel writes its buffer",
-                region.name
-            );
-            Details::new(message, cluster.actor(warp.index, mask))
-                .object(region.name.clone())
-                .help("load it with `Cache::Default`")
-        });
-    }
-
-    /// Read-modify-write, lane by lane. Deferred until all blocks have finished if no result and no
-    /// reader needs it. Returns the old values.
-    pub(crate) fn atomic_global(
-        &mut self,
-        warp: &mut Warp,
-        pc: u32,
-        op: (AtomOp, ScalarType),
-        at: At,
-        (base, value): (Row, Row),
-    ) -> [u32; 32] {
-        let constants = &self.machine.constants;
-        let base = *warp.registers.get(constants, base);
-        let value = *warp.registers.get(constants, value);
-        self.change_global(warp, pc, op, at, (&base, &value))
-    }
-
     /// Applies an operation to a word per lane and returns the old words.
     pub(crate) fn change_global(
         &mut self,
@@ -363,7 +340,8 @@ impl<'m> Cluster<'m> {
         old
     }
 
-    /// Applies an operation to one word for a lane, as a write of `writer`, and returns the old word.
+    /// Changes a lane's word as a write of `writer` and returns the old word. Deferred until all
+    /// blocks have finished if no result and no reader needs it.
     pub(crate) fn change_word(
         &mut self,
         by: Lane<'_>,

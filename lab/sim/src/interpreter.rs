@@ -311,14 +311,13 @@ fn instruction<'m>(
             ref addr,
             ..
         } => {
-            let (base, value) = if dst.is_some() {
-                (second, third)
-            } else {
-                (first, second)
-            };
+            let (base, value) = dst.map_or((first, second), |_| (second, third));
             let at = At::of(addr, space);
             let old = match space {
-                Space::Global => cluster.atomic_global(warp, pc, (op, ty), at, (base, value)),
+                Space::Global => {
+                    let (r, k) = (&warp.registers, &machine.constants);
+                    cluster.change_global(warp, pc, (op, ty), at, (r.get(k, base), r.get(k, value)))
+                }
                 Space::Shared | Space::Cluster => cluster.atomic_shared(warp, pc, (op, ty), at, (base, value)),
             };
             if dst.is_some() {
@@ -357,11 +356,8 @@ fn instruction<'m>(
         }
         Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.
-        Inst::Fence { scope } => {
-            if scope != Scope::Block {
-                warp.asynchronous.remote_store = None;
-            }
-        }
+        Inst::Fence { scope: Scope::Block } => {}
+        Inst::Fence { .. } => warp.asynchronous.remote_store = None,
         Inst::FenceProxyAsync => cluster.fence_proxy(warp),
         Inst::FenceMbarrierInit => cluster.fence_mbarriers(warp),
         Inst::TrapIf { .. } => cluster.trap_if(warp, pc, first),
@@ -375,25 +371,11 @@ fn instruction<'m>(
         }
         Inst::Flag(ref inst) => cluster.flag(warp, pc, inst),
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
-        Inst::Mbar(ref inst) => {
-            if !cluster.mbarrier(warp, pc, inst) {
-                return Some(stop_at(warp, pc));
-            }
-        }
-        Inst::Wgmma(ref inst) => {
-            if !cluster.wgmma(warp, pc, inst) {
-                return Some(stop_at(warp, pc));
-            }
-        }
-        Inst::Cluster(ref inst) => {
-            if !cluster.across_blocks(warp, pc, inst) {
-                return Some(stop_at(warp, pc));
-            }
-        }
+        Inst::Mbar(ref inst) => return stop_unless(cluster.mbarrier(warp, pc, inst), warp, pc),
+        Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),
+        Inst::Cluster(ref inst) => return stop_unless(cluster.across_blocks(warp, pc, inst), warp, pc),
         Inst::SetMaxRegs { regs, raise } => {
-            if !cluster.set_max_registers(warp, pc, regs, raise) {
-                return Some(stop_at(warp, pc));
-            }
+            return stop_unless(cluster.set_max_registers(warp, pc, regs, raise), warp, pc);
         }
         // Decoded.
         Inst::Mov { .. }
@@ -413,10 +395,15 @@ fn instruction<'m>(
     None
 }
 
-/// Ends the time slice at an operation that is executed again, or never left.
+/// Ends the time slice at an operation.
 fn stop_at(warp: &mut Warp, pc: u32) -> Stop {
     warp.pc = pc;
     Stop::SliceEnd
+}
+
+/// Ends the time slice at an operation that must be executed again.
+fn stop_unless(done: bool, warp: &mut Warp, pc: u32) -> Option<Stop> {
+    (!done).then(|| stop_at(warp, pc))
 }
 
 /// Reports lanes that divide by zero.

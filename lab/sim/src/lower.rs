@@ -1,6 +1,7 @@
 //! Lowers a kernel's tree to a flat [`Program`].
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 
 use flashcore_ir::inst::{Inst, WgmmaA, WgmmaInst};
 use flashcore_ir::{Condition, Kernel, Node, Operand, Reg, SiteId};
@@ -145,8 +146,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Emits checks before an instruction that touches product registers. One check is enough until
-    /// products start or end.
+    /// Checks accesses to product registers, once until products start or end.
     fn touch(&mut self, reads: &[(Reg, u32)], writes: &[(Reg, u32)], site: SiteId) {
         for (regs, write) in [(reads, false), (writes, true)] {
             for reg in each(regs) {
@@ -228,27 +228,14 @@ impl<'a> Lowering<'a> {
     pub(crate) fn bits32(&mut self, operand: Operand) -> Row {
         match operand {
             Operand::Reg(reg) => self.reg(reg),
-            Operand::Imm(bits) => {
-                let bits = bits as u32;
-                let program = &mut self.program;
-                *self.consts32.entry(bits).or_insert_with(|| {
-                    program.consts32.push(bits);
-                    CONST | (program.consts32.len() - 1) as Row
-                })
-            }
+            Operand::Imm(bits) => constant(&mut self.consts32, &mut self.program.consts32, bits as u32),
         }
     }
 
     pub(crate) fn bits64(&mut self, operand: Operand) -> Row {
         match operand {
             Operand::Reg(reg) => self.reg(reg),
-            Operand::Imm(bits) => {
-                let program = &mut self.program;
-                *self.consts64.entry(bits).or_insert_with(|| {
-                    program.consts64.push(bits);
-                    CONST | (program.consts64.len() - 1) as Row
-                })
-            }
+            Operand::Imm(bits) => constant(&mut self.consts64, &mut self.program.consts64, bits),
         }
     }
 
@@ -259,6 +246,14 @@ impl<'a> Lowering<'a> {
             Operand::Imm(_) => PRED_TRUE,
         }
     }
+}
+
+/// The row of a constant, added to `values` if it is new.
+fn constant<T: Copy + Eq + Hash>(rows: &mut HashMap<T, Row>, values: &mut Vec<T>, bits: T) -> Row {
+    *rows.entry(bits).or_insert_with(|| {
+        values.push(bits);
+        CONST | (values.len() - 1) as Row
+    })
 }
 
 /// The registers of runs of contiguous registers.

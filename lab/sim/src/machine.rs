@@ -14,15 +14,14 @@ use crate::report::SimOptions;
 /// Address of the first byte of shared memory. Not zero, so that a zero address is out of bounds.
 pub(crate) const SHARED_BASE: u32 = 1024;
 
-/// log2 of the address distance between the shared memories of neighbouring blocks in a cluster:
-/// the position of the rank.
+/// log2 of the address distance between the shared memories of a cluster's blocks.
 pub(crate) const RANK_SHIFT: u32 = 24;
 
 /// log2 of the address distance between two buffers.
 const REGION_SHIFT: u32 = 40;
 
 /// The memory behind a pointer parameter.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Region {
     pub(crate) slot: usize,
     /// Address of the buffer's first byte.
@@ -31,8 +30,7 @@ pub(crate) struct Region {
     pub(crate) writable: bool,
     /// Whether the kernel writes the buffer through any parameter.
     pub(crate) written: bool,
-    /// Whether accesses go through pages with shadow cells: the buffer is written or partly
-    /// uninitialised.
+    /// Whether accesses go through shadow cells: the buffer is written or uninitialised.
     pub(crate) overlaid: bool,
     pub(crate) element: u32,
     pub(crate) name: String,
@@ -42,10 +40,8 @@ impl Region {
     /// Sets the region to a buffer of the launch, for the parameter `index`.
     fn bind_buffer(&mut self, launch: &Launch, index: usize, slot: usize, writable: bool) -> Result<(), SimError> {
         let count = launch.buffers.len();
-        let spec = launch
-            .buffers
-            .get(slot)
-            .ok_or(LaunchRefusal::Slot { index, slot, count })?;
+        let spec = launch.buffers.get(slot);
+        let spec = spec.ok_or(LaunchRefusal::Slot { index, slot, count })?;
         if writable && !spec.written {
             return Err(SimError::BufferNotWritten {
                 name: self.name.clone(),
@@ -85,7 +81,7 @@ pub(crate) struct Machine<'a> {
     /// Shared memory per block.
     pub(crate) shared_bytes: u32,
     /// By ledger buffer: the number of its first mbarrier within the block.
-    mbarriers: Vec<Option<u32>>,
+    pub(crate) mbarriers: Vec<Option<u32>>,
     pub(crate) mbarriers_per_block: usize,
     /// By parameter.
     pub(crate) maps: Vec<Option<TensorMap>>,
@@ -160,11 +156,6 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Threads per cluster.
-    pub(crate) fn threads(&self) -> usize {
-        32 * self.warps
-    }
-
     pub(crate) fn warps_per_block(&self) -> usize {
         self.warps / self.blocks
     }
@@ -173,8 +164,7 @@ impl<'a> Machine<'a> {
         self.launch.blocks() / self.blocks as u64
     }
 
-    /// The cluster of a block, both as linear indices. A block outside the grid gives one past the
-    /// last.
+    /// The cluster of a block, both linear; one past the last for a block outside the grid.
     pub(crate) fn cluster_of(&self, block: u64) -> u64 {
         if block >= self.launch.blocks() {
             return self.clusters();
@@ -207,25 +197,17 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The number within the block of the mbarrier at a byte offset in its buffer.
-    pub(crate) fn mbarrier(&self, buffer: usize, offset: u32) -> Option<usize> {
-        let first = self.mbarriers.get(buffer).copied().flatten()?;
-        Some((first + offset / 8) as usize)
-    }
-
     /// The name of a block's mbarrier in messages.
     pub(crate) fn mbarrier_name(&self, number: usize) -> String {
-        let buffers = self.kernel.ledger().buffers.iter().zip(&self.mbarriers);
-        let holder = buffers.filter_map(|(buffer, first)| Some((buffer, first.as_ref()?)));
-        holder
-            .filter(|(buffer, first)| (**first..**first + buffer.cols).contains(&(number as u32)))
-            .map(|(buffer, first)| format!("`{}`[{}]", buffer.name, number as u32 - first))
-            .next()
-            .unwrap_or_default()
+        let mut buffers = self.kernel.ledger().buffers.iter().zip(&self.mbarriers);
+        let name = buffers.find_map(|(buffer, first)| {
+            let index = (number as u32).checked_sub((*first)?)?;
+            (index < buffer.cols).then(|| format!("`{}`[{index}]", buffer.name))
+        });
+        name.unwrap_or_default()
     }
 
-    /// Number of readers in the shadow: warps, the bulk stores of warps, the products of
-    /// warpgroups.
+    /// Readers in the shadow: warps, the bulk stores of warps, the products of warpgroups.
     pub(crate) fn readers(&self) -> usize {
         let stores = if self.actors.stores > 0 { self.warps } else { 0 };
         self.warps + stores + self.actors.warpgroups as usize
@@ -255,20 +237,18 @@ fn check_launch(kernel: &Kernel, launch: &Launch, buffers: &[(u64, u64)]) -> Res
         _ => true,
     };
     let mut refusals = prove_launch(kernel, launch, Target::Sm90a, None).into_iter();
-    let refusal = refusals
-        .find(matters)
-        .or_else(|| prove_buffers(&launch.buffers, buffers));
-    refusal.map_or(Ok(()), Err)
+    let refusal = refusals.find(matters);
+    refusal
+        .or_else(|| prove_buffers(&launch.buffers, buffers))
+        .map_or(Ok(()), Err)
 }
 
-/// Address of a buffer's first byte. Aligned exactly as declared and no better, so that an access
-/// with a larger alignment is found.
+/// Address of a buffer. Aligned as declared and no better, so that wider accesses are found.
 fn base_of(slot: usize, align: u32) -> u64 {
     ((slot as u64 + 1) << REGION_SHIFT) + u64::from(align.max(1))
 }
 
-/// Address of the tensor map in parameter `index`. It points nowhere, because only bulk copies may
-/// use it.
+/// Address of the tensor map in parameter `index`; only bulk copies may use it.
 pub(crate) fn map_address(index: usize) -> u64 {
     (u64::MAX << 32) + (index as u64) * TENSOR_MAP_BYTES
 }
@@ -325,13 +305,9 @@ fn bind(kernel: &Kernel, launch: &Launch) -> Result<(Vec<u64>, Vec<Region>), Sim
         };
         let mut region = Region {
             slot: usize::MAX,
-            base: 0,
-            bytes: 0,
-            writable: false,
-            written: false,
-            overlaid: false,
             element: 4,
             name: param.name.clone(),
+            ..Region::default()
         };
         let bits = match (param.kind, arg) {
             (ParamKind::Pointer { element, writable }, Arg::Buffer { slot, byte_offset }) => {

@@ -7,6 +7,7 @@
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Address, MbarInst, Scope, Space};
 
+use crate::bulk::InFlight;
 use crate::clock::{Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
@@ -15,7 +16,7 @@ use crate::record::Details;
 use crate::registers::lanes;
 use crate::warp::{Lane, Wait, Warp};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mbarrier {
     /// Arrivals per phase.
     expected: u32,
@@ -35,7 +36,7 @@ pub(crate) struct Mbarrier {
     /// Newest copy that has landed.
     landed: Epoch,
     last: Option<(Actor, u32)>,
-    /// The thread that started the last copy for this mbarrier.
+    /// Who started the last copy.
     pub(crate) copier: Option<Actor>,
 }
 
@@ -83,8 +84,8 @@ impl Cluster<'_> {
     pub(crate) fn mbarrier_number(&self, at: At, offset: u32) -> Option<u32> {
         let (rank, within) = (offset / self.machine.shared_bytes, offset % self.machine.shared_bytes);
         let within = within.checked_sub(self.shared_buffer(at).offset)?;
-        let number = self.machine.mbarrier(usize::from(at.object), within)?;
-        Some((rank as usize * self.machine.mbarriers_per_block + number) as u32)
+        let first = self.machine.mbarriers[usize::from(at.object)]?;
+        Some(rank * self.machine.mbarriers_per_block as u32 + first + within / 8)
     }
 
     /// The name of an mbarrier in messages.
@@ -105,20 +106,14 @@ impl Cluster<'_> {
             let Some(number) = number else { continue };
             if let Some(old) = &self.mbarriers[number as usize] {
                 let (first, what) = (old.made_by.2, "is initialised a second time");
-                self.mbarrier_misuse(warp.lane(pc, lane), number, Some(first), what, HELP_MADE_TWICE);
+                let help = "initialise each mbarrier once; its phases advance automatically";
+                self.mbarrier_misuse(warp.lane(pc, lane), number, Some(first), what, help);
             }
             self.mbarriers[number as usize] = Some(Mbarrier {
                 expected: arrivals,
                 pending: arrivals,
-                tx: 0,
-                phase: 0,
-                arrived: None,
-                completed: None,
                 made_by: (warp.lane(pc, lane).thread(), warp.epoch, pc),
-                fenced: false,
-                landed: 0,
-                last: None,
-                copier: None,
+                ..Mbarrier::default()
             });
         }
     }
@@ -133,8 +128,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Whether a lane may use an mbarrier: it must be initialised, and the initialisation ordered
-    /// before.
+    /// Whether a lane may use an mbarrier: its initialisation must be ordered before.
     pub(crate) fn usable(&mut self, by: Lane<'_>, number: u32) -> bool {
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
             let what = "is used before its initialisation";
@@ -196,10 +190,7 @@ impl Cluster<'_> {
             if let Some(bytes) = bytes {
                 mbarrier.tx += i64::from(bytes[lane]);
             }
-            match &mut mbarrier.arrived {
-                Some(arrived) => arrived.join(&clock),
-                None => mbarrier.arrived = Some(clock),
-            }
+            clock.join_to(&mut mbarrier.arrived);
             if mbarrier.pending == 0 {
                 let (last, phase, expected) = (mbarrier.last, mbarrier.phase, mbarrier.expected);
                 self.too_many_arrivals(pc, number, actor, last, phase, expected);
@@ -243,16 +234,6 @@ impl Cluster<'_> {
         });
     }
 
-    /// PTX ISA, `mbarrier.test_wait`: "the valid values of phaseParity operand are 0 and 1".
-    #[cold]
-    fn no_parity(&mut self, by: Lane<'_>, parity: u32) {
-        self.report(FindingKind::WrongPhase, by.pc, None, |cluster| {
-            let message = format!("waits for a phase of parity {parity}; parity is 0 or 1");
-            Details::new(message, cluster.lane_actor(by))
-                .help("use the lowest bit of the number of rounds through the ring")
-        });
-    }
-
     /// Announces bytes without arriving.
     fn mbarrier_expect(&mut self, warp: &Warp, pc: u32, addr: &Address, tx: Operand) {
         let numbers = self.mbarriers_of(warp, pc, addr, Space::Shared);
@@ -285,27 +266,23 @@ impl Cluster<'_> {
             return;
         }
         let phase = mbarrier.phase;
-        let mut clock = mbarrier.arrived.take();
-        if let Some(clock) = &mut clock {
+        mbarrier.completed = mbarrier.arrived.take();
+        if let Some(clock) = &mut mbarrier.completed {
             clock.learn(actor, mbarrier.landed);
         }
-        mbarrier.completed = clock;
         mbarrier.phase += 1;
         mbarrier.pending = mbarrier.expected;
         self.woken = true;
         self.check_announced(number, phase);
     }
 
-    /// Reports copies that were started for a phase but did not land before its end.
+    /// Reports copies of a phase that did not land before its end.
     fn check_announced(&mut self, number: u32, phase: i64) {
-        let late: Vec<(u32, Actor, u32)> = self
-            .in_flight
-            .iter()
-            .filter(|copy| copy.mbarrier == number && copy.phase == phase)
-            .map(|copy| (copy.bytes(), copy.actor, copy.pc))
-            .collect();
-        let Some(&(_, actor, pc)) = late.first() else { return };
-        let bytes: u32 = late.iter().map(|copy| copy.0).sum();
+        let is_late = |copy: &&InFlight| copy.mbarrier == number && copy.phase == phase;
+        let mut late = self.in_flight.iter().filter(is_late);
+        let Some(first) = late.next() else { return };
+        let (actor, pc) = (first.actor, first.pc);
+        let bytes = first.bytes() + late.map(InFlight::bytes).sum::<u32>();
         self.report(FindingKind::TransactionBytes, pc, None, |cluster| {
             let name = cluster.mbarrier_name(number);
             let message = format!(
@@ -318,8 +295,7 @@ impl Cluster<'_> {
         });
     }
 
-    /// Whether the phase of a parity has ended in every active lane. Returns false if a blocking
-    /// test must retry.
+    /// Tests whether a phase has ended. Returns false if a blocking test must retry.
     fn mbarrier_test(
         &mut self,
         warp: &mut Warp,
@@ -333,7 +309,12 @@ impl Cluster<'_> {
         let parities: [u32; 32] = warp.value(self.machine, parity);
         let mut ended = 0;
         if let Some(lane) = lanes(warp.active).find(|&lane| parities[lane] > 1) {
-            self.no_parity(warp.lane(pc, lane), parities[lane]);
+            // PTX ISA, `mbarrier.test_wait`: "the valid values of phaseParity operand are 0 and 1".
+            self.report(FindingKind::WrongPhase, pc, None, |cluster| {
+                let message = format!("waits for a phase of parity {}; parity is 0 or 1", parities[lane]);
+                Details::new(message, cluster.actor(warp.index, 1 << lane))
+                    .help("use the lowest bit of the number of rounds through the ring")
+            });
         }
         for (lane, number) in numbers.into_iter().enumerate() {
             let parity = parities[lane] & 1;
@@ -367,19 +348,16 @@ impl Cluster<'_> {
             if blocking {
                 self.check_phase(warp, pc, number, lanes);
             }
-            let completed = self.mbarriers[number as usize]
-                .as_ref()
-                .and_then(|m| m.completed.clone());
-            if let Some(completed) = completed {
-                warp.learn_each(lanes, |clock| clock.join(&completed));
+            let mbarrier = self.mbarriers[number as usize].as_ref();
+            if let Some(completed) = mbarrier.and_then(|m| m.completed.as_ref()) {
+                warp.learn_each(lanes, |clock| clock.join(completed));
                 warp.epoch = self.next_epoch();
             }
         }
         true
     }
 
-    /// Reports a wait that passes immediately because the warp has already waited for the phase of
-    /// this parity: a wrong phase, or a cursor that was not advanced.
+    /// Reports a wait that passes at once because the warp has already waited for the phase.
     fn check_phase(&mut self, warp: &mut Warp, pc: u32, number: u32, lanes: u32) {
         let Some(mbarrier) = &self.mbarriers[number as usize] else {
             return;
@@ -437,4 +415,3 @@ impl Cluster<'_> {
 
 const HELP_MAKE: &str =
     "before the first use, let one thread execute `init` and `fence_mbarrier_init`, then a barrier for all users";
-const HELP_MADE_TWICE: &str = "initialise each mbarrier once; its phases advance automatically";

@@ -47,16 +47,14 @@ impl Cluster<'_> {
         let ranges: Vec<(u32, u32)> = chunks.iter().map(|&chunk| (chunk, CHUNK)).collect();
         self.check_async_read(warp, FULL, pc, at, &ranges);
         let reader = self.machine.product_reader(warp.index / 4);
-        let shift = self.shadow.shift;
         for &chunk in chunks {
-            let cells = (chunk >> shift) as usize..((chunk + CHUNK) >> shift) as usize;
+            let cells = self.copy_cells(chunk, CHUNK);
             self.shadow.note_reads(reader, cells, epoch, 1, pc);
         }
     }
 
-    /// Offsets in the cluster's shared memory of the chunks for one k step: `count` rows of A or
-    /// columns of B from `first`. A K-major operand has two chunks per row; an MN-major one has a
-    /// chunk per 8 rows for each k. Reports a descriptor that does not match its tile.
+    /// Shared-memory offsets of the chunks for one k step: `count` rows of A or columns of B from
+    /// `first`. K-major operands have two chunks per row, MN-major ones one per 8 rows for each k.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn shared_chunks(
         &mut self,
@@ -134,27 +132,18 @@ impl Cluster<'_> {
         };
         let several_slabs = major == Major::Mn && extent * buffer.element.bytes() > span;
         let wrong = if layout.mode != mode || mode == 0 {
-            Some(format!("has swizzle mode {}, but the tile has {mode}", layout.mode))
+            format!("has swizzle mode {}, but the tile has {mode}", layout.mode)
         } else if buffer.swizzle.span() != Some(span) {
-            Some(format!(
-                "is for a tile whose rows of {span} bytes differ from its swizzle span"
-            ))
+            format!("is for a tile whose rows of {span} bytes differ from its swizzle span")
         } else if layout.stride != 8 * span {
-            Some(format!(
-                "has a stride of {} bytes between groups of 8 rows, but the tile has {}",
-                layout.stride,
-                8 * span
-            ))
+            let (has, needs) = (layout.stride, 8 * span);
+            format!("has a stride of {has} bytes between groups of 8 rows, but the tile has {needs}")
         } else if several_slabs && layout.leading != buffer.slab_bytes() {
-            Some(format!(
-                "has a stride of {} bytes between column slabs, but the tile has {}",
-                layout.leading,
-                buffer.slab_bytes()
-            ))
+            let (has, needs) = (layout.leading, buffer.slab_bytes());
+            format!("has a stride of {has} bytes between column slabs, but the tile has {needs}")
         } else {
-            None
+            return Some(span);
         };
-        let Some(wrong) = wrong else { return Some(span) };
         self.report(FindingKind::Descriptor, pc, None, |cluster| {
             let message = format!("a descriptor for shared buffer `{}` {wrong}", buffer.name);
             Details::new(message, cluster.actor(warp.index, FULL))

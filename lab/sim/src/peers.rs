@@ -17,7 +17,7 @@ use crate::warp::{Lane, State, Wait, Warp};
 /// State shared by the blocks of a cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
-    /// Number of the current phase of the cluster barrier, starting at 1.
+    /// Completed phases of the cluster barrier.
     phase: u32,
     arrived: u32,
     /// Joined clock of the arrivals with `release`; and that of the last completed phase.
@@ -25,22 +25,13 @@ pub(crate) struct Peers {
     released: Option<Rc<Clock>>,
     ended: u32,
     /// By rank: joined clock of the block's warps at their exit.
-    exits: HashMap<usize, Clock>,
+    exits: HashMap<usize, Option<Clock>>,
     /// Newest epoch of accesses to another block's shared memory, by rank, actor and operation.
     remote: HashMap<(usize, ActorId, u32), Epoch>,
 }
 
-impl Peers {
-    pub(crate) fn new() -> Peers {
-        Peers {
-            phase: 1,
-            ..Peers::default()
-        }
-    }
-}
-
 impl Cluster<'_> {
-    /// Executes a cluster instruction. Returns false if the warp must retry.
+    /// Returns false if the warp must retry.
     pub(crate) fn across_blocks(&mut self, warp: &mut Warp, pc: u32, inst: &ClusterInst) -> bool {
         match *inst {
             ClusterInst::Mapa { dst, addr, rank } => self.mapa(warp, pc, dst, addr, rank),
@@ -71,7 +62,6 @@ impl Cluster<'_> {
         warp.registers.set(d, warp.active, &mapped);
     }
 
-    /// Arrives at the cluster barrier with all active lanes.
     fn cluster_arrive(&mut self, warp: &mut Warp, pc: u32, release: bool, aligned: bool) {
         if aligned {
             self.check_members(warp, pc, FULL, "barrier.cluster.arrive.aligned");
@@ -87,15 +77,12 @@ impl Cluster<'_> {
         if release {
             let mut clock = warp.joined(active);
             self.publish(&mut clock, warp, active);
-            match &mut self.peers.knowledge {
-                Some(knowledge) => knowledge.join(&clock),
-                None => self.peers.knowledge = Some(clock),
-            }
+            clock.join_to(&mut self.peers.knowledge);
             warp.asynchronous.remote_store = None;
             warp.epoch = self.next_epoch();
         }
         for lane in lanes(active) {
-            warp.asynchronous.cluster_phase[lane] = self.peers.phase;
+            warp.asynchronous.cluster_phase[lane] = self.peers.phase + 1;
         }
         self.peers.arrived += active.count_ones();
         self.end_cluster_phase();
@@ -103,7 +90,7 @@ impl Cluster<'_> {
 
     /// Ends the phase if all threads that have not exited have arrived.
     fn end_cluster_phase(&mut self) {
-        let all = self.machine.threads() as u32 - self.peers.ended;
+        let all = 32 * self.machine.warps as u32 - self.peers.ended;
         if self.peers.arrived == 0 || self.peers.arrived < all {
             return;
         }
@@ -113,8 +100,7 @@ impl Cluster<'_> {
         self.woken = true;
     }
 
-    /// Waits for the phase of the cluster barrier that the active lanes arrived at. Returns false
-    /// if the warp must retry.
+    /// Returns false if the warp must retry.
     fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, aligned: bool) -> bool {
         if aligned {
             self.check_members(warp, pc, FULL, "barrier.cluster.wait.aligned");
@@ -127,7 +113,7 @@ impl Cluster<'_> {
                 let message = "waits at the cluster barrier without having arrived";
                 Details::new(message, cluster.actor(warp.index, active))
             });
-        } else if newest >= self.peers.phase {
+        } else if newest > self.peers.phase {
             self.block(warp, pc, Wait::Cluster);
             return false;
         }
@@ -187,25 +173,19 @@ impl Cluster<'_> {
         if self.machine.blocks > 1 {
             let mut clock = warp.joined(FULL);
             self.publish(&mut clock, warp, FULL);
-            match self.peers.exits.get_mut(&warp.rank) {
-                Some(known) => known.join(&clock),
-                None => {
-                    self.peers.exits.insert(warp.rank, clock);
-                }
-            }
+            clock.join_to(self.peers.exits.entry(warp.rank).or_default());
         }
         self.peers.ended += 32;
         self.end_cluster_phase();
     }
 
-    /// Reports accesses to a block's shared memory that its exit does not cover. The block may have
-    /// exited earlier and its memory may belong to another block.
+    /// Reports accesses to a block's shared memory that its exit does not cover.
     pub(crate) fn check_lifetimes(&mut self) {
         let mut remote: Vec<_> = self.peers.remote.iter().map(|(at, epoch)| (*at, *epoch)).collect();
         remote.sort_unstable();
         for ((rank, by, pc), epoch) in remote {
-            let known = self.peers.exits.get(&rank).is_some_and(|clock| clock.knows(by, epoch));
-            if known {
+            let exit = self.peers.exits.get(&rank).and_then(Option::as_ref);
+            if exit.is_some_and(|clock| clock.knows(by, epoch)) {
                 continue;
             }
             let (actor, _) = self.name_writer(by);
@@ -218,8 +198,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// Whether a lane may access global memory: it must be ordered after the launches this one
-    /// depends on.
+    /// Reports an access to global memory that is not ordered after earlier launches.
     #[inline(never)]
     pub(crate) fn check_dependency(&mut self, by: Lane<'_>) {
         if !self.machine.program.uses_dependency || by.clock().knows(self.machine.actors.upstream(), 1) {

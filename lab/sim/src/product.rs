@@ -101,7 +101,12 @@ impl Cluster<'_> {
     fn product(&mut self, warp: &mut Warp, pc: u32, product: &Product) {
         self.check_members(warp, pc, FULL, "wgmma.mma_async");
         let machine = self.machine;
-        self.check_product_registers(warp, pc, product);
+        let d_fragment = self.fragment(product.d);
+        let a_fragment = match product.a {
+            WgmmaA::Regs(first) => Some(self.fragment(first)),
+            WgmmaA::Shared(_) => None,
+        };
+        self.check_product_registers(warp, pc, product.n, d_fragment, a_fragment);
         let (group, place) = (warp.index / 4, warp.index % 4);
         let bits = |operand: &Descriptor| warp.value::<u64>(machine, operand.bits)[0];
         let a = match &product.a {
@@ -158,11 +163,6 @@ impl Cluster<'_> {
                 hopper: (machine.options.tensor_sums == TensorSums::Hopper).then(|| HopperSum::of(product.input)),
             });
         }
-        let d_fragment = self.fragment(product.d);
-        let a_fragment = match product.a {
-            WgmmaA::Regs(first) => Some(self.fragment(first)),
-            WgmmaA::Shared(_) => None,
-        };
         let d = &mut warp.asynchronous.fragments[usize::from(d_fragment)];
         (d.writers, d.pc, d.n) = (d.writers + 1, pc, product.n);
         if let Some(a) = a_fragment {
@@ -215,15 +215,10 @@ impl Cluster<'_> {
     }
 
     /// Checks the register rules: fenced after the last write, and not used by other products.
-    fn check_product_registers(&mut self, warp: &Warp, pc: u32, product: &Product) {
+    fn check_product_registers(&mut self, warp: &Warp, pc: u32, n: u32, d: u16, a: Option<u16>) {
         let state = |fragment: u16| &warp.asynchronous.fragments[usize::from(fragment)];
-        let d = self.fragment(product.d);
-        let a = match product.a {
-            WgmmaA::Regs(first) => Some(self.fragment(first)),
-            WgmmaA::Shared(_) => None,
-        };
         let is_used = |&fragment: &u16| match fragment == d {
-            true => state(d).readers > 0 || state(d).writers > 0 && state(d).n != product.n,
+            true => state(d).readers > 0 || state(d).writers > 0 && state(d).n != n,
             false => state(fragment).writers > 0,
         };
         let mut fragments = [Some(d), a].into_iter().flatten();
@@ -284,18 +279,14 @@ impl Cluster<'_> {
         });
     }
 
-    /// Waits until at most `pending` groups are open. Returns false if the warp must retry because
-    /// other warps of the warpgroup have not issued the products yet.
+    /// Returns false if the warp must retry: others have not issued the products yet.
     fn wgmma_wait(&mut self, warp: &mut Warp, pc: u32, pending: u32) -> bool {
         let over = warp.asynchronous.groups.len().saturating_sub(pending as usize);
         let newest = warp.asynchronous.groups.iter().take(over).flatten().last().copied();
         let group = warp.index / 4;
         if let Some(newest) = newest {
-            let come = self.warpgroups[group]
-                .issued
-                .iter()
-                .all(|&issued| issued > newest.number);
-            if !come {
+            let issued = &self.warpgroups[group].issued;
+            if issued.iter().any(|&issued| issued <= newest.number) {
                 self.block(warp, pc, Wait::Warpgroup);
                 return false;
             }
@@ -318,27 +309,17 @@ impl Cluster<'_> {
 
     /// The epoch up to which the warpgroup's products are complete for a warp.
     pub(crate) fn products_finished(&self, warp: &Warp, now: Epoch) -> Epoch {
-        let oldest = warp
-            .asynchronous
-            .groups
-            .iter()
-            .flatten()
-            .chain(&warp.asynchronous.open)
-            .next();
+        let asynchronous = &warp.asynchronous;
+        let oldest = asynchronous.groups.iter().flatten().chain(&asynchronous.open).next();
         let behind = self.warpgroups.get(warp.index / 4).is_some_and(|group| {
             // Another warp has issued a product that this warp has not.
-            group.issued.iter().any(|&issued| issued > warp.asynchronous.products)
+            group.issued.iter().any(|&issued| issued > asynchronous.products)
         });
         match oldest {
             Some(product) => product.epoch - 1,
             None if behind => 0,
             None => now,
         }
-    }
-
-    /// Whether a warp has waited for a product read at an epoch.
-    pub(crate) fn has_waited_for_products(&self, warp: &Warp, group: u32, epoch: Epoch) -> bool {
-        warp.index / 4 == group as usize && self.products_finished(warp, self.epoch) >= epoch
     }
 
     /// Reports products in flight when their warp exits.

@@ -6,16 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// from another thread.
 #[derive(Debug, Default)]
 pub struct Progress {
-    blocks: AtomicU64,
+    pub(crate) blocks: AtomicU64,
 }
 
 impl Progress {
     /// Blocks simulated so far by all runs that share this value.
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn add(&self, blocks: u64) {
-        self.blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 }

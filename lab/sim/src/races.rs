@@ -66,18 +66,13 @@ pub(crate) struct Clash {
     pub(crate) other: Option<(Actor, String, u32)>,
 }
 
-/// Conflicts of one instruction. Lanes with the same conflict are merged.
-#[derive(Default)]
-struct Clashes(Vec<Clash>);
-
-impl Clashes {
-    fn add(&mut self, clash: Clash) {
-        let pc = |clash: &Clash| clash.other.as_ref().map(|other| other.2);
-        let same = |c: &&mut Clash| c.fault == clash.fault && pc(c) == pc(&clash);
-        match self.0.iter_mut().find(same) {
-            Some(known) => known.lanes |= clash.lanes,
-            None => self.0.push(clash),
-        }
+/// Adds a conflict to those of an instruction. Lanes with the same conflict are merged.
+fn add(clashes: &mut Vec<Clash>, clash: Clash) {
+    let pc = |clash: &Clash| clash.other.as_ref().map(|other| other.2);
+    let same = |c: &&mut Clash| c.fault == clash.fault && pc(c) == pc(&clash);
+    match clashes.iter_mut().find(same) {
+        Some(known) => known.lanes |= clash.lanes,
+        None => clashes.push(clash),
     }
 }
 
@@ -87,33 +82,33 @@ pub(crate) fn thread_name(actor: Actor) -> String {
 }
 
 impl Cluster<'_> {
-    /// Checks reads. `collective`: the result goes to the whole warp, so even a lane's own write
-    /// must be ordered for the other lanes.
+    /// `collective`: the whole warp gets the result, so even a lane's own write must be ordered.
     #[inline(never)]
     pub(crate) fn check_reads(&mut self, warp: &Warp, access: &SharedAccess, collective: bool) {
-        let mut clashes = Clashes::default();
+        let mut clashes = Vec::new();
         for lane in lanes(access.mask) {
             for cell in self.shadow.cells(access, lane) {
                 if self.shadow.stamp(cell) == Stamp::NEVER {
-                    clashes.add(Clash {
+                    let clash = Clash {
                         fault: NEVER_WRITTEN,
                         lanes: 1 << lane,
                         cell,
                         other: None,
-                    });
+                    };
+                    add(&mut clashes, clash);
                 } else if let Some(clash) = self.against_writer(warp, lane as u32, cell, collective) {
-                    clashes.add(clash);
+                    add(&mut clashes, clash);
                 }
             }
         }
-        for clash in clashes.0 {
+        for clash in clashes {
             self.report_clash(warp, (access.pc, access.at), clash, "reads");
         }
     }
 
     #[inline(never)]
     pub(crate) fn check_writes(&mut self, warp: &Warp, access: &SharedAccess, kind: WriterKind) {
-        let mut clashes = Clashes::default();
+        let mut clashes = Vec::new();
         let limits = warp.who(access.pc).limits;
         for lane in lanes(access.mask) {
             for cell in self.shadow.cells(access, lane) {
@@ -123,21 +118,22 @@ impl Cluster<'_> {
                     && !both_atomic
                     && let Some(clash) = self.against_writer(warp, lane as u32, cell, false)
                 {
-                    clashes.add(clash);
+                    add(&mut clashes, clash);
                 }
                 if self.shadow.newest_read(cell) > limits.epoch
                     && let Some((reader, other_pc, by)) = self.unordered_reader(warp, lane as u32, cell)
                 {
-                    clashes.add(Clash {
+                    let clash = Clash {
                         fault: if by.is_empty() { READ } else { READ_BY_AGENT },
                         lanes: 1 << lane,
                         cell,
                         other: Some((reader, thread_name(reader), other_pc)),
-                    });
+                    };
+                    add(&mut clashes, clash);
                 }
             }
         }
-        for clash in clashes.0 {
+        for clash in clashes {
             self.report_clash(warp, (access.pc, access.at), clash, "writes");
         }
     }
@@ -231,10 +227,9 @@ impl Cluster<'_> {
             .object(buffer.name.clone())
             .bytes((start, start + bytes))
             .element(vec![i64::from(stage), i64::from(row), i64::from(col)]);
-        let in_stage = if buffer.stages > 1 {
-            format!("stage {stage}, ")
-        } else {
-            String::new()
+        let in_stage = match buffer.stages > 1 {
+            true => format!("stage {stage}, "),
+            false => String::new(),
         };
         let text = format!(
             "bytes {start}..{} of shared buffer `{}` ({in_stage}row {row}, column {col})",

@@ -119,17 +119,14 @@ impl Findings {
 
     /// Whether a finding makes further blocks pointless.
     pub(crate) fn is_fatal(&self) -> bool {
-        let fatal = |kind| {
-            matches!(
-                kind,
-                FindingKind::Deadlock
-                    | FindingKind::Livelock
-                    | FindingKind::BarrierMismatch
-                    | FindingKind::TransactionBytes
-                    | FindingKind::Trap
-            )
-        };
-        self.list.iter().any(|(key, _)| fatal(key.kind))
+        let fatal = [
+            FindingKind::Deadlock,
+            FindingKind::Livelock,
+            FindingKind::BarrierMismatch,
+            FindingKind::TransactionBytes,
+            FindingKind::Trap,
+        ];
+        self.list.iter().any(|(key, _)| fatal.contains(&key.kind))
     }
 
     pub(crate) fn into_vec(self) -> Vec<Finding> {

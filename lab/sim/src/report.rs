@@ -173,7 +173,7 @@ impl Counts {
         })
     }
 
-    fn add(&mut self, class: Class, count: Count) {
+    pub(crate) fn add(&mut self, class: Class, count: Count) {
         if let Some(entry) = self.by_class.get_mut(class as usize) {
             entry.warps += count.warps;
             entry.lanes += count.lanes;
@@ -245,14 +245,6 @@ pub struct MemorySite {
     pub transactions: u64,
     /// The minimum for the same bytes.
     pub ideal: u64,
-}
-
-pub(crate) fn count_by_class(classes: &[Class], executed: &[Count]) -> Counts {
-    let mut counts = Counts::default();
-    for (class, count) in classes.iter().zip(executed) {
-        counts.add(*class, *count);
-    }
-    counts
 }
 
 pub(crate) fn lines(kernel: &Kernel, site: SiteId) -> Vec<Line> {

@@ -9,8 +9,7 @@ use crate::rng::Rng;
 use crate::warp::{Wait, Warp};
 
 impl Cluster<'_> {
-    /// `setmaxnreg`: returns registers to the block's pool or takes them. Returns false if the pool
-    /// has too few and the warp must retry.
+    /// `setmaxnreg`. Returns false if the pool has too few registers and the warp must retry.
     pub(crate) fn set_max_registers(&mut self, warp: &mut Warp, pc: u32, regs: u32, raise: bool) -> bool {
         self.check_members(warp, pc, FULL, "setmaxnreg");
         let had = warp.asynchronous.registers.unwrap_or(self.machine.launch_registers);
@@ -56,8 +55,7 @@ impl Cluster<'_> {
         }
     }
 
-    /// `elect.sync`: the elected lane depends on the seed and is the same each time, because PTX
-    /// does not specify it.
+    /// `elect.sync`: PTX does not specify the lane; it depends on the seed and is always the same.
     pub(crate) fn elect(&mut self, warp: &mut Warp, pc: u32, d: Row) {
         self.check_members(warp, pc, FULL, "elect.sync");
         let count = warp.active.count_ones();
@@ -70,7 +68,7 @@ impl Cluster<'_> {
         let lanes = warp.registers.pred(pred) & warp.active;
         if lanes != 0 {
             self.report(FindingKind::Trap, pc, None, |cluster| {
-                Details::new("executes a trap".to_string(), cluster.actor(warp.index, lanes))
+                Details::new("executes a trap", cluster.actor(warp.index, lanes))
             });
         }
     }

@@ -12,8 +12,7 @@ use flashcore_ir::{Kernel, Node, Reg, RegClass};
 use crate::error::SimError;
 use crate::program::{CONST, Row};
 
-/// The row of each register, and the sizes of the three register files: predicates, 64-bit values,
-/// and all others.
+/// The row of each register, and the sizes of the three register files.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     /// By class and number.
@@ -49,7 +48,7 @@ impl Rows {
 
         let mut order: Vec<(Reg, (u32, u32))> = lives.of.into_iter().collect();
         order.sort_by_key(|&(reg, (first, _))| (first, reg.class, reg.index));
-        let [mut preds, mut rows32, mut rows64] = [const { Allocation::new() }; 3];
+        let [mut preds, mut rows32, mut rows64]: [Allocation; 3] = Default::default();
         // The rows of the constants `PRED_FALSE` and `PRED_TRUE`.
         preds.used = 2;
         // A register without instructions keeps row 0 and is never read.
@@ -79,6 +78,7 @@ impl Rows {
 }
 
 /// One register file: live rows with their last position, and free rows.
+#[derive(Default)]
 struct Allocation {
     live: BTreeSet<(u32, usize)>,
     free: Vec<usize>,
@@ -87,14 +87,6 @@ struct Allocation {
 }
 
 impl Allocation {
-    const fn new() -> Allocation {
-        Allocation {
-            live: BTreeSet::new(),
-            free: Vec::new(),
-            used: 0,
-        }
-    }
-
     fn take(&mut self, first: u32, last: u32) -> usize {
         // Strictly before, so that results and operands of an instruction never share a row.
         while let Some(&(until, row)) = self.live.first().filter(|(until, _)| *until < first) {

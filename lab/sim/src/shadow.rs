@@ -34,7 +34,19 @@ pub(crate) struct SharedAccess {
 impl SharedAccess {
     #[inline(always)]
     pub(crate) fn pattern(&self) -> Pattern {
-        Pattern::of(&self.offsets, self.mask, self.bytes)
+        let first = self.offsets[self.mask.trailing_zeros() as usize & 31];
+        let (mut same, mut next) = (0u32, 0u32);
+        for lane in 0..32 {
+            same |= ((self.offsets[lane] == first) as u32) << lane;
+            next |= ((self.offsets[lane] == first.wrapping_add(lane as u32 * self.bytes)) as u32) << lane;
+        }
+        if next == FULL && self.mask == FULL {
+            Pattern::Contiguous
+        } else if same & self.mask == self.mask {
+            Pattern::Uniform
+        } else {
+            Pattern::Scattered
+        }
     }
 
     /// The pattern of an access that lanes make one after another if they use one address.
@@ -56,39 +68,6 @@ pub(crate) enum Pattern {
     Scattered,
 }
 
-impl Pattern {
-    #[inline(always)]
-    fn of(offsets: &[u32; 32], mask: u32, bytes: u32) -> Pattern {
-        let first = offsets[mask.trailing_zeros() as usize & 31];
-        let mut same = 0u32;
-        let mut next = 0u32;
-        for lane in 0..32 {
-            same |= ((offsets[lane] == first) as u32) << lane;
-            next |= ((offsets[lane] == first.wrapping_add(lane as u32 * bytes)) as u32) << lane;
-        }
-        if next == FULL && mask == FULL {
-            Pattern::Contiguous
-        } else if same & mask == mask {
-            Pattern::Uniform
-        } else {
-            Pattern::Scattered
-        }
-    }
-}
-
-/// Reads of a cell by a warp: epoch in the low half, lanes in the high half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Readers(u64);
-
-impl Readers {
-    pub(crate) fn epoch(self) -> Epoch {
-        self.0 as u32
-    }
-    pub(crate) fn lanes(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Shadow {
     /// log2 of the bytes per cell.
@@ -100,8 +79,7 @@ pub(crate) struct Shadow {
     newest_reads: Vec<Epoch>,
     /// By warp: whether its threads have read any shared memory.
     warps_that_read: Vec<bool>,
-    /// By reader: warps, then bulk stores of warps, then products of warpgroups
-    /// (`Machine::readers`).
+    /// By reader (`Machine::readers`) and cell: epoch in the low half, lanes in the high half.
     reads: Vec<Vec<u64>>,
     read_pcs: Vec<Vec<u32>>,
 }
@@ -130,8 +108,10 @@ impl Shadow {
     pub(crate) fn newest_read(&self, cell: usize) -> Epoch {
         self.newest_reads[cell]
     }
-    pub(crate) fn readers(&self, warp: usize, cell: usize) -> (Readers, u32) {
-        (Readers(self.reads[warp][cell]), self.read_pcs[warp][cell])
+    /// Epoch, lanes and operation of a reader's last reads.
+    pub(crate) fn readers(&self, reader: usize, cell: usize) -> (Epoch, u32, u32) {
+        let read = self.reads[reader][cell];
+        (read as u32, (read >> 32) as u32, self.read_pcs[reader][cell])
     }
 
     /// The warps below `warps` whose threads have read any shared memory.
@@ -166,8 +146,7 @@ impl Shadow {
         first..first + (access.bytes >> self.shift) as usize
     }
 
-    /// Records reads. Returns false if the fast path could not prove that they follow the last
-    /// writes.
+    /// Records reads. Returns whether the fast path proves that they follow the last writes.
     #[inline(always)]
     pub(crate) fn read(&mut self, who: &Who, access: &SharedAccess, pattern: Pattern) -> bool {
         self.warps_that_read[who.warp] = true;
@@ -250,8 +229,7 @@ impl Shadow {
         lanes(access.mask).fold(true, |ordered, lane| ordered & clear(self.cells(access, lane)))
     }
 
-    /// Records writes by actors `actor` + lane. Returns lanes whose cells an earlier lane of the
-    /// same instruction wrote.
+    /// Records writes by actors `actor` + lane. Returns lanes whose cells an earlier lane wrote.
     #[inline(always)]
     pub(crate) fn write(
         &mut self,

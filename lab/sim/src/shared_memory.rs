@@ -22,8 +22,7 @@ impl<'m> Cluster<'m> {
         self.machine.kernel.ledger().get(BufferId(u32::from(at.object)))
     }
 
-    /// The accesses of `bytes` per lane at `base` that are in bounds and aligned. Reports the other
-    /// lanes.
+    /// The accesses at `base` that are in bounds and aligned. Reports the other lanes.
     #[inline(always)]
     pub(crate) fn shared_access(
         &mut self,
@@ -292,7 +291,7 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Read-modify-write, lane by lane. Returns the old values.
+    /// Returns the old values.
     pub(crate) fn atomic_shared(
         &mut self,
         warp: &mut Warp,

@@ -1,18 +1,19 @@
 //! [`simulate`]: runs all blocks of a launch.
 
+use std::sync::atomic::Ordering;
+
 use flashcore_ir::{Kernel, Launch};
 use rayon::prelude::*;
 
 use crate::cluster::{Cluster, ClusterResult, Outcome};
 use crate::error::SimError;
 use crate::finding::Line;
-use crate::global::Overlay;
+use crate::global::{Overlay, Pages};
 use crate::machine::Machine;
 use crate::merge::Merged;
-use crate::report::{Class, MemorySite, NodeCount, SimOptions, SimReport, count_by_class};
+use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport};
 
-/// Blocks that run before their writes are merged. Constant, so that a run stopped by a fatal
-/// finding gives the same report on every machine.
+/// Blocks that run before a merge. Constant, so that fatal runs report the same on every machine.
 const WAVE: u64 = 64;
 
 /// Runs a kernel and reports its errors. `buffers` are in the order of the launch's slots; written
@@ -73,9 +74,13 @@ where
         },
     }
     run.merged.check_reads(&machine, &mut run.out.findings);
+    let mut counts = Counts::default();
+    for (class, count) in machine.program.classes.iter().zip(&run.out.executed) {
+        counts.add(*class, *count);
+    }
     let report = SimReport {
         kernel: kernel.name().to_string(),
-        counts: count_by_class(&machine.program.classes, &run.out.executed),
+        counts,
         memory: memory_sites(&machine, &run.out),
         nodes: node_counts(&machine, &run.out),
         registers: (machine.program.rows.rows32 + 2 * machine.program.rows.rows64) as u32,
@@ -112,9 +117,10 @@ impl Run {
             // A block sees the writes of earlier blocks only in serial runs.
             let earlier = machine.serial.then_some(&self.merged);
             let run = |linear| {
-                let result = Cluster::new(machine, Overlay::new(base, earlier), linear).run();
+                let pages = Pages::new();
+                let result = Cluster::new(machine, Overlay { base, earlier, pages }, linear).run();
                 if let Some(progress) = &machine.options.progress {
-                    progress.add(cluster_blocks);
+                    progress.blocks.fetch_add(cluster_blocks, Ordering::Relaxed);
                 }
                 result
             };

@@ -23,22 +23,20 @@ use crate::tensor_sum::{HopperSum, TensorSums};
 use crate::warp::Warp;
 
 /// Row-major matrix index of every element, by register, element in register, and lane.
-struct Table(Vec<[u16; 32]>);
+type Table = Vec<[u16; 32]>;
 
-impl Table {
-    fn new(layout: FragmentLayout) -> Table {
-        let mut rows = vec![[0; 32]; (layout.regs * layout.per_reg) as usize];
-        for (lane, reg, element, row, col) in layout.elements() {
-            rows[(reg * layout.per_reg + element) as usize][lane as usize] = (row * layout.cols + col) as u16;
-        }
-        Table(rows)
+fn table(layout: FragmentLayout) -> Table {
+    let mut rows = vec![[0; 32]; (layout.regs * layout.per_reg) as usize];
+    for (lane, reg, element, row, col) in layout.elements() {
+        rows[(reg * layout.per_reg + element) as usize][lane as usize] = (row * layout.cols + col) as u16;
     }
+    rows
 }
 
-static A: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16K16_A));
-static B: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_K16N8_B));
-static ACC_F32: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16N8_ACC_F32));
-static ACC_F16: LazyLock<Table> = LazyLock::new(|| Table::new(MMA_M16N8_ACC_F16));
+static A: LazyLock<Table> = LazyLock::new(|| table(MMA_M16K16_A));
+static B: LazyLock<Table> = LazyLock::new(|| table(MMA_K16N8_B));
+static ACC_F32: LazyLock<Table> = LazyLock::new(|| table(MMA_M16N8_ACC_F32));
+static ACC_F16: LazyLock<Table> = LazyLock::new(|| table(MMA_M16N8_ACC_F16));
 
 #[inline(always)]
 fn widen(bits: u32, ty: Half) -> f64 {
@@ -55,7 +53,7 @@ fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &T
     for (reg, &row) in rows.iter().enumerate() {
         let bits: &[u32; 32] = r.get(k, row);
         for element in 0..2 {
-            let places = &table.0[2 * reg + element];
+            let places = &table[2 * reg + element];
             let mut values = [0.0; 32];
             for lane in 0..32 {
                 values[lane] = widen(bits[lane] >> (16 * element) & 0xffff, ty);
@@ -116,7 +114,7 @@ pub(crate) fn mma(
     match acc {
         MmaAcc::F16 => sum = operand(r, k, c, &ACC_F16, Half::F16),
         MmaAcc::F32 => {
-            for (places, &row) in ACC_F32.0.iter().zip(c) {
+            for (places, &row) in ACC_F32.iter().zip(c) {
                 let bits: &[u32; 32] = r.get(k, row);
                 for lane in 0..32 {
                     sum[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
@@ -130,7 +128,7 @@ pub(crate) fn mma(
     }
     match acc {
         MmaAcc::F16 => {
-            for (places, &row) in ACC_F16.0.chunks_exact(2).zip(d) {
+            for (places, &row) in ACC_F16.chunks_exact(2).zip(d) {
                 let half = |place: u16| {
                     let sum = sum[usize::from(place) % 128];
                     hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
@@ -140,7 +138,7 @@ pub(crate) fn mma(
             }
         }
         MmaAcc::F32 => {
-            for (places, &row) in ACC_F32.0.iter().zip(d) {
+            for (places, &row) in ACC_F32.iter().zip(d) {
                 let mut bits = [0; 32];
                 for lane in 0..32 {
                     bits[lane] = rounded(sum[usize::from(places[lane]) % 128], hopper);
@@ -201,8 +199,8 @@ pub(crate) fn widen_words(words: &[u32], input: WgmmaInput, out: &mut [f64; 16])
     }
 }
 
-/// `d = a·b (+ d)` for a warp's 16 rows and `d.len() / 2` columns. Sums are in f64 and rounded once
-/// to f32, or use Hopper's summation. Compiled for the best available instruction set.
+/// `d = a·b (+ d)` for a warp's 16 rows, compiled for the best available instruction set. Sums are
+/// in f64 and rounded once to f32, or use Hopper's summation.
 pub(crate) struct Multiply<'a> {
     pub(crate) r: &'a mut Registers,
     pub(crate) d: &'a [Row],
@@ -217,48 +215,50 @@ impl WithSimd for Multiply<'_> {
     type Output = ();
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        multiply_rows(self);
-    }
-}
-
-#[inline(always)]
-fn multiply_rows(multiply: Multiply<'_>) {
-    let Multiply { r, d, a, b, k, .. } = multiply;
-    let hopper = multiply.hopper;
-    let n = 2 * d.len();
-    let mut acc = vec![0.0; 16 * n];
-    // Position of register `i` of a lane: four registers per 8 columns.
-    let place = |i: usize, lane: usize| {
-        let (row, col) = (lane / 4 + 8 * (i % 4 / 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2);
-        row * n + col
-    };
-    if multiply.accumulate {
+        let Multiply {
+            r,
+            d,
+            accumulate,
+            a,
+            b,
+            k,
+            hopper,
+        } = self;
+        let n = 2 * d.len();
+        let mut acc = vec![0.0; 16 * n];
+        // Position of register `i` of a lane: four registers per 8 columns.
+        let place = |i: usize, lane: usize| {
+            let (row, col) = (lane / 4 + 8 * (i % 4 / 2), 8 * (i / 4) + 2 * (lane % 4) + i % 2);
+            row * n + col
+        };
+        if accumulate {
+            for (i, &row) in d.iter().enumerate() {
+                let bits: &[u32; 32] = r.own(row);
+                for lane in 0..32 {
+                    acc[place(i, lane)] = f64::from(f(bits[lane]));
+                }
+            }
+        }
+        for (acc, a) in acc.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
+            if let Some(sum) = hopper {
+                for (col, acc) in acc.iter_mut().enumerate() {
+                    *acc = sum.sum(a.iter().enumerate().map(|(k, &x)| (x, b[k * n + col])), *acc);
+                }
+                continue;
+            }
+            for (&x, b) in a.iter().zip(b.chunks_exact(n)) {
+                for (acc, &y) in acc.iter_mut().zip(b) {
+                    *acc = x.mul_add(y, *acc);
+                }
+            }
+        }
         for (i, &row) in d.iter().enumerate() {
-            let bits: &[u32; 32] = r.own(row);
+            let mut bits = [0; 32];
             for lane in 0..32 {
-                acc[place(i, lane)] = f64::from(f(bits[lane]));
+                bits[lane] = rounded(acc[place(i, lane)], hopper);
             }
+            r.set(row, FULL, &bits);
         }
-    }
-    for (acc, a) in acc.chunks_exact_mut(n).zip(a.chunks_exact(k)) {
-        if let Some(sum) = hopper {
-            for (col, acc) in acc.iter_mut().enumerate() {
-                *acc = sum.sum(a.iter().enumerate().map(|(k, &x)| (x, b[k * n + col])), *acc);
-            }
-            continue;
-        }
-        for (&x, b) in a.iter().zip(b.chunks_exact(n)) {
-            for (acc, &y) in acc.iter_mut().zip(b) {
-                *acc = x.mul_add(y, *acc);
-            }
-        }
-    }
-    for (i, &row) in d.iter().enumerate() {
-        let mut bits = [0; 32];
-        for lane in 0..32 {
-            bits[lane] = rounded(acc[place(i, lane)], hopper);
-        }
-        r.set(row, FULL, &bits);
     }
 }
 

@@ -59,8 +59,7 @@ impl HopperSum {
         }
     }
 
-    /// The sum of one instruction's products and accumulator, before rounding to the accumulator's
-    /// type.
+    /// The sum of one instruction's products and accumulator, not yet rounded to the type of `acc`.
     #[inline]
     pub(crate) fn sum(&self, products: impl Iterator<Item = (f64, f64)> + Clone, acc: f64) -> f64 {
         let plain = products.clone().fold(acc, |sum, (a, b)| sum + a * b);

@@ -13,6 +13,8 @@
 
 use std::ops::Range;
 
+use crate::registers::lanes;
+
 /// Cost of one operation's accesses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
@@ -29,6 +31,14 @@ impl Traffic {
     }
 }
 
+/// The different items, in order.
+fn distinct<T: Ord>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_unstable();
+    items.dedup();
+    items
+}
+
 /// Bank passes of accesses of `bytes` per lane at these offsets.
 pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     let lanes_a_phase = match bytes {
@@ -43,11 +53,7 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     for lanes in phases(offsets, mask, lanes_a_phase) {
         let lanes = lanes.filter(|lane| mask >> lane & 1 != 0);
         let words_a_lane = (bytes as usize / 4).max(1);
-        let mut words: Vec<u32> = lanes
-            .flat_map(|lane| (0..words_a_lane as u32).map(move |i| offsets[lane] / 4 + i))
-            .collect();
-        words.sort_unstable();
-        words.dedup();
+        let words = distinct(lanes.flat_map(|lane| (0..words_a_lane as u32).map(move |i| offsets[lane] / 4 + i)));
         let mut in_bank = [0u64; 32];
         for word in &words {
             in_bank[(word % 32) as usize] += 1;
@@ -70,13 +76,9 @@ pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
             .collect();
         let chunk = |lane: usize| offsets[lane] / 16;
         // Sectors filled by two neighbouring lanes.
-        let mut whole: Vec<u32> = lanes
-            .windows(2)
-            .filter(|pair| pair[1] == pair[0] + 1 && chunk(pair[0]) ^ 1 == chunk(pair[1]))
-            .map(|pair| chunk(pair[0]) / 2)
-            .collect();
-        whole.sort_unstable();
-        whole.dedup();
+        let neighbours = lanes.windows(2).filter(|pair| pair[1] == pair[0] + 1);
+        let fills = neighbours.filter(|pair| chunk(pair[0]) ^ 1 == chunk(pair[1]));
+        let whole = distinct(fills.map(|pair| chunk(pair[0]) / 2));
         let ends_run = |i: usize| whole.get(i + 1) != Some(&(whole[i] + 1)) || whole[i] % 4 == 3;
         let runs = (0..whole.len()).filter(|&i| ends_run(i)).count();
         let others = lanes
@@ -90,20 +92,13 @@ pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
 
 /// Global sectors requested by such copies: one per pair of source and destination sector.
 pub(crate) fn copied_sectors(from: &[u64; 32], to: &[u32; 32], mask: u32) -> Traffic {
-    let mut sectors: Vec<(u64, u32)> = (0..32)
-        .filter(|lane| mask >> lane & 1 != 0)
-        .map(|lane| (from[lane] / 32, to[lane] / 32))
-        .collect();
-    sectors.sort_unstable();
-    sectors.dedup();
     Traffic {
-        transactions: sectors.len() as u64,
+        transactions: distinct(lanes(mask).map(|lane| (from[lane] / 32, to[lane] / 32))).len() as u64,
         ..global(from, mask, 16)
     }
 }
 
-/// Groups of lanes served together: `lanes_a_phase` lanes, or two such phases if lanes read in
-/// pairs.
+/// Lanes served together: `lanes_a_phase` lanes, or two such phases if lanes read in pairs.
 fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator<Item = Range<usize>> {
     let joined = |first: usize| {
         let in_pairs = |partner: usize| {
@@ -130,18 +125,9 @@ fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator
 /// 32-byte sectors touched by accesses of `bytes` per lane at these offsets in a buffer. The buffer
 /// starts at a sector boundary, as driver allocations do.
 pub(crate) fn global(offsets: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
-    let mut sectors: Vec<u64> = (0..32)
-        .filter(|lane| mask >> lane & 1 != 0)
-        .flat_map(|lane| [offsets[lane] / 32, (offsets[lane] + u64::from(bytes) - 1) / 32])
-        .collect();
-    sectors.sort_unstable();
-    sectors.dedup();
-    let mut all: Vec<u64> = (0..32)
-        .filter(|lane| mask >> lane & 1 != 0)
-        .map(|lane| offsets[lane])
-        .collect();
-    all.sort_unstable();
-    all.dedup();
+    let last = u64::from(bytes) - 1;
+    let sectors = distinct(lanes(mask).flat_map(|lane| [offsets[lane] / 32, (offsets[lane] + last) / 32]));
+    let all = distinct(lanes(mask).map(|lane| offsets[lane]));
     Traffic {
         requests: 1,
         transactions: sectors.len() as u64,

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use flashcore_ir::Operand;
 
-use crate::async_state::AsyncState;
+use crate::async_state::{AsyncState, Fragment};
 use crate::clock::{ActorId, Clock, Epoch, Limits};
 use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers, Word};
@@ -22,11 +22,8 @@ pub(crate) struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
-    /// Waits at a barrier since operation `pc`.
-    AtBarrier {
-        id: u8,
-        pc: u32,
-    },
+    /// Waits at a barrier of this number; its next operation is the one after.
+    AtBarrier(u8),
     /// Cannot execute its next operation yet; retries after an event.
     Blocked(Wait),
     Done,
@@ -134,7 +131,10 @@ impl Warp {
             shared_first,
             fenced: [0; 32],
             fenced_copies: [0; 32],
-            asynchronous: AsyncState::new(machine),
+            asynchronous: AsyncState {
+                fragments: vec![Fragment::default(); machine.program.fragments.len()],
+                ..AsyncState::default()
+            },
             knowledge: vec![Knowledge {
                 lanes: FULL,
                 clock: Rc::new(clock),
@@ -187,13 +187,10 @@ impl Warp {
 
     /// The joined clock of some lanes.
     pub(crate) fn joined(&self, lanes: u32) -> Clock {
-        let mut groups = self.knowledge.iter().filter(|k| k.lanes & lanes != 0);
-        let mut clock = groups
-            .next()
-            .map_or_else(|| (*self.knowledge[0].clock).clone(), |k| (*k.clock).clone());
-        for group in groups {
-            clock.join(&group.clock);
-        }
+        let mut groups = self.knowledge_of(lanes);
+        let first = groups.next().unwrap_or(&self.knowledge[0]);
+        let mut clock = (*first.clock).clone();
+        groups.for_each(|group| clock.join(&group.clock));
         clock
     }
 
