@@ -93,7 +93,7 @@ fn lines(table: &Table, compared: &[Comparison]) -> String {
                 format!("{:6.1}%", (median - 1.0) * 100.0)
             })
         });
-        let within = within(one.trials_within, table.len());
+        let within = within(one.trials_within, table.by_id().len());
         text.push_str(&format!("  {:<15} {}  {within}\n", one.strategy, at.join(" ")));
     }
     for one in compared.iter().filter(|one| !one.claims.is_empty()) {

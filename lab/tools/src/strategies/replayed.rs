@@ -137,7 +137,7 @@ pub(super) fn compare(
         };
         Ok(Comparison {
             strategy: kind.name(),
-            medians: (0..trials.min(table.len())).map(median).collect(),
+            medians: (0..trials.min(size)).map(median).collect(),
             trials_within: [1, 2, 3].map(part),
             claims: insight::table(&claims.concat()),
         })
