@@ -1,6 +1,6 @@
 //! Family `scalar`: attention without tensor cores; it serves every problem.
 //!
-//! [`naive`] and [`tiled`] both compute in f32 and differ only in how work is shared out: each checks the other.
+//! `naive` and `tiled` both compute in f32 and differ only in how work is shared out: each checks the other.
 
 mod common;
 mod naive;
