@@ -192,8 +192,12 @@ fn where_only_the_default_was_tried_that_is_said() {
     let shown = flashcore("tune tiny --device cpu --budget 1", &home).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     let told = words(&shown);
+    // How much more depends on the machine.
+    let advice = told
+        .split_once("only it was tried; a candidate takes ")
+        .map(|(_, advice)| advice);
     assert!(
-        told.contains("only it was tried") && told.contains("give --budget 60s or more"),
+        advice.is_some_and(|advice| advice.contains(" s here: give --budget ") && advice.contains(" or more")),
         "{shown}"
     );
     assert!(!told.contains("no candidate is faster"), "{shown}");
