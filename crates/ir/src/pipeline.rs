@@ -142,8 +142,8 @@ impl<'k> Pipeline<'k> {
         Reader(self.cursor())
     }
 
-    /// A reading side that takes every `step`th stage from `first` on: one of several readers, each
-    /// of stages of its own. `step` divides the number of stages, and `first` is less than it.
+    /// A reading side that takes every `step`th stage from `first` on: one of several readers,
+    /// no two of which share a stage. `step` divides the number of stages; `first` is less than `step`.
     #[track_caller]
     pub fn reader_of(&self, first: impl Source<'k, u32>, step: u32) -> Reader<'k> {
         if step == 0 || !self.stages.is_multiple_of(step) {

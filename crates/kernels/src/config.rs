@@ -38,8 +38,8 @@ pub struct UnknownConfig {
 }
 
 impl Config {
-    /// Every config of families `scalar` and `ladder`; of `mma` and `wgmma`, which have tens of thousands, those that are
-    /// the default of some problem.
+    /// Every config of families `scalar` and `ladder`. Families `mma` and `wgmma` have tens of
+    /// thousands: of them, those that are the default of some problem.
     pub fn all() -> Vec<Config> {
         let every = |family: Family| family.configs().map(move |values| Config::of(&family, values));
         let wgmma = [DType::F16, DType::E4M3].into_iter().flat_map(wgmma::defaults);

@@ -1,5 +1,5 @@
-//! A family of configs as data. Each lever is declared once: ids and their parser, the refusal of other values, searches
-//! and `flashcore list levers` derive from the declaration.
+//! A family of configs as data. Each lever is declared once: ids and their parser, the refusal of
+//! other values, searches and `flashcore list levers` derive from the declaration.
 //!
 //! A family holds what the levers by themselves allow. Problems and targets refuse more; that is for
 //! [`Plan::new`](crate::Plan::new) to say.

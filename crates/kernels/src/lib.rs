@@ -2,7 +2,7 @@
 //!
 //! A [`Config`] is one choice of a family's levers. For a problem and a target it either refuses,
 //! saying why and what would help ([`Refusal`]), or gives a [`Plan`]: a kernel and everything it
-//! takes to launch it, or several in a row. [`select()`] picks the config used where nobody names one.
+//! takes to launch it, or several in a row. [`select()`] picks the default config.
 
 pub mod attention;
 pub mod config;

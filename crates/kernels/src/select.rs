@@ -1,4 +1,4 @@
-//! Which config is used where nobody names one, and why.
+//! Which config is the default, and why.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -60,9 +60,9 @@ impl fmt::Display for Considered {
     }
 }
 
-/// The plan for a problem on a GPU where nobody names a config; a `Target` stands for its usual card. `alignment` is
-/// what the address of every tensor's first element is a multiple of, in bytes: 16 for memory of one's own, perhaps less
-/// for a slice of somebody else's tensor.
+/// The default plan for a problem on a GPU; a `Target` stands for its usual card. The address of
+/// every tensor's first element is a multiple of `alignment` bytes: 16 for a whole allocation,
+/// perhaps less for a slice of one.
 ///
 /// # Errors
 /// The refusals of every config in the order they were tried, where none serves.

@@ -15,8 +15,8 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
-    /// Forgets them all where there are more than so many, so that long searches do not fill the memory. Plans keep what
-    /// they have.
+    /// Empties the cache if it holds more than `most` kernels, so that long searches do not fill the
+    /// memory. Plans keep theirs.
     ///
     /// ```
     /// use flashcore_ir::Target;
@@ -61,7 +61,7 @@ impl KernelCache {
 pub struct Step {
     /// The kernel.
     pub kernel: Arc<Kernel>,
-    /// Its launch. Buffers go by name, `q`, `k`, `v`, `out`, `lse`, `workspace`, which mean the same memory in every step
-    /// of a plan; each step lists those that it touches.
+    /// Its launch, with the buffers that it uses. A buffer's name (`q`, `k`, `v`, `out`, `lse`,
+    /// `workspace`) means the same memory in every step of a plan.
     pub launch: Launch,
 }

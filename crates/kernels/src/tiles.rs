@@ -187,8 +187,8 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         })
     }
 
-    /// Starts copying rows into the tile, `stage` elements past its start. `source` gives where a row begins and whether
-    /// it exists (`None`: it does); the others become zero.
+    /// Starts copying rows into the tile, `stage` elements past its start. `source` gives where a row
+    /// begins and whether it exists (`None`: it does); the others become zero.
     #[track_caller]
     pub(crate) fn copy_rows(
         &self,

@@ -55,7 +55,7 @@ impl CpuBed {
         }
     }
 
-    /// Calls `act` with Q, the output and the log-sum-exp of a place; the last is empty where the problem asks for none.
+    /// Calls `act` with Q, the output and the log-sum-exp (empty if not asked for) of a place.
     fn with<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut Tensor, &mut [f32]) -> T) -> T {
         let Place { q, out, lse, .. } = &mut self.places.borrow_mut()[place % 2];
         act(q, out, lse)

@@ -12,7 +12,8 @@ use crate::subject::Subject;
 /// live; its values change between inspections.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerTensor {
-    /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere gives [`Subject::answer`].
+    /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere
+    /// gives [`Subject::answer`].
     /// Scales of e4m3 tensors, f32 `[batch, num_kv_heads]`, dense, are `q_scale`, `k_scale` and `v_scale`.
     pub name: &'static str,
     /// Address of the first element, on the device or the host.

@@ -39,7 +39,7 @@ impl Svg {
         );
     }
 
-    /// Text at a point, with attributes of its own such as ` font-size="9"`.
+    /// Text at a point, with further attributes such as ` font-size="9"`.
     pub(crate) fn text(&mut self, [x, y]: [f64; 2], attributes: &str, text: impl Display) {
         let text = escaped(&text.to_string());
         let _ = writeln!(self.0, "<text x=\"{x:.1}\" y=\"{y:.1}\"{attributes}>{text}</text>");

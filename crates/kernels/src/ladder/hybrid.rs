@@ -2,8 +2,8 @@
 //!
 //! What is new to `scalar/tiled`: a warp multiplies its 16 rows with a tile of keys in `mma.sync`, operands read by
 //! `ldmatrix`. What is still missing: the scores leave the tensor cores through shared memory, since softmax and
-//! `O += P·V` are computed in f32, two lanes a row. Both lanes read the whole row of P; V's columns they share in chunks
-//! of eight, turn by turn.
+//! `O += P·V` are computed in f32, two lanes a row. Both lanes read the whole row of P and take
+//! alternate chunks of eight columns of V.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, TileShape, Val, Var, Widen};

@@ -124,9 +124,9 @@ impl Config {
     }
 }
 
-/// The configs used where nobody names one, in order of preference: what was fastest for such a problem, then what
-/// needs less, with the widest accesses that the strides and `alignment` (bytes) allow. The last, `naive`, is never
-/// refused.
+/// The default configs in order of preference: the fastest for such a problem, then those that need
+/// less, with the widest accesses that the strides and `alignment` (bytes) allow. The last, `naive`,
+/// is never refused.
 pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
     let vector_bytes = widest(problem).min(alignment);
     let tiled = tiled::preferred(problem).iter();

@@ -39,7 +39,7 @@ const CHUNK: u32 = 8;
 /// Blocks of 64 rows from which on large tiles fill a GPU; below, more and smaller blocks do better.
 const LARGE_TILE_BLOCKS: usize = 256;
 
-/// (rows, cols, warps) used where nobody names them, best first. Measured on an H200
+/// Default (rows, cols, warps), best first. Measured on an H200
 /// (`lab/check/data/scalar-times.txt`).
 pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
     let blocks = problem.seq_len_q().div_ceil(64) * problem.num_heads() * problem.batch();

@@ -23,8 +23,8 @@ const FAR: u32 = u32::MAX - 63;
 
 /// A bed whose tensors a candidate can spoil.
 pub trait Spoil: Bed {
-    /// Waits for all work, calls `act` with Q, the output and the log-sum-exp of a place (empty where the problem asks for
-    /// none), and keeps what it wrote to the last two.
+    /// Waits for all work, calls `act` with Q, the output and the log-sum-exp (empty if not asked for)
+    /// of a place, and keeps what it wrote to the last two.
     fn spoil(&self, place: usize, act: &mut dyn FnMut(&Tensor, &mut Tensor, &mut [f32])) -> Result<(), Trouble>;
 
     /// Never ends.

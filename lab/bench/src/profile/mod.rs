@@ -17,8 +17,8 @@ use flashcore_check::cost::{Prediction, Resource};
 use serde::{Deserialize, Serialize};
 
 /// Counters that are shares of the most the device can sustain over the launch, per cent, in the order of the table of
-/// `flashcore profile`: key in JSON, ncu's name of the metric with `%` for `pct_of_peak_sustained`, title. Where the cost
-/// model has a resource of that title, the counter measures it.
+/// `flashcore profile`: key in JSON, ncu's name of the metric with `%` for `pct_of_peak_sustained`,
+/// title. If the cost model has a resource of that title, the counter measures it.
 const SHARES: [(&str, &str, &str); 10] = [
     ("sm_busy", "sm__throughput.avg.%_elapsed", "SM, busiest unit"),
     ("tensor", "sm__pipe_tensor_cycles_active.avg.%_elapsed", "tensor cores"),

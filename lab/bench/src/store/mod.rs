@@ -94,7 +94,7 @@ impl Store {
     /// The selected runs, oldest first, and what is wrong with the files that cannot be read.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if the folder or file itself cannot be read; or there is no folder, and in its place the store
+    /// [`BenchError::Store`] if the folder or file itself cannot be read, or if there is only the store
     /// of an earlier build.
     pub fn list(&self, selector: &Selector) -> Result<(Vec<RunRow>, Vec<BenchError>), BenchError> {
         if let Some(old) = self.older().filter(|_| !self.path.exists()) {

@@ -56,14 +56,14 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         history.add(trial);
     }
     let board = board_of(&folder)?;
-    let beside = board.as_ref().and_then(|board| PeerComparison::read(&folder, board));
+    let comparison = board.as_ref().and_then(|board| PeerComparison::read(&folder, board));
     let claims = std::fs::read_to_string(folder.join("claims.json"));
     let claims: Option<Claims> = claims.ok().and_then(|text| serde_json::from_str(&text).ok());
     let seconds = read_seconds(&folder);
     let json = || {
         let trials = history.trials();
         json!({
-            "run": header, "trials": trials, "board": board, "peers": beside, "claims": claims, "seconds": seconds,
+            "run": header, "trials": trials, "board": board, "peers": comparison, "claims": claims, "seconds": seconds,
         })
     };
     style::show(args.json, json, || {
@@ -87,8 +87,8 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
         if let Some(claims) = &claims {
             add_claims(&mut page, claims);
         }
-        if let Some(beside) = &beside {
-            peers::add(&mut page, beside);
+        if let Some(comparison) = &comparison {
+            peers::add(&mut page, comparison);
         }
         page.field("evidence", folder.display());
         page

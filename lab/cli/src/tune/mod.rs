@@ -63,13 +63,13 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let board = found.board.as_ref().filter(|_| found.nothing_new);
     let kept = board.and_then(|board| PeerComparison::read(&found.folder, board));
     let kept = kept.filter(|kept| kept.missing.is_none());
-    let beside = kept.or_else(|| peers::compare(&found, &case, &devices[0], &args.peers));
+    let comparison = kept.or_else(|| peers::compare(&found, &case, &devices[0], &args.peers));
     let remedy = plan.remedy(&found.folder);
-    let json = || json_of(&found, beside.as_ref(), Some(&plan));
+    let json = || json_of(&found, comparison.as_ref(), Some(&plan));
     style::show(args.json, json, || {
         let mut page = Page::default();
-        if let Some(beside) = &beside {
-            peers::add(&mut page, beside);
+        if let Some(comparison) = &comparison {
+            peers::add(&mut page, comparison);
         }
         page.field("plan", plan.text());
         add_commands(&mut page, args.budget, &found);
@@ -122,12 +122,12 @@ fn result(found: &Found, tour: bool, case: &Case) -> Page {
     page
 }
 
-fn json_of(found: &Found, beside: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
+fn json_of(found: &Found, comparison: Option<&PeerComparison>, plan: Option<&plan::Kept>) -> Value {
     json!({
         "run": found.header,
         "trials": found.history.trials(),
         "board": found.board,
-        "peers": beside,
+        "peers": comparison,
         "claims": found.claims,
         "workers_started": found.workers_started,
         "seconds": found.seconds,

@@ -14,12 +14,12 @@ use crate::tune::live::note_wait;
 /// `None` if the leaderboard says as much. A failure is reported, and the result of the search stands.
 pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]) -> Option<PeerComparison> {
     let board = found.board.as_ref()?;
-    let mut beside = PeerComparison::of(&found.header, board)?;
+    let mut comparison = PeerComparison::of(&found.header, board)?;
     let spinner = style::spinner("timing winner, default and peers");
     let python = find_peers(peers);
-    match (&python, beside.is_covered_by(board)) {
+    match (&python, comparison.is_covered_by(board)) {
         (Ok(None), true) => return None,
-        (Err(missing), true) => beside.missing = Some(missing.clone()),
+        (Err(missing), true) => comparison.missing = Some(missing.clone()),
         _ => {
             // Searches on one device take turns.
             let locks = device_lock::folder();
@@ -28,37 +28,44 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
             let _held = lock.and_then(|lock| lock.wait(&Interrupt::default(), &mut |waits| note_wait(device, waits)));
             let measured = || -> Result<Report, Failure> {
                 let device: Device = device.parse()?;
-                let request = beside.request(case, options(&device));
+                let request = comparison.request(case, options(&device));
                 measure(&python, &device, &request, peers, default_path().as_deref(), &mut ())
             };
             match measured() {
-                Ok(report) => (beside.report, beside.missing) = (Some(report), python.err()),
-                Err(failure) => beside.missing = Some(format!("it could not be measured: {}", failure.message)),
+                Ok(report) => (comparison.report, comparison.missing) = (Some(report), python.err()),
+                Err(failure) => comparison.missing = Some(format!("it could not be measured: {}", failure.message)),
             }
         }
     }
     drop(spinner);
-    if let Err(why) = beside.keep(&found.folder) {
+    if let Err(why) = comparison.keep(&found.folder) {
         style::note(format_args!("the comparison with peers is printed and not kept: {why}"));
     }
-    Some(beside)
+    Some(comparison)
 }
 
-pub(crate) fn add(page: &mut Page, beside: &PeerComparison) {
-    if let Some(report) = &beside.report {
+pub(crate) fn add(page: &mut Page, comparison: &PeerComparison) {
+    if let Some(report) = &comparison.report {
         page.line(format_args!("\n{HEAD}Compared with the default and peers{HEAD:#}"));
         let results = report.results.iter();
         results.for_each(|result| page.add(table::case_text(result)));
     }
-    let notes = beside.report.iter().flat_map(|report| &report.notes);
-    page.fields("peers", beside.missing.iter().chain(notes));
-    let ratios = beside.ratios().into_iter().map(|(label, ratio)| {
-        let who = if label == beside.default { "the default " } else { "" };
+    let notes = comparison.report.iter().flat_map(|report| &report.notes);
+    page.fields("peers", comparison.missing.iter().chain(notes));
+    let ratios = comparison.ratios().into_iter().map(|(label, ratio)| {
+        let who = if label == comparison.default {
+            "the default "
+        } else {
+            ""
+        };
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
         format!("{:.3} [{lo:.3}, {hi:.3}] times as fast as {who}{label}", ratio.value)
     });
     let ratios = style::list(ratios);
     if !ratios.is_empty() {
-        page.field("winner", format_args!("{GOOD}{}{GOOD:#} is {ratios}", beside.winner));
+        page.field(
+            "winner",
+            format_args!("{GOOD}{}{GOOD:#} is {ratios}", comparison.winner),
+        );
     }
 }
