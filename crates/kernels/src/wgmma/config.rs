@@ -284,7 +284,9 @@ impl Config {
         let allowed = self.registers().1;
         if self.q_in_registers && self.q_steps_held(shape) == 0 {
             needed += REGISTERS_A_STEP + REGISTERS_BESIDE_Q;
-            what = format!("a step of Q {REGISTERS_A_STEP}, what holding it takes in addition {REGISTERS_BESIDE_Q}, {what}");
+            what = format!(
+                "a step of Q {REGISTERS_A_STEP}, what holding it takes in addition {REGISTERS_BESIDE_Q}, {what}"
+            );
         }
         Refusal::check_registers(needed, allowed, "fewer keys a tile or fewer rows need less", || what)?;
         self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2)
