@@ -59,7 +59,7 @@ pub use plans::{
     PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, cpu_name, read_table, shipped_tables, table_files,
     user_plans_folder,
 };
-pub use tensors::{DeviceScales, DeviceTensors};
+pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
 
 /// The README's Rust is compiled with the documentation tests.
 #[cfg(doctest)]

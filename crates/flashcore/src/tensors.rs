@@ -64,12 +64,23 @@ impl<'a> DeviceTensors<'a> {
     }
 }
 
-/// Scales of Q, K and V on the device.
-pub(crate) struct ScaleBuffers([DeviceBuffer; 3]);
+/// The scales of e4m3 tensors in device memory of their own, for
+/// [`Attention::forward_on`](crate::Attention::forward_on).
+///
+/// They live as long as this does; [`as_slices`](Self::as_slices) goes into
+/// [`DeviceTensors::scales`].
+#[derive(Debug)]
+pub struct ScaleBuffers([DeviceBuffer; 3]);
 
 impl ScaleBuffers {
-    /// Copies the scales; `None` where tensors have none.
-    pub(crate) fn upload(stream: &Stream, tensors: [&TensorView<'_>; 3]) -> Result<Option<ScaleBuffers>, CudaError> {
+    /// Allocates memory for the scales of `[q, k, v]` ([`TensorView::with_scales`], each f32
+    /// `[batch, num_kv_heads]`) and copies them there in `stream`; `None` where one of the three
+    /// has none.
+    ///
+    /// # Errors
+    ///
+    /// The driver cannot allocate or copy.
+    pub fn upload(stream: &Stream, tensors: [&TensorView<'_>; 3]) -> Result<Option<ScaleBuffers>, CudaError> {
         let [Some(q), Some(k), Some(v)] = tensors.map(TensorView::scales) else {
             return Ok(None);
         };
@@ -77,8 +88,8 @@ impl ScaleBuffers {
         Ok(Some(ScaleBuffers([upload(q)?, upload(k)?, upload(v)?])))
     }
 
-    /// The scales, as kernels take them.
-    pub(crate) fn as_slices(&self) -> DeviceScales<'_> {
+    /// The scales, as [`DeviceTensors::scales`] takes them.
+    pub fn as_slices(&self) -> DeviceScales<'_> {
         let [q, k, v] = self.0.each_ref().map(DeviceBuffer::as_slice);
         DeviceScales { q, k, v }
     }
