@@ -21,7 +21,7 @@ fn row(problem: &Problem, kernel: &str) -> PlanRow {
     PlanRow {
         problem: PlanClass::of(problem).unwrap(),
         kernel: kernel.parse().unwrap(),
-        against: "mma/m128n64-w4x1-s2-b1-qreg-xor-bold".to_string(),
+        against: "mma/m128n64-w4x1-s2-b1-qreg-xor-spec".to_string(),
         gain: 0.034,
         interval: [0.03, 0.038],
         revision: "1a2b3c4d5e6f".to_string(),
@@ -63,8 +63,8 @@ impl Folder {
     }
 }
 
-const TILE: &str = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy";
-const OTHER: &str = "mma/m64n128-w4x1-s2-b1-qreg-xor-lazy";
+const TILE: &str = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
+const OTHER: &str = "mma/m64n128-w4x1-s2-b1-qreg-xor-cond";
 
 #[test]
 fn a_row_serves_its_own_problems_and_slightly_shorter_ones() {
@@ -111,7 +111,7 @@ fn the_nearest_of_two_rows_is_taken() {
 #[test]
 fn rows_that_are_refused_are_passed_over_and_the_next_table_is_asked() {
     let problem = Problem::named("mission").unwrap();
-    let hopper = row(&problem, "wgmma/m192n256-s4-turns-bold");
+    let hopper = row(&problem, "wgmma/m192n256-s4-pingpong-spec");
     let (first, second) = (
         named("a.json", h200(), &[hopper]),
         named("b.json", h200(), &[row(&problem, TILE)]),
@@ -126,7 +126,7 @@ fn rows_that_are_refused_are_passed_over_and_the_next_table_is_asked() {
     );
     let refused = &choice.considered[0];
     assert!(refused.suggestion == Some(0) && refused.refusal.is_some());
-    insta::assert_snapshot!(choice.why, @"row 1 of b.json: 3.4 % [3.0, 3.8] faster than mma/m128n64-w4x1-s2-b1-qreg-xor-bold on 2026-11-21 (revision 1a2b3c4d5e6f, driver 580.65.06/13000)");
+    insta::assert_snapshot!(choice.why, @"row 1 of b.json: 3.4 % [3.0, 3.8] faster than mma/m128n64-w4x1-s2-b1-qreg-xor-spec on 2026-11-21 (revision 1a2b3c4d5e6f, driver 580.65.06/13000)");
     // With nothing else to ask it is as if there were no table.
     let choice = choose(&Plans::of_tables(vec![first])).unwrap();
     let default = select(&problem, Target::Sm90a, 16, &kernels).unwrap();

@@ -25,7 +25,7 @@ pub enum Config {
 /// Every family.
 pub const FAMILIES: [Family; 4] = [mma::FAMILY, wgmma::FAMILY, scalar::FAMILY, ladder::FAMILY];
 
-const EXAMPLES: &str = "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy, scalar/tiled-m32n32-w4-v16, cpu/m128n128";
+const EXAMPLES: &str = "mma/m128n64-w4x1-s2-b2-qreg-xor-cond, scalar/tiled-m32n32-w4-v16, cpu/m128n128";
 
 /// An id that names no config.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -118,16 +118,34 @@ mod tests {
     #[test]
     fn ids_round_trip() {
         for id in [
-            "mma/m128n64-w4x1-s2-b2-qreg-xor-lazy",
-            "mma/m32n128-w2x4-s4-b1-qsh-lin-eager-gqa",
-            "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
-            "mma/m64n64-w4x1-s2-b2-qreg-xor-bold-k2",
+            "mma/m128n64-w4x1-s2-b2-qreg-xor-cond",
+            "mma/m32n128-w2x4-s4-b1-qsh-lin-always-gqa",
+            "mma/m16n64-w1x4-s3-b2-qreg-xor-cond-gqa-k33",
+            "mma/m64n64-w4x1-s2-b2-qreg-xor-spec-k2",
             "scalar/naive-t128-v16",
             "scalar/tiled-m64n32-w8-v4",
-            "wgmma/m192n128-s2-turns-lazy",
-            "wgmma/m128n176-s2-free-bold",
+            "wgmma/m192n128-s2-pingpong-cond",
+            "wgmma/m128n176-s2-free-spec",
         ] {
             assert_eq!(id.parse::<Config>().unwrap().to_string(), id);
+        }
+    }
+
+    /// Evidence and plan tables have ids from before words were changed.
+    #[test]
+    fn old_ids_are_read() {
+        for (old, new) in [
+            ("wgmma/m192n128-s2-turns-bold", "wgmma/m192n128-s2-pingpong-spec"),
+            (
+                "wgmma/m64n64-s2-c2-free-lazy-qreg-k2",
+                "wgmma/m64n64-s2-c2-free-cond-qreg-k2",
+            ),
+            (
+                "mma/m32n32-w2x1-s2-b1-qreg-xor-eager-gqa-k3",
+                "mma/m32n32-w2x1-s2-b1-qreg-xor-always-gqa-k3",
+            ),
+        ] {
+            assert_eq!(old.parse::<Config>().unwrap().to_string(), new);
         }
     }
 
@@ -139,8 +157,8 @@ mod tests {
             "mma/m64",
             "scalar/tiled-m64",
             "scalar/naive-t128-v16-x",
-            "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-k1",
-            "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-k2-gqa",
+            "mma/m16n64-w1x4-s3-b2-qreg-xor-cond-k1",
+            "mma/m16n64-w1x4-s3-b2-qreg-xor-cond-k2-gqa",
         ] {
             let error = id.parse::<Config>().unwrap_err();
             assert!(error.to_string().contains("scalar/tiled-m32n32-w4-v16"), "{error}");

@@ -9,6 +9,11 @@ use serde::Serialize;
 
 use crate::Refusal;
 
+mod ids;
+
+pub use ids::id_parts;
+use ids::with_words_of_today;
+
 /// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
 pub type Values = [u32; 11];
 
@@ -193,7 +198,7 @@ fn with(values: &Values, at: usize, value: u32) -> Values {
 }
 
 impl Family {
-    /// The levers' part of an id, such as `m128n64-w4x1-s2-b1-qreg-xor-lazy`.
+    /// The levers' part of an id, such as `m128n64-w4x1-s2-b1-qreg-xor-cond`.
     pub fn levers_id(&self, values: &Values) -> String {
         let levers = self.levers.iter().enumerate();
         let mut id: String = levers.map(|(at, lever)| lever.spell(values, at)).collect();
@@ -210,15 +215,17 @@ impl Family {
 
     /// The config of an id without the family's name. Whether its values are allowed is [`Self::check`]'s to say.
     pub fn read_levers(&self, id: &str) -> Option<Values> {
-        let (mut values, mut rest) = ([0; 11], id);
+        let id = &with_words_of_today(id);
+        let (mut values, mut rest) = ([0; 11], id.as_str());
         for (at, lever) in self.levers.iter().enumerate() {
             (values[at], rest) = lever.read(&values, rest)?;
         }
-        (self.levers_id(&values) == id).then_some(values)
+        (self.levers_id(&values) == *id).then_some(values)
     }
 
     /// At which lever an id of this family cannot be read, and what it may have there.
     pub(crate) fn unread(&self, id: &str) -> Option<String> {
+        let id = with_words_of_today(id);
         let (mut values, mut rest) = ([0; 11], id.strip_prefix(self.name)?.strip_prefix('/')?);
         for (at, lever) in self.levers.iter().enumerate() {
             let Some(read) = lever.read(&values, rest) else {
@@ -359,7 +366,7 @@ impl Family {
     ///
     /// ```
     /// use flashcore_kernels::mma;
-    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-lazy").unwrap();
+    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap();
     /// let unswizzled = mma::Config { swizzled: false, ..config };
     /// assert!(mma::FAMILY.neighbours(&config.into()).contains(&unswizzled.into()));
     /// ```
@@ -371,7 +378,7 @@ impl Family {
     ///
     /// ```
     /// use flashcore_kernels::mma;
-    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-lazy").unwrap();
+    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap();
     /// let near = mma::FAMILY.near(&config.into(), 1);
     /// assert!(near.contains(&mma::Config { stages: 3, ..config }.into()));
     /// assert!(!near.contains(&mma::Config { stages: 4, ..config }.into()));
@@ -418,7 +425,7 @@ impl Family {
     /// ```
     /// use flashcore_kernels::mma;
     /// use flashcore_problem::rng::Rng;
-    /// let parents = ["m128n64-w4x1-s2-b2-qreg-xor-lazy", "m64n32-w2x2-s3-b1-qsh-xor-eager"];
+    /// let parents = ["m128n64-w4x1-s2-b2-qreg-xor-cond", "m64n32-w2x2-s3-b1-qsh-xor-always"];
     /// let [a, b] = parents.map(|id| mma::FAMILY.read_levers(id).unwrap());
     /// let child = mma::Config::from(mma::FAMILY.crossover(&a, &b, &mut Rng::new(1)));
     /// assert!([128, 64].contains(&child.rows) && child.swizzled);
@@ -464,26 +471,6 @@ impl Family {
 
 /// Draws of a mutation or a mixture before it is given up.
 const TRIES: usize = 64;
-
-/// The parts of an id, without the family.
-///
-/// ```
-/// use flashcore_kernels::family::id_parts;
-/// assert_eq!(id_parts("mma/m128n64-w4x1-s2-qreg"), ["m128", "n64", "w4", "x1", "s2", "qreg"]);
-/// ```
-pub fn id_parts(id: &str) -> Vec<&str> {
-    let levers = id.split_once('/').map_or(id, |(_, levers)| levers);
-    let fields = levers.split('-').filter(|field| !field.is_empty());
-    fields.flat_map(numbered).collect()
-}
-
-/// `m128n64` as `m128` and `n64`: a part ends where a letter follows a digit.
-fn numbered(field: &str) -> Vec<&str> {
-    let bytes = field.as_bytes();
-    let ends = (1..bytes.len()).filter(|&at| bytes[at - 1].is_ascii_digit() && !bytes[at].is_ascii_digit());
-    let bounds: Vec<usize> = [0].into_iter().chain(ends).chain([bytes.len()]).collect();
-    bounds.windows(2).map(|pair| &field[pair[0]..pair[1]]).collect()
-}
 
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,7 @@ mod tiles;
 
 pub use attention::softmax::Rescale;
 pub use attention::split::fewest_splits;
-pub use attention::stage::{self, StopAfter};
+pub use attention::tap::{self, Tap};
 pub use config::{Config, FAMILIES, UnknownConfig};
 pub use family::{Family, LeverInfo};
 pub use near::near;

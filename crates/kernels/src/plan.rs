@@ -3,7 +3,7 @@
 use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_problem::Problem;
 
-use crate::attention::stage::{self, StopAfter};
+use crate::attention::tap::{self, Tap};
 use crate::step::{KernelCache, Step};
 use crate::{Config, Refusal};
 
@@ -24,8 +24,8 @@ pub struct Plan {
     pub main: Step,
     /// What runs after it, such as `combine` where the keys are split across blocks.
     pub then: Vec<Step>,
-    /// What the build stores besides its output ([`stage`]).
-    pub stop_after: Option<StopAfter>,
+    /// What the build stores besides its output ([`tap`]).
+    pub tap: Option<Tap>,
 }
 
 impl Plan {
@@ -61,27 +61,22 @@ impl Plan {
         Plan::resolve(problem, config, chip.into(), kernels, None)
     }
 
-    /// The config built with a tap, which stores scores or probabilities: see [`stage`].
+    /// The config built with a tap, which stores scores or probabilities: see [`tap`].
     ///
     /// ```
     /// use flashcore_ir::Target;
-    /// use flashcore_kernels::{Plan, stage::StopAfter};
+    /// use flashcore_kernels::{Plan, tap::Tap};
     /// use flashcore_problem::Problem;
     /// let (problem, config) = (Problem::named("mission")?, "scalar/tiled-m32n32-w4-v16".parse()?);
-    /// let plan = Plan::with_stage(&problem, &config, Target::Sm89, StopAfter::Scores)?;
-    /// assert_eq!(plan.main.launch.buffers[4].name, "stage");
+    /// let plan = Plan::with_tap(&problem, &config, Target::Sm89, Tap::Scores)?;
+    /// assert_eq!(plan.main.launch.buffers[4].name, "tap");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// As [`Plan::new`].
-    pub fn with_stage(
-        problem: &Problem,
-        config: &Config,
-        chip: impl Into<Chip>,
-        stop: StopAfter,
-    ) -> Result<Plan, Refusal> {
-        Plan::resolve(problem, config, chip.into(), &KernelCache::default(), Some(stop))
+    pub fn with_tap(problem: &Problem, config: &Config, chip: impl Into<Chip>, tap: Tap) -> Result<Plan, Refusal> {
+        Plan::resolve(problem, config, chip.into(), &KernelCache::default(), Some(tap))
     }
 
     fn resolve(
@@ -89,22 +84,22 @@ impl Plan {
         config: &Config,
         chip: Chip,
         kernels: &KernelCache,
-        stop_after: Option<StopAfter>,
+        tap: Option<Tap>,
     ) -> Result<Plan, Refusal> {
         let target = chip.target;
         if !target.is_supported() {
             return Err(Refusal::Target { target });
         }
-        stage::check(problem, stop_after)?;
+        tap::check(problem, tap)?;
         let alone = |main| (Vec::new(), main, Vec::new());
         let (before, main, then) = match config {
-            Config::Ladder(config) => alone(crate::ladder::plan(problem, config, kernels, stop_after)?),
+            Config::Ladder(config) => alone(crate::ladder::plan(problem, config, kernels, tap)?),
             Config::Mma(config) => {
-                let (main, then) = crate::mma::plan(problem, config, target, kernels, stop_after)?;
+                let (main, then) = crate::mma::plan(problem, config, target, kernels, tap)?;
                 (Vec::new(), main, then)
             }
-            Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, stop_after)?),
-            Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, stop_after)?,
+            Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, tap)?),
+            Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, tap)?,
         };
         let plan = Plan {
             problem: problem.clone(),
@@ -113,7 +108,7 @@ impl Plan {
             before,
             main,
             then,
-            stop_after,
+            tap,
         };
         for step in plan.steps() {
             check_shared_memory(&step.kernel, &plan)?;

@@ -38,8 +38,8 @@ pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
         ("tiled, 8 warps", "scalar/tiled-m32n32-w8-v16"),
         ("hybrid", "ladder/hybrid-m64n64-w4"),
         ("mma", "ladder/mma-m64n64-w4"),
-        ("+ cp.async", "mma/m64n64-w4x1-s2-b1-qsh-lin-eager"),
-        ("+ swizzle", "mma/m64n64-w4x1-s2-b1-qsh-xor-eager"),
+        ("+ cp.async", "mma/m64n64-w4x1-s2-b1-qsh-lin-always"),
+        ("+ swizzle", "mma/m64n64-w4x1-s2-b1-qsh-xor-always"),
     ];
     let mut rungs = Vec::new();
     for (label, id) in UNTUNED {

@@ -82,7 +82,7 @@ pub fn select(
 /// use flashcore_ir::Target;
 /// use flashcore_kernels::{KernelCache, Suggestion, select_among};
 /// use flashcore_problem::Problem;
-/// let suggestion = Suggestion { config: "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse()?, why: "it was measured".to_string() };
+/// let suggestion = Suggestion { config: "mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse()?, why: "it was measured".to_string() };
 /// let problem = Problem::named("mission")?;
 /// let choice = select_among(&problem, Target::Sm90a, 16, &[suggestion], &KernelCache::default())?;
 /// assert_eq!((choice.suggestion, choice.why.as_str()), (Some(0), "it was measured"));
@@ -222,8 +222,8 @@ mod tests {
             why: format!("{id} was measured"),
         };
         let suggestions = [
-            suggest("wgmma/m192n256-s4-turns-bold"),
-            suggest("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy"),
+            suggest("wgmma/m192n256-s4-pingpong-spec"),
+            suggest("mma/m64n64-w4x1-s2-b1-qreg-xor-cond"),
         ];
         let kernels = KernelCache::default();
         let choice = select_among(&problem, Target::Sm90a, 16, &suggestions, &kernels).unwrap();

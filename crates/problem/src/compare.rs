@@ -170,14 +170,14 @@ pub fn compare_lse(
 /// `[batch, row, head, key]`.
 ///
 /// ```
-/// use flashcore_problem::{Problem, DType, Tolerance, compare_stage};
+/// use flashcore_problem::{Problem, DType, Tolerance, compare_tap};
 /// let problem = Problem::builder().seq_len(2).build()?;
 /// let (got, want) = ([0.5, 0.5, 0.25, 1.0], [0.5, 0.5, 0.25, 0.75]);
-/// let result = compare_stage(&problem, &got, &want, Tolerance::of(DType::F32))?;
+/// let result = compare_tap(&problem, &got, &want, Tolerance::of(DType::F32))?;
 /// assert_eq!(result.worst.map(|worst| worst.index), Some([0, 1, 0, 1]));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-pub fn compare_stage(
+pub fn compare_tap(
     problem: &Problem,
     got: &[f32],
     want: &[f64],
@@ -185,8 +185,8 @@ pub fn compare_stage(
 ) -> Result<Comparison, ProblemError> {
     let (nh, ns, nk) = (problem.num_heads(), problem.seq_len_q(), problem.seq_len_kv());
     let shape = [problem.batch(), nh, ns, nk];
-    check_len("stage", got.len(), &shape)?;
-    check_len("stage", want.len(), &shape)?;
+    check_len("tap", got.len(), &shape)?;
+    check_len("tap", want.len(), &shape)?;
     let mut tally = Tally::new(tolerance);
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
         let (key, row) = (i % nk, i / nk);

@@ -21,7 +21,7 @@ pub mod slack;
 pub mod tensor;
 
 pub use builder::ProblemBuilder;
-pub use compare::{Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_stage, gaps_untouched};
+pub use compare::{Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_tap, gaps_untouched};
 pub use dtype::DType;
 pub use error::ProblemError;
 pub use inputs::{InputKind, Inputs};

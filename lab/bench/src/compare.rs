@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use flashcore_kernels::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
@@ -154,13 +155,20 @@ impl Entry {
     }
 }
 
+/// The label, or the id that its kernel has today: words of ids have changed.
+fn id_of_today(label: &str) -> String {
+    label
+        .parse()
+        .map_or(label.to_string(), |config: Config| config.to_string())
+}
+
 /// Compares sides that were measured apart. Subjects are matched by problem, mode and label; where the sides have no
 /// label in common on a problem and one kernel of ours each, those two are compared.
 pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, BenchError> {
     let mut rows = Vec::new();
     for theirs in &b.entries {
         let of_problem = || a.entries.iter().filter(|entry| entry.is_of(theirs));
-        let same_label = of_problem().find(|entry| entry.label == theirs.label);
+        let same_label = of_problem().find(|entry| id_of_today(&entry.label) == id_of_today(&theirs.label));
         let only = |side: &Side| {
             side.entries
                 .iter()
@@ -296,6 +304,18 @@ mod tests {
             text.contains("different runs") && text.lines().all(|line| line.chars().count() <= 100),
             "{text}"
         );
+    }
+
+    #[test]
+    fn old_ids_are_compared_with_those_of_today() {
+        let ids = |of: fn(&str) -> String| ["free", "turns"].map(|word| entry("x", &of(word), 100.0)).to_vec();
+        let a = side("old", ids(|word| format!("wgmma/m192n128-s2-{word}-bold")));
+        let b = side(
+            "new",
+            ids(|word| format!("wgmma/m192n128-s2-{}-spec", word.replace("turns", "pingpong"))),
+        );
+        let comparison = compare(&a, &b, &Options::default()).unwrap();
+        assert_eq!(comparison.rows.len(), 2);
     }
 
     #[test]

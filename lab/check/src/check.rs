@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use flashcore_ir::proof::prove_launch;
 use flashcore_ir::{BufferSpec, ScalarType};
-use flashcore_kernels::{Plan, Refusal, Step, stage};
+use flashcore_kernels::{Plan, Refusal, Step, tap};
 use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
@@ -17,7 +17,7 @@ use crate::gate;
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 
 /// Output buffers, which start as poison.
-const OUTPUTS: [&str; 4] = ["out", "lse", "stage", "offsets"];
+const OUTPUTS: [&str; 4] = ["out", "lse", "tap", "offsets"];
 
 /// Options of a check.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ pub enum CheckError {
     Problem(#[from] ProblemError),
     /// A buffer of the launch is not a tensor of the problem.
     #[error(
-        "the launch has a buffer `{0}`, which is not a tensor of the problem (q, k, v, out, lse, stage, offsets, \
+        "the launch has a buffer `{0}`, which is not a tensor of the problem (q, k, v, out, lse, tap, offsets, \
          workspace)"
     )]
     Buffer(&'static str),
@@ -111,7 +111,7 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
         problem: plan.problem.to_string(),
         kernel: plan.config.to_string(),
         target: plan.target,
-        stop_after: plan.stop_after,
+        tap: plan.tap,
         inputs: options.inputs.name(),
         seed: options.seed,
         schedules: Vec::new(),
@@ -237,10 +237,10 @@ struct Outputs(BTreeMap<&'static str, Vec<u8>>);
 impl Outputs {
     fn judge(&self, plan: &Plan, inputs: &Inputs, options: &CheckOptions) -> Result<crate::Gate, ProblemError> {
         let problem = &plan.problem;
-        if let Some(stop) = plan.stop_after {
-            let [values, offsets] = ["stage", "offsets"].map(|name| self.floats(name).unwrap_or_default());
-            let values = stage::finish(problem, stop, &values, &offsets);
-            return gate::gate_stage(problem, inputs, stop, &values);
+        if let Some(tapped) = plan.tap {
+            let [values, offsets] = ["tap", "offsets"].map(|name| self.floats(name).unwrap_or_default());
+            let values = tap::finish(problem, tapped, &values, &offsets);
+            return gate::gate_tap(problem, inputs, tapped, &values);
         }
         let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
         if let Some(bytes) = self.0.get("out") {

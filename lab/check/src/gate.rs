@@ -1,11 +1,11 @@
 //! The gate: compares an output with the float64 reference, and checks that the bytes between its
 //! elements still hold their poison.
 
-use flashcore_kernels::StopAfter;
+use flashcore_kernels::Tap;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, DType, GapWritten, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse,
-    compare_stage, gaps_untouched, reference, reference_probabilities, reference_rows, reference_scores,
+    Comparison, DType, GapWritten, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse, compare_tap,
+    gaps_untouched, reference, reference_probabilities, reference_rows, reference_scores,
 };
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ const MAX_PRODUCTS: u64 = 400_000_000;
 /// The result of the comparison. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
-    /// The output, or the stage after which the build stops, compared with the reference.
+    /// The output, or a tap of it, compared with the reference.
     pub out: Comparison,
     /// The log-sum-exp compared with the reference, if the problem returns it.
     pub lse: Option<Comparison>,
@@ -98,32 +98,32 @@ pub fn gate(
     })
 }
 
-/// Compares the values of a stage, from [`finish`](flashcore_kernels::stage::finish), with the same
-/// stage of the reference: every row, with the tolerance of f32, since nothing has been rounded to
+/// Compares the values of a tap, from [`finish`](flashcore_kernels::tap::finish), with the same
+/// values of the reference: every row, with the tolerance of f32, since nothing has been rounded to
 /// the problem's dtype yet.
 ///
 /// ```
-/// use flashcore_check::gate::gate_stage;
-/// use flashcore_kernels::{StopAfter, stage};
+/// use flashcore_check::gate::gate_tap;
+/// use flashcore_kernels::{Tap, tap};
 /// use flashcore_problem::{InputKind, Inputs, Problem};
 /// let problem = Problem::named("tiny")?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let not_computed = vec![0.0; stage::len(&problem)];
-/// assert!(!gate_stage(&problem, &inputs, StopAfter::Scores, &not_computed)?.passed());
+/// let not_computed = vec![0.0; tap::len(&problem)];
+/// assert!(!gate_tap(&problem, &inputs, Tap::Scores, &not_computed)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 ///
 /// # Errors
 /// The tensors or values do not match the problem.
-pub fn gate_stage(problem: &Problem, inputs: &Inputs, stop: StopAfter, values: &[f32]) -> Result<Gate, ProblemError> {
+pub fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f32]) -> Result<Gate, ProblemError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    let want = match stop {
-        StopAfter::Scores => reference_scores(problem, &q, &k, &v)?,
-        StopAfter::Probabilities => reference_probabilities(problem, &q, &k, &v)?,
+    let want = match tap {
+        Tap::Scores => reference_scores(problem, &q, &k, &v)?,
+        Tap::Probabilities => reference_probabilities(problem, &q, &k, &v)?,
     };
     let tolerance = Tolerance::of(DType::F32);
     Ok(Gate {
-        out: compare_stage(problem, values, &want, tolerance)?,
+        out: compare_tap(problem, values, &want, tolerance)?,
         lse: None,
         gaps: None,
         tolerance,

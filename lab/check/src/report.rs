@@ -2,7 +2,7 @@
 
 use flashcore_ir::Target;
 use flashcore_ir::proof::LaunchRefusal;
-use flashcore_kernels::StopAfter;
+use flashcore_kernels::Tap;
 use flashcore_sim::{Counts, Finding, FindingKind, Line, MemorySite, TraceRecord};
 use serde::Serialize;
 
@@ -103,8 +103,8 @@ pub struct CheckReport {
     pub kernel: String,
     /// The architecture of the plan.
     pub target: Target,
-    /// The stage after which the build stops; `None` for a complete build.
-    pub stop_after: Option<StopAfter>,
+    /// The tap that the build stores; `None` without.
+    pub tap: Option<Tap>,
     /// Kind of the inputs.
     pub inputs: &'static str,
     /// Seed of the inputs.

@@ -130,13 +130,13 @@ mod tests {
     #[test]
     fn levers_are_told_apart() {
         let config = |id: &str| id.parse::<Config>().unwrap();
-        let from = config("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy");
+        let from = config("mma/m64n64-w4x1-s2-b1-qreg-xor-cond");
         assert_eq!(
-            levers(&from, &config("mma/m64n32-w4x1-s2-b1-qreg-xor-lazy")),
+            levers(&from, &config("mma/m64n32-w4x1-s2-b1-qreg-xor-cond")),
             ["n64 to n32"]
         );
         assert_eq!(
-            levers(&from, &config("mma/m64n64-w4x1-s3-b2-qreg-xor-lazy")),
+            levers(&from, &config("mma/m64n64-w4x1-s3-b2-qreg-xor-cond")),
             ["s2 to s3", "b1 to b2"]
         );
     }
@@ -147,7 +147,7 @@ mod tests {
         let problem = Problem::named("mission").unwrap();
         let plan = Plan::new(
             &problem,
-            &"mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse().unwrap(),
+            &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse().unwrap(),
             l4.target,
         )
         .unwrap();

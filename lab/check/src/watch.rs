@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use flashcore_ir::inst::{BinOp, MmaAcc};
 use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass, ScalarType, SiteId, SourceLine};
-use flashcore_kernels::{Plan, StopAfter};
+use flashcore_kernels::{Plan, Tap};
 use flashcore_sim::{Nonfinite, TraceRecord, nonfinite};
 use serde::Serialize;
 use thiserror::Error;
@@ -189,11 +189,11 @@ pub struct FirstNonfinite {
     pub lane: u32,
 }
 
-/// Numerics of a stage.
+/// Numerics of a tap.
 #[derive(Clone, Debug, Serialize)]
-pub struct StageNumerics {
+pub struct TapNumerics {
     /// `scores`, `probabilities` or `output`.
-    pub stage: &'static str,
+    pub tap: &'static str,
     /// Comparison with float64.
     pub gate: Gate,
     /// The first NaN, if there is one.
@@ -202,24 +202,24 @@ pub struct StageNumerics {
     pub first_infinity: Option<FirstNonfinite>,
 }
 
-/// The largest error and the first NaN and infinity of each stage of a plan. Stages before the
-/// output are computed by builds that stop after them.
+/// The largest error and the first NaN and infinity of each tap of a plan, and of its output. Each is stored
+/// by a build of its own.
 ///
 /// # Errors
-/// A stage cannot be simulated.
-pub fn numerics(plan: &Plan, options: &CheckOptions) -> Result<Vec<StageNumerics>, CheckError> {
-    let mut stages = Vec::new();
-    for stop in StopAfter::ALL {
-        // A family that cannot stop there has no such stage.
-        if let Ok(stopped) = Plan::with_stage(&plan.problem, &plan.config, plan.target, stop) {
-            stages.push(stage(stop.name(), &stopped, options)?);
+/// A build cannot be simulated.
+pub fn numerics(plan: &Plan, options: &CheckOptions) -> Result<Vec<TapNumerics>, CheckError> {
+    let mut numerics = Vec::new();
+    for tap in Tap::ALL {
+        // A family need not have this tap.
+        if let Ok(tapped) = Plan::with_tap(&plan.problem, &plan.config, plan.target, tap) {
+            numerics.push(numerics_of(tap.name(), &tapped, options)?);
         }
     }
-    stages.push(stage("output", plan, options)?);
-    Ok(stages)
+    numerics.push(numerics_of("output", plan, options)?);
+    Ok(numerics)
 }
 
-fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<StageNumerics, CheckError> {
+fn numerics_of(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<TapNumerics, CheckError> {
     let mut watching_plan = plan.clone();
     let mut by_step = Vec::new();
     for step in watching_plan.steps_mut() {
@@ -270,8 +270,8 @@ fn stage(name: &'static str, plan: &Plan, options: &CheckOptions) -> Result<Stag
             }
         }
     }
-    Ok(StageNumerics {
-        stage: name,
+    Ok(TapNumerics {
+        tap: name,
         gate,
         first_nan,
         first_infinity,

@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flashcore_check::CheckOptions;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_kernels::{Config, Plan, StopAfter};
+use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_sim::SimOptions;
 
 use crate::args::{Card, InputArgs, ProblemArgs};
@@ -45,10 +45,10 @@ pub(crate) struct CheckArgs {
     /// even of a small problem
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "How")]
     sms: Option<u32>,
-    /// Build the kernel so that it stops after a stage, and compare that stage: scores (not masked) or
+    /// Build the kernel with a tap and compare what it stores: scores (not masked) or
     /// probabilities
-    #[arg(long, value_name = "STAGE", value_parser = stages(), help_heading = "How")]
-    stop_after: Option<StopAfter>,
+    #[arg(long, value_name = "TAP", value_parser = taps(), help_heading = "How")]
+    tap: Option<Tap>,
     /// How many schedules to run under
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
     schedules: u32,
@@ -104,8 +104,8 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     card.chip.sms = args.sms.unwrap_or(card.chip.sms);
     let config: Option<Config> = args.kernel.as_deref().map(kernels::gpu).transpose()?;
     let mut plan = simulated::plan(&problem, card, config)?.plan;
-    if let Some(stop) = args.stop_after {
-        plan = Plan::with_stage(&problem, &plan.config, card.chip, stop).map_err(Failure::failed)?;
+    if let Some(tap) = args.tap {
+        plan = Plan::with_tap(&problem, &plan.config, card.chip, tap).map_err(Failure::failed)?;
     }
     let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
     let planted = planted.transpose()?;
@@ -144,9 +144,8 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     Ok(simulated::outcome(&report))
 }
 
-fn stages() -> impl TypedValueParser<Value = StopAfter> {
-    PossibleValuesParser::new(StopAfter::ALL.map(StopAfter::name))
-        .map(|name| StopAfter::from_name(&name).unwrap_or(StopAfter::Scores))
+fn taps() -> impl TypedValueParser<Value = Tap> {
+    PossibleValuesParser::new(Tap::ALL.map(Tap::name)).map(|name| Tap::from_name(&name).unwrap_or(Tap::Scores))
 }
 
 /// Plants a mistake such as `drop-barrier:2`. Places are counted through the kernels in their order.

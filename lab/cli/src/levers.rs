@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn an_id_is_explained_part_by_part() {
-        let (page, _) = list(Some("mma/m128n64-w4x1-s2-b1-qreg-xor-bold")).unwrap();
+        let (page, _) = list(Some("mma/m128n64-w4x1-s2-b1-qreg-xor-spec")).unwrap();
         let text = anstream::adapter::strip_str(&page.to_string()).to_string();
         for part in [
             "m128      rows: 128",
@@ -82,7 +82,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        let (_, found) = list(Some("mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33")).unwrap();
+        let (_, found) = list(Some("mma/m16n64-w1x4-s3-b2-qreg-xor-cond-gqa-k33")).unwrap();
         let splits = found
             .as_array()
             .unwrap()

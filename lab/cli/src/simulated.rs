@@ -87,8 +87,8 @@ pub(crate) fn outcome(report: &CheckReport) -> Outcome {
 
 pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     page.field("kernel", format_args!("{} for {}", report.kernel, report.target));
-    if let Some(stop) = report.stop_after {
-        let text = format!("after the {stop}, which are compared in place of the output");
+    if let Some(tap) = report.tap {
+        let text = format!("at tap {tap}, which is compared in place of the output");
         page.field("stops", text);
     }
     page.field("verdict", render::summary(report, Palette::COLOUR));

@@ -3,7 +3,7 @@
 
 use clap::Args;
 use flashcore_check::CheckOptions;
-use flashcore_check::watch::{FirstNonfinite, StageNumerics, Watch, numerics, trace_line};
+use flashcore_check::watch::{FirstNonfinite, TapNumerics, Watch, numerics, trace_line};
 use flashcore_kernels::{Plan, Step};
 use flashcore_sim::TraceRecord;
 use serde_json::json;
@@ -32,9 +32,9 @@ pub(crate) struct WatchArgs {
     /// Print at most this many values
     #[arg(long, value_name = "N", default_value_t = 32)]
     limit: usize,
-    /// Print the largest error of each stage (scores, probabilities, output), and the first NaN and
+    /// Print the largest error of each tap (scores, probabilities, output), and the first NaN and
     /// infinity with their lines, in place of checking
-    #[arg(long, conflicts_with_all = ["trace", "stop_after", "plant"])]
+    #[arg(long, conflicts_with_all = ["trace", "tap", "plant"])]
     numerics: bool,
 }
 
@@ -122,27 +122,27 @@ pub(crate) fn add_record(page: &mut Page, record: &TraceRecord, only: Option<u32
 }
 
 fn show_numerics(plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {
-    let spinner = style::spinner("simulating each stage");
-    let stages = numerics(plan, options).map_err(Failure::failed)?;
+    let spinner = style::spinner("simulating each tap");
+    let taps = numerics(plan, options).map_err(Failure::failed)?;
     drop(spinner);
-    let json = || json!({ "kernel": plan.config.to_string(), "stages": stages });
+    let json = || json!({ "kernel": plan.config.to_string(), "taps": taps });
     style::show(as_json, json, || {
         let (problem, config, inputs) = (&plan.problem, plan.config, options.inputs);
         let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} by {config}, inputs {inputs}"));
-        for stage in &stages {
-            let label = match stage.stage {
+        for tap in &taps {
+            let label = match tap.tap {
                 "scores" => "S",
                 "probabilities" => "P",
                 _ => "O",
             };
-            page.field(label, format_args!("{}: {}", stage.stage, stage.gate));
-            let firsts = [&stage.first_nan, &stage.first_infinity].into_iter().flatten();
+            page.field(label, format_args!("{}: {}", tap.tap, tap.gate));
+            let firsts = [&tap.first_nan, &tap.first_infinity].into_iter().flatten();
             page.fields("", firsts.map(first_text));
         }
         page
     });
-    let is_clean = |stage: &StageNumerics| stage.gate.passed() && stage.first_nan.is_none();
-    Ok(Outcome::of(stages.iter().all(is_clean)))
+    let is_clean = |tap: &TapNumerics| tap.gate.passed() && tap.first_nan.is_none();
+    Ok(Outcome::of(taps.iter().all(is_clean)))
 }
 
 fn first_text(first: &FirstNonfinite) -> String {

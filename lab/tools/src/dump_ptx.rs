@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, Plan, Refusal, Step, StopAfter, mma, scalar, wgmma};
+use flashcore_kernels::{Config, Plan, Refusal, Step, Tap, mma, scalar, wgmma};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
 use crate::shipped::{HEAD_DIMS, plan_rows, proposed};
@@ -15,8 +15,7 @@ use crate::shipped::{HEAD_DIMS, plan_rows, proposed};
 ///
 /// FOLDER has what is assembled for every target and must be clean: of family `scalar` every tile
 /// and warp count at the usual head sizes, and every dtype, access width and option on the default
-/// tile; of family `mma` split-KV, with the combine kernels; the ladder; builds that stop after a
-/// stage.
+/// tile; of family `mma` split-KV, with the combine kernels; the ladder; builds with a tap.
 ///
 /// FOLDER/sm_NN has what is assembled for that target and must be clean: the defaults of families
 /// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV of `wgmma`.
@@ -42,7 +41,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     scalar_kernels(&mut everywhere);
     ladder_kernels(&mut everywhere);
     split_kernels(&mut everywhere);
-    stage_kernels(&mut everywhere)?;
+    tap_kernels(&mut everywhere)?;
     everywhere.write(folder)?;
     let rows = plan_rows()?;
     for target in TARGETS {
@@ -122,11 +121,11 @@ impl Kernels {
 /// Split-KV in every way: warps along rows and along keys, each rescale policy, and enough splits
 /// for each variant of `combine`.
 const SPLIT: [&str; 5] = [
-    "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa-k33",
-    "mma/m16n32-w1x2-s4-b3-qreg-xor-bold-gqa-k24",
-    "mma/m16n128-w1x8-s2-b1-qsh-xor-eager-gqa-k16",
-    "mma/m64n32-w4x1-s2-b1-qsh-xor-lazy-k2",
-    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa-k8",
+    "mma/m16n64-w1x4-s3-b2-qreg-xor-cond-gqa-k33",
+    "mma/m16n32-w1x2-s4-b3-qreg-xor-spec-gqa-k24",
+    "mma/m16n128-w1x8-s2-b1-qsh-xor-always-gqa-k16",
+    "mma/m64n32-w4x1-s2-b1-qsh-xor-cond-k2",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-spec-gqa-k8",
 ];
 
 fn split_kernels(kernels: &mut Kernels) {
@@ -140,11 +139,11 @@ fn split_kernels(kernels: &mut Kernels) {
 /// Split-KV of family `wgmma` besides its defaults, with the largest head_dim of each: one to three
 /// warpgroups, the other rescale policies, a cluster.
 const SPLIT_WGMMA: [(&str, usize); 5] = [
-    ("wgmma/m64n64-s3-free-lazy-k3", 256),
-    ("wgmma/m128n64-s2-free-eager-k2", 256),
-    ("wgmma/m128n96-s2-c2-turns-lazy-k2", 192),
-    ("wgmma/m192n64-s2-turns-bold-k2", 128),
-    ("wgmma/m192n128-s2-turns-bold-k2", 64),
+    ("wgmma/m64n64-s3-free-cond-k3", 256),
+    ("wgmma/m128n64-s2-free-always-k2", 256),
+    ("wgmma/m128n96-s2-c2-pingpong-cond-k2", 192),
+    ("wgmma/m192n64-s2-pingpong-spec-k2", 128),
+    ("wgmma/m192n128-s2-pingpong-spec-k2", 64),
 ];
 
 fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
@@ -234,18 +233,18 @@ fn ladder_kernels(kernels: &mut Kernels) {
     }
 }
 
-/// Builds that stop after a stage: one config of each family, with every stage.
-fn stage_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> {
+/// Builds with a tap: one config of each family, with every tap.
+fn tap_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> {
     let softcapped = |problem: &Problem| problem.dtype() == DType::F16 && problem.softcap().is_some();
     for problem in problems().into_iter().filter(softcapped) {
         for id in [
             "scalar/tiled-m32n32-w4-v16",
-            "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
+            "mma/m64n64-w4x1-s2-b1-qreg-xor-cond",
             "ladder/mma-m64n64-w4",
         ] {
-            for stop in StopAfter::ALL {
+            for tap in Tap::ALL {
                 let config = id.parse()?;
-                let plan = Plan::with_stage(&problem, &config, Target::Sm90a, stop);
+                let plan = Plan::with_tap(&problem, &config, Target::Sm90a, tap);
                 kernels.add_plan(&problem, &config, plan);
             }
         }

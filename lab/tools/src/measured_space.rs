@@ -60,7 +60,7 @@ fn wanted_mma(config: &mma::Config, problem: &Problem) -> bool {
     let sizes = [16, 32, 64, 128].contains(&config.rows) && [32, 64, 128].contains(&config.cols) && rows_a_warp <= 32;
     let split = config.kv_warps <= 2 && config.splits == 1 && !config.pack_heads;
     let rest = [2, 4].contains(&config.stages) && config.min_blocks <= 2 && config.swizzled;
-    sizes && split && rest && config.rescale != mma::Rescale::Eager
+    sizes && split && rest && config.rescale != mma::Rescale::Always
 }
 
 fn wanted_wgmma(config: &wgmma::Config) -> bool {

@@ -14,10 +14,10 @@ use flashcore_sim::Case;
 const ATTENTION: [&str; 6] = [
     "scalar/tiled-m32n32-w4-v16",
     "scalar/tiled-m64n32-w4-v4",
-    "mma/m32n128-w2x2-s4-b1-qreg-xor-lazy",
-    "mma/m32n128-w2x2-s4-b1-qreg-lin-lazy",
-    "mma/m64n64-w4x1-s2-b1-qsh-xor-lazy",
-    "wgmma/m128n128-s2-turns-bold",
+    "mma/m32n128-w2x2-s4-b1-qreg-xor-cond",
+    "mma/m32n128-w2x2-s4-b1-qreg-lin-cond",
+    "mma/m64n64-w4x1-s2-b1-qsh-xor-cond",
+    "wgmma/m128n128-s2-pingpong-spec",
 ];
 
 /// Kernels to be watched by a profiler or a sanitizer. `scripts/agree_with_tools.py` runs them

@@ -9,7 +9,7 @@ use flashcore_bench::{self as bench, Mode, Subject, measure, problems};
 use flashcore_cuda::{DeviceBuffer, Function, ModuleOptions, PreparedLaunch};
 use flashcore_kernels::ladder::scores::{Levers, plan};
 use flashcore_problem::{
-    Comparison, InputKind, Inputs, Layout, POISON, Problem, Tensor, Tolerance, compare_stage, reference_scores,
+    Comparison, InputKind, Inputs, Layout, POISON, Problem, Tensor, Tolerance, compare_tap, reference_scores,
 };
 
 /// Runs in one graph.
@@ -100,5 +100,5 @@ fn compared(
     scores.as_slice().copy_to_host(stream, written.bytes_mut())?;
     stream.synchronize()?;
     let got: Vec<f32> = (0..want.len()).map(|i| written.view().get(0, 0, 0, i)).collect();
-    Ok(compare_stage(problem, &got, want, Tolerance::of(problem.dtype()))?)
+    Ok(compare_tap(problem, &got, want, Tolerance::of(problem.dtype()))?)
 }

@@ -15,8 +15,8 @@ use flashcore_sim::{SimOptions, simulate};
 const KERNELS: [(&str, DType); 4] = [
     ("scalar/tiled-m32n32-w8-v16", DType::F32),
     ("scalar/naive-t128-v16", DType::F16),
-    ("mma/m128n64-w4x1-s2-b1-qreg-xor-bold", DType::F16),
-    ("wgmma/m128n128-s2-turns-bold", DType::F16),
+    ("mma/m128n64-w4x1-s2-b1-qreg-xor-spec", DType::F16),
+    ("wgmma/m128n128-s2-pingpong-spec", DType::F16),
 ];
 
 pub(crate) fn main() -> crate::Ran {

@@ -121,22 +121,22 @@ mod tests {
     fn a_fingerprint_identifies_program_and_launch() {
         let gate = Gatekeeper::new(&Problem::named("mission").unwrap(), Some(Target::Sm90a.into()));
         let look = |id: &str| gate.look(id).unwrap().unwrap();
-        let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy";
+        let config = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
         assert_eq!(look(config), look(config));
-        assert_ne!(look(config), look("mma/m64n64-w4x1-s3-b1-qreg-xor-lazy"));
-        assert_ne!(look(config), look("mma/m64n64-w4x1-s2-b2-qreg-xor-lazy"));
+        assert_ne!(look(config), look("mma/m64n64-w4x1-s3-b1-qreg-xor-cond"));
+        assert_ne!(look(config), look("mma/m64n64-w4x1-s2-b2-qreg-xor-cond"));
     }
 
     #[test]
     fn kernels_of_another_device_are_refused() {
         let problem = Problem::named("mission").unwrap();
         let refused = |target, id: &str| Gatekeeper::new(&problem, target).look(id).unwrap_err();
-        let too_large = refused(Some(Target::Sm89.into()), "mma/m128n256-w4x1-s5-b1-qreg-xor-lazy");
+        let too_large = refused(Some(Target::Sm89.into()), "mma/m128n256-w4x1-s5-b1-qreg-xor-cond");
         assert!(
             too_large.contains("registers") || too_large.contains("shared memory"),
             "{too_large}"
         );
-        assert!(refused(None, "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy").contains("GPU"));
+        assert!(refused(None, "mma/m64n64-w4x1-s2-b1-qreg-xor-cond").contains("GPU"));
         assert!(refused(Some(Target::Sm89.into()), "cpu/m64n64").contains("host"));
         assert!(refused(None, "what").contains("no kernel is named"));
     }

@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_witness_is_of_another_family_or_the_host_or_there_is_none() {
-        const WGMMA: [&str; 2] = ["wgmma/m64n64-s2-free-bold", "wgmma/m64n128-s2-free-bold"];
+        const WGMMA: [&str; 2] = ["wgmma/m64n64-s2-free-spec", "wgmma/m64n128-s2-free-spec"];
         let small = problem(DType::F16, 4, 512);
         let half = asked(&small, &WGMMA, true);
         let families = |ids: &[String]| ids.iter().map(|id| family(id).to_string()).collect::<Vec<_>>();

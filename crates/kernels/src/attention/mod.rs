@@ -12,4 +12,4 @@ pub(crate) mod scheduler;
 pub(crate) mod score_mod;
 pub(crate) mod softmax;
 pub(crate) mod split;
-pub mod stage;
+pub mod tap;

@@ -9,7 +9,7 @@ use super::block_range::Band;
 use super::lengths::{TensorParam, row_strides};
 use super::score_mod::ScoreMod;
 use super::split::Partials;
-use super::stage::{self, StageParams, StopAfter};
+use super::tap::{self, Tap, TapParams};
 use crate::Refusal;
 
 /// Bytes that addresses and strides are multiples of, where one asynchronous copy moves so many.
@@ -28,21 +28,21 @@ pub(crate) struct Shape {
     pub lse: bool,
     pub vector_bytes: u32,
     /// What the build stores besides its output.
-    pub stop_after: Option<StopAfter>,
+    pub tap: Option<Tap>,
     /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,
 }
 
 impl Shape {
-    pub(crate) fn new(problem: &Problem, vector_bytes: u32, stop_after: Option<StopAfter>) -> Shape {
+    pub(crate) fn new(problem: &Problem, vector_bytes: u32, tap: Option<Tap>) -> Shape {
         Shape {
             head_dim: problem.head_dim() as u32,
             head_dim_v: problem.head_dim_v() as u32,
             dtype: problem.dtype(),
             softcap: problem.softcap().is_some(),
-            lse: problem.return_lse() && stop_after.is_none(),
+            lse: problem.return_lse() && tap.is_none(),
             vector_bytes,
-            stop_after,
+            tap,
             split: false,
         }
     }
@@ -68,8 +68,8 @@ impl Shape {
         let softcap = if self.softcap { "_softcap" } else { "" };
         let lse = if self.lse { "_lse" } else { "" };
         let split = if self.split { "_split" } else { "" };
-        let stage = self.stop_after.map_or(String::new(), |stage| format!("_{stage}"));
-        format!("{id}_{}_d{}{v}{softcap}{lse}{split}{stage}", self.dtype, self.head_dim)
+        let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
+        format!("{id}_{}_d{}{v}{softcap}{lse}{split}{tap}", self.dtype, self.head_dim)
     }
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct RowParams<'k> {
     pub band: Band<Val<'k, i32>>,
     pub score_mod: ScoreMod<'k>,
     /// Where a build with a tap stores it.
-    pub stage: Option<StageParams<'k>>,
+    pub tap: Option<TapParams<'k>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -136,7 +136,7 @@ impl<'k> RowParams<'k> {
                 len: seq_len_kv.reinterpret(),
             },
             score_mod: ScoreMod::declare(k, shape),
-            stage: shape.stop_after.map(|stop| StageParams::declare(k, stop)),
+            tap: shape.tap.map(|tap| TapParams::declare(k, tap)),
         }
     }
 
@@ -174,7 +174,7 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     if shape.lse {
         add_lse(launch, problem);
     }
-    let range = stage::key_range(problem, shape.stop_after);
+    let range = tap::key_range(problem, shape.tap);
     launch.args.extend([
         Arg::U32(problem.seq_len_q() as u32),
         Arg::U32(problem.seq_len_kv() as u32),
@@ -184,8 +184,8 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
         Arg::I32(range.hi),
     ]);
     ScoreMod::add_to_launch(launch, problem);
-    if let Some(stop) = shape.stop_after {
-        stage::extend_launch(launch, problem, stop);
+    if let Some(tap) = shape.tap {
+        tap::extend_launch(launch, problem, tap);
     }
 }
 

@@ -13,32 +13,36 @@ use crate::family::Lever;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rescale {
     /// At every K block, as in the FlashAttention papers.
-    Eager,
+    Always,
     /// When a score is far above it.
-    Lazy,
+    Conditional,
     /// When a probability came out large: exponentials are taken against the old maximum without a look at the scores,
     /// and the K block is computed again if it rose too far.
-    Bold,
+    Speculative,
 }
 
 impl Rescale {
     pub(crate) const LEVER: Lever = Lever::words(
         "rescale",
-        &[("eager", "-eager"), ("lazy", "-lazy"), ("bold", "-bold")],
+        &[
+            ("always", "-always"),
+            ("conditional", "-cond"),
+            ("speculative", "-spec"),
+        ],
         "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact",
     );
 
     /// How many powers of two a score may be above its row's maximum before that is raised, where scores are looked at.
     pub(crate) fn threshold<E: Probability>(self) -> f32 {
         match self {
-            Rescale::Eager => 0.0,
-            Rescale::Lazy => E::LAZY_POWERS,
-            Rescale::Bold => E::BOLD_POWERS,
+            Rescale::Always => 0.0,
+            Rescale::Conditional => E::CONDITIONAL_THRESHOLD,
+            Rescale::Speculative => E::SPECULATIVE_THRESHOLD,
         }
     }
 
     /// In the order of the lever's words.
-    pub(crate) const ALL: [Rescale; 3] = [Rescale::Eager, Rescale::Lazy, Rescale::Bold];
+    pub(crate) const ALL: [Rescale; 3] = [Rescale::Always, Rescale::Conditional, Rescale::Speculative];
 }
 
 /// The running maximum of a row, as an exponent of 2.
@@ -228,13 +232,13 @@ pub(crate) const LARGEST_POWER: f32 = 8.0;
 pub(crate) trait Probability: WgmmaElement {
     type Out: MmaElement;
 
-    /// With [`Rescale::Lazy`] a row's maximum stays until a score is this many powers of two above it.
-    const LAZY_POWERS: f32;
-    /// The same with [`Rescale::Bold`], where the scores are looked at.
-    const BOLD_POWERS: f32;
-    /// With [`Rescale::Bold`] a row's maximum stays while a lane's probabilities in a K block come to no more, so that none
+    /// With [`Rescale::Conditional`] a row's maximum stays until a score is this many powers of two above it.
+    const CONDITIONAL_THRESHOLD: f32;
+    /// The same with [`Rescale::Speculative`], where the scores are looked at.
+    const SPECULATIVE_THRESHOLD: f32;
+    /// With [`Rescale::Speculative`] a row's maximum stays while a lane's probabilities in a K block come to no more, so that none
     /// of them is too large for an element.
-    const BOLD_MOST: f32;
+    const SPECULATIVE_MOST: f32;
 
     /// Whether elements stand for themselves times a scale of their head.
     const SCALED: bool = false;
@@ -260,9 +264,9 @@ macro_rules! sixteen_bits {
     ($element:ty) => {
         impl Probability for $element {
             type Out = $element;
-            const LAZY_POWERS: f32 = LARGEST_POWER;
-            const BOLD_POWERS: f32 = LARGEST_POWER;
-            const BOLD_MOST: f32 = 32768.0;
+            const CONDITIONAL_THRESHOLD: f32 = LARGEST_POWER;
+            const SPECULATIVE_THRESHOLD: f32 = LARGEST_POWER;
+            const SPECULATIVE_MOST: f32 = 32768.0;
 
             fn registers(word: u32) -> Vec<u32> {
                 vec![2 * word, 2 * word + 1]
@@ -281,9 +285,9 @@ sixteen_bits!(bf16);
 /// With 3 bits of fraction and powers from -9 to 8, so maxima are biased well below the largest score.
 impl Probability for E4M3 {
     type Out = bf16;
-    const LAZY_POWERS: f32 = 4.0;
-    const BOLD_POWERS: f32 = 5.0;
-    const BOLD_MOST: f32 = 448.0;
+    const CONDITIONAL_THRESHOLD: f32 = 4.0;
+    const SPECULATIVE_THRESHOLD: f32 = 5.0;
+    const SPECULATIVE_MOST: f32 = 448.0;
     const SCALED: bool = true;
     const TRANSPOSED: bool = true;
 

@@ -127,15 +127,15 @@ fn values_that_a_lever_does_not_have_are_refused() {
             .to_string()
     };
     assert_eq!(
-        refused("m48n64-w4x1-s2-b2-qreg-xor-lazy"),
+        refused("m48n64-w4x1-s2-b2-qreg-xor-cond"),
         "rows is 48; allowed: 16, 32, 64, 128, 256"
     );
     assert_eq!(
-        refused("m64n64-w4x1-s2-b2-qreg-xor-lazy-k257"),
+        refused("m64n64-w4x1-s2-b2-qreg-xor-cond-k257"),
         "splits is 257; allowed: 1 to 256"
     );
     assert_eq!(
-        refused("m64n64-w8x1-s2-b2-qreg-xor-lazy"),
+        refused("m64n64-w8x1-s2-b2-qreg-xor-cond"),
         "warps is 8; allowed: 16 rows a warp at least"
     );
 }

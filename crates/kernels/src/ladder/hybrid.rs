@@ -12,7 +12,7 @@ use super::Config;
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
-use crate::attention::stage::{Place, StopAfter};
+use crate::attention::tap::{Place, Tap};
 use crate::tiles::{CHUNK, HeadTile, padded};
 
 /// Lanes that share a row of P and of the output.
@@ -118,14 +118,14 @@ fn softmax<'k, E: MmaElement>(
     let mut scores = Vec::new();
     for column in columns.clone() {
         let score = params.score_mod.score(mine.plus(column as i32).load());
-        tap(StopAfter::Scores, column, score);
+        tap(Tap::Scores, column, score);
         scores.push(row.masked(first_key + column, score));
     }
     let largest = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
     let rescale = row.raise(largest, PAIR);
     for (column, score) in columns.zip(scores) {
         let p = row.exp(score);
-        tap(StopAfter::Probabilities, column, p);
+        tap(Tap::Probabilities, column, p);
         mine.plus(column as i32).store(p);
     }
     rescale

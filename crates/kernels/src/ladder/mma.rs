@@ -12,7 +12,7 @@ use super::Config;
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
-use crate::attention::stage::{Place, StopAfter};
+use crate::attention::tap::{Place, Tap};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
 
 pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
@@ -55,13 +55,13 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         for (half, row) in rows.iter().enumerate() {
             for (key, score) in of_row(scores, half) {
                 score.set(params.score_mod.score(score.get()));
-                tap(StopAfter::Scores, row, key, score);
+                tap(Tap::Scores, row, key, score);
             }
         }
         for (half, row) in rows.iter().enumerate() {
             let rescale = softmax(row, scores, half, key0 + column);
             of_row(out, half).for_each(|(_, out)| out.mul_assign(rescale));
-            of_row(scores, half).for_each(|(key, p)| tap(StopAfter::Probabilities, row, key, p));
+            of_row(scores, half).for_each(|(key, p)| tap(Tap::Probabilities, row, key, p));
         }
         accumulate(k, out, scores, &v_place);
     });

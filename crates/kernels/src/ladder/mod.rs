@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
-use crate::attention::stage::StopAfter;
+use crate::attention::tap::Tap;
 use crate::family::{Family, Lever, Values};
 use crate::step::{KernelCache, Step};
 use common::WARP_ROWS;
@@ -114,12 +114,12 @@ pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
     kernels: &KernelCache,
-    stop_after: Option<StopAfter>,
+    tap: Option<Tap>,
 ) -> Result<Step, Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     check_registers(problem, config)?;
-    let shape = Shape::new(problem, 16, stop_after);
+    let shape = Shape::new(problem, 16, tap);
     let name = shape.kernel_name(&FAMILY.id(&Values::from(*config)));
     let kernel = kernels.get_or_build(&name, |name| {
         Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {

@@ -15,20 +15,20 @@ use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
-use crate::attention::stage::StopAfter;
+use crate::attention::tap::Tap;
 use crate::tiles::{Fragments, STEP, padded};
 
-/// With lazy rescaling a row's maximum stays until a score is this many powers of two above it.
+/// With conditional rescaling a row's maximum stays until a score is this many powers of two above it.
 /// Probabilities then reach 2⁸, which fp16 and the f32 sums hold without loss.
-const LAZY_POWERS: f32 = 8.0;
+const RESCALE_THRESHOLD: f32 = 8.0;
 
-/// With bold rescaling a row's maximum is put this many powers of two above its largest score, so that
+/// With speculative softmax a row's maximum is put this many powers of two above its largest score, so that
 /// later scores may exceed that by as many and one more. Probabilities then lie about 2⁻⁶, where
 /// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
-const BOLD_POWERS: f32 = 6.0;
+const MAX_OFFSET: f32 = 6.0;
 
-/// Parts of a K block with bold rescaling. More cost more votes than they hide.
-const BOLD_PARTS: u32 = 2;
+/// Parts of a K block with speculative softmax. More cost more votes than they hide.
+const SPECULATIVE_PARTS: u32 = 2;
 
 /// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
 const TWO_OR_MORE: u32 = 0x4000_4000;
@@ -118,7 +118,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
                 .collect(),
             out,
             rows,
-            tapped_key: shape.stop_after.map(|_| k.var_unwritten("tapped_key")),
+            tapped_key: shape.tap.map(|_| k.var_unwritten("tapped_key")),
         }
     }
 
@@ -186,7 +186,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             self.score_steps(k_place, all.clone());
             refill();
         }
-        let part = (all.end / BOLD_PARTS).max(1);
+        let part = (all.end / SPECULATIVE_PARTS).max(1);
         let mut before = None::<Range<u32>>;
         for start in all.clone().step_by(part as usize) {
             let steps = start..(start + part).min(all.end);
@@ -283,7 +283,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         for (m, scores) in self.scores.iter().enumerate() {
             let registers = RowTile::registers(step..step + 1);
             self.params.score_mod.cap(scores, registers.clone(), None);
-            self.tap(StopAfter::Scores, m, registers, |register| scores.var(register).get());
+            self.tap(Tap::Scores, m, registers, |register| scores.var(register).get());
         }
     }
 
@@ -307,13 +307,13 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// Raises the maxima of the rows to the scores of some steps, where the lever says so, and rescales sums and output.
     #[track_caller]
     pub(super) fn raise_maxima(&self, steps: Range<u32>) {
-        self.k.verb("raise_references", || {
+        self.k.verb("raise_maxima", || {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
             let (threshold, max_offset) = match self.levers.rescale {
-                Rescale::Eager => (None, 0.0),
-                Rescale::Lazy => (Some(LAZY_POWERS), 0.0),
-                Rescale::Bold => (Some(0.0), BOLD_POWERS),
+                Rescale::Always => (None, 0.0),
+                Rescale::Conditional => (Some(RESCALE_THRESHOLD), 0.0),
+                Rescale::Speculative => (Some(0.0), MAX_OFFSET),
             };
             let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
             let raise = || raise_maxima(&self.rows, &largest, max_offset, rescale_output);
@@ -336,7 +336,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
                     words[word as usize].set(E::pack_word(&pair));
                     let registers = E::registers(word);
                     let (first, end) = (registers[0], registers[0] + 2);
-                    self.tap(StopAfter::Probabilities, m, first..end, |register| {
+                    self.tap(Tap::Probabilities, m, first..end, |register| {
                         pair[(register - first) as usize]
                     });
                 }
@@ -365,7 +365,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// Stores some registers of row block `m`, if this tap is requested.
     #[track_caller]
-    fn tap(&self, tap: StopAfter, m: usize, registers: Range<u32>, value: impl Fn(u32) -> Val<'k, f32>) {
+    fn tap(&self, tap: Tap, m: usize, registers: Range<u32>, value: impl Fn(u32) -> Val<'k, f32>) {
         let Some(tapped_key) = self.tapped_key else { return };
         let of_half = |half| {
             let row = self.row(m, half);

@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
-use crate::attention::stage::StopAfter;
+use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Lever, Values};
 use crate::step::{KernelCache, Step};
@@ -222,7 +222,7 @@ impl Config {
         self.cols / self.kv_warps
     }
 
-    /// The config of an id without the family's name, such as `m128n64-w4x1-s2-b2-qreg-xor-lazy`, if it is one. Whether
+    /// The config of an id without the family's name, such as `m128n64-w4x1-s2-b2-qreg-xor-cond`, if it is one. Whether
     /// its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
     pub fn from_id(id: &str) -> Option<Config> {
         FAMILY.read_levers(id).map(Config::from)
@@ -303,12 +303,12 @@ pub(crate) fn plan(
     config: &Config,
     target: Target,
     kernels: &KernelCache,
-    stop_after: Option<StopAfter>,
+    tap: Option<Tap>,
 ) -> Result<(Step, Vec<Step>), Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
-    let whole = Shape::new(problem, ALIGNMENT, stop_after);
+    let whole = Shape::new(problem, ALIGNMENT, tap);
     let shape = whole.in_splits(config.splits);
     config.check_registers(&shape)?;
     check_shared_memory(config, &shape, target)?;

@@ -73,21 +73,21 @@ impl<'k> Block<'k> {
         k.cp_async_commit();
     }
 
-    /// The K blocks that the rows see, or the block's share of them. The first one sets the maxima of the rows, and bold
+    /// The K blocks that the rows see, or the block's share of them. The first one sets the maxima of the rows, and speculative
     /// rescaling does that only where there is a mask.
     #[track_caller]
     pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
         let last_row = (self.first_row + (levers.rows - 1)).min(self.rows.count - 1);
         let (first, last) = (self.rows.query(self.first_row), self.rows.query(last_row));
         let range = block_range(&params.band, first.reinterpret(), last.reinterpret(), levers.cols);
-        let bold = levers.rescale == Rescale::Bold;
-        let all = BlockOrder::ascending(range, bold);
+        let speculative = levers.rescale == Rescale::Speculative;
+        let all = BlockOrder::ascending(range, speculative);
         let Some(split) = self.split else {
             return all;
         };
         let (begin, count) = share(all.count.reinterpret::<u32>(), split.index, split.count);
         let part = all.part(begin.reinterpret(), count.reinterpret());
-        if bold { part.first_masked() } else { part }
+        if speculative { part.first_masked() } else { part }
     }
 }
 

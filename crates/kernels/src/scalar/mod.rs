@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::params::{Shape, all_strides, check_dtype, launch};
-use crate::attention::stage::StopAfter;
+use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, Lever, Values};
 use crate::step::{KernelCache, Step};
 
@@ -152,12 +152,12 @@ pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
     kernels: &KernelCache,
-    stop_after: Option<StopAfter>,
+    tap: Option<Tap>,
 ) -> Result<Step, Refusal> {
     check_dtype(problem, NAME, &[DType::F32, DType::F16, DType::BF16])?;
     FAMILY.check(&Values::from(*config))?;
     config.check_access(problem)?;
-    let shape = Shape::new(problem, config.vector_bytes, stop_after);
+    let shape = Shape::new(problem, config.vector_bytes, tap);
     if let Some(tile) = config.tile {
         tiled::Levers::new(tile, config).check(&shape)?;
     }

@@ -10,7 +10,7 @@ use super::common::load_row;
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
-use crate::attention::stage::{Place, StopAfter};
+use crate::attention::tap::{Place, Tap};
 
 /// Widest slice of output columns a thread keeps in registers.
 const MAX_SLICE: u32 = 64;
@@ -77,12 +77,12 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                     k.if_(slice.eq(0).uniform(), || params.tap(tap, || (place, value, max)));
                 }
             };
-            tap(StopAfter::Scores, score);
+            tap(Tap::Scores, score);
 
             // What was summed so far was relative to the old maximum.
             let rescale = max.raise(score, 0.0);
             let p = max.exp(score);
-            tap(StopAfter::Probabilities, p);
+            tap(Tap::Probabilities, p);
             sum.set(rescale.fma(sum, p));
             for c in (0..columns).step_by(8) {
                 let v = load_row(v_row.plus(c as i32), 8, shape);

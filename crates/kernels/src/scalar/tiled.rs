@@ -17,7 +17,7 @@ use crate::attention::epilogue::normaliser;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
-use crate::attention::stage::{Place, StopAfter};
+use crate::attention::tap::{Place, Tap};
 
 /// The levers of a config with tiles.
 #[derive(Clone, Copy, Debug)]
@@ -175,13 +175,11 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
             for (j, score) in scores[i * cols_per_thread..][..cols_per_thread].iter().enumerate() {
                 let sees = keys[j].ge(row.keys.0) & keys[j].lt(row.keys.1);
                 let score = params.score_mod.score(score.get());
-                tap(StopAfter::Scores, j, score);
+                tap(Tap::Scores, j, score);
                 masked.push(sees.select(score, f32::NEG_INFINITY));
             }
             let (p, rescale) = row.softmax_step(&masked);
-            p.iter()
-                .enumerate()
-                .for_each(|(j, &p)| tap(StopAfter::Probabilities, j, p));
+            p.iter().enumerate().for_each(|(j, &p)| tap(Tap::Probabilities, j, p));
             acc.row(i).iter().for_each(|acc| acc.mul_assign(rescale));
             let p_row = p_tile.down(p_mine, i as u32 * levers.thread_rows());
             for (j, &p) in p.iter().enumerate() {

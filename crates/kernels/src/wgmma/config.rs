@@ -52,8 +52,8 @@ pub struct Config {
     pub cluster: u32,
     /// Warpgroups hand the tensor cores over (`warp_scheduler_barrier`), so that the softmax of one falls among the
     /// products of others; otherwise chance decides.
-    pub take_turns: bool,
-    /// When the maxima of the rows are raised. With [`Rescale::Bold`] a warpgroup waits for its products before its
+    pub pingpong: bool,
+    /// When the maxima of the rows are raised. With [`Rescale::Speculative`] a warpgroup waits for its products before its
     /// softmax.
     pub rescale: Rescale,
     /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few tiles
@@ -94,9 +94,9 @@ pub const FAMILY: Family = Family {
             "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other",
         ),
         Lever::words(
-            "take_turns",
-            &[("false", "-free"), ("true", "-turns")],
-            "whether warpgroups take turns at the tensor cores (ping-pong)",
+            "pingpong",
+            &[("false", "-free"), ("true", "-pingpong")],
+            "whether warpgroups hand the tensor cores to each other (warp scheduler barrier)",
         ),
         Rescale::LEVER,
         Lever::words(
@@ -113,9 +113,9 @@ pub const FAMILY: Family = Family {
         .up_to(MOST_SPLITS),
     ],
     constraints: &[Constraint {
-        lever: "take_turns",
-        rule: "one warpgroup takes no turns",
-        holds: |&[rows, _, _, _, take_turns, ..]| take_turns == 0 || rows > 64,
+        lever: "pingpong",
+        rule: "one warpgroup has nobody to hand them to",
+        holds: |&[rows, _, _, _, pingpong, ..]| pingpong == 0 || rows > 64,
     }],
     tile: |&[rows, cols, ..]| rows * cols,
     repeated: None,
@@ -134,25 +134,25 @@ impl From<Config> for Values {
             cols,
             stages,
             cluster,
-            take_turns,
+            pingpong,
             rescale,
             splits,
             q_in_registers,
         } = config;
-        let [turns, q_reg] = [take_turns, q_in_registers].map(u32::from);
+        let [pingpong, q_reg] = [pingpong, q_in_registers].map(u32::from);
         let rescale = rescale as u32;
-        [rows, cols, stages, cluster, turns, rescale, q_reg, splits, 0, 0, 0]
+        [rows, cols, stages, cluster, pingpong, rescale, q_reg, splits, 0, 0, 0]
     }
 }
 
 impl From<Values> for Config {
-    fn from([rows, cols, stages, cluster, turns, rescale, q_reg, splits, ..]: Values) -> Config {
+    fn from([rows, cols, stages, cluster, pingpong, rescale, q_reg, splits, ..]: Values) -> Config {
         Config {
             rows,
             cols,
             stages,
             cluster,
-            take_turns: turns == 1,
+            pingpong: pingpong == 1,
             rescale: Rescale::ALL[rescale as usize],
             splits,
             q_in_registers: q_reg == 1,
@@ -161,7 +161,7 @@ impl From<Values> for Config {
 }
 
 impl Config {
-    /// The config of an id without the family's name, such as `m128n128-s2-turns-lazy`.
+    /// The config of an id without the family's name, such as `m128n128-s2-pingpong-cond`.
     #[cfg(test)]
     pub(super) fn from_id(id: &str) -> Option<Config> {
         FAMILY.read_levers(id).map(Config::from)

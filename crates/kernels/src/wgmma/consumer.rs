@@ -17,7 +17,7 @@ use crate::attention::score_mod::HeadFactors;
 use crate::attention::softmax::{
     LARGEST_POWER, Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
 };
-use crate::attention::stage::StopAfter;
+use crate::attention::tap::Tap;
 
 /// The last read of a stage of Q, after which it is released.
 #[derive(Clone, Copy, PartialEq)]
@@ -139,7 +139,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
         let index = warp / 4;
         let barrier = levers
-            .take_turns
+            .pingpong
             .then(|| WarpSchedulerBarrier::new(index, levers.warpgroups()));
         let scales = E::SCALED.then(|| HeadFactors::new(k));
         let scale = match &scales {
@@ -184,7 +184,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             max_offset: levers.rescale.threshold::<E>() - LARGEST_POWER,
             factors: [(); 2].map(|()| k.var_unwritten("factor")),
             scales,
-            tapped: shape.stop_after.map(|_| [(); 3].map(|()| k.var_unwritten("tapped"))),
+            tapped: shape.tap.map(|_| [(); 3].map(|()| k.var_unwritten("tapped"))),
         }
     }
 
@@ -270,7 +270,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let scale = self.scales.as_ref().map(|scales| scales.scores);
         score_mod.cap(&self.scores, registers.clone(), scale);
         for register in registers {
-            self.tap(StopAfter::Scores, register, || {
+            self.tap(Tap::Scores, register, || {
                 let score = self.scores.var(register).get();
                 // A cap has applied the scales of the head already.
                 match scale {
@@ -294,7 +294,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn raise_maxima(&self, threshold: f32, ready: bool) -> Val<'k, bool> {
         let k = self.k;
-        k.verb("raise_references", || {
+        k.verb("raise_maxima", || {
             let largest = [0, 1].map(|half| self.scores.max(self.scores.steps(), half));
             let any = any_above(&self.rows, &largest, threshold);
             k.if_(any.uniform(), || {
@@ -315,7 +315,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     #[track_caller]
     pub(super) fn exponentials(&self) {
-        let tap = |register, p| self.tap(StopAfter::Probabilities, register, || p);
+        let tap = |register, p| self.tap(Tap::Probabilities, register, || p);
         self.k
             .verb("exponentials", || exponentials(&self.scores, &self.rows, tap));
     }
@@ -331,14 +331,14 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn speculative_softmax(&self) {
         let k = self.k;
-        let tap = |register, p| self.tap(StopAfter::Probabilities, register, || p);
+        let tap = |register, p| self.tap(Tap::Probabilities, register, || p);
         let packed = || {
             k.verb("exponentials", || {
                 pack_exponentials(&self.scores, &self.rows, &self.p, tap)
             })
         };
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
-        let large = sums[0].get().gt(E::BOLD_MOST) | sums[1].get().gt(E::BOLD_MOST);
+        let large = sums[0].get().gt(E::SPECULATIVE_MOST) | sums[1].get().gt(E::SPECULATIVE_MOST);
         k.if_(large.vote_any().uniform(), || {
             self.raise_maxima(0.0, true);
             for (sum, again) in sums.iter().zip(packed()) {
@@ -364,7 +364,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     /// Stores a register of the scores, if this tap is requested.
     #[track_caller]
-    fn tap(&self, tap: StopAfter, register: u32, value: impl Fn() -> Val<'k, f32>) {
+    fn tap(&self, tap: Tap, register: u32, value: impl Fn() -> Val<'k, f32>) {
         let Some([batch_head, row, key]) = self.tapped else {
             return;
         };

@@ -42,17 +42,17 @@ const fn free(rows: u32, cols: u32, stages: u32) -> Config {
         cols,
         stages,
         cluster: 1,
-        take_turns: false,
-        rescale: Rescale::Bold,
+        pingpong: false,
+        rescale: Rescale::Speculative,
         splits: 1,
         q_in_registers: false,
     }
 }
 
 /// The same with `warp_scheduler_barrier`.
-const fn turns(rows: u32, cols: u32, stages: u32) -> Config {
+const fn pingpong(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
-        take_turns: true,
+        pingpong: true,
         ..free(rows, cols, stages)
     }
 }
@@ -61,14 +61,14 @@ const fn turns(rows: u32, cols: u32, stages: u32) -> Config {
 const fn in_pairs(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         cluster: 2,
-        ..turns(rows, cols, stages)
+        ..pingpong(rows, cols, stages)
     }
 }
 
 /// The same where the softmax need not wait for the output of the K block before.
-const fn lazy(config: Config) -> Config {
+const fn conditional(config: Config) -> Config {
     Config {
-        rescale: Rescale::Lazy,
+        rescale: Rescale::Conditional,
         ..config
     }
 }
@@ -103,58 +103,58 @@ const TABLE: &[Default] = &[
     Default { head_dim: 128, causal: Some(true), most_tiles: Some(199),
         config: free(64, 128, 2), why: "64 rows a block give every SM something to do", ..ANY },
     Default { head_dim: 128, most_tiles: Some(263),
-        config: turns(128, 128, 2), why: "128 rows a block give every SM something to do", ..ANY },
+        config: pingpong(128, 128, 2), why: "128 rows a block give every SM something to do", ..ANY },
     Default { head_dim: 256, most_tiles: Some(131),
         config: free(64, 64, 2), why: "64 rows a block give every SM something to do", ..ANY },
     // Many tiles.
     Default { head_dim: 48, causal: Some(false), most_keys: Some(3072), softcap: true,
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax; with a third stage and a soft cap ptxas 13 spills", ..ANY },
+        config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax; with a third stage and a soft cap ptxas 13 spills", ..ANY },
     Default { head_dim: 64, causal: Some(false), most_keys: Some(3072),
-        config: turns(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows", ..ANY },
+        config: pingpong(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows", ..ANY },
     Default { head_dim: 64, causal: Some(false),
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+        config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
     Default { head_dim: 64, causal: Some(true), most_keys: Some(1536),
-        config: q_held(turns(192, 64, 4)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
+        config: q_held(pingpong(192, 64, 4)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
     Default { head_dim: 64, causal: Some(true), most_keys: Some(3072),
-        config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
+        config: q_held(pingpong(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
     Default { head_dim: 64, causal: Some(true),
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+        config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
     Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1000),
-        config: q_held(turns(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
+        config: q_held(pingpong(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
     Default { head_dim: 96, causal: Some(true), cost_per_key: Some(993),
-        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
     Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1230),
-        config: turns(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
     Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
     Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
     Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1054),
-        config: q_held(turns(128, 128, 2)), why: "128 rows leave less over, or less behind the diagonal, than 192, and registers for Q", ..ANY },
+        config: q_held(pingpong(128, 128, 2)), why: "128 rows leave less over, or less behind the diagonal, than 192, and registers for Q", ..ANY },
     Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1360),
-        config: q_held(turns(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
+        config: q_held(pingpong(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
     Default { head_dim: 128,
-        config: q_held(turns(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
+        config: q_held(pingpong(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1015),
-        config: q_held(turns(128, 112, 2)), why: "as many keys as shared memory allows; one by one these rows come out more evenly than in pairs of blocks; registers have room for Q", ..ANY },
+        config: q_held(pingpong(128, 112, 2)), why: "as many keys as shared memory allows; one by one these rows come out more evenly than in pairs of blocks; registers have room for Q", ..ANY },
     Default { head_dim: 192, causal: Some(false), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
     Default { head_dim: 192, cost_per_key: Some(1050),
-        config: q_held(turns(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less over, or less behind the diagonal, and registers for Q", ..ANY },
+        config: q_held(pingpong(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less over, or less behind the diagonal, and registers for Q", ..ANY },
     Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1000),
-        config: lazy(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
+        config: conditional(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
     Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1060),
-        config: lazy(q_held(turns(128, 64, 2))), why: "one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short rows", ..ANY },
+        config: conditional(q_held(pingpong(128, 64, 2))), why: "one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short rows", ..ANY },
     Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1005),
         config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
     Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1065),
-        config: q_held(turns(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
+        config: q_held(pingpong(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
     Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1000),
-        config: lazy(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
+        config: conditional(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
     Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1045),
-        config: lazy(turns(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
+        config: conditional(pingpong(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
 
 /// The same for e4m3, which no other family serves: few tiles have rows of their own.
@@ -165,18 +165,18 @@ const TABLE_E4M3: &[Default] = &[
     Default { head_dim: 256, most_tiles: Some(99),
         config: free(64, 96, 2), why: "64 rows a block give every SM something to do", ..ANY },
     Default { head_dim: 64,
-        config: turns(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+        config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
     Default { head_dim: 128,
-        config: q_held(turns(192, 96, 3)), why: "three warpgroups hide each other's softmax, with as many keys as leave registers for a part of Q", ..ANY },
+        config: q_held(pingpong(192, 96, 3)), why: "three warpgroups hide each other's softmax, with as many keys as leave registers for a part of Q", ..ANY },
     Default { head_dim: 256,
-        config: q_held(turns(128, 96, 2)), why: "two warpgroups, with as many keys as leave registers for a part of Q", ..ANY },
+        config: q_held(pingpong(128, 96, 2)), why: "two warpgroups, with as many keys as leave registers for a part of Q", ..ANY },
 ];
 
 /// Few tiles of rows and many keys: what to split them with, tiles of 128 rows and, where there are no more rows than that,
 /// of 64; by the largest head_dim.
 const SPLIT: [(usize, Config, Config); 2] = [
-    (128, turns(128, 128, 2), free(64, 128, 2)),
-    (256, turns(128, 64, 2), free(64, 64, 2)),
+    (128, pingpong(128, 128, 2), free(64, 128, 2)),
+    (256, pingpong(128, 64, 2), free(64, 64, 2)),
 ];
 
 /// K blocks of a split, the longest if they differ, at least.

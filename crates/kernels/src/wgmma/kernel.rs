@@ -203,7 +203,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             self.start_output();
         });
         // With speculative softmax the output is waited for first; otherwise the softmax falls among its products.
-        let output_first = self.context.levers.rescale == Rescale::Bold;
+        let output_first = self.context.levers.rescale == Rescale::Speculative;
         k.wgmma_wait(if output_first { 0 } else { 1 });
         release(self.keys);
         if output_first {

@@ -25,7 +25,7 @@ use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, add_rows, check_problem, empty_launch, push_buffer};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
-use crate::attention::stage::{StopAfter, key_range};
+use crate::attention::tap::{Tap, key_range};
 use crate::attention::{combine, split};
 use crate::family::Values;
 use crate::step::{KernelCache, Step};
@@ -44,7 +44,7 @@ pub(crate) fn plan(
     config: &Config,
     chip: Chip,
     kernels: &KernelCache,
-    stop_after: Option<StopAfter>,
+    tap: Option<Tap>,
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if chip.target != Target::Sm90a {
@@ -56,7 +56,7 @@ pub(crate) fn plan(
     }
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
-    let whole = Shape::new(problem, ALIGNMENT, stop_after);
+    let whole = Shape::new(problem, ALIGNMENT, tap);
     let shape = whole.in_splits(config.splits);
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
@@ -92,7 +92,7 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, &shape),
         })
     })?;
-    let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, stop_after), chip.sms);
+    let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), chip.sms);
     let mut launch = empty_launch(&kernel, [blocks, 1, 1]);
     launch.cluster = [config.cluster, 1, 1];
     let dtype = problem.dtype();

@@ -22,11 +22,11 @@ fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
         .map(drop)
     };
     // Both sides of what ptxas takes.
-    assert_eq!(outcome("m192n32-s2-free-lazy", 192), Ok(()));
-    let refused = outcome("m192n32-s2-free-lazy", 200).unwrap_err().to_string();
+    assert_eq!(outcome("m192n32-s2-free-cond", 192), Ok(()));
+    let refused = outcome("m192n32-s2-free-cond", 200).unwrap_err().to_string();
     assert!(refused.starts_with("at least 134 registers a thread"), "{refused}");
     assert!(refused.contains("at most 128"), "{refused}");
-    assert_eq!(outcome("m128n32-s2-free-lazy", 256), Ok(()));
+    assert_eq!(outcome("m128n32-s2-free-cond", 256), Ok(()));
 }
 
 /// Each refusal with a remedy that serves: the texts, for review.
@@ -46,54 +46,54 @@ fn remedies() {
             .layouts(q, k, k, out)
     };
     let cases = [
-        ("not Hopper", wide.clone(), "m64n64-s2-free-bold", Target::Sm80),
-        ("not Hopper, e4m3", e4m3.clone(), "m64n64-s2-free-bold", Target::Sm80),
+        ("not Hopper", wide.clone(), "m64n64-s2-free-spec", Target::Sm80),
+        ("not Hopper, e4m3", e4m3.clone(), "m64n64-s2-free-spec", Target::Sm80),
         (
             "not Hopper, f32",
             wide.clone().dtype(DType::F32),
-            "m64n64-s2-free-bold",
+            "m64n64-s2-free-spec",
             Target::Sm80,
         ),
         (
             "crooked rows, e4m3",
             e4m3.clone().head_dim(72),
-            "m64n64-s2-free-bold",
+            "m64n64-s2-free-spec",
             Target::Sm90a,
         ),
         (
             "crooked values, e4m3",
             e4m3.clone().head_dim_v(72),
-            "m64n64-s2-free-bold",
+            "m64n64-s2-free-spec",
             Target::Sm90a,
         ),
-        ("repeated rows", rows(true), "m64n64-s2-free-bold", Target::Sm90a),
+        ("repeated rows", rows(true), "m64n64-s2-free-spec", Target::Sm90a),
         (
             "repeated rows, e4m3",
             rows(true).dtype(DType::E4M3),
-            "m64n64-s2-free-bold",
+            "m64n64-s2-free-spec",
             Target::Sm90a,
         ),
         (
             "too many",
             e4m3.clone().heads(1, 1).seq_len_q(1 << 23),
-            "m64n64-s2-free-bold",
+            "m64n64-s2-free-spec",
             Target::Sm90a,
         ),
-        ("cols, e4m3", e4m3, "m64n80-s2-free-bold", Target::Sm90a),
-        ("shared memory", wide.clone(), "m128n64-s4-turns-bold", Target::Sm90a),
+        ("cols, e4m3", e4m3, "m64n80-s2-free-spec", Target::Sm90a),
+        ("shared memory", wide.clone(), "m128n64-s4-pingpong-spec", Target::Sm90a),
         (
             "shared memory, three levers",
             wide.clone().head_dim(128),
-            "m192n80-s4-turns-lazy",
+            "m192n80-s4-pingpong-cond",
             Target::Sm90a,
         ),
         (
             "shared memory, no lever alone",
             wide.head_dim_v(64),
-            "m192n128-s4-turns-bold",
+            "m192n128-s4-pingpong-spec",
             Target::Sm90a,
         ),
-        ("registers", rows(false), "m64n256-s3-free-bold", Target::Sm90a),
+        ("registers", rows(false), "m64n256-s3-free-spec", Target::Sm90a),
     ];
     let mut text = String::new();
     for (name, builder, id, target) in cases {
@@ -125,7 +125,7 @@ fn levers_save_what_a_refusal_says() {
             Target::Sm90a,
         )
     };
-    let Err(Refusal::SharedMemory { needed, remedy, .. }) = of("m128n96-s4-turns-lazy") else {
+    let Err(Refusal::SharedMemory { needed, remedy, .. }) = of("m128n96-s4-pingpong-cond") else {
         panic!("it must be refused for its shared memory");
     };
     let mut offers = 0;
@@ -135,9 +135,9 @@ fn levers_save_what_a_refusal_says() {
             panic!("{offer}");
         };
         let id = match lever {
-            "stages" => format!("m128n96-s{to}-turns-lazy"),
-            "cols" => format!("m128n{to}-s4-turns-lazy"),
-            _ => format!("m{to}n96-s4-turns-lazy"),
+            "stages" => format!("m128n96-s{to}-pingpong-cond"),
+            "cols" => format!("m128n{to}-s4-pingpong-cond"),
+            _ => format!("m{to}n96-s4-pingpong-cond"),
         };
         let less = of(&id).unwrap().main.kernel.ledger().total_bytes();
         // Where there is room, Q has a second stage again.

@@ -46,7 +46,7 @@ pub enum Conduct {
     /// Is honest until it has been called as often as timing does.
     LazyLater,
     /// Is honest until it was timed in the finals, and does nothing from then on.
-    LazyInFinals,
+    ChangesInFinals,
     /// Is honest until it is timed in the finals, and crashes there.
     CrashesInFinals,
     /// Is wrong in one row, and on large problems only, where not every row is compared with float64.
@@ -88,7 +88,7 @@ const LIST: [(Conduct, &str, Option<Reason>); 24] = [
     (Conduct::Zeros, "zeros", Some(Reason::Zeros)),
     (Conduct::Cached, "cached", Some(Reason::Cached)),
     (Conduct::LazyLater, "lazy-later", None),
-    (Conduct::LazyInFinals, "lazy-in-finals", None),
+    (Conduct::ChangesInFinals, "changes-in-finals", None),
     (Conduct::CrashesInFinals, "crashes-in-finals", None),
     (Conduct::WrongFarOut, "wrong-far-out", None),
     (Conduct::OneOutside, "one-outside", Some(Reason::OutOfBounds)),

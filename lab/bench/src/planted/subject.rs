@@ -133,7 +133,7 @@ impl<'a> Planted<'a> {
                 None => return Ok(false),
             },
             Conduct::LazyLater => return Ok(self.calls > PATIENT_CALLS),
-            Conduct::LazyInFinals => return Ok(self.in_finals.get()),
+            Conduct::ChangesInFinals => return Ok(self.in_finals.get()),
             Conduct::NotJoined => {
                 if let Some(elsewhere) = self.elsewhere {
                     elsewhere.fork()?;

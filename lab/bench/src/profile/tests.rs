@@ -13,9 +13,9 @@ fn a_raw_page_reads_as_profiles() {
     assert_eq!(
         kernels,
         [
-            "wgmma_m192n128_s2_turns_bold_fp16_d64",
-            "mma_m32n128_w2x2_s5_b1_qreg_xor_lazy_fp16_d64",
-            "mma_m16n64_w1x4_s3_b2_qreg_xor_lazy_gqa_fp16_d128_split",
+            "wgmma_m192n128_s2_pingpong_spec_fp16_d64",
+            "mma_m32n128_w2x2_s5_b1_qreg_xor_cond_fp16_d64",
+            "mma_m16n64_w1x4_s3_b2_qreg_xor_cond_gqa_fp16_d128_split",
             "combine_g1_fp16_d128"
         ]
     );

@@ -242,7 +242,7 @@ fn what_turned_lazy_is_caught_where_an_honest_answer_is_in_place() {
 }
 
 #[test]
-fn what_turns_lazy_while_it_is_timed_is_caught_afterwards() {
+fn what_pingpong_cond_while_it_is_timed_is_caught_afterwards() {
     let mut rig = FakeRig::new(Conduct::LazyLater);
     assert!(inspect(&mut rig).unwrap().passed());
     for _ in 0..20 {

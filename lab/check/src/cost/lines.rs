@@ -25,7 +25,7 @@ impl Observation {
     /// use flashcore_ir::{Profile, Target};
     /// use flashcore_kernels::Plan;
     /// use flashcore_problem::Problem;
-    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse()?, Target::Sm89)?;
+    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse()?, Target::Sm89)?;
     /// let hottest = Observation::of(&plan)?.hottest(Resource::Tensor, Profile::named("l4").unwrap());
     /// let hottest = hottest.ok_or("products")?;
     /// assert!(hottest.line.file.contains("mma") && hottest.share > 0.3);
@@ -79,8 +79,8 @@ mod tests {
     #[test]
     fn lines_share_out_a_resource_and_conflicts_are_at_theirs() {
         let l4 = Profile::named("l4").unwrap();
-        let linear = observed("mma/m64n64-w4x1-s2-b1-qsh-lin-lazy");
-        let swizzled = observed("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy");
+        let linear = observed("mma/m64n64-w4x1-s2-b1-qsh-lin-cond");
+        let swizzled = observed("mma/m64n64-w4x1-s2-b1-qsh-xor-cond");
         let beyond = |observed: &Observation| -> u64 {
             let sites = observed.memory().iter();
             sites.map(|site| site.transactions - site.ideal).sum()

@@ -75,7 +75,7 @@ pub(crate) struct SeenStep {
     pub(crate) seen: Simulated,
     pub(crate) blocks_a_head: u64,
     /// What is assigned to SMs: blocks, or for persistent blocks the entries of the work list.
-    pub(crate) turns: u64,
+    pub(crate) work_items: u64,
     /// Whether blocks are persistent and work through a list.
     pub(crate) has_list: bool,
     /// Work of a block of the launch in blocks of the simulated head: 1 unless a block has several
@@ -130,7 +130,7 @@ impl Observation {
             let (blocks, blocks_a_head) = (step.launch.blocks(), of_head.launch.blocks());
             let blocks_of_heads = head.copies * blocks_a_head as f64;
             let has_list = is_persistent(step);
-            let (turns, work_a_block) = match has_list {
+            let (work_items, work_a_block) = match has_list {
                 true => (blocks_of_heads.round() as u64, 1.0),
                 false => (blocks, blocks_of_heads / blocks as f64),
             };
@@ -142,7 +142,7 @@ impl Observation {
                 shared_bytes: step_bytes(step),
                 seen,
                 blocks_a_head,
-                turns,
+                work_items,
                 has_list,
                 work_a_block,
             }
@@ -165,7 +165,7 @@ impl Observation {
         let mut total = Work::default();
         for step in &self.steps {
             let works = step.work();
-            let heads = step.turns as f64 * step.work_a_block / step.blocks_a_head as f64;
+            let heads = step.work_items as f64 * step.work_a_block / step.blocks_a_head as f64;
             for (sample, share) in (0..step.blocks_a_head).flat_map(|block| step.mixture(block)) {
                 total.add(&works[sample], share * heads);
             }

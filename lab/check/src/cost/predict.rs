@@ -199,7 +199,7 @@ impl Observation {
     /// use flashcore_ir::Target;
     /// use flashcore_kernels::Plan;
     /// use flashcore_problem::Problem;
-    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".parse()?, Target::Sm90a)?;
+    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse()?, Target::Sm90a)?;
     /// let (needed, left) = Observation::of(&plan)?.registers(Target::Sm90a).ok_or("registers")?;
     /// assert!(needed > 32 && needed < left && left == 255);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -259,7 +259,7 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64
     let mut loads = vec![Load::default(); sms.max(1) as usize];
     // The SMs by the bits of `free`, which order positive numbers.
     let mut next: BinaryHeap<Reverse<(u64, usize)>> = (0..loads.len()).map(|sm| Reverse((0, sm))).collect();
-    for index in 0..step.turns {
+    for index in 0..step.work_items {
         let (clocks, chain) = &kinds[(index % step.blocks_a_head) as usize];
         let Some(Reverse((_, sm))) = next.pop() else { break };
         let load = &mut loads[sm];

@@ -8,7 +8,7 @@ use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::{DType, Mask, Problem};
 use proptest::prelude::*;
 
-const MMA: &str = "mma/m64n64-w4x1-s2-b2-qreg-xor-lazy";
+const MMA: &str = "mma/m64n64-w4x1-s2-b2-qreg-xor-cond";
 const SCALAR: &str = "scalar/tiled-m32n32-w4-v16";
 
 static KERNELS: LazyLock<KernelCache> = LazyLock::new(KernelCache::default);
@@ -55,12 +55,12 @@ fn tensor_cores_do_both_products_and_nothing_else() {
 #[test]
 fn warpgroups_do_both_products_and_nothing_else() {
     for (id, len, waste) in [
-        ("wgmma/m128n128-s2-turns-bold", 512, 1.0),
-        ("wgmma/m128n128-s2-turns-bold", 4096, 1.0),
-        ("wgmma/m192n128-s2-turns-bold", 4096, 4224.0 / 4096.0),
-        ("wgmma/m64n128-s2-free-bold", 16_384, 1.0),
-        ("wgmma/m128n128-s2-turns-bold-k4", 4096, 1.0),
-        ("wgmma/m64n128-s2-free-bold-k2", 16_384, 1.0),
+        ("wgmma/m128n128-s2-pingpong-spec", 512, 1.0),
+        ("wgmma/m128n128-s2-pingpong-spec", 4096, 1.0),
+        ("wgmma/m192n128-s2-pingpong-spec", 4096, 4224.0 / 4096.0),
+        ("wgmma/m64n128-s2-free-spec", 16_384, 1.0),
+        ("wgmma/m128n128-s2-pingpong-spec-k4", 4096, 1.0),
+        ("wgmma/m64n128-s2-free-spec-k2", 16_384, 1.0),
     ] {
         let problem = shape(1, 4, len);
         let observed = observed(&problem, id, Target::Sm90a);
@@ -88,7 +88,7 @@ fn e4m3_does_both_products_at_twice_the_rate() {
             .sum::<f64>();
         (observed.total_work(), tensor, flops(&problem))
     };
-    let id = "wgmma/m128n128-s2-turns-bold";
+    let id = "wgmma/m128n128-s2-pingpong-spec";
     let (fp8, fp8_micros, flops) = at(DType::E4M3, id);
     let (fp16, fp16_micros, _) = at(DType::F16, id);
     assert_eq!((fp8[Unit::TensorWgmma], fp16[Unit::TensorE4m3]), (0.0, 0.0));
@@ -111,7 +111,7 @@ fn e4m3_does_both_products_at_twice_the_rate() {
 #[test]
 fn what_was_measured_takes_the_place_of_the_profile() {
     let problem = shape(4, 16, 4096);
-    let observed = observed(&problem, "wgmma/m128n128-s2-turns-bold", Target::Sm90a);
+    let observed = observed(&problem, "wgmma/m128n128-s2-pingpong-spec", Target::Sm90a);
     let h200 = profile("h200");
     let with = |card: &MeasuredCard| observed.predict_measured(h200, Some(card), &[]);
     let assumed = observed.predict(h200, &[]);
@@ -140,7 +140,7 @@ fn what_was_measured_takes_the_place_of_the_profile() {
 #[test]
 fn tensor_cores_bind_long_attention_on_hopper() {
     let problem = shape(4, 16, 4096);
-    let p = observed(&problem, "wgmma/m128n128-s2-turns-bold", Target::Sm90a).predict(profile("h200"), &[]);
+    let p = observed(&problem, "wgmma/m128n128-s2-pingpong-spec", Target::Sm90a).predict(profile("h200"), &[]);
     let tensor = p.uses.iter().find(|used| used.resource == Resource::Tensor).unwrap();
     // The datasheet's rate at its boost clock: 2,048 fused products a clock on each of 132 SMs.
     let clocks = flops(&problem) / (2.0 * 2048.0 * 132.0);
@@ -233,7 +233,7 @@ fn every_card_has_a_prediction() {
 #[test]
 fn tensor_cores_bind_what_is_made_for_them() {
     let problem = Problem::named("fa-d64-16k").unwrap();
-    let p = observed(&problem, "mma/m128n64-w4x1-s2-b1-qreg-xor-lazy", Target::Sm89).predict(profile("l4"), &[]);
+    let p = observed(&problem, "mma/m128n64-w4x1-s2-b1-qreg-xor-cond", Target::Sm89).predict(profile("l4"), &[]);
     let tensor = p.uses.iter().find(|used| used.resource == Resource::Tensor).unwrap();
     // At the rate in the datasheet; blocks do not share out evenly over 58 SMs.
     let by_hand = flops(&problem) / 121e12 * 1e6;
@@ -248,7 +248,7 @@ fn tensor_cores_bind_what_is_made_for_them() {
 fn conflicts_are_seen() {
     let problem = Problem::named("mission").unwrap();
     let time = |id| observed(&problem, id, Target::Sm89).predict(profile("l4"), &[Some(168)]);
-    let (swizzled, linear) = (time(MMA), time("mma/m64n64-w4x1-s2-b2-qreg-lin-lazy"));
+    let (swizzled, linear) = (time(MMA), time("mma/m64n64-w4x1-s2-b2-qreg-lin-cond"));
     assert_eq!(linear.binds, Bound::Resource(Resource::Shared));
     assert!(linear.micros > 1.5 * swizzled.micros);
 }

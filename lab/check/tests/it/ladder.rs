@@ -12,7 +12,7 @@ use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, compare_stage,
+    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, compare_tap,
     random_problem, reference_scores,
 };
 use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
@@ -229,7 +229,7 @@ fn the_product_by_itself_gives_the_scores() {
             let mut tensor = Tensor::poisoned(dtype, flat);
             tensor.bytes_mut().copy_from_slice(&buffers[2]);
             let got: Vec<f32> = (0..want.len()).map(|i| tensor.view().get(0, 0, 0, i)).collect();
-            let compared = compare_stage(&problem, &got, &want, Tolerance::of(dtype)).unwrap();
+            let compared = compare_tap(&problem, &got, &want, Tolerance::of(dtype)).unwrap();
             assert!(compared.passed, "{levers}, {problem}: {compared}");
         }
     }

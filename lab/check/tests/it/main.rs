@@ -19,6 +19,6 @@ mod read_ptx;
 mod split_keys;
 mod split_wgmma;
 mod splits;
-mod stages;
+mod taps;
 mod watch;
 mod wgmma_mutants;

@@ -55,23 +55,23 @@ const PADDING: &str = "columns past head_dim: zeros that nobody stores";
 /// sizes with and without padding.
 #[rustfmt::skip]
 const CASES: [Case; 4] = [
-    Case { kernel: "mma/m32n32-w2x1-s3-b1-qreg-xor-lazy", head_dim: 64, harmless: &[
+    Case { kernel: "mma/m32n32-w2x1-s3-b1-qreg-xor-cond", head_dim: 64, harmless: &[
         SAME_IN_EVERY_LANE,
     ] },
-    Case { kernel: "mma/m16n64-w1x2-s2-b1-qsh-xor-eager", head_dim: 64, harmless: &[
+    Case { kernel: "mma/m16n64-w1x2-s2-b1-qsh-xor-always", head_dim: 64, harmless: &[
         SAME_IN_EVERY_LANE,
         harmless(Operator::DropWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
         harmless(Operator::WeakenWait, LAST_WAIT, NOTHING_ON_ITS_WAY),
         harmless(Operator::DropCommit, Q_COMMIT, "Q is waited for with the first tile"),
     ] },
-    Case { kernel: "mma/m32n32-w2x1-s2-b1-qreg-xor-bold-gqa", head_dim: 40, harmless: &[
+    Case { kernel: "mma/m32n32-w2x1-s2-b1-qreg-xor-spec-gqa", head_dim: 40, harmless: &[
         SAME_IN_EVERY_LANE,
         harmless(Operator::CountBarrier, "epilogue.store(", "a warp stores the rows that it computed"),
         harmless(Operator::DropStore, "epilogue.store(", PADDING),
         harmless(Operator::NextColumns, "O += P*V", PADDING),
-        harmless(Operator::DropRescale, "raise_references", PADDING),
+        harmless(Operator::DropRescale, "raise_maxima", PADDING),
     ] },
-    Case { kernel: "mma/m64n32-w2x1-s2-b1-qsh-xor-bold", head_dim: 32, harmless: &[
+    Case { kernel: "mma/m64n32-w2x1-s2-b1-qsh-xor-spec", head_dim: 32, harmless: &[
         SAME_IN_EVERY_LANE,
         harmless(Operator::WeakenWait, LAST_WAIT, "the newest group has no copies in it"),
         harmless(Operator::DropCommit, Q_COMMIT, "Q is waited for with the first tile"),

@@ -97,7 +97,7 @@ fn findings(report: &CheckReport) -> Vec<(FindingKind, String, u32)> {
 fn what_is_read_back_gives_the_same_answer_and_the_same_findings_at_the_same_lines() {
     for id in [
         "scalar/tiled-m32n32-w4-v16",
-        "mma/m32n64-w2x1-s2-b1-qreg-xor-lazy",
+        "mma/m32n64-w2x1-s2-b1-qreg-xor-cond",
         "ladder/mma-m64n32-w4",
     ] {
         let plan = Plan::new(&problem(), &id.parse().unwrap(), Target::Sm89).unwrap();

@@ -9,8 +9,8 @@ use flashcore_problem::{InputKind, MAX_SOFTMAX_SCALE, Problem, SOFTCAPS};
 fn answers_are_right_up_to_the_limits() {
     let kernels = [
         ("scalar/tiled-m16n16-w4-v16", Target::Sm89),
-        ("mma/m32n32-w2x1-s2-b1-qreg-xor-lazy", Target::Sm89),
-        ("wgmma/m64n64-s2-c2-free-bold", Target::Sm90a),
+        ("mma/m32n32-w2x1-s2-b1-qreg-xor-cond", Target::Sm89),
+        ("wgmma/m64n64-s2-c2-free-spec", Target::Sm90a),
     ];
     let caps = [*SOFTCAPS.start(), *SOFTCAPS.end()];
     let asked = [(1e-45, None), (MAX_SOFTMAX_SCALE, None)]

@@ -16,14 +16,14 @@ use splits::{assert_missing_parts_are_found, assert_plan_clean, check};
 
 /// Each rule of rescaling, warps along rows and along keys, heads packed and not, few and many splits.
 const KERNELS: [&str; 8] = [
-    "mma/m16n64-w1x4-s2-b1-qsh-xor-lazy-gqa-k5",
-    "mma/m16n32-w1x2-s3-b1-qreg-xor-eager-gqa-k17",
-    "mma/m16n64-w1x2-s2-b1-qsh-xor-bold-gqa-k3",
-    "mma/m32n32-w2x1-s2-b1-qsh-xor-eager-k2",
-    "mma/m64n32-w4x1-s2-b2-qreg-xor-lazy-k4",
-    "mma/m64n64-w4x1-s2-b1-qreg-xor-bold-k3",
-    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa-k9",
-    "mma/m16n128-w1x8-s2-b1-qsh-xor-eager-gqa-k40",
+    "mma/m16n64-w1x4-s2-b1-qsh-xor-cond-gqa-k5",
+    "mma/m16n32-w1x2-s3-b1-qreg-xor-always-gqa-k17",
+    "mma/m16n64-w1x2-s2-b1-qsh-xor-spec-gqa-k3",
+    "mma/m32n32-w2x1-s2-b1-qsh-xor-always-k2",
+    "mma/m64n32-w4x1-s2-b2-qreg-xor-cond-k4",
+    "mma/m64n64-w4x1-s2-b1-qreg-xor-spec-k3",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-spec-gqa-k9",
+    "mma/m16n128-w1x8-s2-b1-qsh-xor-always-gqa-k40",
 ];
 
 fn plan(problem: &Problem, kernel: &str) -> Plan {
@@ -92,8 +92,8 @@ fn ordinary_problems_may_be_split_too() {
 #[test]
 fn splits_without_a_tile_leave_nothing() {
     for kernel in [
-        "mma/m16n64-w1x2-s2-b1-qsh-xor-eager-gqa-k9",
-        "mma/m32n32-w2x1-s2-b1-qsh-xor-bold-k200",
+        "mma/m16n64-w1x2-s2-b1-qsh-xor-always-gqa-k9",
+        "mma/m32n32-w2x1-s2-b1-qsh-xor-spec-k200",
     ] {
         // 3 keys are one tile.
         let problem = decode(4, 1, 3).return_lse(true).build().unwrap();
@@ -164,7 +164,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
         Plan::with_cache(&problem, &kernel.parse().unwrap(), Target::Sm80, &kernels).unwrap()
     };
     let [a, b, c] = [(100, 2), (9000, 7), (9000, 33)]
-        .map(|(keys, splits)| plan(keys, &format!("mma/m16n64-w1x4-s2-b1-qsh-xor-lazy-gqa-k{splits}")));
+        .map(|(keys, splits)| plan(keys, &format!("mma/m16n64-w1x4-s2-b1-qsh-xor-cond-gqa-k{splits}")));
     assert!(Arc::ptr_eq(&a.main.kernel, &b.main.kernel) && Arc::ptr_eq(&a.main.kernel, &c.main.kernel));
     assert!(
         Arc::ptr_eq(&a.then[0].kernel, &b.then[0].kernel),
@@ -173,7 +173,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
     assert_eq!(b.main.launch.grid, [2, 1, 7]);
     // 8 rows of 64 columns, an offset and a sum, in 7 splits.
     assert_eq!(b.workspace_bytes(), 8 * 7 * (64 + 2) * 4);
-    assert_eq!(plan(100, "mma/m16n64-w1x4-s2-b1-qsh-xor-lazy-gqa").workspace_bytes(), 0);
+    assert_eq!(plan(100, "mma/m16n64-w1x4-s2-b1-qsh-xor-cond-gqa").workspace_bytes(), 0);
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_workspace_that_is_too_small_is_an_error_and_says_so() {
 #[test]
 fn too_many_splits_are_refused() {
     let refusal = |problem: &Problem, splits: u32| {
-        let config = format!("mma/m16n64-w1x4-s2-b1-qsh-xor-lazy-gqa-k{splits}");
+        let config = format!("mma/m16n64-w1x4-s2-b1-qsh-xor-cond-gqa-k{splits}");
         Plan::new(problem, &config.parse().unwrap(), Target::Sm80).unwrap_err()
     };
     let small = decode(4, 1, 130).build().unwrap();
@@ -254,7 +254,7 @@ fn splits_are_chosen_for_a_card() {
         Config::Mma(config) => config,
         other => panic!("{other}"),
     };
-    let base = config("mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa");
+    let base = config("mma/m16n64-w1x4-s3-b2-qreg-xor-cond-gqa");
     let llama = Problem::named("llama8b-decode-8k").unwrap();
     // 16 sequences of 8 K/V heads on 132 multiprocessors, two blocks each.
     assert_eq!(base.split_for(&llama, 132).to_string(), format!("{base}-k2"));

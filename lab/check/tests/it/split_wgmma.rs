@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Arg, Chip, Table, Target};
-use flashcore_kernels::{KernelCache, Plan, Refusal, StopAfter};
+use flashcore_kernels::{KernelCache, Plan, Refusal, Tap};
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder};
 use flashcore_sim::FindingKind;
 use splits::{assert_missing_parts_are_found, assert_plan_clean, check};
 
 /// One to three warpgroups, each rule of rescaling, a cluster, few and many splits.
 const KERNELS: [&str; 6] = [
-    "wgmma/m128n64-s2-turns-bold-k3",
-    "wgmma/m64n128-s2-free-bold-k2",
-    "wgmma/m128n48-s3-c2-turns-lazy-k5",
-    "wgmma/m192n64-s2-turns-eager-k2",
-    "wgmma/m64n32-s4-free-lazy-k8",
-    "wgmma/m192n32-s2-free-bold-k4",
+    "wgmma/m128n64-s2-pingpong-spec-k3",
+    "wgmma/m64n128-s2-free-spec-k2",
+    "wgmma/m128n48-s3-c2-pingpong-cond-k5",
+    "wgmma/m192n64-s2-pingpong-always-k2",
+    "wgmma/m64n32-s4-free-cond-k8",
+    "wgmma/m192n32-s2-free-spec-k4",
 ];
 
 /// On two SMs, so that a block works through parts of several tiles.
@@ -52,7 +52,7 @@ fn every_way_to_split_is_right_under_every_mask() {
         Mask::CAUSAL,
         Mask::window(Some(40), Some(7)),
         Mask::window(Some(90), Some(0)),
-        // Rows of keys from none to all, and tiles with fewer turns than splits.
+        // Rows of keys from none to all, and tiles with fewer K blocks than splits.
         Mask::CAUSAL.top_left(),
         Mask::window(None, Some(20)),
     ];
@@ -66,16 +66,22 @@ fn every_way_to_split_is_right_under_every_mask() {
 #[test]
 fn every_head_dim_is_right_in_parts() {
     let shapes = [
-        (chunk().head_dim(96), "wgmma/m128n96-s2-turns-lazy-k3"),
-        (chunk().head_dim(128).softcap(20.0), "wgmma/m128n128-s2-turns-bold-k2"),
-        (chunk().head_dim(192).head_dim_v(128), "wgmma/m128n64-s2-turns-bold-k3"),
-        (chunk().head_dim(192).dtype(DType::BF16), "wgmma/m64n96-s2-free-bold-k2"),
-        (chunk().head_dim(256), "wgmma/m128n64-s2-turns-bold-k3"),
+        (chunk().head_dim(96), "wgmma/m128n96-s2-pingpong-cond-k3"),
+        (
+            chunk().head_dim(128).softcap(20.0),
+            "wgmma/m128n128-s2-pingpong-spec-k2",
+        ),
+        (
+            chunk().head_dim(192).head_dim_v(128),
+            "wgmma/m128n64-s2-pingpong-spec-k3",
+        ),
+        (chunk().head_dim(192).dtype(DType::BF16), "wgmma/m64n96-s2-free-spec-k2"),
+        (chunk().head_dim(256), "wgmma/m128n64-s2-pingpong-spec-k3"),
         // Columns that are padded, and none of which a part has.
-        (chunk().head_dim(72).head_dim_v(40), "wgmma/m64n64-s2-free-bold-k4"),
+        (chunk().head_dim(72).head_dim_v(40), "wgmma/m64n64-s2-free-spec-k4"),
         (
             chunk().batch(2).heads(6, 2).seq_len_q(70),
-            "wgmma/m64n64-s2-free-lazy-k3",
+            "wgmma/m64n64-s2-free-cond-k3",
         ),
     ];
     for (i, (shape, kernel)) in shapes.into_iter().enumerate() {
@@ -87,9 +93,9 @@ fn every_head_dim_is_right_in_parts() {
 #[test]
 fn splits_without_a_tile_count_for_nothing() {
     for (kernel, keys) in [
-        ("wgmma/m128n128-s2-turns-bold-k4", 3),
-        ("wgmma/m64n64-s2-free-eager-k9", 64),
-        ("wgmma/m128n64-s2-c2-turns-lazy-k8", 200),
+        ("wgmma/m128n128-s2-pingpong-spec-k4", 3),
+        ("wgmma/m64n64-s2-free-always-k9", 64),
+        ("wgmma/m128n64-s2-c2-pingpong-cond-k8", 200),
     ] {
         // Of the last one, whole tiles of rows see no key in any split.
         let of = chunk().seq_len_kv(keys);
@@ -127,8 +133,8 @@ fn an_answer_does_not_depend_on_the_schedule() {
 #[test]
 fn stages_of_a_split_kernel_are_those_of_the_whole() {
     let problem = chunk().return_lse(false).mask(Mask::CAUSAL).build().unwrap();
-    for stop in StopAfter::ALL {
-        let plan = Plan::with_stage(&problem, &KERNELS[0].parse().unwrap(), Target::Sm90a, stop).unwrap();
+    for stop in Tap::ALL {
+        let plan = Plan::with_tap(&problem, &KERNELS[0].parse().unwrap(), Target::Sm90a, stop).unwrap();
         let report = check(&plan, 1);
         assert_eq!(report.verdict, Verdict::Clean, "{report}");
     }
@@ -139,7 +145,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
     let kernels = KernelCache::default();
     let problem = chunk().build().unwrap();
     let plan = |kernel: &str| {
-        let config = format!("wgmma/m64n64-s2-free-bold{kernel}").parse().unwrap();
+        let config = format!("wgmma/m64n64-s2-free-spec{kernel}").parse().unwrap();
         Plan::with_cache(&problem, &config, Target::Sm90a, &kernels).unwrap()
     };
     let [whole, two, five] = ["", "-k2", "-k5"].map(plan);
@@ -176,7 +182,7 @@ fn with_table(plan: &Plan, change: impl Fn(&mut [u32])) -> Plan {
     changed
 }
 
-/// Words of an entry of the table; its seventh has the split in its highest byte, its eighth how many turns.
+/// Words of an entry of the table; its seventh has the split in its highest byte, its eighth how many K blocks.
 const WORDS: usize = 8;
 
 #[test]
@@ -221,9 +227,9 @@ fn what_cannot_be_split_is_refused() {
         .unwrap_err()
     };
     for splits in [0, 129] {
-        let refused = refusal(&chunk(), &format!("wgmma/m64n64-s2-free-bold-k{splits}"));
+        let refused = refusal(&chunk(), &format!("wgmma/m64n64-s2-free-spec-k{splits}"));
         assert!(matches!(refused, Refusal::Lever { lever: "splits", .. }), "{refused}");
     }
-    let refused = refusal(&chunk().dtype(DType::E4M3), "wgmma/m64n64-s2-free-bold-k2").to_string();
+    let refused = refusal(&chunk().dtype(DType::E4M3), "wgmma/m64n64-s2-free-spec-k2").to_string();
     assert_eq!(refused, "splits is 2; allowed: 1 for e4m3");
 }

@@ -9,7 +9,7 @@ use flashcore_ir::{Inst, Kernel, Node, Operand, SourceLine, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::Problem;
 
-const KERNELS: [&str; 2] = ["scalar/tiled-m16n16-w4-v16", "mma/m32n64-w2x1-s2-b1-qreg-xor-lazy"];
+const KERNELS: [&str; 2] = ["scalar/tiled-m16n16-w4-v16", "mma/m32n64-w2x1-s2-b1-qreg-xor-cond"];
 
 fn plan(kernel: &str) -> Plan {
     Plan::new(&Problem::named("tiny").unwrap(), &kernel.parse().unwrap(), Target::Sm89).unwrap()
@@ -102,18 +102,18 @@ fn with_reciprocals_of(nodes: &[Node], bits: u32) -> Vec<Node> {
 }
 
 #[test]
-fn clean_kernels_have_neither_nan_nor_infinity_in_any_stage() {
+fn clean_kernels_have_neither_nan_nor_infinity_at_any_tap() {
     for name in KERNELS {
-        let stages = numerics(&plan(name), &CheckOptions::default()).unwrap();
-        let names: Vec<&str> = stages.iter().map(|stage| stage.stage).collect();
+        let taps = numerics(&plan(name), &CheckOptions::default()).unwrap();
+        let names: Vec<&str> = taps.iter().map(|tap| tap.tap).collect();
         assert_eq!(names, ["scores", "probabilities", "output"], "{name}");
-        for stage in &stages {
-            assert!(stage.gate.passed(), "{name} {}: {}", stage.stage, stage.gate);
+        for tap in &taps {
+            assert!(tap.gate.passed(), "{name} {}: {}", tap.tap, tap.gate);
             assert_eq!(
-                (&stage.first_nan, &stage.first_infinity),
+                (&tap.first_nan, &tap.first_infinity),
                 (&None, &None),
                 "{name} {}",
-                stage.stage
+                tap.tap
             );
         }
     }
@@ -127,8 +127,8 @@ fn a_planted_nan_and_a_planted_infinity_are_found_at_their_line() {
             let kernel = plan.main.kernel.clone();
             let line = line_of(&kernel, |inst| is_un(inst, UnOp::Rcp));
             plan.main.kernel = Arc::new(kernel.with_body(with_reciprocals_of(kernel.body(), bits)));
-            let stages = numerics(&plan, &CheckOptions::default()).unwrap();
-            let output = stages.last().unwrap();
+            let taps = numerics(&plan, &CheckOptions::default()).unwrap();
+            let output = taps.last().unwrap();
             assert!(!output.gate.passed(), "{name}");
             let first = if is_nan {
                 &output.first_nan

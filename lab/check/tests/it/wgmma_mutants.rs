@@ -26,12 +26,12 @@ struct Fault {
 }
 
 /// The head_dim and the config that faults are planted in.
-const USUAL: (usize, &str) = (64, "wgmma/m128n128-s3-turns-bold");
+const USUAL: (usize, &str) = (64, "wgmma/m128n128-s3-pingpong-spec");
 /// The same with all of Q in registers, and room for one stage of it.
-const Q_HELD: (usize, &str) = (192, "wgmma/m128n80-s2-turns-bold-qreg");
+const Q_HELD: (usize, &str) = (192, "wgmma/m128n80-s2-pingpong-spec-qreg");
 
 /// A pair of blocks that shares K and V, of two heads of one on them.
-const IN_PAIRS: (usize, &str) = (64, "wgmma/m128n64-s2-c2-free-lazy-qreg");
+const IN_PAIRS: (usize, &str) = (64, "wgmma/m128n64-s2-c2-free-cond-qreg");
 
 /// Two blocks with four tiles of rows each, some seen in part by one warpgroup only, some without rows for one.
 fn plan((head_dim, config): (usize, &str)) -> Plan {
@@ -248,15 +248,15 @@ fn planted_faults_of_pairs_are_found_with_kind_and_place() {
     find_all(&plan(IN_PAIRS), FAULTS_OF_PAIRS);
 }
 
-/// Where there are more turns, barriers further on order what lanes loaded before the stage is filled again.
+/// Where there are more K blocks, barriers further on order what lanes loaded before the stage is filled again.
 #[test]
 fn a_lane_that_gives_q_back_for_its_warp_is_found_where_a_tile_has_one_turn() {
     let problem = Problem::builder().heads(8, 8).seq_len_q(128);
     // All of Q in registers: at the first tile of a block as well as at the next. A part of it: at the first alone, since at
     // the next a whole tile, with barriers, comes before Q is given back.
     for (config, keys, head_dim, expected) in [
-        ("wgmma/m128n80-s2-turns-bold-qreg", 70, 192, 2),
-        ("wgmma/m192n64-s3-turns-bold-qreg", 50, 128, 1),
+        ("wgmma/m128n80-s2-pingpong-spec-qreg", 70, 192, 2),
+        ("wgmma/m192n64-s3-pingpong-spec-qreg", 50, 128, 1),
     ] {
         let plan = with(config, problem.clone().seq_len_kv(keys).head_dim(head_dim));
         assert_eq!(early_releases_of_q_found(&plan), expected, "{config}");

@@ -328,7 +328,7 @@ mod tests {
     fn board(simulated: &[&str]) -> Board {
         let row = |(number, simulated): (usize, &&str)| {
             json!({
-                "id": format!("wgmma/m192n128-s{number}-qreg-c2-turns-lazy-k4"),
+                "id": format!("wgmma/m192n128-s{number}-qreg-c2-pingpong-cond-k4"),
                 "us": 123.4 + number as f64,
                 "interval": { "lo": 120.0, "hi": 130.0 },
                 "ratio": (number > 0).then(|| json!({

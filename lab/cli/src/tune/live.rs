@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     fn id(number: usize) -> String {
-        format!("wgmma/m192n128-s{number}-turns-lazy-cluster2-persistent")
+        format!("wgmma/m192n128-s{number}-pingpong-cond-cluster2-persistent")
     }
 
     fn trial(number: usize, verdict: Verdict, us: f64) -> Trial {

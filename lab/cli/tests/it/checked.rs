@@ -9,7 +9,7 @@ use serde_json::Value;
 /// A cluster's second tile: of a small problem there is one only where there are few SMs.
 #[test]
 fn few_sms_give_a_block_several_tiles() {
-    let words = "check tiny --heads 2 --seq 300 --head-dim 64 --profile h200 --kernel wgmma/m64n64-s2-c2-free-bold";
+    let words = "check tiny --heads 2 --seq 300 --head-dim 64 --profile h200 --kernel wgmma/m64n64-s2-c2-free-spec";
     assert!(shown(words).contains("simulated 12 blocks"), "{}", shown(words));
     let few = format!("{words} --sms 2");
     assert!(shown(&few).contains("simulated 2 blocks"), "{}", shown(&few));
@@ -30,7 +30,7 @@ fn few_sms_give_a_block_several_tiles() {
 #[test]
 fn conflicts_in_shared_memory_are_shown_by_line() {
     let of = |layout| {
-        let kernel = format!("mma/m32n32-w2x1-s2-b1-qreg-{layout}-lazy");
+        let kernel = format!("mma/m32n32-w2x1-s2-b1-qreg-{layout}-cond");
         shown(&format!("check tiny --head-dim 64 --memory --kernel {kernel}"))
     };
     let (xor, lin) = (of("xor"), of("lin"));
@@ -55,19 +55,18 @@ fn large_and_tiny_numbers_are_readable() {
 }
 
 #[test]
-fn stages_are_compared_in_place_of_the_answer() {
-    for (stage, kernel) in [
+fn taps_are_compared_in_place_of_the_output() {
+    for (tap, kernel) in [
         ("scores", "scalar/tiled-m16n16-w4-v16"),
-        ("probabilities", "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy"),
+        ("probabilities", "mma/m32n32-w2x1-s2-b1-qreg-xor-cond"),
     ] {
-        let text = shown(&format!("check tiny --causal --kernel {kernel} --stop-after {stage}"));
-        assert!(text.contains(&format!("after the {stage}")), "{text}");
+        let text = shown(&format!("check tiny --causal --kernel {kernel} --tap {tap}"));
+        assert!(text.contains(&format!("at tap {tap}")), "{text}");
         assert!(text.contains("clean under 1 schedule"), "{text}");
     }
-    let report = json("check tiny --json --stop-after probabilities");
-    assert_eq!(report["stop_after"], "probabilities");
-    let unmasked =
-        "check tiny --causal --kernel scalar/tiled-m16n16-w4-v16 --stop-after probabilities --plant drop-store";
+    let report = json("check tiny --json --tap probabilities");
+    assert_eq!(report["tap"], "probabilities");
+    let unmasked = "check tiny --causal --kernel scalar/tiled-m16n16-w4-v16 --tap probabilities --plant drop-store";
     let ran = flashcore(unmasked);
     assert_eq!(ran.code, 1, "{}", ran.stderr);
     assert!(ran.stdout.contains("error["), "{}", ran.stdout);
@@ -113,7 +112,7 @@ fn a_planted_mistake_is_shown_as_compilers_show_errors() {
 }
 
 #[test]
-fn values_of_a_line_and_errors_by_stage() {
+fn values_of_a_line_and_errors_by_tap() {
     let told = flashcore("check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --numerics");
     assert_eq!(told.code, 0, "{}", told.stderr);
     for label in ["  S ", "  P ", "  O "] {

@@ -201,7 +201,7 @@ fn json_parses_and_keeps_its_keys() {
         "problem",
         "kernel",
         "target",
-        "stop_after",
+        "tap",
         "inputs",
         "seed",
         "schedules",
@@ -396,7 +396,7 @@ fn the_museum_shows_its_pieces() {
 
 #[test]
 fn what_saves_bytes_is_said_with_its_cost() {
-    let told = flashcore("explain mission --profile l4 --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-lazy --saves 8224");
+    let told = flashcore("explain mission --profile l4 --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-cond --saves 8224");
     assert_eq!(told.code, 0, "{}", told.stderr);
     for part in ["What saves 8,224 B", "n64 to n32: ", "times the time"] {
         assert!(told.stdout.contains(part), "{part}: {}", told.stdout);

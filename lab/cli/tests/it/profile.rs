@@ -15,7 +15,7 @@ fn without_a_gpu_predictions_stand_alone_and_say_so() {
     let line = "profile mission --device cpu --profile h200";
     let found = json(&format!("{line} --json"));
     let kernel = &found["kernels"][0];
-    assert_eq!(kernel["kernel"], "mma/m32n128-w2x2-s5-b1-qreg-xor-lazy");
+    assert_eq!(kernel["kernel"], "mma/m32n128-w2x2-s5-b1-qreg-xor-cond");
     assert!(kernel["counters"].is_null() && kernel["verdicts"].as_array().is_some_and(Vec::is_empty));
     let rows = kernel["rows"].as_array().expect("rows");
     assert!(

@@ -35,7 +35,7 @@ pub(crate) struct Subject {
 pub(crate) const SUBJECTS: [Subject; 4] = [
     Subject {
         name: "mma, the mission's default on an L4",
-        kernel: "mma/m128n64-w4x1-s2-b1-qreg-xor-bold",
+        kernel: "mma/m128n64-w4x1-s2-b1-qreg-xor-spec",
         target: Target::Sm89,
         dtype: DType::F16,
         head_dim: 64,
@@ -49,14 +49,14 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
     },
     Subject {
         name: "wgmma, a default of head_dim 64 on an H200",
-        kernel: "wgmma/m128n128-s2-turns-bold",
+        kernel: "wgmma/m128n128-s2-pingpong-spec",
         target: Target::Sm90a,
         dtype: DType::F16,
         head_dim: 64,
     },
     Subject {
         name: "wgmma, a default of head_dim 128 that holds a part of Q in registers",
-        kernel: "wgmma/m192n64-s3-turns-bold-qreg",
+        kernel: "wgmma/m192n64-s3-pingpong-spec-qreg",
         target: Target::Sm90a,
         dtype: DType::F16,
         head_dim: 128,

@@ -50,10 +50,10 @@ fn the_simulator_finds_bank_conflicts_and_sectors() {
     kind(
         &problem(16),
         ClaimKind::BankConflicts,
-        "mma/m32n64-w1x4-s2-b3-qsh-lin-eager",
+        "mma/m32n64-w1x4-s2-b3-qsh-lin-always",
         ["swizzled", "false", "true"],
         "mma/kernel.rs:",
-        "mma/m32n64-w1x4-s2-b3-qsh-xor-eager",
+        "mma/m32n64-w1x4-s2-b3-qsh-xor-always",
     );
     kind(
         &problem(16),
@@ -70,12 +70,12 @@ fn registers_make_claims() {
     kind(
         &problem(256),
         ClaimKind::Spills,
-        "mma/m64n64-w2x1-s4-b2-qreg-xor-bold",
+        "mma/m64n64-w2x1-s4-b2-qreg-xor-spec",
         ["cols", "64", "128"],
         "",
         // One of its changes takes 261 registers where 255 are left, which is within what the
         // estimate is off by.
-        "mma/m32n64-w1x2-s2-b1-qreg-xor-lazy",
+        "mma/m32n64-w1x2-s2-b1-qreg-xor-cond",
     );
     kind(
         &problem(256),
@@ -83,7 +83,7 @@ fn registers_make_claims() {
         "ladder/hybrid-m128n64-w8",
         ["cols", "64", "32"],
         "",
-        "mma/m64n64-w2x1-s4-b2-qsh-xor-bold",
+        "mma/m64n64-w2x1-s4-b2-qsh-xor-spec",
     );
 }
 
@@ -92,7 +92,7 @@ fn occupancy_and_waves_make_claims() {
     kind(
         &problem(256),
         ClaimKind::Room,
-        "mma/m64n64-w2x1-s4-b2-qsh-xor-bold",
+        "mma/m64n64-w2x1-s4-b2-qsh-xor-spec",
         ["stages", "4", "3"],
         "",
         "ladder/hybrid-m128n64-w8",
@@ -101,10 +101,10 @@ fn occupancy_and_waves_make_claims() {
     kind(
         &mission,
         ClaimKind::Waves,
-        "mma/m64n64-w4x1-s2-b1-qsh-xor-eager",
+        "mma/m64n64-w4x1-s2-b1-qsh-xor-always",
         ["splits", "1", "2"],
         "",
-        "mma/m16n64-w1x2-s2-b1-qsh-xor-eager",
+        "mma/m16n64-w1x2-s2-b1-qsh-xor-always",
     );
 }
 
@@ -116,20 +116,20 @@ fn the_binding_resource_makes_claims() {
         "ladder/mma-m128n64-w8",
         ["warps", "8", "4"],
         "ladder/mma.rs:",
-        "wgmma/m64n48-s4-free-eager",
+        "wgmma/m64n48-s4-free-always",
     );
     // Eight query heads that read the same keys, one row each.
     let decode = Problem::builder().batch(64).heads(32, 4).seq_len_q(1).seq_len_kv(1024);
     kind(
         &decode.head_dim(64).build().unwrap(),
         ClaimKind::L2,
-        "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy",
+        "mma/m16n64-w1x4-s3-b2-qreg-xor-cond",
         ["pack_heads", "false", "true"],
         "mma/",
-        "mma/m16n64-w1x4-s3-b2-qreg-xor-lazy-gqa",
+        "mma/m16n64-w1x4-s3-b2-qreg-xor-cond-gqa",
     );
     // Clusters save bytes too, and are not proposed for that.
-    let of_clusters = claims(&problem(256), "wgmma/m192n112-s4-free-eager");
+    let of_clusters = claims(&problem(256), "wgmma/m192n112-s4-free-always");
     assert!(
         of_clusters.iter().all(|claim| claim.kind != ClaimKind::L2),
         "{of_clusters:#?}"
@@ -137,7 +137,7 @@ fn the_binding_resource_makes_claims() {
     kind(
         &problem(256),
         ClaimKind::Latency,
-        "wgmma/m64n48-s4-free-eager",
+        "wgmma/m64n48-s4-free-always",
         ["cols", "48", "64"],
         "",
         "ladder/mma-m128n64-w8",
@@ -146,10 +146,10 @@ fn the_binding_resource_makes_claims() {
     kind(
         &tiny,
         ClaimKind::Launch,
-        "mma/m16n32-w1x2-s4-b1-qreg-xor-bold-k2",
+        "mma/m16n32-w1x2-s4-b1-qreg-xor-spec-k2",
         ["splits", "2", "1"],
         "",
-        "mma/m16n32-w1x2-s4-b1-qreg-xor-bold",
+        "mma/m16n32-w1x2-s4-b1-qreg-xor-spec",
     );
     kind(
         &tiny,
@@ -157,14 +157,14 @@ fn the_binding_resource_makes_claims() {
         "ladder/mma-m128n64-w8",
         ["warps", "8", "4"],
         "ladder/mma.rs:",
-        "mma/m16n32-w1x2-s4-b1-qreg-xor-bold",
+        "mma/m16n32-w1x2-s4-b1-qreg-xor-spec",
     );
 }
 
 #[test]
 fn configs_without_a_plan_or_a_model_have_no_claims() {
     let mission = Problem::named("mission").unwrap();
-    for id in ["cpu/m64n64", "planted/hangs", "mma/m128n256-w4x1-s5-b1-qreg-xor-lazy"] {
+    for id in ["cpu/m64n64", "planted/hangs", "mma/m128n256-w4x1-s5-b1-qreg-xor-cond"] {
         assert_eq!(claims(&mission, id), [], "{id}");
     }
 }
@@ -224,13 +224,13 @@ fn the_same_history_makes_the_same_claims_however_it_is_followed() {
     let mut history = History::default();
     let (mut step_by_step, mut at_once) = (Insights::new(advisor.clone()), Insights::new(advisor));
     let ids = [
-        ("mma/m64n64-w2x1-s4-b2-qsh-xor-bold", Some(1.0)),
-        ("mma/m64n64-w2x1-s3-b2-qsh-xor-bold", Some(0.9)),
-        ("mma/m64n32-w2x1-s4-b2-qsh-xor-bold", Some(1.2)),
-        ("wgmma/m64n48-s4-free-eager", Some(0.8)),
-        ("mma/m64n64-w2x1-s3-b2-qreg-xor-bold", None),
+        ("mma/m64n64-w2x1-s4-b2-qsh-xor-spec", Some(1.0)),
+        ("mma/m64n64-w2x1-s3-b2-qsh-xor-spec", Some(0.9)),
+        ("mma/m64n32-w2x1-s4-b2-qsh-xor-spec", Some(1.2)),
+        ("wgmma/m64n48-s4-free-always", Some(0.8)),
+        ("mma/m64n64-w2x1-s3-b2-qreg-xor-spec", None),
         // Too slow for offspring, and not the fastest of its niche.
-        ("mma/m64n64-w2x2-s3-b2-qsh-xor-bold", Some(1.5)),
+        ("mma/m64n64-w2x2-s3-b2-qsh-xor-spec", Some(1.5)),
     ];
     for (number, (id, score)) in ids.into_iter().enumerate() {
         history.add(trial(number, id, score));
@@ -253,23 +253,23 @@ fn kernels_that_spilled_on_an_h200_are_predicted_to_spill() {
     // Of the first eight of two searches of before this rule: `git show
     // 1f6798e:evidence/h200/tune/run-mission.txt`, and run-measured.txt there.
     let spilled = [
-        "mma/m32n128-w2x4-s2-b3-qsh-xor-eager",
-        "mma/m32n128-w2x4-s4-b3-qsh-xor-eager",
-        "mma/m32n128-w2x4-s4-b3-qsh-xor-lazy",
-        "mma/m32n128-w2x4-s4-b3-qsh-xor-bold",
-        "mma/m32n128-w2x4-s5-b3-qsh-xor-eager",
-        "mma/m32n256-w2x2-s2-b4-qsh-xor-bold",
+        "mma/m32n128-w2x4-s2-b3-qsh-xor-always",
+        "mma/m32n128-w2x4-s4-b3-qsh-xor-always",
+        "mma/m32n128-w2x4-s4-b3-qsh-xor-cond",
+        "mma/m32n128-w2x4-s4-b3-qsh-xor-spec",
+        "mma/m32n128-w2x4-s5-b3-qsh-xor-always",
+        "mma/m32n256-w2x2-s2-b4-qsh-xor-spec",
     ];
     let built = [
-        "mma/m32n128-w2x2-s5-b1-qreg-xor-lazy",
-        "mma/m32n128-w2x2-s4-b3-qsh-xor-eager",
-        "wgmma/m64n128-s2-c2-free-bold",
-        "wgmma/m64n64-s2-c2-free-bold",
+        "mma/m32n128-w2x2-s5-b1-qreg-xor-cond",
+        "mma/m32n128-w2x2-s4-b3-qsh-xor-always",
+        "wgmma/m64n128-s2-c2-free-spec",
+        "wgmma/m64n64-s2-c2-free-spec",
     ];
     // They were built, and are 7 % and 40 % slower than the default.
     let wrongly = [
-        "mma/m32n128-w1x4-s4-b3-qsh-xor-eager",
-        "mma/m32n64-w2x4-s4-b3-qsh-xor-eager",
+        "mma/m32n128-w1x4-s4-b3-qsh-xor-always",
+        "mma/m32n64-w2x4-s4-b3-qsh-xor-always",
     ];
     let advisor = Advisor::new(&Problem::named("mission").unwrap(), Profile::named("h200").unwrap());
     let told = |ids: &[&str]| -> Vec<bool> {

@@ -31,7 +31,7 @@ mod tests {
     #[test]
     fn names_are_ignored_and_launches_are_not() {
         let problem = Problem::named("mission").unwrap();
-        let config = "mma/m64n64-w4x1-s2-b2-qreg-xor-lazy".parse().unwrap();
+        let config = "mma/m64n64-w4x1-s2-b2-qreg-xor-cond".parse().unwrap();
         let plan = Plan::new(&problem, &config, Target::Sm90a).unwrap();
         // Another length is the same program in another launch.
         let longer = Problem::builder()

@@ -210,10 +210,10 @@ mod tests {
             (120, 0)
         );
         let space = Space::new(vec![mma::FAMILY], |_| Ok(()));
-        let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "q_in_registers");
-        let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy".to_string();
+        let turned = space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-cond", "q_in_registers");
+        let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond".to_string();
         assert_eq!(turned[1], ("true".to_string(), id));
-        assert!(space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-lazy", "cluster").is_empty());
+        assert!(space.turned("mma/m64n64-w4x1-s2-b1-qsh-xor-cond", "cluster").is_empty());
     }
 
     #[test]
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(*asked.lock().unwrap(), 1);
         assert!(
             space
-                .admits("mma/m64n64-w4x1-s2-b1-qsh-xor-eager")
+                .admits("mma/m64n64-w4x1-s2-b1-qsh-xor-always")
                 .unwrap_err()
                 .contains("no config")
         );

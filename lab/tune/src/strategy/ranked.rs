@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn clusters_get_at_most_half_of_the_places() {
-        let stages = (2..=6).flat_map(|s| ["-c2", ""].map(|pair| format!("wgmma/m128n64-s{s}{pair}-turns-lazy")));
+        let stages = (2..=6).flat_map(|s| ["-c2", ""].map(|pair| format!("wgmma/m128n64-s{s}{pair}-pingpong-cond")));
         let space = Space::of_list(vec![wgmma::FAMILY], stages.collect());
         let pairs_first = |id: &String| Some(builds(if is_pair(id) { 1.0 } else { 2.0 }));
         let mut ranked = Ranked::new(

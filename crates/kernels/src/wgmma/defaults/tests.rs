@@ -258,7 +258,7 @@ fn a_card_with_fewer_sms_counts_tiles_in_proportion() {
     // A block an SM, however many there are.
     for sms in [1, 66, 78, 114, 132, 144] {
         let chip = Chip { sms, ..pcie };
-        for id in ["wgmma/m128n128-s2-turns-bold", "wgmma/m128n128-s2-c2-turns-bold"] {
+        for id in ["wgmma/m128n128-s2-pingpong-spec", "wgmma/m128n128-s2-c2-pingpong-spec"] {
             let plan = Plan::new(&problem(64), &id.parse().unwrap(), chip).unwrap();
             let whole = sms / plan.main.launch.cluster[0] * plan.main.launch.cluster[0];
             assert_eq!(

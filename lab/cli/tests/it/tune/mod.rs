@@ -85,7 +85,7 @@ const DEADLINE: u64 = 4;
 /// must strike. A write outside a tensor ends the process.
 fn deserved(conduct: Conduct) -> Option<Verdict> {
     match conduct {
-        Conduct::Honest | Conduct::LazyInFinals | Conduct::CrashesInFinals | Conduct::WrongFarOut => None,
+        Conduct::Honest | Conduct::ChangesInFinals | Conduct::CrashesInFinals | Conduct::WrongFarOut => None,
         Conduct::DoesNotBuild => Some(Verdict::BuildFailed),
         Conduct::Hangs => Some(Verdict::Hung),
         Conduct::Crashes | Conduct::OutOfBounds | Conduct::OneOutside => Some(Verdict::LaunchFailed),
@@ -136,7 +136,7 @@ fn torture(problem: &str, home: &Path) -> Value {
         struck,
         [
             ("planted/crashes-in-finals", Verdict::LaunchFailed),
-            ("planted/lazy-in-finals", Verdict::Wrong)
+            ("planted/changes-in-finals", Verdict::Wrong)
         ]
     );
     assert_eq!(run["board"]["head_to_head"]["ok"], true, "{run:#}");
@@ -217,7 +217,7 @@ fn a_first_candidate_that_fails_is_no_winner() {
     for (start, why) in [
         ("nonsense", "no kernel is named"),
         ("planted/zeros", "--torture"),
-        ("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "the device is the host"),
+        ("mma/m64n64-w4x1-s2-b1-qreg-xor-cond", "the device is the host"),
     ] {
         let typed = format!("tune tiny --device cpu --start {start} --budget 2");
         let output = flashcore(&typed, &home).output().unwrap();

@@ -22,7 +22,7 @@ fn a_proposer_that_dies_leaves_finals_and_how_to_go_on() {
     let home = folder("proposer");
     let run = home.join("one run");
     let script = home.join("once.sh");
-    let answer = r#"{"propose": ["cpu/m32n32", "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "nonsense"]}"#;
+    let answer = r#"{"propose": ["cpu/m32n32", "mma/m64n64-w4x1-s2-b1-qreg-xor-cond", "nonsense"]}"#;
     std::fs::write(&script, format!("read line; echo '{answer}'\n")).unwrap();
     let mut command = flashcore("tune tiny --device cpu --budget 9", &home);
     let proposer = format!("sh {}", script.display());
@@ -108,7 +108,7 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
     assert!(
         origins
             .iter()
-            .any(|why| why.contains("rescale") || why.contains("turns")),
+            .any(|why| why.contains("rescale") || why.contains("pingpong")),
         "{origins:#?}"
     );
     let fastest = |trials: &[Trial]| trials.iter().filter_map(Trial::score).fold(f64::INFINITY, f64::min);

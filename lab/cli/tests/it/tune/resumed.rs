@@ -11,7 +11,7 @@ use super::{essence, flashcore, folder, json, table, trials};
 fn table_of_kernels() -> Measured {
     let levers = ["lin", "xor"]
         .into_iter()
-        .flat_map(|place| ["eager", "lazy", "bold"].map(|rescale| (place, rescale)));
+        .flat_map(|place| ["always", "cond", "spec"].map(|rescale| (place, rescale)));
     let ids = levers.flat_map(|(place, rescale)| {
         let id = move |stages| format!("mma/m64n64-w4x1-s{stages}-b1-qsh-{place}-{rescale}");
         [2, 3, 4].map(id)

@@ -1,4 +1,4 @@
-//! Builds that stop after a stage give that stage of the reference, on random problems and for every family,
+//! Taps give what the reference has there, on random problems and for every family,
 //! and say so where it is wrong.
 //!
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (40).
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan, source};
 use flashcore_ir::Target;
-use flashcore_kernels::{Config, Plan, StopAfter};
+use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, RandomLimits, random_problem};
 
@@ -33,21 +33,21 @@ const KERNELS: [&str; 16] = [
     "scalar/tiled-m64n32-w8-v16",
     "ladder/hybrid-m64n32-w4",
     "ladder/mma-m128n64-w8",
-    "mma/m64n64-w4x1-s2-b1-qreg-xor-lazy",
-    "mma/m64n32-w2x1-s3-b1-qsh-lin-eager",
-    "mma/m32n64-w2x4-s2-b1-qreg-xor-eager",
-    "mma/m32n64-w2x1-s2-b1-qreg-xor-bold",
-    "mma/m64n32-w4x1-s2-b1-qsh-xor-bold",
-    "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-gqa-k3",
-    "mma/m32n64-w2x2-s2-b1-qsh-xor-bold-gqa",
-    "mma/m32n32-w2x1-s2-b1-qreg-xor-lazy-k2",
-    "wgmma/m64n32-s2-free-bold",
-    "wgmma/m128n64-s2-c2-turns-lazy",
-    "wgmma/m128n48-s3-turns-eager",
+    "mma/m64n64-w4x1-s2-b1-qreg-xor-cond",
+    "mma/m64n32-w2x1-s3-b1-qsh-lin-always",
+    "mma/m32n64-w2x4-s2-b1-qreg-xor-always",
+    "mma/m32n64-w2x1-s2-b1-qreg-xor-spec",
+    "mma/m64n32-w4x1-s2-b1-qsh-xor-spec",
+    "mma/m32n32-w2x1-s2-b1-qreg-xor-cond-gqa-k3",
+    "mma/m32n64-w2x2-s2-b1-qsh-xor-spec-gqa",
+    "mma/m32n32-w2x1-s2-b1-qreg-xor-cond-k2",
+    "wgmma/m64n32-s2-free-spec",
+    "wgmma/m128n64-s2-c2-pingpong-cond",
+    "wgmma/m128n48-s3-pingpong-always",
 ];
 
 #[test]
-fn every_stage_of_every_family_equals_float64() {
+fn every_tap_of_every_family_equals_float64() {
     let (first, count) = (number("FLASHCORE_SEED", 500), number("FLASHCORE_PROBLEMS", 40));
     let limits = RandomLimits {
         max_work: 2_000_000,
@@ -66,8 +66,8 @@ fn every_stage_of_every_family_equals_float64() {
         // Two kernels a problem, each in its turn; those that refuse it leave the others theirs.
         for turn in [seed, seed + 5] {
             let index = turn as usize % KERNELS.len();
-            for stop in StopAfter::ALL {
-                let Ok(plan) = Plan::with_stage(&problem, &config(KERNELS[index]), Target::Sm90a, stop) else {
+            for stop in Tap::ALL {
+                let Ok(plan) = Plan::with_tap(&problem, &config(KERNELS[index]), Target::Sm90a, stop) else {
                     continue;
                 };
                 let options = CheckOptions {
@@ -87,7 +87,7 @@ fn every_stage_of_every_family_equals_float64() {
             }
         }
     }
-    println!("{count} problems from seed {first}: {checked:?} stages checked");
+    println!("{count} problems from seed {first}: {checked:?} taps checked");
     assert!(
         failures.is_empty(),
         "{} failures\n{}",
@@ -122,12 +122,12 @@ fn every_kernel_stops_where_it_is_told() {
             shape.head_dim(128).softcap(20.0).build().unwrap(),
         ] {
             for id in KERNELS {
-                for stop in StopAfter::ALL {
-                    let plan = Plan::with_stage(&problem, &config(id), target(id), stop);
+                for stop in Tap::ALL {
+                    let plan = Plan::with_tap(&problem, &config(id), target(id), stop);
                     let plan = plan.unwrap_or_else(|refusal| panic!("{id}: {refusal}"));
                     let report = check_plan(&plan, &CheckOptions::default()).unwrap();
                     assert_eq!(report.verdict, Verdict::Clean, "{problem} by {id}, {stop}\n{report}");
-                    assert_eq!(report.stop_after, Some(stop));
+                    assert_eq!(report.tap, Some(stop));
                 }
             }
         }
@@ -135,8 +135,8 @@ fn every_kernel_stops_where_it_is_told() {
 }
 
 /// Verdicts on a build with each of these mistakes in it, one at a time.
-fn verdicts(id: &str, stop: StopAfter, planted: impl Fn(&Mutation) -> bool) -> Vec<Verdict> {
-    let plan = Plan::with_stage(&odd_problem(), &config(id), target(id), stop).unwrap();
+fn verdicts(id: &str, stop: Tap, planted: impl Fn(&Mutation) -> bool) -> Vec<Verdict> {
+    let plan = Plan::with_tap(&odd_problem(), &config(id), target(id), stop).unwrap();
     let places = mutations(&plan.main.kernel).into_iter().filter(planted);
     let broken = places.map(|mutation| {
         let mut mutant = plan.clone();
@@ -146,25 +146,25 @@ fn verdicts(id: &str, stop: StopAfter, planted: impl Fn(&Mutation) -> bool) -> V
     broken.collect()
 }
 
-/// A mistake shows in the stage where it is made and in those after it, and in none before.
+/// A mistake shows at the tap where it is made and at those after it, and in none before.
 #[test]
-fn a_mistake_shows_from_its_stage_on() {
+fn a_mistake_shows_from_its_tap_on() {
     for (id, mask) in [
         ("scalar/tiled-m32n32-w4-v16", "sees.select(score"),
-        ("mma/m64n64-w4x1-s2-b1-qreg-xor-lazy", "warp.mask("),
+        ("mma/m64n64-w4x1-s2-b1-qreg-xor-cond", "warp.mask("),
     ] {
         let unmasked = |m: &Mutation| {
             let quoted = source::quote(m.line.file, m.line.line).unwrap_or_default();
             m.operator == Operator::Unmask && quoted.contains(mask)
         };
         // The mask does not touch scores, and spoils probabilities.
-        let of_scores = verdicts(id, StopAfter::Scores, unmasked);
+        let of_scores = verdicts(id, Tap::Scores, unmasked);
         assert!(of_scores.iter().all(|&v| v == Verdict::Clean), "{id}: {of_scores:?}");
-        let of_probabilities = verdicts(id, StopAfter::Probabilities, unmasked);
+        let of_probabilities = verdicts(id, Tap::Probabilities, unmasked);
         assert!(of_probabilities.contains(&Verdict::Wrong), "{id}: {of_probabilities:?}");
         // A value that is never stored is missed, where the instruction has one to store: rows end before a tile does.
-        let unstored = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some("stage");
-        for stop in StopAfter::ALL {
+        let unstored = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some("tap");
+        for stop in Tap::ALL {
             let found = verdicts(id, stop, unstored);
             let wrong = found.iter().filter(|&&v| v == Verdict::Wrong).count();
             assert!(wrong > 0 && 2 * wrong >= found.len(), "{id}, {stop}: {found:?}");
@@ -172,20 +172,20 @@ fn a_mistake_shows_from_its_stage_on() {
     }
 }
 
-/// Where no stage is asked for, nothing of this is in a kernel.
+/// Where no tap is asked for, nothing of this is in a kernel.
 #[test]
 fn whole_builds_have_nothing_of_it() {
-    let in_stages = |plan: &Plan| {
+    let in_taps = |plan: &Plan| {
         let mut count = 0;
         plan.main.kernel.for_each_inst(&mut |_, site| {
             let lines = plan.main.kernel.backtrace(site);
-            count += usize::from(lines.iter().any(|(line, _)| line.file.ends_with("stage.rs")));
+            count += usize::from(lines.iter().any(|(line, _)| line.file.ends_with("tap.rs")));
         });
         count
     };
     for id in KERNELS {
         let whole = Plan::new(&odd_problem(), &config(id), target(id)).unwrap();
-        assert_eq!(in_stages(&whole), 0, "{id}");
+        assert_eq!(in_taps(&whole), 0, "{id}");
         // Split, it has the two arguments of parts besides; tensor maps are one each, and lists of tiles a table.
         let of_parts = if whole.then.is_empty() { 0 } else { 2 };
         let expected = match config(id).family() {
@@ -193,8 +193,8 @@ fn whole_builds_have_nothing_of_it() {
             _ => 4 * 4 + 7 + of_parts,
         };
         assert_eq!(whole.main.launch.args.len(), expected, "{id}");
-        let stopped = Plan::with_stage(&odd_problem(), &config(id), target(id), StopAfter::Scores).unwrap();
-        assert!(in_stages(&stopped) > 0, "{id}");
+        let stopped = Plan::with_tap(&odd_problem(), &config(id), target(id), Tap::Scores).unwrap();
+        assert!(in_taps(&stopped) > 0, "{id}");
         assert_ne!(stopped.main.kernel.name(), whole.main.kernel.name());
     }
 }

@@ -1,12 +1,12 @@
 //! Taps: builds that store the scores or the probabilities, so that a wrong output can be traced to what spoils it.
 //!
-//! Any config of any family can be built with a tap ([`Plan::with_stage`](crate::Plan::with_stage)): the main loop computes
+//! Any config of any family can be built with a tap ([`Plan::with_tap`](crate::Plan::with_tap)): the main loop computes
 //! what it always computes, and stores the tapped values on the way. The log-sum-exp is not stored.
 //!
-//! | tap | buffer `stage`, f32 `[batch, num_heads, seq_len_q, seq_len_kv]` | compared with |
+//! | tap | buffer `tap`, f32 `[batch, num_heads, seq_len_q, seq_len_kv]` | compared with |
 //! |---|---|---|
-//! | [`StopAfter::Scores`] | scores, scaled and soft-capped, of every key: the launch lifts the mask, and `out` has no meaning | `reference_scores` |
-//! | [`StopAfter::Probabilities`] | `2^(score·log2(e) + offset)`, the masked softmax before it is normalised | `reference_probabilities` |
+//! | [`Tap::Scores`] | scores, scaled and soft-capped, of every key: the launch lifts the mask, and `out` has no meaning | `reference_scores` |
+//! | [`Tap::Probabilities`] | `2^(score·log2(e) + offset)`, the masked softmax before it is normalised | `reference_probabilities` |
 //!
 //! The online softmax computes probabilities relative to a maximum that moves from K block to K block. A second
 //! buffer of the same shape, `offsets`, says what each was relative to; [`finish`] makes one distribution
@@ -26,32 +26,32 @@ use crate::Refusal;
 /// What a build stores besides its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum StopAfter {
+pub enum Tap {
     /// `S = scale·Q·Kᵀ`, soft-capped, not masked.
     Scores,
     /// `P = softmax(S)`, masked.
     Probabilities,
 }
 
-impl StopAfter {
+impl Tap {
     /// Every tap.
-    pub const ALL: [StopAfter; 2] = [StopAfter::Scores, StopAfter::Probabilities];
+    pub const ALL: [Tap; 2] = [Tap::Scores, Tap::Probabilities];
 
     /// `scores` or `probabilities`.
     pub const fn name(self) -> &'static str {
         match self {
-            StopAfter::Scores => "scores",
-            StopAfter::Probabilities => "probabilities",
+            Tap::Scores => "scores",
+            Tap::Probabilities => "probabilities",
         }
     }
 
     /// The tap of a name.
-    pub fn from_name(name: &str) -> Option<StopAfter> {
-        StopAfter::ALL.into_iter().find(|stage| stage.name() == name)
+    pub fn from_name(name: &str) -> Option<Tap> {
+        Tap::ALL.into_iter().find(|tap| tap.name() == name)
     }
 }
 
-impl fmt::Display for StopAfter {
+impl fmt::Display for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -60,9 +60,9 @@ impl fmt::Display for StopAfter {
 /// Elements of a tap: one per query row and key.
 ///
 /// ```
-/// use flashcore_kernels::stage;
+/// use flashcore_kernels::tap;
 /// use flashcore_problem::Problem;
-/// assert_eq!(stage::len(&Problem::named("mission")?), 8 * 512 * 512);
+/// assert_eq!(tap::len(&Problem::named("mission")?), 8 * 512 * 512);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
 pub fn len(problem: &Problem) -> usize {
@@ -73,22 +73,22 @@ pub fn len(problem: &Problem) -> usize {
 /// are, probabilities normalised row by row, 0 where a key is hidden. Values are f32, `[batch, num_heads,
 /// seq_len_q, seq_len_kv]`; those that should have been stored and were not keep their poison.
 ///
-/// `stage` and `offsets` (empty after scores) are the launch's buffers of these names, which must have begun as
+/// `tap` and `offsets` (empty after scores) are the launch's buffers of these names, which must have begun as
 /// [`POISON`].
 ///
 /// ```
-/// use flashcore_kernels::stage::{StopAfter, finish};
+/// use flashcore_kernels::tap::{Tap, finish};
 /// use flashcore_problem::Problem;
 /// let problem = Problem::builder().seq_len_q(1).seq_len_kv(2).build()?;
 /// // Both scores were 3; the second was met after the maximum had risen from 1 to 3.
-/// let p = finish(&problem, StopAfter::Probabilities, &[4.0, 1.0], &[-1.0, -3.0]);
+/// let p = finish(&problem, Tap::Probabilities, &[4.0, 1.0], &[-1.0, -3.0]);
 /// assert_eq!(p, [0.5, 0.5]);
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-pub fn finish(problem: &Problem, stop: StopAfter, stage: &[f32], offsets: &[f32]) -> Vec<f32> {
-    let mut values = stage.to_vec();
+pub fn finish(problem: &Problem, tap: Tap, values: &[f32], offsets: &[f32]) -> Vec<f32> {
+    let mut values = values.to_vec();
     let (keys, rows) = (problem.seq_len_kv(), problem.seq_len_q());
-    if stop == StopAfter::Scores || keys == 0 {
+    if tap == Tap::Scores || keys == 0 {
         return values;
     }
     for (index, (row, offsets)) in values.chunks_mut(keys).zip(offsets.chunks(keys)).enumerate() {
@@ -123,8 +123,8 @@ fn normalise(row: &mut [f32], offsets: &[f32]) {
 }
 
 /// Refuses more rows than a kernel counts: it does so in 32 bits.
-pub(crate) fn check(problem: &Problem, stop: Option<StopAfter>) -> Result<(), Refusal> {
-    if stop.is_none() || u32::try_from(problem.lse_len()).is_ok() {
+pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> {
+    if tap.is_none() || u32::try_from(problem.lse_len()).is_ok() {
         return Ok(());
     }
     let (family, what) = ("a build with a tap", format!("{} rows", problem.lse_len()));
@@ -132,33 +132,33 @@ pub(crate) fn check(problem: &Problem, stop: Option<StopAfter>) -> Result<(), Re
 }
 
 /// The parameters of a tap. [`extend_launch`] gives their arguments.
-pub(crate) struct StageParams<'k> {
-    tap: StopAfter,
+pub(crate) struct TapParams<'k> {
+    tap: Tap,
     values: GlobalPtr<'k, f32>,
     offsets: Option<GlobalPtr<'k, f32>>,
 }
 
-impl<'k> StageParams<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder, stop: StopAfter) -> Self {
-        StageParams {
-            tap: stop,
-            values: k.param_ptr_mut("stage"),
-            offsets: (stop == StopAfter::Probabilities).then(|| k.param_ptr_mut("offsets")),
+impl<'k> TapParams<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder, tap: Tap) -> Self {
+        TapParams {
+            tap,
+            values: k.param_ptr_mut("tap"),
+            offsets: (tap == Tap::Probabilities).then(|| k.param_ptr_mut("offsets")),
         }
     }
 }
 
-pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, stop: StopAfter) {
-    add_buffer(launch, "stage", 4 * len(problem), 4, true);
-    if stop == StopAfter::Probabilities {
+pub(crate) fn extend_launch(launch: &mut Launch, problem: &Problem, tap: Tap) {
+    add_buffer(launch, "tap", 4 * len(problem), 4, true);
+    if tap == Tap::Probabilities {
         add_buffer(launch, "offsets", 4 * len(problem), 4, true);
     }
 }
 
 /// The keys that rows see, as a launch says it: all of them where scores are stored.
-pub(crate) fn key_range(problem: &Problem, stop: Option<StopAfter>) -> KeyRange {
-    match stop {
-        Some(StopAfter::Scores) => KeyRange {
+pub(crate) fn key_range(problem: &Problem, tap: Option<Tap>) -> KeyRange {
+    match tap {
+        Some(Tap::Scores) => KeyRange {
             lo: KeyRange::UNBOUNDED_LO,
             hi: KeyRange::UNBOUNDED_HI,
             ..problem.key_range()
@@ -182,7 +182,7 @@ impl<'k> RowParams<'k> {
     #[track_caller]
     pub(crate) fn tap_register(
         &self,
-        tap: StopAfter,
+        tap: Tap,
         register: u32,
         rows: &[Row<'k>],
         of_half: impl Fn(usize) -> (Val<'k, u32>, Val<'k, u32>),
@@ -197,15 +197,15 @@ impl<'k> RowParams<'k> {
         });
     }
 
-    pub(crate) fn taps(&self, tap: StopAfter) -> bool {
-        self.stage.as_ref().is_some_and(|stage| stage.tap == tap)
+    pub(crate) fn taps(&self, tap: Tap) -> bool {
+        self.tap.as_ref().is_some_and(|params| params.tap == tap)
     }
 
     /// If this tap is requested: stores the value of a row and key, if there are such. A score is given as
     /// [`ScoreMod::score`](crate::attention::score_mod::ScoreMod::score) gives it, a probability with the maximum of its row.
     #[track_caller]
-    pub(crate) fn tap(&self, tap: StopAfter, value: impl FnOnce() -> (Place<'k>, Val<'k, f32>, RowMax<'k>)) {
-        let Some(stage) = self.stage.as_ref().filter(|stage| stage.tap == tap) else {
+    pub(crate) fn tap(&self, tap: Tap, value: impl FnOnce() -> (Place<'k>, Val<'k, f32>, RowMax<'k>)) {
+        let Some(params) = self.tap.as_ref().filter(|params| params.tap == tap) else {
             return;
         };
         let (Place { batch_head, row, key }, value, max) = value();
@@ -214,13 +214,13 @@ impl<'k> RowParams<'k> {
             let row = buffer.offset_strided(batch_head.fma(self.seq_len_q, row), self.seq_len_kv);
             row.offset(key)
         };
-        row.builder().if_(exists.divergent(), || match &stage.offsets {
+        row.builder().if_(exists.divergent(), || match &params.offsets {
             None => {
                 let to_score = self.score_mod.exponent_scale * std::f32::consts::LN_2;
-                of(&stage.values).store(value * to_score);
+                of(&params.values).store(value * to_score);
             }
             Some(offsets) => {
-                of(&stage.values).store(value);
+                of(&params.values).store(value);
                 of(offsets).store(max.offset);
             }
         });
