@@ -135,8 +135,8 @@ fn torture(problem: &str, home: &Path) -> Value {
     assert_eq!(
         struck,
         [
-            ("planted/crashes-in-finals", Verdict::LaunchFailed),
-            ("planted/changes-in-finals", Verdict::Wrong)
+            ("planted/changes-in-finals", Verdict::Wrong),
+            ("planted/crashes-in-finals", Verdict::LaunchFailed)
         ]
     );
     assert_eq!(run["board"]["head_to_head"]["ok"], true, "{run:#}");
