@@ -8,7 +8,7 @@
 //! use flashcore_cpu::attention;
 //! use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
 //!
-//! let problem = Problem::builder().heads(4, 2).seq_len(100).build()?;
+//! let problem = Problem::builder().head_dim(64).heads(4, 2).seq_len(100).build()?;
 //! let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
 //! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 //! attention(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
@@ -60,7 +60,7 @@ pub fn attention(
 /// ```
 /// use flashcore_cpu::{Options, attention_with};
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
-/// let problem = Problem::builder().seq_len(64).build()?;
+/// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(64).build()?;
 /// let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 /// let options = Options { config: Some("cpu/m64n128".parse()?), ..Options::default() };

@@ -4,10 +4,17 @@ use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
 use crate::{DType, Layout, Mask, Problem, ProblemError, VarLen};
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
+///
+/// Heads, lengths and head_dim have no default. The others have: one sequence, fp16, no mask, a
+/// scale of `1/√head_dim`, dense `[batch, seq, heads, head_dim]`, no log-sum-exp.
 #[derive(Clone, Debug)]
 pub struct ProblemBuilder {
-    /// The fields without a default that depends on others. Its layouts are set by `build`.
+    /// The fields whose default depends on no other. The rest is set by `build`.
     problem: Problem,
+    heads: Option<(usize, usize)>,
+    seq_len_q: Option<usize>,
+    seq_len_kv: Option<usize>,
+    head_dim: Option<usize>,
     head_dim_v: Option<usize>,
     softmax_scale: Option<f32>,
     layout: fn([usize; 4]) -> Layout,
@@ -16,16 +23,16 @@ pub struct ProblemBuilder {
 
 impl Default for ProblemBuilder {
     fn default() -> Self {
-        let unset = Layout::bshd([1, 1, 1, 8]);
+        let unset = Layout::bshd([0; 4]);
         ProblemBuilder {
             problem: Problem {
                 batch: 1,
-                num_heads: 1,
-                num_kv_heads: 1,
-                seq_len_q: 128,
-                seq_len_kv: 128,
-                head_dim: 64,
-                head_dim_v: 64,
+                num_heads: 0,
+                num_kv_heads: 0,
+                seq_len_q: 0,
+                seq_len_kv: 0,
+                head_dim: 0,
+                head_dim_v: 0,
                 dtype: DType::F16,
                 mask: Mask::FULL,
                 q_offset: 0,
@@ -39,6 +46,10 @@ impl Default for ProblemBuilder {
                 o: unset,
                 var_len: None,
             },
+            heads: None,
+            seq_len_q: None,
+            seq_len_kv: None,
+            head_dim: None,
             head_dim_v: None,
             softmax_scale: None,
             layout: Layout::bshd,
@@ -56,12 +67,13 @@ impl From<&Problem> for ProblemBuilder {
         let mut named = [Layout::bshd as fn([usize; 4]) -> Layout, Layout::bhsd].into_iter();
         let named = named.find(|layout| layouts.iter().all(|one| layout(one.shape) == *one));
         let has_own_scale = problem.softmax_scale != Problem::default_scale(problem.head_dim);
+        let has_own_head_dim_v = problem.head_dim_v != problem.head_dim;
         ProblemBuilder {
-            head_dim_v: (problem.head_dim_v != problem.head_dim).then_some(problem.head_dim_v),
+            head_dim_v: has_own_head_dim_v.then_some(problem.head_dim_v),
             softmax_scale: has_own_scale.then_some(problem.softmax_scale),
             layout: named.unwrap_or(Layout::bshd),
             layouts: if named.is_some() { [None; 4] } else { layouts.map(Some) },
-            problem: problem.clone(),
+            ..ProblemBuilder::unchecked(problem.clone())
         }
     }
 }
@@ -70,6 +82,10 @@ impl ProblemBuilder {
     /// Takes all fields of a problem that is not validated yet.
     pub(crate) fn unchecked(problem: Problem) -> ProblemBuilder {
         ProblemBuilder {
+            heads: Some((problem.num_heads, problem.num_kv_heads)),
+            seq_len_q: Some(problem.seq_len_q),
+            seq_len_kv: Some(problem.seq_len_kv),
+            head_dim: Some(problem.head_dim),
             head_dim_v: Some(problem.head_dim_v),
             softmax_scale: Some(problem.softmax_scale),
             layout: Layout::bshd,
@@ -83,28 +99,30 @@ impl ProblemBuilder {
         self.problem.batch = batch;
         self
     }
-    /// Query heads and key/value heads.
+    /// Query heads and key/value heads: equal, or `num_heads` a multiple of `num_kv_heads`.
+    /// Required.
     pub fn heads(mut self, num_heads: usize, num_kv_heads: usize) -> Self {
-        (self.problem.num_heads, self.problem.num_kv_heads) = (num_heads, num_kv_heads);
+        self.heads = Some((num_heads, num_kv_heads));
         self
     }
-    /// Rows of Q, K and V.
+    /// Rows of Q, K and V. Required, or [`seq_len_q`](Self::seq_len_q) and
+    /// [`seq_len_kv`](Self::seq_len_kv).
     pub fn seq_len(self, seq_len: usize) -> Self {
         self.seq_len_q(seq_len).seq_len_kv(seq_len)
     }
     /// Rows of Q.
     pub fn seq_len_q(mut self, seq_len_q: usize) -> Self {
-        self.problem.seq_len_q = seq_len_q;
+        self.seq_len_q = Some(seq_len_q);
         self
     }
     /// Rows of K and V.
     pub fn seq_len_kv(mut self, seq_len_kv: usize) -> Self {
-        self.problem.seq_len_kv = seq_len_kv;
+        self.seq_len_kv = Some(seq_len_kv);
         self
     }
-    /// Columns of Q and K, and of V unless [`head_dim_v`](Self::head_dim_v) is called.
+    /// Columns of Q and K, and of V unless [`head_dim_v`](Self::head_dim_v) is called. Required.
     pub fn head_dim(mut self, head_dim: usize) -> Self {
-        self.problem.head_dim = head_dim;
+        self.head_dim = Some(head_dim);
         self
     }
     /// Columns of V and O.
@@ -158,9 +176,21 @@ impl ProblemBuilder {
         self
     }
 
-    /// Builds the problem; fails with the first invalid field.
+    /// Builds the problem.
+    ///
+    /// # Errors
+    /// [`ProblemError::Missing`] for the first required field that was not given; the first invalid
+    /// field.
     pub fn build(self) -> Result<Problem, ProblemError> {
+        let missing = |field, call| ProblemError::Missing { field, call };
         let mut problem = self.problem;
+        (problem.num_heads, problem.num_kv_heads) =
+            self.heads.ok_or(missing("heads", ".heads(query_heads, kv_heads)"))?;
+        problem.seq_len_q = self
+            .seq_len_q
+            .ok_or(missing("seq_len_q", ".seq_len(n)` or `.seq_len_q(n)"))?;
+        problem.seq_len_kv = self.seq_len_kv.ok_or(missing("seq_len_kv", ".seq_len_kv(n)"))?;
+        problem.head_dim = self.head_dim.ok_or(missing("head_dim", ".head_dim(n)"))?;
         problem.head_dim_v = self.head_dim_v.unwrap_or(problem.head_dim);
         problem.softmax_scale = self.softmax_scale.unwrap_or(Problem::default_scale(problem.head_dim));
         check_sizes(&problem)?;

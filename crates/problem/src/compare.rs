@@ -103,7 +103,7 @@ impl fmt::Display for Comparison {
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
-/// let problem = Problem::builder().seq_len(8).build()?;
+/// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(8).build()?;
 /// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let want = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
 /// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // the kernel's output
@@ -171,7 +171,7 @@ pub fn compare_lse(
 ///
 /// ```
 /// use flashcore_problem::{Problem, DType, Tolerance, compare_tap};
-/// let problem = Problem::builder().seq_len(2).build()?;
+/// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(2).build()?;
 /// let (got, want) = ([0.5, 0.5, 0.25, 1.0], [0.5, 0.5, 0.25, 0.75]);
 /// let result = compare_tap(&problem, &got, &want, Tolerance::of(DType::F32))?;
 /// assert_eq!(result.worst.map(|worst| worst.index), Some([0, 1, 0, 1]));

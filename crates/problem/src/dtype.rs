@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-/// Element type of Q, K and V, and of O except for e4m3 (see [`DType::output`]).
+/// Element type of Q, K and V, and of O except for e4m3 (see [`DType::output`]). Matches over it
+/// are exhaustive on purpose: each backend says what it does with each dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -71,6 +73,25 @@ impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
+}
+
+/// A Rust type that is the element of a tensor: `f32`, [`struct@f16`], [`bf16`], or a type
+/// of e4m3 numbers that the caller defines.
+pub trait Element: bytemuck::Pod {
+    /// Its dtype, of the same size.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+}
+
+impl Element for bf16 {
+    const DTYPE: DType = DType::BF16;
 }
 
 #[cfg(test)]

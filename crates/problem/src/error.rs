@@ -9,6 +9,9 @@ use crate::Layout;
 #[non_exhaustive]
 #[allow(missing_docs)] // the messages say what the fields are
 pub enum ProblemError {
+    /// A field without a default was not given to the builder.
+    #[error("{field} was not given; call `{call}` before `.build()`")]
+    Missing { field: &'static str, call: &'static str },
     /// The number of query heads is not a multiple of the number of K/V heads.
     #[error(
         "{num_heads} query heads are not a multiple of {num_kv_heads} K/V heads; each K/V head must serve the same \

@@ -25,6 +25,7 @@ pub struct Inputs {
 
 /// The pattern of the numbers. All but the first two each target one error in attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum InputKind {
     /// Standard normal Q, K and V.
     Normal,
@@ -89,7 +90,7 @@ impl Inputs {
     ///
     /// ```
     /// use flashcore_problem::{InputKind, Inputs, Problem};
-    /// let problem = Problem::builder().seq_len(32).build()?;
+    /// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(32).build()?;
     /// let inputs = Inputs::generate(&problem, InputKind::Normal, 42);
     /// assert_eq!(inputs.q.layout(), problem.q_layout());
     /// # Ok::<(), flashcore_problem::ProblemError>(())

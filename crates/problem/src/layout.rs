@@ -17,6 +17,13 @@ pub struct Layout {
     pub strides: [i64; 4],
 }
 
+/// [`Layout::bshd`].
+impl From<[usize; 4]> for Layout {
+    fn from(shape: [usize; 4]) -> Layout {
+        Layout::bshd(shape)
+    }
+}
+
 impl Layout {
     /// Dense `[batch, seq, heads, head_dim]`, FlashAttention's `bshd`.
     pub const fn bshd(shape: [usize; 4]) -> Layout {

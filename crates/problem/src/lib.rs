@@ -7,6 +7,7 @@ pub mod builder;
 pub mod bulk;
 pub mod compare;
 pub mod dtype;
+mod e4m3;
 pub mod error;
 pub mod inputs;
 pub mod layout;
@@ -22,8 +23,9 @@ pub mod tensor;
 
 pub use builder::ProblemBuilder;
 pub use compare::{Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_tap, gaps_untouched};
-pub use dtype::DType;
+pub use dtype::{DType, Element};
 pub use error::ProblemError;
+pub use half::{bf16, f16};
 pub use inputs::{InputKind, Inputs};
 pub use layout::Layout;
 pub use mask::{CausalAlign, KeyRange, Mask};

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Position of a mask's diagonal when `seq_len_q != seq_len_kv`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum CausalAlign {
     /// The last query row sees the last key (FlashAttention since 2.1; decoders with a KV cache).
     #[default]
@@ -134,7 +135,7 @@ impl KeyRange {
     ///
     /// ```
     /// use flashcore_problem::{Mask, Problem};
-    /// let problem = Problem::builder().seq_len_q(2).seq_len_kv(5);
+    /// let problem = Problem::builder().heads(1, 1).seq_len_q(2).seq_len_kv(5).head_dim(64);
     /// let problem = problem.mask(Mask::CAUSAL).build().unwrap();
     /// assert_eq!(problem.key_range().keys(0), 0..4); // bottom-right: row 0 of 2 sees keys 0..=3
     /// assert_eq!(problem.key_range().keys(1), 0..5);

@@ -172,6 +172,7 @@ mod tests {
     #[test]
     fn display_lists_non_default_fields() {
         let problem = Problem::builder()
+            .head_dim(64)
             .heads(8, 2)
             .seq_len_q(1)
             .seq_len_kv(300)

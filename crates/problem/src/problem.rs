@@ -127,7 +127,13 @@ impl<'de> Deserialize<'de> for Problem {
 }
 
 impl Problem {
-    /// Starts from B1 H1 S128 D64 fp16, full attention.
+    /// Starts with one sequence of fp16, full attention. Heads, lengths and head_dim must be given.
+    ///
+    /// ```
+    /// use flashcore_problem::Problem;
+    /// let error = Problem::builder().heads(8, 8).head_dim(64).build().unwrap_err();
+    /// assert!(error.to_string().starts_with("seq_len_q was not given; call `.seq_len(n)`"));
+    /// ```
     pub fn builder() -> ProblemBuilder {
         ProblemBuilder::default()
     }
@@ -212,7 +218,7 @@ impl Problem {
     /// ```
     /// use flashcore_problem::{Mask, Problem, VarLen};
     /// let packed = VarLen { cu_seqlens_q: vec![0, 2, 5], cu_seqlens_kv: vec![0, 4, 8] };
-    /// let problem = Problem::builder().seq_len_q(5).seq_len_kv(8);
+    /// let problem = Problem::builder().heads(1, 1).seq_len_q(5).seq_len_kv(8).head_dim(64);
     /// let problem = problem.mask(Mask::CAUSAL).var_len(packed).build()?;
     /// assert_eq!(problem.visible_keys(0), 0..3); // row 0 of 2, of the first sequence
     /// assert_eq!(problem.visible_keys(4), 4..8); // the last row of the second

@@ -26,7 +26,7 @@ pub struct ReferenceRow {
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, reference};
-/// let problem = Problem::builder().seq_len(16).build()?;
+/// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(16).build()?;
 /// let inputs = Inputs::generate(&problem, InputKind::EqualRows, 1);
 /// let rows = reference(&problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view())?;
 /// // Equal scores: the first output is the mean of V's first column.

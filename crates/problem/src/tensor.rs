@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use crate::{DType, Layout, ProblemError};
+use crate::e4m3::{e4m3_to_f32, f32_to_e4m3};
+use crate::{DType, Element, Layout, ProblemError};
 
 /// The fill byte of poisoned memory: a NaN in every dtype.
 pub const POISON: u8 = 0xff;
@@ -38,6 +39,51 @@ impl Tensor {
     /// gaps that it did, are seen.
     pub fn poisoned(dtype: DType, layout: Layout) -> Tensor {
         Tensor::filled(dtype, layout, POISON)
+    }
+
+    /// A tensor of these values, in the order of the layout, gaps included. `[batch, seq, heads,
+    /// head_dim]` stands for the dense layout of this shape.
+    ///
+    /// ```
+    /// use flashcore_problem::{Layout, Tensor, f16};
+    /// let values: Vec<f16> = (0..16).map(|i| f16::from_f32(i as f32)).collect();
+    /// let t = Tensor::from_slice([1, 2, 1, 8], &values)?;
+    /// assert_eq!(t.view().get(0, 1, 0, 3), 11.0);
+    /// assert_eq!(t.as_slice::<f16>()?, values);
+    /// let transposed = Tensor::from_slice(Layout::bhsd([1, 1, 2, 8]), &values)?;
+    /// assert_eq!(transposed.view().get(0, 0, 1, 3), 11.0);
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The layout is invalid, or needs another number of values.
+    pub fn from_slice<T: Element>(layout: impl Into<Layout>, values: &[T]) -> Result<Tensor, ProblemError> {
+        let layout = layout.into();
+        TensorView::from_slice(layout, values)?;
+        if values.len() > layout.span() {
+            return Err(wrong_length(&layout, values.len()));
+        }
+        let mut tensor = Tensor::filled(T::DTYPE, layout, 0);
+        tensor.bytes_mut().copy_from_slice(bytemuck::cast_slice(values));
+        Ok(tensor)
+    }
+
+    /// All values, gaps included, in the order of the layout.
+    ///
+    /// # Errors
+    /// The tensor's dtype is not that of `T`.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], ProblemError> {
+        if T::DTYPE == self.dtype {
+            return Ok(bytemuck::cast_slice(self.bytes()));
+        }
+        Err(ProblemError::Tensor {
+            tensor: "self",
+            message: format!(
+                "the tensor holds {} and is read as {}; read it as what it holds",
+                self.dtype,
+                T::DTYPE
+            ),
+        })
     }
 
     /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero.
@@ -148,7 +194,42 @@ pub struct TensorView<'a> {
     scales: Option<&'a [f32]>,
 }
 
+impl<'a> From<&'a Tensor> for TensorView<'a> {
+    fn from(tensor: &'a Tensor) -> TensorView<'a> {
+        tensor.view()
+    }
+}
+
+impl<'a> From<&'a mut Tensor> for TensorViewMut<'a> {
+    fn from(tensor: &'a mut Tensor) -> TensorViewMut<'a> {
+        tensor.view_mut()
+    }
+}
+
 impl<'a> TensorView<'a> {
+    /// A view of `values`, which start with element `[0, 0, 0, 0]`. `[batch, seq, heads, head_dim]`
+    /// stands for the dense layout of this shape.
+    ///
+    /// ```
+    /// use flashcore_problem::TensorView;
+    /// let cache = [1.0f32; 1000]; // longer than what is used of it
+    /// assert_eq!(TensorView::from_slice([1, 12, 1, 64], &cache)?.get(0, 11, 0, 63), 1.0);
+    /// let error = TensorView::from_slice([1, 16, 1, 64], &cache).unwrap_err();
+    /// assert!(error.to_string().starts_with("1000 values were given; shape [1, 16, 1, 64]"));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The layout is invalid or needs more values.
+    pub fn from_slice<T: Element>(layout: impl Into<Layout>, values: &'a [T]) -> Result<TensorView<'a>, ProblemError> {
+        let layout = layout.into();
+        layout.check("the tensor")?;
+        if values.len() < layout.span() {
+            return Err(wrong_length(&layout, values.len()));
+        }
+        TensorView::new("the tensor", T::DTYPE, layout, bytemuck::cast_slice(values))
+    }
+
     /// A view of `bytes`, which start with element `[0, 0, 0, 0]`. Errors call the tensor `tensor`.
     ///
     /// # Errors
@@ -243,6 +324,24 @@ pub struct TensorViewMut<'a> {
 }
 
 impl<'a> TensorViewMut<'a> {
+    /// As [`TensorView::from_slice`]; elements must not overlap.
+    ///
+    /// ```
+    /// use flashcore_problem::{TensorViewMut, bf16};
+    /// let mut out = vec![bf16::ZERO; 64];
+    /// TensorViewMut::from_slice([1, 1, 1, 64], &mut out)?.set(0, 0, 0, 63, 2.0);
+    /// assert_eq!(out[63], bf16::from_f32(2.0));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn from_slice<T: Element>(
+        layout: impl Into<Layout>,
+        values: &'a mut [T],
+    ) -> Result<TensorViewMut<'a>, ProblemError> {
+        let layout = layout.into();
+        TensorView::from_slice(layout, values)?;
+        TensorViewMut::new("the tensor", T::DTYPE, layout, bytemuck::cast_slice_mut(values))
+    }
+
     /// As [`TensorView::new`]; elements must not overlap.
     pub fn new(
         tensor: &'static str,
@@ -285,6 +384,13 @@ impl<'a> TensorViewMut<'a> {
         check_index(&self.layout, [b, s, h, d]);
         write_element(self.dtype, self.bytes, self.layout.offset(b, s, h, d), value);
     }
+}
+
+fn wrong_length(layout: &Layout, given: usize) -> ProblemError {
+    let (Layout { shape, strides }, needed) = (layout, layout.span());
+    let message = format!("{given} values were given; shape {shape:?} with strides {strides:?} needs {needed}");
+    let tensor = "the tensor";
+    ProblemError::Tensor { tensor, message }
 }
 
 fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8]) -> Result<(), ProblemError> {
@@ -359,40 +465,4 @@ pub fn write_element(dtype: DType, bytes: &mut [u8], index: usize, value: f32) {
         DType::BF16 => bytes[at..at + 2].copy_from_slice(&bf16::from_f32(value).to_ne_bytes()),
         DType::E4M3 => bytes[at] = f32_to_e4m3(value),
     }
-}
-
-/// Difference of the exponent biases of f32 and e4m3 (127 and 7), shifted by 3 fraction bits.
-const E4M3_REBIAS: u32 = (127 - 7) << 3;
-
-/// Position in f32 of e4m3's lowest fraction bit.
-const E4M3_LAST_BIT: u32 = 20;
-
-/// The smallest normal number, and the spacing of subnormal numbers.
-const E4M3_MIN_NORMAL: f32 = 1.0 / 64.0;
-const E4M3_MIN_SUBNORMAL: f32 = 1.0 / 512.0;
-
-fn e4m3_to_f32(byte: u8) -> f32 {
-    let magnitude = match byte & 0x7f {
-        0x7f => f32::NAN,
-        subnormal @ 0..8 => f32::from(subnormal) * E4M3_MIN_SUBNORMAL,
-        normal => f32::from_bits((u32::from(normal) + E4M3_REBIAS) << E4M3_LAST_BIT),
-    };
-    if byte & 0x80 == 0 { magnitude } else { -magnitude }
-}
-
-/// Nearest even, saturating at ±448 as `cvt.satfinite`; NaN stays NaN.
-fn f32_to_e4m3(value: f32) -> u8 {
-    let sign = if value.is_sign_negative() { 0x80 } else { 0 };
-    if value.is_nan() {
-        return sign | 0x7f;
-    }
-    let magnitude = value.abs().min(E4M3_MAX);
-    if magnitude < E4M3_MIN_NORMAL {
-        // Rounding up to 8 gives the encoding of the smallest normal number.
-        return sign | (magnitude / E4M3_MIN_SUBNORMAL).round_ties_even() as u8;
-    }
-    let bits = magnitude.to_bits();
-    let half_less_one = (1 << (E4M3_LAST_BIT - 1)) - 1;
-    let rounded = (bits + half_less_one + (bits >> E4M3_LAST_BIT & 1)) >> E4M3_LAST_BIT;
-    sign | (rounded - E4M3_REBIAS) as u8
 }

@@ -215,6 +215,7 @@ mod tests {
     #[test]
     fn rows_of_a_large_problem_are_inside_it() {
         let problem = Problem::builder()
+            .head_dim(64)
             .batch(3)
             .heads(4, 2)
             .seq_len_q(1)

@@ -21,8 +21,8 @@ struct Keyed {
     problems: Vec<Entry>,
 }
 
-/// One problem of a file. A field that is left out is as in the problem that `like` names, or as
-/// [`Problem::builder`] has it.
+/// One problem of a file. A field that is left out is as in the problem that `like` names, or else:
+/// one head, 128 rows and keys, a head_dim of 64, and the rest as [`Problem::builder`] has it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -230,13 +230,13 @@ impl Entry {
             None => None,
             Some(name) => Some(Problem::named(name).map_err(|error| Wrong::new(&["like"], error.to_string()))?),
         };
-        let mut builder = match &self.like {
-            None => Problem::builder(),
-            Some(name) => match NAMED_PROBLEMS.iter().find(|named| named.name == name) {
-                Some(named) => named.builder(),
-                None => Problem::builder(),
-            },
-        };
+        let like = NAMED_PROBLEMS
+            .iter()
+            .find(|named| Some(named.name) == self.like.as_deref());
+        let mut builder = like.map_or_else(
+            || Problem::builder().heads(1, 1).seq_len(128).head_dim(64),
+            |named| named.builder(),
+        );
         if self.heads.is_some() || self.kv_heads.is_some() {
             let heads = self.heads.or(base.as_ref().map(Problem::num_heads)).unwrap_or(1);
             builder = builder.heads(heads, self.kv_heads.unwrap_or(heads));

@@ -168,7 +168,13 @@ mod tests {
 
     #[test]
     fn right_answers_pass_and_wrong_ones_do_not() {
-        let problem = Problem::builder().seq_len(24).return_lse(true).build().unwrap();
+        let problem = Problem::builder()
+            .heads(1, 1)
+            .head_dim(64)
+            .seq_len(24)
+            .return_lse(true)
+            .build()
+            .unwrap();
         let inputs = Inputs::generate(&problem, InputKind::Normal, 3);
         let (mut out, mut lse) = answer(&problem, &inputs);
         assert!(gate(&problem, &inputs, &out, Some(&lse), 0).unwrap().passed());
@@ -183,6 +189,7 @@ mod tests {
     #[test]
     fn long_problems_are_sampled() {
         let problem = Problem::builder()
+            .head_dim(64)
             .heads(4, 2)
             .seq_len_q(3000)
             .seq_len_kv(1024)

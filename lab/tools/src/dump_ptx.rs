@@ -50,7 +50,11 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         mma_kernels(&mut defaults, &mut varied, target, *full);
         // With log-sum-exp, and with a soft cap too.
         for row in rows.iter().filter(|row| row.target == target) {
-            let shape = Problem::builder().head_dim(row.head_dim).head_dim_v(row.head_dim_v);
+            let shape = Problem::builder()
+                .heads(1, 1)
+                .seq_len(128)
+                .head_dim(row.head_dim)
+                .head_dim_v(row.head_dim_v);
             let shape = shape.dtype(row.dtype);
             defaults.add_shape(&shape, row.config, row.target);
             let shape = shape.return_lse(true);
@@ -151,7 +155,11 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
     let defaults: Vec<_> = defaults.filter(|(config, _)| config.splits > 1).collect();
     let mut turn = 0;
     for (head_dim, head_dim_v) in HEAD_DIMS {
-        let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
+        let shape = Problem::builder()
+            .heads(1, 1)
+            .seq_len(128)
+            .head_dim(head_dim)
+            .head_dim_v(head_dim_v);
         let dtype = |i: usize| [DType::F16, DType::BF16][i % 2];
         for &(config, _) in defaults.iter().filter(|(_, most)| head_dim <= most.0) {
             turn += 1;
@@ -194,7 +202,11 @@ fn problems() -> Vec<Problem> {
     let mut add = |builder: ProblemBuilder| problems.extend(builder.build());
     for head_dim in [8, 64, 72, 128, 200, 256] {
         for dtype in [DType::F16, DType::BF16, DType::F32] {
-            let plain = Problem::builder().head_dim(head_dim).dtype(dtype);
+            let plain = Problem::builder()
+                .heads(1, 1)
+                .seq_len(128)
+                .head_dim(head_dim)
+                .dtype(dtype);
             add(plain.clone());
             add(plain.softcap(30.0).return_lse(true));
         }
@@ -205,10 +217,14 @@ fn problems() -> Vec<Problem> {
             shape: [1, 128, 1, 64],
             strides: [128 * 65, 65, 0, 1],
         };
-        let builder = Problem::builder().dtype(dtype);
+        let builder = Problem::builder().heads(1, 1).seq_len(128).head_dim(64).dtype(dtype);
         add(builder.layouts(layout, layout, layout, layout));
     }
-    add(Problem::builder().head_dim(192).head_dim_v(128));
+    add(Problem::builder()
+        .heads(1, 1)
+        .seq_len(128)
+        .head_dim(192)
+        .head_dim_v(128));
     problems
 }
 
@@ -257,7 +273,11 @@ const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target:
 fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
     let mut turn = 0;
     for (head_dim, head_dim_v) in HEAD_DIMS {
-        let shape = Problem::builder().head_dim(head_dim).head_dim_v(head_dim_v);
+        let shape = Problem::builder()
+            .heads(1, 1)
+            .seq_len(128)
+            .head_dim(head_dim)
+            .head_dim_v(head_dim_v);
         for config in proposed(&shape, target) {
             for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
                 let shape = shape.clone().dtype(dtype);

@@ -36,8 +36,8 @@ impl Gatekeeper {
         let (config, chip) = match (kernel, self.chip) {
             (KernelId::Cpu(_), None) => return Ok(None),
             (KernelId::Gpu(config), Some(chip)) => (config, chip),
-            (KernelId::Cpu(_), Some(_)) => return Err("it runs on the host; the device is a GPU".to_string()),
-            (KernelId::Gpu(_), None) => return Err("it runs on a GPU; the device is the host".to_string()),
+            (_, Some(_)) => return Err("it runs on the host; the device is a GPU".to_string()),
+            (_, None) => return Err("it runs on a GPU; the device is the host".to_string()),
         };
         let plan = Plan::with_cache(&self.problem, &config, chip, &KernelCache::default())
             .map_err(|refusal| refusal.to_string())?;
@@ -107,7 +107,13 @@ mod tests {
                 assert_eq!(gate.look(&id).unwrap().is_some(), target.is_some());
             }
         }
-        let f32s = Problem::builder().dtype(DType::F32).build().unwrap();
+        let f32s = Problem::builder()
+            .heads(1, 1)
+            .seq_len(128)
+            .head_dim(64)
+            .dtype(DType::F32)
+            .build()
+            .unwrap();
         let ada = Gatekeeper::new(&f32s, Some(Target::Sm89.into()));
         assert!(ada.why_not(&wgmma::FAMILY).is_some() && ada.why_not(&scalar::FAMILY).is_none());
         let families = Gatekeeper::new(&f32s, Some(Target::Sm89.into())).families();

@@ -93,6 +93,7 @@ fn extreme_scales_and_soft_caps() {
 fn large_scales_over_long_rows() {
     let build = |dtype, scale| {
         Problem::builder()
+            .head_dim(64)
             .heads(4, 4)
             .seq_len(512)
             .dtype(dtype)
@@ -206,6 +207,7 @@ fn packed_sequences() {
     };
     for mask in [Mask::FULL, Mask::CAUSAL, Mask::window(Some(20), Some(3))] {
         let problem = Problem::builder()
+            .head_dim(64)
             .heads(4, 2)
             .seq_len_q(300)
             .seq_len_kv(400)
@@ -222,6 +224,7 @@ fn packed_sequences() {
 fn one_row_against_many_keys() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let problem = Problem::builder()
+            .head_dim(64)
             .batch(2)
             .heads(8, 2)
             .seq_len_q(1)
@@ -238,6 +241,8 @@ fn one_row_against_many_keys() {
 #[test]
 fn fully_masked_rows() {
     let problem = Problem::builder()
+        .heads(1, 1)
+        .head_dim(64)
         .seq_len_q(100)
         .seq_len_kv(30)
         .mask(Mask::CAUSAL)
@@ -254,6 +259,8 @@ fn fully_masked_rows() {
     assert_right(&Options::default(), &problem, InputKind::Normal, 1);
     // Every row is fully masked.
     let nothing = Problem::builder()
+        .heads(1, 1)
+        .head_dim(64)
         .seq_len(50)
         .mask(Mask::CAUSAL)
         .offsets(-60, 0)
@@ -265,7 +272,13 @@ fn fully_masked_rows() {
 
 #[test]
 fn nan_inputs_give_nan_outputs() {
-    let problem = Problem::builder().seq_len(40).dtype(DType::F32).build().unwrap();
+    let problem = Problem::builder()
+        .heads(1, 1)
+        .head_dim(64)
+        .seq_len(40)
+        .dtype(DType::F32)
+        .build()
+        .unwrap();
     for poison in [f32::NAN, f32::from_ne_bytes([POISON; 4])] {
         for level in SimdLevel::available() {
             let mut inputs = Inputs::generate(&problem, InputKind::Normal, 1);

@@ -85,7 +85,13 @@ fn unavailable_simd_levels() {
 
 #[test]
 fn mismatched_tensors() {
-    let problem = Problem::builder().seq_len(8).return_lse(true).build().unwrap();
+    let problem = Problem::builder()
+        .heads(1, 1)
+        .head_dim(64)
+        .seq_len(8)
+        .return_lse(true)
+        .build()
+        .unwrap();
     let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut call = |q: TensorView<'_>, lse: Option<&mut [f32]>| {

@@ -43,7 +43,7 @@ proptest! {
 
     #[test]
     fn default_configs_are_allowed(seq in 1usize..100_000, heads in 1usize..64, threads in 1usize..256) {
-        let problem = Problem::builder().heads(heads, 1).seq_len(seq).build().unwrap();
+        let problem = Problem::builder().head_dim(64).heads(heads, 1).seq_len(seq).build().unwrap();
         prop_assert_eq!(default_config(&problem, threads).check(), Ok(()));
     }
 
@@ -56,7 +56,7 @@ proptest! {
         config in any_config(),
         seed in any::<u64>(),
     ) {
-        let problem = Problem::builder()
+        let problem = Problem::builder().heads(1, 1)
             .seq_len_q(seq_len_q)
             .seq_len_kv(seq_len_kv)
             .head_dim(dim * 8)
@@ -80,9 +80,9 @@ proptest! {
     fn later_rows_do_not_change_causal_outputs(seq in 2usize..150, row in 0usize..150, seed in any::<u64>()) {
         let row = row % seq;
         let build = |b: flashcore_problem::ProblemBuilder| b.dtype(DType::F32).mask(Mask::CAUSAL).build().unwrap();
-        let whole = build(Problem::builder().seq_len(seq));
+        let whole = build(Problem::builder().heads(1, 1).head_dim(64).seq_len(seq));
         let inputs = Inputs::generate(&whole, InputKind::Normal, seed);
-        let prefix = build(Problem::builder().seq_len_q(1).seq_len_kv(row + 1));
+        let prefix = build(Problem::builder().heads(1, 1).head_dim(64).seq_len_q(1).seq_len_kv(row + 1));
         let part = |t: &Tensor, layout: &Layout, first: usize| {
             Tensor::from_fn(DType::F32, *layout, |b, s, h, d| t.view().get(b, first + s, h, d))
         };
@@ -102,7 +102,7 @@ proptest! {
     #[test]
     fn layouts_do_not_change_outputs(seq in 1usize..60, heads in 1usize..4, seed in any::<u64>()) {
         let build = |layout| {
-            Problem::builder().heads(heads * 2, heads).seq_len(seq).dtype(DType::BF16).layout(layout).build().unwrap()
+            Problem::builder().head_dim(64).heads(heads * 2, heads).seq_len(seq).dtype(DType::BF16).layout(layout).build().unwrap()
         };
         let (bshd, bhsd) = (build(Layout::bshd), build(Layout::bhsd));
         let config = CpuConfig { tile_q: 16, tile_kv: 32 };

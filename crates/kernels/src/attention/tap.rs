@@ -79,7 +79,7 @@ pub fn len(problem: &Problem) -> usize {
 /// ```
 /// use flashcore_kernels::tap::{Tap, finish};
 /// use flashcore_problem::Problem;
-/// let problem = Problem::builder().seq_len_q(1).seq_len_kv(2).build()?;
+/// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len_q(1).seq_len_kv(2).build()?;
 /// // Both scores were 3; the second was met after the maximum had risen from 1 to 3.
 /// let p = finish(&problem, Tap::Probabilities, &[4.0, 1.0], &[-1.0, -3.0]);
 /// assert_eq!(p, [0.5, 0.5]);

@@ -145,11 +145,36 @@ mod tests {
     fn what_it_does_not_serve_it_refuses() {
         let config = "ladder/hybrid-m128n64-w8".parse().unwrap();
         let refused = |problem: Problem, target| Plan::new(&problem, &config, target).unwrap_err().to_string();
-        let f32s = refused(Problem::builder().dtype(DType::F32).build().unwrap(), Target::Sm80);
+        let f32s = refused(
+            Problem::builder()
+                .heads(1, 1)
+                .seq_len(128)
+                .head_dim(64)
+                .dtype(DType::F32)
+                .build()
+                .unwrap(),
+            Target::Sm80,
+        );
         assert!(f32s.contains("ladder does not serve f32"), "{f32s}");
-        let wide = refused(Problem::builder().head_dim(200).build().unwrap(), Target::Sm89);
+        let wide = refused(
+            Problem::builder()
+                .heads(1, 1)
+                .seq_len(128)
+                .head_dim(200)
+                .build()
+                .unwrap(),
+            Target::Sm89,
+        );
         assert!(wide.contains("sm_89 allows 101376") && wide.contains("n32"), "{wide}");
-        let widest = refused(Problem::builder().head_dim(256).build().unwrap(), Target::Sm90a);
+        let widest = refused(
+            Problem::builder()
+                .heads(1, 1)
+                .seq_len(128)
+                .head_dim(256)
+                .build()
+                .unwrap(),
+            Target::Sm90a,
+        );
         assert!(widest.contains("with 32 keys a tile it does"), "{widest}");
         let Err(refusal) = FAMILY.check(&Values::from(Config {
             kind: Kind::Mma,

@@ -323,7 +323,12 @@ mod tests {
 
     #[test]
     fn refuses_what_cannot_fit_in_registers() {
-        let problem = Problem::builder().head_dim(256).build().unwrap();
+        let problem = Problem::builder()
+            .heads(1, 1)
+            .seq_len(128)
+            .head_dim(256)
+            .build()
+            .unwrap();
         let levers = Levers {
             rows: 64,
             cols: 64,

@@ -33,8 +33,12 @@ fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
 #[test]
 fn remedies() {
     use crate::Plan;
-    let e4m3 = Problem::builder().heads(4, 2).head_dim(64).dtype(DType::E4M3);
-    let wide = Problem::builder().heads(4, 2).head_dim(256);
+    let e4m3 = Problem::builder()
+        .seq_len(128)
+        .heads(4, 2)
+        .head_dim(64)
+        .dtype(DType::E4M3);
+    let wide = Problem::builder().seq_len(128).heads(4, 2).head_dim(256);
     let rows = |repeated| {
         let shape = [1, 128, 2, 64];
         let (whole, once) = ([128 * 128, 128, 64, 1], [128 * 128, 128, 0, 1]);
@@ -113,6 +117,7 @@ fn remedies() {
 fn levers_save_what_a_refusal_says() {
     use crate::Plan;
     let wide = Problem::builder()
+        .seq_len(128)
         .heads(4, 2)
         .head_dim(192)
         .head_dim_v(128)

@@ -6,13 +6,43 @@ use flashcore_problem::{
 };
 use flashcore_problem::{ProblemError, ReferenceRow, Slack, Tolerance};
 
+/// B1 H1 S128 D64: what a test changes one field of.
+fn valid() -> ProblemBuilder {
+    Problem::builder().heads(1, 1).seq_len(128).head_dim(64)
+}
+
 fn refusal(builder: ProblemBuilder) -> String {
     builder.build().unwrap_err().to_string()
 }
 
 #[test]
+fn what_has_no_default_must_be_given() {
+    let builder = Problem::builder;
+    let rest = "before `.build()`";
+    assert_eq!(
+        refusal(builder().seq_len(8).head_dim(64)),
+        format!("heads was not given; call `.heads(query_heads, kv_heads)` {rest}")
+    );
+    assert_eq!(
+        refusal(builder().heads(1, 1).seq_len_kv(8).head_dim(64)),
+        format!("seq_len_q was not given; call `.seq_len(n)` or `.seq_len_q(n)` {rest}")
+    );
+    assert_eq!(
+        refusal(builder().heads(1, 1).seq_len_q(8).head_dim(64)),
+        format!("seq_len_kv was not given; call `.seq_len_kv(n)` {rest}")
+    );
+    assert_eq!(
+        refusal(builder().heads(1, 1).seq_len(8)),
+        format!("head_dim was not given; call `.head_dim(n)` {rest}")
+    );
+    // A problem has all of them.
+    let problem = ProblemBuilder::from(&valid().build().unwrap());
+    assert_eq!(problem.build(), valid().build());
+}
+
+#[test]
 fn zero_sizes() {
-    let make = Problem::builder;
+    let make = valid;
     assert_eq!(refusal(make().batch(0)), "batch is 0; it must be at least 1");
     assert_eq!(refusal(make().heads(0, 1)), "heads is 0; it must be at least 1");
     assert_eq!(refusal(make().heads(1, 0)), "kv_heads is 0; it must be at least 1");
@@ -25,24 +55,15 @@ fn zero_sizes() {
 #[test]
 fn invalid_head_dims() {
     let rest = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next multiple of 8)";
-    assert_eq!(
-        refusal(Problem::builder().head_dim(7)),
-        format!("head_dim is 7; {rest}")
-    );
-    assert_eq!(
-        refusal(Problem::builder().head_dim(264)),
-        format!("head_dim is 264; {rest}")
-    );
-    assert_eq!(
-        refusal(Problem::builder().head_dim_v(12)),
-        format!("head_dim_v is 12; {rest}")
-    );
+    assert_eq!(refusal(valid().head_dim(7)), format!("head_dim is 7; {rest}"));
+    assert_eq!(refusal(valid().head_dim(264)), format!("head_dim is 264; {rest}"));
+    assert_eq!(refusal(valid().head_dim_v(12)), format!("head_dim_v is 12; {rest}"));
 }
 
 #[test]
 fn heads_not_a_multiple_of_kv_heads() {
     assert_eq!(
-        refusal(Problem::builder().heads(8, 3)),
+        refusal(valid().heads(8, 3)),
         "8 query heads are not a multiple of 3 K/V heads; each K/V head must serve the same number of query heads"
     );
 }
@@ -50,24 +71,21 @@ fn heads_not_a_multiple_of_kv_heads() {
 #[test]
 fn sizes_beyond_32_bit_indices() {
     assert_eq!(
-        refusal(Problem::builder().seq_len_q(1 << 29)),
+        refusal(valid().seq_len_q(1 << 29)),
         "seq_len_q is 536870912; at most 268435456 is supported"
     );
     assert_eq!(
-        refusal(Problem::builder().batch(1 << 16).seq_len(1 << 16)),
+        refusal(valid().batch(1 << 16).seq_len(1 << 16)),
         "the number of elements of q is 274877906944; at most 2147483648 is supported"
     );
     // The product overflows a u64.
-    let huge = Problem::builder()
-        .batch(usize::MAX)
-        .heads(usize::MAX, 1)
-        .seq_len(1 << 28);
+    let huge = valid().batch(usize::MAX).heads(usize::MAX, 1).seq_len(1 << 28);
     assert!(matches!(huge.build(), Err(ProblemError::TooLarge { .. })));
     let mut sparse = Layout::bshd([2, 128, 1, 64]);
     sparse.strides[0] = 1 << 40;
     let dense = Layout::bshd([2, 128, 1, 64]);
     assert_eq!(
-        refusal(Problem::builder().batch(2).layouts(dense, sparse, dense, dense)),
+        refusal(valid().batch(2).layouts(dense, sparse, dense, dense)),
         "the span of k in elements is 1099511635968; at most 2147483648 is supported"
     );
 }
@@ -85,28 +103,25 @@ fn invalid_scale_softcap_and_offsets() {
         f32::MAX,
     ] {
         assert_eq!(
-            refusal(Problem::builder().softmax_scale(scale)),
+            refusal(valid().softmax_scale(scale)),
             format!("softmax_scale is {scale}; it must be finite, above 0 and at most 1e5, the largest that is tested")
         );
     }
     for cap in [f32::NAN, f32::INFINITY, -30.0, 0.0, 0.9e-5, 1001.0] {
         assert_eq!(
-            refusal(Problem::builder().softcap(cap)),
+            refusal(valid().softcap(cap)),
             format!("softcap is {cap}; it must be finite, from 1e-5 to 1e3 (leave it out for no cap)")
         );
     }
     for scale in [1e-45, 1.0, MAX_SOFTMAX_SCALE] {
-        assert_eq!(
-            Problem::builder().softmax_scale(scale).build().unwrap().softmax_scale(),
-            scale
-        );
+        assert_eq!(valid().softmax_scale(scale).build().unwrap().softmax_scale(), scale);
     }
     assert_eq!(
-        refusal(Problem::builder().offsets(i32::MIN, 0)),
+        refusal(valid().offsets(i32::MIN, 0)),
         "q_offset is -2147483648; it must lie within ±2^28"
     );
     assert_eq!(
-        refusal(Problem::builder().offsets(0, 1 << 30)),
+        refusal(valid().offsets(0, 1 << 30)),
         "kv_offset is 1073741824; it must lie within ±2^28"
     );
 }
@@ -118,7 +133,7 @@ fn invalid_layouts() {
         shape: dense.shape,
         strides,
     };
-    let refused = |q: Layout, o: Layout| refusal(Problem::builder().layouts(q, dense, dense, o));
+    let refused = |q: Layout, o: Layout| refusal(valid().layouts(q, dense, dense, o));
     assert_eq!(
         refused(with([8192, 1, 64, 128]), dense),
         "q has stride 128 along head_dim; it must be 1 (make the last dimension contiguous, e.g. `.contiguous()` in \
@@ -142,7 +157,7 @@ fn invalid_layouts() {
 #[test]
 fn invalid_packed_sequences() {
     let packed = |q: &[u32], kv: &[u32]| {
-        refusal(Problem::builder().seq_len(8).var_len(VarLen {
+        refusal(valid().seq_len(8).var_len(VarLen {
             cu_seqlens_q: q.to_vec(),
             cu_seqlens_kv: kv.to_vec(),
         }))
@@ -165,7 +180,7 @@ fn invalid_packed_sequences() {
         packed(&[0, 8], &[0, 4, 8]),
         format!("cu_seqlens_kv has 3 entries and cu_seqlens_q 2; {rest}")
     );
-    let two = Problem::builder().batch(2).seq_len(8).var_len(VarLen {
+    let two = valid().batch(2).seq_len(8).var_len(VarLen {
         cu_seqlens_q: vec![0, 8],
         cu_seqlens_kv: vec![0, 8],
     });
@@ -186,7 +201,7 @@ fn deserialising_validates() {
 
 #[test]
 fn mismatched_tensors() {
-    let problem = Problem::builder().seq_len(4).return_lse(true).build().unwrap();
+    let problem = valid().seq_len(4).return_lse(true).build().unwrap();
     let layout = *problem.q_layout();
     let right = Tensor::filled(DType::F16, layout, 0);
     let mut out = right.clone();
@@ -250,17 +265,12 @@ fn short_and_misaligned_buffers() {
 
 #[test]
 fn reference_errors() {
-    let problem = Problem::builder().seq_len(8).build().unwrap();
+    let problem = valid().seq_len(8).build().unwrap();
     let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
     let (q, k, v) = (q.view(), k.view(), v.view());
     let rows = reference_rows(&problem, &q, &k, &v, &[[0, 0, 7], [0, 0, 8]]);
     assert_eq!(rows.unwrap_err().to_string(), "row index is 8; at most 7 is supported");
-    let other = Problem::builder()
-        .seq_len(8)
-        .mask(Mask::CAUSAL)
-        .heads(2, 1)
-        .build()
-        .unwrap();
+    let other = valid().seq_len(8).mask(Mask::CAUSAL).heads(2, 1).build().unwrap();
     assert!(matches!(
         reference(&other, &q, &k, &v),
         Err(ProblemError::Shape { tensor: "q", .. })
@@ -269,7 +279,7 @@ fn reference_errors() {
 
 #[test]
 fn comparison_errors() {
-    let problem = Problem::builder().seq_len(8).build().unwrap();
+    let problem = valid().seq_len(8).build().unwrap();
     let tolerance = Tolerance::of(DType::F16);
     let slack = Slack {
         out: vec![0.0; 64],

@@ -108,6 +108,7 @@ fn reference_rows_equal_the_full_reference() {
 #[test]
 fn scores_and_probabilities_match_the_reference() {
     let p = Problem::builder()
+        .head_dim(64)
         .heads(4, 2)
         .seq_len_q(9)
         .seq_len_kv(12)
@@ -148,12 +149,19 @@ fn packed_sequences_equal_separate_problems() {
         cu_seqlens_kv: vec![0, 7, 9, 20],
     };
     let build = |b: flashcore_problem::ProblemBuilder| b.heads(2, 1).mask(Mask::CAUSAL).build().unwrap();
-    let p = build(Problem::builder().seq_len_q(12).seq_len_kv(20).var_len(packed));
+    let p = build(
+        Problem::builder()
+            .head_dim(64)
+            .seq_len_q(12)
+            .seq_len_kv(20)
+            .var_len(packed),
+    );
     let inputs = Inputs::generate(&p, InputKind::Normal, 9);
     let all = answer(&p, &inputs);
     for (q_start, q_end, kv_start, kv_end) in [(0, 5, 0, 7), (5, 12, 9, 20)] {
         let alone = build(
             Problem::builder()
+                .head_dim(64)
                 .seq_len_q(q_end - q_start)
                 .seq_len_kv(kv_end - kv_start),
         );
@@ -176,6 +184,8 @@ fn packed_sequences_equal_separate_problems() {
 fn fully_masked_rows_are_zero() {
     // Five query rows, two keys, bottom-right causal: the first three rows are fully masked.
     let p = Problem::builder()
+        .heads(1, 1)
+        .head_dim(64)
         .seq_len_q(5)
         .seq_len_kv(2)
         .mask(Mask::CAUSAL)
@@ -199,6 +209,7 @@ fn outputs_of_every_input_kind_fit_in_the_output_dtype() {
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::E4M3] {
         for kind in InputKind::ALL {
             let p = Problem::builder()
+                .head_dim(64)
                 .heads(2, 1)
                 .seq_len(150)
                 .dtype(dtype)
@@ -216,7 +227,13 @@ fn outputs_of_every_input_kind_fit_in_the_output_dtype() {
 
 #[test]
 fn input_kinds_have_their_patterns() {
-    let p = Problem::builder().seq_len(200).dtype(DType::F16).build().unwrap();
+    let p = Problem::builder()
+        .heads(1, 1)
+        .head_dim(64)
+        .seq_len(200)
+        .dtype(DType::F16)
+        .build()
+        .unwrap();
     let of = |kind| {
         let inputs = Inputs::generate(&p, kind, 11);
         let scores = reference_scores(&p, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
@@ -249,7 +266,7 @@ fn inputs_depend_on_the_seed_and_gaps_are_poison() {
         strides: [33 * 3 * 80, 3 * 80, 80, 1],
     };
     let dense = Layout::bshd(shape);
-    let build = || Problem::builder().batch(2).heads(3, 3).seq_len(33);
+    let build = || Problem::builder().head_dim(64).batch(2).heads(3, 3).seq_len(33);
     let p = build().layouts(padded, dense, dense, dense).build().unwrap();
     let first = Inputs::generate(&p, InputKind::Normal, 8);
     assert_eq!(first.q.bytes(), Inputs::generate(&p, InputKind::Normal, 8).q.bytes());

@@ -7,9 +7,16 @@ use flashcore_problem::{
 };
 
 fn problem(with: impl Fn(ProblemBuilder) -> ProblemBuilder) -> Problem {
-    with(Problem::builder().dtype(DType::E4M3).return_lse(true))
-        .build()
-        .unwrap()
+    with(
+        Problem::builder()
+            .heads(1, 1)
+            .seq_len(128)
+            .head_dim(64)
+            .dtype(DType::E4M3)
+            .return_lse(true),
+    )
+    .build()
+    .unwrap()
 }
 
 /// One fault of a kernel.
@@ -177,7 +184,13 @@ fn faulty_kernels_exceed_the_bound() {
 #[test]
 fn e4m3_outputs_are_bf16() {
     for dtype in DType::ALL {
-        let p = Problem::builder().dtype(dtype).build().unwrap();
+        let p = Problem::builder()
+            .heads(1, 1)
+            .seq_len(128)
+            .head_dim(64)
+            .dtype(dtype)
+            .build()
+            .unwrap();
         let expected = if dtype == DType::E4M3 { DType::BF16 } else { dtype };
         assert_eq!(
             (p.out_dtype(), p.num_scales()),
@@ -213,6 +226,7 @@ fn quantised_inputs_are_within_a_sixteenth_of_f32() {
     for kind in [InputKind::Normal, InputKind::SmallIntegers, InputKind::Extremes] {
         let of = |dtype| {
             let p = Problem::builder()
+                .head_dim(64)
                 .batch(2)
                 .heads(4, 2)
                 .seq_len(50)

@@ -174,7 +174,11 @@ fn scalar_kernels_do_them_on_the_fma_pipe() {
 #[test]
 fn causal_is_half_and_a_diagonal() {
     let full = shape(1, 1, 2048);
-    let causal = Problem::builder().seq_len(2048).head_dim(64).mask(Mask::CAUSAL);
+    let causal = Problem::builder()
+        .heads(1, 1)
+        .seq_len(2048)
+        .head_dim(64)
+        .mask(Mask::CAUSAL);
     let share = work(&causal.build().unwrap(), MMA)[Unit::TensorF32] / flops(&full);
     // 32 tiles of rows: (1 + 2 + … + 32) of 32² tiles.
     assert!((share - 528.0 / 1024.0).abs() < 0.01, "{share}");

@@ -241,7 +241,7 @@ fn the_product_refuses_what_it_does_not_serve() {
         engine: scores::Engine::TensorCores,
         tile: 128,
     };
-    let builder = || Problem::builder().seq_len(64);
+    let builder = || Problem::builder().heads(1, 1).head_dim(64).seq_len(64);
     for (problem, levers, part) in [
         (builder().dtype(DType::F32), levers, "f32"),
         (builder().seq_len_kv(65), levers, "multiple of 8"),

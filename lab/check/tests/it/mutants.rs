@@ -134,7 +134,7 @@ fn wrong_answers_without_a_finding_are_wrong() {
 fn the_kernel_as_it_is_is_clean_over_50_schedules() {
     for problem in [
         odd_problem(),
-        Problem::builder().heads(2, 2).seq_len(96).build().unwrap(),
+        Problem::builder().head_dim(64).heads(2, 2).seq_len(96).build().unwrap(),
     ] {
         let options = CheckOptions {
             schedules: 50,

@@ -111,6 +111,7 @@ fn every_kernel_stops_where_it_is_told() {
             .heads(4, 2)
             .seq_len_q(70)
             .seq_len_kv(150)
+            .head_dim(64)
             .dtype(dtype);
         for problem in [
             shape

@@ -31,6 +31,8 @@ fn must_run() -> BTreeSet<Chosen> {
         }
         for head_dims in HEAD_DIMS {
             let shape = Problem::builder()
+                .heads(1, 1)
+                .seq_len(128)
                 .head_dim(head_dims.0)
                 .head_dim_v(head_dims.1)
                 .dtype(dtype);

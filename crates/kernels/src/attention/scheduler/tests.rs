@@ -137,7 +137,7 @@ proptest! {
     ) {
         let (rows, cols) = (64 * rows, 16 * cols);
         let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
-        let problem = Problem::builder().seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
+        let problem = Problem::builder().heads(1, 1).seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
         for index in 0..seq_q.div_ceil(rows) {
             let tile = Tile::new(&problem.key_range(), seq_q, index, rows, cols);
             let blocks_of = blocks(&tile);
@@ -170,7 +170,7 @@ proptest! {
     ) {
         let (rows, cols) = (64 * rows, 16 * cols);
         let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
-        let problem = Problem::builder().seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
+        let problem = Problem::builder().heads(1, 1).seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).mask(mask).build().unwrap();
         let past = seq_kv.div_ceil(cols);
         for index in 0..seq_q.div_ceil(rows) {
             let tile = Tile::new(&problem.key_range(), seq_q, index, rows, cols);

@@ -243,7 +243,14 @@ fn only_hopper_and_only_much_work() {
 
 #[test]
 fn a_card_with_fewer_sms_counts_tiles_in_proportion() {
-    let problem = |heads| Problem::builder().heads(heads, heads).seq_len(1024).build().unwrap();
+    let problem = |heads| {
+        Problem::builder()
+            .head_dim(64)
+            .heads(heads, heads)
+            .seq_len(1024)
+            .build()
+            .unwrap()
+    };
     let pcie = Chip {
         target: Target::Sm90a,
         sms: 66,
