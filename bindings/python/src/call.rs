@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use flashcore::{
-    Attention, Device, DeviceBuffer, DeviceSlice, DeviceTensors, KernelId, Layout, Problem, TensorViewMut,
-};
+use flashcore::cuda::{DeviceBuffer, DeviceSlice};
+use flashcore::{Attention, Device, DeviceTensors, KernelId, Layout, Problem, TensorViewMut};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -249,14 +248,14 @@ impl<'py> Call<'py> {
         let (name, dtype, layout) = (out.name, out.dtype, out.layout);
         // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with
         // the inputs, or it was allocated for this call.
-        let mut out = TensorViewMut::new(name, dtype, layout, unsafe { out.bytes_mut() }).map_err(to_py)?;
+        let out = TensorViewMut::new(name, dtype, layout, unsafe { out.bytes_mut() }).map_err(to_py)?;
         // SAFETY: allocated for this call.
         let lse = lse.map(|lse| bytemuck::try_cast_slice_mut(unsafe { lse.bytes_mut() }));
         let lse = lse
             .transpose()
             .map_err(|error| value(format!("lse's memory is not f32: {error}")))?;
         let attention = &*self.attention;
-        py.detach(|| attention.forward(problem, q, k, v, &mut out, lse))
+        py.detach(|| attention.forward_into(problem, q, k, v, out, lse))
             .map_err(raise)
     }
 
@@ -275,15 +274,9 @@ impl<'py> Call<'py> {
         // given back while the work may still run: libraries that free in stream order may do that,
         // with all others the call waits.
         let slice = |tensor: &Tensor| unsafe { DeviceSlice::from_raw(context, tensor.address(), tensor.span_bytes()) };
-        let mut tensors = DeviceTensors {
-            q: slice(&self.q),
-            k: slice(&self.k),
-            v: slice(&self.v),
-            out: slice(out),
-            lse: lse.map(slice),
-            scales: self.scales.on_device(context, problem)?,
-            workspace: None,
-        };
+        let mut tensors = DeviceTensors::new(slice(&self.q), slice(&self.k), slice(&self.v), slice(out));
+        tensors.lse = lse.map(slice);
+        tensors.scales = self.scales.on_device(context, problem)?;
         let attention = &*self.attention;
         let bytes = py
             .detach(|| attention.workspace_bytes(problem, tensors.alignment()))

@@ -1,6 +1,7 @@
 //! How a call would be computed, without computing it. The package's `explain` puts it in words.
 
-use flashcore::{PlanSummary, Problem, Step};
+use flashcore::Problem;
+use flashcore::plans::{PlanSummary, Step};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 

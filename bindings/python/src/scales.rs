@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use flashcore::{Context, DType, DeviceBuffer, DeviceScales, DeviceSlice, Problem, Stream, TensorView};
+use flashcore::cuda::{Context, DeviceBuffer, DeviceSlice, Stream};
+use flashcore::{DType, DeviceScales, Problem, TensorView};
 use pyo3::prelude::*;
 
 use crate::error::{raise, type_, value};

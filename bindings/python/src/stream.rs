@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use dlpark::ffi::DLDevice;
 use dlpark::python::consumer::stream::cuda;
 use dlpark::python::{DlpackStream, StreamArg};
-use flashcore::{Context, Event, Stream};
+use flashcore::cuda::{Context, Event, Stream};
 use pyo3::prelude::*;
 
 use crate::error::{raise, type_};

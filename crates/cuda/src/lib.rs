@@ -31,7 +31,6 @@ mod context;
 mod device;
 mod error;
 mod explain;
-pub mod files;
 mod function;
 mod graph;
 mod identity;

@@ -6,9 +6,9 @@
 
 use std::error::Error;
 
-use flashcore::{Device, DeviceBuffer, Stream};
-use flashcore_cuda::{Function, ModuleOptions};
-use flashcore_ir::{Arg, BuildErrors, Cache, Kernel};
+use flashcore::Device;
+use flashcore::cuda::{DeviceBuffer, Function, ModuleOptions, Stream};
+use flashcore::kernel::{Arg, BuildErrors, Cache, Kernel};
 use flashcore_sim::{Case, SimOptions};
 
 const WARPS: u32 = 4;
@@ -52,7 +52,7 @@ fn row_softmax() -> Result<Kernel, BuildErrors> {
 fn main() -> Result<(), Box<dyn Error>> {
     let rows = 10u32;
     let input: Vec<f32> = (0..rows * COLS).map(|i| (i as f32 * 0.7).sin() * 8.0).collect();
-    let input_bytes = bytemuck::cast_slice(&input).to_vec();
+    let input_bytes: Vec<u8> = input.iter().flat_map(|x| x.to_ne_bytes()).collect();
     let bytes = input_bytes.len();
     let mut case = Case::new(row_softmax()?)
         .input("input", input_bytes)
@@ -63,33 +63,31 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Checked on any machine: every access in bounds, nothing read before it is written, no race.
     let report = case.simulate(&SimOptions::default())?;
     report.findings.iter().for_each(|finding| println!("{finding}"));
-    let simulated: &[f32] = bytemuck::cast_slice(&case.buffers[1]);
+    let (words, _) = case.buffers[1].as_chunks();
+    let simulated: Vec<f32> = words.iter().map(|&word| f32::from_ne_bytes(word)).collect();
     println!(
         "simulator: {} findings, worst error {:.1e}",
         report.findings.len(),
-        worst_error(&input, simulated)
+        worst_error(&input, &simulated)
     );
 
+    assert!(report.is_clean() && worst_error(&input, &simulated) < 1e-6);
+
     // Launched where there is a GPU: the same kernel, the same launch.
-    match Device::best() {
-        Device::Cpu => println!(
-            "no GPU here: {}",
-            Device::why_not_cuda().map_or(String::new(), |why| why.to_string())
-        ),
-        Device::Cuda(context) => {
-            let stream = Stream::new(&context)?;
-            let device_input = DeviceBuffer::from_host(&stream, &input)?;
-            let output = DeviceBuffer::from_host(&stream, &vec![f32::NAN; input.len()])?;
-            let function = Function::load(&context, &case.kernel, &ModuleOptions::default())?;
-            function.run(&stream, &case.launch, &[device_input.as_slice(), output.as_slice()])?;
-            let output = output.to_vec::<f32>(&stream)?;
-            println!(
-                "{}: worst error {:.1e}",
-                context.info().name,
-                worst_error(&input, &output)
-            );
-        }
-    }
+    let device = Device::best();
+    let Some(context) = device.context() else {
+        let why = Device::why_not_cuda().map(|why| why.to_string());
+        println!("no GPU here: {}", why.unwrap_or_default());
+        return Ok(());
+    };
+    let stream = Stream::new(context)?;
+    let device_input = DeviceBuffer::from_host(&stream, &input)?;
+    let output = DeviceBuffer::from_host(&stream, &vec![f32::NAN; input.len()])?;
+    let function = Function::load(context, &case.kernel, &ModuleOptions::default())?;
+    function.run(&stream, &case.launch, &[device_input.as_slice(), output.as_slice()])?;
+    let worst = worst_error(&input, &output.to_vec::<f32>(&stream)?);
+    println!("{}: worst error {worst:.1e}", context.info().name);
+    assert!(worst < 1e-6);
     Ok(())
 }
 

@@ -3,17 +3,26 @@
 use std::fmt;
 use std::str::FromStr;
 
+#[cfg(feature = "cpu")]
 use flashcore_cpu::CpuConfig;
-use flashcore_kernels::{Choice, Config};
-use flashcore_problem::{Problem, TensorView, TensorViewMut};
+use flashcore_kernels::Config;
+use flashcore_problem::{Problem, Tensor, TensorView, TensorViewMut};
 
-use crate::cuda::CudaAttention;
-use crate::{Device, DeviceTensors, Error, PlanError, PlanTarget, Plans, Stream};
+#[cfg(feature = "cuda")]
+use crate::DeviceTensors;
+#[cfg(feature = "cuda")]
+use crate::cuda::{CudaAttention, Stream};
+#[cfg(feature = "cpu")]
+use crate::plans::CpuChoice;
+use crate::plans::{PlanError, PlanSummary, PlanTarget, Plans};
+use crate::{Device, Error};
 
 /// A kernel by id, on the CPU (`cpu/m128n128`) or a GPU (`scalar/tiled-m32n32-w4-v16`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KernelId {
     /// A config of the CPU.
+    #[cfg(feature = "cpu")]
     Cpu(CpuConfig),
     /// A config of a GPU family.
     Gpu(Config),
@@ -24,7 +33,10 @@ impl FromStr for KernelId {
 
     fn from_str(id: &str) -> Result<KernelId, Error> {
         if id.starts_with("cpu/") {
+            #[cfg(feature = "cpu")]
             return Ok(KernelId::Cpu(id.parse()?));
+            #[cfg(not(feature = "cpu"))]
+            return Err(Error::without_feature(id, "cpu"));
         }
         Ok(KernelId::Gpu(id.parse()?))
     }
@@ -33,56 +45,23 @@ impl FromStr for KernelId {
 impl fmt::Display for KernelId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            #[cfg(feature = "cpu")]
             KernelId::Cpu(config) => config.fmt(f),
             KernelId::Gpu(config) => config.fmt(f),
         }
     }
 }
 
-/// How a problem would be computed.
+/// What [`Attention::forward`] computes.
 #[derive(Clone, Debug)]
-pub enum PlanSummary {
-    /// On the CPU, with these levers, chosen for this reason.
-    Cpu(CpuChoice),
-    /// On a GPU, with this plan, chosen for this reason.
-    Gpu(Box<Choice>),
-}
-
-/// The levers chosen on the CPU, and how.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CpuChoice {
-    /// The levers.
-    pub config: CpuConfig,
-    /// Why these, in a sentence.
-    pub why: String,
-    /// Place of the row they are from in [`Plans::rows`], if they are from one.
-    pub row: Option<usize>,
-}
-
-impl PlanSummary {
-    /// The kernel's id.
-    pub fn kernel(&self) -> KernelId {
-        match self {
-            PlanSummary::Cpu(choice) => KernelId::Cpu(choice.config),
-            PlanSummary::Gpu(choice) => KernelId::Gpu(choice.plan.config),
-        }
-    }
-
-    /// Why this kernel, in a sentence.
-    pub fn why(&self) -> &str {
-        match self {
-            PlanSummary::Cpu(choice) => &choice.why,
-            PlanSummary::Gpu(choice) => &choice.why,
-        }
-    }
-
-    /// Place of the row it is from in [`Plans::rows`] of the problem, if it is from a plan table.
-    pub fn row(&self) -> Option<usize> {
-        match self {
-            PlanSummary::Cpu(choice) => choice.row,
-            PlanSummary::Gpu(choice) => choice.suggestion,
-        }
-    }
+#[non_exhaustive]
+pub struct Output {
+    /// `[batch, seq_len_q, num_heads, head_dim_v]` of [`Problem::out_dtype`], in the problem's
+    /// layout of O.
+    pub out: Tensor,
+    /// The log-sum-exp of each row, natural logarithm, f32 `[batch, num_heads, seq_len_q]`, where
+    /// the problem asks for it ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
+    pub lse: Option<Vec<f32>>,
 }
 
 /// Computes attention on a device. `Send + Sync`: one value serves all threads.
@@ -101,7 +80,9 @@ pub struct Attention {
 
 #[derive(Debug)]
 enum Backend {
+    #[cfg(feature = "cpu")]
     Cpu(Option<CpuConfig>),
+    #[cfg(feature = "cuda")]
     Cuda(Box<CudaAttention>),
 }
 
@@ -122,14 +103,17 @@ impl Attention {
     /// The same with these tables, whatever the environment says.
     ///
     /// ```
-    /// use flashcore::{Attention, Device, Plans};
+    /// use flashcore::plans::Plans;
+    /// use flashcore::{Attention, Device};
     /// let attention = Attention::with_plans(Device::cpu(), Plans::none());
     /// assert!(attention.plans()?.tables().is_empty());
     /// # Ok::<(), flashcore::Error>(())
     /// ```
     pub fn with_plans(device: Device, plans: Plans) -> Attention {
         let backend = match device {
+            #[cfg(feature = "cpu")]
             Device::Cpu => Backend::Cpu(None),
+            #[cfg(feature = "cuda")]
             Device::Cuda(context) => Backend::Cuda(Box::new(CudaAttention::new(context, None))),
         };
         Attention {
@@ -141,11 +125,21 @@ impl Attention {
     /// Attention on a device with one kernel for everything; problems it does not serve are
     /// refused.
     ///
+    /// ```
+    /// use flashcore::{Attention, Device};
+    /// let attention = Attention::with_kernel(Device::cpu(), "cpu/m64n128".parse()?)?;
+    /// assert!(Attention::with_kernel(Device::cpu(), "mma/m64n64-w4x1-s2-b2-qreg-xor-lazy".parse()?).is_err());
+    /// # Ok::<(), flashcore::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::KernelOfOtherDevice`].
+    #[cfg_attr(not(feature = "cpu"), allow(unreachable_patterns))] // every kernel runs on the only device
     pub fn with_kernel(device: Device, kernel: KernelId) -> Result<Attention, Error> {
         let backend = match (device, kernel) {
+            #[cfg(feature = "cpu")]
             (Device::Cpu, KernelId::Cpu(config)) => Backend::Cpu(Some(config)),
+            #[cfg(feature = "cuda")]
             (Device::Cuda(context), KernelId::Gpu(config)) => {
                 Backend::Cuda(Box::new(CudaAttention::new(context, Some(config))))
             }
@@ -154,6 +148,7 @@ impl Attention {
                     kernel: kernel.to_string(),
                     device: device.to_string(),
                     suggestion: match kernel {
+                        #[cfg(feature = "cpu")]
                         KernelId::Cpu(_) => "the device cpu",
                         KernelId::Gpu(_) => "a CUDA device",
                     },
@@ -176,6 +171,7 @@ impl Attention {
 
     /// The levers for a problem on the CPU. A row applies only with the number of threads it was
     /// measured with.
+    #[cfg(feature = "cpu")]
     fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
         let chosen = |config, why: &str, row| CpuChoice {
             config,
@@ -199,17 +195,32 @@ impl Attention {
     /// The device it runs on.
     pub fn device(&self) -> Device {
         match &self.backend {
+            #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Device::Cpu,
+            #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => Device::Cuda(cuda.context().clone()),
         }
     }
 
     /// How a problem would be computed, without computing it.
     ///
+    /// ```
+    /// use flashcore::{Attention, Device, Problem};
+    /// let problem = Problem::builder().heads(8, 8).seq_len(512).head_dim(64).build()?;
+    /// let plan = Attention::new(Device::best()).plan(&problem)?;
+    /// println!("{}: {}", plan.kernel(), plan.why());
+    /// # Ok::<(), flashcore::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// Why it cannot be.
     pub fn plan(&self, problem: &Problem) -> Result<PlanSummary, Error> {
-        self.plan_aligned(problem, 16)
+        match &self.backend {
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config)?)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => self.plan_aligned(problem, 16),
+        }
     }
 
     /// The same for tensors whose first elements are aligned to only `alignment` bytes, such as
@@ -217,9 +228,11 @@ impl Attention {
     ///
     /// # Errors
     /// As [`Attention::plan`].
+    #[cfg(feature = "cuda")]
     pub fn plan_aligned(&self, problem: &Problem, alignment: u32) -> Result<PlanSummary, Error> {
         match &self.backend {
-            Backend::Cpu(config) => Ok(PlanSummary::Cpu(self.choose_cpu(problem, *config)?)),
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(_) => self.plan(problem),
             Backend::Cuda(cuda) => {
                 let choice = cuda.choose(problem, alignment, self.plans()?)?;
                 Ok(PlanSummary::Gpu(Box::new(choice)))
@@ -233,47 +246,97 @@ impl Attention {
     ///
     /// # Errors
     /// As [`Attention::plan`], and failures of the compiler.
+    #[cfg(feature = "cuda")]
     pub fn workspace_bytes(&self, problem: &Problem, alignment: u32) -> Result<u64, Error> {
         match &self.backend {
+            #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Ok(0),
             Backend::Cuda(cuda) => cuda.workspace_bytes(problem, alignment, self.plans()?),
         }
     }
 
     /// Compiles what these problems need and copies their tables to the device, so that no later
-    /// call waits for a compiler, and calls can be captured. Does nothing on the CPU.
+    /// call waits for a compiler, and calls can be captured. The CPU has nothing to compile.
     ///
     /// # Errors
     /// The first problem that cannot be computed, and why.
     pub fn warmup(&self, problems: &[Problem]) -> Result<(), Error> {
         for problem in problems {
             match &self.backend {
-                Backend::Cpu(_) => {}
+                #[cfg(feature = "cpu")]
+                Backend::Cpu(config) => drop(self.choose_cpu(problem, *config)?),
+                #[cfg(feature = "cuda")]
                 Backend::Cuda(cuda) => drop(cuda.prepare(problem, 16, self.plans()?)?),
             }
         }
         Ok(())
     }
 
-    /// Computes attention on tensors in host memory, and returns when the output is there.
+    /// Computes attention on tensors in host memory, [`Tensor`]s or [`TensorView`]s, and returns
+    /// the output.
     ///
-    /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts; `lse` is given exactly
-    /// where the problem asks for it, `[batch, num_heads, seq_len_q]`. On a GPU this copies the
-    /// inputs there and the output back; for tensors already there use [`Attention::forward_on`].
+    /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts. On a GPU this copies
+    /// the inputs there and the output back; for tensors already there use
+    /// [`Attention::forward_on`].
+    ///
+    /// ```
+    /// use flashcore::{Attention, Device, Problem, Tensor, f16};
+    ///
+    /// let problem = Problem::builder().heads(2, 2).seq_len(16).head_dim(64).build()?;
+    /// let ones = Tensor::from_slice([1, 16, 2, 64], &[f16::ONE; 16 * 2 * 64])?;
+    /// let output = Attention::new(Device::cpu()).forward(&problem, &ones, &ones, &ones)?;
+    /// assert_eq!(output.out.as_slice::<f16>()?, ones.as_slice::<f16>()?); // a mean of ones
+    /// # Ok::<(), flashcore::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Tensors that are not the problem's, a problem no kernel serves, or a failure of the device.
-    pub fn forward(
+    /// Tensors that are not the problem's, a problem that no kernel serves, or a failure of the
+    /// device.
+    pub fn forward<'a>(
         &self,
         problem: &Problem,
-        q: TensorView<'_>,
-        k: TensorView<'_>,
-        v: TensorView<'_>,
-        out: &mut TensorViewMut<'_>,
+        q: impl Into<TensorView<'a>>,
+        k: impl Into<TensorView<'a>>,
+        v: impl Into<TensorView<'a>>,
+    ) -> Result<Output, Error> {
+        let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0);
+        let mut lse = problem.return_lse().then(|| vec![0.0; problem.lse_len()]);
+        self.forward_into(problem, q, k, v, &mut out, lse.as_deref_mut())?;
+        Ok(Output { out, lse })
+    }
+
+    /// As [`Attention::forward`], into the caller's memory. The gaps of `out` keep their bytes;
+    /// `lse` is given exactly where the problem asks for it, f32 `[batch, num_heads, seq_len_q]`.
+    ///
+    /// ```
+    /// use flashcore::{Attention, Device, Problem, TensorView, TensorViewMut};
+    ///
+    /// let problem = Problem::builder().heads(1, 1).seq_len(8).head_dim(64);
+    /// let problem = problem.dtype(flashcore::DType::F32).return_lse(true).build()?;
+    /// let (ones, mut out, mut lse) = ([1f32; 8 * 64], [0f32; 8 * 64], [0f32; 8]);
+    /// let q = TensorView::from_slice([1, 8, 1, 64], &ones)?;
+    /// let out_view = TensorViewMut::from_slice([1, 8, 1, 64], &mut out)?;
+    /// Attention::new(Device::cpu()).forward_into(&problem, q, q, q, out_view, Some(&mut lse))?;
+    /// assert_eq!(out, ones);
+    /// assert!((lse[7] - (8.0 + 8f32.ln())).abs() < 1e-5); // eight scores of 64 / √64
+    /// # Ok::<(), flashcore::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Attention::forward`].
+    pub fn forward_into<'a, 'o>(
+        &self,
+        problem: &Problem,
+        q: impl Into<TensorView<'a>>,
+        k: impl Into<TensorView<'a>>,
+        v: impl Into<TensorView<'a>>,
+        out: impl Into<TensorViewMut<'o>>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
+        let (q, k, v, out) = (q.into(), k.into(), v.into(), &mut out.into());
         problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
         match &self.backend {
+            #[cfg(feature = "cpu")]
             Backend::Cpu(config) => {
                 let options = flashcore_cpu::Options {
                     config: Some(self.choose_cpu(problem, *config)?.config),
@@ -281,6 +344,7 @@ impl Attention {
                 };
                 Ok(flashcore_cpu::attention_with(&options, problem, q, k, v, out, lse)?)
             }
+            #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], out, lse, self.plans()?),
         }
     }
@@ -289,12 +353,15 @@ impl Attention {
     ///
     /// It allocates nothing and waits for nothing, so it may be captured into a graph once the
     /// problem is [warm](Attention::warmup). A fault shows at the stream's next synchronisation.
+    /// Tensors and stream may be another library's: [`DeviceTensors::from_raw`].
     ///
     /// # Errors
     /// Buffers that are missing, too small or of another device, scales for tensors that have none,
     /// a problem that no kernel serves, or a launch that cannot work.
+    #[cfg(feature = "cuda")]
     pub fn forward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
         match &self.backend {
+            #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Err(Error::NotOnCuda {
                 device: Device::Cpu.to_string(),
             }),

@@ -1,15 +1,17 @@
-//! Attention on a CUDA device.
+//! The CUDA driver ([`flashcore_cuda`]): contexts, streams, memory, functions, events, graphs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use flashcore_cuda::{Context, CudaError, DeviceBuffer, Function, HeldTables, ModuleOptions, Stream};
 use flashcore_ir::{BufferSpec, Chip};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
+use crate::Error;
+use crate::plans::Plans;
 use crate::tensors::{DeviceTensors, ScaleBuffers};
-use crate::{Error, Plans};
+
+pub use flashcore_cuda::*;
 
 /// Problems whose plans are kept, with their tables on the device. A server sees few shapes at a
 /// time; a new plan costs microseconds, and a copy if its table is no longer on the device.
@@ -126,7 +128,7 @@ impl CudaAttention {
         let given = |spec: &BufferSpec| {
             let given = tensors.named(spec.name);
             given
-                .filter(|slice| slice.len() as u64 >= spec.bytes)
+                .filter(|slice| slice.len() as u64 >= spec.bytes && slice.address() != 0)
                 .ok_or_else(|| Error::DeviceBuffer {
                     tensor: spec.name,
                     needed: spec.bytes,
@@ -166,13 +168,10 @@ impl CudaAttention {
         let workspace_bytes = self.workspace_bytes(problem, 16, plans)?;
         let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
         let tensors = DeviceTensors {
-            q: q.as_slice(),
-            k: k.as_slice(),
-            v: v.as_slice(),
-            out: device_out.as_slice(),
             lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
             scales: scales.as_ref().map(ScaleBuffers::as_slices),
             workspace: Some(workspace.as_slice()),
+            ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), device_out.as_slice())
         };
         self.forward_on(&stream, problem, &tensors, plans)?;
         device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;

@@ -1,7 +1,5 @@
 //! Errors of the library.
 
-use flashcore_cpu::CpuError;
-use flashcore_cuda::CudaError;
 use flashcore_kernels::{NoPlan, Refusal, UnknownConfig};
 use flashcore_problem::ProblemError;
 use thiserror::Error;
@@ -14,11 +12,13 @@ pub enum Error {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// The CPU does not serve the problem.
+    #[cfg(feature = "cpu")]
     #[error(transparent)]
-    Cpu(#[from] CpuError),
+    Cpu(#[from] crate::CpuError),
     /// The driver or the device failed, or there is none.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Cuda(#[from] CudaError),
+    Cuda(#[from] flashcore_cuda::CudaError),
     /// No kernel serves the problem on this device.
     #[error(transparent)]
     NoPlan(#[from] NoPlan),
@@ -35,7 +35,7 @@ pub enum Error {
     UnknownKernel(#[from] UnknownConfig),
     /// The plan table that was asked for cannot be used.
     #[error(transparent)]
-    Plans(#[from] crate::PlanError),
+    Plans(#[from] crate::plans::PlanError),
     /// A kernel of the CPU was asked for on a GPU, or the other way round.
     #[error("{kernel} does not run on {device}; leave the kernel out, or choose {suggestion}")]
     KernelOfOtherDevice {
@@ -45,6 +45,14 @@ pub enum Error {
         device: String,
         /// Where it would run.
         suggestion: &'static str,
+    },
+    /// This build has no code for what was asked for.
+    #[error("{what} needs the feature `{feature}` of the crate flashcore, which this build leaves out: enable it")]
+    WithoutFeature {
+        /// The device or kernel.
+        what: String,
+        /// The feature.
+        feature: &'static str,
     },
     /// No device has this name.
     #[error("no device is named `{given}`; allowed: best, cpu, cuda, cuda:N")]
@@ -61,6 +69,15 @@ pub enum Error {
         major: u32,
         /// Compute capability, minor.
         minor: u32,
+    },
+    /// A kernel needs a workspace that cudarc could not allocate.
+    #[cfg(feature = "cudarc")]
+    #[error("cudarc cannot allocate the {bytes} bytes of workspace that this problem needs: {message}")]
+    Workspace {
+        /// Bytes needed.
+        bytes: u64,
+        /// What cudarc says.
+        message: String,
     },
     /// Device tensors were given to an `Attention` that does not run on a GPU.
     #[error("tensors in device memory were given, but this Attention runs on {device}; make it with Device::cuda(n)")]
@@ -91,9 +108,17 @@ impl Error {
     /// too old.
     pub fn is_environment(&self) -> bool {
         match self {
+            #[cfg(feature = "cuda")]
             Error::Cuda(error) => error.is_environment(),
-            Error::UnsupportedGpu { .. } => true,
+            Error::UnsupportedGpu { .. } | Error::WithoutFeature { .. } => true,
             _ => false,
         }
+    }
+
+    /// Of a build that leaves a feature out.
+    #[cfg(not(all(feature = "cpu", feature = "cuda")))]
+    pub(crate) fn without_feature(what: impl Into<String>, feature: &'static str) -> Error {
+        let what = what.into();
+        Error::WithoutFeature { what, feature }
     }
 }

@@ -1,24 +1,36 @@
 //! Fused attention for NVIDIA GPUs, in Rust, and on the CPU where there is no GPU.
 //!
 //! ```
-//! use flashcore::{Attention, Device, InputKind, Inputs, Problem, Tensor};
+//! use flashcore::{Attention, Device, Mask, Problem, Tensor, f16};
 //!
-//! let problem = Problem::builder().heads(8, 8).seq_len(64).head_dim(64).build()?;
-//! let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 0);
-//! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
+//! let problem = Problem::builder().heads(8, 2).seq_len(64).head_dim(64).mask(Mask::CAUSAL).build()?;
+//! let q = Tensor::from_slice([1, 64, 8, 64], &vec![f16::ONE; 64 * 8 * 64])?; // [batch, seq, heads, head_dim]
+//! let k = Tensor::from_slice([1, 64, 2, 64], &vec![f16::ONE; 64 * 2 * 64])?;
 //!
 //! let attention = Attention::new(Device::best());
-//! attention.forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
-//! assert!(out.view().get(0, 0, 0, 0).is_finite());
+//! let output = attention.forward(&problem, &q, &k, &k)?;
+//! assert_eq!(output.out.as_slice::<f16>()?[0], f16::ONE);
 //! # Ok::<(), flashcore::Error>(())
 //! ```
 //!
-//! fp8: Q, K and V of [`DType::E4M3`] come with a scale for each batch and K/V head
-//! ([`TensorView::with_scales`], [`DeviceScales`]); the output is bf16. [`quantise()`] makes such
-//! tensors.
+//! [`Attention::forward`] takes tensors in host memory and returns the output;
+//! [`Attention::forward_into`] writes it into the caller's memory. [`Attention::forward_on`] takes
+//! tensors in device memory, those of other libraries by their raw addresses, and a stream; it
+//! allocates nothing and waits for nothing. [`Attention`] is `Send + Sync`. The numbered programs
+//! in `examples/` teach each of them in turn.
+//!
+//! Kernels are chosen by plan tables and heuristics: [`plans`]. [`kernel`] is the language that they
+//! are written in, for kernels of your own. [`testing`] has inputs, the float64 reference and the
+//! comparison with it. The library has no database, opens no network connection and prints nothing.
+//!
+//! # fp8
+//!
+//! Q, K and V of [`DType::E4M3`] come with a scale for each batch and K/V head
+//! ([`TensorView::with_scales`], [`DeviceTensors::scales`]); the output is bf16. [`quantise()`]
+//! makes such tensors.
 //!
 //! ```
-//! use flashcore::{Attention, DType, Device, Layout, Problem, Tensor, absmax_scales, quantise};
+//! use flashcore::{Attention, DType, Device, Layout, Problem, Tensor, absmax_scales, bf16, quantise};
 //!
 //! let problem = Problem::builder().heads(4, 2).seq_len(64).head_dim(64).dtype(DType::E4M3).build()?;
 //! let fp8 = |name, layout: &Layout| {
@@ -26,40 +38,67 @@
 //!     quantise(name, &wide.view(), absmax_scales(&wide.view(), problem.num_kv_heads()))
 //! };
 //! let (q, k, v) = (fp8("q", problem.q_layout())?, fp8("k", problem.k_layout())?, fp8("v", problem.v_layout())?);
-//! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // bf16
-//! let attention = Attention::new(Device::cpu());
-//! attention.forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
-//! assert!(out.view().get(0, 0, 0, 0).is_finite());
+//! let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v)?;
+//! assert!(output.out.as_slice::<bf16>()?.iter().all(|x| x.is_finite()));
 //! # Ok::<(), flashcore::Error>(())
 //! ```
 //!
-//! [`Attention::forward`] takes tensors in host memory; [`Attention::forward_on`] takes tensors in
-//! device memory and the caller's own stream, allocates nothing and waits for nothing. Both are
-//! `Send + Sync`. Kernels are chosen by [plan tables](Plans) and heuristics. The library has no
-//! database, opens no network connection and prints nothing.
+//! # Features
+//!
+//! | feature | what it adds |
+//! |---|---|
+//! | `cpu` (default) | `Device::Cpu`, [`Device::best`] |
+//! | `cuda` (default) | `Device::Cuda`, [`cuda`], [`Attention::forward_on`]; needs no toolkit, only a driver at run time |
+//! | `cudarc` | `Attention::forward_cudarc`: slices and streams of cudarc, in the version that you use |
+
+#[cfg(not(any(feature = "cpu", feature = "cuda")))]
+compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one, or use the default features");
 
 mod attention;
-mod cuda;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(feature = "cudarc")]
+mod cudarc;
 mod device;
 mod error;
-mod plans;
+pub mod files;
+pub mod plans;
+#[cfg(feature = "cuda")]
 mod tensors;
 
-pub use attention::{Attention, CpuChoice, KernelId, PlanSummary};
+pub use attention::{Attention, KernelId, Output};
 pub use device::Device;
 pub use error::Error;
-pub use flashcore_cuda::{Context, DeviceBuffer, DeviceInfo, DeviceSlice, Event, Graph, Stream};
-pub use flashcore_kernels::{Config, Plan, Step};
+#[cfg(feature = "cpu")]
+pub use flashcore_cpu::CpuError;
+/// The kernel language: a kernel as a Rust value that prints itself as PTX.
+#[doc(inline)]
+pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
-    CausalAlign, Comparison, DType, InputKind, Inputs, Layout, Mask, Problem, ProblemError, ReferenceRow, Tensor,
-    TensorView, TensorViewMut, Tolerance, absmax_scales, compare, compare_lse, quantise, reference, reference_rows,
+    CausalAlign, DType, Element, Layout, Mask, Problem, ProblemBuilder, ProblemError, Tensor, TensorView,
+    TensorViewMut, VarLen, absmax_scales, bf16, f16, quantise,
 };
-pub use plans::{
-    CPU_NAME_VARIABLE, FoundRow, NamedTable, PLAN_FORMAT, PLANS_VARIABLE, PlanClass, PlanDevice, PlanEntry, PlanError,
-    PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, cpu_name, read_table, shipped_tables, table_files,
-    user_plans_folder,
-};
+#[cfg(feature = "cuda")]
 pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
+
+/// Inputs, the float64 reference of a problem, and the comparison of an output with it.
+///
+/// ```
+/// use flashcore::testing::{InputKind, Inputs, Tolerance, compare, reference};
+/// use flashcore::{Attention, Device, Problem};
+///
+/// let problem = Problem::builder().heads(4, 2).seq_len(33).head_dim(64).build()?;
+/// let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+/// let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v)?;
+/// let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
+/// assert!(compare(&problem, &output.out.view(), &want, Tolerance::of(problem.dtype()))?.passed);
+/// # Ok::<(), flashcore::Error>(())
+/// ```
+pub mod testing {
+    pub use flashcore_problem::{
+        Comparison, InputKind, Inputs, ReferenceRow, Slack, Tolerance, compare, compare_lse, reference, reference_rows,
+    };
+}
 
 /// The README's Rust is compiled with the documentation tests.
 #[cfg(doctest)]

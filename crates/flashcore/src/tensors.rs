@@ -1,10 +1,11 @@
 //! Tensors in device memory, as [`Attention::forward_on`](crate::Attention::forward_on) takes them.
 
-use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
-use flashcore_problem::TensorView;
+use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Stream};
+use flashcore_problem::{DType, Layout, Problem, TensorView};
 
 /// Tensors in device memory, each in the problem's layout and starting at its first element.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct DeviceTensors<'a> {
     /// `[batch, seq_len_q, num_heads, head_dim]`.
     pub q: DeviceSlice<'a>,
@@ -20,8 +21,8 @@ pub struct DeviceTensors<'a> {
     /// The scales of Q, K and V where they are e4m3, and only then.
     pub scales: Option<DeviceScales<'a>>,
     /// As many bytes as the plan asks for
-    /// ([`Plan::workspace_bytes`](crate::Plan::workspace_bytes)), starting at a multiple of 16;
-    /// most plans ask for none. What it holds does not matter.
+    /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple
+    /// of 16; most plans ask for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
 }
 
@@ -39,6 +40,55 @@ pub struct DeviceScales<'a> {
 }
 
 impl<'a> DeviceTensors<'a> {
+    /// Q, K, V and O. The other fields are set where the problem or the plan needs them.
+    pub fn new(q: DeviceSlice<'a>, k: DeviceSlice<'a>, v: DeviceSlice<'a>, out: DeviceSlice<'a>) -> DeviceTensors<'a> {
+        DeviceTensors {
+            q,
+            k,
+            v,
+            out,
+            lse: None,
+            scales: None,
+            workspace: None,
+        }
+    }
+
+    /// The same by the raw addresses of Q, K, V and O, such as those of another library's tensors
+    /// (`CUdeviceptr`, `tensor.data_ptr()`). [`DeviceSlice::from_raw`] makes the other fields.
+    ///
+    /// ```no_run
+    /// use flashcore::cuda::Stream;
+    /// use flashcore::{Attention, Device, DeviceTensors, Error, Problem};
+    ///
+    /// /// Enqueues attention on another library's tensors and stream. All belong to device 0.
+    /// fn enqueue(attention: &Attention, problem: &Problem, pointers: [u64; 4], stream: usize) -> Result<(), Error> {
+    ///     let Device::Cuda(context) = attention.device() else { return Ok(()) };
+    ///     // SAFETY: the caller keeps the tensors and the stream until the work is done.
+    ///     let (stream, tensors) = unsafe {
+    ///         (Stream::from_raw(&context, stream)?, DeviceTensors::from_raw(&context, problem, pointers))
+    ///     };
+    ///     attention.forward_on(&stream, problem, &tensors)
+    /// }
+    /// ```
+    ///
+    /// # Safety
+    /// Each address is one of the context's device, followed by as much memory as the problem's
+    /// layout of the tensor spans. It stays allocated for the lifetime `'a` that the caller picks
+    /// and for as long as work enqueued with it runs.
+    #[allow(unsafe_code)] // raw memory is the point
+    pub unsafe fn from_raw(context: &Context, problem: &Problem, [q, k, v, out]: [u64; 4]) -> DeviceTensors<'a> {
+        let slice = |address, layout: &Layout, dtype: DType| {
+            // SAFETY: the caller's part.
+            unsafe { DeviceSlice::from_raw(context, address, layout.span() * dtype.size_bytes()) }
+        };
+        DeviceTensors::new(
+            slice(q, problem.q_layout(), problem.dtype()),
+            slice(k, problem.k_layout(), problem.dtype()),
+            slice(v, problem.v_layout(), problem.dtype()),
+            slice(out, problem.o_layout(), problem.out_dtype()),
+        )
+    }
+
     /// What the addresses of Q, K, V and O are all multiples of, in bytes, at most 16: plans depend
     /// on it.
     pub fn alignment(&self) -> u32 {

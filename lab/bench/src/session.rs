@@ -1,6 +1,7 @@
 //! A whole bench: problems, kernels and peers on a device, inspected, measured, stored.
 
-use flashcore::{Attention, Device, InputKind};
+use flashcore::testing::InputKind;
+use flashcore::{Attention, Device};
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 

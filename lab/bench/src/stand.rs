@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-use flashcore::{Attention, Context, Device, KernelId};
+use flashcore::cuda::Context;
+use flashcore::{Attention, Device, KernelId};
 use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::Stream;
 use flashcore_kernels::{KernelCache, Plan, near, select};
@@ -60,9 +61,9 @@ pub struct Stand {
 impl Stand {
     /// Takes a device.
     pub fn new(device: &Device) -> Result<Stand, BenchError> {
-        let gpu = match device {
-            Device::Cpu => None,
-            Device::Cuda(context) => {
+        let gpu = match device.context() {
+            None => None,
+            Some(context) => {
                 let stream = Stream::new(context)?;
                 let tools = GpuTools::new(&stream)?;
                 Some((stream, tools))
@@ -145,9 +146,9 @@ pub(crate) fn built(
     cache: &KernelCache,
 ) -> (Vec<Built>, Vec<Absent>) {
     let device = attention.device();
-    let words = match (&device, request.kernels.as_slice()) {
-        (Device::Cpu, []) => &["near".to_string()],
-        (Device::Cuda(_), []) => &["default".to_string()],
+    let words = match (device.context(), request.kernels.as_slice()) {
+        (None, []) => &["near".to_string()],
+        (Some(_), []) => &["default".to_string()],
         (_, words) => words,
     };
     let mut ids: Vec<Result<KernelId, Absent>> = Vec::new();
@@ -162,16 +163,16 @@ pub(crate) fn built(
             Err(reason) => ids.push(Err(left_out(word, &reason))),
         }
     }
-    let build = |id: &Result<KernelId, Absent>| match (id, &device) {
+    let build = |id: &Result<KernelId, Absent>| match (id, device.context()) {
         (Err(missing), _) => Err(missing.clone()),
-        (Ok(KernelId::Gpu(config)), Device::Cuda(context)) => {
+        (Ok(KernelId::Gpu(config)), Some(context)) => {
             let plan = Plan::with_cache(problem, config, context.info().chip(), cache);
             let plan = plan.map(|plan| Built::Gpu(Box::new(plan)));
             plan.map_err(|refusal| left_out(&config.to_string(), &refusal))
         }
-        (Ok(KernelId::Cpu(config)), Device::Cpu) => Ok(Built::Cpu(*config)),
+        (Ok(KernelId::Cpu(config)), None) => Ok(Built::Cpu(*config)),
         (Ok(id @ KernelId::Cpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on the CPU; ask for the device cpu")),
-        (Ok(id @ KernelId::Gpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on a GPU; ask for a CUDA device")),
+        (Ok(id), _) => Err(left_out(&id.to_string(), &"it runs on a GPU; ask for a CUDA device")),
     };
     let (mut kernels, mut absent) = (Vec::new(), Vec::new());
     for one in ids.par_iter().map(build).collect::<Vec<_>>() {
@@ -185,22 +186,22 @@ pub(crate) fn built(
 
 /// The kernels that a word of [`KERNEL_WORDS`] or an id stands for.
 fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCache) -> Result<Vec<KernelId>, String> {
-    match (word, attention.device()) {
+    match (word, attention.device().context()) {
         ("default", _) => match attention.plan(problem) {
             Ok(plan) => Ok(vec![plan.kernel()]),
             Err(error) => Err(error.to_string()),
         },
-        ("heuristics", Device::Cuda(context)) => {
+        ("heuristics", Some(context)) => {
             // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
             let choice = select(problem, context.info().chip(), 16, cache);
             let choice = choice.map(|choice| vec![KernelId::Gpu(choice.plan.config)]);
             choice.map_err(|error| error.to_string())
         }
-        ("near", Device::Cuda(context)) => {
+        ("near", Some(context)) => {
             let configs = near(problem, context.info().chip(), cache);
             Ok(configs.into_iter().map(KernelId::Gpu).collect())
         }
-        ("heuristics" | "near", Device::Cpu) => {
+        ("heuristics" | "near", None) => {
             let config = default_config(problem, rayon::current_num_threads());
             let mut configs = vec![config];
             if word == "near" {

@@ -2,7 +2,9 @@
 
 use std::slice;
 
-use flashcore::{Attention, InputKind, PlanSummary, Problem};
+use flashcore::plans::PlanSummary;
+use flashcore::testing::InputKind;
+use flashcore::{Attention, KernelId, Problem};
 use flashcore_check::{CheckOptions, Gate, Verdict, check_plan, gate};
 use flashcore_cuda::CudaError;
 use flashcore_problem::Inputs;
@@ -98,9 +100,14 @@ impl Trial {
     /// cannot be allocated.
     pub fn run(&self, attention: &Attention, problem: &Problem) -> Result<Tried, BenchError> {
         let plan = attention.plan(problem)?;
-        let built = match &plan {
-            PlanSummary::Cpu(choice) => Built::Cpu(choice.config),
-            PlanSummary::Gpu(choice) => Built::Gpu(Box::new(choice.plan.clone())),
+        let built = match (&plan, plan.kernel()) {
+            (PlanSummary::Gpu(choice), _) => Built::Gpu(Box::new(choice.plan.clone())),
+            (_, KernelId::Cpu(config)) => Built::Cpu(config),
+            (_, kernel) => {
+                return Err(BenchError::Nothing(format!(
+                    "{kernel} runs on no device that is measured"
+                )));
+            }
         };
         let mut gate = None;
         let outcome = match self.findings(&built) {

@@ -1,6 +1,8 @@
 //! The result of `flashcore run`: the output of a kernel compared with float64, and its time.
 
-use flashcore::{Attention, Device, InputKind, KernelId, PlanSummary, Problem};
+use flashcore::plans::PlanSummary;
+use flashcore::testing::InputKind;
+use flashcore::{Attention, Device, KernelId, Problem};
 use flashcore_bench::trial::{Outcome, Trial, Tried};
 use flashcore_bench::{LaunchMode, Measured, Mode, Options, Summary};
 use flashcore_check::Gate;

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use flashcore::{DType, InputKind, Layout, Mask, Problem};
+use flashcore::testing::InputKind;
+use flashcore::{DType, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};

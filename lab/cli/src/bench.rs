@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::{Context, DType, Device};
+use flashcore::cuda::Context;
+use flashcore::{DType, Device};
 use flashcore_bench::python::{Job, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
@@ -167,9 +168,9 @@ pub(crate) fn share(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn options(device: &Device) -> Options {
-    match device {
-        Device::Cpu => Options::for_cpu(),
-        Device::Cuda(_) => Options::default(),
+    match device.context() {
+        None => Options::for_cpu(),
+        Some(_) => Options::default(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The predicted time of a plan on a card, and the resource that binds it.
 
-use flashcore::{DType, DeviceInfo, Problem};
+use flashcore::cuda::DeviceInfo;
+use flashcore::{DType, Problem};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use flashcore::{Device, DeviceInfo};
+use flashcore::Device;
+use flashcore::cuda::DeviceInfo;
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::{DeviceRates, device, rates};
 use flashcore_ir::Profile;

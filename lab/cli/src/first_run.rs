@@ -1,6 +1,7 @@
 //! `flashcore` without arguments: attention on the best device, whether it is correct, and its time.
 
-use flashcore::{Device, InputKind, Problem};
+use flashcore::testing::InputKind;
+use flashcore::{Device, Problem};
 
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};

@@ -14,8 +14,8 @@ use crate::failure::Failure;
 pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     match id.parse::<KernelId>()? {
         KernelId::Gpu(config) => Ok(config),
-        KernelId::Cpu(config) => Err(Failure::usage(format!(
-            "{config} runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16"
+        kernel => Err(Failure::usage(format!(
+            "{kernel} runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16"
         ))),
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::Once;
 
-use flashcore::{Device, DeviceInfo, Error};
+use flashcore::cuda::DeviceInfo;
+use flashcore::{Device, Error};
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
 use flashcore_cuda::{Function, ModuleOptions};
@@ -13,12 +14,12 @@ use crate::style;
 
 pub(crate) fn cpu_line() -> String {
     let threads = style::count(rayon::current_num_threads(), "thread");
-    format!("{} · {threads} · {}", flashcore::cpu_name(), SimdLevel::best())
+    format!("{} · {threads} · {}", flashcore::plans::cpu_name(), SimdLevel::best())
 }
 
 pub(crate) fn cpu_json() -> Value {
     json!({
-        "model": flashcore::cpu_name(),
+        "model": flashcore::plans::cpu_name(),
         "threads": rayon::current_num_threads(),
         "simd": SimdLevel::best().name(),
     })

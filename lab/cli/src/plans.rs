@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::{
-    Device, NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
+use flashcore::Device;
+use flashcore::plans::{
+    NamedTable, PLANS_VARIABLE, PlanDevice, PlanError, PlanRow, PlanTable, PlanTarget, Plans, read_table,
     shipped_tables, table_files, user_plans_folder,
 };
 use flashcore_bench::Report;

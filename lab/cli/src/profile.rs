@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::{Device, InputKind, Inputs, KernelId, Problem};
+use flashcore::testing::{InputKind, Inputs};
+use flashcore::{Device, KernelId, Problem};
 use flashcore_bench::gpu::{PreparedPlan, TensorSet};
 use flashcore_bench::profile::{self, Goals, KernelProfile, LineProfile, Ncu, NcuError, Row, Verdict};
 use flashcore_bench::{DeviceIdentity, RunIdentity};
@@ -113,9 +114,9 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     let device = machine::device(&args.device)?;
     let (card, chosen) = plans(args, &problem, &device)?;
     let mut profiled = Vec::new();
-    let ncu = match &device {
-        Device::Cpu => Err("the device is the CPU".to_string()),
-        Device::Cuda(_) => Ncu::find().map_err(|error| error.to_string()),
+    let ncu = match device.context() {
+        None => Err("the device is the CPU".to_string()),
+        Some(_) => Ncu::find().map_err(|error| error.to_string()),
     };
     for plan in &chosen {
         let registers: Vec<Option<u32>> = plan.steps().map(|_| None).collect();
@@ -152,10 +153,9 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         Ok(ncu) => format!("counters by ncu {}, one launch, caches warm", ncu.version),
         Err(why) => format!("predicted only ({why})"),
     };
-    let identity = match &device {
-        Device::Cuda(context) => Some(RunIdentity::now(DeviceIdentity::cuda(context.info()))),
-        Device::Cpu => None,
-    };
+    let identity = device
+        .context()
+        .map(|context| RunIdentity::now(DeviceIdentity::cuda(context.info())));
     let title = format!("{problem} on {}\n{source}", card.title());
     show(args, &profiled, &goals, &title, identity);
     Ok(Outcome::Clean)

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         let config = match kernel {
             None => None,
             Some(KernelId::Gpu(config)) => Some(config),
-            Some(kernel @ KernelId::Cpu(_)) => {
+            Some(kernel) => {
                 return Err(Error::KernelOfOtherDevice {
                     kernel: kernel.to_string(),
                     device: "sim".to_string(),
@@ -98,8 +98,14 @@ mod tests {
     #[test]
     fn a_wrong_answer_is_a_finding_however_it_is_printed() {
         let problem = Problem::named("tiny").unwrap();
-        let mut answer =
-            answer::compute(flashcore::Device::Cpu, &problem, None, flashcore::InputKind::Normal, 1).unwrap();
+        let mut answer = answer::compute(
+            flashcore::Device::Cpu,
+            &problem,
+            None,
+            flashcore::testing::InputKind::Normal,
+            1,
+        )
+        .unwrap();
         assert_eq!(report(&answer, &problem, true), Outcome::Clean);
         answer.gate.out.passed = false;
         for as_json in [false, true] {

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use flashcore::{InputKind, PlanTarget, Plans, Problem};
+use flashcore::Problem;
+use flashcore::plans::{PlanTarget, Plans};
+use flashcore::testing::InputKind;
 use flashcore_check::render::{self, Palette};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};

@@ -2,7 +2,10 @@
 
 use std::error::Error;
 
-use flashcore::{Config, Context, InputKind, Problem, Stream};
+use flashcore::Problem;
+use flashcore::cuda::{Context, Stream};
+use flashcore::plans::Config;
+use flashcore::testing::InputKind;
 use flashcore_bench::bed::{Drawn, Moment, Workbench};
 use flashcore_bench::defences::{Reason, judge_cold, time_cold};
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};

@@ -6,9 +6,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use flashcore::{
-    Attention, Comparison, DType, Device, InputKind, Inputs, KernelId, Mask, Problem, Tensor, Tolerance, reference_rows,
-};
+use flashcore::testing::{Comparison, InputKind, Inputs, Tolerance, reference_rows};
+use flashcore::{Attention, DType, Device, KernelId, Mask, Problem, Tensor};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, ReferenceRow, compare};
 use rayon::prelude::*;
@@ -111,7 +110,7 @@ fn errors(
     for attention in attentions {
         let mut out = Tensor::filled(problem.out_dtype(), *problem.o_layout(), POISON);
         let Inputs { q, k, v } = &inputs;
-        attention.forward(problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
+        attention.forward_into(problem, q, k, v, &mut out, None)?;
         found.insert(attention.plan(problem)?.kernel().to_string(), compared(&out)?);
     }
     if let Some(torch) = torch {
@@ -168,10 +167,7 @@ impl Torch {
         let script = folder.path().join("attend_with_torch.py");
         std::fs::write(&script, include_str!("../../../scripts/attend_with_torch.py"))?;
         let mut command = Command::new(python);
-        let device = match device {
-            Device::Cpu => "cpu",
-            Device::Cuda(_) => "cuda",
-        };
+        let device = device.context().map_or("cpu", |_| "cuda");
         let command = command
             .arg(script)
             .args(["--device", device])

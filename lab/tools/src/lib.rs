@@ -101,9 +101,9 @@ fn plan_of(problem: &Problem, config: Option<&Config>, chip: Chip) -> Result<Pla
 
 /// The device's name and driver, for reports.
 fn device_name(device: &flashcore::Device) -> String {
-    match device {
-        flashcore::Device::Cpu => "cpu".to_string(),
-        flashcore::Device::Cuda(context) => {
+    match device.context() {
+        None => "cpu".to_string(),
+        Some(context) => {
             let info = context.info();
             let release = info.driver_release.as_deref().unwrap_or("unknown");
             format!("{}, driver {release}", info.name)

@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flashcore::{
-    Attention, Comparison, Config, DType, Device, InputKind, Inputs, KernelId, Plan, Problem, Tensor, Tolerance,
-    compare, compare_lse, reference,
-};
+use flashcore::plans::{Config, Plan};
+use flashcore::testing::{Comparison, InputKind, Inputs, Tolerance, compare, compare_lse, reference};
+use flashcore::{Attention, DType, Device, KernelId, Problem, Tensor};
 use flashcore_cpu::CpuConfig;
 use flashcore_cuda::{CudaError, ModuleRefusal};
 use flashcore_kernels::{FAMILIES, ladder, mma, wgmma};
@@ -155,7 +154,7 @@ fn one(options: &Options, seed: u64, index: u64) -> Result<Outcome, Box<dyn Erro
     let given = problem.return_lse().then_some(lse.as_mut_slice());
     let fail = |what: String| format!("{problem} (seed {seed}, {kind} inputs) on {kernel}: {what}");
     attention
-        .forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), given)
+        .forward_into(&problem, &q, &k, &v, &mut out, given)
         .map_err(|error| fail(error.to_string()))?;
 
     let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
@@ -269,11 +268,11 @@ impl Tally {
         self.passed += 1;
         self.redrawn += outcome.redrawn;
         let (family, levers) = match &outcome.kernel {
-            KernelId::Cpu(_) => ("cpu", Vec::new()),
             KernelId::Gpu(config) => {
                 let (family, values) = config.levers();
                 (family.name, family.print(&values))
             }
+            _ => ("cpu", Vec::new()),
         };
         let family = self.families.entry(family).or_default();
         family.problems += 1;

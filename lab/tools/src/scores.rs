@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use flashcore::{Context, Stream};
+use flashcore::cuda::{Context, Stream};
 use flashcore_bench::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
 use flashcore_bench::{self as bench, Mode, Subject, measure, problems};
 use flashcore_cuda::{DeviceBuffer, Function, ModuleOptions, PreparedLaunch};

@@ -2,7 +2,9 @@
 
 use std::error::Error;
 
-use flashcore::{Config, Context, InputKind, Stream};
+use flashcore::cuda::{Context, Stream};
+use flashcore::plans::Config;
+use flashcore::testing::InputKind;
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
 use flashcore_bench::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
 use flashcore_bench::stats::median;

@@ -3,7 +3,8 @@
 
 use std::error::Error;
 
-use flashcore::{KernelId, shipped_tables};
+use flashcore::KernelId;
+use flashcore::plans::shipped_tables;
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, ladder, mma, scalar, wgmma};
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};

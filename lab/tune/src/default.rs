@@ -3,7 +3,8 @@
 
 use std::fmt;
 
-use flashcore::{Attention, Device, KernelId, PlanDevice, Plans};
+use flashcore::plans::{PlanDevice, Plans};
+use flashcore::{Attention, Device, KernelId};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{KernelCache, select, select_among};
 use flashcore_problem::Problem;
@@ -88,7 +89,7 @@ pub(crate) fn heuristics(problem: &Problem, device: &PlanDevice) -> Result<Kerne
 
 #[cfg(test)]
 mod tests {
-    use flashcore::{PlanSetting, PlanTarget};
+    use flashcore::plans::{PlanSetting, PlanTarget};
 
     use super::*;
 

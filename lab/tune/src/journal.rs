@@ -6,8 +6,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flashcore::files::write_whole;
 use flashcore_bench::DeviceIdentity;
-use flashcore_cuda::files::write_whole;
 use flashcore_problem::Problem;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use flashcore::{DeviceInfo, PlanDevice, PlanTarget, Plans};
+use flashcore::cuda::DeviceInfo;
+use flashcore::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_ir::{Chip, Profile, Target};

@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+#[cfg(feature = "cpu")]
 use flashcore_cpu::SimdLevel;
 
 use super::{PlanDevice, PlanTarget};
@@ -12,7 +13,7 @@ use crate::Device;
 /// Where the user's plan tables lie: `flashcore/plans` in `$XDG_DATA_HOME`, or in `~/.local/share`;
 /// `None` where there is neither.
 pub fn user_plans_folder() -> Option<PathBuf> {
-    Some(flashcore_cuda::files::data_folder()?.join("plans"))
+    Some(crate::files::data_folder()?.join("plans"))
 }
 
 /// Environment variable that names the CPU, for machines whose system does not, and for tests that
@@ -23,7 +24,7 @@ pub const CPU_NAME_VARIABLE: &str = "FLASHCORE_CPU_NAME";
 /// architecture. Read once.
 ///
 /// ```
-/// assert!(!flashcore::cpu_name().is_empty());
+/// assert!(!flashcore::plans::cpu_name().is_empty());
 /// ```
 pub fn cpu_name() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
@@ -58,6 +59,7 @@ fn one_line(text: &str) -> Option<String> {
 
 impl PlanDevice {
     /// This host, with the threads that rayon has here.
+    #[cfg(feature = "cpu")]
     pub fn cpu() -> PlanDevice {
         PlanDevice {
             name: cpu_name().to_string(),
@@ -69,13 +71,16 @@ impl PlanDevice {
     /// A device.
     pub fn of(device: &Device) -> PlanDevice {
         match device {
+            #[cfg(feature = "cpu")]
             Device::Cpu => PlanDevice::cpu(),
+            #[cfg(feature = "cuda")]
             Device::Cuda(context) => PlanDevice::cuda(context.info()),
         }
     }
 
     /// A GPU as the driver describes it.
-    pub fn cuda(info: &crate::DeviceInfo) -> PlanDevice {
+    #[cfg(feature = "cuda")]
+    pub fn cuda(info: &flashcore_cuda::DeviceInfo) -> PlanDevice {
         let (major, minor) = info.compute_capability;
         let target = flashcore_ir::Target::for_capability(major, minor);
         PlanDevice {

@@ -1,4 +1,4 @@
-//! [`Plans`]: tables of measured kernels, and which of them a device uses.
+//! How a problem would be computed ([`PlanSummary`]), and tables of measured kernels ([`Plans`]).
 //!
 //! A kernel is looked up in the user's tables for the device, then in the table shipped for it. If
 //! no row serves the problem, or its kernel is refused, heuristics choose. `FLASHCORE_PLANS` pins
@@ -6,16 +6,23 @@
 
 mod error;
 mod here;
+mod summary;
 mod table;
 
 use std::path::{Path, PathBuf};
 
 use flashcore_ir::Profile;
-use flashcore_kernels::Suggestion;
+
 use flashcore_problem::Problem;
 
 pub use error::PlanError;
+#[cfg(feature = "cpu")]
+pub use flashcore_cpu::CpuConfig;
+pub use flashcore_kernels::{Choice, Config, Considered, NoPlan, Plan, Refusal, Step, Suggestion, UnknownConfig};
 pub use here::{CPU_NAME_VARIABLE, cpu_name, user_plans_folder};
+#[cfg(feature = "cpu")]
+pub use summary::CpuChoice;
+pub use summary::PlanSummary;
 pub use table::{PLAN_FORMAT, PlanClass, PlanDevice, PlanEntry, PlanRow, PlanTable};
 
 use crate::KernelId;
@@ -34,6 +41,7 @@ const SHIPPED: [(&str, u32, &str, &str); 1] = [(
 
 /// Which tables choose kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PlanSetting {
     /// The user's tables, then the shipped ones, then heuristics.
     #[default]
@@ -52,7 +60,7 @@ impl PlanSetting {
     /// Parses a value of `FLASHCORE_PLANS`: `shipped`, `user`, `none`, or a file. Empty is `Usual`.
     ///
     /// ```
-    /// use flashcore::PlanSetting;
+    /// use flashcore::plans::PlanSetting;
     /// assert_eq!(PlanSetting::of_value("none"), PlanSetting::Heuristics);
     /// assert_eq!(PlanSetting::of_value("mine.json"), PlanSetting::File("mine.json".into()));
     /// ```
@@ -78,6 +86,7 @@ impl PlanSetting {
 
 /// The device whose tables are used.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub enum PlanTarget {
     /// A device of this machine: a table is for it if name, architecture and units are equal.
     Device(PlanDevice),
@@ -277,6 +286,7 @@ impl Plans {
                 why: found.why(),
             }),
             // Tables of GPUs have none.
+            #[cfg(feature = "cpu")]
             KernelId::Cpu(_) => None,
         };
         self.rows(problem).into_iter().filter_map(suggest).collect()

@@ -86,7 +86,8 @@ impl PlanClass {
     /// dense, offsets of the mask, or packed sequences.
     ///
     /// ```
-    /// use flashcore::{PlanClass, Problem};
+    /// use flashcore::Problem;
+    /// use flashcore::plans::PlanClass;
     /// let class = PlanClass::of(&Problem::named("llama8b-prefill-8k")?).expect("a dense problem");
     /// assert_eq!((class.heads, class.kv_heads, class.seq_q), (32, 8, 8192));
     /// # Ok::<(), flashcore::Error>(())
@@ -133,8 +134,10 @@ impl PlanClass {
     /// 64 shorter with as many tiles of 64, and by a sixteenth at most.
     ///
     /// ```
-    /// use flashcore::{PlanClass, Problem};
-    /// let class = |length| PlanClass::of(&Problem::builder().seq_len(length).build().unwrap()).unwrap();
+    /// use flashcore::Problem;
+    /// use flashcore::plans::PlanClass;
+    /// let problem = |length| Problem::builder().heads(8, 8).seq_len(length).head_dim(64).build();
+    /// let class = |length| PlanClass::of(&problem(length).unwrap()).unwrap();
     /// assert_eq!(class(4096).serves(&class(4090)), Some(12)); // 6 rows and 6 keys
     /// assert_eq!(class(4096).serves(&class(4032)), None); // a tile fewer
     /// assert_eq!(class(4096).serves(&class(4097)), None);

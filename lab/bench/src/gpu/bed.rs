@@ -52,19 +52,15 @@ impl TensorSet {
     /// The tensors, as kernels take them.
     pub fn tensors(&self) -> DeviceTensors<'_> {
         let input = |index: usize| self.inputs[index].as_slice();
-        DeviceTensors {
-            q: input(0),
-            k: input(1),
-            v: input(2),
-            out: self.out.as_slice(),
-            lse: self.lse.as_ref().map(Guarded::as_slice),
-            scales: (self.inputs.len() > 3).then(|| DeviceScales {
-                q: input(3),
-                k: input(4),
-                v: input(5),
-            }),
-            workspace: Some(self.workspace.as_slice()),
-        }
+        let mut tensors = DeviceTensors::new(input(0), input(1), input(2), self.out.as_slice());
+        tensors.lse = self.lse.as_ref().map(Guarded::as_slice);
+        tensors.scales = (self.inputs.len() > 3).then(|| DeviceScales {
+            q: input(3),
+            k: input(4),
+            v: input(5),
+        });
+        tensors.workspace = Some(self.workspace.as_slice());
+        tensors
     }
 
     /// Fills the output and the log-sum-exp with poison, in the stream.

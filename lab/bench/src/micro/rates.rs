@@ -143,7 +143,7 @@ impl DeviceRates {
     pub fn write(&self, path: &Path) -> Result<(), BenchError> {
         let wrong = |error: std::io::Error| unusable(path, error);
         let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
-        flashcore_cuda::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
+        flashcore::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
     }
 }
 
@@ -171,7 +171,7 @@ pub fn revision_of(device: &DeviceIdentity) -> Option<String> {
 /// Where the rates of a device are kept: `flashcore/devices/NAME-UUID.json` in `$XDG_DATA_HOME`, or in
 /// `~/.local/share`; `None` where there is neither.
 pub fn path(device: &DeviceIdentity) -> Option<PathBuf> {
-    let data = flashcore_cuda::files::data_folder()?;
+    let data = flashcore::files::data_folder()?;
     let keep = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     let name: String = device.name.chars().map(keep).collect();
     Some(data.join("devices").join(format!("{name}-{}.json", device.uuid)))

@@ -61,7 +61,7 @@ pub fn default_path() -> Option<PathBuf> {
         _ => '-',
     };
     let host: String = host_name().chars().map(keep).collect();
-    Some(flashcore_cuda::files::data_folder()?.join("evidence").join(host))
+    Some(flashcore::files::data_folder()?.join("evidence").join(host))
 }
 
 impl Store {

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use flashcore::{PlanClass, PlanDevice, PlanSetting, Problem, user_plans_folder};
+use flashcore::Problem;
+use flashcore::plans::{PlanClass, PlanDevice, PlanSetting, user_plans_folder};
 use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans;
 use serde_json::{Value, json};

@@ -1,7 +1,8 @@
 //! The GPU part of `flashcore tune` on a machine without a GPU: the predicted time on a card, and its
 //! kernel under the simulator.
 
-use flashcore::{InputKind, Problem};
+use flashcore::Problem;
+use flashcore::testing::InputKind;
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, ProblemBuilder, ProblemError};
 

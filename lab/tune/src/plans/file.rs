@@ -4,8 +4,8 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use flashcore::{PlanDevice, PlanError, PlanRow, PlanTable, read_table};
-use flashcore_cuda::files::write_whole;
+use flashcore::files::write_whole;
+use flashcore::plans::{PlanDevice, PlanError, PlanRow, PlanTable, read_table};
 use serde::Serialize;
 
 use crate::error::TuneError;

@@ -1,11 +1,12 @@
 //! Rows of plan tables from measurements, and the files they are in.
 
-use flashcore::{Attention, Device, PlanSetting, PlanTarget, Plans};
+use flashcore::plans::{PlanSetting, PlanTarget, Plans};
+use flashcore::{Attention, Device};
 use flashcore_bench::{Case, Interval, LaunchMode, Measured, Measurement, Options, Stop, SubjectInfo, Summary, Turns};
 
 use std::path::PathBuf;
 
-use flashcore::{PlanTable, read_table};
+use flashcore::plans::{PlanTable, read_table};
 
 use super::*;
 use crate::board::BoardRow;
@@ -13,7 +14,12 @@ use crate::default::DefaultKernel;
 use crate::trial::Verdict;
 
 fn problem(length: usize) -> Problem {
-    Problem::builder().heads(4, 4).seq_len(length).build().unwrap()
+    Problem::builder()
+        .head_dim(64)
+        .heads(4, 4)
+        .seq_len(length)
+        .build()
+        .unwrap()
 }
 
 fn host() -> DeviceIdentity {
@@ -167,6 +173,7 @@ fn what_was_not_measured_against_the_default_makes_no_row() {
     assert!(of_board(&header, &board).unwrap_err().contains("failed"));
     let (mut header, board) = found(&start, "cpu/m48n36");
     header.problem = Problem::builder()
+        .head_dim(64)
         .heads(4, 4)
         .seq_len(100)
         .offsets(1, 0)

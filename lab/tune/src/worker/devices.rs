@@ -97,7 +97,7 @@ impl Device for Cpu {
             }
             match id.parse() {
                 Ok(KernelId::Cpu(config)) => Ok(Box::new(CpuSubject::new(&bed, config, place))),
-                Ok(KernelId::Gpu(_)) => Err(refused("it runs on a GPU".to_string())),
+                Ok(_) => Err(refused("it runs on a GPU".to_string())),
                 Err(error) => Err(refused(flashcore::Error::to_string(&error))),
             }
         };

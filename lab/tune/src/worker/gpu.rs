@@ -57,7 +57,7 @@ impl Gpu {
         match id.parse() {
             Ok(KernelId::Gpu(config)) => Plan::with_cache(problem, &config, self.chip, &self.kernels)
                 .map_err(|refusal| refused(refusal.to_string())),
-            Ok(KernelId::Cpu(_)) => Err(refused("it runs on the CPU".to_string())),
+            Ok(_) => Err(refused("it runs on the CPU".to_string())),
             Err(error) => Err(refused(flashcore::Error::to_string(&error))),
         }
     }

@@ -3,10 +3,11 @@
 
 use std::path::PathBuf;
 
-use flashcore::{
-    Attention, Device, Error, Inputs, KernelId, Mask, NamedTable, PlanClass, PlanDevice, PlanError, PlanRow,
-    PlanSetting, PlanTable, PlanTarget, Plans, Problem, Tensor, Tolerance, compare, reference, shipped_tables,
+use flashcore::plans::{
+    NamedTable, PlanClass, PlanDevice, PlanError, PlanRow, PlanSetting, PlanTable, PlanTarget, Plans, shipped_tables,
 };
+use flashcore::testing::{Inputs, Tolerance, compare, reference};
+use flashcore::{Attention, Device, Error, KernelId, Mask, Problem, Tensor};
 use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, Plan, select, select_among};
 use tempfile::TempDir;
@@ -98,7 +99,14 @@ fn a_row_serves_its_own_problems_and_slightly_shorter_ones() {
 
 #[test]
 fn the_nearest_of_two_rows_is_taken() {
-    let problem = |length| Problem::builder().seq_len(length).build().unwrap();
+    let problem = |length| {
+        Problem::builder()
+            .heads(1, 1)
+            .head_dim(64)
+            .seq_len(length)
+            .build()
+            .unwrap()
+    };
     let rows = [row(&problem(2048), TILE), row(&problem(2040), OTHER)];
     let plans = Plans::of_tables(vec![named("mine", h200(), &rows)]);
     let kernel = |length| plans.rows(&problem(length))[0].row.kernel.to_string();
@@ -232,6 +240,8 @@ fn files_that_cannot_be_used_are_told_of_and_spoil_nothing() {
 fn tables_are_sorted_text_that_reads_back() {
     let problem = |length| {
         Problem::builder()
+            .heads(1, 1)
+            .head_dim(64)
             .seq_len(length)
             .mask(Mask::window(Some(8), Some(0)))
             .build()
@@ -257,7 +267,12 @@ fn tables_are_sorted_text_that_reads_back() {
 
 #[test]
 fn the_host_asks_its_table_and_answers_the_same() {
-    let problem = Problem::builder().heads(4, 4).seq_len(100).build().unwrap();
+    let problem = Problem::builder()
+        .head_dim(64)
+        .heads(4, 4)
+        .seq_len(100)
+        .build()
+        .unwrap();
     let attention = |units: u32| {
         let device = PlanDevice {
             units,
@@ -281,17 +296,20 @@ fn the_host_asks_its_table_and_answers_the_same() {
     // Measured with other threads it says nothing; nor of another problem; nor where a kernel is
     // named.
     assert_eq!(attention(threads + 1).plan(&problem).unwrap().row(), None);
-    let longer = Problem::builder().heads(4, 4).seq_len(300).build().unwrap();
+    let longer = Problem::builder()
+        .head_dim(64)
+        .heads(4, 4)
+        .seq_len(300)
+        .build()
+        .unwrap();
     assert_eq!(asked.plan(&longer).unwrap().row(), None);
     let kernel: KernelId = "cpu/m64n64".parse().unwrap();
     let fixed = Attention::with_kernel(Device::cpu(), kernel).unwrap();
     assert_eq!(fixed.plan(&problem).unwrap().kernel(), kernel);
 
-    let Inputs { q, k, v } = Inputs::generate(&problem, flashcore::InputKind::Normal, 3);
+    let Inputs { q, k, v } = Inputs::generate(&problem, flashcore::testing::InputKind::Normal, 3);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    asked
-        .forward(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)
-        .unwrap();
+    asked.forward_into(&problem, &q, &k, &v, &mut out, None).unwrap();
     let want = reference(&problem, &q.view(), &k.view(), &v.view()).unwrap();
     assert!(
         compare(&problem, &out.view(), &want, Tolerance::of(problem.dtype()))

@@ -1,0 +1,34 @@
+//! Which kernel serves a problem, and why; a kernel by name; and kernels for a card that is not here.
+//!
+//! run with: cargo run --release -p flashcore --example 04-which-kernel
+
+use flashcore::kernel::Profile;
+use flashcore::plans::{PlanTarget, Plans};
+use flashcore::{Attention, Device, Error, Mask, Problem};
+
+fn main() -> Result<(), Error> {
+    let problem = Problem::builder().heads(32, 8).seq_len(8192).head_dim(128);
+    let problem = problem.mask(Mask::CAUSAL).build()?;
+
+    // By plan tables, which `flashcore tune` writes, and by heuristics where they have no row.
+    let attention = Attention::new(Device::best());
+    let plan = attention.plan(&problem)?;
+    println!(
+        "{problem} on {}: {}, because {}",
+        attention.device(),
+        plan.kernel(),
+        plan.why()
+    );
+
+    // The same kernel for everything: what it does not serve is refused.
+    let fixed = Attention::with_kernel(attention.device(), plan.kernel())?;
+    assert_eq!(fixed.plan(&problem)?.kernel(), plan.kernel());
+
+    // The rows of the tables for another card.
+    let h200 = Profile::named("h200").map(PlanTarget::Card);
+    let plans = h200.map_or(Ok(Plans::none()), |card| Plans::load(&card))?;
+    for row in plans.rows(&problem) {
+        println!("an H200 takes {}: {}", row.row.kernel, row.why());
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Calls on host tensors: what they return, and how they name a wrong argument.
+
+use std::collections::BTreeSet;
+
+use flashcore::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference};
+use flashcore::{
+    Attention, DType, Device, Layout, Mask, Problem, ProblemBuilder, Tensor, TensorView, TensorViewMut, f16,
+};
+
+fn problem() -> ProblemBuilder {
+    let builder = Problem::builder()
+        .batch(2)
+        .heads(4, 2)
+        .seq_len_q(9)
+        .seq_len_kv(33)
+        .head_dim(64);
+    builder.mask(Mask::CAUSAL).return_lse(true)
+}
+
+#[test]
+fn an_output_is_that_of_the_reference_in_either_form() {
+    for layout in [Layout::bshd, Layout::bhsd] {
+        let problem = problem().layout(layout).build().unwrap();
+        let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 4);
+        let attention = Attention::new(Device::cpu());
+        let output = attention.forward(&problem, &q, &k, &v).unwrap();
+
+        let want = reference(&problem, &q.view(), &k.view(), &v.view()).unwrap();
+        let tolerance = Tolerance::of(problem.dtype());
+        assert!(compare(&problem, &output.out.view(), &want, tolerance).unwrap().passed);
+        let lse = output.lse.as_deref().unwrap();
+        assert!(compare_lse(&problem, lse, &want, tolerance).unwrap().passed);
+
+        let (mut out, mut own_lse) = (vec![f16::NAN; output.out.layout().span()], vec![0.0; problem.lse_len()]);
+        let view = TensorViewMut::from_slice(*problem.o_layout(), &mut out).unwrap();
+        attention
+            .forward_into(&problem, q.view(), k.view(), v.view(), view, Some(&mut own_lse))
+            .unwrap();
+        assert_eq!(
+            (out.as_slice(), own_lse.as_slice()),
+            (output.out.as_slice::<f16>().unwrap(), lse)
+        );
+    }
+}
+
+#[test]
+fn no_log_sum_exp_unless_it_is_asked_for() {
+    let problem = problem().return_lse(false).build().unwrap();
+    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 4);
+    let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v).unwrap();
+    assert!(output.lse.is_none());
+}
+
+#[test]
+fn errors_name_the_argument() {
+    let problem = problem().build().unwrap();
+    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 4);
+    let attention = Attention::new(Device::cpu());
+    let forward = |q: TensorView<'_>, k: TensorView<'_>, v: TensorView<'_>| {
+        attention.forward(&problem, q, k, v).unwrap_err().to_string()
+    };
+    let wide = Tensor::filled(DType::F32, *problem.q_layout(), 0);
+    assert!(forward(wide.view(), k.view(), v.view()).starts_with("q holds f32; this problem's dtype is fp16"));
+    assert!(forward(q.view(), q.view(), v.view()).starts_with("k has shape [2, 9, 4, 64]; this problem needs"));
+    let padded = Tensor::filled(DType::F16, Layout::bhsd([2, 33, 2, 64]), 0);
+    assert!(forward(q.view(), k.view(), padded.view()).starts_with("v has strides"));
+
+    let mut short = Tensor::filled(DType::F16, Layout::bshd([2, 8, 4, 64]), 0);
+    let mut lse = vec![0.0; problem.lse_len()];
+    let error = attention.forward_into(&problem, &q, &k, &v, &mut short, Some(&mut lse));
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .starts_with("out has shape [2, 8, 4, 64]")
+    );
+    let mut out = Tensor::filled(DType::F16, *problem.o_layout(), 0);
+    let error = attention.forward_into(&problem, &q, &k, &v, &mut out, None);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        "lse has shape [0]; this problem needs [72]"
+    );
+}
+
+#[test]
+fn typed_slices_of_the_wrong_length_or_type_are_refused() {
+    let error = Tensor::from_slice([1, 2, 1, 64], &[0f32; 129]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "129 values were given; shape [1, 2, 1, 64] with strides [128, 64, 64, 1] needs 128"
+    );
+    let tensor = Tensor::from_slice([1, 2, 1, 64], &[0f32; 128]).unwrap();
+    let error = tensor.as_slice::<f16>().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the tensor holds f32 and is read as fp16; read it as what it holds"
+    );
+    let overlapping = Layout {
+        shape: [1, 2, 1, 64],
+        strides: [128, 0, 64, 1],
+    };
+    assert!(TensorView::from_slice(overlapping, &[0f32; 64]).is_ok());
+    assert!(TensorViewMut::from_slice(overlapping, &mut [0f32; 64]).is_err());
+}
+
+/// The crates that a program names in `use` items.
+fn crates_used(program: &str) -> BTreeSet<&str> {
+    let paths = program.lines().filter_map(|line| line.strip_prefix("use "));
+    paths.filter_map(|path| path.split([':', ';']).next()).collect()
+}
+
+#[test]
+fn examples_need_no_crates_but_the_ones_they_are_about() {
+    let own_kernel = include_str!("../../examples/02-own-kernel.rs");
+    assert_eq!(
+        crates_used(own_kernel),
+        BTreeSet::from(["flashcore", "flashcore_sim", "std"])
+    );
+    for example in [
+        include_str!("../../examples/01-attention.rs"),
+        include_str!("../../examples/03-device-memory.rs"),
+        include_str!("../../examples/04-which-kernel.rs"),
+    ] {
+        assert_eq!(crates_used(example), BTreeSet::from(["flashcore"]));
+    }
+    // Paths in expressions would be others.
+    assert!(!own_kernel.contains("bytemuck") && !own_kernel.contains("flashcore_ir"));
+}

@@ -1,0 +1,4 @@
+//! The library as its users see it.
+
+mod calls;
+mod plans;
