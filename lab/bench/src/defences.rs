@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 pub use flashcore_problem::bulk::Census;
 
 pub use crate::inspection::{Inspection, Reason};
-use crate::stats::median;
-use crate::subject::{Stopwatch, Subject, Trouble};
+use crate::subject::Trouble;
 
 /// A candidate bound to buffers on a device. The judge may be in another process than the candidate.
 pub trait Rig {
@@ -49,6 +48,17 @@ pub struct Run {
     /// Put a pause of a few milliseconds ahead of the poison, so that a candidate that does not wait for its stream runs
     /// before the poison is written.
     pub pause: bool,
+}
+
+impl Run {
+    /// A run over poisoned outputs, on the inputs of a seed, or on those that are there.
+    pub fn over_poison(load: Option<u64>) -> Run {
+        Run {
+            load,
+            poison: true,
+            ..Run::default()
+        }
+    }
 }
 
 /// Which output to read.
@@ -102,14 +112,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
         let [first, second, third] = INSPECTION_SEEDS;
         let late = |how: &str| Some((Reason::OtherStream, how.to_string()));
         // Fresh inputs, poisoned output: the output when the stream had ended, and when the device was idle.
-        let run = Run {
-            poison: true,
-            ..Run::default()
-        };
-        rig.run(&Run {
-            load: Some(first),
-            ..run
-        })?;
+        rig.run(&Run::over_poison(Some(first)))?;
         if let Some(rejection) = judge(rig, 0, Output::Final, first, None, found)? {
             return Ok(Some(rejection));
         }
@@ -120,7 +123,11 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
             ));
         }
         // The other way round: a candidate that does not wait for the stream has run before the poison is written.
-        rig.run(&Run { pause: true, ..run })?;
+        let after_a_pause = Run {
+            pause: true,
+            ..Run::over_poison(None)
+        };
+        rig.run(&after_a_pause)?;
         if judge(rig, 0, Output::Snapshot, first, None, found)?.is_some() {
             return Ok(late(
                 "it ran before the work that was ahead of it in the stream; make every stream it uses wait for the one it \
@@ -138,8 +145,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
         // Other addresses.
         let at_other = Run {
             place: 1,
-            load: Some(third),
-            ..run
+            ..Run::over_poison(Some(third))
         };
         if !rig.run(&at_other)? {
             found.skipped.push("other addresses".to_string());
@@ -169,11 +175,7 @@ pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     inspection(rig, "in one look", |rig, found| {
         found.skipped.push("all but one look at the answer".to_string());
         let seed = INSPECTION_SEEDS[0];
-        rig.run(&Run {
-            load: Some(seed),
-            poison: true,
-            ..Run::default()
-        })?;
+        rig.run(&Run::over_poison(Some(seed)))?;
         judge(rig, 0, Output::Final, seed, None, found)
     })
 }
@@ -192,9 +194,8 @@ pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
         }
         // Again over poison: the right answer may have been in place, written by another candidate.
         rig.run(&Run {
-            poison: true,
             pause: true,
-            ..Run::default()
+            ..Run::over_poison(None)
         })?;
         judge(rig, 0, Output::Final, seed, None, found)
     })
@@ -210,6 +211,7 @@ fn inspection(
         rejected: None,
         detail: String::new(),
         max_abs: 0.0,
+        frobenius: 0.0,
         skipped: Vec::new(),
     };
     let mut rejection = look(rig, &mut found)?;
@@ -221,58 +223,6 @@ fn inspection(
         (found.rejected, found.detail) = (Some(reason), detail);
     }
     Ok(found)
-}
-
-/// Single runs that [`time_cold`] takes the median of.
-const COLD_RUNS: usize = 25;
-
-/// Times single runs cold in two ways, µs: of `flushed` on its first set of inputs after a flush of L2, and of
-/// `rotating` through all its sets, which together must be more memory than L2 holds, without a flush. For
-/// [`judge_cold`].
-pub fn time_cold(
-    stopwatch: &mut dyn Stopwatch,
-    flushed: &mut dyn Subject,
-    rotating: &mut dyn Subject,
-) -> Result<(f64, f64), Trouble> {
-    let sets = rotating.input_sets().max(1);
-    let mut once = |subject: &mut dyn Subject, set: Option<usize>| {
-        stopwatch.hold()?;
-        if set.is_none() {
-            stopwatch.flush()?;
-        }
-        stopwatch.begin(0)?;
-        subject.run_once(set.unwrap_or(0))?;
-        stopwatch.end(0)?;
-        stopwatch.elapsed_us(0)
-    };
-    // Two rounds of everything first: what persists is there by then.
-    for set in 0..2 * sets {
-        once(rotating, Some(set % sets))?;
-    }
-    let rotated = (0..COLD_RUNS.max(sets)).map(|run| once(rotating, Some(run % sets)));
-    let rotated = rotated.collect::<Result<Vec<_>, _>>()?;
-    // The first ones after a flush do not count.
-    let after_flush = (0..3 + COLD_RUNS).map(|_| once(flushed, None));
-    let after_flush = after_flush.collect::<Result<Vec<_>, _>>()?;
-    Ok((median(&after_flush[3..]), median(&rotated)))
-}
-
-/// How much faster a flushed run may be than one on memory that was never cached, relative: the runs also differ in pages
-/// and banks.
-pub const PERSISTING_MARGIN: f64 = 0.15;
-
-/// Compares the time of a run after a flush of L2 (`flushed_us`) with that of runs that rotate through more memory than L2
-/// holds (`rotating_us`): both are cold.
-pub fn judge_cold(flushed_us: f64, rotating_us: f64) -> Option<Rejection> {
-    (flushed_us < rotating_us * (1.0 - PERSISTING_MARGIN)).then(|| {
-        (
-            Reason::PersistingCache,
-            format!(
-                "{flushed_us:.1} µs after a flush of L2 and {rotating_us:.1} µs on memory that was never there: it keeps \
-                 lines in L2 that a flush does not reach"
-            ),
-        )
-    })
 }
 
 /// Why an output is rejected, if it is. `stale` is the seed of earlier inputs.
@@ -287,6 +237,7 @@ fn judge(
     let Seen { census, comparison } = rig.look(place, what, seed)?;
     if comparison.passed && census.unwritten == 0 && census.nan == 0 {
         found.max_abs = found.max_abs.max(comparison.max_abs);
+        found.frobenius = found.frobenius.max(comparison.frobenius);
         return judge_lse(rig, place, seed, found);
     }
     let elements = census.elements;

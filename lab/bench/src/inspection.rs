@@ -20,8 +20,6 @@ pub enum Reason {
     PointerReplay,
     /// It still runs when its stream has ended, or does not wait for the stream.
     OtherStream,
-    /// It is faster after a flush of L2 than on memory that was never in L2: it keeps lines that a flush does not reach.
-    PersistingCache,
     /// It wrote outside the tensors that it was given.
     OutOfBounds,
     /// Any other wrong output.
@@ -38,7 +36,6 @@ impl Reason {
             Reason::Cached => "cached",
             Reason::PointerReplay => "pointer-replay",
             Reason::OtherStream => "other-stream",
-            Reason::PersistingCache => "persisting-cache",
             Reason::OutOfBounds => "out-of-bounds",
             Reason::Wrong => "wrong",
         }
@@ -54,6 +51,9 @@ pub struct Inspection {
     pub detail: String,
     /// Largest error against float64 over all that was compared.
     pub max_abs: f64,
+    /// Largest over its outputs: the Frobenius norm of the error over that of the right output, in the rows compared.
+    #[serde(default)]
+    pub frobenius: f64,
     /// Rules that could not be applied to this subject, by name.
     pub skipped: Vec<String>,
 }

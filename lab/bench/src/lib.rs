@@ -49,7 +49,6 @@ pub mod profile;
 mod protocol;
 pub mod python;
 mod report;
-pub mod selfcheck;
 mod session;
 mod stand;
 pub mod standing;

@@ -93,6 +93,7 @@ fn a_baseline_rejected_after_timing_takes_its_ratios_along() {
         rejected: Some(crate::defences::Reason::Cached),
         detail: "stale".to_string(),
         max_abs: 0.0,
+        frobenius: 0.0,
         skipped: Vec::new(),
     };
     report.results[0].reject(0, &found);

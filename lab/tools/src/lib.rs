@@ -1,30 +1,20 @@
 //! Tools for those who work on FlashCore: random programs on the simulator and a GPU, measurements
-//! that leave evidence, and checks that are too long for CI. One program with subcommands, so that
-//! there is one link.
+//! that leave evidence. One program with subcommands, so that there is one link.
 
 use std::error::Error;
 use std::process::ExitCode;
 
 use clap::Parser;
-use flashcore_ir::Chip;
-use flashcore_kernels::{Config, KernelCache, Plan, select};
-use flashcore_problem::Problem;
 
-mod cheats;
 mod cost_error;
 mod dump_ptx;
-mod error;
 pub mod fuzz;
 mod measured_space;
-mod mutation;
 mod parity;
 mod probe;
 mod ranking;
-mod repeat;
-mod schedules;
 mod scores;
-mod selfcheck;
-mod shipped;
+pub mod shipped;
 mod sim_speed;
 mod strategies;
 
@@ -40,21 +30,15 @@ fn verdict(passed: bool) -> Ran {
 #[derive(Debug, Parser)]
 #[command(name = "flashcore-tools")]
 enum Tool {
-    Cheats(cheats::Options),
     CostError(cost_error::Options),
     DumpPtx(dump_ptx::Options),
-    Error(error::Options),
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
-    Mutation(mutation::Options),
     Parity(parity::Options),
     #[command(subcommand)]
     Probe(probe::Command),
     Ranking(ranking::Options),
-    Repeat(repeat::Options),
-    Schedules(schedules::Options),
     Scores(scores::Options),
-    Selfcheck(selfcheck::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
     Strategies(strategies::Options),
@@ -63,20 +47,14 @@ enum Tool {
 /// Runs the tool that the arguments of this process name.
 pub fn run() -> ExitCode {
     let ran = match Tool::parse() {
-        Tool::Cheats(options) => cheats::main(&options),
         Tool::CostError(options) => cost_error::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
-        Tool::Error(options) => error::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
-        Tool::Mutation(options) => mutation::main(&options),
         Tool::Parity(options) => parity::main(&options),
         Tool::Probe(command) => probe::main(&command),
         Tool::Ranking(options) => ranking::main(&options),
-        Tool::Repeat(options) => repeat::main(&options),
-        Tool::Schedules(options) => schedules::main(&options),
         Tool::Scores(options) => scores::main(&options),
-        Tool::Selfcheck(options) => selfcheck::main(&options),
         Tool::SimSpeed => sim_speed::main(),
         Tool::Strategies(options) => strategies::main(&options),
     };
@@ -89,14 +67,6 @@ pub fn run() -> ExitCode {
 /// Writes a report as indented JSON.
 fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<(), Box<dyn Error>> {
     Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
-}
-
-/// The plan of a config, or of the one that heuristics choose.
-fn plan_of(problem: &Problem, config: Option<&Config>, chip: Chip) -> Result<Plan, Box<dyn Error>> {
-    match config {
-        Some(config) => Ok(Plan::new(problem, config, chip)?),
-        None => Ok(select(problem, chip, 16, &KernelCache::default())?.plan),
-    }
 }
 
 /// The device's name and driver, for reports.

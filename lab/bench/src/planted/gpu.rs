@@ -1,17 +1,15 @@
-//! What planted candidates need of a GPU: kernels that hang and that write out of bounds, and another stream.
+//! What planted candidates need of a GPU: kernels that hang and that write out of bounds.
 
-use flashcore_cuda::{CudaError, Event, Function, ModuleOptions, Stream};
+use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::{BuildErrors, Kernel};
 use flashcore_problem::{Problem, Tensor};
 
 use super::Spoil;
 use crate::bed::Bed;
-use crate::gpu::{GpuBed, GpuTools, one_warp_on};
+use crate::gpu::{GpuBed, one_warp_on};
 use crate::subject::Trouble;
 
 const WARP: u32 = 32;
-/// How long the other stream is busy before it works, µs.
-const BUSY_US: f64 = 2_000.0;
 
 fn hang_kernel() -> Result<Kernel, BuildErrors> {
     Kernel::build("planted_hang", WARP, |k| {
@@ -83,47 +81,5 @@ impl Spoil for GpuBed<'_> {
     fn write_outside(&self, place: usize, words: u32) -> Result<(), Trouble> {
         let end = (self.tensors(place).out.len() / size_of::<u32>()) as u32;
         self.run_on_output(wild_kernel(), place, Some(end.saturating_add(words)))
-    }
-}
-
-/// Another stream than the one that a candidate is given.
-#[derive(Clone, Copy)]
-pub struct Elsewhere<'a> {
-    /// The stream that is given.
-    pub given: &'a Stream,
-    /// The other one.
-    pub other: &'a Stream,
-    /// What keeps the other one busy.
-    pub tools: &'a GpuTools,
-}
-
-impl Elsewhere<'_> {
-    /// Forks properly, and lets the other stream work for a while.
-    pub(super) fn fork(&self) -> Result<(), CudaError> {
-        wait(self.other, self.given)?;
-        self.tools.spin(self.other, BUSY_US)
-    }
-
-    pub(super) fn join(&self) -> Result<(), CudaError> {
-        wait(self.given, self.other)
-    }
-}
-
-/// Work put into `stream` from now on waits for what is in `for_stream`.
-fn wait(stream: &Stream, for_stream: &Stream) -> Result<(), CudaError> {
-    let event = Event::new(stream.context())?;
-    event.record(for_stream)?;
-    stream.wait_for(&event)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_planted_kernels_build() {
-        for kernel in [hang_kernel(), wild_kernel()] {
-            assert!(kernel.unwrap().to_ptx().contains("planted_"));
-        }
     }
 }

@@ -10,7 +10,6 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-pub use gpu::Elsewhere;
 pub use subject::{Planted, Spoil};
 
 use crate::defences::Reason;
@@ -65,9 +64,10 @@ pub enum Conduct {
     PointerReplay,
     /// Leaves the log-sum-exp of the last row as it was.
     UnwrittenLse,
-    /// Works on another stream, which the given one does not wait for.
+    /// Works on another stream, which the given one does not wait for: a rig makes it so, by binding the honest kernel to
+    /// that stream.
     NotJoined,
-    /// Works on another stream, which does not wait for the given one.
+    /// Works on another stream, which does not wait for the given one; likewise.
     NotWaiting,
 }
 
@@ -147,9 +147,6 @@ impl Conduct {
     }
 
     /// Compiles it.
-    ///
-    /// # Errors
-    /// For the one that does not compile.
     pub fn build(self) -> Result<(), &'static str> {
         match self {
             Conduct::DoesNotBuild => Err("planted: this one does not compile"),

@@ -5,7 +5,7 @@ use std::ops::Range;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, Tensor};
 
-use super::{Conduct, Elsewhere, InFinals};
+use super::{Conduct, InFinals};
 use crate::bed::Bed;
 use crate::host_clock::called;
 use crate::identity::{LaunchMode, SubjectInfo};
@@ -41,7 +41,6 @@ pub struct Planted<'a> {
     honest: Box<dyn Subject + 'a>,
     bed: &'a dyn Spoil,
     place: usize,
-    elsewhere: Option<Elsewhere<'a>>,
     in_finals: InFinals,
     calls: u32,
     kept: Option<Tensor>,
@@ -69,17 +68,10 @@ impl<'a> Planted<'a> {
             honest: Box::new(honest),
             bed,
             place,
-            elsewhere: None,
             in_finals,
             calls: 0,
             kept: None,
         }
-    }
-
-    /// With another stream, for [`Conduct::NotJoined`] and [`Conduct::NotWaiting`]: their honest kernel is bound to it.
-    pub fn with(mut self, elsewhere: Elsewhere<'a>) -> Planted<'a> {
-        self.elsewhere = Some(elsewhere);
-        self
     }
 
     fn out<T>(&self, mut act: impl FnMut(&mut Tensor) -> T) -> Result<T, Trouble> {
@@ -134,12 +126,6 @@ impl<'a> Planted<'a> {
             },
             Conduct::LazyLater => return Ok(self.calls > PATIENT_CALLS),
             Conduct::ChangesInFinals => return Ok(self.in_finals.get()),
-            Conduct::NotJoined => {
-                if let Some(elsewhere) = self.elsewhere {
-                    elsewhere.fork()?;
-                }
-                return Ok(false);
-            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -174,8 +160,8 @@ impl<'a> Planted<'a> {
                     out.view_mut().set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
                 }
             }),
-            Conduct::NotWaiting => self.elsewhere.map_or(Ok(()), |elsewhere| Ok(elsewhere.join()?)),
-            // The honest kernel of `PointerReplay` is bound to the first buffers.
+            // The honest kernel of `PointerReplay` is bound to the first buffers, that of `NotJoined` and `NotWaiting` to
+            // another stream.
             _ => Ok(()),
         }
     }

@@ -2,18 +2,15 @@
 
 use std::collections::HashMap;
 
+use flashcore_bench::Trouble;
 use flashcore_bench::bed::{Bed, Drawn, Moment, Workbench};
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, judge_cold, look_once,
-    time_cold,
+    AFTERWARDS_SEED, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, look_once,
 };
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
-use flashcore_bench::{Subject, SubjectInfo, Trouble};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem, ReferenceRow, Tensor, reference};
-
-use super::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
 struct FakeRig {
@@ -170,6 +167,7 @@ fn honest_work_passes() {
     let found = inspect(&mut rig).unwrap();
     assert!(found.passed(), "{found}");
     assert!(found.max_abs > 0.0 && found.max_abs < 1e-3 && found.skipped.is_empty());
+    assert!(found.frobenius > 0.0 && found.frobenius < 3.5e-4);
     assert!(inspect_again(&mut rig).unwrap().passed());
 }
 
@@ -250,57 +248,4 @@ fn what_pingpong_cond_while_it_is_timed_is_caught_afterwards() {
     }
     let found = inspect_again(&mut rig).unwrap();
     assert!(!found.passed(), "{found}");
-}
-
-/// A kernel on a simulated device whose lines survive a flush, or do not.
-struct Cold {
-    inner: SimulatedSubject,
-    sets: usize,
-    persists: bool,
-}
-
-impl Subject for Cold {
-    fn info(&self) -> &SubjectInfo {
-        self.inner.info()
-    }
-    fn call(&mut self) -> Result<(), Trouble> {
-        self.inner.call()
-    }
-    fn run_once(&mut self, set: usize) -> Result<(), Trouble> {
-        // Memory that was never cached costs a second run's time; so does a flush, unless lines survive it.
-        let cold = self.sets > 1 || !self.persists;
-        self.inner.run_once(set)?;
-        if cold { self.inner.run_once(set) } else { Ok(()) }
-    }
-    fn input_sets(&self) -> usize {
-        self.sets
-    }
-}
-
-#[test]
-fn lines_that_survive_a_flush_show_in_the_times() {
-    for persists in [false, true] {
-        let gpu = SimulatedGpu::new(Noise::steady(), 5);
-        let cold = |sets| Cold {
-            inner: gpu.subject("a", 30.0, 0.5, 1),
-            sets,
-            persists,
-        };
-        let (flushed, rotating) = time_cold(&mut gpu.stopwatch(), &mut cold(1), &mut cold(16)).unwrap();
-        let found = judge_cold(flushed, rotating).map(|(reason, _)| reason);
-        assert_eq!(
-            found,
-            persists.then_some(Reason::PersistingCache),
-            "{flushed} {rotating}"
-        );
-    }
-}
-
-#[test]
-fn cold_times_that_no_memory_explains_are_rejected() {
-    assert!(judge_cold(20.0, 21.0).is_none());
-    assert!(judge_cold(25.0, 20.0).is_none());
-    let (reason, detail) = judge_cold(10.0, 20.0).unwrap();
-    assert_eq!(reason, Reason::PersistingCache);
-    assert!(detail.contains("never there"), "{detail}");
 }

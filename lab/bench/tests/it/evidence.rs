@@ -120,6 +120,7 @@ fn one_rejected_after_timing_has_samples_and_no_number() {
         rejected: Some(Reason::Cached),
         detail: "stale".into(),
         max_abs: 0.0,
+        frobenius: 0.0,
         skipped: Vec::new(),
     });
     let report = Report::of_evidence(run, recorded);

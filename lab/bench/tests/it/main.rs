@@ -1,8 +1,10 @@
 //! The bench, used as a library and through its evidence.
 
 mod cheats;
+mod cold;
 mod convert;
 mod evidence;
+mod gpu;
 mod host;
 mod selfcheck;
 mod simulate;

@@ -1,9 +1,82 @@
-//! The instrument on simulated devices: no false verdicts, and planted slowdowns are found.
+//! Is the instrument right? The same kernel against itself must not be called different, and a planted slowdown must be
+//! found: here on simulated devices, in `gpu` on a real one.
 
-use flashcore_bench::selfcheck::{FALSE_VERDICTS, FOUND, PLANTED, SelfCheck, count, selfcheck};
-use flashcore_bench::{Mode, Options, Verdict, stats};
+use flashcore_bench::{BenchError, Measurement, Mode, Options, Verdict, stats};
 
 use super::simulate::{Noise, SimulatedGpu};
+
+/// The slowdown that is planted, relative.
+pub(super) const PLANTED: f64 = 0.03;
+/// Wrong verdicts on a kernel against itself that are tolerated, relative to the trials.
+pub(super) const FALSE_VERDICTS: f64 = 0.02;
+/// Planted slowdowns that must be found, relative to the trials.
+pub(super) const FOUND: f64 = 0.95;
+
+/// What a selfcheck found. A verdict is `None` where none was reached.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct SelfCheck {
+    /// Verdicts on a kernel against itself.
+    pub(super) same: Vec<Option<Verdict>>,
+    /// Verdicts on the kernel slowed by [`PLANTED`] against itself.
+    pub(super) planted: Vec<Option<Verdict>>,
+    /// The slowdown measured in each planted trial, relative; its median says whether the planting was right.
+    pub(super) measured: Vec<f64>,
+}
+
+/// How many verdicts are this one.
+pub(super) fn count(verdicts: &[Option<Verdict>], wanted: Verdict) -> usize {
+    verdicts.iter().filter(|verdict| **verdict == Some(wanted)).count()
+}
+
+fn share(count: usize, verdicts: &[Option<Verdict>]) -> f64 {
+    count as f64 / verdicts.len().max(1) as f64
+}
+
+impl SelfCheck {
+    /// FASTER and SLOWER on the same kernel, relative to the trials.
+    pub(super) fn false_verdicts(&self) -> f64 {
+        let wrong = count(&self.same, Verdict::Faster) + count(&self.same, Verdict::Slower);
+        share(wrong, &self.same)
+    }
+
+    /// SLOWER on the slowed kernel, relative to the trials.
+    pub(super) fn found(&self) -> f64 {
+        share(count(&self.planted, Verdict::Slower), &self.planted)
+    }
+
+    /// Whether the instrument keeps its promises.
+    pub(super) fn passed(&self) -> bool {
+        !self.same.is_empty()
+            && !self.planted.is_empty()
+            && self.same.iter().chain(&self.planted).all(Option::is_some)
+            && self.false_verdicts() <= FALSE_VERDICTS
+            && self.found() >= FOUND
+    }
+}
+
+/// Makes `trials` measurements of each kind. `trial` is given its number and the slowdown to plant (0 or
+/// [`PLANTED`]) and returns a measurement of two subjects of which the first is the baseline.
+pub(super) fn selfcheck(
+    trials: u32,
+    mut trial: impl FnMut(u32, f64) -> Result<Measurement, BenchError>,
+) -> Result<SelfCheck, BenchError> {
+    let mut found = SelfCheck::default();
+    for number in 0..trials {
+        for slowdown in [0.0, PLANTED] {
+            let measurement = trial(number, slowdown)?;
+            let subject = measurement.subjects.get(1);
+            let verdict = subject.and_then(|subject| subject.verdict);
+            if slowdown == 0.0 {
+                found.same.push(verdict);
+            } else {
+                found.planted.push(verdict);
+                let ratio = subject.and_then(|subject| subject.ratio);
+                found.measured.extend(ratio.map(|ratio| ratio.value - 1.0));
+            }
+        }
+    }
+    Ok(found)
+}
 
 /// Trials on a simulated device, a hot and a cool neighbour in every round.
 fn simulated(noise: &Noise, mode: Mode, run_us: f64, chain: u32, trials: u32) -> SelfCheck {

@@ -1,4 +1,4 @@
-//! Is the bench right on this GPU? It compares a kernel with itself, and with itself slowed by 3 %.
+//! A kernel compared with itself, and with itself slowed by 3 %, again and again.
 
 use std::error::Error;
 
@@ -6,49 +6,49 @@ use flashcore::cuda::{Context, Stream};
 use flashcore::plans::Config;
 use flashcore::testing::InputKind;
 use flashcore_bench::gpu::{ClosureSubject, GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, PreparedPlan};
-use flashcore_bench::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
 use flashcore_bench::stats::median;
-use flashcore_bench::{self as bench, Bed, Mode, Subject, Verdict, draw, measure, problems};
+use flashcore_bench::{self as bench, Bed, Case, Mode, Subject, Verdict, draw, measure, problems};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::Step;
 
-/// Compares a kernel with itself, and with itself slowed by 3 %, again and again.
+use super::{plan_of, words};
+use crate::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
+
+/// The slowdown is a kernel that spins for 3 % of the time of each chain of runs. Turns are short: hundreds of trials with
+/// steady ones would take an hour.
 ///
-/// Fails if more than 2 % of the verdicts on the same kernel are FASTER or SLOWER, or fewer than 95
-/// % of the slowdowns are found. The slowdown is a kernel that spins for 3 % of the time of each
-/// chain of runs. Turns are short: hundreds of trials with steady ones would take an hour.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    #[arg(default_value_t = 100)]
-    trials: u32,
-    #[arg(default_value = "bert-base")]
-    problem: String,
-    kernel: Option<Config>,
+/// `FLASHCORE_SELFCHECK="TRIALS PROBLEM KERNEL"` takes others; without a kernel the one that heuristics choose.
+#[test]
+fn the_same_kernel_is_the_same_and_three_percent_are_found() {
+    super::run(|context| {
+        let words = words("FLASHCORE_SELFCHECK", "100 bert-base");
+        let [trials, problem, kernel @ ..] = &words[..] else {
+            return Err("FLASHCORE_SELFCHECK is TRIALS PROBLEM KERNEL".into());
+        };
+        let kernel = kernel.first().map(|id| id.parse()).transpose()?;
+        let case = &problems::cases(problem, None)?[0];
+        let found = on_gpu(context, trials.parse()?, case, kernel.as_ref())?;
+        let percent = |x: f64| format!("{:.1} %", x * 100.0);
+        let (same, planted) = (&found.same, &found.planted);
+        for (what, verdicts) in [("the same kernel  ", same), ("slowed by 3 %    ", planted)] {
+            let counts = [Verdict::Same, Verdict::Faster, Verdict::Slower, Verdict::Ambiguous].map(|verdict| {
+                let count = count(verdicts, verdict);
+                format!("{count} {verdict}")
+            });
+            println!("{what} {}, of {} trials", counts.join(", "), verdicts.len());
+        }
+        println!("false verdicts    {} (at most 2 %)", percent(found.false_verdicts()));
+        println!("slowdowns found   {} (at least 95 %)", percent(found.found()));
+        println!("slowdown measured {} (median)", percent(median(&found.measured)));
+        assert!(found.passed(), "{found:?}");
+        Ok(())
+    });
 }
 
-pub(crate) fn main(options: &Options) -> crate::Ran {
-    let found = on_gpu(&Context::new(0)?, options)?;
-    let percent = |x: f64| format!("{:.1} %", x * 100.0);
-    let (same, planted) = (&found.same, &found.planted);
-    for (what, verdicts) in [("the same kernel  ", same), ("slowed by 3 %    ", planted)] {
-        let counts = [Verdict::Same, Verdict::Faster, Verdict::Slower, Verdict::Ambiguous].map(|verdict| {
-            let count = count(verdicts, verdict);
-            format!("{count} {verdict}")
-        });
-        println!("{what} {}, of {} trials", counts.join(", "), verdicts.len());
-    }
-    println!("false verdicts    {} (at most 2 %)", percent(found.false_verdicts()));
-    println!("slowdowns found   {} (at least 95 %)", percent(found.found()));
-    println!("slowdown measured {} (median)", percent(median(&found.measured)));
-    crate::verdict(found.passed())
-}
-
-fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Error>> {
+fn on_gpu(context: &Context, trials: u32, case: &Case, kernel: Option<&Config>) -> Result<SelfCheck, Box<dyn Error>> {
     let stream = Stream::new(context)?;
     let tools = GpuTools::new(&stream)?;
-    let case = &problems::cases(&options.problem, None)?[0];
-    let chip = context.info().chip();
-    let plan = crate::plan_of(&case.problem, options.kernel.as_ref(), chip)?;
+    let plan = plan_of(&case.problem, kernel, context)?;
     let bed = GpuBed::new(&stream, &tools, &case.problem, plan.workspace_bytes())?;
     for place in 0..2 {
         bed.load(place, &draw(&case.problem, InputKind::Normal, place as u64))?;
@@ -74,7 +74,7 @@ fn on_gpu(context: &Context, options: &Options) -> Result<SelfCheck, Box<dyn Err
 
     let load = |step: &Step| Function::load(context, &step.kernel, &ModuleOptions::default());
     let functions = plan.steps().map(load).collect::<Result<Vec<_>, _>>()?;
-    Ok(selfcheck(options.trials, |number, slowdown| {
+    Ok(selfcheck(trials, |number, slowdown| {
         let other: Box<dyn Subject + '_> = if slowdown == 0.0 {
             Box::new(subject(1, Launching::GraphOf(chain))?.labelled("itself"))
         } else {

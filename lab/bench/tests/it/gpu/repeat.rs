@@ -1,46 +1,49 @@
-//! Runs kernels many times on the same inputs: outputs must be equal bit for bit. A difference is a
-//! race.
+//! Kernels run many times on the same inputs: outputs must be equal bit for bit. A difference is a race.
 
 use std::error::Error;
 
-use flashcore::Device;
 use flashcore_bench::gpu::{PreparedPlan, TensorSet};
 use flashcore_bench::{Case, draw, problems};
 use flashcore_cuda::{Context, Function, ModuleOptions, Stream};
 use flashcore_kernels::{Config, Plan};
 use flashcore_problem::{InputKind, POISON, Problem, Tensor};
 
+use super::{plan_of, words};
+
 /// Rows that are printed of a run.
 const ROWS: usize = 8;
 
-/// Runs kernels many times on the same inputs; fails if an output differs from the first in any
-/// bit.
+/// Each run is two launches, one right after the other, into an output that is poison before. Log-sum-exps are compared
+/// where the problem has them.
 ///
-/// Each run is two launches, one right after the other, into an output that is poison before.
-/// Log-sum-exps are compared where the problem has them.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    runs: usize,
-    /// A problem, a set or a file of them, as `flashcore bench` takes.
-    problems: String,
-    /// Kernels, in place of the one that heuristics choose.
-    kernels: Vec<Config>,
-}
-
-pub(crate) fn main(options: &Options) -> crate::Ran {
-    let context = Context::new(0)?;
-    let stream = Stream::new(&context)?;
-    println!("{}", crate::device_name(&Device::Cuda(context.clone())));
-    let mut any = false;
-    for case in &problems::cases(&options.problems, None)? {
-        let chip = context.info().chip();
-        let given: Vec<Option<&Config>> = options.kernels.iter().map(Some).collect();
-        for config in if given.is_empty() { vec![None] } else { given } {
-            let plan = crate::plan_of(&case.problem, config, chip)?;
-            any |= repeat(&context, &stream, case, &plan, options.runs)?;
+/// `FLASHCORE_REPEAT="RUNS PROBLEMS KERNEL..."` runs others: a problem, a set or a file of them, as `flashcore bench`
+/// takes, and kernels in place of the one that heuristics choose.
+#[test]
+fn every_run_writes_the_same_bits() {
+    super::run(|context| {
+        let stream = Stream::new(context)?;
+        let words = words("FLASHCORE_REPEAT", "20 mission");
+        let [runs, problems, kernels @ ..] = &words[..] else {
+            return Err("FLASHCORE_REPEAT is RUNS PROBLEMS KERNEL...".into());
+        };
+        let kernels = kernels
+            .iter()
+            .map(|id| id.parse())
+            .collect::<Result<Vec<Config>, _>>()?;
+        let configs: Vec<Option<&Config>> = match kernels.is_empty() {
+            true => vec![None],
+            false => kernels.iter().map(Some).collect(),
+        };
+        let mut all = 0;
+        for case in &problems::cases(problems, None)? {
+            for config in &configs {
+                let plan = plan_of(&case.problem, *config, context)?;
+                all += differing(context, &stream, case, &plan, runs.parse()?)?;
+            }
         }
-    }
-    crate::verdict(!any)
+        assert_eq!(all, 0, "runs differ");
+        Ok(())
+    });
 }
 
 struct Output {
@@ -48,8 +51,14 @@ struct Output {
     lse: Option<Vec<u32>>,
 }
 
-/// Whether any run differs from the first.
-fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: usize) -> Result<bool, Box<dyn Error>> {
+/// How many runs differ from the first.
+fn differing(
+    context: &Context,
+    stream: &Stream,
+    case: &Case,
+    plan: &Plan,
+    runs: usize,
+) -> Result<usize, Box<dyn Error>> {
     let problem = &case.problem;
     let set = TensorSet::new(stream, problem, plan.workspace_bytes())?;
     set.upload(stream, &draw(problem, InputKind::Normal, 7))?;
@@ -81,7 +90,7 @@ fn repeat(context: &Context, stream: &Stream, case: &Case, plan: &Plan, runs: us
         }
     }
     println!("{:<24} {}: {differing} of {runs} runs differ", case.name, plan.config);
-    Ok(differing > 0)
+    Ok(differing)
 }
 
 /// Rows in which two outputs differ, and by how many elements.
