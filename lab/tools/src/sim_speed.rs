@@ -55,12 +55,9 @@ fn example_launch(kernel: &Kernel) -> Option<Launch> {
     }
     args.extend([Arg::U32(seq as u32), Arg::F32(0.18)]);
     Some(Launch {
-        grid: [seq as u32 / hopper_attention::ROWS, heads as u32, 1],
-        block: [kernel.threads(), 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
         buffers,
         args,
+        ..Launch::of(kernel, [seq as u32 / hopper_attention::ROWS, heads as u32, 1])
     })
 }
 

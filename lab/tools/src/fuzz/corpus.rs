@@ -54,9 +54,6 @@ impl Entry {
     }
 
     /// Compares the simulator with the record.
-    ///
-    /// # Errors
-    /// What differs, and what to do.
     pub fn check(&self, sums: TensorSums) -> Result<(), String> {
         let failed = |what: &dyn std::fmt::Display| format!("seed {}: {what}", self.seed);
         let program = Program::random(self.seed);

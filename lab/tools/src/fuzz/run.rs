@@ -86,9 +86,6 @@ pub struct Word {
 
 impl Prepared {
     /// Writes a program's kernel and its inputs.
-    ///
-    /// # Errors
-    /// [`RunError::Build`].
     pub fn new(program: Program, sums: TensorSums) -> Result<Prepared, RunError> {
         let Emitted { kernel, mut slots } = program.emit()?;
         if sums != TensorSums::Exact {
@@ -103,9 +100,6 @@ impl Prepared {
     }
 
     /// What the simulator computes; `schedule` picks the order in which warps run.
-    ///
-    /// # Errors
-    /// [`RunError::Simulator`], [`RunError::Finding`].
     pub fn simulate(&self, schedule: u64) -> Result<Vec<Word>, RunError> {
         let options = SimOptions {
             seed: schedule,
@@ -120,9 +114,6 @@ impl Prepared {
     }
 
     /// What a GPU computes.
-    ///
-    /// # Errors
-    /// [`RunError::Gpu`].
     pub fn measure(&self, context: &Context) -> Result<Vec<Word>, RunError> {
         // Modules here may spill and be slow, unlike those of the library.
         let options = ModuleOptions {

@@ -99,9 +99,6 @@ pub(super) struct Comparison {
 pub(super) const WITHIN: f64 = 0.02;
 
 /// Strategies on a table, from its worst config, over many seeds.
-///
-/// # Errors
-/// [`TuneError::Nothing`] for a table without times, or an informed strategy without an advisor.
 pub(super) fn compare(
     table: &Table,
     kinds: &[Kind],

@@ -1,5 +1,15 @@
-//! Random kernels under the simulator, and what GPUs answered to them.
+//! Random kernels under the simulator, and what GPUs answered to them; mistakes planted in kernels, and every shipped
+//! kernel under many schedules. Tests that take an hour are run by `cargo test --release -p flashcore-tools --test it --
+//! --ignored --nocapture`.
 
 mod corpus;
+mod mutation;
 mod probes;
 mod programs;
+mod schedules;
+
+/// The words of an environment variable, or the usual ones.
+fn words(variable: &str, usual: &str) -> Vec<String> {
+    let given = std::env::var(variable).unwrap_or(usual.to_string());
+    given.split_whitespace().map(str::to_string).collect()
+}

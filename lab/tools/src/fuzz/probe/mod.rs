@@ -83,9 +83,6 @@ impl Probe {
     }
 
     /// Runs it by the simulator.
-    ///
-    /// # Errors
-    /// A launch that does not fit the kernel.
     pub fn simulate(&self, schedule: u64) -> Result<SimReport, SimError> {
         let options = SimOptions {
             seed: schedule,
@@ -96,9 +93,6 @@ impl Probe {
     }
 
     /// What its accesses to memory take, line by line, as the simulator counts them.
-    ///
-    /// # Errors
-    /// As [`Probe::simulate`].
     ///
     /// ```
     /// use flashcore_tools::fuzz::probe::{What, banks};
@@ -129,9 +123,6 @@ impl Probe {
     }
 
     /// Runs it on a GPU, compiled with its Rust lines.
-    ///
-    /// # Errors
-    /// The driver's.
     pub fn launch(&self, context: &Context) -> Result<(), CudaError> {
         let options = ModuleOptions {
             line_info: true,

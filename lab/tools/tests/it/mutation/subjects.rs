@@ -10,7 +10,6 @@ use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Layout, Mask, Problem, ProblemError};
-use serde::Serialize;
 
 /// Instructions after which a warp counts as caught in a loop: several times those of the longest
 /// problem here.
@@ -157,13 +156,12 @@ fn layouts(batch: usize, heads: usize, kv_heads: usize, rows: usize, keys: usize
 }
 
 /// What became of a mistake.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case", tag = "by", content = "how")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Refused before it ran: the launch proof, or the simulator does not know such an instruction.
-    Refused(String),
-    /// A finding, by its kind.
-    Found(String),
+    Refused,
+    /// A finding.
+    Found,
     /// No finding, but a wrong output, or one that depends on the schedule.
     Wrong,
     /// Nothing showed it.
@@ -236,20 +234,16 @@ pub(crate) fn place(mutation: &Mutation, kernel: &Kernel) -> String {
 }
 
 /// Runs a kernel with a mistake on one problem after another until one shows it.
-pub(crate) fn fate(mutation: &Mutation, plans: &[(Plan, CheckOptions)]) -> (Fate, Option<usize>) {
-    for (i, (plan, options)) in plans.iter().enumerate() {
+pub(crate) fn fate(mutation: &Mutation, plans: &[(Plan, CheckOptions)]) -> Fate {
+    for (plan, options) in plans {
         let mut mutant = plan.clone();
         mutant.main.kernel = Arc::new(mutation.apply(&plan.main.kernel));
-        let fate = match check_plan(&mutant, options) {
-            Err(error) => Fate::Refused(error.to_string()),
-            Ok(report) => match report.verdict {
-                Verdict::Clean => continue,
-                Verdict::Refused => Fate::Refused(report.refusals[0].to_string()),
-                Verdict::Findings => Fate::Found(report.findings[0].finding.kind.name().to_string()),
-                Verdict::Wrong => Fate::Wrong,
-            },
-        };
-        return (fate, Some(i));
+        match check_plan(&mutant, options).map(|report| report.verdict) {
+            Ok(Verdict::Clean) => {}
+            Err(_) | Ok(Verdict::Refused) => return Fate::Refused,
+            Ok(Verdict::Findings) => return Fate::Found,
+            Ok(Verdict::Wrong) => return Fate::Wrong,
+        }
     }
-    (Fate::Survived, None)
+    Fate::Survived
 }
