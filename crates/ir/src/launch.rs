@@ -3,6 +3,7 @@
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::kernel::Kernel;
 use crate::table::Table;
 use crate::types::ScalarType;
 
@@ -216,6 +217,27 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// A launch of a kernel over a grid, with the threads, clusters and shared memory that it was built with, without
+    /// buffers and arguments yet.
+    ///
+    /// ```
+    /// use flashcore_ir::{Kernel, Launch};
+    /// let kernel = Kernel::build("nothing", 64, |_| {})?;
+    /// let launch = Launch::of(&kernel, [3, 1, 1]);
+    /// assert_eq!((launch.blocks(), launch.threads(), launch.args.len()), (3, 64, 0));
+    /// # Ok::<(), flashcore_ir::BuildErrors>(())
+    /// ```
+    pub fn of(kernel: &Kernel, grid: [u32; 3]) -> Launch {
+        Launch {
+            grid,
+            block: [kernel.threads(), 1, 1],
+            cluster: [kernel.cluster().unwrap_or(1), 1, 1],
+            dynamic_shared_bytes: kernel.ledger().total_bytes(),
+            buffers: Vec::new(),
+            args: Vec::new(),
+        }
+    }
+
     /// Threads a block.
     pub fn threads(&self) -> u32 {
         self.block.iter().product()

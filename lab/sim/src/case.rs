@@ -31,17 +31,9 @@ pub struct Case {
 impl Case {
     /// One block, without buffers and arguments.
     pub fn new(kernel: Kernel) -> Case {
-        let launch = Launch {
-            grid: [1, 1, 1],
-            block: [kernel.threads(), 1, 1],
-            cluster: [1, 1, 1],
-            dynamic_shared_bytes: kernel.ledger().total_bytes(),
-            buffers: Vec::new(),
-            args: Vec::new(),
-        };
         Case {
+            launch: Launch::of(&kernel, [1, 1, 1]),
             kernel,
-            launch,
             buffers: Vec::new(),
         }
     }
@@ -88,9 +80,6 @@ impl Case {
     }
 
     /// Runs the kernel in the simulator; written buffers hold the results afterwards.
-    ///
-    /// # Errors
-    /// As [`simulate`].
     pub fn simulate(&mut self, options: &SimOptions) -> Result<SimReport, SimError> {
         simulate(&self.kernel, &self.launch, &mut self.buffers, options)
     }

@@ -10,13 +10,13 @@
 //! shared memory.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::epilogue::{log_sum_exp, normaliser};
 use super::lengths::TensorParam;
-use super::params::{Shape, add_lse, add_tensor, empty_launch};
+use super::params::{Shape, add_lse, add_tensor};
 use super::split::{self, Partials};
 use crate::Refusal;
 use crate::step::{KernelCache, Step};
@@ -66,7 +66,7 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
         })
     })?;
     let rows = problem.lse_len() as u32;
-    let mut launch = empty_launch(&kernel, [rows.div_ceil(threads.rows), 1, 1]);
+    let mut launch = Launch::of(&kernel, [rows.div_ceil(threads.rows), 1, 1]);
     add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());
     if shape.lse {
         add_lse(&mut launch, problem);

@@ -149,7 +149,7 @@ impl<'k> RowParams<'k> {
 
 /// The launch of a kernel: arguments in the order of [`Params::declare`], but for those of parts.
 pub(crate) fn launch(problem: &Problem, shape: &Shape, kernel: &Kernel, grid: [u32; 3]) -> Launch {
-    let mut launch = empty_launch(kernel, grid);
+    let mut launch = Launch::of(kernel, grid);
     let align = shape.vector_bytes;
     add_tensor(&mut launch, problem, align, "q", problem.q_layout());
     add_tensor(&mut launch, problem, align, "k", problem.k_layout());
@@ -157,17 +157,6 @@ pub(crate) fn launch(problem: &Problem, shape: &Shape, kernel: &Kernel, grid: [u
     add_tensor(&mut launch, problem, align, "out", problem.o_layout());
     add_rows(&mut launch, problem, shape);
     launch
-}
-
-pub(crate) fn empty_launch(kernel: &Kernel, grid: [u32; 3]) -> Launch {
-    Launch {
-        grid,
-        block: [kernel.threads(), 1, 1],
-        cluster: [1, 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        buffers: Vec::new(),
-        args: Vec::new(),
-    }
 }
 
 pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use super::common::{ACC_COLS, QUAD, ScoreOperands, WARP_ROWS};
 use crate::Refusal;
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, add_buffer, add_tensor, check_problem, empty_launch};
+use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, add_buffer, add_tensor, check_problem};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
@@ -108,7 +108,7 @@ fn launch(problem: &Problem, levers: Levers, kernel: &Kernel) -> Launch {
     let lengths = [problem.seq_len_q(), problem.seq_len_kv()];
     let tiles = lengths.map(|len| len.div_ceil(levers.tile as usize) as u32);
     let heads = (problem.batch() * problem.num_heads()) as u32;
-    let mut launch = empty_launch(kernel, [tiles[1], tiles[0], heads]);
+    let mut launch = Launch::of(kernel, [tiles[1], tiles[0], heads]);
     add_tensor(&mut launch, problem, ALIGNMENT, "q", problem.q_layout());
     add_tensor(&mut launch, problem, ALIGNMENT, "k", problem.k_layout());
     let bytes = problem.lse_len() * problem.seq_len_kv() * problem.dtype().size_bytes();

@@ -22,7 +22,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_rows, check_problem, empty_launch, push_buffer};
+use crate::attention::params::{Shape, add_rows, check_problem, push_buffer};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
 use crate::attention::tap::{Tap, key_range};
@@ -93,8 +93,7 @@ pub(crate) fn plan(
         })
     })?;
     let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), chip.sms);
-    let mut launch = empty_launch(&kernel, [blocks, 1, 1]);
-    launch.cluster = [config.cluster, 1, 1];
+    let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
     let dtype = problem.dtype();
     add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout())?;
     add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout())?;

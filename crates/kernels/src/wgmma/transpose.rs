@@ -4,12 +4,12 @@
 //! For each head and tile of keys the workspace holds `[head_dim_v, cols]`, in the order of [`key_of`], with zeros for
 //! keys that there are not.
 
-use flashcore_ir::{Arg, Cache, E4M3, Kernel, KernelBuilder, Val};
+use flashcore_ir::{Arg, Cache, E4M3, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::Problem;
 
 use crate::Refusal;
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{add_buffer, add_tensor, empty_launch};
+use crate::attention::params::{add_buffer, add_tensor};
 use crate::step::{KernelCache, Step};
 
 const THREADS: u32 = 128;
@@ -61,7 +61,7 @@ pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Resul
     })?;
     let to = Transposed::new(problem, cols);
     let grid = [to.tiles as u32, problem.num_kv_heads() as u32, problem.batch() as u32];
-    let mut launch = empty_launch(&kernel, grid);
+    let mut launch = Launch::of(&kernel, grid);
     add_tensor(&mut launch, problem, CHUNK, "v", problem.v_layout());
     add_buffer(&mut launch, "workspace", to.bytes(), ALIGN, true);
     launch.args.push(Arg::U32(problem.seq_len_kv() as u32));

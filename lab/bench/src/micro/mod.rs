@@ -193,9 +193,6 @@ impl Micro {
     }
 
     /// Checks the bytes of the output.
-    ///
-    /// # Errors
-    /// [`BenchError::Failed`] with the first wrong word.
     pub fn check(&self, bytes: &[u8]) -> Result<(), BenchError> {
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         match words.enumerate().find(|(index, word)| !(self.right)(*index, *word)) {
@@ -256,12 +253,9 @@ impl Spec {
             name: self.name,
             about: self.about,
             launch: Launch {
-                grid: [self.blocks, 1, 1],
-                block: [self.kernel.threads(), 1, 1],
-                cluster: [self.kernel.cluster().unwrap_or(1), 1, 1],
-                dynamic_shared_bytes: self.kernel.ledger().total_bytes(),
                 args: pointers.chain(self.args).collect(),
                 buffers,
+                ..Launch::of(&self.kernel, [self.blocks, 1, 1])
             },
             kernel: self.kernel,
             contents,

@@ -158,10 +158,6 @@ pub enum RunError {
 /// assert_eq!((found[0].finding.kind.name(), found[0].finding.lines[0].line), ("out-of-bounds", 5));
 /// # Ok::<(), flashcore_check::foreign::RunError>(())
 /// ```
-///
-/// # Errors
-/// The text has unsupported features, the arguments do not fit, or the simulator cannot run the
-/// launch.
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
     let options = ReadAs {
         file: file.to_string(),
@@ -202,14 +198,7 @@ fn launch_of(kernel: &Kernel, asked: &ForeignLaunch) -> Result<(Launch, Vec<Vec<
     if given > MAX_BUFFER_BYTES {
         return Err(RunError::Buffers { given });
     }
-    let mut launch = Launch {
-        grid: asked.grid,
-        block: [kernel.threads(), 1, 1],
-        cluster: [kernel.cluster().unwrap_or(1), 1, 1],
-        dynamic_shared_bytes: kernel.ledger().total_bytes(),
-        buffers: Vec::new(),
-        args: Vec::new(),
-    };
+    let mut launch = Launch::of(kernel, asked.grid);
     let mut buffers = Vec::new();
     for (number, (param, given)) in (1..).zip(params.iter().zip(&asked.args)) {
         let arg = match (param.kind, *given) {
