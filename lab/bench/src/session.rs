@@ -14,6 +14,7 @@ use crate::identity::RunIdentity;
 use crate::measure::Sample;
 use crate::options::{Mode, Options};
 use crate::peers::PeerSource;
+use crate::planted::InFinals;
 use crate::problems::Case;
 use crate::report::{CaseResult, Report};
 use crate::stand::{Stand, built, left_out};
@@ -136,10 +137,13 @@ pub fn run(
     for (index, case) in request.cases.iter().enumerate() {
         session.watcher.case(case, index, request.cases.len());
         let (kernels, mut absent) = built(request, &case.problem, &attention, &cache);
-        let opened = stand.open(&case.problem, &kernels, launching, |bench, failed| {
+        let in_finals = InFinals::default();
+        let opened = stand.open(&case.problem, &kernels, launching, &in_finals, |bench, failed| {
             // Peers live for as long as this closure runs, which is shorter than the tensors.
             let mut bench = bench;
-            let failed = failed.iter().map(|(id, error)| left_out(&id.to_string(), error));
+            let failed = failed
+                .iter()
+                .map(|(kernel, error)| left_out(&kernels[*kernel].id(), error));
             absent.extend(failed);
             let drawn = inputs(&bench, request.inspect)?;
             for peer in peers.peers(case, &bench.bed.peer_tensors()) {

@@ -16,8 +16,10 @@ use crate::error::BenchError;
 use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
 use crate::identity::DeviceIdentity;
 use crate::peers::Absent;
+use crate::planted::{Conduct, InFinals, Planted, Spoil};
 use crate::problems::Case;
 use crate::session::Request;
+use crate::subject::Subject;
 
 /// Words that stand for kernels, problem by problem, and their meaning.
 pub const KERNEL_WORDS: [(&str, &str); 3] = [
@@ -39,14 +41,48 @@ pub enum Built {
     Cpu(CpuConfig),
     /// For a GPU.
     Gpu(Box<Plan>),
+    /// A planted candidate, made from this honest kernel.
+    Planted(Conduct, Box<Built>),
 }
 
 impl Built {
     /// The kernel's id.
-    pub fn kernel(&self) -> KernelId {
+    pub fn id(&self) -> String {
         match self {
-            Built::Cpu(config) => KernelId::Cpu(*config),
-            Built::Gpu(plan) => KernelId::Gpu(plan.config),
+            Built::Cpu(config) => config.to_string(),
+            Built::Gpu(plan) => plan.config.to_string(),
+            Built::Planted(conduct, _) => conduct.to_string(),
+        }
+    }
+
+    /// The plan of a kernel for a GPU.
+    pub fn plan(&self) -> Option<&Plan> {
+        match self {
+            Built::Cpu(_) => None,
+            Built::Gpu(plan) => Some(plan),
+            Built::Planted(_, honest) => honest.plan(),
+        }
+    }
+
+    fn config(&self) -> Option<CpuConfig> {
+        match self {
+            Built::Cpu(config) => Some(*config),
+            Built::Gpu(_) => None,
+            Built::Planted(_, honest) => honest.config(),
+        }
+    }
+
+    /// The kernel bound to a place of a bed; `honest` is what it runs there.
+    fn subject<'a>(
+        &self,
+        honest: impl Subject + 'a,
+        bed: &'a dyn Spoil,
+        place: usize,
+        in_finals: &InFinals,
+    ) -> Box<dyn Subject + 'a> {
+        match self {
+            Built::Planted(conduct, _) => Box::new(Planted::new(*conduct, honest, bed, place, in_finals.clone())),
+            _ => Box::new(honest),
         }
     }
 }
@@ -81,7 +117,8 @@ impl Stand {
     }
 
     /// Allocates the tensors of a problem, compiles kernels and binds them to both places, and gives the workbench to
-    /// `work`, with the kernels that could not be opened. GPU kernels are launched as `launching` says.
+    /// `work`, with the kernels that could not be opened, by their place among all. GPU kernels are launched as `launching`
+    /// says; planted candidates go by `in_finals`.
     ///
     /// # Errors
     /// Tensors that cannot be allocated, or a kernel of another device.
@@ -90,40 +127,39 @@ impl Stand {
         problem: &Problem,
         kernels: &[Built],
         launching: Launching,
-        work: impl FnOnce(Workbench<'_>, Vec<(KernelId, BenchError)>) -> T,
+        in_finals: &InFinals,
+        work: impl FnOnce(Workbench<'_>, Vec<(usize, BenchError)>) -> T,
     ) -> Result<T, BenchError> {
         let mut failed = Vec::new();
         let Some((stream, tools)) = &self.gpu else {
             let bed = CpuBed::new(problem);
             let mut bench = Workbench::new(&bed, CpuStopwatch::default());
             for kernel in kernels {
-                match kernel {
-                    Built::Cpu(config) => bench.add(
-                        Box::new(CpuSubject::new(&bed, *config, 0)),
-                        Some(Box::new(CpuSubject::new(&bed, *config, 1))),
-                    ),
-                    Built::Gpu(_) => return Err(other_device(kernel, "cpu", "a CUDA device")),
-                }
+                let config = kernel.config();
+                let config = config.ok_or_else(|| other_device(kernel, "cpu", "a CUDA device"))?;
+                let bound = |place| kernel.subject(CpuSubject::new(&bed, config, place), &bed, place, in_finals);
+                bench.add(bound(0), Some(bound(1)));
             }
             return Ok(work(bench, failed));
         };
         let mut plans = Vec::new();
         for kernel in kernels {
-            match kernel {
-                Built::Gpu(plan) => plans.push(&**plan),
-                Built::Cpu(_) => return Err(other_device(kernel, "cuda", "the device cpu")),
-            }
+            let plan = kernel.plan();
+            plans.push(plan.ok_or_else(|| other_device(kernel, "cuda", "the device cpu"))?);
         }
         let workspace = plans.iter().map(|plan| plan.workspace_bytes()).max().unwrap_or(0);
         let bed = GpuBed::new(stream, tools, problem, workspace)?;
         let mut bench = Workbench::new(&bed, GpuStopwatch::new(tools, stream));
         // One after the other: the driver compiles one module at a time in a process.
-        for plan in plans {
-            let bound =
-                |place| KernelSubject::new(stream, plan, &[bed.tensors(place), bed.tensors(1 - place)], launching);
+        for (index, (kernel, plan)) in kernels.iter().zip(plans).enumerate() {
+            let bound = |place| {
+                let sets = [bed.tensors(place), bed.tensors(1 - place)];
+                let honest = KernelSubject::new(stream, plan, &sets, launching)?;
+                Ok(kernel.subject(honest, &bed, place, in_finals))
+            };
             match bound(0).and_then(|subject| Ok((subject, bound(1)?))) {
-                Ok((subject, elsewhere)) => bench.add(Box::new(subject), Some(Box::new(elsewhere))),
-                Err(error) => failed.push((KernelId::Gpu(plan.config), error)),
+                Ok((subject, elsewhere)) => bench.add(subject, Some(elsewhere)),
+                Err(error) => failed.push((index, error)),
             }
         }
         Ok(work(bench, failed))
@@ -132,7 +168,7 @@ impl Stand {
 
 fn other_device(kernel: &Built, device: &str, suggestion: &'static str) -> BenchError {
     BenchError::from(flashcore::Error::KernelOfOtherDevice {
-        kernel: kernel.kernel().to_string(),
+        kernel: kernel.id(),
         device: device.to_string(),
         suggestion,
     })
@@ -218,16 +254,13 @@ fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCa
 
 /// The kernels that a request times on a GPU, problem by problem, with words for kernels replaced by ids. For compiling
 /// them beforehand.
-///
-/// # Errors
-/// Plan tables that are named and cannot be read.
 pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>, BenchError> {
     let attention = Attention::new(Device::Cuda(context.clone()));
     attention.plans()?;
     let cache = KernelCache::default();
     let ids = |case: &Case| {
         let (kernels, _) = built(request, &case.problem, &attention, &cache);
-        let ids = kernels.iter().map(|built| built.kernel().to_string()).collect();
+        let ids = kernels.iter().map(Built::id).collect();
         (case.problem.clone(), ids)
     };
     Ok(request.cases.iter().map(ids).collect())

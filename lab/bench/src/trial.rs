@@ -17,6 +17,7 @@ use crate::error::BenchError;
 use crate::gpu::Launching;
 use crate::measure::Measured;
 use crate::options::{Mode, Options};
+use crate::planted::InFinals;
 use crate::stand::{Built, Stand};
 use crate::subject::Trouble;
 
@@ -111,16 +112,14 @@ impl Trial {
         };
         let mut gate = None;
         let outcome = match self.findings(&built) {
-            Some(findings) => Outcome::Failed(
-                Failure::Findings,
-                Trouble::new(findings).of(&built.kernel().to_string()),
-            ),
+            Some(findings) => Outcome::Failed(Failure::Findings, Trouble::new(findings).of(&built.id())),
             None => {
                 let stand = Stand::new(&attention.device())?;
                 stand.open(
                     problem,
                     slice::from_ref(&built),
                     Launching::Graph,
+                    &InFinals::default(),
                     |mut bench, unopened| {
                         if let Some((_, error)) = unopened.into_iter().next() {
                             return Outcome::Failed(Failure::of(&error), error);
@@ -151,11 +150,7 @@ impl Trial {
         let label = bench.subjects[0].info().label.clone();
         let trouble = |trouble: Trouble| trouble.of(&label);
         let inputs = Inputs::generate(bed.problem(), self.inputs, self.seed);
-        let run = Run {
-            poison: true,
-            ..Run::default()
-        };
-        bench.run(0, &run, Some(&inputs)).map_err(trouble)?;
+        bench.run(0, &Run::over_poison(None), Some(&inputs)).map_err(trouble)?;
         let lse = bed.read_lse(0).map_err(trouble)?;
         let mut found = None;
         bed.see(0, Output::Final, &mut |out| {

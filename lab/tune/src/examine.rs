@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use flashcore_bench::defences::{Inspection, Rig, inspect, inspect_again};
+use flashcore_bench::defences::{Inspection, Rig, Run, inspect, inspect_again};
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
@@ -11,7 +11,7 @@ use crate::device_lock::{DeviceLock, Held, Waits};
 use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
-use crate::remote::{RemoteRig, over_poison};
+use crate::remote::RemoteRig;
 use crate::trial::{Timed, Verdict, times_as_long};
 use crate::worker::protocol::{Opened, What};
 use crate::worker::{Stop, Worker};
@@ -278,7 +278,7 @@ impl Examiner<'_> {
 
     fn twice(&mut self) -> Result<(), Stop> {
         let mut run = || {
-            self.run(0, InputKind::Normal, over_poison(None))?;
+            self.run(0, InputKind::Normal, Run::over_poison(None))?;
             let digests = (self.digest(What::Output)?, self.digest(What::Lse)?);
             self.nothing_outside("")?;
             Ok::<_, Stop>(digests)

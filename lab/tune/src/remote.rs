@@ -35,7 +35,7 @@ impl Examiner<'_> {
 
     /// The whole output of an open kernel, which must write nothing outside of it.
     pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
-        self.run(kernel, kind, over_poison(Some(seed)))?;
+        self.run(kernel, kind, Run::over_poison(Some(seed)))?;
         let (out, lse) = (self.bytes(0, What::Output)?, self.bytes(0, What::Lse)?);
         self.nothing_outside("")?;
         Ok(Written { out, lse })
@@ -82,14 +82,6 @@ impl Drop for Examiner<'_> {
     fn drop(&mut self) {
         // It does not exist if no output was read.
         let _ = std::fs::remove_file(&self.scratch);
-    }
-}
-
-pub(crate) fn over_poison(load: Option<u64>) -> Run {
-    Run {
-        load,
-        poison: true,
-        ..Run::default()
     }
 }
 

@@ -1,9 +1,15 @@
 //! A worker's devices. Each opens kernels on a [`Workbench`], or as times that were measured once.
 
 use flashcore::KernelId;
-use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
-use flashcore_bench::planted::{Conduct, InFinals, Planted};
-use flashcore_bench::{BenchError, DeviceIdentity, Measurement, Mode, Options, Subject, Trouble, Workbench};
+use flashcore::cuda::Context;
+use flashcore_bench::gpu::Launching;
+use flashcore_bench::micro::{device, rates};
+use flashcore_bench::planted::{Conduct, InFinals};
+use flashcore_bench::{
+    BenchError, Built, DeviceIdentity, Failure, Measurement, Mode, Options, Stand, Trouble, Workbench,
+};
+use flashcore_cuda::{Function, ModuleOptions};
+use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
 
 use super::protocol::{Failed, Opened};
@@ -34,25 +40,14 @@ pub(super) enum Open<'a> {
 }
 
 impl<'a> Open<'a> {
-    pub(super) fn bind(
-        mut bench: Workbench<'a>,
-        kernels: usize,
-        in_finals: InFinals,
-        bind: impl Fn(usize, usize) -> Result<Box<dyn Subject + 'a>, Failed>,
-    ) -> Result<Open<'a>, Failed> {
-        for kernel in 0..kernels {
-            bench.add(bind(kernel, 0)?, Some(bind(kernel, 1)?));
-        }
-        Ok(Open::Bench(bench, in_finals))
-    }
-
     pub(super) fn opened(&self) -> Vec<Opened> {
-        let opened = |subject: &dyn Subject| {
-            let info = subject.info();
-            Opened::new(&info.label, info.module.clone(), info.attributes)
-        };
         match self {
-            Open::Bench(bench, _) => bench.subjects.iter().map(|subject| opened(&**subject)).collect(),
+            Open::Bench(bench, _) => {
+                let infos = bench.subjects.iter().map(|subject| subject.info());
+                infos
+                    .map(|info| Opened::new(&info.label, info.module.clone(), info.attributes))
+                    .collect()
+            }
             Open::Replayed(rows) => rows.iter().map(|(id, _)| Opened::new(id, None, None)).collect(),
         }
     }
@@ -76,39 +71,119 @@ impl<'a> Open<'a> {
     }
 }
 
-pub(super) struct Cpu;
+/// Chooses the length of graph chains, operations per µs: a rough guess for any card.
+const USUAL_RATE: f64 = 3e8;
+const CHAIN_US: f64 = 200.0;
+const MAX_CHAIN: f64 = 64.0;
 
-impl Device for Cpu {
-    fn identity(&self) -> DeviceIdentity {
-        DeviceIdentity::cpu()
+/// Most kernels to keep, in addition to those of the current plan.
+const KEPT_KERNELS: usize = 64;
+
+/// The host or a GPU.
+pub(super) struct Real {
+    stand: Stand,
+    /// Recent kernels: a candidate is opened for several shapes, and the best with each candidate.
+    kernels: KernelCache,
+}
+
+impl Real {
+    pub(super) fn take(device: &flashcore::Device) -> Result<Real, BenchError> {
+        Ok(Real {
+            stand: Stand::new(device)?,
+            kernels: KernelCache::default(),
+        })
     }
 
-    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
-        let in_finals = InFinals::default();
-        let bed = CpuBed::new(problem);
-        let bind = |kernel: usize, place: usize| -> Result<Box<dyn Subject + '_>, Failed> {
-            let id = kernels[kernel].as_str();
-            let refused = |reason: String| Failed::new(Verdict::Refused, Some(id), reason);
-            if let Some(conduct) = Conduct::of_id(id) {
-                buildable(conduct, id)?;
-                let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
-                let honest = CpuSubject::new(&bed, config, place);
-                return Ok(Box::new(Planted::new(conduct, honest, &bed, place, in_finals.clone())));
+    fn gpu(&self) -> Option<&Context> {
+        self.stand.gpu.as_ref().map(|(stream, _)| stream.context())
+    }
+
+    fn built(&self, problem: &Problem, id: &str) -> Result<Built, Failed> {
+        let refused = |reason: String| Failed::new(Verdict::Refused, Some(id), reason);
+        self.kernels.forget_beyond(KEPT_KERNELS);
+        if let Some(conduct) = Conduct::of_id(id) {
+            let built = conduct.build();
+            built.map_err(|reason| Failed::new(Verdict::BuildFailed, Some(id), reason))?;
+            let honest = self.usual(problem).map_err(refused)?;
+            return Ok(Built::Planted(conduct, Box::new(honest)));
+        }
+        match (id.parse(), self.gpu()) {
+            (Ok(KernelId::Cpu(config)), None) => Ok(Built::Cpu(config)),
+            (Ok(KernelId::Gpu(config)), Some(gpu)) => {
+                let plan = Plan::with_cache(problem, &config, gpu.info().chip(), &self.kernels);
+                plan.map(|plan| Built::Gpu(Box::new(plan)))
+                    .map_err(|refusal| refused(refusal.to_string()))
             }
-            match id.parse() {
-                Ok(KernelId::Cpu(config)) => Ok(Box::new(CpuSubject::new(&bed, config, place))),
-                Ok(_) => Err(refused("it runs on a GPU".to_string())),
-                Err(error) => Err(refused(flashcore::Error::to_string(&error))),
-            }
+            (Ok(_), None) => Err(refused("it runs on a GPU".to_string())),
+            (Ok(_), Some(_)) => Err(refused("it runs on the CPU".to_string())),
+            (Err(error), _) => Err(refused(flashcore::Error::to_string(&error))),
+        }
+    }
+
+    /// The kernel that planted candidates modify.
+    fn usual(&self, problem: &Problem) -> Result<Built, String> {
+        let Some(gpu) = self.gpu() else {
+            let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
+            return Ok(Built::Cpu(config));
         };
-        let bench = Workbench::new(&bed, CpuStopwatch::default());
-        work(Open::bind(bench, kernels.len(), in_finals.clone(), bind)?);
-        Ok(())
+        let choice = select(problem, gpu.info().chip(), 16, &self.kernels);
+        let choice = choice.map_err(|error| error.to_string())?;
+        Ok(Built::Gpu(Box::new(choice.plan)))
     }
 }
 
-pub(super) fn buildable(conduct: Conduct, id: &str) -> Result<(), Failed> {
-    conduct
-        .build()
-        .map_err(|reason| Failed::new(Verdict::BuildFailed, Some(id), reason))
+fn of_bench(id: &str, error: &BenchError) -> Failed {
+    let verdict = match Failure::of(error) {
+        Failure::Refused => Verdict::Refused,
+        Failure::BuildFailed => Verdict::BuildFailed,
+        Failure::LaunchFailed => Verdict::LaunchFailed,
+        Failure::Findings | Failure::Wrong => Verdict::Wrong,
+    };
+    Failed::new(verdict, Some(id), error).fatal(error.is_fault())
+}
+
+impl Device for Real {
+    fn identity(&self) -> DeviceIdentity {
+        self.stand.identity()
+    }
+
+    fn rates(&self) -> Result<(), String> {
+        let gpu = self.gpu().ok_or("only GPUs are measured")?;
+        let path = rates::path(&self.identity());
+        let path = path.ok_or("there is no place for the rates: neither XDG_DATA_HOME nor HOME is set")?;
+        let measured = device::measured(gpu, &[]).map_err(|error| error.to_string())?;
+        measured.write(&path).map_err(|error| error.to_string())
+    }
+
+    fn compile(&self, problem: &Problem, kernels: &[String]) {
+        let Some(gpu) = self.gpu() else { return };
+        for id in kernels {
+            // An error here occurs again when the kernel is opened, and is reported then.
+            let Ok(built) = self.built(problem, id) else { continue };
+            for step in built.plan().iter().flat_map(|plan| plan.steps()) {
+                let _ = Function::load(gpu, &step.kernel, &ModuleOptions::default());
+            }
+        }
+    }
+
+    fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
+        let built = kernels.iter().map(|id| self.built(problem, id));
+        let built = built.collect::<Result<Vec<_>, _>>()?;
+        let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
+        let in_finals = InFinals::default();
+        let opened = self.stand.open(
+            problem,
+            &built,
+            Launching::GraphOf(chain),
+            &in_finals,
+            |bench, failed| match failed.first() {
+                Some((kernel, error)) => Err(of_bench(&kernels[*kernel], error)),
+                None => {
+                    work(Open::Bench(bench, in_finals.clone()));
+                    Ok(())
+                }
+            },
+        );
+        opened.unwrap_or_else(|error| Err(of_bench("tensors", &error)))
+    }
 }

@@ -8,7 +8,6 @@
 mod compilers;
 mod deadlines;
 mod devices;
-mod gpu;
 mod link;
 pub mod planted;
 pub(crate) mod protocol;

@@ -9,12 +9,10 @@ use std::thread;
 
 use flashcore_bench::defences::{Output, census};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
-use flashcore_cuda::Context;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
-use super::devices::{Cpu, Device, Open};
-use super::gpu::Gpu;
+use super::devices::{Device, Open, Real};
 use super::protocol::{Answer, Ask, Command, Failed, Form, Hello, PROTOCOL, Said, What};
 use super::replayed::Replay;
 use crate::setup::read_measured;
@@ -295,9 +293,6 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
     if protocol != PROTOCOL {
         return Err(format!("protocol {protocol}; this worker speaks {PROTOCOL}"));
     }
-    if device == "cpu" {
-        return Ok(Box::new(Cpu));
-    }
     if let Some(file) = device.strip_prefix("replay:") {
         let measured = read_measured(file).map_err(|error| error.to_string())?;
         let mut identity = measured.identity.device;
@@ -307,11 +302,13 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
             tables: measured.tables,
         }));
     }
-    let ordinal = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-    let ordinal = ordinal.ok_or_else(|| format!("`{device}` is no device; known are cpu, cuda:N, replay:FILE"))?;
-    let context = Context::new(ordinal).map_err(|error| error.to_string())?;
-    let gpu = Gpu::take(context).map_err(|error| error.to_string())?;
-    Ok(Box::new(gpu))
+    let taken = match device.strip_prefix("cuda:").map(str::parse) {
+        None if device == "cpu" => flashcore::Device::cpu(),
+        Some(Ok(ordinal)) => flashcore::Device::cuda(ordinal).map_err(|error| error.to_string())?,
+        _ => return Err(format!("`{device}` is no device; known are cpu, cuda:N, replay:FILE")),
+    };
+    let real = Real::take(&taken).map_err(|error| error.to_string())?;
+    Ok(Box::new(real))
 }
 
 #[cfg(test)]
