@@ -127,9 +127,6 @@ impl<'a> Workbench<'a> {
     }
 
     /// Runs a candidate as `run` says; `inputs` are loaded first. `false` if it cannot be bound to that place.
-    ///
-    /// # Errors
-    /// A device error, or a candidate that is not there.
     pub fn run(&mut self, candidate: usize, run: &Run, inputs: Option<&Inputs>) -> Result<bool, Trouble> {
         let count = self.subjects.len();
         let Some(subject) = self.subjects.get_mut(candidate) else {
@@ -162,9 +159,6 @@ impl<'a> Workbench<'a> {
     }
 
     /// Inspects a candidate.
-    ///
-    /// # Errors
-    /// A device error, or a candidate that cannot be run.
     pub fn inspect(&mut self, candidate: usize, drawn: &Drawn, moment: Moment) -> Result<Inspection, Trouble> {
         let rig = &mut LocalRig {
             bench: self,

@@ -32,9 +32,6 @@ type Kept = (Option<usize>, CaseResult);
 
 impl Session<'_> {
     /// Inspects, measures in every mode, inspects again.
-    ///
-    /// # Errors
-    /// A lost device, or a store that cannot be written.
     pub(crate) fn case(
         &mut self,
         case: &Case,

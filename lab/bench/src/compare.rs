@@ -81,9 +81,6 @@ pub struct Comparison {
 impl Side {
     /// The samples of the selected runs of a store. Where several runs have the same subject on the same problem, the
     /// latest counts.
-    ///
-    /// # Errors
-    /// [`BenchError::Store`]; a selector that selects nothing.
     pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side, BenchError> {
         let runs = store.runs(selector)?;
         if runs.is_empty() {

@@ -54,9 +54,6 @@ pub(crate) fn driver() -> &'static str {
 }
 
 /// A kernel was called on the host: where times are made up, the clock moves by that of the kernel.
-///
-/// # Errors
-/// Made-up times that cannot be read.
 pub fn called(id: &str) -> Result<(), Trouble> {
     if let Some(times) = times() {
         let times = times.as_ref().map_err(Trouble::new)?;

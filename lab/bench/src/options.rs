@@ -150,6 +150,9 @@ impl Default for Options {
     }
 }
 
+/// Options with their values, what is allowed of each, and that in words.
+type Rule<'a> = (&'a [(&'a str, f64)], fn(f64) -> bool, &'a str);
+
 impl Options {
     /// Settings for the host's own kernels: fewer, longer samples, since a host clock is precise and a core
     /// is warm at once; all turns are short.
@@ -166,65 +169,44 @@ impl Options {
 
     /// Checks the settings.
     pub fn check(&self) -> Result<(), BenchError> {
-        let share = |x: f64| x > 0.0 && x < 1.0;
-        let above = |x: f64| x > 0.0 && x.is_finite();
-        let least = |x: f64| x >= 0.0 && x.is_finite();
-        let (a_share, above_0) = ("between 0 and 1, such as 0.01", "above 0");
-        let (from_0, from_1) = ("0 or more", "1 or more");
-        let c = self.confidence;
-        let from = self.steady_from_us.unwrap_or(0.0);
-        let checks = [
-            ("confidence", c, (0.5..1.0).contains(&c), "0.5 up to, not including, 1"),
-            ("threshold", self.threshold, share(self.threshold), a_share),
-            ("precision", self.precision, share(self.precision), a_share),
-            ("sample_us", self.sample_us, above(self.sample_us), above_0),
-            ("sustained_us", self.sustained_us, above(self.sustained_us), above_0),
+        let shares = [("threshold", self.threshold), ("precision", self.precision)];
+        let above_0 = [
+            ("sample_us", self.sample_us),
+            ("sustained_us", self.sustained_us),
+            ("steady_sample_us", self.steady_sample_us),
+            ("warm_up_max_us", self.warm_up_max_us),
+            ("budget_ms", self.budget_ms),
+        ];
+        let from_0 = [
+            ("lead_us", self.lead_us),
+            ("sustained_lead_us", self.sustained_lead_us),
+            ("steady_lead_us", self.steady_lead_us),
+            ("steady_from_us", self.steady_from_us.unwrap_or(0.0)),
+            ("warm_up_min_us", self.warm_up_min_us),
+        ];
+        let from_1 = [
+            ("max_rounds", self.max_rounds),
+            ("cold_runs", self.cold_runs),
+            ("sustained_rounds", self.sustained_rounds),
+        ];
+        let confidence = [("confidence", self.confidence)];
+        let checks: [Rule<'_>; 5] = [
+            (&confidence, |x| (0.5..1.0).contains(&x), "0.5 up to, not including, 1"),
+            (&shares, |x| x > 0.0 && x < 1.0, "between 0 and 1, such as 0.01"),
+            (&above_0, |x| x > 0.0 && x.is_finite(), "above 0"),
+            (&from_0, |x| x >= 0.0 && x.is_finite(), "0 or more"),
             (
-                "steady_sample_us",
-                self.steady_sample_us,
-                above(self.steady_sample_us),
-                above_0,
-            ),
-            (
-                "warm_up_max_us",
-                self.warm_up_max_us,
-                above(self.warm_up_max_us),
-                above_0,
-            ),
-            ("budget_ms", self.budget_ms, above(self.budget_ms), above_0),
-            ("lead_us", self.lead_us, least(self.lead_us), from_0),
-            (
-                "sustained_lead_us",
-                self.sustained_lead_us,
-                least(self.sustained_lead_us),
-                from_0,
-            ),
-            (
-                "steady_lead_us",
-                self.steady_lead_us,
-                least(self.steady_lead_us),
-                from_0,
-            ),
-            ("steady_from_us", from, least(from), from_0),
-            (
-                "warm_up_min_us",
-                self.warm_up_min_us,
-                least(self.warm_up_min_us),
-                from_0,
-            ),
-            ("max_rounds", self.max_rounds.into(), self.max_rounds > 0, from_1),
-            ("cold_runs", self.cold_runs.into(), self.cold_runs > 0, from_1),
-            (
-                "sustained_rounds",
-                self.sustained_rounds.into(),
-                self.sustained_rounds > 0,
-                from_1,
+                &from_1.map(|(option, given)| (option, f64::from(given))),
+                |x| x > 0.0,
+                "1 or more",
             ),
         ];
-        match checks.into_iter().find(|(_, _, is_allowed, _)| !is_allowed) {
-            None => Ok(()),
-            Some((option, given, _, allowed)) => Err(BenchError::bad_option(option, given, allowed)),
+        for (options, is_allowed, allowed) in checks {
+            if let Some((option, given)) = options.iter().find(|(_, given)| !is_allowed(*given)) {
+                return Err(BenchError::bad_option(option, given, allowed));
+            }
         }
+        Ok(())
     }
 }
 

@@ -61,9 +61,6 @@ fn apart(name: &str) -> (&str, Option<&str>) {
 }
 
 /// The problems of `FILE`, or the one of `FILE:NAME`. `dtype` replaces what the file says.
-///
-/// # Errors
-/// What is wrong, with key and line.
 pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
     let (path, wanted) = apart(name);
     let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));

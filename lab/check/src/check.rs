@@ -103,9 +103,6 @@ pub enum CheckError {
 /// assert_eq!(report.verdict, Verdict::Clean, "{report}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// # Errors
-/// The simulator cannot run the plan, or the reference does not support the problem.
 pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, CheckError> {
     let mut report = CheckReport {
         problem: plan.problem.to_string(),
@@ -215,9 +212,6 @@ pub(crate) fn observe(
 /// assert!(layout::advise(ledger, &log).iter().all(|advice| advice.beyond > 0));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// # Errors
-/// The simulator cannot run the plan.
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
     let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
     let mut buffers = buffers_of(plan, &inputs)?;

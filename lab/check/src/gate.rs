@@ -67,9 +67,6 @@ impl std::fmt::Display for Gate {
 /// assert!(!gate(&problem, &inputs, &out, None, 1)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-///
-/// # Errors
-/// The tensors do not match the problem.
 pub fn gate(
     problem: &Problem,
     inputs: &Inputs,
@@ -112,9 +109,6 @@ pub fn gate(
 /// assert!(!gate_tap(&problem, &inputs, Tap::Scores, &not_computed)?.passed());
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-///
-/// # Errors
-/// The tensors or values do not match the problem.
 pub fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f32]) -> Result<Gate, ProblemError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let want = match tap {

@@ -50,17 +50,11 @@ pub enum Unknown {
 }
 
 /// Assembles a kernel for an architecture and returns its registers.
-///
-/// # Errors
-/// There is no assembler, or it refuses the kernel.
 pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
     assemble(&kernel.to_ptx(), kernel.name(), target).map(|assembled| assembled.registers)
 }
 
 /// Assembles a PTX text and returns the resources of one of its kernels.
-///
-/// # Errors
-/// There is no assembler, or it refuses the text or does not report the kernel.
 pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
     let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);

@@ -128,9 +128,6 @@ fn instrumented(kernel: &Kernel, choose: impl Fn(&Inst, SiteId) -> Vec<(Reg, Sca
 /// The values at a line in one warp of one block, in order of execution. `None` if nothing is at
 /// the line.
 ///
-/// # Errors
-/// The plan cannot be simulated.
-///
 /// ```
 /// use flashcore_check::CheckOptions;
 /// use flashcore_check::watch::trace_line;
@@ -204,9 +201,6 @@ pub struct TapNumerics {
 
 /// The largest error and the first NaN and infinity of each tap of a plan, and of its output. Each is stored
 /// by a build of its own.
-///
-/// # Errors
-/// A build cannot be simulated.
 pub fn numerics(plan: &Plan, options: &CheckOptions) -> Result<Vec<TapNumerics>, CheckError> {
     let mut numerics = Vec::new();
     for tap in Tap::ALL {

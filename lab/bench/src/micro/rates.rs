@@ -98,9 +98,6 @@ impl DeviceRates {
     }
 
     /// Reads a file.
-    ///
-    /// # Errors
-    /// A file that is not there, or is none of these.
     pub fn read(path: &Path) -> Result<DeviceRates, BenchError> {
         let wrong = |reason: String| unusable(path, reason);
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
@@ -137,9 +134,6 @@ impl DeviceRates {
     }
 
     /// Writes it to its place, or to `path`. A file that is there is replaced at once or not at all.
-    ///
-    /// # Errors
-    /// It cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), BenchError> {
         let wrong = |error: std::io::Error| unusable(path, error);
         let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
@@ -178,9 +172,6 @@ pub fn path(device: &DeviceIdentity) -> Option<PathBuf> {
 }
 
 /// The rates that are kept of a device: `None` where it was never measured.
-///
-/// # Errors
-/// A file that cannot be read, or that does not hold any more.
 pub fn kept(device: &DeviceIdentity) -> Result<Option<DeviceRates>, BenchError> {
     let Some(path) = path(device).filter(|path| path.exists()) else {
         return Ok(None);

@@ -68,9 +68,6 @@ pub(super) fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String>
 
 impl Ncu {
     /// The one that `FLASHCORE_NCU` names, else the one on PATH, else where toolkits put it.
-    ///
-    /// # Errors
-    /// [`NcuError::Missing`].
     pub fn find() -> Result<Ncu, NcuError> {
         let named = std::env::var_os(NCU_VARIABLE).filter(|name| !name.is_empty());
         let candidates: Vec<OsString> = match named {
@@ -95,9 +92,6 @@ impl Ncu {
 
     /// Runs a program under ncu, passes over its first `skip` launches and reads the counters of
     /// the `count` that follow.
-    ///
-    /// # Errors
-    /// [`NcuError`], which names the fix where there is one.
     pub fn profile(&self, skip: usize, count: usize, program: &[&OsStr]) -> Result<Vec<KernelProfile>, NcuError> {
         let folder = tempfile::tempdir().map_err(|error| NcuError::Failed(format!("no temporary folder: {error}")))?;
         let report = folder.path().join("profile.ncu-rep");

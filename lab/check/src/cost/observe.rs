@@ -105,9 +105,6 @@ impl Observation {
     }
 
     /// As [`Observation::of`] with a cache of kernels.
-    ///
-    /// # Errors
-    /// As [`Observation::of`].
     pub fn with_cache(plan: &Plan, kernels: &KernelCache) -> Result<Observation, CheckError> {
         plan.steps().try_for_each(|step| refuse_unknown(&step.kernel))?;
         let head = Head::of(plan, kernels)?;

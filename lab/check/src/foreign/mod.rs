@@ -142,9 +142,6 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
 
 /// The kernels with a name, or all if there is no name.
 ///
-/// # Errors
-/// No kernel has the name.
-///
 /// ```
 /// use flashcore_check::foreign::{pick, read};
 /// let kernels = read(b".version 7.0 .target sm_80 .entry a() { ret; } .entry b() { ret; }")?;

@@ -198,9 +198,6 @@ pub fn piece(name: &str) -> Option<&'static Piece> {
 impl Piece {
     /// Runs the piece under a schedule, or its corrected version, which has no findings.
     ///
-    /// # Errors
-    /// It cannot be built, read or run.
-    ///
     /// ```
     /// let shown = flashcore_check::museum::piece("no-opt-in").ok_or("no such piece")?.show(0, true)?;
     /// assert!(shown.problems.is_empty());

@@ -242,8 +242,8 @@ mod tests {
         }
     }
 
-    /// A trial that was timed beside another.
-    fn beside(number: usize, verdict: Verdict, against: usize, [lo, hi]: [f64; 2], score: f64) -> Trial {
+    /// A trial that was timed in the same rounds as another.
+    fn compared(number: usize, verdict: Verdict, against: usize, [lo, hi]: [f64; 2], score: f64) -> Trial {
         let mut trial = trial(number, verdict, score * 100.0);
         if let Some(timed) = &mut trial.timed {
             timed.against = Some(id(against));
@@ -262,18 +262,18 @@ mod tests {
     }
 
     #[test]
-    fn times_of_different_moments_stand_beside_nothing() {
-        let slower = plain(&line(&beside(1, Verdict::Slower, 0, [1.05, 1.092], 1.071)));
+    fn times_of_different_moments_are_not_compared() {
+        let slower = plain(&line(&compared(1, Verdict::Slower, 0, [1.05, 1.092], 1.071)));
         assert!(
             slower.starts_with("    1  SLOWER         × 1.071 [1.050, 1.092]  "),
             "{slower}"
         );
         assert!(slower.ends_with(&format!("{}  against {}", id(1), id(0))), "{slower}");
         assert!(!slower.contains("µs") && !slower.contains('%'), "{slower}");
-        let far = plain(&line(&beside(1, Verdict::Slower, 0, [60.0, 68.08], 64.04)));
+        let far = plain(&line(&compared(1, Verdict::Slower, 0, [60.0, 68.08], 64.04)));
         assert!(far.contains("× 64.0 [60.0, 68.1]"), "{far}");
-        // What is faster has its time, after the ratio, and so has what nothing stands beside.
-        let faster = plain(&line(&beside(2, Verdict::Faster, 0, [0.9, 0.92], 0.91)));
+        // What is faster has its time, after the ratio, and so has what was timed alone.
+        let faster = plain(&line(&compared(2, Verdict::Faster, 0, [0.9, 0.92], 0.91)));
         let (ratio, time) = (faster.find("× 0.910").unwrap(), faster.find("91.0 µs").unwrap());
         assert!(ratio < time, "{faster}");
         assert!(line(&trial(0, Verdict::Ambiguous, 100.0)).contains("100 µs"));
@@ -283,7 +283,7 @@ mod tests {
     fn noise_is_seen_where_most_intervals_are_wide() {
         let run = |wide: usize| -> Vec<Trial> {
             let interval = |number| if number <= wide { [0.5, 1.3] } else { [0.99, 1.01] };
-            let timed = (1..=NOISE_TRIALS).map(|number| beside(number, Verdict::Ambiguous, 0, interval(number), 1.0));
+            let timed = (1..=NOISE_TRIALS).map(|number| compared(number, Verdict::Ambiguous, 0, interval(number), 1.0));
             [trial(0, Verdict::Ambiguous, 100.0)].into_iter().chain(timed).collect()
         };
         assert!(is_noisy(&run(6)));
@@ -297,7 +297,7 @@ mod tests {
         history.add(trial(0, Verdict::Ambiguous, 100.0));
         assert!(message("1 of 60 trials", &history, first, 77).contains(" · nothing faster yet"));
         history.add(trial(1, Verdict::Wrong, 0.0));
-        history.add(beside(2, Verdict::Faster, 0, [0.9, 0.92], 0.91));
+        history.add(compared(2, Verdict::Faster, 0, [0.9, 0.92], 0.91));
         history.add(trial(3, Verdict::Hung, 0.0));
         history.add(trial(4, Verdict::Wrong, 0.0));
         let line = message("5 of 60 trials", &history, first, 77);
@@ -310,7 +310,7 @@ mod tests {
         ] {
             assert!(line.contains(part), "{part}: {line}");
         }
-        // Two moments' times are not beside each other.
+        // Times of two moments are not compared.
         assert!(!line.contains("µs"), "{line}");
         assert!(message("5 of 60 trials", &history, first, 200).ends_with(&history.trials()[2].id));
         // Before anything has passed there are failures, too.
