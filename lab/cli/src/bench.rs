@@ -19,8 +19,7 @@ use serde_json::json;
 use crate::evidence::StoreArgs;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, BAD, GOOD, Page, Spinner};
-use crate::tune::worker;
-use crate::{args, in_place, kernels, machine};
+use crate::{args, in_place, kernels, machine, worker};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///

@@ -9,7 +9,9 @@ use flashcore_cuda::CudaError;
 use crate::args::similar_problems;
 use crate::in_place;
 use crate::style::{self, BAD, GOOD};
-use crate::tune::interrupt::INTERRUPTED;
+
+/// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
+pub(crate) const INTERRUPTED: u8 = 130;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {

@@ -6,8 +6,7 @@ use flashcore::{Device, Problem};
 use crate::args::Card;
 use crate::failure::{Failure, Outcome};
 use crate::style::{self, CODE, DIM, HEAD, Page};
-use crate::tune::without_gpu;
-use crate::{answer, list, simulated};
+use crate::{answer, list, simulated, without_gpu};
 
 pub(crate) fn run() -> Result<Outcome, Failure> {
     let version = env!("CARGO_PKG_VERSION");

@@ -29,6 +29,8 @@ mod simulated;
 mod style;
 mod tune;
 mod watch;
+mod without_gpu;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -105,7 +107,7 @@ enum Command {
     Plans(plans::PlansArgs),
     Profile(profile::ProfileArgs),
     Device(device::DeviceArgs),
-    Worker(tune::worker::WorkerArgs),
+    Worker(worker::WorkerArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -154,7 +156,7 @@ fn main() -> ExitCode {
         Some(Command::Plans(args)) => plans::run(&args),
         Some(Command::Profile(args)) => profile::run(&args),
         Some(Command::Device(args)) => device::run(&args),
-        Some(Command::Worker(args)) => tune::worker::run(&args),
+        Some(Command::Worker(args)) => worker::run(&args),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

@@ -10,13 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flashcore_tune::Interrupt;
 use flashcore_tune::journal::read_trials;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, INTERRUPTED};
 use crate::first_run::invocation;
 use crate::style::{self, CODE, Page};
 use crate::tune::args::Budget;
-
-/// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
-pub(crate) const INTERRUPTED: u8 = 130;
 
 pub(crate) struct CtrlC {
     pub(crate) interrupt: Interrupt,

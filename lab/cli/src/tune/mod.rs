@@ -8,8 +8,6 @@ mod live;
 mod overview;
 mod peers;
 mod plan;
-pub(crate) mod without_gpu;
-pub(crate) mod worker;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -27,11 +25,11 @@ use flashcore_tune::{Gatekeeper, Outcome as Found, PeerComparison, Request, Setu
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Outcome};
-use crate::machine;
 use crate::style::{self, CODE, DIM, Page};
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
 use crate::tune::live::Live;
+use crate::{machine, without_gpu, worker};
 
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -370,8 +368,8 @@ mod tests {
     #[test]
     fn kernels_of_a_search_are_never_in_the_users_cache() {
         let run = Path::new("/runs/one");
-        let beside = jit_cache(Some("/data/flashcore/tune".into()), run);
-        assert_eq!(beside, Path::new("/data/flashcore/tune-kernels"));
+        let shared = jit_cache(Some("/data/flashcore/tune".into()), run);
+        assert_eq!(shared, Path::new("/data/flashcore/tune-kernels"));
         assert_eq!(jit_cache(None, run), Path::new("/runs/one/kernels"));
     }
 
