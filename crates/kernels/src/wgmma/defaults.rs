@@ -26,10 +26,10 @@ struct Default {
     most_tiles: Option<usize>,
     /// Whether for scores with a soft cap alone.
     softcap: bool,
-    /// Relative cost per key. Of rows for the same head_dim that have one, the scheduler picks the tiling with the smallest
-    /// makespan, because a number of tiles may fit the SMs well with one tiling and badly with another. `None`: the row is
-    /// taken where it matches. Fitted to times of 102 problems, most of lengths that are no power of two
-    /// (`defaults/measured`).
+    /// Time of a tile per key, relative to other rows for the same head_dim: of these the one with the smallest makespan is
+    /// taken, because a number of tiles may fit the SMs well with one tiling and badly with another. `None`: the row is
+    /// taken where it matches. Fitted to times of 161 problems, most of lengths that are no power of two
+    /// (`defaults/measured`); head sizes and masks in between are taken to behave alike.
     cost_per_key: Option<u64>,
     config: Config,
     why: &'static str,
@@ -94,66 +94,105 @@ const ANY: Default = Default {
     why: "",
 };
 
-/// First match that nothing refuses, or that and those with a [cost per key](Default::cost_per_key) after it, by makespan.
+/// Of the rows for the smallest head_dim that is enough, by when the busiest SM is done ([`Default::cost_per_key`]); then those
+/// for larger ones, where nothing of that is served.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
-    // Few tiles: 64 rows a block give more SMs something to do, and causal ones of unequal length more to choose from.
-    Default { head_dim: 128, causal: Some(false), most_tiles: Some(99),
-        config: free(64, 128, 2), why: "64 rows a block give every SM something to do", ..ANY },
-    Default { head_dim: 128, causal: Some(true), most_tiles: Some(199),
-        config: free(64, 128, 2), why: "64 rows a block give every SM something to do", ..ANY },
-    Default { head_dim: 128, most_tiles: Some(263),
-        config: pingpong(128, 128, 2), why: "128 rows a block give every SM something to do", ..ANY },
-    Default { head_dim: 256, most_tiles: Some(131),
-        config: free(64, 64, 2), why: "64 rows a block give every SM something to do", ..ANY },
-    // Many tiles.
     Default { head_dim: 48, causal: Some(false), most_keys: Some(3072), softcap: true,
         config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax; with a third stage and a soft cap ptxas 13 spills", ..ANY },
-    Default { head_dim: 64, causal: Some(false), most_keys: Some(3072),
+    Default { head_dim: 64, cost_per_key: Some(1062),
+        config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 64, cost_per_key: Some(1182),
+        config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do, and small tiles of keys less behind their end", ..ANY },
+    Default { head_dim: 64, cost_per_key: Some(1288),
+        config: pingpong(128, 176, 3), why: "128 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 64, causal: Some(false), most_keys: Some(3072), cost_per_key: Some(1600),
         config: pingpong(192, 128, 3), why: "three warpgroups hide each other's softmax; a third stage evens out short rows", ..ANY },
-    Default { head_dim: 64, causal: Some(false),
+    Default { head_dim: 64, causal: Some(false), cost_per_key: Some(1615),
         config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(1536),
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(1536), cost_per_key: Some(1507),
         config: q_held(pingpong(192, 64, 4)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 64, causal: Some(true), most_keys: Some(3072),
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(3072), cost_per_key: Some(1600),
         config: q_held(pingpong(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
-    Default { head_dim: 64, causal: Some(true),
+    Default { head_dim: 64, causal: Some(true), cost_per_key: Some(1600),
         config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
-    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1000),
+    Default { head_dim: 80, cost_per_key: Some(1000),
+        config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 80, cost_per_key: Some(1099),
+        config: pingpong(128, 176, 3), why: "128 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 80, cost_per_key: Some(1331),
+        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+    Default { head_dim: 80, cost_per_key: Some(1381),
+        config: pingpong(192, 64, 4), why: "three warpgroups hide each other's softmax, and small tiles of keys leave less behind their end", ..ANY },
+    Default { head_dim: 96, cost_per_key: Some(1000),
+        config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1299),
+        config: pingpong(128, 96, 3), why: "128 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1339),
+        config: pingpong(128, 96, 3), why: "128 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1300),
+        config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
+    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1582),
+        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1577),
+        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
+    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1594),
         config: q_held(pingpong(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(993),
-        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
-    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1230),
-        config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
-    Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1000),
+    Default { head_dim: 112, cost_per_key: Some(1062),
+        config: q_held(in_pairs(128, 128, 2)), why: "pairs of blocks read K and V once: rows of such sizes are slow to copy", ..ANY },
+    Default { head_dim: 112, cost_per_key: Some(1139),
+        config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 112, cost_per_key: Some(1216),
+        config: q_held(pingpong(128, 128, 2)), why: "128 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 112, cost_per_key: Some(1232),
+        config: q_held(pingpong(192, 64, 3)), why: "192 rows a block read K and V least often: rows of such sizes are slow to copy", ..ANY },
+    Default { head_dim: 128, cost_per_key: Some(1062),
+        config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 128, cost_per_key: Some(1130),
+        config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do, and small tiles of keys less behind their end", ..ANY },
+    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), cost_per_key: Some(1143),
         config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, causal: Some(false), most_keys: Some(3072), cost_per_key: Some(1000),
-        config: q_held(in_pairs(128, 128, 2)), why: "128 rows leave less of these over than 192; pairs of blocks read K and V once, registers have room for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1054),
+    Default { head_dim: 128, cost_per_key: Some(1204),
         config: q_held(pingpong(128, 128, 2)), why: "128 rows leave less over, or less behind the diagonal, than 192, and registers for Q", ..ANY },
-    Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1360),
+    Default { head_dim: 128, cost_per_key: Some(1311),
+        config: pingpong(128, 96, 3), why: "tiles of 96 keys leave least behind the end of these", ..ANY },
+    Default { head_dim: 128, most_keys: Some(3072), cost_per_key: Some(1554),
         config: q_held(pingpong(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
-    Default { head_dim: 128,
+    Default { head_dim: 128, cost_per_key: Some(1650),
         config: q_held(pingpong(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
+    Default { head_dim: 160, cost_per_key: Some(1000),
+        config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 160, cost_per_key: Some(1235),
+        config: q_held(pingpong(128, 128, 2)), why: "two warpgroups, with as many keys as leave registers for Q", ..ANY },
+    Default { head_dim: 160, cost_per_key: Some(1242),
+        config: q_held(in_pairs(128, 112, 2)), why: "pairs of blocks read K and V once; tiles of 112 keys leave least behind the end of these", ..ANY },
+    Default { head_dim: 160, cost_per_key: Some(1683),
+        config: q_held(pingpong(192, 64, 3)), why: "three warpgroups hide each other's softmax, and 192 rows leave least of these over", ..ANY },
+    Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(860),
+        config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1000),
         config: q_held(in_pairs(128, 112, 2)), why: "as many keys as shared memory allows; pairs of blocks read K and V once, registers have room for Q", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1015),
         config: q_held(pingpong(128, 112, 2)), why: "as many keys as shared memory allows; one by one these rows come out more evenly than in pairs of blocks; registers have room for Q", ..ANY },
-    Default { head_dim: 192, causal: Some(false), cost_per_key: Some(1000),
+    Default { head_dim: 192, cost_per_key: Some(1000),
+        config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 192, causal: Some(false), cost_per_key: Some(1178),
         config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
-    Default { head_dim: 192, cost_per_key: Some(1050),
+    Default { head_dim: 192, cost_per_key: Some(1209),
         config: q_held(pingpong(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less over, or less behind the diagonal, and registers for Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1000),
+    Default { head_dim: 256, cost_per_key: Some(942),
+        config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1300),
         config: conditional(q_held(in_pairs(128, 64, 2))), why: "pairs of blocks read K and V once; a softmax that waits for scores alone evens out short rows; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1060),
+    Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1346),
         config: conditional(q_held(pingpong(128, 64, 2))), why: "one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short rows", ..ANY },
-    Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1005),
+    Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1377),
         config: q_held(in_pairs(128, 64, 2)), why: "the output leaves room for 64 keys; pairs of blocks read K and V once; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1065),
+    Default { head_dim: 256, causal: Some(false), cost_per_key: Some(1440),
         config: q_held(pingpong(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
-    Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1000),
-        config: conditional(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need no turns; registers have room for a part of Q", ..ANY },
-    Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1045),
+    Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1385),
+        config: conditional(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need not hand over the tensor cores; registers have room for a part of Q", ..ANY },
+    Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1447),
         config: conditional(pingpong(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
 
@@ -236,15 +275,17 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
-/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal), or keys enough
-/// to be split, and those of e4m3 are always served. Some may be refused.
+/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal or of head_dim over 64), or
+/// keys enough to be split, and those of e4m3 are always served. Some may be refused.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
     let dtype = problem.dtype();
+    let head_dim = problem.head_dim().max(problem.head_dim_v());
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
-    // Causal problems sooner: 96 tiles were 5 % faster here than in family mma, 128 of them 7 to 30 %, 64 slower.
-    let share = if causal { 7 } else { 9 };
+    // Causal problems and large heads sooner: 96 tiles were 5 % faster here than in family mma, with head_dim 128 and 160 by 11
+    // and 71 %, 128 of them 7 to 30 %, 64 slower.
+    let share = if causal || head_dim > 64 { 7 } else { 9 };
     if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
         return Vec::new();
     }
@@ -261,7 +302,6 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         return split.into_iter().collect();
     }
     let tiles = tiles(128);
-    let head_dim = problem.head_dim().max(problem.head_dim_v());
     let mut rows: Vec<&Default> = table(dtype)
         .iter()
         .filter(|row| head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most))
