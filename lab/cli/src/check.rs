@@ -116,6 +116,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
             trace: args.watch.own_traces(),
             memory_counts: args.memory,
             first_blocks: args.blocks,
+            chip: card.chip,
             ..SimOptions::default()
         },
         ..simulated::options(args.inputs.inputs, args.inputs.seed)

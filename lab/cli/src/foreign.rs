@@ -9,7 +9,7 @@ use clap::Args;
 use flashcore_check::Found;
 use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, RunError, Verdict};
 use flashcore_check::render::{self, Palette};
-use flashcore_ir::Occupancy;
+use flashcore_ir::{Chip, Occupancy};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
@@ -181,7 +181,7 @@ impl RunArgs {
         let only = runs.blocks.filter(|&blocks| blocks < all);
         let found = match is_refused {
             true => Vec::new(),
-            false => self.simulate(file, &bytes, &kernel.name, runs, only.unwrap_or(all))?,
+            false => self.simulate(file, &bytes, &kernel.name, card.chip, runs, only.unwrap_or(all))?,
         };
         let (name, count) = (file.display().to_string(), found.len());
         let json = || {
@@ -219,7 +219,15 @@ impl RunArgs {
         Ok(Outcome::of(!is_refused && found.is_empty()))
     }
 
-    fn simulate(&self, file: &Path, bytes: &[u8], name: &str, runs: &Runs, blocks: u64) -> Result<Vec<Found>, Failure> {
+    fn simulate(
+        &self,
+        file: &Path,
+        bytes: &[u8],
+        name: &str,
+        chip: Chip,
+        runs: &Runs,
+        blocks: u64,
+    ) -> Result<Vec<Found>, Failure> {
         let progress = Arc::default();
         let launch = ForeignLaunch {
             grid: self.grid,
@@ -230,6 +238,7 @@ impl RunArgs {
             sim: SimOptions {
                 seed: runs.first,
                 first_blocks: runs.blocks,
+                chip,
                 progress: Some(Arc::clone(&progress)),
                 ..SimOptions::default()
             },

@@ -182,11 +182,7 @@ impl Cluster<'_> {
         if self.out.findings.is_livelocked() {
             return;
         }
-        let waits = |warp: &Warp| match warp.state {
-            State::AtBarrier(_) => Some((warp.index, warp.pc - 1, warp.state)),
-            State::Blocked(_) => Some((warp.index, warp.pc, warp.state)),
-            State::Ready | State::Done => None,
-        };
+        let waits = |warp: &Warp| Some((warp.index, waits_at(warp)?, warp.state));
         let waiting: Vec<(usize, u32, State)> = warps.iter().filter_map(waits).collect();
         let Some(&(first, pc, at)) = waiting.first() else {
             self.check_registers(warps);
@@ -205,33 +201,10 @@ impl Cluster<'_> {
         } else {
             (FindingKind::Deadlock, (first, pc))
         };
-        let machine = self.machine;
-        let describe = |&(warp, pc, at): &(usize, u32, State)| {
-            let name = self.warp_name(warp);
-            let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
-            match at {
-                State::AtBarrier(id) => {
-                    let barrier = &self.barriers[warps[warp].rank][usize::from(id)];
-                    format!(
-                        "{name} waits at barrier {id} ({line}; {} of {} threads have arrived)",
-                        barrier.arrived, barrier.expected
-                    )
-                }
-                State::Blocked(Wait::Phase { mbarrier, parity }) => {
-                    format!("{name} waits {} ({line})", self.describe_phase(mbarrier, parity))
-                }
-                State::Blocked(Wait::Cluster) => format!("{name} waits at the cluster barrier ({line})"),
-                State::Blocked(Wait::Warpgroup) => {
-                    format!("{name} waits for a product that not all warps of its warpgroup have issued ({line})")
-                }
-                State::Blocked(Wait::Registers { needed }) => format!(
-                    "{name} waits for {needed} registers, of which the block's pool has {} ({line})",
-                    self.registers[warps[warp].rank]
-                ),
-                State::Ready | State::Done => name,
-            }
-        };
-        let mut parts: Vec<String> = waiting.iter().map(describe).collect();
+        let mut parts: Vec<String> = waiting
+            .iter()
+            .map(|&(warp, pc, at)| self.describe_wait(&warps[warp], pc, at))
+            .collect();
         let done = warps.iter().filter(|warp| warp.state == State::Done);
         let done: Vec<String> = done.map(|warp| warp.index.to_string()).collect();
         if !done.is_empty() {
@@ -256,5 +229,49 @@ impl Cluster<'_> {
                 .other(other)
                 .help(help)
         });
+    }
+
+    /// What a warp waits for, and where.
+    pub(crate) fn describe_wait(&self, warp: &Warp, pc: u32, at: State) -> String {
+        let machine = self.machine;
+        let name = self.warp_name(warp.index);
+        let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
+        match at {
+            State::AtBarrier(id) => {
+                let barrier = &self.barriers[warp.rank][usize::from(id)];
+                format!(
+                    "{name} waits at barrier {id} ({line}; {} of {} threads have arrived)",
+                    barrier.arrived, barrier.expected
+                )
+            }
+            State::Blocked(Wait::Phase { mbarrier, parity }) => {
+                format!("{name} waits {} ({line})", self.describe_phase(mbarrier, parity))
+            }
+            State::Blocked(Wait::Cluster) => format!("{name} waits at the cluster barrier ({line})"),
+            State::Blocked(Wait::Warpgroup) => {
+                format!("{name} waits for a product that not all warps of its warpgroup have issued ({line})")
+            }
+            State::Blocked(Wait::Registers { needed }) => format!(
+                "{name} waits for {needed} registers, of which the block's pool has {} ({line})",
+                self.registers[warp.rank]
+            ),
+            State::Blocked(Wait::Change((slot, offset))) => {
+                let buffer = machine.buffer_name(slot);
+                format!(
+                    "{name} waits for bytes {offset}..{} of `{buffer}` to change ({line})",
+                    offset + 4
+                )
+            }
+            State::Ready | State::Done => name,
+        }
+    }
+}
+
+/// The operation at which a warp waits.
+pub(crate) fn waits_at(warp: &Warp) -> Option<u32> {
+    match warp.state {
+        State::AtBarrier(_) => Some(warp.pc - 1),
+        State::Blocked(_) => Some(warp.pc),
+        State::Ready | State::Done => None,
     }
 }

@@ -14,6 +14,7 @@ use flashcore_ir::inst::{Address, BulkInst, Space};
 use crate::clock::{Epoch, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
+use crate::global::Sum;
 use crate::machine::{TensorMap, map_address};
 use crate::program::At;
 use crate::record::Details;
@@ -336,7 +337,7 @@ impl<'m> Cluster<'m> {
                 }
             } else {
                 let first = run.offset as usize;
-                row.copy_from_slice(&self.overlay.base[region.slot][first..first + run.bytes]);
+                row.copy_from_slice(&self.global.base[region.slot][first..first + run.bytes]);
             }
         }
         let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -344,6 +345,7 @@ impl<'m> Cluster<'m> {
     }
 
     pub(crate) fn land(&mut self, which: usize) {
+        self.global.changes += 1;
         let copy = self.in_flight.swap_remove(which);
         for (i, &word) in copy.words.iter().enumerate() {
             let place = copy.swizzle.apply(copy.first + 4 * i as u32);
@@ -410,6 +412,10 @@ impl<'m> Cluster<'m> {
                 true => None,
                 false => reached(&mut stores.unwritten[lane], &mut stores.writes),
             };
+            let landed = |sum: &Sum| sum.by == (self.linear, thread) && written_up_to.is_some_and(|to| sum.epoch <= to);
+            while let Some(which) = self.global.sums.iter().position(landed) {
+                self.global.land(which);
+            }
             if read_up_to.is_some() || written_up_to.is_some() {
                 warp.learn_each(1 << lane, |clock| {
                     clock.learn(actors.store_of(thread), read_up_to.unwrap_or(0));

@@ -10,6 +10,7 @@ use flashcore_ir::{Operand, ScalarType, Swizzle};
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
+use crate::global::Sum;
 use crate::program::At;
 use crate::record::Details;
 use crate::warp::Lane;
@@ -65,15 +66,27 @@ impl Cluster<'_> {
             return;
         }
         let actor = machine.actors.store_writes_of(by.thread());
-        for i in 0..bytes / 4 {
-            let (word, offset) = (self.words[(first / 4 + i) as usize], offset + u64::from(4 * i));
-            if adds {
-                let add = (AtomOp::Add, ScalarType::F32);
-                self.change_word(by, add, region, offset, word, actor);
-            } else {
+        let words = self.words[first as usize / 4..][..bytes as usize / 4].to_vec();
+        for (i, word) in words.iter().enumerate() {
+            let offset = offset + 4 * i as u64;
+            if !adds {
                 let writer = (WriterKind::Agent, actor);
                 self.write_lane(by, region, offset, &word.to_le_bytes(), writer);
+            } else if machine.communicates {
+                // The sum lands later; as an access it begins now.
+                let old = self.global.word((region.slot, offset)).to_le_bytes();
+                self.write_lane(by, region, offset, &old, (WriterKind::Atomic, actor));
+            } else {
+                self.change_word(by, (AtomOp::Add, ScalarType::F32), region, offset, *word);
             }
+        }
+        if adds && machine.communicates {
+            self.global.sums.push(Sum {
+                by: (self.linear, by.thread()),
+                epoch: by.warp.epoch,
+                to: (region.slot, offset),
+                words,
+            });
         }
     }
 

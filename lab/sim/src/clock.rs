@@ -12,6 +12,13 @@
 //! If the kernel uses the async proxy (bulk copies, warpgroup products), a clock also holds the
 //! epoch up to which each actor's accesses are **fenced**. A fenced access is ordered through a
 //! proxy fence, so the async proxy sees it.
+//!
+//! Where clusters communicate, a clock also holds clocks of other clusters. This part is sparse and
+//! shared, since most threads of a cluster have the same.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::rc::Rc;
 
 use crate::registers::lanes;
 
@@ -170,6 +177,45 @@ pub(crate) struct Clock {
     /// The fenced epochs of each actor; empty if the kernel does not use the async proxy.
     fenced: Vec<Epoch>,
     actors: Actors,
+    others: Rc<Clocks>,
+}
+
+/// By cluster: what is known of its actors. These clocks know no other clusters.
+pub(crate) type Clocks = BTreeMap<u64, Rc<Clock>>;
+
+/// Joins what is known of a cluster's actors.
+fn join_cluster(clocks: &mut Clocks, cluster: u64, clock: &Rc<Clock>) {
+    match clocks.entry(cluster) {
+        Entry::Vacant(place) => _ = place.insert(clock.clone()),
+        Entry::Occupied(mine) if mine.get().covers(clock) => {}
+        Entry::Occupied(mut mine) if clock.covers(mine.get()) => _ = mine.insert(clock.clone()),
+        Entry::Occupied(mut mine) => Rc::make_mut(mine.get_mut()).join(clock),
+    }
+}
+
+/// Joins what is known of the actors of several clusters. One usually includes the other: then it
+/// is shared.
+pub(crate) fn join_clocks(mine: &mut Rc<Clocks>, theirs: &Rc<Clocks>) {
+    if includes(mine, theirs) {
+        return;
+    }
+    if includes(theirs, mine) {
+        *mine = theirs.clone();
+        return;
+    }
+    let mine = Rc::make_mut(mine);
+    theirs
+        .iter()
+        .for_each(|(&cluster, clock)| join_cluster(mine, cluster, clock));
+}
+
+fn includes(all: &Clocks, some: &Clocks) -> bool {
+    let mut rest = all.iter();
+    std::ptr::eq(all, some)
+        || some.iter().all(|(cluster, clock)| {
+            let mine = rest.find(|(other, _)| *other >= cluster);
+            mine.is_some_and(|(other, mine)| other == cluster && mine.covers(clock))
+        })
 }
 
 impl Clock {
@@ -180,6 +226,42 @@ impl Clock {
             known: vec![epoch; total],
             fenced: vec![epoch; if async_proxy { total } else { 0 }],
             actors,
+            others: Rc::default(),
+        }
+    }
+
+    /// What a thread of cluster `own` knows of the actors of `cluster`; `None` for nothing.
+    #[inline(always)]
+    pub(crate) fn of(&self, own: u64, cluster: u64) -> Option<&Clock> {
+        match own == cluster {
+            true => Some(self),
+            false => self.others.get(&cluster).map(Rc::as_ref),
+        }
+    }
+
+    /// Whether this clock includes another one of the same cluster.
+    fn covers(&self, other: &Clock) -> bool {
+        let all = |mine: &[Epoch], theirs: &[Epoch]| mine.iter().zip(theirs).all(|(mine, theirs)| mine >= theirs);
+        std::ptr::eq(self, other) || all(&self.known, &other.known) && all(&self.fenced, &other.fenced)
+    }
+
+    /// What a flag carries after a release by a thread of cluster `own` with this clock.
+    pub(crate) fn released(mut self, own: u64) -> Rc<Clocks> {
+        let mut clocks = std::mem::take(&mut self.others);
+        join_cluster(Rc::make_mut(&mut clocks), own, &Rc::new(self));
+        clocks
+    }
+
+    /// Whether a thread of cluster `own` with this clock has acquired these clocks.
+    pub(crate) fn has_acquired(&self, own: u64, carried: &Clocks) -> bool {
+        includes(&self.others, carried) && carried.get(&own).is_none_or(|clock| self.covers(clock))
+    }
+
+    /// Joins the clocks that a flag carries to that of a thread of cluster `own`.
+    pub(crate) fn acquire(&mut self, own: u64, carried: &Rc<Clocks>) {
+        join_clocks(&mut self.others, carried);
+        if let Some(clock) = carried.get(&own) {
+            self.join(clock);
         }
     }
 
@@ -208,6 +290,7 @@ impl Clock {
         for (mine, theirs) in self.fenced.iter_mut().zip(&other.fenced) {
             *mine = (*mine).max(*theirs);
         }
+        join_clocks(&mut self.others, &other.others);
     }
 
     /// Joins this clock to a sum of clocks.
@@ -319,6 +402,28 @@ mod tests {
         b.learn_lanes(64 + 32, 1, &[7; 32]);
         a.join(&b);
         assert!(a.knows(5, 9) && a.knows(64 + 32, 7) && !a.knows(64 + 33, 7));
+    }
+
+    #[test]
+    fn flags_carry_the_clocks_of_all_clusters_before() {
+        let clock = || Clock::new(with_copies(32), false, 0);
+        let (mut first, mut second, mut third) = (clock(), clock(), clock());
+        first.learn(5, 9);
+        let a = first.released(0);
+        assert!(!second.has_acquired(1, &a));
+        second.acquire(1, &a);
+        second.learn(6, 4);
+        assert!(second.has_acquired(1, &a));
+        let b = second.released(1);
+        third.join(&clock());
+        assert!(third.of(2, 0).is_none());
+        third.acquire(2, &b);
+        let known = |of: u64, actor, epoch| third.of(2, of).is_some_and(|clock| clock.knows(actor, epoch));
+        assert!(known(0, 5, 9) && !known(0, 5, 10) && known(1, 6, 4) && !known(1, 5, 1) && !known(2, 5, 1));
+        // What comes back to its own cluster is known there.
+        let mut again = clock();
+        again.acquire(0, &b);
+        assert!(again.knows(5, 9) && again.of(0, 1).is_some_and(|clock| clock.knows(6, 4)));
     }
 
     #[test]

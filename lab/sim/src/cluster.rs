@@ -4,14 +4,12 @@
 //! The shared memories of the blocks are contiguous, in order of rank, and warps are numbered
 //! across blocks. Accesses to another block's memory therefore need no special case.
 
-use std::collections::HashMap;
-
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
 use crate::bulk::{BulkStores, InFlight};
-use crate::clock::{Clock, Epoch};
+use crate::clock::Epoch;
 use crate::finding::{Actor, FindingKind};
-use crate::global::{AtomicRecord, Overlay, Pages};
+use crate::global::{AtomicRecord, Global, Pages};
 use crate::interpreter::{Stop, run_warp};
 use crate::log::{Log, Turn};
 use crate::machine::Machine;
@@ -45,10 +43,9 @@ pub(crate) struct Cluster<'m> {
     pub(crate) registers: Vec<u32>,
     /// Whether an event occurred that blocked warps may wait for.
     pub(crate) woken: bool,
-    pub(crate) overlay: Overlay<'m>,
+    /// Clusters that communicate pass it on from turn to turn.
+    pub(crate) global: Global<'m>,
     pub(crate) atomics: Vec<AtomicRecord>,
-    /// By buffer and byte offset: the clock that releases of a flag carry.
-    pub(crate) flags: HashMap<(usize, u64), Clock>,
     pub(crate) out: Outcome,
     /// The newest issued epoch.
     pub(crate) epoch: Epoch,
@@ -107,7 +104,7 @@ pub(crate) struct ClusterResult {
 }
 
 impl<'m> Cluster<'m> {
-    pub(crate) fn new(machine: &'m Machine<'m>, overlay: Overlay<'m>, linear: u64) -> Cluster<'m> {
+    pub(crate) fn new(machine: &'m Machine<'m>, global: Global<'m>, linear: u64) -> Cluster<'m> {
         let program = &machine.program;
         let shared_bytes = machine.shared_bytes * machine.blocks as u32;
         Cluster {
@@ -124,9 +121,8 @@ impl<'m> Cluster<'m> {
             peers: Peers::default(),
             registers: vec![0; machine.blocks],
             woken: false,
-            overlay,
+            global,
             atomics: Vec::new(),
-            flags: HashMap::new(),
             out: Outcome::new(machine),
             epoch: 1,
         }
@@ -147,7 +143,7 @@ impl<'m> Cluster<'m> {
 
     pub(crate) fn warp_name(&self, warp: usize) -> String {
         let actor = self.actor(warp, 0);
-        if self.machine.blocks > 1 {
+        if self.machine.blocks > 1 || self.machine.communicates {
             let [x, y, z] = actor.block;
             format!("warp {} of block ({x}, {y}, {z})", actor.warp)
         } else {
@@ -179,58 +175,6 @@ impl<'m> Cluster<'m> {
         self.out.findings = findings;
     }
 
-    pub(crate) fn run(mut self) -> ClusterResult {
-        let machine = self.machine;
-        let mut warps: Vec<Warp> = (0..machine.warps).map(|i| Warp::new(machine, i, self.epoch)).collect();
-        let mut rng = Rng::new(machine.options.seed, self.linear);
-        loop {
-            if std::mem::take(&mut self.woken) {
-                let blocked = warps.iter_mut().filter(|warp| matches!(warp.state, State::Blocked(_)));
-                blocked.for_each(|warp| warp.state = State::Ready);
-            }
-            let ready: Vec<usize> = (0..warps.len()).filter(|&i| warps[i].state == State::Ready).collect();
-            if !self.in_flight.is_empty() && (ready.is_empty() || rng.below(4) == 0) {
-                let which = rng.below(self.in_flight.len() as u32);
-                self.land(which as usize);
-                continue;
-            }
-            if ready.is_empty() {
-                break;
-            }
-            let chosen = ready[rng.below(ready.len() as u32) as usize];
-            // Mostly long time slices for speed, sometimes short ones for fine interleaving.
-            let slice = if rng.below(8) == 0 {
-                1 + rng.below(8)
-            } else {
-                32 + rng.below(512)
-            };
-            let begin = if self.is_logged() { self.operations() } else { 0 };
-            let stop = run_warp(&mut self, &mut warps[chosen], slice);
-            if self.is_logged() {
-                self.out.log.turns.push(Turn {
-                    span: (begin, self.operations()),
-                    warp: chosen as u32,
-                    at_barrier: matches!(stop, Stop::Barrier { .. }),
-                });
-            }
-            match stop {
-                Stop::Barrier { id, released: true } => self.release(warps[chosen].rank, id, &mut warps),
-                Stop::SliceEnd | Stop::Barrier { .. } => {}
-                Stop::Livelock => {
-                    self.livelock(&warps[chosen]);
-                    break;
-                }
-            }
-        }
-        self.check_end(&warps);
-        ClusterResult {
-            linear: self.linear,
-            pages: self.overlay.pages,
-            atomics: self.atomics,
-            out: self.out,
-        }
-    }
-
     fn livelock(&mut self, warp: &Warp) {
         let budget = self.machine.options.max_instructions;
         self.report(FindingKind::Livelock, warp.pc, None, |cluster| {
@@ -241,5 +185,78 @@ impl<'m> Cluster<'m> {
             Details::new(message, cluster.actor(warp.index, warp.active))
                 .help("check the loop condition; raise `max_instructions` if the kernel needs more")
         });
+    }
+}
+
+/// A cluster with its warps and its schedule.
+pub(crate) struct Running<'m> {
+    pub(crate) cluster: Cluster<'m>,
+    pub(crate) warps: Vec<Warp>,
+    rng: Rng,
+}
+
+impl<'m> Running<'m> {
+    pub(crate) fn new(machine: &'m Machine<'m>, global: Global<'m>, linear: u64) -> Running<'m> {
+        let cluster = Cluster::new(machine, global, linear);
+        Running {
+            warps: (0..machine.warps)
+                .map(|i| Warp::new(machine, i, cluster.epoch))
+                .collect(),
+            cluster,
+            rng: Rng::new(machine.options.seed, linear),
+        }
+    }
+
+    /// Runs the cluster alone.
+    pub(crate) fn run(mut self) -> ClusterResult {
+        while self.turn() {}
+        self.cluster.check_end(&self.warps);
+        ClusterResult {
+            linear: self.cluster.linear,
+            pages: self.cluster.global.pages,
+            atomics: self.cluster.atomics,
+            out: self.cluster.out,
+        }
+    }
+
+    /// Lets a bulk copy land or a warp run for a while, as the schedule decides. Returns false if
+    /// nothing can go on.
+    pub(crate) fn turn(&mut self) -> bool {
+        let Running { cluster, warps, rng } = self;
+        if std::mem::take(&mut cluster.woken) {
+            let blocked = warps.iter_mut().filter(|warp| matches!(warp.state, State::Blocked(_)));
+            blocked.for_each(|warp| warp.state = State::Ready);
+        }
+        let ready: Vec<usize> = (0..warps.len()).filter(|&i| warps[i].state == State::Ready).collect();
+        if !cluster.in_flight.is_empty() && (ready.is_empty() || rng.below(4) == 0) {
+            let which = rng.below(cluster.in_flight.len() as u32);
+            cluster.land(which as usize);
+            return true;
+        }
+        if ready.is_empty() {
+            return false;
+        }
+        let chosen = ready[rng.below(ready.len() as u32) as usize];
+        // Mostly long time slices for speed, sometimes short ones for fine interleaving.
+        let slice = if rng.below(8) == 0 {
+            1 + rng.below(8)
+        } else {
+            32 + rng.below(512)
+        };
+        let begin = if cluster.is_logged() { cluster.operations() } else { 0 };
+        let stop = run_warp(cluster, &mut warps[chosen], slice);
+        if cluster.is_logged() {
+            cluster.out.log.turns.push(Turn {
+                span: (begin, cluster.operations()),
+                warp: chosen as u32,
+                at_barrier: matches!(stop, Stop::Barrier { .. }),
+            });
+        }
+        match stop {
+            Stop::Barrier { id, released: true } => cluster.release(warps[chosen].rank, id, warps),
+            Stop::SliceEnd | Stop::Barrier { .. } => {}
+            Stop::Livelock => cluster.livelock(&warps[chosen]),
+        }
+        stop != Stop::Livelock
     }
 }

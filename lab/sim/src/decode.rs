@@ -167,11 +167,9 @@ impl<'k> Lowering<'k> {
             Inst::St { space, src, .. } if *space != Space::Global && src.bytes() == 2 => program.granule_shift = 1,
             Inst::CpAsync { .. } => program.uses_cp_async = true,
             Inst::DependencyWait => program.uses_dependency = true,
-            // Blocks that read flags may communicate.
-            Inst::Flag(FlagInst::LoadAcquire { .. }) => program.returning_atomics = true,
-            Inst::Atom { space, dst, .. } => {
-                program.returning_atomics |= *space == Space::Global && dst.is_some();
-            }
+            Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. }) => program.uses_flags = true,
+            Inst::Flag(FlagInst::Add { release, .. }) => program.uses_flags |= release,
+            Inst::Atom { space, dst, .. } => program.uses_flags |= *space == Space::Global && dst.is_some(),
             Inst::Wgmma(_) => (program.uses_async_proxy, program.uses_products) = (true, true),
             Inst::Bulk(BulkInst::Load { .. } | BulkInst::LoadBytes { .. }) => program.uses_async_proxy = true,
             Inst::Bulk(BulkInst::Store { .. } | BulkInst::StoreBytes { .. } | BulkInst::Reduce { .. }) => {

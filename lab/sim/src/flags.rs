@@ -1,40 +1,78 @@
 //! Flags: words of global memory by which threads order their accesses, at gpu scope.
 //!
-//! A release stores the releasing thread's clock with the word, and an acquire joins it. A sum keeps
-//! the clocks of earlier releases of the word, as a release sequence does.
+//! A word carries clocks beside its value. A release (`st.release`, `red.release`, or an atomic
+//! after a fence) adds the releasing thread's clock, and an acquire (`ld.acquire`, or a fence after
+//! an atomic) joins what the word carries. Atomics keep what it carried before, as a release
+//! sequence does; stores replace it.
 
+use std::rc::Rc;
+
+use flashcore_ir::ScalarType;
 use flashcore_ir::inst::{Address, AtomOp, FlagInst, Space};
 
-use crate::clock::WriterKind;
+use crate::clock::{Clocks, Stamp, WriterKind, join_clocks};
 use crate::cluster::Cluster;
-use crate::program::At;
+use crate::global::{PAGE, Place};
+use crate::program::{At, Row};
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
 use crate::warp::{Lane, Warp};
 
+/// By lane, for a warp's fences at gpu scope.
+#[derive(Debug, Default)]
+pub(crate) struct Fences {
+    /// The clock at the last fence, which later atomics release.
+    released: [Option<Rc<Clocks>>; 32],
+    /// What the words of atomics since then carried, which the next fence acquires.
+    seen: [Option<Rc<Clocks>>; 32],
+}
+
+/// What an atomic does beside changing its word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Relaxed,
+    Release,
+}
+
 impl Cluster<'_> {
-    pub(crate) fn flag(&mut self, warp: &mut Warp, pc: u32, inst: &FlagInst) {
+    /// Returns false if the warp must retry.
+    pub(crate) fn flag(&mut self, warp: &mut Warp, pc: u32, inst: &FlagInst) -> bool {
         match *inst {
             FlagInst::LoadAcquire { dst, ref addr } => {
-                let (slot, offsets, mask) = self.flag_places(warp, pc, addr);
+                let base = warp.value(self.machine, addr.base);
+                let at = At::of(addr, Space::Global);
+                let (slot, (offsets, mask)) =
+                    (self.region(at.object).slot, self.global_offsets(warp, pc, &base, at, 4));
                 let mut loaded = [POISON; 32];
                 for lane in lanes(mask) {
                     loaded[lane] = self.read_flag(warp.lane(pc, lane), addr, offsets[lane]);
-                    if let Some(released) = self.flags.get(&(slot, offsets[lane])) {
-                        warp.learn_each(1 << lane, |clock| clock.join(released));
-                    }
+                    self.observe(warp.lane(pc, lane), (slot, offsets[lane]));
                 }
-                warp.registers
-                    .set(self.machine.program.rows.row(dst), warp.active, &loaded);
+                let mut rest = mask;
+                while rest != 0 {
+                    let offset = offsets[rest.trailing_zeros() as usize];
+                    let same = lanes(rest).filter(|&lane| offsets[lane] == offset);
+                    let same = same.fold(0u32, |mask, lane| mask | 1 << lane);
+                    if let Some(carried) = self.carried((slot, offset)) {
+                        self.acquire(warp, same, &carried);
+                    }
+                    rest &= !same;
+                }
+                let row = self.machine.program.rows.row(dst);
+                warp.registers.set(row, warp.active, &loaded);
+                return !self.spins(warp, pc, slot, (&offsets, mask));
             }
             FlagInst::StoreRelease { ref addr, value, .. } => {
-                let (slot, offsets, mask) = self.flag_places(warp, pc, addr);
+                let base = warp.value(self.machine, addr.base);
                 let value: [u32; 32] = warp.value(self.machine, value);
-                let region = self.region(At::of(addr, Space::Global).object);
+                let at = At::of(addr, Space::Global);
+                let (offsets, mask) = self.global_offsets(warp, pc, &base, at, 4);
+                let region = self.region(at.object);
                 for lane in lanes(mask) {
-                    self.flags.remove(&(slot, offsets[lane]));
-                    self.set_flag(warp, lane, (slot, offsets[lane]));
-                    let (by, bytes) = (warp.lane(pc, lane), value[lane].to_le_bytes());
+                    let now = self.now(warp, lane);
+                    self.carry((region.slot, offsets[lane]), None, Some(now));
+                    let by = warp.lane(pc, lane);
+                    let bytes = value[lane].to_le_bytes();
                     self.write_lane(by, region, offsets[lane], &bytes, (WriterKind::Atomic, by.thread()));
                 }
                 warp.epoch = self.next_epoch();
@@ -45,21 +83,71 @@ impl Cluster<'_> {
                 ref addr,
                 value,
             } => {
-                if release {
-                    let (slot, offsets, mask) = self.flag_places(warp, pc, addr);
-                    for lane in lanes(mask) {
-                        self.set_flag(warp, lane, (slot, offsets[lane]));
-                    }
-                }
-                let base = warp.value(self.machine, addr.base);
-                let value = warp.value(self.machine, value);
-                let (op, at) = ((AtomOp::Add, ty), At::of(addr, Space::Global));
-                self.change_global(warp, pc, op, at, (&base, &value));
-                if release {
-                    warp.epoch = self.next_epoch();
-                }
+                let (base, value) = (warp.value(self.machine, addr.base), warp.value(self.machine, value));
+                let at = At::of(addr, Space::Global);
+                let order = if release { Order::Release } else { Order::Relaxed };
+                self.atomic_global(warp, pc, (AtomOp::Add, ty, order), at, (&base, &value), None);
             }
         }
+        true
+    }
+
+    /// Applies an operation to a word per lane. The old words go to `dst`, if there is one. Returns
+    /// false if the warp must retry.
+    pub(crate) fn atomic_global(
+        &mut self,
+        warp: &mut Warp,
+        pc: u32,
+        (op, ty, order): (AtomOp, ScalarType, Order),
+        at: At,
+        (base, value): (&[u64; 32], &[u32; 32]),
+        dst: Option<Row>,
+    ) -> bool {
+        let (offsets, mask) = self.global_offsets(warp, pc, base, at, 4);
+        let region = self.region(at.object);
+        let mut old = [POISON; 32];
+        for lane in lanes(mask) {
+            let place = (region.slot, offsets[lane]);
+            if self.machine.communicates {
+                let carried = self.carried(place);
+                if dst.is_some()
+                    && let Some(carried) = &carried
+                {
+                    join_clocks(warp.fences.seen[lane].get_or_insert_default(), carried);
+                }
+                let released = match order {
+                    Order::Relaxed => warp.fences.released[lane].clone(),
+                    Order::Release => Some(self.now(warp, lane)),
+                };
+                self.carry(place, carried, released);
+            }
+            old[lane] = self.change_word(warp.lane(pc, lane), (op, ty), region, offsets[lane], value[lane]);
+            if dst.is_some() {
+                self.observe(warp.lane(pc, lane), place);
+            }
+        }
+        if order == Order::Release {
+            warp.epoch = self.next_epoch();
+        }
+        let Some(dst) = dst else { return true };
+        warp.registers.set(dst, warp.active, &old);
+        !self.spins(warp, pc, region.slot, (&offsets, mask))
+    }
+
+    /// `fence.acq_rel.gpu`.
+    pub(crate) fn fence_gpu(&mut self, warp: &mut Warp) {
+        if !self.machine.communicates {
+            return;
+        }
+        for lane in lanes(warp.active) {
+            if let Some(seen) = warp.fences.seen[lane].take() {
+                self.acquire(warp, 1 << lane, &seen);
+            }
+        }
+        for lane in lanes(warp.active) {
+            warp.fences.released[lane] = Some(self.now(warp, lane));
+        }
+        warp.epoch = self.next_epoch();
     }
 
     fn read_flag(&mut self, by: Lane<'_>, addr: &Address, offset: u64) -> u32 {
@@ -69,24 +157,46 @@ impl Cluster<'_> {
             self.read_lane(by, region, offset, &mut bytes, true);
         } else {
             let first = offset as usize;
-            bytes.copy_from_slice(&self.overlay.base[region.slot][first..first + 4]);
+            bytes.copy_from_slice(&self.global.base[region.slot][first..first + 4]);
         }
         u32::from_le_bytes(bytes)
     }
 
-    /// The buffer that a flag is in, its byte offsets there, and the lanes with a valid one.
-    fn flag_places(&mut self, warp: &Warp, pc: u32, addr: &Address) -> (usize, [u64; 32], u32) {
-        let at = At::of(addr, Space::Global);
-        let base = warp.value(self.machine, addr.base);
-        let (offsets, mask) = self.global_offsets(warp, pc, &base, at, 4);
-        (self.region(at.object).slot, offsets, mask)
-    }
-
-    /// Joins a lane's clock, with its own accesses, to that of a flag.
-    fn set_flag(&mut self, warp: &Warp, lane: usize, place: (usize, u64)) {
+    /// What a release by a lane adds now: its clock, with its own accesses.
+    fn now(&self, warp: &Warp, lane: usize) -> Rc<Clocks> {
         let mut clock = warp.joined(1 << lane);
         self.publish(&mut clock, warp, 1 << lane);
-        let flag = self.flags.entry(place);
-        flag.and_modify(|released| released.join(&clock)).or_insert(clock);
+        clock.released(self.linear)
+    }
+
+    /// Joins clocks to those of some lanes.
+    fn acquire(&self, warp: &mut Warp, lanes: u32, carried: &Rc<Clocks>) {
+        let own = self.linear;
+        // A loop that waits acquires the same again and again.
+        if !warp
+            .knowledge_of(lanes)
+            .all(|part| part.clock.has_acquired(own, carried))
+        {
+            warp.learn_each(lanes, |clock| clock.acquire(own, carried));
+        }
+    }
+
+    /// The clocks that a word carries; none once a plain store has replaced it.
+    fn carried(&mut self, place: Place) -> Option<Rc<Clocks>> {
+        let carried = self.global.flags.get(&place)?.clone();
+        let cell = &self.global.page(place.0, place.1).cells[place.1 as usize % PAGE / 2];
+        cell.stamp().is_some_and(Stamp::is_atomic).then_some(carried)
+    }
+
+    /// Lets a word carry the clocks of a release sequence and of a release.
+    fn carry(&mut self, place: Place, sequence: Option<Rc<Clocks>>, released: Option<Rc<Clocks>>) {
+        let mut carried = sequence.unwrap_or_default();
+        if let Some(released) = released {
+            join_clocks(&mut carried, &released);
+        }
+        match carried.is_empty() {
+            true => _ = self.global.flags.remove(&place),
+            false => _ = self.global.flags.insert(place, carried),
+        }
     }
 }

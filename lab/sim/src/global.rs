@@ -1,16 +1,17 @@
-//! A block's view of global memory: the launch's buffers, overlaid with pages of its own writes.
+//! Global memory as blocks see it: the launch's buffers, overlaid with pages of what they wrote.
 //!
-//! Blocks run in parallel and must not see each other's writes. Each block copies a page at the
-//! first access and writes to the copy. Pages carry shadow cells of 2 bytes (the narrowest access),
-//! which also reveal races within the block.
+//! Blocks that do not communicate have one of these each, since they run in parallel and must not
+//! see each other's writes. Blocks that do share one. A page is copied at the first access and then
+//! written. Pages carry shadow cells of 2 bytes (the narrowest access), which reveal races.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use flashcore_ir::ScalarType;
 use flashcore_ir::inst::AtomOp;
 
-use crate::clock::{ActorId, Epoch, Stamp};
-use crate::merge::Merged;
+use crate::atomic;
+use crate::clock::{ActorId, Clock, Clocks, Epoch, Stamp};
 
 pub(crate) const PAGE_SHIFT: u32 = 11;
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
@@ -28,10 +29,36 @@ pub(crate) struct AtomicRecord {
     pub(crate) pc: u32,
 }
 
+/// A past access to a cell.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Past {
+    pub(crate) cluster: u64,
+    /// The actor of a write, or the first thread of the warp that read.
+    pub(crate) actor: ActorId,
+    /// The lanes that read; 0 for a write.
+    pub(crate) lanes: u32,
+    pub(crate) epoch: Epoch,
+    pub(crate) pc: u32,
+}
+
+impl Past {
+    /// The actors of this access, as lanes from `actor` on, that a thread of cluster `own` with
+    /// this clock does not follow.
+    #[inline(always)]
+    pub(crate) fn unordered(&self, own: u64, clock: &Clock) -> u32 {
+        let lanes = self.lanes.max(1);
+        match clock.of(own, self.cluster) {
+            None => lanes,
+            Some(clock) if self.lanes == 0 => u32::from(!clock.knows(self.actor, self.epoch)),
+            Some(clock) => lanes & clock.unknown_from(self.actor, self.epoch),
+        }
+    }
+}
+
 /// Last write and last reads of 2 bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cell {
-    /// 0 if this block has not written the cell.
+    /// 0 if no block has written the cell.
     pub(crate) stamp: u32,
     pub(crate) writer: ActorId,
     pub(crate) writer_pc: u32,
@@ -39,11 +66,41 @@ pub(crate) struct Cell {
     pub(crate) reader_warp: u32,
     pub(crate) reader_lanes: u32,
     pub(crate) reader_pc: u32,
+    /// Clusters of the writer and of the reader.
+    pub(crate) written_in: u32,
+    pub(crate) read_in: u32,
 }
 
 impl Cell {
     pub(crate) fn stamp(&self) -> Option<Stamp> {
         (self.stamp != 0).then_some(Stamp(self.stamp))
+    }
+    pub(crate) fn write(&self) -> Past {
+        Past {
+            cluster: u64::from(self.written_in),
+            actor: self.writer,
+            lanes: 0,
+            epoch: Stamp(self.stamp).epoch(),
+            pc: self.writer_pc,
+        }
+    }
+    pub(crate) fn read(&self) -> Past {
+        Past {
+            cluster: u64::from(self.read_in),
+            actor: 32 * self.reader_warp,
+            lanes: self.reader_lanes,
+            epoch: self.read_epoch,
+            pc: self.reader_pc,
+        }
+    }
+}
+
+/// Adds an access to a list that keeps the last one of each actor.
+pub(crate) fn keep(all: &mut Vec<Past>, past: Past) {
+    let who = |past: &Past| (past.cluster, past.actor, past.lanes == 0);
+    match all.iter_mut().find(|known| who(known) == who(&past)) {
+        Some(known) => *known = past,
+        None => all.push(past),
     }
 }
 
@@ -64,31 +121,92 @@ pub(crate) struct Page {
 
 pub(crate) type Pages = HashMap<(usize, u64), Box<Page>>;
 
-/// A block's view of global memory.
-pub(crate) struct Overlay<'m> {
-    /// The buffers before the launch, by slot.
-    pub(crate) base: &'m [&'m [u8]],
-    /// Writes of earlier blocks, if blocks run serially.
-    pub(crate) earlier: Option<&'m Merged>,
-    pub(crate) pages: Pages,
+/// A place in a buffer: its slot and a byte offset.
+pub(crate) type Place = (usize, u64);
+
+/// f32 values on their way into global memory (`cp.reduce.async.bulk`).
+#[derive(Debug)]
+pub(crate) struct Sum {
+    /// Cluster and thread that started it.
+    pub(crate) by: (u64, ActorId),
+    pub(crate) epoch: Epoch,
+    pub(crate) to: Place,
+    pub(crate) words: Vec<u32>,
 }
 
-impl Overlay<'_> {
+/// Global memory, and what orders accesses of clusters to it. All but `base` and `pages` is empty
+/// where clusters do not communicate.
+pub(crate) struct Global<'m> {
+    /// The buffers before the launch, by slot.
+    pub(crate) base: &'m [&'m [u8]],
+    pub(crate) pages: Pages,
+    /// What the last releases of a word carry.
+    pub(crate) flags: HashMap<Place, Rc<Clocks>>,
+    /// By cell: accesses that a later one displaced without being ordered after them.
+    pub(crate) displaced: HashMap<Place, Vec<Past>>,
+    /// By word: reads of the value that its last atomic left there.
+    pub(crate) observers: HashMap<Place, Vec<Past>>,
+    pub(crate) sums: Vec<Sum>,
+    /// Warps, by cluster and index, that wait for a word to change, and those whose word did.
+    pub(crate) watched: HashMap<Place, Vec<(u64, usize)>>,
+    pub(crate) woken: Vec<(u64, usize)>,
+    /// How often something changed that another warp may wait for.
+    pub(crate) changes: u64,
+}
+
+impl<'m> Global<'m> {
+    pub(crate) fn new(base: &'m [&'m [u8]]) -> Global<'m> {
+        Global {
+            base,
+            pages: Pages::new(),
+            flags: HashMap::new(),
+            displaced: HashMap::new(),
+            observers: HashMap::new(),
+            sums: Vec::new(),
+            watched: HashMap::new(),
+            woken: Vec::new(),
+            changes: 0,
+        }
+    }
+
     /// The page that holds byte `offset` of a buffer.
     pub(crate) fn page(&mut self, slot: usize, offset: u64) -> &mut Page {
         let number = offset >> PAGE_SHIFT;
-        let (base, earlier) = (self.base, self.earlier);
+        let base = self.base;
         self.pages.entry((slot, number)).or_insert_with(|| {
-            let written = earlier.and_then(|merged| merged.data(slot, number));
             Box::new(Page {
-                data: written.copied().unwrap_or_else(|| copy_of(base[slot], number)),
+                data: copy_of(base[slot], number),
                 cells: vec![Cell::default(); CELLS],
             })
         })
     }
 
-    pub(crate) fn written_earlier(&self, slot: usize, offset: u64) -> bool {
-        self.earlier
-            .is_some_and(|merged| merged.is_written(slot, offset >> PAGE_SHIFT, offset as usize % PAGE / 2))
+    pub(crate) fn word(&mut self, (slot, offset): Place) -> u32 {
+        let within = offset as usize % PAGE;
+        let data = &self.page(slot, offset).data;
+        u32::from_le_bytes([data[within], data[within + 1], data[within + 2], data[within + 3]])
+    }
+
+    /// Notes that bytes have changed.
+    pub(crate) fn changed(&mut self, (slot, offset): Place, bytes: u64) {
+        self.changes += 1;
+        if !self.watched.is_empty() {
+            for word in (offset & !3..offset + bytes).step_by(4) {
+                self.woken
+                    .extend(self.watched.remove(&(slot, word)).unwrap_or_default());
+            }
+        }
+    }
+
+    /// Adds the words of a sum.
+    pub(crate) fn land(&mut self, which: usize) {
+        let Sum { to, words, .. } = self.sums.swap_remove(which);
+        for (i, &word) in words.iter().enumerate() {
+            let to = (to.0, to.1 + 4 * i as u64);
+            let sum = atomic::apply_global(AtomOp::Add, ScalarType::F32, self.word(to), word);
+            let within = to.1 as usize % PAGE;
+            self.page(to.0, to.1).data[within..within + 4].copy_from_slice(&sum.to_le_bytes());
+            self.changed(to, 4);
+        }
     }
 }

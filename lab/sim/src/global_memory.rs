@@ -1,5 +1,7 @@
 //! Loads and stores of global memory.
 
+use std::ops::Range;
+
 use flashcore_ir::ScalarType;
 use flashcore_ir::inst::{AtomOp, Cache};
 
@@ -7,7 +9,7 @@ use crate::atomic;
 use crate::clock::{ActorId, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
-use crate::global::{AtomicRecord, PAGE};
+use crate::global::{AtomicRecord, Cell, PAGE, Past, Place, keep};
 use crate::machine::Region;
 use crate::program::{Access, At};
 use crate::record::Details;
@@ -135,7 +137,7 @@ impl<'m> Cluster<'m> {
             set_loaded(warp, &load, mask, |lane| &raw[lane][..bytes]);
             return;
         }
-        let memory = self.overlay.base[region.slot];
+        let memory = self.global.base[region.slot];
         let count = load.regs.len();
         let contiguous = mask == FULL && (1..32).all(|lane| offsets[lane] == offsets[0] + (lane * bytes) as u64);
         if load.size != 4 || !contiguous {
@@ -168,28 +170,34 @@ impl<'m> Cluster<'m> {
             self.read_lane(by, region, offset, out, false);
         } else {
             let at = offset as usize;
-            out.copy_from_slice(&self.overlay.base[region.slot][at..at + out.len()]);
+            out.copy_from_slice(&self.global.base[region.slot][at..at + out.len()]);
         }
     }
 
     /// Reads bytes of a written buffer for one lane. A flag may be read while atomics write it.
     pub(crate) fn read_lane(&mut self, by: Lane<'_>, region: &Region, offset: u64, out: &mut [u8], is_flag: bool) {
-        let (warp, me) = (by.warp, by.thread());
+        let (warp, me, own, clock) = (by.warp, by.thread(), self.linear, by.clock());
+        let communicates = self.machine.communicates;
+        let observed = !is_flag && self.observed(by, region.slot, offset..offset + out.len() as u64);
         let mut clash = None;
-        // One bit per 2 bytes that this block has not written.
+        let mut displaced = Vec::new();
+        // One bit per 2 bytes that no block has written.
         let mut unwritten = 0u32;
         let uninitialized = self.machine.uninitialized[region.slot];
         // Aligned accesses of at most 16 bytes do not cross a page.
-        let page = self.overlay.page(region.slot, offset);
+        let page = self.global.page(region.slot, offset);
         let within = offset as usize % PAGE;
         out.copy_from_slice(&page.data[within..within + out.len()]);
         let cells = within / 2..(within + out.len()).div_ceil(2);
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
             let at = offset + 2 * i as u64;
-            let known = |stamp: Stamp| cell.writer == me || by.clock().knows(cell.writer, stamp.epoch());
+            let known = |cell: &Cell| {
+                let mine = cell.writer == me && u64::from(cell.written_in) == own;
+                mine || observed || cell.write().unordered(own, clock) == 0
+            };
             match cell.stamp() {
                 Some(stamp) if is_flag && stamp.is_atomic() => {}
-                Some(stamp) if !known(stamp) => clash = clash.or(Some((at, cell.writer, cell.writer_pc, true))),
+                Some(_) if !known(cell) => clash = clash.or(Some((at, cell.write()))),
                 Some(_) => {}
                 None if uninitialized => unwritten |= 1 << i,
                 None => {}
@@ -197,19 +205,32 @@ impl<'m> Cluster<'m> {
             if is_flag {
                 continue;
             }
-            if cell.read_epoch != warp.epoch || cell.reader_warp != warp.index as u32 {
+            let mine = cell.reader_warp == warp.index as u32 && u64::from(cell.read_in) == own;
+            if cell.read_epoch != warp.epoch || !mine {
+                if communicates && !mine && cell.reader_lanes != 0 && cell.read().unordered(own, clock) != 0 {
+                    displaced.push((at, cell.read()));
+                }
                 cell.reader_lanes = 0;
             }
             cell.read_epoch = warp.epoch;
             cell.reader_warp = warp.index as u32;
+            cell.read_in = own as u32;
             cell.reader_lanes |= by.bit();
             cell.reader_pc = by.pc;
+        }
+        if !is_flag && !observed {
+            let bytes = offset..offset + out.len() as u64;
+            clash = clash.or_else(|| self.displaced(by, region.slot, bytes, |past| past.lanes == 0));
+        }
+        for (at, past) in displaced {
+            keep(self.global.displaced.entry((region.slot, at)).or_default(), past);
         }
         if let Some(clash) = clash {
             self.global_clash(by, region, clash, "reads");
         }
         let mut places = (0..8).filter(|i| unwritten >> i & 1 != 0).map(|i| offset + 2 * i);
-        if let Some(at) = places.find(|&at| !self.written_earlier(region.slot, at)) {
+        let before = self.machine.options.written.get(&region.slot);
+        if let Some(at) = places.find(|&at| before.is_none_or(|written| !written.contains(at))) {
             self.report(FindingKind::NeverWritten, by.pc, None, |cluster| {
                 let (place, mut details) = place(region, at, cluster.lane_actor(by));
                 details.message = format!("reads {place}, which was never written");
@@ -218,10 +239,66 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Whether an earlier block or an earlier launch wrote these bytes.
-    fn written_earlier(&self, slot: usize, at: u64) -> bool {
-        let before = self.machine.options.written.get(&slot);
-        before.is_some_and(|written| written.contains(at)) || self.overlay.written_earlier(slot, at)
+    /// A displaced access to some bytes that a lane does not follow, of those that count.
+    fn displaced(
+        &self,
+        by: Lane<'_>,
+        slot: usize,
+        bytes: Range<u64>,
+        counts: impl Fn(&Past) -> bool,
+    ) -> Option<(u64, Past)> {
+        if self.global.displaced.is_empty() {
+            return None;
+        }
+        // Atomics are noted at the start of their word.
+        let cells = (bytes.start & !3..bytes.end).step_by(2);
+        let of = |at: u64| {
+            self.global
+                .displaced
+                .get(&(slot, at))
+                .into_iter()
+                .flatten()
+                .map(move |past| (at, *past))
+        };
+        cells.flat_map(of).find(|(at, past)| {
+            let is_here = past.lanes == 0 || *at >= bytes.start;
+            is_here && counts(past) && !self.follows(by, past)
+        })
+    }
+
+    /// Whether a lane is ordered after a past access.
+    fn follows(&self, by: Lane<'_>, past: &Past) -> bool {
+        let of_thread = by.thread().wrapping_sub(past.actor);
+        let mine = if past.cluster != self.linear {
+            0
+        } else if past.lanes == 0 {
+            u32::from(of_thread == 0)
+        } else {
+            1u32.checked_shl(of_thread).unwrap_or(0)
+        };
+        past.unordered(self.linear, by.clock()) & !mine == 0
+    }
+
+    /// Whether a lane follows reads of the values that the last atomics left in these words. What
+    /// follows an atomic in this way is ordered after it, though not after what was before it (PTX
+    /// ISA, "Causality order").
+    fn observed(&self, by: Lane<'_>, slot: usize, bytes: Range<u64>) -> bool {
+        let mut words = (bytes.start & !3..bytes.end).step_by(4);
+        let observers = |word: u64| self.global.observers.get(&(slot, word));
+        !self.global.observers.is_empty()
+            && words.all(|word| observers(word).is_some_and(|all| all.iter().any(|past| self.follows(by, past))))
+    }
+
+    /// Notes that a lane has read the value that the last atomic left in a word.
+    pub(crate) fn observe(&mut self, by: Lane<'_>, place: Place) {
+        let past = Past {
+            cluster: self.linear,
+            actor: by.thread(),
+            lanes: 0,
+            epoch: by.warp.epoch,
+            pc: by.pc,
+        };
+        keep(self.global.observers.entry(place).or_default(), past);
     }
 
     /// Writes bytes for one lane: by its thread, an atomic, or its bulk store.
@@ -233,33 +310,59 @@ impl<'m> Cluster<'m> {
         data: &[u8],
         (kind, writer): (WriterKind, ActorId),
     ) {
-        let (warp, me) = (by.warp, by.thread());
-        let mut clash = None;
-        let page = self.overlay.page(region.slot, offset);
+        let (warp, me, own, clock) = (by.warp, by.thread(), self.linear, by.clock());
+        let is_atomic = kind == WriterKind::Atomic;
+        let observed = !is_atomic && self.observed(by, region.slot, offset..offset + data.len() as u64);
+        let (mut clash, mut displaced) = (None, None);
+        let page = self.global.page(region.slot, offset);
         let within = offset as usize % PAGE;
-        page.data[within..within + data.len()].copy_from_slice(data);
-        let clock = by.clock();
+        let bytes = &mut page.data[within..within + data.len()];
+        let changed = *bytes != *data;
+        bytes.copy_from_slice(data);
         let cells = within / 2..(within + data.len()) / 2;
         for (i, cell) in page.cells[cells].iter_mut().enumerate() {
             let at = offset + 2 * i as u64;
             if let Some(stamp) = cell.stamp()
-                && cell.writer != me
-                && !(kind == WriterKind::Atomic && stamp.is_atomic())
-                && !clock.knows(cell.writer, stamp.epoch())
+                && !(cell.writer == me && u64::from(cell.written_in) == own || observed)
+                && cell.write().unordered(own, clock) != 0
             {
-                clash = clash.or(Some((at, cell.writer, cell.writer_pc, true)));
+                match is_atomic && stamp.is_atomic() {
+                    false => clash = clash.or(Some((at, cell.write()))),
+                    // Both halves of a word have the same atomics.
+                    true => displaced = displaced.or(Some((at, cell.write()))),
+                }
             }
-            let own = cell.reader_warp == warp.index as u32;
-            let mine = if own { by.bit() } else { 0 };
-            let unknown = clock.unknown_from(32 * cell.reader_warp, cell.read_epoch);
-            let readers = cell.reader_lanes & !mine & unknown;
+            let read_here = cell.reader_warp == warp.index as u32 && u64::from(cell.read_in) == own;
+            let mine = if read_here { by.bit() } else { 0 };
+            let readers = match cell.reader_lanes & !mine {
+                0 => 0,
+                lanes => lanes & cell.read().unordered(own, clock),
+            };
             if readers != 0 {
-                let reader = 32 * cell.reader_warp + readers.trailing_zeros();
-                clash = clash.or(Some((at, reader, cell.reader_pc, false)));
+                let reader = Past {
+                    lanes: readers,
+                    ..cell.read()
+                };
+                clash = clash.or(Some((at, reader)));
             }
             cell.stamp = Stamp::new(warp.epoch, kind).0;
             cell.writer = writer;
             cell.writer_pc = by.pc;
+            cell.written_in = own as u32;
+        }
+        if self.machine.communicates {
+            if changed {
+                self.global.changed((region.slot, offset), data.len() as u64);
+            }
+            let bytes = offset..offset + data.len() as u64;
+            let counts = |past: &Past| past.lanes != 0 || !is_atomic && !observed;
+            clash = clash.or_else(|| self.displaced(by, region.slot, bytes, counts));
+            if is_atomic {
+                self.global.observers.remove(&(region.slot, offset));
+            }
+            if let Some((at, past)) = displaced {
+                keep(self.global.displaced.entry((region.slot, at)).or_default(), past);
+            }
         }
         if let Some(clash) = clash {
             self.global_clash(by, region, clash, "writes");
@@ -267,25 +370,35 @@ impl<'m> Cluster<'m> {
     }
 
     #[cold]
-    fn global_clash(
-        &mut self,
-        by: Lane<'_>,
-        region: &Region,
-        (at, other, other_pc, wrote): (u64, ActorId, u32, bool),
-        does: &str,
-    ) {
-        self.report(FindingKind::Race, by.pc, Some(other_pc), |cluster| {
+    fn global_clash(&mut self, by: Lane<'_>, region: &Region, (at, past): (u64, Past), does: &str) {
+        let machine = self.machine;
+        let abroad = past.cluster != self.linear;
+        let kind = if abroad {
+            FindingKind::BlockRace
+        } else {
+            FindingKind::Race
+        };
+        self.report(kind, by.pc, Some(past.pc), |cluster| {
             let (place, mut details) = place(region, at, cluster.lane_actor(by));
-            let (other, _) = cluster.name_writer(other);
-            let verb = if wrote { "wrote" } else { "reads" };
+            let other = machine.actor_of(past.cluster, past.actor + past.lanes.trailing_zeros() % 32);
+            let block = if abroad {
+                format!(" of block {:?}", other.block)
+            } else {
+                String::new()
+            };
             details.message = format!(
-                "{does} {place}, which warp {} lane {} {verb}; nothing orders the two accesses",
+                "{does} {place}, which warp {} lane {}{block} {}; nothing orders the two accesses",
                 other.warp,
-                other.lanes.trailing_zeros()
+                other.lanes.trailing_zeros(),
+                if past.lanes == 0 { "wrote" } else { "reads" },
             );
-            details
-                .other(other)
-                .help("put a barrier between them, or give each thread its own bytes")
+            details.other(other).help(match abroad {
+                true => {
+                    "let the earlier block release a flag at gpu scope after its access, and the later one acquire it \
+                     before its own (`store_release` or `add_release`, `load_acquire`; or fences and an atomic)"
+                }
+                false => "put a barrier between them, or give each thread its own bytes",
+            })
         });
     }
 
@@ -320,28 +433,8 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Applies an operation to a word per lane and returns the old words.
-    pub(crate) fn change_global(
-        &mut self,
-        warp: &Warp,
-        pc: u32,
-        (op, ty): (AtomOp, ScalarType),
-        at: At,
-        (base, value): (&[u64; 32], &[u32; 32]),
-    ) -> [u32; 32] {
-        let (offsets, mask) = self.global_offsets(warp, pc, base, at, 4);
-        let region = self.region(at.object);
-        let mut old = [POISON; 32];
-        for lane in lanes(mask) {
-            let (offset, value) = (offsets[lane], value[lane]);
-            let by = warp.lane(pc, lane);
-            old[lane] = self.change_word(by, (op, ty), region, offset, value, by.thread());
-        }
-        old
-    }
-
     /// Changes a lane's word as a write of `writer` and returns the old word. Deferred until all
-    /// blocks have finished if no result and no reader needs it.
+    /// blocks have finished if they do not communicate.
     pub(crate) fn change_word(
         &mut self,
         by: Lane<'_>,
@@ -349,10 +442,9 @@ impl<'m> Cluster<'m> {
         region: &Region,
         offset: u64,
         value: u32,
-        writer: ActorId,
     ) -> u32 {
         let slot = region.slot;
-        if !self.machine.serial {
+        if !self.machine.communicates {
             self.atomics.push(AtomicRecord {
                 slot,
                 offset,
@@ -363,12 +455,9 @@ impl<'m> Cluster<'m> {
             });
             return POISON;
         }
-        let page = self.overlay.page(slot, offset);
-        let within = offset as usize % PAGE;
-        let word = &page.data[within..within + 4];
-        let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+        let old = self.global.word((slot, offset));
         let new = atomic::apply_global(op, ty, old, value).to_le_bytes();
-        self.write_lane(by, region, offset, &new, (WriterKind::Atomic, writer));
+        self.write_lane(by, region, offset, &new, (WriterKind::Atomic, by.thread()));
         old
     }
 }

@@ -7,9 +7,11 @@ use pulp::{Arch, Simd, WithSimd};
 use crate::alu;
 use crate::cluster::Cluster;
 use crate::cold::{division_by_zero, never_written, not_uniform, record};
+use crate::flags::Order;
 use crate::float::{f, result};
 use crate::program::{Access, At, OPERANDS, Op, Row};
 use crate::registers::{FULL, Word, map1, map2, map3, select, test2};
+use crate::resident::changes_the_block;
 use crate::tensor;
 use crate::warp::{Frame, Warp};
 
@@ -217,6 +219,9 @@ fn instruction<'m>(
     let machine = cluster.machine;
     let active = warp.active;
     let [first, second, third, ..] = *rows;
+    if machine.communicates && changes_the_block(inst) {
+        cluster.global.changes += 1;
+    }
     match *inst {
         Inst::Ld {
             space,
@@ -313,13 +318,14 @@ fn instruction<'m>(
         } => {
             let (base, value) = dst.map_or((first, second), |_| (second, third));
             let at = At::of(addr, space);
-            let old = match space {
-                Space::Global => {
-                    let (r, k) = (&warp.registers, &machine.constants);
-                    cluster.change_global(warp, pc, (op, ty), at, (r.get(k, base), r.get(k, value)))
-                }
-                Space::Shared | Space::Cluster => cluster.atomic_shared(warp, pc, (op, ty), at, (base, value)),
-            };
+            if space == Space::Global {
+                let (r, k) = (&warp.registers, &machine.constants);
+                let (base, value) = (*r.get(k, base), *r.get(k, value));
+                let dst = dst.map(|_| first);
+                let done = cluster.atomic_global(warp, pc, (op, ty, Order::Relaxed), at, (&base, &value), dst);
+                return stop_unless(done, warp, pc);
+            }
+            let old = cluster.atomic_shared(warp, pc, (op, ty), at, (base, value));
             if dst.is_some() {
                 warp.registers.set(first, active, &old);
             }
@@ -357,7 +363,12 @@ fn instruction<'m>(
         Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.
         Inst::Fence { scope: Scope::Block } => {}
-        Inst::Fence { .. } => warp.asynchronous.remote_store = None,
+        Inst::Fence { scope } => {
+            warp.asynchronous.remote_store = None;
+            if scope == Scope::Device {
+                cluster.fence_gpu(warp);
+            }
+        }
         Inst::FenceProxyAsync => cluster.fence_proxy(warp),
         Inst::FenceMbarrierInit => cluster.fence_mbarriers(warp),
         Inst::TrapIf { .. } => cluster.trap_if(warp, pc, first),
@@ -369,7 +380,7 @@ fn instruction<'m>(
                 record(cluster, warp, label, src.class, first);
             }
         }
-        Inst::Flag(ref inst) => cluster.flag(warp, pc, inst),
+        Inst::Flag(ref inst) => return stop_unless(cluster.flag(warp, pc, inst), warp, pc),
         Inst::Bulk(ref inst) => cluster.bulk(warp, pc, inst),
         Inst::Mbar(ref inst) => return stop_unless(cluster.mbarrier(warp, pc, inst), warp, pc),
         Inst::Wgmma(ref inst) => return stop_unless(cluster.wgmma(warp, pc, inst), warp, pc),

@@ -47,6 +47,7 @@ mod races;
 mod record;
 mod registers;
 mod report;
+mod resident;
 mod resources;
 mod rng;
 mod rows;

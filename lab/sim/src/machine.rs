@@ -1,9 +1,11 @@
 //! [`Machine`]: a kernel and its launch, validated and decoded.
 
+use std::sync::atomic::Ordering;
+
 use flashcore_ir::proof::{LaunchRefusal, prove_buffers, prove_launch};
 use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
 
-use crate::clock::{ActorKind, Actors};
+use crate::clock::{ActorId, ActorKind, Actors};
 use crate::error::SimError;
 use crate::finding::Actor;
 use crate::lower::lower;
@@ -85,8 +87,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) mbarriers_per_block: usize,
     /// By parameter.
     pub(crate) maps: Vec<Option<TensorMap>>,
-    /// Whether blocks must run serially because they communicate through global memory.
-    pub(crate) serial: bool,
+    /// Whether clusters may communicate through global memory, and so run under one schedule.
+    pub(crate) communicates: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -113,7 +115,7 @@ impl<'a> Machine<'a> {
         let used = || regions.iter().zip(&program.used);
         let is_accessed =
             |slot: usize| used().any(|(region, used)| region.slot == slot && (used.loaded || used.stored));
-        let serial = program.returning_atomics || used().any(|(region, used)| used.atomic && is_accessed(region.slot));
+        let communicates = program.uses_flags || used().any(|(region, used)| used.atomic && is_accessed(region.slot));
         let blocks = launch.cluster.iter().product::<u32>() as usize;
         let warps = blocks * kernel.threads() as usize / 32;
         let mut count = 0;
@@ -152,7 +154,7 @@ impl<'a> Machine<'a> {
             // swizzle span.
             shared_bytes: kernel.ledger().total_bytes().next_multiple_of(1024),
             launch_registers: Target::Sm90a.limits().launch_registers(kernel.threads()),
-            serial,
+            communicates,
         })
     }
 
@@ -162,6 +164,27 @@ impl<'a> Machine<'a> {
 
     pub(crate) fn clusters(&self) -> u64 {
         self.launch.blocks() / self.blocks as u64
+    }
+
+    /// Clusters that the chip holds at once, with registers as [`SimReport::registers`] counts them.
+    ///
+    /// [`SimReport::registers`]: crate::SimReport::registers
+    pub(crate) fn resident_clusters(&self) -> u64 {
+        let (chip, kernel) = (self.options.chip, self.kernel);
+        let limits = chip.target.limits();
+        let registers = self.program.registers().min(limits.registers_per_thread);
+        let shared = self.launch.dynamic_shared_bytes.max(kernel.ledger().total_bytes());
+        let fit = limits.occupancy(kernel.threads(), registers, shared).blocks_per_sm;
+        // The compiler leaves registers for as many blocks as the kernel asks for.
+        let fit = u64::from(fit.max(kernel.min_blocks_per_sm().unwrap_or(1)));
+        (u64::from(chip.sms) * fit / self.blocks as u64).max(1)
+    }
+
+    /// Counts a cluster that has ended.
+    pub(crate) fn note_progress(&self) {
+        if let Some(progress) = &self.options.progress {
+            progress.blocks.fetch_add(self.blocks as u64, Ordering::Relaxed);
+        }
     }
 
     /// The cluster of a block, both linear; one past the last for a block outside the grid.
@@ -195,6 +218,20 @@ impl<'a> Machine<'a> {
             warp: (warp % self.warps_per_block()) as u32,
             lanes,
         }
+    }
+
+    /// The thread behind an actor of global memory: a bulk store is its thread's.
+    pub(crate) fn actor_of(&self, cluster: u64, actor: ActorId) -> Actor {
+        let thread = match self.actors.who(actor) {
+            ActorKind::Thread(thread) | ActorKind::Copy(thread) | ActorKind::Store(thread) => thread,
+            ActorKind::Warpgroup(_) | ActorKind::Mbarrier(_) | ActorKind::Upstream => 0,
+        };
+        self.actor(cluster, thread as usize / 32, 1 << (thread % 32))
+    }
+
+    /// The name of a buffer in messages; tables follow the buffers.
+    pub(crate) fn buffer_name(&self, slot: usize) -> &'static str {
+        self.launch.buffers.get(slot).map_or("a table", |buffer| buffer.name)
     }
 
     /// The name of a block's mbarrier in messages.

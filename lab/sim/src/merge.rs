@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::atomic;
-use crate::clock::ActorKind;
 use crate::finding::FindingKind;
 use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
+use crate::rng::Rng;
 use crate::written::Written;
 
 /// 2 bytes of global memory: slot, page, cell.
@@ -38,23 +38,11 @@ pub(crate) struct Merged {
 }
 
 impl Merged {
-    /// The bytes of a page, if any block has written to it.
-    pub(crate) fn data(&self, slot: usize, page: u64) -> Option<&[u8; PAGE]> {
-        self.pages.get(&(slot, page)).map(|page| &page.data)
-    }
-
-    pub(crate) fn is_written(&self, slot: usize, page: u64, cell: usize) -> bool {
-        self.pages
-            .get(&(slot, page))
-            .is_some_and(|page| page.owners[cell].block != 0)
-    }
-
     pub(crate) fn add(
         &mut self,
         machine: &Machine<'_>,
         linear: u64,
         pages: Pages,
-        atomics: &[AtomicRecord],
         base: &[&[u8]],
         findings: &mut Findings,
     ) {
@@ -67,12 +55,10 @@ impl Merged {
         let mut pages: Vec<_> = pages.into_iter().collect();
         pages.sort_by_key(|(at, _)| *at);
         for ((slot, number), page) in pages {
-            if !machine.serial {
-                let foreign = |cell: &Cell| cell.stamp().is_none() && cell.read_epoch != 0;
-                for (i, cell) in page.cells.iter().enumerate().filter(|(_, cell)| foreign(cell)) {
-                    let thread = 32 * cell.reader_warp + cell.reader_lanes.trailing_zeros();
-                    self.reads.push(((slot, number, i), by(cell.reader_pc, thread, false)));
-                }
+            let foreign = |cell: &Cell| cell.stamp().is_none() && cell.read_epoch != 0;
+            for (i, cell) in page.cells.iter().enumerate().filter(|(_, cell)| foreign(cell)) {
+                let thread = 32 * cell.reader_warp + cell.reader_lanes.trailing_zeros();
+                self.reads.push(((slot, number, i), by(cell.reader_pc, thread, false)));
             }
             if page.cells.iter().all(|cell| cell.stamp().is_none()) {
                 continue;
@@ -83,7 +69,7 @@ impl Merged {
                 let Some(stamp) = cell.stamp() else { continue };
                 let owner = &mut merged.owners[i];
                 let now = by(cell.writer_pc, cell.writer, stamp.is_atomic());
-                if owner.block != 0 && !(owner.atomic && now.atomic) && !machine.serial {
+                if owner.block != 0 && !(owner.atomic && now.atomic) {
                     clash = clash.or(Some((i, *owner, now)));
                 }
                 *owner = now;
@@ -93,14 +79,35 @@ impl Merged {
                 report(machine, findings, (slot, number, cell), owner, now, true);
             }
         }
-        for record in atomics {
+    }
+
+    /// Applies the reductions of some clusters in a random order, in which each cluster's stay in
+    /// theirs.
+    pub(crate) fn reduce(&mut self, clusters: &[(u64, Vec<AtomicRecord>)], base: &[&[u8]], rng: &mut Rng) {
+        let mut left: Vec<_> = clusters
+            .iter()
+            .map(|(linear, records)| (linear, records.iter()))
+            .collect();
+        while !left.is_empty() {
+            let which = rng.below(left.len() as u32) as usize;
+            let (linear, records) = &mut left[which];
+            let Some(record) = records.next() else {
+                _ = left.swap_remove(which);
+                continue;
+            };
+            let owner = Owner {
+                block: **linear + 1,
+                pc: record.pc,
+                thread: 0,
+                atomic: true,
+            };
             let merged = self.page(record.slot, record.offset >> PAGE_SHIFT, base);
             let within = record.offset as usize % PAGE;
             let word = &mut merged.data[within..within + 4];
             let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             let new = atomic::apply_global(record.op, record.ty, old, record.value);
             word.copy_from_slice(&new.to_le_bytes());
-            merged.owners[within / 2..within / 2 + 2].fill(by(record.pc, 0, true));
+            merged.owners[within / 2..within / 2 + 2].fill(owner);
         }
     }
 
@@ -160,14 +167,7 @@ fn report(
         pc: second.pc,
         other: Some(first.pc),
     };
-    let actor = |owner: Owner| {
-        // Writes of a bulk store count as writes of its thread.
-        let thread = match machine.actors.who(owner.thread) {
-            ActorKind::Thread(thread) | ActorKind::Store(thread) => thread,
-            _ => 0,
-        };
-        machine.actor(owner.block - 1, thread as usize / 32, 1 << (thread % 32))
-    };
+    let actor = |owner: Owner| machine.actor_of(owner.block - 1, owner.thread);
     findings.report(machine, key, || {
         let name = machine.launch.buffers[slot].name;
         let byte = ((page as usize) << PAGE_SHIFT) + 2 * cell;
@@ -186,6 +186,6 @@ fn report(
             .other(b)
             .object(name.to_string())
             .bytes((byte as i64, byte as i64 + 2))
-            .help("blocks run in any order: give each its own bytes, or use atomics")
+            .help("blocks run in any order: give each its own bytes, use atomics, or order the accesses by flags")
     });
 }

@@ -168,6 +168,7 @@ impl Cluster<'_> {
     #[inline(never)]
     pub(crate) fn exit(&mut self, warp: &mut Warp, pc: u32) {
         warp.state = State::Done;
+        self.global.changes += 1;
         self.check_stores_at_end(warp);
         self.check_products_at_end(warp, pc);
         if self.machine.blocks > 1 {

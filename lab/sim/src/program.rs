@@ -176,6 +176,14 @@ pub(crate) struct Program<'k> {
     pub(crate) uses_dependency: bool,
     /// By parameter.
     pub(crate) used: Vec<Used>,
-    /// Whether a global atomic returns the old value.
-    pub(crate) returning_atomics: bool,
+    /// Whether words of global memory may order its blocks: it acquires or releases them, or has
+    /// atomics that return the old value.
+    pub(crate) uses_flags: bool,
+}
+
+impl Program<'_> {
+    /// 32-bit registers per lane ([`SimReport::registers`](crate::SimReport::registers)).
+    pub(crate) fn registers(&self) -> u32 {
+        (self.rows.rows32 + 2 * self.rows.rows64) as u32
+    }
 }

@@ -27,12 +27,12 @@ impl Iterator for Lanes {
 }
 
 /// The value of each lane.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 #[repr(align(64))]
 pub(crate) struct Lane<T>(pub(crate) [T; 32]);
 
 /// The rows of the 32-bit and of the 64-bit values.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Files {
     rows32: Vec<Lane<u32>>,
     rows64: Vec<Lane<u64>>,
@@ -85,7 +85,7 @@ impl Files {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Hash)]
 pub(crate) struct Registers {
     files: Files,
     preds: Vec<u32>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::AddAssign;
 use std::sync::Arc;
 
-use flashcore_ir::{Kernel, RegClass, ScalarType, SiteId};
+use flashcore_ir::{Chip, Kernel, RegClass, ScalarType, SiteId, Target};
 use serde::Serialize;
 
 use crate::finding::{Finding, Line};
@@ -39,6 +39,8 @@ pub struct SimOptions {
     pub uninitialized: Vec<usize>,
     /// By slot: bytes written by an earlier launch ([`SimReport::written`]).
     pub written: BTreeMap<usize, Written>,
+    /// The chip, whose number of SMs and limits decide how many blocks that communicate run at once.
+    pub chip: Chip,
     /// How tensor-core sums are computed.
     pub tensor_sums: TensorSums,
     /// Runs only the block with this linear index (x fastest), for example to count its work. An
@@ -64,6 +66,7 @@ impl Default for SimOptions {
             host_threads: 0,
             uninitialized: Vec::new(),
             written: BTreeMap::new(),
+            chip: Chip::from(Target::Sm90a),
             tensor_sums: TensorSums::Exact,
             only_block: None,
             first_blocks: None,

@@ -1,19 +1,19 @@
 //! [`simulate`]: runs all blocks of a launch.
 
-use std::sync::atomic::Ordering;
-
 use flashcore_ir::{Kernel, Launch};
 use rayon::prelude::*;
 
-use crate::cluster::{Cluster, ClusterResult, Outcome};
+use crate::cluster::{ClusterResult, Outcome, Running};
 use crate::error::SimError;
 use crate::finding::Line;
-use crate::global::{Overlay, Pages};
+use crate::global::Global;
 use crate::machine::Machine;
 use crate::merge::Merged;
 use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport};
+use crate::resident;
+use crate::rng::Rng;
 
-/// Blocks that run before a merge. Constant, so that fatal runs report the same on every machine.
+/// Clusters that run before a merge. Constant, so that fatal runs report the same on every machine.
 const WAVE: u64 = 64;
 
 /// Runs a kernel and reports its errors. `buffers` are in the order of the launch's slots; written
@@ -83,7 +83,7 @@ where
         counts,
         memory: memory_sites(&machine, &run.out),
         nodes: node_counts(&machine, &run.out),
-        registers: (machine.program.rows.rows32 + 2 * machine.program.rows.rows64) as u32,
+        registers: machine.program.registers(),
         findings: run.out.findings.into_vec(),
         traces: run.out.traces,
         log: run.out.log,
@@ -108,33 +108,30 @@ impl Run {
             }
             None => (0, all),
         };
-        let cluster_blocks = machine.launch.blocks() / all.max(1);
+        let cluster_blocks = machine.blocks as u64;
         let most = machine.options.first_blocks.unwrap_or(u64::MAX);
-        let clusters = clusters.min(most.div_ceil(cluster_blocks.max(1)));
-        let wave = if machine.serial { 1 } else { WAVE };
-        while first < clusters && !self.out.findings.is_fatal() {
-            let last = clusters.min(first + wave);
-            // A block sees the writes of earlier blocks only in serial runs.
-            let earlier = machine.serial.then_some(&self.merged);
+        let clusters = clusters.min(most.div_ceil(cluster_blocks));
+        let (merged, out) = (&mut self.merged, &mut self.out);
+        if machine.communicates {
+            let pages = resident::run(machine, base, first..clusters, out);
+            merged.add(machine, first, pages, base, &mut out.findings);
+            return;
+        }
+        while first < clusters && !out.findings.is_fatal() {
+            let last = clusters.min(first + WAVE);
             let run = |linear| {
-                let pages = Pages::new();
-                let result = Cluster::new(machine, Overlay { base, earlier, pages }, linear).run();
-                if let Some(progress) = &machine.options.progress {
-                    progress.blocks.fetch_add(cluster_blocks, Ordering::Relaxed);
-                }
+                let result = Running::new(machine, Global::new(base), linear).run();
+                machine.note_progress();
                 result
             };
-            let results: Vec<ClusterResult> = if wave == 1 {
-                (first..last).map(run).collect()
-            } else {
-                (first..last).into_par_iter().map(run).collect()
-            };
+            let results: Vec<ClusterResult> = (first..last).into_par_iter().map(run).collect();
+            let mut atomics = Vec::new();
             for done in results {
-                self.out.add(done.linear, done.out);
-                let findings = &mut self.out.findings;
-                self.merged
-                    .add(machine, done.linear, done.pages, &done.atomics, base, findings);
+                out.add(done.linear, done.out);
+                merged.add(machine, done.linear, done.pages, base, &mut out.findings);
+                atomics.push((done.linear, done.atomics));
             }
+            merged.reduce(&atomics, base, &mut Rng::new(machine.options.seed, !first));
             first = last;
         }
     }

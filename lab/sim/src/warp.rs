@@ -6,12 +6,15 @@ use flashcore_ir::Operand;
 
 use crate::async_state::{AsyncState, Fragment};
 use crate::clock::{ActorId, Clock, Epoch, Limits};
+use crate::flags::Fences;
+use crate::global::Place;
 use crate::machine::{Machine, RANK_SHIFT, SHARED_BASE};
 use crate::registers::{FULL, Registers, Word};
+use crate::resident::Visit;
 use crate::shadow::Who;
 
 /// State to restore at the end of a structure.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub(crate) struct Frame {
     /// Lanes active before the structure.
     pub(crate) before: u32,
@@ -42,6 +45,8 @@ pub(crate) enum Wait {
     Registers {
         needed: u32,
     },
+    /// A change of a word of global memory.
+    Change(Place),
 }
 
 /// Lanes that share one clock.
@@ -75,6 +80,8 @@ pub(crate) struct Warp {
     /// By lane: the same for copies it has waited for.
     pub(crate) fenced_copies: [Epoch; 32],
     pub(crate) asynchronous: AsyncState,
+    pub(crate) fences: Fences,
+    pub(crate) visit: Visit,
     knowledge: Vec<Knowledge>,
     limits: Limits,
 }
@@ -135,11 +142,24 @@ impl Warp {
                 fragments: vec![Fragment::default(); machine.program.fragments.len()],
                 ..AsyncState::default()
             },
+            fences: Fences::default(),
+            visit: Visit::default(),
             knowledge: vec![Knowledge {
                 lanes: FULL,
                 clock: Rc::new(clock),
             }],
             limits,
+        }
+    }
+
+    pub(crate) fn waits_for_change(&self) -> bool {
+        matches!(self.state, State::Blocked(Wait::Change(_)))
+    }
+
+    /// Lets the warp look again at what it waits for, if that is a change of global memory.
+    pub(crate) fn retry(&mut self) {
+        if self.waits_for_change() {
+            self.state = State::Ready;
         }
     }
 

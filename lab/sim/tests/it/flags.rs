@@ -4,6 +4,7 @@ use crate::common;
 
 use common::{Case, found};
 use flashcore_ir::KernelBuilder;
+use flashcore_ir::inst::AtomOp;
 use flashcore_sim::FindingKind;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,6 +15,8 @@ enum Signal {
     Relaxed,
     /// A release that is read by a plain load.
     PlainLoad,
+    /// A release that is not followed by an acquire.
+    NoAcquire,
 }
 
 /// One warp writes 32 numbers and signals; another waits for the signal and copies them.
@@ -27,7 +30,7 @@ fn hand_over(k: &KernelBuilder, signal: Signal, is_writer: flashcore_ir::Val<'_,
             data.store(k.lane() + 7);
             k.sync_warp();
             k.if_(k.lane().eq(0).divergent(), || match signal {
-                Signal::Store | Signal::PlainLoad => flag.store_release(1),
+                Signal::Store | Signal::PlainLoad | Signal::NoAcquire => flag.store_release(1),
                 Signal::Sum => flag.add_release(1),
                 Signal::Relaxed => flag.add_relaxed(1),
             });
@@ -36,6 +39,7 @@ fn hand_over(k: &KernelBuilder, signal: Signal, is_writer: flashcore_ir::Val<'_,
             k.loop_(|l| {
                 let value = match signal {
                     Signal::PlainLoad => flag.load(),
+                    Signal::NoAcquire => flag.atomic(AtomOp::Add, 0u32),
                     Signal::Store | Signal::Sum | Signal::Relaxed => flag.load_acquire(),
                 };
                 l.break_if(value.eq(1).divergent());
@@ -55,6 +59,11 @@ fn between_warps(signal: Signal) -> Case {
     with_buffers(Case::new(64, |k| hand_over(k, signal, k.thread_idx().lt(32))))
 }
 
+/// One of two blocks writes, the other one reads.
+fn between_blocks(signal: Signal, writer: u32) -> Case {
+    with_buffers(Case::new(32, |k| hand_over(k, signal, k.block_idx(0).eq(writer)))).grid(2)
+}
+
 #[test]
 fn a_release_orders_what_an_acquire_reads() {
     let expected: Vec<u32> = (7..39).collect();
@@ -64,16 +73,28 @@ fn a_release_orders_what_an_acquire_reads() {
             case.run_clean();
             assert_eq!(case.u32s(2), expected);
         }
-        let mut blocks = with_buffers(Case::new(32, |k| hand_over(k, signal, k.block_idx(0).eq(0)))).grid(2);
-        blocks.run_clean();
-        assert_eq!(blocks.u32s(2), expected);
+        for (seed, writer) in (0..8).flat_map(|seed| [(seed, 0), (seed, 1)]) {
+            let mut case = between_blocks(signal, writer).seed(seed);
+            case.run_clean();
+            assert_eq!(case.u32s(2), expected);
+        }
     }
 }
 
 #[test]
 fn missing_order_is_found() {
-    for signal in [Signal::Relaxed, Signal::PlainLoad] {
+    for signal in [Signal::Relaxed, Signal::PlainLoad, Signal::NoAcquire] {
         found(between_warps(signal), &[FindingKind::Race], 8);
+        for writer in [0, 1] {
+            let finding = found(between_blocks(signal, writer), &[FindingKind::BlockRace], 8);
+            let mut blocks = [finding.actor.block, finding.other.as_ref().unwrap().actor.block];
+            blocks.sort_unstable();
+            assert_eq!(blocks, [[0, 0, 0], [1, 0, 0]], "{finding}");
+            assert!(
+                finding.other_line().is_some_and(|line| line.file.ends_with("flags.rs")),
+                "{finding}"
+            );
+        }
     }
 }
 

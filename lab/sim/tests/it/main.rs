@@ -14,5 +14,6 @@ mod hopper_attention;
 mod numerics;
 mod products;
 mod random_programs;
+mod resident;
 mod warpgroups;
 mod warps;
