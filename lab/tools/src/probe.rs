@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use crate::fuzz::probe::{Probe, banks, races};
+use crate::fuzz::probe::{Probe, banks, blocks, races};
 use flashcore_cuda::Context;
 use flashcore_ir::Target;
 use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem};
-use flashcore_sim::Case;
+use flashcore_sim::{Case, SimOptions};
 
 /// Configs whose shared memory is looked at; the one without a swizzle has conflicts.
 const ATTENTION: [&str; 6] = [
@@ -29,7 +29,8 @@ pub(crate) enum Command {
     /// Launch probes, each once. Exits with 3 where there is no GPU.
     Run {
         /// `banks` are all probes of banks, `attention` some attention kernels on the mission
-        /// problem.
+        /// problem, `blocks` kernels whose blocks communicate, a hundred times each; their results
+        /// are compared with the simulator's.
         #[arg(required = true)]
         names: Vec<String>,
     },
@@ -79,12 +80,30 @@ fn run(names: &[String]) -> crate::Ran {
         }
     };
     for name in names {
+        if name == "blocks" {
+            compare_blocks(&context)?;
+            continue;
+        }
         for probe in probes(name)? {
             probe.launch(&context)?;
             println!("{} ran", probe.name);
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn compare_blocks(context: &Context) -> Result<(), Box<dyn Error>> {
+    for race in blocks::all() {
+        let (probe, mut case) = (race.clean(), race.clean().case);
+        case.simulate(&SimOptions::default())?;
+        for time in 1..=100 {
+            if probe.launch(context)? != case.buffers {
+                return Err(format!("{}: launch {time} differs from the simulator's result", probe.name).into());
+            }
+        }
+        println!("{} agrees with the simulator", probe.name);
+    }
+    Ok(())
 }
 
 fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {

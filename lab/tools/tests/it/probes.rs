@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use flashcore_tools::fuzz::probe::{What, banks, races};
+use flashcore_sim::SimOptions;
+use flashcore_tools::fuzz::probe::{What, banks, blocks, races};
 use serde::Deserialize;
 
 /// What ncu has counted (`scripts/agree_with_tools.py`).
@@ -49,7 +50,7 @@ fn the_simulator_counts_what_ncu_has_counted() {
 
 #[test]
 fn every_mistake_is_found_and_nothing_else() {
-    for race in races::all() {
+    for race in races::all().into_iter().chain(blocks::all()) {
         let (racy, clean) = (race.racy(), race.clean());
         for schedule in 0..5 {
             let found = racy.simulate(schedule).unwrap().findings;
@@ -75,5 +76,22 @@ fn probes_of_banks_are_clean() {
     for probe in &probes {
         let found = probe.simulate(0).unwrap().findings;
         assert!(found.is_empty(), "{}: {found:#?}", probe.name);
+    }
+}
+
+#[test]
+fn blocks_that_communicate_give_one_result() {
+    for race in blocks::all() {
+        let results = [0, 1, 2].map(|seed| {
+            let mut case = race.clean().case;
+            let options = SimOptions {
+                seed,
+                ..SimOptions::default()
+            };
+            case.simulate(&options).unwrap();
+            case.buffers
+        });
+        assert!(results[0].iter().flatten().any(|&byte| byte != 0));
+        assert!(results.iter().all(|result| *result == results[0]), "{}", race.name);
     }
 }

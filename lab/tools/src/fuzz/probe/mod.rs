@@ -3,7 +3,8 @@
 //!
 //! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts
 //! instruction by instruction. [`races`] are mistakes in synchronisation and the same kernels
-//! without them, which compute-sanitizer's racecheck judges. `flashcore-tools probe` runs them,
+//! without them, which compute-sanitizer's racecheck judges. [`blocks`] communicate, and are compared
+//! with the simulator by their results. `flashcore-tools probe` runs them,
 //! `scripts/agree_with_tools.py` asks the tools. The counts are in `tests/it/ncu-counts.json`,
 //! which CI holds the simulator to.
 
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::fuzz::run::launch;
 
 pub mod banks;
+pub mod blocks;
 pub mod races;
 mod races_hopper;
 
@@ -122,13 +124,13 @@ impl Probe {
         Ok(counts.collect())
     }
 
-    /// Runs it on a GPU, compiled with its Rust lines.
-    pub fn launch(&self, context: &Context) -> Result<(), CudaError> {
+    /// Runs it on a GPU, compiled with its Rust lines. Returns what its buffers then hold.
+    pub fn launch(&self, context: &Context) -> Result<Vec<Vec<u8>>, CudaError> {
         let options = ModuleOptions {
             line_info: true,
             allow_performance_warnings: true,
             ..ModuleOptions::default()
         };
-        launch(context, &self.case, &options).map(drop)
+        launch(context, &self.case, &options)
     }
 }

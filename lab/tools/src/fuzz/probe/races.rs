@@ -93,7 +93,7 @@ impl Race {
         Race { about, ..self }
     }
 
-    fn blocks(self, blocks: u32) -> Race {
+    pub(super) fn blocks(self, blocks: u32) -> Race {
         Race { blocks, ..self }
     }
 
