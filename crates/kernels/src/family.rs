@@ -191,7 +191,7 @@ impl Lever {
 }
 
 /// The same values with another one at a place.
-fn with(values: &Values, at: usize, value: u32) -> Values {
+pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
     let mut changed = *values;
     changed[at] = value;
     changed

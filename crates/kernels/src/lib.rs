@@ -16,6 +16,7 @@ pub mod scalar;
 pub mod select;
 pub mod wgmma;
 
+mod recent;
 mod rungs;
 mod size;
 mod step;
@@ -28,6 +29,7 @@ pub use config::{Config, FAMILIES, UnknownConfig};
 pub use family::{Family, LeverInfo};
 pub use near::near;
 pub use plan::Plan;
+pub use recent::Recent;
 pub use refusal::Refusal;
 pub use rungs::{Rung, rungs};
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};

@@ -53,8 +53,7 @@ pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
         };
         rungs.push(Rung { label, config });
     }
-    let proposals = mma::proposals(problem, chip).into_iter();
-    let tuned = proposals
+    let tuned = mma::proposals(problem, chip)
         .map(|proposal| Config::Mma(proposal.config))
         .find(|config| Plan::new(problem, config, chip).is_ok());
     rungs.extend(tuned.map(|config| Rung { label: "tuned", config }));

@@ -122,7 +122,7 @@ pub fn select_with<T, F>(
     let mut considered = Vec::new();
     let suggested = suggestions.iter().enumerate();
     let suggested = suggested.map(|(place, suggestion)| (suggestion.config, suggestion.why.clone(), Some(place)));
-    let defaults = candidates(problem, chip, alignment).into_iter();
+    let defaults = candidates(problem, chip, alignment);
     for (config, why, suggestion) in suggested.chain(defaults.map(|(config, why)| (config, why, None))) {
         let planned = match suggestion {
             // Suggestions were measured on memory of one's own.
@@ -155,40 +155,41 @@ pub fn select_with<T, F>(
     Ok(Err(NoPlan { considered }))
 }
 
-/// What to try, best first, and why.
-fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> Vec<(Config, String)> {
-    let target = chip.target;
-    let mut candidates = Vec::new();
+/// What to try, best first, and why. Each is worked out when those before it have been refused.
+fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {
+    let (target, head_dim) = (chip.target, problem.head_dim());
     // Copies of 16 bytes need tensors that start at multiples of 16.
-    if alignment >= mma::ALIGNMENT {
-        for proposal in wgmma::proposals(problem, chip) {
-            let why = format!(
-                "the default of family wgmma for problems of head_dim {} and {} keys on {target}: {}",
-                problem.head_dim(),
-                problem.seq_len_kv(),
-                proposal.why
-            );
-            candidates.push((Config::Wgmma(proposal.config), why));
-        }
-        for proposal in mma::proposals(problem, chip) {
-            let why = format!(
-                "the default of family mma for {} problems of head_dim {} on {target}: {}",
-                proposal.size,
-                problem.head_dim(),
-                proposal.why
-            );
-            candidates.push((Config::Mma(proposal.config), why));
-        }
-    }
-    for config in scalar::preferred_configs(problem, alignment) {
+    let wide = (alignment >= mma::ALIGNMENT).then_some(problem);
+    let wgmma = wide
+        .into_iter()
+        .flat_map(move |problem| wgmma::proposals(problem, chip));
+    let wgmma = wgmma.map(move |proposal| {
+        let why = format!(
+            "the default of family wgmma for problems of head_dim {head_dim} and {} keys on {target}: {}",
+            problem.seq_len_kv(),
+            proposal.why
+        );
+        (Config::Wgmma(proposal.config), why)
+    });
+    let mma = wide.into_iter().flat_map(move |problem| mma::proposals(problem, chip));
+    let mma = mma.map(move |proposal| {
+        let why = format!(
+            "the default of family mma for {} problems of head_dim {head_dim} on {target}: {}",
+            proposal.size, proposal.why
+        );
+        (Config::Mma(proposal.config), why)
+    });
+    let scalar = [()]
+        .into_iter()
+        .flat_map(move |()| scalar::preferred_configs(problem, alignment));
+    let scalar = scalar.map(move |config| {
         let why = format!(
             "the scalar family serves every problem, and of its tiles this was the fastest on such shapes that {target} has \
-             room for at head_dim {}",
-            problem.head_dim()
+             room for at head_dim {head_dim}"
         );
-        candidates.push((Config::Scalar(config), why));
-    }
-    candidates
+        (Config::Scalar(config), why)
+    });
+    wgmma.chain(mma).chain(scalar)
 }
 
 #[cfg(test)]

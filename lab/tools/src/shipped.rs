@@ -87,7 +87,7 @@ pub fn proposed(shape: &ProblemBuilder, target: Target) -> Vec<Config> {
             };
             let fits = |config: &Config| Plan::new(&problem, config, target).is_ok();
             let of_wgmma = wgmma::proposals(&problem, target).into_iter();
-            let of_mma = mma::proposals(&problem, target).into_iter();
+            let of_mma = mma::proposals(&problem, target);
             let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config)).find(fits);
             let of_mma = of_mma.map(|proposal| Config::Mma(proposal.config)).find(fits);
             for config in of_wgmma.into_iter().chain(of_mma) {

@@ -19,7 +19,8 @@ use super::lengths::TensorParam;
 use super::params::{Shape, add_lse, add_tensor};
 use super::split::{self, Partials};
 use crate::Refusal;
-use crate::step::{KernelCache, Step};
+use crate::family::{Values, with};
+use crate::step::{Identity, KernelCache, Step};
 
 /// Columns of a thread: 16 bytes of a partial.
 const COLUMNS: u32 = 4;
@@ -57,14 +58,24 @@ impl Threads {
 
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(splits, shape.head_dim_v);
-    let lse = if shape.lse { "_lse" } else { "" };
-    let name = format!("combine_g{}_{}_d{}{lse}", threads.groups, shape.dtype, shape.head_dim_v);
-    let kernel = kernels.get_or_build(&name, |name| {
-        Kernel::build(name, threads.count(), |k| match shape.dtype {
-            DType::F16 => body::<f16>(k, threads, shape),
-            _ => body::<bf16>(k, threads, shape),
-        })
-    })?;
+    // As many splits as the same threads share.
+    let (family, levers) = ("combine", with(&Values::default(), 0, threads.groups * BATCH));
+    let kernel = kernels.get_or_build(
+        Identity {
+            family,
+            levers,
+            shape: *shape,
+        },
+        |levers, shape| {
+            let threads = Threads::new(levers[0], shape.head_dim_v);
+            let lse = if shape.lse { "_lse" } else { "" };
+            let name = format!("combine_g{}_{}_d{}{lse}", threads.groups, shape.dtype, shape.head_dim_v);
+            Kernel::build(name, threads.count(), |k| match shape.dtype {
+                DType::F16 => body::<f16>(k, threads, shape),
+                _ => body::<bf16>(k, threads, shape),
+            })
+        },
+    )?;
     let rows = problem.lse_len() as u32;
     let mut launch = Launch::of(&kernel, [rows.div_ceil(threads.rows), 1, 1]);
     add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());

@@ -6,7 +6,6 @@
 //! this one, so that copies for the next tile begin before this one ends.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
@@ -215,13 +214,8 @@ struct Tile {
 
 impl Tile {
     fn new(seen: &KeyRange, seq_len_q: usize, tile: usize, rows: usize, cols: usize) -> Tile {
-        let first = tile * rows;
-        let last = (first + rows).min(seq_len_q) - 1;
-        let visible = |row: usize| {
-            let keys = seen.keys(row);
-            (keys.start as i64, keys.end as i64)
-        };
-        let range = BlockRange::between(visible(first), visible(last), cols as u32);
+        let (first, last) = (tile * rows, (tile * rows + rows).min(seq_len_q) - 1);
+        let range = Tile::range(seen, seq_len_q, tile, rows, cols);
         let order = BlockOrder::descending(range);
         let fully_masked = std::array::from_fn(|group| {
             let first = first + 64 * group;
@@ -233,6 +227,15 @@ impl Tile {
             out_of_range.min(order.masked).min(order.count - 1) as u32
         });
         Tile { order, fully_masked }
+    }
+
+    fn range(seen: &KeyRange, seq_len_q: usize, tile: usize, rows: usize, cols: usize) -> BlockRange<i64> {
+        let (first, last) = (tile * rows, (tile * rows + rows).min(seq_len_q) - 1);
+        let visible = |row: usize| {
+            let keys = seen.keys(row);
+            (keys.start as i64, keys.end as i64)
+        };
+        BlockRange::between(visible(first), visible(last), cols as u32)
     }
 
     /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of which
@@ -288,82 +291,147 @@ impl Tile {
     }
 }
 
-/// Blocks of the grid, one per SM or as many as a cluster has, and the table that [`WorkList`] reads.
-/// Blocks of a cluster go through the same K blocks: they have the same rows of heads that share them, where there
-/// are such heads, or neighbouring tiles. Where keys are split, each split of a tile is an item.
-pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms: u32) -> (u32, Arc<[u32]>) {
-    let (rows, cols) = (tiling.rows as usize, tiling.cols as usize);
-    let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
-    let (by_heads, by_tiles) = match problem.group_size().is_multiple_of(cluster) {
-        true => (cluster, 1),
-        false => (1, cluster),
-    };
-    let (heads, tiles) = (
-        problem.num_heads() / by_heads,
-        problem.seq_len_q().div_ceil(by_tiles * rows),
-    );
-    let splits = tiling.splits as usize;
-    let clusters = (problem.batch() * heads * tiles * splits).clamp(1, (sms as usize / cluster).max(1));
-    let past = problem.seq_len_kv().div_ceil(cols);
-    let mut order: Vec<(usize, usize, Tile)> = (0..tiles)
-        .flat_map(|index| {
-            let tile = Tile::new(seen, problem.seq_len_q(), index, by_tiles * rows, cols);
-            (0..splits).map(move |split| (index, split, tile.split(split, splits, past)))
-        })
-        .collect();
-    order.sort_by_key(|&(index, split, ref tile)| (Reverse(tile.cost()), Reverse(index), split));
-    let all: Vec<(usize, usize)> = (0..problem.batch())
-        .flat_map(|batch| (0..heads).map(move |head| (batch, head * by_heads)))
-        .collect();
-    let mut lists: Vec<Vec<[u32; WORDS]>> = vec![Vec::new(); cluster * clusters];
-    let mut least = BinaryHeap::from_iter((0..clusters).map(|cluster| Reverse((0u64, cluster))));
-    for together in all.chunks(heads_at_once(problem) / by_heads) {
-        for (index, split, tile) in &order {
-            for &(batch, head) in together {
-                if let Some(Reverse((load, chosen))) = least.pop() {
-                    let kv_head = head / problem.group_size();
-                    for rank in 0..cluster {
-                        let (other, neighbour) = (rank % by_heads, rank % by_tiles);
-                        let place = [batch, head + other, kv_head, index * by_tiles + neighbour];
-                        lists[chosen * cluster + rank].push(tile.words(place, *split, neighbour * groups, cols));
-                    }
-                    least.push(Reverse((load + tile.cost(), chosen)));
+/// The clusters of a grid, and what is dealt to them.
+struct Clusters {
+    count: usize,
+    /// Heads of a cluster's blocks, which share K and V where there are several.
+    heads: usize,
+    /// Neighbouring Q tiles of a cluster's blocks.
+    tiles: usize,
+    /// Clusters' worth of Q tiles of a head.
+    per_head: usize,
+    /// Clusters' worth of heads, of all batches, and how many of them are dealt together.
+    all_heads: usize,
+    together: usize,
+}
+
+impl Clusters {
+    /// One block per SM, or as many as a cluster has. Blocks of a cluster go through the same K blocks: they have the same
+    /// rows of heads that share them, where there are such heads, or neighbouring tiles.
+    fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Clusters {
+        let cluster = tiling.cluster as usize;
+        let (heads, tiles) = match problem.group_size().is_multiple_of(cluster) {
+            true => (cluster, 1),
+            false => (1, cluster),
+        };
+        let all_heads = problem.batch() * problem.num_heads() / heads;
+        let per_head = problem.seq_len_q().div_ceil(tiles * tiling.rows as usize);
+        let items = all_heads * per_head * tiling.splits as usize;
+        Clusters {
+            count: items.clamp(1, (sms as usize / cluster).max(1)),
+            heads,
+            tiles,
+            per_head,
+            all_heads,
+            together: heads_at_once(problem) / heads,
+        }
+    }
+
+    /// Calls `each` for each item in turn, with its place in `costs`, its head of all batches, and its cluster: the one with
+    /// the least to do, and of several the first. `costs` are those of a head's items, the longest first.
+    fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, usize)) {
+        // A set of clusters for each load from the least one on, in a ring: none is further ahead than the longest item.
+        let (ring, words) = (
+            costs.first().map_or(0, |&most| most as usize) + 1,
+            self.count.div_ceil(64),
+        );
+        let mut sets = vec![0u64; ring * words];
+        (0..self.count).for_each(|cluster| sets[cluster / 64] |= 1 << (cluster % 64));
+        let mut least = 0;
+        for first in (0..self.all_heads).step_by(self.together) {
+            for (place, &cost) in costs.iter().enumerate() {
+                for head in first..self.all_heads.min(first + self.together) {
+                    let cluster = loop {
+                        let set = &mut sets[least * words..][..words];
+                        if let Some(word) = set.iter().position(|bits| *bits != 0) {
+                            let bit = set[word].trailing_zeros() as usize;
+                            set[word] &= set[word] - 1;
+                            break 64 * word + bit;
+                        }
+                        least = if least + 1 == ring { 0 } else { least + 1 };
+                    };
+                    let load = least + cost as usize;
+                    let load = if load < ring { load } else { load - ring };
+                    sets[load * words + cluster / 64] |= 1 << (cluster % 64);
+                    each(place, head, cluster);
                 }
             }
         }
     }
-    let rounds = lists.iter().map(Vec::len).max().unwrap_or(0) + 1;
-    let blocks = lists.len();
-    let mut words = vec![END; rounds * blocks * WORDS];
-    for (block, list) in lists.iter().enumerate() {
-        for (round, entry) in list.iter().enumerate() {
-            let at = (round * blocks + block) * WORDS;
-            words[at..at + WORDS].copy_from_slice(entry);
+}
+
+/// Blocks of the grid, and the table that [`WorkList`] reads. Where keys are split, each split of a tile is an item.
+pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms: u32) -> (u32, Arc<[u32]>) {
+    #[cfg(test)]
+    tests::LISTS.set(tests::LISTS.get() + 1);
+    let clusters = Clusters::new(problem, tiling, sms);
+    let (rows, cols) = (clusters.tiles * tiling.rows as usize, tiling.cols as usize);
+    let (splits, past) = (tiling.splits as usize, problem.seq_len_kv().div_ceil(cols));
+    let mut order: Vec<(usize, usize, Tile)> = (0..clusters.per_head)
+        .flat_map(|index| {
+            let tile = Tile::new(seen, problem.seq_len_q(), index, rows, cols);
+            (0..splits).map(move |split| (index, split, tile.split(split, splits, past)))
+        })
+        .collect();
+    order.sort_by_key(|&(index, split, ref tile)| (Reverse(tile.cost()), Reverse(index), split));
+    let costs: Vec<u64> = order.iter().map(|(.., tile)| tile.cost()).collect();
+    let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
+    let (blocks, heads) = (cluster * clusters.count, problem.num_heads() / clusters.heads);
+    // Item `n` of block `b` is the `n * blocks + b`th.
+    let mut words = Vec::new();
+    let mut lengths = vec![0; clusters.count];
+    clusters.deal(&costs, |place, number, chosen| {
+        let at = lengths[chosen] * blocks + chosen * cluster;
+        lengths[chosen] += 1;
+        if at * WORDS >= words.len() {
+            words.resize(words.len() + blocks * WORDS, END);
         }
-    }
+        let (index, split, tile) = &order[place];
+        let (batch, head) = (number / heads, number % heads * clusters.heads);
+        let kv_head = head / problem.group_size();
+        for rank in 0..cluster {
+            let (other, neighbour) = (rank % clusters.heads, rank % clusters.tiles);
+            let place = [batch, head + other, kv_head, index * clusters.tiles + neighbour];
+            let item = tile.words(place, *split, neighbour * groups, cols);
+            words[(at + rank) * WORDS..][..WORDS].copy_from_slice(&item);
+        }
+    });
+    words.resize(words.len() + blocks * WORDS, END);
     (blocks as u32, words.into())
 }
 
 /// The K blocks of the block with most to do.
 pub(crate) fn most_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    makespan(problem, tiling, sms, |blocks| blocks + TILE_COST)
+    makespan(problem, tiling, sms, |blocks, tiles| blocks + TILE_COST * tiles)
 }
 
 /// The same in keys, which other tilings can be compared by.
 pub(crate) fn most_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    makespan(problem, tiling, sms, |blocks| {
-        blocks * u64::from(tiling.cols) + TILE_KEYS
-    })
+    let cols = u64::from(tiling.cols);
+    makespan(problem, tiling, sms, |blocks, tiles| blocks * cols + TILE_KEYS * tiles)
 }
 
-/// The largest sum of what a block's tiles cost, by their K blocks.
-fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64) -> u64) -> u64 {
-    let (blocks, words) = work_lists(problem, tiling, &problem.key_range(), sms);
-    let items: Vec<&[u32]> = words.chunks(WORDS).collect();
-    let list = |block| items.iter().skip(block).step_by(blocks as usize);
-    let lists = (0..blocks as usize).map(|block| list(block).take_while(|item| item[0] != END));
-    let loads = lists.map(|list| list.map(|item| cost(u64::from(item[7]))).sum());
-    loads.max().unwrap_or(0)
+/// The largest cost of what a block has to do, by its K blocks and its tiles: that of [`work_lists`], without the lists.
+fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64, u64) -> u64) -> u64 {
+    let clusters = Clusters::new(problem, tiling, sms);
+    let (seen, splits) = (problem.key_range(), i64::from(tiling.splits));
+    let mut costs = Vec::with_capacity(clusters.per_head * tiling.splits as usize);
+    for index in 0..clusters.per_head {
+        let rows = clusters.tiles * tiling.rows as usize;
+        let range = Tile::range(&seen, problem.seq_len_q(), index, rows, tiling.cols as usize);
+        let blocks = BlockOrder::descending(range).count;
+        costs.extend((0..splits).map(|split| share(blocks, split, splits).1.max(1) as u64 + TILE_COST));
+    }
+    costs.sort_unstable_by_key(|cost| Reverse(*cost));
+    let mut dealt = vec![(0, 0); clusters.count];
+    clusters.deal(&costs, |place, _, cluster| {
+        let (load, tiles) = &mut dealt[cluster];
+        (*load, *tiles) = (*load + costs[place], *tiles + 1);
+    });
+    let costs = dealt
+        .into_iter()
+        .map(|(load, tiles)| cost(load - TILE_COST * tiles, tiles));
+    costs.max().unwrap_or(0)
 }
 
 /// Heads, of all batches, whose K and V fit into [`L2_BYTES`]: whole groups that share them.
@@ -374,4 +442,4 @@ fn heads_at_once(problem: &Problem) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -98,10 +98,12 @@ pub fn fewest_splits(blocks: u64, slots: u64, units: u64) -> u32 {
     // How full the GPU is on average, if all blocks take equally long.
     let busy = |splits: u64| (blocks * splits) as f64 / ((blocks * splits).div_ceil(slots) * slots) as f64;
     let most = u64::from(MAX_SPLITS).min(slots).min(units);
-    let worth = |splits: &u64| *splits == 1 || units.div_ceil(*splits) < units.div_ceil(*splits - 1);
-    let candidates: Vec<u64> = (1..=most).filter(worth).collect();
-    let best = candidates.iter().map(|&splits| busy(splits)).fold(0.0, f64::max);
-    let enough = candidates.into_iter().find(|&splits| busy(splits) >= 0.85 * best);
+    let longest = |splits: u64| units.div_ceil(splits);
+    // The next number is the lowest with a shorter longest share.
+    let next = |splits: &u64| (longest(*splits) > 1).then(|| units.div_ceil(longest(*splits) - 1));
+    let candidates = || std::iter::successors(Some(1), next).take_while(|splits| *splits <= most);
+    let best = candidates().map(busy).fold(0.0, f64::max);
+    let enough = candidates().find(|&splits| busy(splits) >= 0.85 * best);
     enough.unwrap_or(1) as u32
 }
 
@@ -153,5 +155,24 @@ mod tests {
             [3, 1, 1]
         );
         assert_eq!(fewest_splits(1, 100_000, 100_000), 218, "85 % of the most there may be");
+    }
+
+    /// Every number but those that leave the longest share as it was.
+    #[test]
+    fn no_number_of_splits_is_left_out() {
+        for (blocks, slots) in [(1u64, 132u64), (3, 264), (8, 132), (70, 132)] {
+            for units in 0..300u64 {
+                let busy = |splits: u64| (blocks * splits) as f64 / ((blocks * splits).div_ceil(slots) * slots) as f64;
+                let worth = |splits: &u64| *splits == 1 || units.div_ceil(*splits) < units.div_ceil(*splits - 1);
+                let all: Vec<u64> = (1..=units.min(slots).min(256)).filter(worth).collect();
+                let best = all.iter().map(|&splits| busy(splits)).fold(0.0, f64::max);
+                let first = all.into_iter().find(|&splits| busy(splits) >= 0.85 * best);
+                assert_eq!(
+                    u64::from(fewest_splits(blocks, slots, units)),
+                    first.unwrap_or(1),
+                    "{blocks} {slots} {units}"
+                );
+            }
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
 use crate::attention::tap::Tap;
 use crate::family::{Family, Lever, Values};
-use crate::step::{KernelCache, Step};
+use crate::step::{Identity, KernelCache, Step};
 use common::WARP_ROWS;
 
 /// The family's name.
@@ -120,13 +120,14 @@ pub(crate) fn plan(
     FAMILY.check(&Values::from(*config))?;
     check_registers(problem, config)?;
     let shape = Shape::new(problem, 16, tap);
-    let name = shape.kernel_name(&FAMILY.id(&Values::from(*config)));
-    let kernel = kernels.get_or_build(&name, |name| {
+    let (family, levers) = (NAME, Values::from(*config));
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
         Kernel::build(name, 32 * config.warps, |k| match (config.kind, shape.dtype) {
-            (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, &shape),
-            (Kind::Hybrid, _) => hybrid::body::<bf16>(k, config, &shape),
-            (Kind::Mma, DType::F16) => mma::body::<f16>(k, config, &shape),
-            (Kind::Mma, _) => mma::body::<bf16>(k, config, &shape),
+            (Kind::Hybrid, DType::F16) => hybrid::body::<f16>(k, config, shape),
+            (Kind::Hybrid, _) => hybrid::body::<bf16>(k, config, shape),
+            (Kind::Mma, DType::F16) => mma::body::<f16>(k, config, shape),
+            (Kind::Mma, _) => mma::body::<bf16>(k, config, shape),
         })
     })?;
     let tiles = problem.seq_len_q().div_ceil(config.rows() as usize);

@@ -3,6 +3,8 @@
 //! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`; decoding at head_dim 128). Those for other
 //! architectures follow from the same kernels and the shared memory there is; they await such cards.
 
+use std::sync::LazyLock;
+
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::Problem;
 
@@ -98,28 +100,32 @@ pub struct Proposal {
     pub size: Size,
 }
 
+/// The rows with their configs.
+static ROWS: LazyLock<Vec<(&Default, Config)>> = LazyLock::new(|| {
+    let rows = TABLE.iter().map(|row| Some((row, Config::from_id(row.id)?)));
+    rows.flatten().collect()
+});
+
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be refused.
-pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
+pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item = Proposal> {
     let chip = chip.into();
     let size = Size::of(problem, chip);
     let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    TABLE
-        .iter()
-        .filter(|row| row.targets.is_empty() || row.targets.contains(&chip.target))
-        .filter(|row| head_dim <= row.head_dim && row.sizes.contains(&size))
-        .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
-        .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
-        .filter_map(|row| {
-            let config = Config::from_id(row.id)?;
-            let config = match size {
-                Decode => config.split_for(problem, chip.sms),
-                Small | Medium | Large => config,
-            };
-            let why = row.why;
-            Some(Proposal { config, why, size })
-        })
-        .collect()
+    let rows = ROWS.iter().filter(move |(row, _)| {
+        (row.targets.is_empty() || row.targets.contains(&chip.target))
+            && (head_dim <= row.head_dim && row.sizes.contains(&size))
+            && row.causal.is_none_or(|wanted| wanted == causal)
+            && row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most)
+    });
+    rows.map(move |(row, config)| Proposal {
+        config: match size {
+            Decode => config.split_for(problem, chip.sms),
+            Small | Medium | Large => *config,
+        },
+        why: row.why,
+        size,
+    })
 }
 
 /// Every config of the table, whatever the problem, the largest head_dim that it is there for, and a target that it is
@@ -131,10 +137,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
 /// ```
 pub fn defaults() -> Vec<(Config, usize, Target)> {
     let mut defaults: Vec<(Config, usize, Target)> = Vec::new();
-    for row in TABLE {
-        let Some(config) = Config::from_id(row.id) else {
-            continue;
-        };
+    for &(row, config) in ROWS.iter() {
         let target = row.targets.first().copied().unwrap_or(Target::Sm80);
         match defaults.iter_mut().find(|(other, ..)| *other == config) {
             Some((_, head_dim, _)) => *head_dim = row.head_dim.max(*head_dim),
@@ -183,7 +186,6 @@ mod tests {
                             .build()
                             .unwrap();
                         let chosen = proposals(&problem, target)
-                            .into_iter()
                             .find(|p| Plan::new(&problem, &AnyConfig::Mma(p.config), target).is_ok())
                             .unwrap();
                         text += &format!(
@@ -220,7 +222,6 @@ mod tests {
                         .build()
                         .unwrap();
                     let chosen = proposals(&problem, target)
-                        .into_iter()
                         .find(|p| Plan::new(&problem, &AnyConfig::Mma(p.config), target).is_ok())
                         .unwrap();
                     assert_eq!(chosen.size, Size::Decode);

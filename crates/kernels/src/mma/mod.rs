@@ -20,7 +20,7 @@ use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Lever, Values};
-use crate::step::{KernelCache, Step};
+use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
 pub use crate::attention::params::ALIGNMENT;
@@ -314,11 +314,12 @@ pub(crate) fn plan(
     check_shared_memory(config, &shape, target)?;
 
     // How many splits there are is the grid's to say.
-    let name = shape.kernel_name(&FAMILY.id(&Values::from(Config { splits: 1, ..*config })));
-    let kernel = kernels.get_or_build(&name, |name| {
+    let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
         Kernel::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, config, &shape),
-            _ => kernel::body::<bf16>(k, config, &shape),
+            DType::F16 => kernel::body::<f16>(k, config, shape),
+            _ => kernel::body::<bf16>(k, config, shape),
         })
     })?;
 
@@ -349,10 +350,8 @@ fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
     let group = if config.pack_heads { 1 } else { problem.group_size() };
     let head_bytes = problem.seq_len_kv() * row_bytes;
     let most = (L2_BYTES / head_bytes.max(1)).max(1) * group;
-    (1..=heads)
-        .rev()
-        .find(|n| heads.is_multiple_of(*n) && *n <= most)
-        .unwrap_or(1)
+    let dividing = (1..=heads.min(most)).rev().find(|n| heads.is_multiple_of(*n));
+    dividing.unwrap_or(1)
 }
 
 /// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.

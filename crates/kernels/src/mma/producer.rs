@@ -26,7 +26,7 @@ impl<'k> Block<'k> {
     #[track_caller]
     pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, levers: &Config) -> Self {
         let tile = k.grid_dim(1) - 1 - k.block_idx(1);
-        let split = (levers.splits > 1).then(|| Split {
+        let split = params.partials.is_some().then(|| Split {
             index: k.block_idx(2),
             count: k.grid_dim(2),
         });

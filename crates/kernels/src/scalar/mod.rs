@@ -14,7 +14,7 @@ use crate::Refusal;
 use crate::attention::params::{Shape, all_strides, check_dtype, launch};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, Lever, Values};
-use crate::step::{KernelCache, Step};
+use crate::step::{Identity, KernelCache, Step};
 
 /// The family's name.
 pub const NAME: &str = "scalar";
@@ -161,12 +161,13 @@ pub(crate) fn plan(
     if let Some(tile) = config.tile {
         tiled::Levers::new(tile, config).check(&shape)?;
     }
-    let name = shape.kernel_name(&FAMILY.id(&Values::from(*config)));
-    let kernel = kernels.get_or_build(&name, |name| {
+    let (family, levers) = (NAME, Values::from(*config));
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
         Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
-            DType::F32 => body::<f32>(k, config, &shape),
-            DType::F16 => body::<f16>(k, config, &shape),
-            DType::BF16 | DType::E4M3 => body::<bf16>(k, config, &shape),
+            DType::F32 => body::<f32>(k, config, shape),
+            DType::F16 => body::<f16>(k, config, shape),
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, config, shape),
         })
     })?;
     let (rows, slices) = match config.tile {

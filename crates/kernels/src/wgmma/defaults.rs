@@ -302,17 +302,14 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         return split.into_iter().collect();
     }
     let tiles = tiles(128);
-    let mut rows: Vec<&Default> = table(dtype)
-        .iter()
-        .filter(|row| head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most))
-        .filter(|row| row.causal.is_none_or(|wanted| wanted == causal))
-        .filter(|row| row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most))
-        .filter(|row| {
-            row.most_tiles
-                .is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
-        })
-        .filter(|row| !row.softcap || problem.softcap().is_some())
-        .collect();
+    let serves = |row: &&Default| {
+        (head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most))
+            && row.causal.is_none_or(|wanted| wanted == causal)
+            && row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most)
+            && (row.most_tiles).is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
+            && (!row.softcap || problem.softcap().is_some())
+    };
+    let mut rows: Vec<&Default> = table(dtype).iter().filter(serves).collect();
     // The first match and those that it is chosen among, by when the busiest SM is done.
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
     let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();

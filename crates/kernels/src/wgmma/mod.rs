@@ -28,7 +28,7 @@ use crate::attention::score_mod::HeadScales;
 use crate::attention::tap::{Tap, key_range};
 use crate::attention::{combine, split};
 use crate::family::Values;
-use crate::step::{KernelCache, Step};
+use crate::step::{Identity, KernelCache, Step};
 use config::OUT_BYTES;
 use transpose::Transposed;
 
@@ -84,12 +84,13 @@ pub(crate) fn plan(
     config.check_registers(&shape)?;
 
     // How many splits there are is the table's to say.
-    let name = shape.kernel_name(&FAMILY.id(&Values::from(Config { splits: 1, ..*config })));
-    let kernel = kernels.get_or_build(&name, |name| {
+    let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
         Kernel::build(name, config.threads(), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, config, &shape),
-            DType::E4M3 => kernel::body::<E4M3>(k, config, &shape),
-            _ => kernel::body::<bf16>(k, config, &shape),
+            DType::F16 => kernel::body::<f16>(k, config, shape),
+            DType::E4M3 => kernel::body::<E4M3>(k, config, shape),
+            _ => kernel::body::<bf16>(k, config, shape),
         })
     })?;
     let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), chip.sms);

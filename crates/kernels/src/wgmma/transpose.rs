@@ -9,8 +9,9 @@ use flashcore_problem::Problem;
 
 use crate::Refusal;
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{add_buffer, add_tensor};
-use crate::step::{KernelCache, Step};
+use crate::attention::params::{Shape, add_buffer, add_tensor};
+use crate::family::{Values, with};
+use crate::step::{Identity, KernelCache, Step};
 
 const THREADS: u32 = 128;
 
@@ -55,9 +56,11 @@ impl Transposed {
 }
 
 pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    let head_dim_v = problem.head_dim_v() as u32;
-    let kernel = kernels.get_or_build(&format!("transpose_v_n{cols}_d{head_dim_v}"), |name| {
-        Kernel::build(name, THREADS, |k| body(k, cols, head_dim_v))
+    let (family, levers) = ("transpose_v", with(&Values::default(), 0, cols));
+    let shape = Shape::new(problem, CHUNK, None);
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |&[cols, ..], shape| {
+        let name = format!("transpose_v_n{cols}_d{}", shape.head_dim_v);
+        Kernel::build(name, THREADS, |k| body(k, cols, shape.head_dim_v))
     })?;
     let to = Transposed::new(problem, cols);
     let grid = [to.tiles as u32, problem.num_kv_heads() as u32, problem.batch() as u32];

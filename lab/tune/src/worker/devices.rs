@@ -76,9 +76,6 @@ const USUAL_RATE: f64 = 3e8;
 const CHAIN_US: f64 = 200.0;
 const MAX_CHAIN: f64 = 64.0;
 
-/// Most kernels to keep, in addition to those of the current plan.
-const KEPT_KERNELS: usize = 64;
-
 /// The host or a GPU.
 pub(super) struct Real {
     stand: Stand,
@@ -100,7 +97,6 @@ impl Real {
 
     fn built(&self, problem: &Problem, id: &str) -> Result<Built, Failed> {
         let refused = |reason: String| Failed::new(Verdict::Refused, Some(id), reason);
-        self.kernels.forget_beyond(KEPT_KERNELS);
         if let Some(conduct) = Conduct::of_id(id) {
             let built = conduct.build();
             built.map_err(|reason| Failed::new(Verdict::BuildFailed, Some(id), reason))?;

@@ -1,5 +1,7 @@
 //! Work lists: every tile once, balanced, with every key that rows see.
 
+use std::cell::Cell;
+
 use flashcore_problem::Mask;
 use proptest::prelude::*;
 
@@ -11,6 +13,11 @@ const TILING: Tiling = Tiling {
     cluster: 1,
     splits: 1,
 };
+
+thread_local! {
+    /// Lists made by this thread.
+    pub(crate) static LISTS: Cell<usize> = const { Cell::new(0) };
+}
 
 /// Items by block: (batch, head, tile).
 fn lists(problem: &Problem, tiling: Tiling) -> Vec<Vec<(u32, u32, u32)>> {
@@ -128,7 +135,57 @@ fn few_tiles_in_splits_fill_the_sms() {
     assert_eq!((blocks_of.iter().min(), blocks_of.iter().max()), (Some(&15), Some(&16)));
 }
 
+/// The most that a block of the lists has to do: K blocks with what a tile costs besides, and the same in keys.
+fn most_of_lists(problem: &Problem, tiling: Tiling, sms: u32) -> (u64, u64) {
+    let (blocks, words) = work_lists(problem, tiling, &problem.key_range(), sms);
+    let mut loads = vec![(0, 0); blocks as usize];
+    for (place, item) in words.chunks(WORDS).enumerate().filter(|(_, item)| item[0] != END) {
+        let (load, keys) = &mut loads[place % blocks as usize];
+        *load += u64::from(item[7]) + TILE_COST;
+        *keys += u64::from(item[7] * tiling.cols) + TILE_KEYS;
+    }
+    let most = |of: fn(&(u64, u64)) -> u64| loads.iter().map(of).max().unwrap();
+    (most(|load| load.0), most(|load| load.1))
+}
+
 proptest! {
+    #[test]
+    fn the_price_of_lists_is_theirs(
+        (batch, kv_heads, group) in (1usize..4, 1usize..9, 1usize..5),
+        (seq_q, seq_kv) in (1usize..2500, 1usize..2500),
+        (rows, cols, cluster, splits) in (1u32..=3, 2u32..=12, 1u32..=2, 1u32..=5),
+        (left, right) in (proptest::option::of(0u32..900), proptest::option::of(0u32..900)),
+        sms in 1u32..140,
+    ) {
+        let tiling = Tiling { rows: 64 * rows, cols: 16 * cols, cluster, splits };
+        let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
+        let problem = Problem::builder().batch(batch).heads(kv_heads * group, kv_heads).mask(mask);
+        let problem = problem.seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).build().unwrap();
+        let (blocks, keys) = most_of_lists(&problem, tiling, sms);
+        prop_assert_eq!(most_blocks(&problem, tiling, sms), blocks);
+        prop_assert_eq!(most_keys(&problem, tiling, sms), keys);
+    }
+
+    #[test]
+    fn an_item_goes_to_the_first_of_those_with_the_least_to_do(
+        mut costs in proptest::collection::vec(1u64..40, 1..30),
+        (count, all_heads, together) in (1usize..200, 1usize..20, 1usize..20),
+    ) {
+        costs.sort_unstable_by_key(|cost| Reverse(*cost));
+        let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, together };
+        let mut dealt = Vec::new();
+        clusters.deal(&costs, |place, head, cluster| dealt.push((place, head, cluster)));
+        let mut loads = vec![0; count];
+        for &(place, _, cluster) in &dealt {
+            let first = (0..count).min_by_key(|&cluster| loads[cluster]);
+            prop_assert_eq!(Some(cluster), first);
+            loads[cluster] += costs[place];
+        }
+        // Heads that are dealt together, longest items first.
+        let in_order = dealt.is_sorted_by_key(|&(place, head, _)| (head / together, place, head));
+        prop_assert!(in_order && dealt.len() == costs.len() * all_heads);
+    }
+
     #[test]
     fn blocks_cover_what_is_seen_and_mask_what_is_not(
         (seq_q, seq_kv) in (1usize..700, 1usize..700),
