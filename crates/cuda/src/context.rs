@@ -12,7 +12,7 @@ use crate::module::ModuleCache;
 use crate::raw::{Driver, Handle, driver};
 use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
-use crate::table::TableCache;
+use crate::table::{TableCache, Uploader};
 
 /// Kernels remembered as possible causes of a fault.
 const MOST_SUSPECTS: usize = 16;
@@ -33,6 +33,7 @@ struct Inner {
     info: DeviceInfo,
     modules: ModuleCache,
     tables: TableCache,
+    uploader: Mutex<Option<Uploader>>,
     faults: Mutex<FaultLog>,
 }
 
@@ -90,6 +91,7 @@ impl Context {
             info,
             modules: ModuleCache::default(),
             tables: TableCache::default(),
+            uploader: Mutex::default(),
             faults: Mutex::default(),
         });
         alive.insert(ordinal, Arc::downgrade(&inner));
@@ -170,6 +172,19 @@ impl Context {
         &self.inner.tables
     }
 
+    /// Calls `uploads` with what copies tables to the device, made at its first use.
+    pub(crate) fn with_uploader<T>(
+        &self,
+        uploads: impl FnOnce(&mut Uploader) -> Result<T, CallError>,
+    ) -> Result<T, CudaError> {
+        let mut uploader = lock(&self.inner.uploader);
+        let done = match &mut *uploader {
+            Some(uploader) => uploads(uploader),
+            none => Uploader::new(self.home()).and_then(|new| uploads(none.insert(new))),
+        };
+        done.map_err(|error| self.judge(error))
+    }
+
     pub(crate) fn home(&self) -> Home {
         self.inner.home
     }
@@ -191,9 +206,10 @@ impl Drop for Restore {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Modules and tables belong to the context and must go before it does.
+        // What belongs to the context must go before it does.
         self.modules.clear();
         self.tables.clear();
+        drop(lock(&self.uploader).take());
         // Fails only at process exit, when the driver has shut down by itself.
         let _ = self.home.driver.cuDevicePrimaryCtxRelease_v2(self.device);
     }

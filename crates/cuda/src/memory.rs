@@ -79,11 +79,6 @@ impl DeviceBuffer {
         }
     }
 
-    /// The address alone, 0 for an empty buffer; the caller must free it.
-    pub(crate) fn into_address(mut self) -> CUdeviceptr {
-        std::mem::take(&mut self.address)
-    }
-
     /// Bytes in the buffer.
     pub fn len(&self) -> usize {
         self.len

@@ -4,52 +4,103 @@
 //! A table is held by what was prepared with it ([`PreparedLaunch`](crate::PreparedLaunch),
 //! [`HeldTables`]) and by graphs that captured it. A table without holders stays until such tables
 //! come to [`MOST_UNUSED_BYTES`] together: freeing waits for the device, and a shape may come back.
+//! For the same reason tables share slabs of memory, which are freed with the last of their tables.
 //! A stream that another library captures gives no hold on its graph, so tables that go into it
 //! stay as long as the context.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Table;
 
 use crate::context::{Context, Home, lock};
-use crate::error::CudaError;
-use crate::memory::DeviceBuffer;
-use crate::stream::Stream;
-use crate::sys::CUdeviceptr;
+use crate::error::{CallError, CudaError};
+use crate::raw::Handle;
+use crate::sys::{CUdeviceptr, CUstream_st, stream_flag};
 
 /// Bytes of tables without holders at which all of them are freed. One of 4,096 tiles takes
 /// 128 KiB.
 const MOST_UNUSED_BYTES: usize = 16 << 20;
 
-/// A table on the device; freed when it is dropped.
+/// Bytes that tables are allocated in: a few hundred of them for one call that may take long.
+const SLAB_BYTES: usize = 16 << 20;
+
+/// Tables begin at multiples of so many bytes, as allocations do.
+const ALIGNMENT: usize = 256;
+
+/// A table on the device. Its memory is freed with the last table of its slab.
 pub(crate) struct DeviceTable {
     address: CUdeviceptr,
-    /// Not the context itself, which has the cache that this is in.
-    home: Home,
+    _slab: Arc<Slab>,
 }
 
 impl DeviceTable {
-    /// Copies a table to the device. Not possible on a thread that captures a stream.
-    fn upload(context: &Context, table: &Table) -> Result<DeviceTable, CudaError> {
-        let stream = Stream::new(context)?;
-        let (address, home) = (DeviceBuffer::from_host(&stream, table)?.into_address(), context.home());
-        Ok(DeviceTable { address, home })
-    }
-
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 }
 
-impl Drop for DeviceTable {
+/// Device memory of tables, each of which takes bytes that none had before it.
+struct Slab {
+    address: CUdeviceptr,
+    /// Not the context itself, which has the cache that this is in.
+    home: Home,
+}
+
+impl Drop for Slab {
     fn drop(&mut self) {
-        if self.address != 0 {
-            // As for buffers: it waits for the work that uses it, and a lost context has freed
-            // everything.
-            let _ = self.home.call(|driver| driver.memory_free(self.address));
-        }
+        // As for buffers: it waits for the work that uses it, and a lost context has freed
+        // everything.
+        let _ = self.home.call(|driver| driver.memory_free(self.address));
+    }
+}
+
+/// Copies tables to the device, with a stream that waits for no other work.
+pub(crate) struct Uploader {
+    stream: Handle<CUstream_st>,
+    home: Home,
+    /// The slab that is being filled, and what of it is free.
+    slab: Option<(Arc<Slab>, Range<usize>)>,
+}
+
+impl Uploader {
+    pub(crate) fn new(home: Home) -> Result<Uploader, CallError> {
+        let stream = home.call(|driver| driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
+        let (stream, slab) = (Handle(stream), None);
+        Ok(Uploader { stream, home, slab })
+    }
+
+    /// Returns when the table is there. Not possible on a thread that captures a stream.
+    fn upload(&mut self, table: &Table) -> Result<DeviceTable, CallError> {
+        let bytes: &[u8] = bytemuck::cast_slice(table);
+        let home = self.home;
+        home.call(|driver| {
+            let (slab, free) = match &mut self.slab {
+                Some((slab, free)) if free.len() >= bytes.len() => (slab, free),
+                full => {
+                    let most = SLAB_BYTES.max(bytes.len());
+                    let address = driver.cuMemAlloc_v2(most)?;
+                    let (slab, free) = full.insert((Arc::new(Slab { address, home }), 0..most));
+                    (slab, free)
+                }
+            };
+            let address = slab.address + free.start as u64;
+            driver.copy_to_device(address, bytes, self.stream.0)?;
+            free.start = (free.start + bytes.len()).next_multiple_of(ALIGNMENT).min(free.end);
+            Ok(DeviceTable {
+                address,
+                _slab: slab.clone(),
+            })
+        })
+    }
+}
+
+impl Drop for Uploader {
+    fn drop(&mut self) {
+        // A lost context has nothing left to destroy.
+        let _ = self.home.call(|driver| driver.cuStreamDestroy_v2(self.stream.0));
     }
 }
 
@@ -82,7 +133,7 @@ pub(crate) type TableCache = Cache<DeviceTable>;
 impl TableCache {
     /// A table on the device, copied there if it is not yet.
     pub(crate) fn get(&self, context: &Context, table: &Table) -> Result<Arc<DeviceTable>, CudaError> {
-        self.get_or_upload(table, || DeviceTable::upload(context, table))
+        self.get_or_upload(table, || context.with_uploader(|uploader| uploader.upload(table)))
     }
 }
 
