@@ -70,7 +70,7 @@ pub struct Output {
 /// disk cache); [`warmup`](Attention::warmup) does that ahead of time. Problems that differ only in
 /// lengths, strides, mask or scale share a kernel. A new problem for a compiled kernel costs its
 /// plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per tile
-/// of rows). Both are kept for the last 64 problems.
+/// of rows). Both are kept for the 64 problems used last.
 #[derive(Debug)]
 pub struct Attention {
     backend: Backend,

@@ -1,10 +1,9 @@
 //! The CUDA driver ([`flashcore_cuda`]): contexts, streams, memory, functions, events, graphs.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use flashcore_ir::{BufferSpec, Chip};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Refusal, Step, select_with};
+use flashcore_ir::{BufferSpec, Chip, Kernel};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, select_with};
 use flashcore_problem::{Problem, TensorView, TensorViewMut};
 
 use crate::Error;
@@ -17,10 +16,36 @@ pub use flashcore_cuda::*;
 /// time; a new plan costs microseconds, and a copy if its table is no longer on the device.
 const RECENT_PLANS: usize = 64;
 
-/// A plan and the compiled kernels of its steps.
+/// Kernels that are kept compiled, or the compiler's refusal: as many as [`KernelCache`] keeps.
+const RECENT_KERNELS: usize = 64;
+
+/// Compiled kernels by the kernel itself, so that its PTX is printed and hashed once.
+#[derive(Debug)]
+struct Compiled<F>(Recent<Arc<Kernel>, Result<F, CudaError>>);
+
+impl<F: Clone> Compiled<F> {
+    /// The kernels of a plan's steps. Another error than a compiler's refusal is not kept.
+    fn of(&self, plan: &Plan, load: impl Fn(&Kernel) -> Result<F, CudaError>) -> Result<Vec<F>, CudaError> {
+        let compiled = plan.steps().map(|step| {
+            let make = || match load(&step.kernel) {
+                Err(error) if !is_refusal(&error) => Err(error),
+                compiled => Ok((step.kernel.clone(), compiled)),
+            };
+            self.0.get_or_make(|kernel| Arc::ptr_eq(kernel, &step.kernel), make)?
+        });
+        compiled.collect()
+    }
+}
+
+/// Whether the compiler refused a kernel, or spills: another kernel may work.
+fn is_refusal(error: &CudaError) -> bool {
+    matches!(error, CudaError::Module(_) | CudaError::Compile(_))
+}
+
+/// A plan, how it was chosen, and the compiled kernels of its steps.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    plan: Plan,
+    choice: Choice,
     functions: Vec<Function>,
     /// Tables that its launches read, on the device.
     _tables: Vec<HeldTables>,
@@ -33,7 +58,9 @@ pub(crate) struct CudaAttention {
     chip: Chip,
     config: Option<Config>,
     kernels: KernelCache,
-    recent: Mutex<VecDeque<(Problem, u32, Arc<Prepared>)>>,
+    compiled: Compiled<Function>,
+    /// By problem and alignment.
+    plans: Recent<Box<(Problem, u32)>, Arc<Prepared>>,
 }
 
 impl CudaAttention {
@@ -44,7 +71,8 @@ impl CudaAttention {
             context,
             config,
             kernels: KernelCache::default(),
-            recent: Mutex::default(),
+            compiled: Compiled(Recent::new(RECENT_KERNELS)),
+            plans: Recent::new(RECENT_PLANS),
         }
     }
 
@@ -54,16 +82,15 @@ impl CudaAttention {
 
     /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
     pub(crate) fn choose(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Choice, Error> {
-        Ok(self.compile(problem, alignment, plans)?.0)
+        Ok(self.prepare(problem, alignment, plans)?.choice.clone())
     }
 
     fn compile(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<(Choice, Vec<Function>), Error> {
         let Some(config) = self.config else {
             let judge = |plan: &Plan| match self.load(plan) {
                 Ok(functions) => Ok(Ok(functions)),
-                // Another kernel may work where this driver's compiler refuses one or spills.
-                Err(refusal @ (CudaError::Module(_) | CudaError::Compile(_))) => Ok(Err(Refusal::Compiler {
-                    message: refusal.to_string(),
+                Err(error) if is_refusal(&error) => Ok(Err(Refusal::Compiler {
+                    message: error.to_string(),
                 })),
                 Err(error) => Err(error),
             };
@@ -85,33 +112,29 @@ impl CudaAttention {
         Ok((choice, functions))
     }
 
-    /// Modules are kept by identity in their context, so a kernel is compiled once.
     fn load(&self, plan: &Plan) -> Result<Vec<Function>, CudaError> {
-        let load = |step: &Step| Function::load(&self.context, &step.kernel, &ModuleOptions::default());
-        plan.steps().map(load).collect()
+        let load = |kernel: &Kernel| Function::load(&self.context, kernel, &ModuleOptions::default());
+        self.compiled.of(plan, load)
     }
 
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
-        let recent = || self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = recent().iter().find(|(p, a, _)| *a == alignment && p == problem) {
-            return Ok(found.2.clone());
-        }
-        let (choice, functions) = self.compile(problem, alignment, plans)?;
-        let steps = choice.plan.steps().zip(&functions);
-        let tables = steps.map(|(step, function)| function.hold_tables(&step.launch));
-        let prepared = Arc::new(Prepared {
-            _tables: tables.collect::<Result<_, _>>()?,
-            plan: choice.plan,
-            functions,
-        });
-        let mut recent = recent();
-        recent.push_front((problem.clone(), alignment, prepared.clone()));
-        recent.truncate(RECENT_PLANS);
-        Ok(prepared)
+        let make = || {
+            let (choice, functions) = self.compile(problem, alignment, plans)?;
+            let steps = choice.plan.steps().zip(&functions);
+            let tables = steps.map(|(step, function)| function.hold_tables(&step.launch));
+            let prepared = Prepared {
+                _tables: tables.collect::<Result<_, _>>()?,
+                choice,
+                functions,
+            };
+            Ok((Box::new((problem.clone(), alignment)), Arc::new(prepared)))
+        };
+        self.plans
+            .get_or_make(|kept| kept.1 == alignment && kept.0 == *problem, make)
     }
 
     pub(crate) fn workspace_bytes(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<u64, Error> {
-        Ok(self.prepare(problem, alignment, plans)?.plan.workspace_bytes())
+        Ok(self.prepare(problem, alignment, plans)?.choice.plan.workspace_bytes())
     }
 
     pub(crate) fn forward_on(
@@ -137,7 +160,7 @@ impl CudaAttention {
         };
         // Nothing is enqueued before all of it can be.
         let mut launches = Vec::with_capacity(prepared.functions.len());
-        for (step, function) in prepared.plan.steps().zip(&prepared.functions) {
+        for (step, function) in prepared.choice.plan.steps().zip(&prepared.functions) {
             let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
             launches.push(function.prepare(&step.launch, &buffers)?);
         }
@@ -180,5 +203,65 @@ impl CudaAttention {
         }
         stream.synchronize()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::collections::HashSet;
+
+    use flashcore_ir::Target;
+    use flashcore_kernels::select;
+    use flashcore_problem::Mask;
+
+    use super::*;
+
+    #[test]
+    fn new_lengths_print_no_ptx() {
+        let (kernels, compiled) = (KernelCache::default(), Compiled(Recent::new(RECENT_KERNELS)));
+        let (printed, names) = (Cell::new(0), &mut HashSet::new());
+        let print = |kernel: &Kernel| {
+            printed.set(printed.get() + 1);
+            Ok(kernel.to_ptx().len())
+        };
+        let decode = (3000..3400).map(|keys| (1, keys));
+        let prefill = (0..100).map(|i| (100 + 81 * i, 100 + 81 * i));
+        for (rows, keys) in decode.chain(prefill) {
+            let problem = Problem::builder().heads(32, 8).seq_len_q(rows).seq_len_kv(keys);
+            let problem = problem.head_dim(128).mask(Mask::CAUSAL).build().unwrap();
+            let plan = select(&problem, Target::Sm90a, 16, &kernels).unwrap().plan;
+            let lengths = compiled.of(&plan, print).unwrap();
+            assert_eq!(lengths.len(), plan.steps().count());
+            names.extend(plan.steps().map(|step| step.kernel.name().to_string()));
+        }
+        assert_eq!(printed.get(), names.len());
+        assert!(names.len() < 12, "{names:?}");
+    }
+
+    #[test]
+    fn a_refusal_of_the_compiler_is_kept_and_other_errors_are_not() {
+        let problem = Problem::named("mission").unwrap();
+        let plan = Plan::new(
+            &problem,
+            &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse().unwrap(),
+            Target::Sm90a,
+        )
+        .unwrap();
+        let refusal = flashcore_cuda::ModuleRefusal::PerformanceWarnings { warnings: Vec::new() };
+        for (error, tries) in [
+            (CudaError::Module(Box::new(refusal)), 1),
+            (CudaError::NoDevice { visible: None }, 2),
+        ] {
+            let (compiled, tried) = (Compiled::<()>(Recent::new(RECENT_KERNELS)), Cell::new(0));
+            for _ in 0..2 {
+                let load = |_: &Kernel| {
+                    tried.set(tried.get() + 1);
+                    Err(error.clone())
+                };
+                assert_eq!(compiled.of(&plan, load).unwrap_err().to_string(), error.to_string());
+            }
+            assert_eq!(tried.get(), tries, "{error}");
+        }
     }
 }
