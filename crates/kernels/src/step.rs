@@ -28,7 +28,7 @@ pub(crate) struct Identity {
 /// use flashcore_problem::Problem;
 /// use std::sync::Arc;
 /// let (kernels, config) = (KernelCache::default(), "scalar/tiled-m32n32-w4-v16".parse()?);
-/// let (short, long) = (Problem::named("mission")?, Problem::builder().seq_len(4000).build()?);
+/// let (short, long) = (Problem::named("mission")?, Problem::builder().heads(2, 2).seq_len(4000).head_dim(64).build()?);
 /// let kernel = |problem| Plan::with_cache(problem, &config, Target::Sm89, &kernels).map(|plan| plan.main.kernel);
 /// assert!(Arc::ptr_eq(&kernel(&short)?, &kernel(&long)?));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -150,7 +150,7 @@ mod tests {
     /// Were one of these not in the identity, a kernel of other code would be found.
     #[test]
     fn what_is_baked_in_tells_kernels_apart() {
-        let base = || Problem::builder().head_dim(64).seq_len(500);
+        let base = || Problem::builder().heads(2, 2).head_dim(64).seq_len(500);
         let cache = KernelCache::default();
         for (id, others) in [
             (
