@@ -10,12 +10,15 @@ use flashcore_kernels::{Config, Plan, mma, wgmma};
 use flashcore_problem::{DType, Mask, ProblemBuilder};
 
 /// Head sizes, of Q and K and of V.
-pub const HEAD_DIMS: [(usize, usize); 8] = [
+pub const HEAD_DIMS: [(usize, usize); 11] = [
     (48, 48),
     (64, 64),
     (72, 72),
+    (80, 80),
     (96, 96),
+    (112, 112),
     (128, 128),
+    (160, 160),
     (192, 128),
     (192, 192),
     (256, 256),
