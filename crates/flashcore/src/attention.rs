@@ -128,7 +128,7 @@ impl Attention {
     /// ```
     /// use flashcore::{Attention, Device};
     /// let attention = Attention::with_kernel(Device::cpu(), "cpu/m64n128".parse()?)?;
-    /// assert!(Attention::with_kernel(Device::cpu(), "mma/m64n64-w4x1-s2-b2-qreg-xor-lazy".parse()?).is_err());
+    /// assert!(Attention::with_kernel(Device::cpu(), "mma/m64n64-w4x1-s2-b2-qreg-xor-cond".parse()?).is_err());
     /// # Ok::<(), flashcore::Error>(())
     /// ```
     ///

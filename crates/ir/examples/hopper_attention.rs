@@ -5,7 +5,7 @@
 //! `cargo run -p flashcore-ir --example hopper_attention` prints its PTX; the simulator runs it.
 
 use flashcore_ir::fragment::Acc;
-use flashcore_ir::pipeline::{Filler, Reader};
+use flashcore_ir::pipeline::{Consumer, Producer};
 use flashcore_ir::{BuildErrors, Kernel, KernelBuilder, Role, SharedTile, Swizzle, TensorMap, TileShape, Val};
 use half::f16;
 
@@ -53,15 +53,15 @@ pub(crate) fn attention() -> Result<Kernel, BuildErrors> {
         let (seq_len_kv, scale_log2) = (k.param::<u32>("seq_len_kv"), k.param::<f32>("scale_log2"));
         let (first_row, head) = (k.block_idx(0) * ROWS, k.block_idx(1));
 
-        // Four math warps read each stage.
+        // Four consumer warps read each stage.
         let q_ring = k.pipeline("q", 1, 4);
         let k_ring = k.pipeline("k", STAGES, 4);
         let v_ring = k.pipeline("v", STAGES, 4);
         k.start_pipelines(&[q_ring, k_ring, v_ring]);
 
         k.roles(vec![
-            Role::new("copies", 4, || {
-                let (q, keys, values) = (q_ring.filler(), k_ring.filler(), v_ring.filler());
+            Role::new("producer", 4, || {
+                let (q, keys, values) = (q_ring.producer(), k_ring.producer(), v_ring.producer());
                 let warp = (k.thread_idx() / 32).shfl_idx(0u32);
                 k.if_(warp.eq(0).uniform(), || {
                     k.if_(k.elect().divergent(), || {
@@ -74,8 +74,8 @@ pub(crate) fn attention() -> Result<Kernel, BuildErrors> {
                 });
             })
             .registers(40),
-            Role::new("math", 4, || {
-                let (q, keys, values) = (q_ring.reader(), k_ring.reader(), v_ring.reader());
+            Role::new("consumer", 4, || {
+                let (q, keys, values) = (q_ring.consumer(), k_ring.consumer(), v_ring.consumer());
                 let (scores, out) = (k.acc_unwritten("scores", KEYS / 8), k.acc("out", HEAD_DIM / 8));
                 let rows = [0, 1].map(|half| RowState::new(k, half));
                 let (q_operand, k_operand) = (tiles.q_tile.k_major(), tiles.k_tile.k_major());
@@ -119,7 +119,7 @@ struct Tiles<'k> {
 fn copy<'k>(
     tile: SharedTile<'k, f16>,
     map: TensorMap<'k>,
-    fill: Filler<'k>,
+    fill: Producer<'k>,
     first_row: Val<'k, u32>,
     head: Val<'k, u32>,
 ) {
@@ -131,7 +131,7 @@ fn copy<'k>(
 
 /// Waits for the next stage, runs the product that reads it to its end, and gives the stage back.
 #[track_caller]
-fn read<'k>(k: &'k KernelBuilder, stage: Reader<'k>, product: impl FnOnce()) {
+fn read<'k>(k: &'k KernelBuilder, stage: Consumer<'k>, product: impl FnOnce()) {
     stage.wait();
     product();
     k.wgmma_commit();

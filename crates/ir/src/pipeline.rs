@@ -1,15 +1,15 @@
-//! [`Pipeline`]: a ring of stages that one side fills and the other reads. It alone computes the
+//! [`Pipeline`]: a ring of stages between a producer and consumers. It alone computes the
 //! counts, phases and offsets of its mbarriers.
 //!
 //! Each stage has two mbarriers: *full*, which ends its phase when the announced bytes have landed,
-//! and *empty*, which ends its phase when every reader has released the stage. A cursor walks the
+//! and *empty*, which ends its phase when every consumer has released the stage. A cursor walks the
 //! ring on each side; the phase of a side is the parity of its rounds.
 
 use crate::builder::KernelBuilder;
 use crate::mbarrier::{MBarrier, MBarriers};
 use crate::value::{Source, Val, Var};
 
-/// A ring of stages between a filling and a reading side.
+/// A ring of stages between a producer and consumers.
 ///
 /// ```
 /// use flashcore_ir::{Kernel, Swizzle, TileShape};
@@ -20,20 +20,20 @@ use crate::value::{Source, Val, Var};
 ///     let ring = k.pipeline("ring", 2, 1); // one warp reads
 ///     k.start_pipelines(&[ring]);
 ///     k.if_else(k.thread_idx().lt(32).uniform(), || {
-///         let fill = ring.filler();
+///         let keys = ring.producer();
 ///         k.if_(k.elect().divergent(), || k.for_uniform(0u32, 8u32, 1, |i| {
-///             fill.acquire();
-///             fill.expect(tile.stage_bytes());
-///             tile.load_tma(fill.stage(), map.at(&[i * 64]), fill.full());
-///             fill.advance();
+///             keys.acquire();
+///             keys.expect(tile.stage_bytes());
+///             tile.load_tma(keys.stage(), map.at(&[i * 64]), keys.full());
+///             keys.advance();
 ///         }));
 ///     }, || {
-///         let read = ring.reader();
+///         let keys = ring.consumer();
 ///         k.for_uniform(0u32, 8u32, 1, |_| {
-///             read.wait();
-///             // … read `tile` at `read.stage()` …
-///             read.release();
-///             read.advance();
+///             keys.wait();
+///             // … read `tile` at `keys.stage()` …
+///             keys.release();
+///             keys.advance();
 ///         });
 ///     });
 /// })?;
@@ -60,13 +60,13 @@ struct Cursor<'k> {
     phase: Option<Var<'k, u32>>,
 }
 
-/// The filling side of a [`Pipeline`]: one thread.
+/// What fills the stages of a [`Pipeline`]: one thread.
 #[derive(Clone, Copy, Debug)]
-pub struct Filler<'k>(Cursor<'k>);
+pub struct Producer<'k>(Cursor<'k>);
 
-/// The reading side of a [`Pipeline`]: whole warps.
+/// What reads the stages of a [`Pipeline`]: whole warps.
 #[derive(Clone, Copy, Debug)]
-pub struct Reader<'k>(Cursor<'k>);
+pub struct Consumer<'k>(Cursor<'k>);
 
 impl KernelBuilder {
     /// Declares a pipeline of `stages` stages, which `arrivers` warps of this block release.
@@ -114,7 +114,7 @@ impl KernelBuilder {
 
 impl<'k> Pipeline<'k> {
     /// The same for stages that copies of all blocks of the cluster fill together (multicast): a
-    /// stage is free when the readers of every block have released it.
+    /// stage is free when the consumers of every block have released it.
     #[track_caller]
     pub fn across_cluster(self) -> Self {
         let Some(blocks) = self.k.state.borrow().kernel.cluster else {
@@ -130,29 +130,29 @@ impl<'k> Pipeline<'k> {
         self.stages
     }
 
-    /// The filling side, at the first stage.
+    /// The producer, at the first stage.
     #[track_caller]
-    pub fn filler(&self) -> Filler<'k> {
-        Filler(self.cursor())
+    pub fn producer(&self) -> Producer<'k> {
+        Producer(self.cursor())
     }
 
-    /// The reading side, at the first stage.
+    /// The consumer, at the first stage.
     #[track_caller]
-    pub fn reader(&self) -> Reader<'k> {
-        Reader(self.cursor())
+    pub fn consumer(&self) -> Consumer<'k> {
+        Consumer(self.cursor())
     }
 
-    /// A reading side that takes every `step`th stage from `first` on: one of several readers,
+    /// A consumer that takes every `step`th stage from `first` on: one of several,
     /// no two of which share a stage. `step` divides the number of stages; `first` is less than `step`.
     #[track_caller]
-    pub fn reader_of(&self, first: impl Source<'k, u32>, step: u32) -> Reader<'k> {
+    pub fn consumer_of(&self, first: impl Source<'k, u32>, step: u32) -> Consumer<'k> {
         if step == 0 || !self.stages.is_multiple_of(step) {
             self.k.invalid(format!(
-                "a reader of every {step}th of {} stages; the number must divide them",
+                "a consumer of every {step}th of {} stages; the number must divide them",
                 self.stages
             ));
         }
-        Reader(Cursor {
+        Consumer(Cursor {
             place: self.k.var(first),
             step,
             ..self.cursor()
@@ -204,14 +204,14 @@ impl<'k> Cursor<'k> {
     }
 }
 
-impl<'k> Filler<'k> {
+impl<'k> Producer<'k> {
     /// The stage it stands at.
     #[track_caller]
     pub fn stage(&self) -> Val<'k, u32> {
         self.0.stage()
     }
 
-    /// Waits until every reader has released the stage; in the first round it does not wait.
+    /// Waits until every consumer has released the stage; in the first round it does not wait.
     #[track_caller]
     pub fn acquire(&self) {
         let cursor = self.0;
@@ -241,7 +241,7 @@ impl<'k> Filler<'k> {
     }
 }
 
-impl<'k> Reader<'k> {
+impl<'k> Consumer<'k> {
     /// The stage it stands at.
     #[track_caller]
     pub fn stage(&self) -> Val<'k, u32> {
@@ -258,7 +258,7 @@ impl<'k> Reader<'k> {
         });
     }
 
-    /// Tells the filling side (of every block, in a pipeline across a cluster) that this warp no
+    /// Tells the producer (of every block, in a pipeline across a cluster) that this warp no
     /// longer reads the stage. One lane arrives for all. Before that, lanes that read the stage
     /// with loads must have synchronised (`sync_warp`), and if bulk copies fill it, must have
     /// executed [`KernelBuilder::fence_proxy_async`] first, since an arrival does not wait for

@@ -24,7 +24,7 @@ pub struct Plan {
     pub main: Step,
     /// What runs after it, such as `combine` where the keys are split across blocks.
     pub then: Vec<Step>,
-    /// What the build stores besides its output ([`tap`]).
+    /// What the build shows besides its output, or in its place ([`tap`]).
     pub tap: Option<Tap>,
 }
 
@@ -61,7 +61,8 @@ impl Plan {
         Plan::resolve(problem, config, chip.into(), kernels, None)
     }
 
-    /// The config built with a tap, which stores scores or probabilities: see [`tap`].
+    /// The config built with a tap, which stores scores or probabilities, or launched so that all visible keys weigh the
+    /// same: see [`tap`].
     ///
     /// ```
     /// use flashcore_ir::Target;
@@ -76,7 +77,12 @@ impl Plan {
     /// # Errors
     /// As [`Plan::new`].
     pub fn with_tap(problem: &Problem, config: &Config, chip: impl Into<Chip>, tap: Tap) -> Result<Plan, Refusal> {
-        Plan::resolve(problem, config, chip.into(), &KernelCache::default(), Some(tap))
+        let kernels = KernelCache::default();
+        if tap.is_stored() {
+            return Plan::resolve(problem, config, chip.into(), &kernels, Some(tap));
+        }
+        let plan = Plan::resolve(&tap::even(problem)?, config, chip.into(), &kernels, None)?;
+        Ok(Plan { tap: Some(tap), ..plan })
     }
 
     fn resolve(

@@ -97,8 +97,8 @@ impl Inputs {
     /// ```
     pub fn generate(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
         let head_dim = problem.head_dim();
-        // The element of K that gives `score` with rows of ones in Q.
-        let per_element = |score: f32| score / (head_dim as f32 * problem.softmax_scale());
+        // The element of K that gives `score` with rows of ones in Q, or less where fp16 would not hold it.
+        let per_element = |score: f32| (score / (head_dim as f32 * problem.softmax_scale())).clamp(-1e4, 1e4);
         let (mut q, mut k, mut v) = (Rng::stream(seed, 0), Rng::stream(seed, 1), Rng::stream(seed, 2));
         // e4m3 inputs start as f32, because the scales depend on all elements.
         let dtype = match problem.dtype() {

@@ -231,7 +231,7 @@ struct Outputs(BTreeMap<&'static str, Vec<u8>>);
 impl Outputs {
     fn judge(&self, plan: &Plan, inputs: &Inputs, options: &CheckOptions) -> Result<crate::Gate, ProblemError> {
         let problem = &plan.problem;
-        if let Some(tapped) = plan.tap {
+        if let Some(tapped) = plan.tap.filter(|tap| tap.is_stored()) {
             let [values, offsets] = ["tap", "offsets"].map(|name| self.floats(name).unwrap_or_default());
             let values = tap::finish(problem, tapped, &values, &offsets);
             return gate::gate_tap(problem, inputs, tapped, &values);

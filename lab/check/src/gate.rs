@@ -95,7 +95,7 @@ pub fn gate(
     })
 }
 
-/// Compares the values of a tap, from [`finish`](flashcore_kernels::tap::finish), with the same
+/// Compares the stored values of a tap, from [`finish`](flashcore_kernels::tap::finish), with the same
 /// values of the reference: every row, with the tolerance of f32, since nothing has been rounded to
 /// the problem's dtype yet.
 ///
@@ -113,7 +113,7 @@ pub fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f32]) ->
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let want = match tap {
         Tap::Scores => reference_scores(problem, &q, &k, &v)?,
-        Tap::Probabilities => reference_probabilities(problem, &q, &k, &v)?,
+        Tap::Probabilities | Tap::Values => reference_probabilities(problem, &q, &k, &v)?,
     };
     let tolerance = Tolerance::of(DType::F32);
     Ok(Gate {

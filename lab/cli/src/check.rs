@@ -46,7 +46,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "How")]
     sms: Option<u32>,
     /// Build the kernel with a tap and compare what it stores: scores (not masked) or
-    /// probabilities
+    /// probabilities. Or `values`: P·V alone, all visible keys weighing the same
     #[arg(long, value_name = "TAP", value_parser = taps(), help_heading = "How")]
     tap: Option<Tap>,
     /// How many schedules to run under

@@ -32,8 +32,8 @@ pub(crate) struct WatchArgs {
     /// Print at most this many values
     #[arg(long, value_name = "N", default_value_t = 32)]
     limit: usize,
-    /// Print the largest error of each tap (scores, probabilities, output), and the first NaN and
-    /// infinity with their lines, in place of checking
+    /// Print the largest error of each tap (scores, probabilities, values, output), and the first
+    /// NaN and infinity with their lines, in place of checking
     #[arg(long, conflicts_with_all = ["trace", "tap", "plant"])]
     numerics: bool,
 }

@@ -45,7 +45,7 @@ impl KernelBuilder {
     ///     k.min_blocks_per_sm(1);
     ///     k.roles(vec![
     ///         Role::new("producer", 4, || { /* copies */ }).registers(24),
-    ///         Role::new("math", 8, || { /* products */ }).registers(240),
+    ///         Role::new("consumer", 8, || { /* products */ }).registers(240),
     ///     ]);
     /// })?;
     /// assert!(kernel.to_ptx().contains("setmaxnreg.inc.sync.aligned.u32 240"));

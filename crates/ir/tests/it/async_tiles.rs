@@ -241,7 +241,7 @@ fn registers_come_from_one_pool() {
             }
             k.roles(vec![
                 Role::new("producer", 4, || ()).registers(first),
-                Role::new("math", 8, || ()).registers(second),
+                Role::new("consumer", 8, || ()).registers(second),
             ]);
         }
     };
@@ -255,7 +255,7 @@ fn registers_come_from_one_pool() {
     assert_eq!(set, [(24, false), (240, true)]);
     let text = message(384, roles(40, 240, true));
     assert!(
-        text.contains("66560 registers (128 × 40 for `producer`, 256 × 240 for `math`)")
+        text.contains("66560 registers (128 × 40 for `producer`, 256 × 240 for `consumer`)")
             && text.contains("384 threads × 168 = 64512"),
         "{text}"
     );

@@ -1,7 +1,7 @@
-//! Taps: builds that store the scores or the probabilities, so that a wrong output can be traced to what spoils it.
+//! Taps: builds that show scores, probabilities or `P·V` alone, so that a wrong output can be traced to what spoils it.
 //!
 //! Any config of any family can be built with a tap ([`Plan::with_tap`](crate::Plan::with_tap)): the main loop computes
-//! what it always computes, and stores the tapped values on the way. The log-sum-exp is not stored.
+//! what it always computes, and stores the tapped scores or probabilities on the way, in place of the log-sum-exp.
 //!
 //! | tap | buffer `tap`, f32 `[batch, num_heads, seq_len_q, seq_len_kv]` | compared with |
 //! |---|---|---|
@@ -11,11 +11,14 @@
 //! The online softmax computes probabilities relative to a maximum that moves from K block to K block. A second
 //! buffer of the same shape, `offsets`, says what each was relative to; [`finish`] makes one distribution
 //! of the two. Rescaling and row sums are thus not part of the tap: they belong to `P·V`.
+//!
+//! [`Tap::Values`] needs no build: it is the kernel itself, launched with a scale of [`EVEN_SCALE`]. All visible keys
+//! then weigh the same whatever Q and K are, and `out` is the mean of the visible rows of V.
 
 use std::fmt;
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, Launch, Val};
-use flashcore_problem::{KeyRange, POISON, Problem};
+use flashcore_problem::{KeyRange, POISON, Problem, ProblemBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::params::{RowParams, add_buffer};
@@ -23,7 +26,10 @@ use super::row_tile::{RowTile, lane_column};
 use super::softmax::{Row, RowMax};
 use crate::Refusal;
 
-/// What a build stores besides its output.
+/// So small a scale that every score rounds to a weight of 1, and −∞ stays what it is.
+const EVEN_SCALE: f32 = 1e-30;
+
+/// What a build shows of a computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tap {
@@ -31,18 +37,29 @@ pub enum Tap {
     Scores,
     /// `P = softmax(S)`, masked.
     Probabilities,
+    /// `P·V` alone: every visible key weighs the same. In place of stored values, `out` and the log-sum-exp tell.
+    Values,
 }
 
 impl Tap {
     /// Every tap.
-    pub const ALL: [Tap; 2] = [Tap::Scores, Tap::Probabilities];
+    pub const ALL: [Tap; 3] = [Tap::Scores, Tap::Probabilities, Tap::Values];
 
-    /// `scores` or `probabilities`.
+    /// The taps that a build stores.
+    pub const STORED: [Tap; 2] = [Tap::Scores, Tap::Probabilities];
+
+    /// `scores`, `probabilities` or `values`.
     pub const fn name(self) -> &'static str {
         match self {
             Tap::Scores => "scores",
             Tap::Probabilities => "probabilities",
+            Tap::Values => "values",
         }
+    }
+
+    /// Whether a build stores it in buffers of its own.
+    pub fn is_stored(self) -> bool {
+        Tap::STORED.contains(&self)
     }
 
     /// The tap of a name.
@@ -55,6 +72,12 @@ impl fmt::Display for Tap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
+}
+
+/// The problem in which all visible keys weigh the same: that of [`Tap::Values`].
+pub(crate) fn even(problem: &Problem) -> Result<Problem, Refusal> {
+    let even = ProblemBuilder::from(problem).softmax_scale(EVEN_SCALE).build();
+    even.map_err(|error| Refusal::unsupported("tap values", error.to_string(), "take another problem"))
 }
 
 /// Elements of a tap: one per query row and key.
@@ -88,7 +111,7 @@ pub fn len(problem: &Problem) -> usize {
 pub fn finish(problem: &Problem, tap: Tap, values: &[f32], offsets: &[f32]) -> Vec<f32> {
     let mut values = values.to_vec();
     let (keys, rows) = (problem.seq_len_kv(), problem.seq_len_q());
-    if tap == Tap::Scores || keys == 0 {
+    if tap != Tap::Probabilities || keys == 0 {
         return values;
     }
     for (index, (row, offsets)) in values.chunks_mut(keys).zip(offsets.chunks(keys)).enumerate() {

@@ -164,7 +164,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// It is done in parts, so that the exponentials of each are computed among products that do not wait for
     /// them: of scores, or of the part before with V. `refill` is called once the first products are under way.
     #[track_caller]
-    pub(super) fn bold_block(
+    pub(super) fn speculative_block(
         &self,
         k_place: &Fragments<'k, E>,
         v_place: &Fragments<'k, E>,

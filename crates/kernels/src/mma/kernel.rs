@@ -102,7 +102,7 @@ fn main_loop<'k, E: SixteenBits>(
         ring.arrive();
         refill(false);
         if warp.levers.rescale == Rescale::Speculative {
-            warp.bold_block(&k_place, &v_place, &p, || refill(true));
+            warp.speculative_block(&k_place, &v_place, &p, || refill(true));
         } else {
             warp.scores(&k_place, warp.steps());
             refill(true);

@@ -4,7 +4,7 @@
 //! operand A of `O += P·V`. Operand A of `S` is Q, from shared memory or, as far as they go, from registers too.
 
 use flashcore_ir::fragment::AVars;
-use flashcore_ir::pipeline::Reader;
+use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Cache, Element, KernelBuilder, Val, Var};
 
@@ -34,14 +34,14 @@ pub(super) enum QRead {
 
 /// A warpgroup's stage of Q: the one place that releases it.
 pub(super) struct QStage<'k> {
-    reader: Reader<'k>,
+    consumer: Consumer<'k>,
     last_read: QRead,
 }
 
 impl<'k> QStage<'k> {
     #[track_caller]
     pub(super) fn wait(&self) {
-        self.reader.wait();
+        self.consumer.wait();
     }
 
     /// Releases the stage if this was the last read of it, and `last` holds where it is given.
@@ -49,14 +49,14 @@ impl<'k> QStage<'k> {
     pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
         match last {
             _ if read != QRead::NoRows && read != self.last_read => {}
-            Some(last) => last.builder().if_(last.uniform(), || release(self.reader)),
-            None => release(self.reader),
+            Some(last) => last.builder().if_(last.uniform(), || release(self.consumer)),
+            None => release(self.consumer),
         }
     }
 }
 
 #[track_caller]
-pub(super) fn release(stage: Reader<'_>) {
+pub(super) fn release(stage: Consumer<'_>) {
     stage.release();
     stage.advance();
 }
@@ -110,8 +110,8 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     /// The lane's first row, within the tile.
     pub(super) lane_row: Val<'k, u32>,
     pub(super) q: QStage<'k>,
-    pub(super) keys: Reader<'k>,
-    pub(super) values: Reader<'k>,
+    pub(super) keys: Consumer<'k>,
+    pub(super) values: Consumer<'k>,
     q_rows: WgmmaOperand<'k, E>,
     k_tile: WgmmaOperand<'k, E>,
     v_tile: WgmmaOperand<'k, E>,
@@ -148,8 +148,8 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
         let lane_row = warp * 16 + lane_row(k);
-        let reader = context.q_pipeline.reader_of(index, levers.warpgroups());
-        let (keys, values) = (context.k_pipeline.reader(), context.v_pipeline.reader());
+        let consumer = context.q_pipeline.consumer_of(index, levers.warpgroups());
+        let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         let q_rows = context.q_tile.k_major();
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
         Warpgroup {
@@ -159,7 +159,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             warp,
             lane_row,
             q: QStage {
-                reader,
+                consumer,
                 last_read: match () {
                     () if q_held.steps() == q_rows.steps() => QRead::Load,
                     () if levers.q_stages(shape) == 1 => QRead::LastScores,
@@ -214,7 +214,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (slab, cols) = (tile.cols() / tile.slabs(), 2 * held * chunk);
         k.verb("Q to registers", || {
             for first in (0..cols).step_by(slab as usize) {
-                let place = tile.at_stage(self.q.reader.stage(), row, column + first);
+                let place = tile.at_stage(self.q.consumer.stage(), row, column + first);
                 for column in (0..slab.min(cols - first)).step_by(chunk as usize) {
                     let at = if column == 0 { place } else { tile.across(place, column) };
                     for half in 0..2 {
@@ -244,7 +244,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.reader.stage()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.consumer.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();

@@ -90,8 +90,8 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
     let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
-        Role::new("copies", 4, || context.produce(k)).registers(producer_registers),
-        Role::new("math", 4 * groups, || context.consume(k)).registers(consumer_registers),
+        Role::new("producer", 4, || context.produce(k)).registers(producer_registers),
+        Role::new("consumer", 4 * groups, || context.consume(k)).registers(consumer_registers),
     ]);
     if levers.cluster > 1 {
         // No block ends while another may still copy to its shared memory or arrive at its mbarriers.

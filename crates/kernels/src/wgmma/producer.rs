@@ -1,7 +1,7 @@
 //! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free.
 
 use flashcore_ir::inst::L2Hint;
-use flashcore_ir::pipeline::Filler;
+use flashcore_ir::pipeline::Producer;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TensorMap, Val};
 
@@ -13,7 +13,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     /// Copies Q, K and V of each Q tile, in the order in which they are needed.
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
-        let fillers = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|pipeline| pipeline.filler());
+        let producers = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|pipeline| pipeline.producer());
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
         k.if_(warp.eq(0).uniform(), || {
             k.if_(k.elect().divergent(), || {
@@ -22,7 +22,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 let cluster = (self.levers.cluster > 1).then(|| (k.cluster_rank(), k.constant(all)));
                 k.loop_(|scope| {
                     let next = list.next();
-                    self.copy_tile(&list.this(), cluster, fillers);
+                    self.copy_tile(&list.this(), cluster, producers);
                     list.advance();
                     scope.break_if((!next.exists()).uniform());
                 });
@@ -31,7 +31,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     }
 
     #[track_caller]
-    fn copy_tile(&self, tile: &WorkItem<'k>, cluster: Cluster<'k>, [q, keys, values]: [Filler<'k>; 3]) {
+    fn copy_tile(&self, tile: &WorkItem<'k>, cluster: Cluster<'k>, [q, keys, values]: [Producer<'k>; 3]) {
         let (batch, first_row) = (tile.batch(), tile.first_row());
         let k = batch.builder();
         let kv_head = tile.kv_head();
@@ -75,7 +75,7 @@ fn share<'k, E: WgmmaElement>(
     cluster: Cluster<'k>,
     tile: SharedTile<'k, E>,
     map: TensorMap<'k>,
-    fill: Filler<'k>,
+    fill: Producer<'k>,
     at: [Val<'k, u32>; 3],
 ) {
     let Some((rank, all)) = cluster else {
@@ -95,7 +95,7 @@ fn share<'k, E: WgmmaElement>(
 fn copy<'k, E: WgmmaElement>(
     tile: SharedTile<'k, E>,
     map: TensorMap<'k>,
-    fill: Filler<'k>,
+    fill: Producer<'k>,
     at: [Val<'k, u32>; 3],
     hint: L2Hint,
 ) {

@@ -165,12 +165,28 @@ fn a_mistake_shows_from_its_tap_on() {
         assert!(of_probabilities.contains(&Verdict::Wrong), "{id}: {of_probabilities:?}");
         // A value that is never stored is missed, where the instruction has one to store: rows end before a tile does.
         let unstored = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some("tap");
-        for stop in Tap::ALL {
+        for stop in Tap::STORED {
             let found = verdicts(id, stop, unstored);
             let wrong = found.iter().filter(|&&v| v == Verdict::Wrong).count();
             assert!(wrong > 0 && 2 * wrong >= found.len(), "{id}, {stop}: {found:?}");
         }
     }
+}
+
+/// With weights that are all the same, a lost product of Q and K does not show, and one of P and V does.
+#[test]
+fn values_show_mistakes_of_p_times_v_alone() {
+    let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
+    let lost = |product: &'static str| {
+        verdicts(id, Tap::Values, |m: &Mutation| {
+            let quoted = source::quote(m.line.file, m.line.line).unwrap_or_default();
+            m.operator == Operator::DropProduct && quoted.contains(product)
+        })
+    };
+    let (of_scores, of_output) = (lost("score_steps("), lost("warp.accumulate("));
+    assert!(!of_scores.is_empty() && !of_output.is_empty());
+    assert!(of_scores.iter().all(|&v| v == Verdict::Clean), "{of_scores:?}");
+    assert!(of_output.contains(&Verdict::Wrong), "{of_output:?}");
 }
 
 /// Where no tap is asked for, nothing of this is in a kernel.

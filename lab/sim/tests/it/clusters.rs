@@ -187,7 +187,7 @@ fn multicast(plant: Shared) -> Case {
         k.if_else(
             warp.eq(0).uniform(),
             || {
-                let fill = ring.filler();
+                let fill = ring.producer();
                 k.if_(k.elect().divergent(), || {
                     k.for_uniform(0u32, STEPS, 1, |step| {
                         fill.acquire();
@@ -205,7 +205,7 @@ fn multicast(plant: Shared) -> Case {
                 });
             },
             || {
-                let read = ring.reader();
+                let read = ring.consumer();
                 let (even, odd) = (k.var(0.0f32), k.var(0.0f32));
                 k.for_uniform(0u32, STEPS, 1, |_| {
                     read.wait();

@@ -136,7 +136,7 @@ fn registers(change: fn(u32, bool) -> (u32, bool)) -> Case {
         let out = k.param_ptr_mut::<u32>("out");
         k.roles(vec![
             Role::new("producer", 4, || {}).registers(24),
-            Role::new("math", 8, || out.offset(k.thread_idx()).store(1)).registers(240),
+            Role::new("consumer", 8, || out.offset(k.thread_idx()).store(1)).registers(240),
         ]);
     })
     .output("out", 4 * 384);

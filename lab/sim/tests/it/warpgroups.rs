@@ -93,7 +93,7 @@ fn body(k: &KernelBuilder, plant: Plant) {
         _ => k.start_pipelines(&[ring]),
     }
     let fill = || {
-        let fill = ring.filler();
+        let fill = ring.producer();
         k.for_uniform(0u32, STEPS, 1, |step| {
             if plant != Plant::NoAcquire {
                 fill.acquire();
@@ -111,7 +111,7 @@ fn body(k: &KernelBuilder, plant: Plant) {
         });
     };
     let multiply = || {
-        let read = ring.reader();
+        let read = ring.consumer();
         let acc = k.acc_unwritten("acc", N / 8);
         acc.zero();
         if plant != Plant::NoWgmmaFence {
@@ -171,7 +171,7 @@ fn body(k: &KernelBuilder, plant: Plant) {
             k.if_(warp.eq(0).uniform(), || k.if_(k.elect().divergent(), fill));
         })
         .registers(40),
-        Role::new("math", 4, multiply).registers(232),
+        Role::new("consumer", 4, multiply).registers(232),
     ]);
 }
 
