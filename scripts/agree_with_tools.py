@@ -4,10 +4,12 @@
 usage: agree_with_tools.py watch PROBE RAW.json     runs the tools, on a machine with a GPU
        agree_with_tools.py compare RAW.json OUT     writes OUT.json and OUT.md
        agree_with_tools.py compare RAW.json OUT LIST.json     the same, with the current output of
-                                                    `probe list` for the kernels that are equal
+                                                    the test `list` for the kernels that are equal
 
-PROBE is the built program `flashcore-tools`. ncu counts wavefronts for every instruction of the
-machine code; its line table gives the Rust line of each instruction.
+PROBE is the test program of `flashcore-tools` (`target/release/deps/it-…`, which `cargo test
+--release -p flashcore-tools --test it --no-run` prints). Its tests `probes::watched::list` (with
+`FLASHCORE_PROBE_LIST=LIST.json`) and `launch` are those that run here. ncu counts wavefronts for
+every instruction of the machine code; its line table gives the Rust line of each instruction.
 """
 
 import concurrent.futures
@@ -64,11 +66,21 @@ def instructions(report):
     return launches
 
 
+def test(probe, name):
+    """The command that runs an ignored test of the probes."""
+    return [probe, "--ignored", "--exact", f"probes::watched::{name}", "--nocapture"]
+
+
+def launching(names):
+    """The environment in which the test `launch` launches these probes, and fails without a GPU."""
+    return {**os.environ, "FLASHCORE_PROBES": names, "FLASHCORE_REQUIRE_GPU": "1"}
+
+
 def racecheck(probe, name):
     """racecheck's word on a probe: hazards by severity, and its messages."""
-    command = ["compute-sanitizer", "--tool", "racecheck", "--racecheck-report", "all", "--print-limit", "20", probe, "probe", "run", name]
+    command = ["compute-sanitizer", "--tool", "racecheck", "--racecheck-report", "all", "--print-limit", "20", *test(probe, "launch")]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=launching(name))
     except subprocess.TimeoutExpired as late:
         return {"name": name, "timed_out": True, "output": (late.stdout or b"").decode()[-3000:]}
     text = done.stdout + done.stderr
@@ -86,7 +98,10 @@ def output(*command):
 
 
 def watch(probe, raw):
-    listed = json.loads(output(probe, "probe", "list"))
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "FLASHCORE_PROBE_LIST": folder + "/list.json"}
+        subprocess.run(test(probe, "list"), capture_output=True, check=True, env=environment)
+        listed = json.load(open(folder + "/list.json"))
     result = {"date": datetime.date.today().isoformat(), "simulator": listed}
     device = output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").strip().splitlines()[0]
     result["device"], result["driver"] = [part.strip() for part in device.split(",")]
@@ -101,7 +116,8 @@ def watch(probe, raw):
         with tempfile.TemporaryDirectory() as folder:
             report = folder + "/report"
             command = ["ncu", "--clock-control", "none", "--cache-control", "none", "--metrics", ",".join(METRICS.values())]
-            done = subprocess.run(command + ["-f", "-o", report, probe, "probe", "run", what], capture_output=True, text=True)
+            command += ["-f", "-o", report, *test(probe, "launch")]
+            done = subprocess.run(command, capture_output=True, text=True, env=launching(what))
             result.setdefault("ncu_said", []).append((done.stdout + done.stderr)[-2000:])
             json.dump(result, open(raw, "w"))
             result["launches"] += instructions(report + ".ncu-rep")

@@ -11,7 +11,6 @@ mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
 mod parity;
-mod probe;
 mod ranking;
 mod scores;
 pub mod shipped;
@@ -35,8 +34,6 @@ enum Tool {
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
     Parity(parity::Options),
-    #[command(subcommand)]
-    Probe(probe::Command),
     Ranking(ranking::Options),
     Scores(scores::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
@@ -52,7 +49,6 @@ pub fn run() -> ExitCode {
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Parity(options) => parity::main(&options),
-        Tool::Probe(command) => probe::main(&command),
         Tool::Ranking(options) => ranking::main(&options),
         Tool::Scores(options) => scores::main(&options),
         Tool::SimSpeed => sim_speed::main(),

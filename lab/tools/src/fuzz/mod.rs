@@ -12,7 +12,6 @@ mod emit;
 mod hopper;
 pub mod input;
 mod memory;
-pub mod probe;
 pub mod program;
 pub mod run;
 pub mod shrink;

@@ -191,7 +191,7 @@ impl Comparison {
 }
 
 /// Launches a kernel on a GPU, and returns what its buffers hold after it.
-pub(crate) fn launch(context: &Context, case: &Case, options: &ModuleOptions) -> Result<Vec<Vec<u8>>, CudaError> {
+pub fn launch(context: &Context, case: &Case, options: &ModuleOptions) -> Result<Vec<Vec<u8>>, CudaError> {
     let (function, stream) = (Function::load(context, &case.kernel, options)?, Stream::new(context)?);
     let upload = |bytes: &Vec<u8>| DeviceBuffer::from_host(&stream, bytes);
     let device: Vec<DeviceBuffer> = case.buffers.iter().map(upload).collect::<Result<_, _>>()?;

@@ -1,42 +1,28 @@
-//! Small kernels made to be watched: by the simulator, and on a GPU by a profiler or a sanitizer,
-//! whose word on them is compared.
-//!
-//! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts
-//! instruction by instruction. [`races`] are mistakes in synchronisation and the same kernels
-//! without them, which compute-sanitizer's racecheck judges. [`blocks`] communicate, and are compared
-//! with the simulator by their results. `flashcore-tools probe` runs them,
-//! `scripts/agree_with_tools.py` asks the tools. The counts are in `tests/it/ncu-counts.json`,
-//! which CI holds the simulator to.
+//! A kernel that is watched, and what the simulator says of it.
 
 use std::collections::BTreeMap;
 
 use flashcore_cuda::{Context, CudaError, ModuleOptions};
 use flashcore_ir::{Kernel, KernelBuilder};
 use flashcore_sim::{Case, Class, SimError, SimOptions, SimReport};
+use flashcore_tools::fuzz::run::launch;
 use serde::{Deserialize, Serialize};
-
-use crate::fuzz::run::launch;
-
-pub mod banks;
-pub mod blocks;
-pub mod races;
-mod races_hopper;
 
 /// A kernel with all that it takes to run it.
 #[derive(Clone, Debug)]
-pub struct Probe {
+pub(super) struct Probe {
     /// Its name, which is its kernel's too.
-    pub name: String,
+    pub(super) name: String,
     /// What it does, in a line.
-    pub about: String,
+    pub(super) about: String,
     /// The kernel, its launch and its buffers.
-    pub case: Case,
+    pub(super) case: Case,
 }
 
 /// What is counted of accesses to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum What {
+pub(super) enum What {
     /// Passes over the banks by reads of shared memory.
     SharedReads,
     /// Passes over the banks by writes of shared memory.
@@ -46,16 +32,16 @@ pub enum What {
 }
 
 /// What the accesses of one line to memory take, of all warps.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LineCount {
+#[derive(Debug, Serialize)]
+pub(super) struct LineCount {
     /// The kernel's source file.
-    pub file: String,
+    pub(super) file: String,
     /// Its line, from 1.
-    pub line: u32,
+    pub(super) line: u32,
     /// What is counted.
-    pub what: What,
+    pub(super) what: What,
     /// How many.
-    pub count: u64,
+    pub(super) count: u64,
 }
 
 impl Probe {
@@ -63,7 +49,7 @@ impl Probe {
     ///
     /// # Panics
     /// The kernel does not build, which is a mistake in the probe.
-    pub fn new(name: &str, about: &str, threads: u32, body: impl FnOnce(&KernelBuilder)) -> Probe {
+    pub(super) fn new(name: &str, about: &str, threads: u32, body: impl FnOnce(&KernelBuilder)) -> Probe {
         let kernel = Kernel::build(name.to_string(), threads, body);
         Probe {
             name: name.to_string(),
@@ -73,19 +59,19 @@ impl Probe {
     }
 
     /// Words behind the next parameter, which the kernel reads.
-    pub fn input(mut self, words: &[u32]) -> Probe {
+    pub(super) fn input(mut self, words: &[u32]) -> Probe {
         self.case = self.case.input("input", bytemuck::cast_slice(words).to_vec());
         self
     }
 
     /// So many words behind the next parameter, which the kernel writes.
-    pub fn output(mut self, words: u32) -> Probe {
+    pub(super) fn output(mut self, words: u32) -> Probe {
         self.case = self.case.output("output", 4 * words as usize);
         self
     }
 
     /// Runs it by the simulator.
-    pub fn simulate(&self, schedule: u64) -> Result<SimReport, SimError> {
+    pub(super) fn simulate(&self, schedule: u64) -> Result<SimReport, SimError> {
         let options = SimOptions {
             seed: schedule,
             memory_counts: true,
@@ -95,16 +81,7 @@ impl Probe {
     }
 
     /// What its accesses to memory take, line by line, as the simulator counts them.
-    ///
-    /// ```
-    /// use flashcore_tools::fuzz::probe::{What, banks};
-    /// let probes = banks::all();
-    /// let column = probes.iter().find(|probe| probe.name == "floats_plain").ok_or("no such probe")?;
-    /// let counts = column.counts()?;
-    /// assert!(counts.iter().any(|line| line.what == What::SharedReads && line.count == 32));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn counts(&self) -> Result<Vec<LineCount>, SimError> {
+    pub(super) fn counts(&self) -> Result<Vec<LineCount>, SimError> {
         let mut lines: BTreeMap<(&str, u32, What), u64> = BTreeMap::new();
         for site in self.simulate(0)?.memory {
             let what = match site.class {
@@ -125,7 +102,7 @@ impl Probe {
     }
 
     /// Runs it on a GPU, compiled with its Rust lines. Returns what its buffers then hold.
-    pub fn launch(&self, context: &Context) -> Result<Vec<Vec<u8>>, CudaError> {
+    pub(super) fn launch(&self, context: &Context) -> Result<Vec<Vec<u8>>, CudaError> {
         let options = ModuleOptions {
             line_info: true,
             allow_performance_warnings: true,

@@ -1,14 +1,17 @@
-//! Kernels for a profiler or a sanitizer to watch, with the simulator's findings.
+//! Probes for a profiler or a sanitizer to watch, with the simulator's findings.
+//! `scripts/agree_with_tools.py` runs the test program under ncu and compute-sanitizer.
 
 use std::error::Error;
-use std::process::ExitCode;
 
-use crate::fuzz::probe::{Probe, banks, blocks, races};
 use flashcore_cuda::Context;
 use flashcore_ir::Target;
 use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Inputs, POISON, Problem};
 use flashcore_sim::{Case, SimOptions};
+
+use super::probe::Probe;
+use super::{banks, blocks, races};
+use crate::words;
 
 /// Configs whose shared memory is looked at; the one without a swizzle has conflicts.
 const ATTENTION: [&str; 6] = [
@@ -20,30 +23,11 @@ const ATTENTION: [&str; 6] = [
     "wgmma/m128n128-s2-pingpong-spec",
 ];
 
-/// Kernels to be watched by a profiler or a sanitizer. `scripts/agree_with_tools.py` runs them
-/// under ncu and compute-sanitizer.
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum Command {
-    /// Print every probe with the simulator's counts and findings, as JSON.
-    List,
-    /// Launch probes, each once. Exits with 3 where there is no GPU.
-    Run {
-        /// `banks` are all probes of banks, `attention` some attention kernels on the mission
-        /// problem, `blocks` kernels whose blocks communicate, a hundred times each; their results
-        /// are compared with the simulator's.
-        #[arg(required = true)]
-        names: Vec<String>,
-    },
-}
-
-pub(crate) fn main(command: &Command) -> crate::Ran {
-    match command {
-        Command::List => list(),
-        Command::Run { names } => run(names),
-    }
-}
-
-fn list() -> crate::Ran {
+/// Every probe with the simulator's counts and findings, as JSON: written to the file that
+/// `FLASHCORE_PROBE_LIST` names, or printed.
+#[test]
+#[ignore = "lists probes for scripts/agree_with_tools.py"]
+fn list() -> Result<(), Box<dyn Error>> {
     let mut counted = Vec::new();
     for probe in banks::all().into_iter().chain(attention()?) {
         counted.push(serde_json::json!({
@@ -67,43 +51,58 @@ fn list() -> crate::Ran {
             }));
         }
     }
-    println!("{:#}", serde_json::json!({ "banks": counted, "races": judged }));
-    Ok(ExitCode::SUCCESS)
-}
-
-fn run(names: &[String]) -> crate::Ran {
-    let context = match Context::new(0) {
-        Ok(context) => context,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return Ok(ExitCode::from(3));
-        }
-    };
-    for name in names {
-        if name == "blocks" {
-            compare_blocks(&context)?;
-            continue;
-        }
-        for probe in probes(name)? {
-            probe.launch(&context)?;
-            println!("{} ran", probe.name);
-        }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn compare_blocks(context: &Context) -> Result<(), Box<dyn Error>> {
-    for race in blocks::all() {
-        let (probe, mut case) = (race.clean(), race.clean().case);
-        case.simulate(&SimOptions::default())?;
-        for time in 1..=100 {
-            if probe.launch(context)? != case.buffers {
-                return Err(format!("{}: launch {time} differs from the simulator's result", probe.name).into());
-            }
-        }
-        println!("{} agrees with the simulator", probe.name);
+    let all = format!("{:#}", serde_json::json!({ "banks": counted, "races": judged }));
+    match std::env::var_os("FLASHCORE_PROBE_LIST") {
+        Some(file) => std::fs::write(file, all)?,
+        None => println!("{all}"),
     }
     Ok(())
+}
+
+/// Launches the probes that `FLASHCORE_PROBES` names, each once: `banks` are all probes of banks,
+/// `attention` some attention kernels on the mission problem.
+#[test]
+#[ignore = "launches probes for scripts/agree_with_tools.py"]
+fn launch() {
+    on_a_gpu(|context| {
+        for name in words("FLASHCORE_PROBES", "banks attention") {
+            for probe in probes(&name)? {
+                probe.launch(context)?;
+                println!("{} ran", probe.name);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn blocks_that_communicate_agree_with_a_gpu() {
+    on_a_gpu(|context| {
+        for race in blocks::all() {
+            let (probe, mut case) = (race.clean(), race.clean().case);
+            case.simulate(&SimOptions::default())?;
+            for time in 1..=100 {
+                let same = probe.launch(context)? == case.buffers;
+                assert!(
+                    same,
+                    "{}: launch {time} differs from the simulator's result",
+                    probe.name
+                );
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Runs a check on device 0; skips it where there is no driver or device.
+fn on_a_gpu(check: fn(&Context) -> Result<(), Box<dyn Error>>) {
+    match Context::new(0) {
+        Ok(context) => check(&context).unwrap_or_else(|error| panic!("{error}")),
+        Err(error) => {
+            assert!(std::env::var_os("FLASHCORE_REQUIRE_GPU").is_none(), "{error}");
+            eprintln!("skipped: {error}");
+        }
+    }
 }
 
 fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {
@@ -116,7 +115,7 @@ fn probes(name: &str) -> Result<Vec<Probe>, Box<dyn Error>> {
     let mut all = races.chain(banks::all());
     let named = all.find(|probe| probe.name == name);
     Ok(vec![named.ok_or_else(|| {
-        format!("there is no probe `{name}`; `probe list` lists them")
+        format!("there is no probe `{name}`; the test `list` prints them")
     })?])
 }
 

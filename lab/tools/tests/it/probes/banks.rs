@@ -5,13 +5,13 @@ use flashcore_ir::{Cache, Element, GlobalPtr, SharedTile, Swizzle, TileShape, Va
 use flashcore_problem::rng::Rng;
 use half::f16;
 
-use super::Probe;
+use super::probe::Probe;
 
 /// Words of the memory that patterns lie in.
 const WORDS: u32 = 1024;
 
 /// Every probe of banks.
-pub fn all() -> Vec<Probe> {
+pub(super) fn all() -> Vec<Probe> {
     let mut probes = Vec::new();
     for (name, shape) in [
         ("plain", TileShape::new(32, 32)),

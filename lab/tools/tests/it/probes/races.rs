@@ -2,19 +2,19 @@
 
 use flashcore_ir::{Cache, KernelBuilder, SharedTile, TileShape};
 
-use super::Probe;
+use super::probe::Probe;
 use super::races_hopper::{self, SIDE};
 
 const THREADS: u32 = 128;
 
 /// A kernel with a mistake and without.
-pub struct Race {
+pub(super) struct Race {
     /// The mistake's name.
-    pub name: &'static str,
+    pub(super) name: &'static str,
     /// What it is, in a line.
-    pub about: &'static str,
+    pub(super) about: &'static str,
     /// The kind of finding that the simulator gives.
-    pub kind: &'static str,
+    pub(super) kind: &'static str,
     blocks: u32,
     threads: u32,
     data: &'static [Data],
@@ -56,20 +56,12 @@ pub(super) fn race(name: &'static str, kind: &'static str) -> Race {
 
 impl Race {
     /// The kernel with the mistake.
-    ///
-    /// ```
-    /// let race = flashcore_tools::fuzz::probe::races::all().remove(0);
-    /// let report = race.racy().simulate(0)?;
-    /// assert!(report.findings.iter().any(|finding| finding.kind.name() == race.kind));
-    /// assert!(race.clean().simulate(0)?.is_clean());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn racy(&self) -> Probe {
+    pub(super) fn racy(&self) -> Probe {
         self.probe("racy", false)
     }
 
     /// The kernel without it.
-    pub fn clean(&self) -> Probe {
+    pub(super) fn clean(&self) -> Probe {
         self.probe("clean", true)
     }
 
@@ -146,7 +138,7 @@ fn copied(k: &KernelBuilder, wait: impl Fn()) {
 const COPIED: [Data; 2] = [Input(3, 4 * THREADS), Output(THREADS)];
 
 /// Every race.
-pub fn all() -> Vec<Race> {
+pub(super) fn all() -> Vec<Race> {
     let mut races = vec![
         race("no_barrier", "race")
             .about("another warp's word is read without a barrier")

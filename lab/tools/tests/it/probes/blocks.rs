@@ -36,7 +36,7 @@ fn row<'k>(rows: GlobalPtr<'k, f32>, block: Val<'k, u32>, k: &'k KernelBuilder) 
 }
 
 /// Every kernel.
-pub fn all() -> Vec<Race> {
+pub(super) fn all() -> Vec<Race> {
     vec![
         race("handed_over", "block-race")
             .about("a block reads what another one has written, after a flag that it does not acquire")

@@ -1,10 +1,25 @@
-//! Probes give what they are made to give.
+//! Small kernels made to be watched: by the simulator, and on a GPU by a profiler or a sanitizer,
+//! whose word on them is compared.
+//!
+//! [`banks`] are patterns of accesses to shared memory, whose passes over the banks ncu counts
+//! instruction by instruction. [`races`] are mistakes in synchronisation and the same kernels
+//! without them, which compute-sanitizer's racecheck judges. [`blocks`] communicate, and are compared
+//! with the simulator by their results. [`watched`] runs them, `scripts/agree_with_tools.py` asks the
+//! tools. The counts are in `ncu-counts.json`, which CI holds the simulator to.
+
+mod banks;
+mod blocks;
+mod probe;
+mod races;
+mod races_hopper;
+mod watched;
 
 use std::path::Path;
 
 use flashcore_sim::SimOptions;
-use flashcore_tools::fuzz::probe::{What, banks, blocks, races};
 use serde::Deserialize;
+
+use probe::What;
 
 /// What ncu has counted (`scripts/agree_with_tools.py`).
 #[derive(Deserialize)]
