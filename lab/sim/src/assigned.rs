@@ -6,7 +6,19 @@
 
 use std::collections::HashSet;
 
+use flashcore_ir::inst::Inst;
 use flashcore_ir::{Kernel, Node, Reg};
+
+/// The registers that an instruction reads, and those that it writes.
+pub(crate) fn accessed(inst: &Inst) -> [Vec<Reg>; 2] {
+    let (mut reads, mut writes) = (Vec::new(), Vec::new());
+    let run = |first: Reg, count: u32| (0..count).map(move |i| first.plus(i));
+    inst.visit_regs(
+        |first, n| reads.extend(run(first, n)),
+        |first, n| writes.extend(run(first, n)),
+    );
+    [reads, writes]
+}
 
 /// The registers with at least one read that may precede the first write.
 pub(crate) fn unproven(kernel: &Kernel) -> HashSet<Reg> {
@@ -31,20 +43,12 @@ impl Pass {
         for node in nodes {
             match node {
                 Node::Inst { inst, .. } => {
-                    let mut reads = Vec::new();
-                    let mut writes = Vec::new();
-                    inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
-                    for (first, n) in reads {
-                        for reg in (0..n).map(|i| first.plus(i)) {
-                            if self.suspects.contains(&reg) && !written.contains(&reg) {
-                                self.unproven.insert(reg);
-                            }
-                        }
-                    }
-                    for (first, n) in writes {
-                        let regs = (0..n).map(|i| first.plus(i));
-                        written.extend(regs.filter(|reg| self.suspects.contains(reg)));
-                    }
+                    let [reads, writes] = accessed(inst).map(|mut regs| {
+                        regs.retain(|reg| self.suspects.contains(reg));
+                        regs
+                    });
+                    self.unproven.extend(reads.iter().filter(|reg| !written.contains(reg)));
+                    written.extend(writes);
                 }
                 Node::If { then, otherwise, .. } => {
                     let mut by_then = written.clone();

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use crate::clock::{Epoch, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
+use crate::global::words;
 use crate::program::{At, Row};
 use crate::record::Details;
 use crate::registers::lanes;
@@ -87,9 +88,7 @@ impl Cluster<'_> {
                 // The source is aligned to the whole copy, even if fewer bytes are read.
                 let read = &mut raw[..size as usize];
                 self.read_global_lane(warp.lane(pc, lane), src.object, address, bytes, read);
-                for (word, bytes) in data[lane].iter_mut().zip(raw.chunks_exact(4)) {
-                    *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                }
+                data[lane].iter_mut().zip(words(&raw)).for_each(|(to, word)| *to = word);
             }
         }
         if too_long != 0 {

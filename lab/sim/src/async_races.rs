@@ -104,12 +104,7 @@ impl Cluster<'_> {
                     continue;
                 }
                 if stamp == Stamp::NEVER {
-                    clashes.push(Clash {
-                        fault: NEVER_WRITTEN,
-                        lanes,
-                        cell,
-                        other: None,
-                    });
+                    clashes.push(Clash::new(NEVER_WRITTEN, lanes, cell, None));
                     break;
                 }
                 match self.after_write(warp, lanes, stamp, writer) {
@@ -140,11 +135,9 @@ impl Cluster<'_> {
             }
             if clash.is_none() && self.shadow.newest_read(cell) > by.warp.who(by.pc).limits.epoch {
                 let reader = self.unordered_reader(by.warp, by.lane as u32, cell);
-                clash = reader.map(|(reader, reader_pc, what)| Clash {
-                    fault: UNORDERED_READ,
-                    lanes: by.bit(),
-                    cell,
-                    other: Some((reader, format!("{what}warp {}", reader.warp), reader_pc)),
+                clash = reader.map(|(reader, reader_pc, what)| {
+                    let other = Some((reader, format!("{what}warp {}", reader.warp), reader_pc));
+                    Clash::new(UNORDERED_READ, by.bit(), cell, other)
                 });
             }
             let clash = clash.or_else(|| self.unfenced_reader(by, cell));
@@ -170,12 +163,7 @@ impl Cluster<'_> {
             (Wrong::Unordered, _) => COPY,
         };
         let (actor, name) = self.name_writer(writer);
-        Clash {
-            fault,
-            lanes,
-            cell,
-            other: Some((actor, name, writer_pc)),
-        }
+        Clash::new(fault, lanes, cell, Some((actor, name, writer_pc)))
     }
 
     /// The conflict with a thread's read that a lane does not know as fenced for the async proxy.
@@ -189,12 +177,8 @@ impl Cluster<'_> {
             };
             if let Some(by) = lanes(by).find(|&by| !is_fenced(by)) {
                 let actor = self.actor(reader, 1 << by);
-                return Some(Clash {
-                    fault: UNFENCED_READ,
-                    lanes: me.bit(),
-                    cell,
-                    other: Some((actor, thread_name(actor), pc)),
-                });
+                let other = Some((actor, thread_name(actor), pc));
+                return Some(Clash::new(UNFENCED_READ, me.bit(), cell, other));
             }
         }
         None

@@ -14,13 +14,12 @@ use flashcore_ir::inst::{Address, BulkInst, Space};
 use crate::clock::{Epoch, Stamp, WriterKind};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
-use crate::global::Sum;
+use crate::global::{Sum, words};
 use crate::machine::{TensorMap, map_address};
 use crate::program::At;
 use crate::record::Details;
 use crate::registers::lanes;
 use crate::shared_memory::POISON;
-use crate::traffic::Traffic;
 use crate::warp::{Lane, Warp};
 
 /// Alignment of bulk copies in shared memory (PTX ISA, "cp.async.bulk.tensor").
@@ -106,13 +105,7 @@ fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
 
 impl<'m> Cluster<'m> {
     /// The offset of a lane's box in the cluster's shared memory; reports a wrong one.
-    pub(crate) fn box_place(
-        &mut self,
-        by: Lane<'_>,
-        tile: &Address,
-        (bytes, align): (u32, u32),
-        rank: usize,
-    ) -> Option<u32> {
+    fn box_place(&mut self, by: Lane<'_>, tile: &Address, (bytes, align): (u32, u32), rank: usize) -> Option<u32> {
         let offset = by
             .value::<u32>(self.machine, tile.base)
             .wrapping_add(tile.offset as u32)
@@ -210,14 +203,7 @@ impl<'m> Cluster<'m> {
 
     /// Counts the sectors of a copy; once for a multicast.
     pub(crate) fn count_copy(&mut self, pc: u32, bytes: u32) {
-        if !self.out.traffic.is_empty() {
-            let sectors = u64::from(bytes.div_ceil(32));
-            self.out.traffic[pc as usize].add(Traffic {
-                requests: 1,
-                transactions: sectors,
-                ideal: sectors,
-            });
-        }
+        self.count_ideal(pc, bytes.div_ceil(32));
     }
 
     fn bulk_load(
@@ -249,16 +235,12 @@ impl<'m> Cluster<'m> {
         let at = self.coordinates(by, at);
         let words = self.read_box(by, param, map, &at);
         for rank in lanes(ranks) {
-            if let Some(first) = self.box_place(by, tile, (map.bytes, BOX_ALIGN), rank)
-                && let Some(place) = self.mbarrier_place(by, bar, rank)
-            {
-                self.start_load(by, tile, first, place, &words, map.recipe.swizzle);
-            }
+            self.start_load(by, (tile, bar), BOX_ALIGN, rank, &words, map.recipe.swizzle);
         }
     }
 
     /// The mbarrier that a lane names, in the block of a rank.
-    pub(crate) fn mbarrier_place(&mut self, by: Lane<'_>, bar: &Address, rank: usize) -> Option<u32> {
+    fn mbarrier_place(&mut self, by: Lane<'_>, bar: &Address, rank: usize) -> Option<u32> {
         let base = by.warp.value(self.machine, bar.base);
         let access = self.shared_access(by.warp, by.pc, by.bit(), &base, At::of(bar, Space::Shared), 8);
         if access.mask == 0 {
@@ -275,23 +257,29 @@ impl<'m> Cluster<'m> {
         (first >> shift) as usize..((first + bytes) >> shift) as usize
     }
 
+    /// Starts a load of words to a lane's tile in the block of a rank, and checks it.
     pub(crate) fn start_load(
         &mut self,
         by: Lane<'_>,
-        tile: &Address,
-        first: u32,
-        number: u32,
+        (tile, bar): (&Address, &Address),
+        align: u32,
+        rank: usize,
         words: &[u32],
         swizzle: flashcore_ir::Swizzle,
     ) {
         let bytes = 4 * words.len() as u32;
-        if !self.usable(by, number) {
+        let Some(first) = self.box_place(by, tile, (bytes, align), rank) else {
             return;
-        }
+        };
+        let Some(number) = self
+            .mbarrier_place(by, bar, rank)
+            .filter(|&number| self.usable(by, number))
+        else {
+            return;
+        };
         let epoch = self.next_epoch();
         let actor = self.lane_actor(by);
         let id = self.machine.actors.mbarrier(number);
-        let rank = number as usize / self.machine.mbarriers_per_block;
         self.note_remote_as(by.warp, by.pc, rank, id, epoch);
         let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
             return;
@@ -340,8 +328,7 @@ impl<'m> Cluster<'m> {
                 row.copy_from_slice(&self.global.base[region.slot][first..first + run.bytes]);
             }
         }
-        let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-        bytes.chunks_exact(4).map(word).collect()
+        words(&bytes).collect()
     }
 
     pub(crate) fn land(&mut self, which: usize) {
@@ -359,12 +346,9 @@ impl<'m> Cluster<'m> {
         let Some((param, map)) = self.begin_copy(by, map) else {
             return;
         };
-        let Some(first) = self.box_place(by, tile, (map.bytes, BOX_ALIGN), by.warp.rank) else {
+        let Some(first) = self.start_store(by, tile, map.bytes, BOX_ALIGN) else {
             return;
         };
-        self.check_dependency(by);
-        self.count_copy(by.pc, map.bytes);
-        self.start_store(by, tile, (first, map.bytes));
         let mut bytes = Vec::with_capacity(map.bytes as usize);
         for i in 0..map.bytes / 4 {
             let place = map.recipe.swizzle.apply(first + 4 * i);
@@ -381,18 +365,22 @@ impl<'m> Cluster<'m> {
         }
     }
 
-    /// Checks and notes the read of shared memory by a lane's bulk store or sum.
-    pub(crate) fn start_store(&mut self, by: Lane<'_>, tile: &Address, range: (u32, u32)) {
+    /// Checks and notes the read of shared memory by a lane's bulk store or sum. Returns its offset.
+    pub(crate) fn start_store(&mut self, by: Lane<'_>, tile: &Address, bytes: u32, align: u32) -> Option<u32> {
         let Lane { warp, pc, lane } = by;
+        let first = self.box_place(by, tile, (bytes, align), warp.rank)?;
+        self.check_dependency(by);
+        self.count_copy(pc, bytes);
         let (epoch, mask) = (warp.epoch, by.bit());
-        self.check_async_read(warp, mask, pc, At::of(tile, Space::Shared), &[range]);
-        let cells = self.copy_cells(range.0, range.1);
+        self.check_async_read(warp, mask, pc, At::of(tile, Space::Shared), &[(first, bytes)]);
+        let cells = self.copy_cells(first, bytes);
         let reader = self.machine.store_reader(warp.index);
         self.shadow.note_reads(reader, cells, epoch, mask, pc);
         let stores = &mut self.stores[warp.index];
         stores.reads.push((lane, epoch));
         stores.writes.push((lane, epoch));
         stores.last_pc = pc;
+        Some(first)
     }
 
     /// `cp.async.bulk.wait_group`, or its `.read` form.

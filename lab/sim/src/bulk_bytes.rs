@@ -10,7 +10,7 @@ use flashcore_ir::{Operand, ScalarType, Swizzle};
 use crate::clock::WriterKind;
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::global::Sum;
+use crate::global::{Sum, words};
 use crate::program::At;
 use crate::record::Details;
 use crate::warp::Lane;
@@ -26,21 +26,13 @@ impl Cluster<'_> {
         self.check_dependency(by);
         self.count_copy(by.pc, bytes);
         let (object, address) = self.global_place(by, src);
-        let mut words = Vec::with_capacity(bytes as usize / 4);
-        for at in (0..bytes).step_by(ALIGN as usize) {
-            let mut part = [0; ALIGN as usize];
-            let address = address.wrapping_add(u64::from(at));
-            self.read_global_lane(by, object, address, ALIGN, &mut part);
-            words.extend(
-                part.chunks_exact(4)
-                    .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])),
-            );
+        let mut data = vec![0; bytes as usize];
+        for (at, part) in data.chunks_exact_mut(ALIGN as usize).enumerate() {
+            let address = address.wrapping_add(at as u64 * u64::from(ALIGN));
+            self.read_global_lane(by, object, address, ALIGN, part);
         }
-        if let Some(first) = self.box_place(by, dst, (bytes, ALIGN), by.warp.rank)
-            && let Some(place) = self.mbarrier_place(by, bar, by.warp.rank)
-        {
-            self.start_load(by, dst, first, place, &words, Swizzle::None);
-        }
+        let words: Vec<u32> = words(&data).collect();
+        self.start_load(by, (dst, bar), ALIGN, by.warp.rank, &words, Swizzle::None);
     }
 
     /// Stores bytes, or adds f32 values atomically.
@@ -49,12 +41,9 @@ impl Cluster<'_> {
         let Some(bytes) = self.copied_bytes(by, bytes) else {
             return;
         };
-        let Some(first) = self.box_place(by, src, (bytes, ALIGN), by.warp.rank) else {
+        let Some(first) = self.start_store(by, src, bytes, ALIGN) else {
             return;
         };
-        self.check_dependency(by);
-        self.count_copy(by.pc, bytes);
-        self.start_store(by, src, (first, bytes));
         let (object, address) = self.global_place(by, dst);
         let region = self.region(object);
         let offset = address.wrapping_sub(region.base);

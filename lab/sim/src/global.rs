@@ -104,6 +104,11 @@ pub(crate) fn keep(all: &mut Vec<Past>, past: Past) {
     }
 }
 
+/// The words of some bytes.
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word))
+}
+
 /// A copy of a page of a buffer; zero after the buffer's end.
 pub(crate) fn copy_of(bytes: &[u8], page: u64) -> [u8; PAGE] {
     let mut data = [0; PAGE];

@@ -219,7 +219,7 @@ fn instruction<'m>(
     let machine = cluster.machine;
     let active = warp.active;
     let [first, second, third, ..] = *rows;
-    if machine.communicates && changes_the_block(inst) {
+    if machine.communicates && changes_the_block(inst, machine.program.classes[pc as usize]) {
         cluster.global.changes += 1;
     }
     match *inst {

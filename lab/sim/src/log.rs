@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::finding::Line;
 use crate::report::{Class, lines};
 use crate::shadow::SharedAccess;
-use crate::traffic;
+use crate::traffic::{self, Traffic};
 
 /// An access of a warp to shared memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -81,6 +81,18 @@ impl Cluster<'_> {
         }
         if self.is_logged() {
             self.log_access(warp, access, false);
+        }
+    }
+
+    /// Counts an operation that takes no more passes or sectors than its bytes need.
+    pub(crate) fn count_ideal(&mut self, pc: u32, transactions: u32) {
+        if !self.out.traffic.is_empty() {
+            let transactions = u64::from(transactions);
+            self.out.traffic[pc as usize].add(Traffic {
+                requests: 1,
+                transactions,
+                ideal: transactions,
+            });
         }
     }
 

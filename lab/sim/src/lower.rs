@@ -82,9 +82,7 @@ impl<'a> Lowering<'a> {
                     otherwise,
                     site,
                 } => {
-                    self.check_reads(&[(condition.pred, 1)], *site);
-                    let mut branch = self.branch(condition);
-                    self.note_node();
+                    let mut branch = self.branch(condition, *site);
                     let begin = self.push(Op::If(branch), Class::Control, *site);
                     self.nodes(then)?;
                     let to_end = (!otherwise.is_empty()).then(|| self.push(Op::Else(0), Class::Control, *site));
@@ -111,9 +109,7 @@ impl<'a> Lowering<'a> {
                     }
                 }
                 Node::BreakIf { condition, site } => {
-                    self.check_reads(&[(condition.pred, 1)], *site);
-                    let branch = self.branch(condition);
-                    self.note_node();
+                    let branch = self.branch(condition, *site);
                     let at = self.push(Op::BreakIf(branch), Class::Control, *site);
                     if let Some(breaks) = self.breaks.last_mut() {
                         breaks.push(at);
@@ -125,8 +121,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn inst(&mut self, inst: &'a Inst, site: SiteId) -> Result<(), SimError> {
-        let (mut reads, mut writes) = (Vec::new(), Vec::new());
-        inst.visit_regs(|reg, n| reads.push((reg, n)), |reg, n| writes.push((reg, n)));
+        let [reads, writes] = assigned::accessed(inst);
         self.check_reads(&reads, site);
         if matches!(inst, Inst::Wgmma(_)) {
             self.touched.clear();
@@ -138,7 +133,7 @@ impl<'a> Lowering<'a> {
         })?;
         self.note_node();
         self.push(op, Class::of(inst), site);
-        for reg in each(&writes) {
+        for reg in writes {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::MarkWritten(tracked), Class::Structure, site);
             }
@@ -147,10 +142,10 @@ impl<'a> Lowering<'a> {
     }
 
     /// Checks accesses to product registers, once until products start or end.
-    fn touch(&mut self, reads: &[(Reg, u32)], writes: &[(Reg, u32)], site: SiteId) {
+    fn touch(&mut self, reads: &[Reg], writes: &[Reg], site: SiteId) {
         for (regs, write) in [(reads, false), (writes, true)] {
-            for reg in each(regs) {
-                if let Some(&fragment) = self.program.fragment_of.get(&reg)
+            for reg in regs {
+                if let Some(&fragment) = self.program.fragment_of.get(reg)
                     && self.touched.insert((fragment, write))
                 {
                     self.push(Op::Touch(fragment, write), Class::Structure, site);
@@ -159,8 +154,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn check_reads(&mut self, reads: &[(Reg, u32)], site: SiteId) {
-        for reg in each(reads) {
+    fn check_reads(&mut self, reads: &[Reg], site: SiteId) {
+        for &reg in reads {
             if let Some(tracked) = self.tracked(reg) {
                 self.push(Op::CheckWritten(tracked), Class::Structure, site);
             }
@@ -179,8 +174,10 @@ impl<'a> Lowering<'a> {
         }))
     }
 
-    /// A branch whose target is set later.
-    fn branch(&self, condition: &Condition) -> Branch {
+    /// A branch as the next node, whose target is set later.
+    fn branch(&mut self, condition: &Condition, site: SiteId) -> Branch {
+        self.check_reads(&[condition.pred], site);
+        self.note_node();
         Branch {
             pred: self.reg(condition.pred),
             uniform: condition.uniform,
@@ -214,7 +211,7 @@ impl<'a> Lowering<'a> {
         for (number, run) in merged.iter().enumerate() {
             let name = self.kernel.reg_name(run.0).unwrap_or("operand A");
             self.program.fragments.push(name.to_string());
-            let regs = each(std::slice::from_ref(run)).map(|reg| (reg, number as u16));
+            let regs = (0..run.1).map(|i| (run.0.plus(i), number as u16));
             self.program.fragment_of.extend(regs);
         }
     }
@@ -254,9 +251,4 @@ fn constant<T: Copy + Eq + Hash>(rows: &mut HashMap<T, Row>, values: &mut Vec<T>
         values.push(bits);
         CONST | (values.len() - 1) as Row
     })
-}
-
-/// The registers of runs of contiguous registers.
-fn each(runs: &[(Reg, u32)]) -> impl Iterator<Item = Reg> {
-    runs.iter().flat_map(|&(first, n)| (0..n).map(move |i| first.plus(i)))
 }

@@ -191,21 +191,19 @@ impl Cluster<'_> {
                 mbarrier.tx += i64::from(bytes[lane]);
             }
             clock.join_to(&mut mbarrier.arrived);
+            let (phase, expected) = (mbarrier.phase, mbarrier.expected);
             if mbarrier.pending == 0 {
-                let (last, phase, expected) = (mbarrier.last, mbarrier.phase, mbarrier.expected);
+                let last = mbarrier.last;
                 self.too_many_arrivals(pc, number, actor, last, phase, expected);
                 continue;
             }
             mbarrier.pending -= 1;
-            let before = mbarrier.phase;
             let last = mbarrier.last.replace((actor, pc));
-            self.end_phase(number);
-            let now = self.mbarriers[number as usize].as_ref().map(|m| (m.phase, m.expected));
-            if let Some((_, expected)) = now.filter(|(phase, _)| *phase != before) {
+            if self.end_phase(number) {
                 // Two lanes of one instruction ended two phases. No thread can have waited for the
                 // first.
                 if ended == Some(number) {
-                    self.too_many_arrivals(pc, number, actor, last, before - 1, expected);
+                    self.too_many_arrivals(pc, number, actor, last, phase - 1, expected);
                 }
                 ended = Some(number);
             }
@@ -256,15 +254,13 @@ impl Cluster<'_> {
         self.end_phase(number);
     }
 
-    /// Ends the current phase if no arrival and no byte is outstanding.
-    fn end_phase(&mut self, number: u32) {
+    /// Ends the current phase if no arrival and no byte is outstanding; returns whether it does.
+    fn end_phase(&mut self, number: u32) -> bool {
         let actor = self.machine.actors.mbarrier(number);
-        let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
-            return;
+        let mbarrier = self.mbarriers[number as usize].as_mut();
+        let Some(mbarrier) = mbarrier.filter(|m| m.pending == 0 && m.tx == 0) else {
+            return false;
         };
-        if mbarrier.pending > 0 || mbarrier.tx != 0 {
-            return;
-        }
         let phase = mbarrier.phase;
         mbarrier.completed = mbarrier.arrived.take();
         if let Some(clock) = &mut mbarrier.completed {
@@ -274,6 +270,7 @@ impl Cluster<'_> {
         mbarrier.pending = mbarrier.expected;
         self.woken = true;
         self.check_announced(number, phase);
+        true
     }
 
     /// Reports copies of a phase that did not land before its end.

@@ -21,7 +21,6 @@ use crate::record::Details;
 use crate::registers::FULL;
 use crate::tensor;
 use crate::tensor_sum::{HopperSum, TensorSums};
-use crate::traffic::Traffic;
 use crate::warp::{Wait, Warp};
 
 /// The operands of `wgmma.mma_async`.
@@ -185,21 +184,11 @@ impl Cluster<'_> {
 
     fn begin_product(&mut self, warp: &Warp, pc: u32, product: &Product, a: Option<u64>, b: u64) -> Shared {
         let epoch = self.next_epoch();
-        if !self.out.traffic.is_empty() {
-            // A counts the rows of all four warps. Swizzled operands are read 128 bytes per pass;
-            // ncu counts the same.
-            let rows = product.n
-                + match product.a {
-                    WgmmaA::Shared(_) => 64,
-                    WgmmaA::Regs(_) => 0,
-                };
-            let passes = u64::from(rows * product.input.k() * product.input.bytes() / 128);
-            self.out.traffic[pc as usize].add(Traffic {
-                requests: 1,
-                transactions: passes,
-                ideal: passes,
-            });
-        }
+        // A counts the rows of all four warps. Swizzled operands are read 128 bytes per pass; ncu
+        // counts the same.
+        let rows_of_a = if a.is_some() { 64 } else { 0 };
+        let row_bytes = product.input.k() * product.input.bytes();
+        self.count_ideal(pc, (product.n + rows_of_a) * row_bytes / 128);
         let chunks = self.shared_chunks(warp, pc, product.input, &product.b, b, 0, product.n);
         let matrix = chunks
             .as_ref()

@@ -66,6 +66,17 @@ pub(crate) struct Clash {
     pub(crate) other: Option<(Actor, String, u32)>,
 }
 
+impl Clash {
+    pub(crate) fn new(fault: Fault, lanes: u32, cell: usize, other: Option<(Actor, String, u32)>) -> Clash {
+        Clash {
+            fault,
+            lanes,
+            cell,
+            other,
+        }
+    }
+}
+
 /// Adds a conflict to those of an instruction. Lanes with the same conflict are merged.
 fn add(clashes: &mut Vec<Clash>, clash: Clash) {
     let pc = |clash: &Clash| clash.other.as_ref().map(|other| other.2);
@@ -89,13 +100,7 @@ impl Cluster<'_> {
         for lane in lanes(access.mask) {
             for cell in self.shadow.cells(access, lane) {
                 if self.shadow.stamp(cell) == Stamp::NEVER {
-                    let clash = Clash {
-                        fault: NEVER_WRITTEN,
-                        lanes: 1 << lane,
-                        cell,
-                        other: None,
-                    };
-                    add(&mut clashes, clash);
+                    add(&mut clashes, Clash::new(NEVER_WRITTEN, 1 << lane, cell, None));
                 } else if let Some(clash) = self.against_writer(warp, lane as u32, cell, collective) {
                     add(&mut clashes, clash);
                 }
@@ -123,13 +128,9 @@ impl Cluster<'_> {
                 if self.shadow.newest_read(cell) > limits.epoch
                     && let Some((reader, other_pc, by)) = self.unordered_reader(warp, lane as u32, cell)
                 {
-                    let clash = Clash {
-                        fault: if by.is_empty() { READ } else { READ_BY_AGENT },
-                        lanes: 1 << lane,
-                        cell,
-                        other: Some((reader, thread_name(reader), other_pc)),
-                    };
-                    add(&mut clashes, clash);
+                    let fault = if by.is_empty() { READ } else { READ_BY_AGENT };
+                    let other = Some((reader, thread_name(reader), other_pc));
+                    add(&mut clashes, Clash::new(fault, 1 << lane, cell, other));
                 }
             }
         }
@@ -181,12 +182,8 @@ impl Cluster<'_> {
             (false, _) => WROTE,
         };
         let other = self.name_writer(writer).0;
-        Some(Clash {
-            fault,
-            lanes: 1 << lane,
-            cell,
-            other: Some((other, thread_name(other), other_pc)),
-        })
+        let other = Some((other, thread_name(other), other_pc));
+        Some(Clash::new(fault, 1 << lane, cell, other))
     }
 
     /// Reports a conflict of an access that `does` something.

@@ -10,7 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem::swap;
 use std::ops::Range;
 
-use flashcore_ir::inst::{BulkInst, ClusterInst, Inst, MbarInst, Space};
+use flashcore_ir::inst::{BulkInst, Inst, MbarInst, Space};
 
 use crate::barrier::waits_at;
 use crate::cluster::{Cluster, Outcome, Running};
@@ -19,6 +19,7 @@ use crate::global::{Global, Pages};
 use crate::machine::Machine;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
+use crate::report::Class;
 use crate::rng::Rng;
 use crate::warp::{State, Wait, Warp};
 
@@ -203,63 +204,36 @@ impl Cluster<'_> {
     }
 }
 
-/// Whether an instruction changes what other warps of the cluster may see, other than in global
-/// memory, where changes are counted word by word.
-pub(crate) fn changes_the_block(inst: &Inst) -> bool {
-    match inst {
-        Inst::St { space, .. } | Inst::Atom { space, .. } => *space != Space::Global,
-        Inst::StMatrix { .. }
-        | Inst::CpAsync { .. }
-        | Inst::CpAsyncCommit
-        | Inst::CpAsyncWait { .. }
-        | Inst::BarSync { .. }
-        | Inst::BarArrive { .. }
-        | Inst::Bulk(
-            BulkInst::Load { .. }
-            | BulkInst::LoadBytes { .. }
-            | BulkInst::Store { .. }
-            | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. }
-            | BulkInst::Commit,
-        )
-        | Inst::Mbar(MbarInst::Init { .. } | MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. })
-        | Inst::Wgmma(_)
-        | Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
-        | Inst::SetMaxRegs { .. } => true,
-        Inst::Ld { .. }
-        | Inst::LdMatrix { .. }
-        | Inst::Mma { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::Elect { .. }
-        | Inst::BarWarp { .. }
-        | Inst::Fence { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceMbarrierInit
-        | Inst::TrapIf { .. }
-        | Inst::DependencyWait
-        | Inst::DependencyTrigger
-        | Inst::Trace { .. }
-        | Inst::Flag(_)
-        | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Wait { .. })
-        | Inst::Mbar(MbarInst::Test { .. })
-        | Inst::Cluster(ClusterInst::Mapa { .. })
-        | Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. } => false,
+/// Whether an instruction of a class changes what other warps of the cluster may see, other than in
+/// global memory, where changes are counted word by word.
+pub(crate) fn changes_the_block(inst: &Inst, class: Class) -> bool {
+    match class {
+        Class::StoreShared => true,
+        Class::CopyAsync => !matches!(inst, Inst::Bulk(BulkInst::Prefetch { .. })),
+        Class::Atomic => matches!(inst, Inst::Atom { space, .. } if *space != Space::Global),
+        Class::Tensor => matches!(inst, Inst::Wgmma(_)),
+        // Fences and waits change what a warp knows itself.
+        Class::Sync => !matches!(
+            inst,
+            Inst::BarWarp { .. }
+                | Inst::Fence { .. }
+                | Inst::FenceProxyAsync
+                | Inst::FenceMbarrierInit
+                | Inst::DependencyWait
+                | Inst::DependencyTrigger
+                | Inst::Bulk(BulkInst::Wait { .. })
+                | Inst::Mbar(MbarInst::Test { .. })
+        ),
+        Class::Fma
+        | Class::Alu
+        | Class::Half
+        | Class::Convert
+        | Class::Mufu
+        | Class::LoadGlobal
+        | Class::StoreGlobal
+        | Class::LoadShared
+        | Class::Exchange
+        | Class::Control
+        | Class::Structure => false,
     }
 }

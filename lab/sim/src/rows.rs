@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use flashcore_ir::{Kernel, Node, Reg, RegClass};
 
+use crate::assigned::accessed;
 use crate::error::SimError;
 use crate::program::{CONST, Row};
 
@@ -111,28 +112,23 @@ struct Lives {
 }
 
 impl Lives {
-    fn touch(&mut self, first: Reg, count: u32) {
-        for reg in (0..count).map(|i| first.plus(i)) {
-            let position = self.position;
-            self.of.entry(reg).or_insert((position, position)).1 = position;
-        }
+    fn touch(&mut self, reg: Reg) {
+        let position = self.position;
+        self.of.entry(reg).or_insert((position, position)).1 = position;
     }
 
     fn nodes(&mut self, nodes: &[Node]) {
         for node in nodes {
             self.position += 1;
             match node {
-                Node::Inst { inst, .. } => {
-                    inst.visit_regs(|reg, n| self.touch(reg, n), |_, _| ());
-                    inst.visit_regs(|_, _| (), |reg, n| self.touch(reg, n));
-                }
+                Node::Inst { inst, .. } => accessed(inst).concat().into_iter().for_each(|reg| self.touch(reg)),
                 Node::If {
                     condition,
                     then,
                     otherwise,
                     ..
                 } => {
-                    self.touch(condition.pred, 1);
+                    self.touch(condition.pred);
                     self.nodes(then);
                     self.position += 1;
                     self.nodes(otherwise);
@@ -144,7 +140,7 @@ impl Lives {
                     self.position += 1;
                     self.loops.push((start, self.position));
                 }
-                Node::BreakIf { condition, .. } => self.touch(condition.pred, 1),
+                Node::BreakIf { condition, .. } => self.touch(condition.pred),
             }
         }
     }

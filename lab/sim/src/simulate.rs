@@ -9,9 +9,10 @@ use crate::finding::Line;
 use crate::global::Global;
 use crate::machine::Machine;
 use crate::merge::Merged;
-use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport};
+use crate::report::{Class, Counts, MemorySite, NodeCount, SimOptions, SimReport, lines};
 use crate::resident;
 use crate::rng::Rng;
+use crate::traffic::Traffic;
 
 /// Clusters that run before a merge. Constant, so that fatal runs report the same on every machine.
 const WAVE: u64 = 64;
@@ -61,80 +62,71 @@ where
         .collect();
     let given = buffers.iter().take(launch.buffers.len()).map(|b| b.as_ref());
     let base: Vec<&[u8]> = given.chain(tables.iter().map(Vec::as_slice)).collect();
-    let mut run = Run {
-        merged: Merged::default(),
-        out: Outcome::new(&machine),
-    };
-    match options.host_threads {
-        0 => run.all(&machine, &base),
+    let (merged, mut out) = match options.host_threads {
+        0 => run(&machine, &base),
         threads => match rayon::ThreadPoolBuilder::new().num_threads(threads).build() {
-            Ok(pool) => pool.install(|| run.all(&machine, &base)),
+            Ok(pool) => pool.install(|| run(&machine, &base)),
             // Without a dedicated pool the run uses rayon's global one; the result is the same.
-            Err(_) => run.all(&machine, &base),
+            Err(_) => run(&machine, &base),
         },
-    }
-    run.merged.check_reads(&machine, &mut run.out.findings);
+    };
+    merged.check_reads(&machine, &mut out.findings);
     let mut counts = Counts::default();
-    for (class, count) in machine.program.classes.iter().zip(&run.out.executed) {
+    for (class, count) in machine.program.classes.iter().zip(&out.executed) {
         counts.add(*class, *count);
     }
     let report = SimReport {
         kernel: kernel.name().to_string(),
         counts,
-        memory: memory_sites(&machine, &run.out),
-        nodes: node_counts(&machine, &run.out),
+        memory: memory_sites(&machine, &out),
+        nodes: node_counts(&machine, &out),
         registers: machine.program.registers(),
-        findings: run.out.findings.into_vec(),
-        traces: run.out.traces,
-        log: run.out.log,
-        written: run.merged.written(),
+        findings: out.findings.into_vec(),
+        traces: out.traces,
+        log: out.log,
+        written: merged.written(),
     };
-    run.merged.store(buffers);
+    merged.store(buffers);
     Ok(report)
 }
 
-struct Run {
-    merged: Merged,
-    out: Outcome,
-}
-
-impl Run {
-    fn all(&mut self, machine: &Machine<'_>, base: &[&[u8]]) {
-        let all = machine.clusters();
-        let (mut first, clusters) = match machine.options.only_block {
-            Some(block) => {
-                let only = machine.cluster_of(block);
-                (only.min(all), only.saturating_add(1).min(all))
-            }
-            None => (0, all),
-        };
-        let cluster_blocks = machine.blocks as u64;
-        let most = machine.options.first_blocks.unwrap_or(u64::MAX);
-        let clusters = clusters.min(most.div_ceil(cluster_blocks));
-        let (merged, out) = (&mut self.merged, &mut self.out);
-        if machine.communicates {
-            let pages = resident::run(machine, base, first..clusters, out);
-            merged.add(machine, first, pages, base, &mut out.findings);
-            return;
+/// Runs the blocks that the options ask for.
+fn run(machine: &Machine<'_>, base: &[&[u8]]) -> (Merged, Outcome) {
+    let (mut merged, mut out) = (Merged::default(), Outcome::new(machine));
+    let all = machine.clusters();
+    let (mut first, clusters) = match machine.options.only_block {
+        Some(block) => {
+            let only = machine.cluster_of(block);
+            (only.min(all), only.saturating_add(1).min(all))
         }
-        while first < clusters && !out.findings.is_fatal() {
-            let last = clusters.min(first + WAVE);
-            let run = |linear| {
-                let result = Running::new(machine, Global::new(base), linear).run();
-                machine.note_progress();
-                result
-            };
-            let results: Vec<ClusterResult> = (first..last).into_par_iter().map(run).collect();
-            let mut atomics = Vec::new();
-            for done in results {
-                out.add(done.linear, done.out);
-                merged.add(machine, done.linear, done.pages, base, &mut out.findings);
-                atomics.push((done.linear, done.atomics));
-            }
-            merged.reduce(&atomics, base, &mut Rng::new(machine.options.seed, !first));
-            first = last;
-        }
+        None => (0, all),
+    };
+    let cluster_blocks = machine.blocks as u64;
+    let most = machine.options.first_blocks.unwrap_or(u64::MAX);
+    let clusters = clusters.min(most.div_ceil(cluster_blocks));
+    if machine.communicates {
+        let pages = resident::run(machine, base, first..clusters, &mut out);
+        merged.add(machine, first, pages, base, &mut out.findings);
+        return (merged, out);
     }
+    while first < clusters && !out.findings.is_fatal() {
+        let last = clusters.min(first + WAVE);
+        let run = |linear| {
+            let result = Running::new(machine, Global::new(base), linear).run();
+            machine.note_progress();
+            result
+        };
+        let results: Vec<ClusterResult> = (first..last).into_par_iter().map(run).collect();
+        let mut atomics = Vec::new();
+        for done in results {
+            out.add(done.linear, done.out);
+            merged.add(machine, done.linear, done.pages, base, &mut out.findings);
+            atomics.push((done.linear, done.atomics));
+        }
+        merged.reduce(&atomics, base, &mut Rng::new(machine.options.seed, !first));
+        first = last;
+    }
+    (merged, out)
 }
 
 fn node_counts(machine: &Machine<'_>, out: &Outcome) -> Vec<NodeCount> {
@@ -148,7 +140,7 @@ fn node_counts(machine: &Machine<'_>, out: &Outcome) -> Vec<NodeCount> {
 
 /// Memory accesses and their cost, in program order.
 fn memory_sites(machine: &Machine<'_>, out: &Outcome) -> Vec<MemorySite> {
-    let mut sites: Vec<MemorySite> = Vec::new();
+    let mut sites: Vec<(Line, Class, Traffic)> = Vec::new();
     let accesses = out.traffic.iter().zip(&out.landings).enumerate();
     let accesses = accesses.flat_map(|(pc, (traffic, landing))| {
         [
@@ -157,27 +149,18 @@ fn memory_sites(machine: &Machine<'_>, out: &Outcome) -> Vec<MemorySite> {
         ]
     });
     for (pc, class, traffic) in accesses.filter(|(_, _, traffic)| traffic.requests > 0) {
-        let line = machine.kernel.kernel_line(machine.program.sites[pc]);
-        let line = Line {
-            file: line.file,
-            line: line.line,
-            column: line.column,
-            verb: None,
-        };
-        let at = sites.iter().position(|s| s.line == line && s.class == class);
-        let at = at.unwrap_or_else(|| {
-            sites.push(MemorySite {
-                line,
-                class,
-                requests: 0,
-                transactions: 0,
-                ideal: 0,
-            });
-            sites.len() - 1
-        });
-        sites[at].requests += traffic.requests;
-        sites[at].transactions += traffic.transactions;
-        sites[at].ideal += traffic.ideal;
+        let line = lines(machine.kernel, machine.program.sites[pc])[0];
+        match sites.iter_mut().find(|site| (site.0, site.1) == (line, class)) {
+            Some((_, _, sum)) => sum.add(*traffic),
+            None => sites.push((line, class, *traffic)),
+        }
     }
-    sites
+    let site = |(line, class, traffic): (Line, Class, Traffic)| MemorySite {
+        line,
+        class,
+        requests: traffic.requests,
+        transactions: traffic.transactions,
+        ideal: traffic.ideal,
+    };
+    sites.into_iter().map(site).collect()
 }
