@@ -9,7 +9,7 @@ use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, Plan, Refusal, Step, Tap, mma, scalar, wgmma};
 use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
 
-use crate::shipped::{HEAD_DIMS, plan_rows, proposed};
+use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 
 /// Writes the PTX of the kernels that a release is assembled with, one file each.
 ///
@@ -50,12 +50,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         mma_kernels(&mut defaults, &mut varied, target, *full);
         // With log-sum-exp, and with a soft cap too.
         for row in rows.iter().filter(|row| row.target == target) {
-            let shape = Problem::builder()
-                .heads(1, 1)
-                .seq_len(128)
-                .head_dim(row.head_dim)
-                .head_dim_v(row.head_dim_v);
-            let shape = shape.dtype(row.dtype);
+            let shape = one_head(row.head_dims).dtype(row.dtype);
             defaults.add_shape(&shape, row.config, row.target);
             let shape = shape.return_lse(true);
             varied.add_shape(&shape, row.config, row.target);
@@ -154,19 +149,15 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
     let defaults = wgmma::defaults(DType::F16).into_iter();
     let defaults: Vec<_> = defaults.filter(|(config, _)| config.splits > 1).collect();
     let mut turn = 0;
-    for (head_dim, head_dim_v) in HEAD_DIMS {
-        let shape = Problem::builder()
-            .heads(1, 1)
-            .seq_len(128)
-            .head_dim(head_dim)
-            .head_dim_v(head_dim_v);
+    for head_dims in HEAD_DIMS {
+        let shape = one_head(head_dims);
         let dtype = |i: usize| [DType::F16, DType::BF16][i % 2];
-        for &(config, _) in defaults.iter().filter(|(_, most)| head_dim <= most.0) {
+        for &(config, _) in defaults.iter().filter(|(_, most)| head_dims.0 <= most.0) {
             turn += 1;
             kernels.add_shape(&shape.clone().dtype(dtype(turn)), Config::Wgmma(config), Target::Sm90a);
         }
         let others = SPLIT_WGMMA.iter().enumerate();
-        for (i, (id, _)) in others.filter(|(_, (_, most))| head_dim <= *most) {
+        for (i, (id, _)) in others.filter(|(_, (_, most))| head_dims.0 <= *most) {
             let Ok(config) = id.parse() else { continue };
             turn += 1;
             for (j, capped) in [false, true].into_iter().enumerate() {
@@ -202,11 +193,7 @@ fn problems() -> Vec<Problem> {
     let mut add = |builder: ProblemBuilder| problems.extend(builder.build());
     for head_dim in [8, 64, 72, 128, 200, 256] {
         for dtype in [DType::F16, DType::BF16, DType::F32] {
-            let plain = Problem::builder()
-                .heads(1, 1)
-                .seq_len(128)
-                .head_dim(head_dim)
-                .dtype(dtype);
+            let plain = one_head((head_dim, head_dim)).dtype(dtype);
             add(plain.clone());
             add(plain.softcap(30.0).return_lse(true));
         }
@@ -217,14 +204,9 @@ fn problems() -> Vec<Problem> {
             shape: [1, 128, 1, 64],
             strides: [128 * 65, 65, 0, 1],
         };
-        let builder = Problem::builder().heads(1, 1).seq_len(128).head_dim(64).dtype(dtype);
-        add(builder.layouts(layout, layout, layout, layout));
+        add(one_head((64, 64)).dtype(dtype).layouts(layout, layout, layout, layout));
     }
-    add(Problem::builder()
-        .heads(1, 1)
-        .seq_len(128)
-        .head_dim(192)
-        .head_dim_v(128));
+    add(one_head((192, 128)));
     problems
 }
 
@@ -272,12 +254,8 @@ const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target:
 
 fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
     let mut turn = 0;
-    for (head_dim, head_dim_v) in HEAD_DIMS {
-        let shape = Problem::builder()
-            .heads(1, 1)
-            .seq_len(128)
-            .head_dim(head_dim)
-            .head_dim_v(head_dim_v);
+    for head_dims in HEAD_DIMS {
+        let shape = one_head(head_dims);
         for config in proposed(&shape, target) {
             for (i, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
                 let shape = shape.clone().dtype(dtype);

@@ -7,7 +7,7 @@ use flashcore::KernelId;
 use flashcore::plans::shipped_tables;
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, Plan, mma, wgmma};
-use flashcore_problem::{DType, Mask, ProblemBuilder};
+use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
 
 /// Head sizes, of Q and K and of V.
 pub const HEAD_DIMS: [(usize, usize); 11] = [
@@ -24,6 +24,12 @@ pub const HEAD_DIMS: [(usize, usize); 11] = [
     (256, 256),
 ];
 
+/// One head of 128 rows and keys.
+pub fn one_head((head_dim, head_dim_v): (usize, usize)) -> ProblemBuilder {
+    let builder = Problem::builder().heads(1, 1).seq_len(128);
+    builder.head_dim(head_dim).head_dim_v(head_dim_v)
+}
+
 /// A row of a plan table: a kernel and its problems.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlanRow {
@@ -33,10 +39,8 @@ pub struct PlanRow {
     pub target: Target,
     /// Dtype of the problems.
     pub dtype: DType,
-    /// Their `head_dim`.
-    pub head_dim: usize,
-    /// Their `head_dim_v`.
-    pub head_dim_v: usize,
+    /// Their `head_dim` and `head_dim_v`.
+    pub head_dims: (usize, usize),
 }
 
 /// The rows for GPUs of all tables that are shipped, each kernel once for each of its dtypes and
@@ -55,8 +59,7 @@ pub fn plan_rows() -> Result<Vec<PlanRow>, Box<dyn Error>> {
                 config,
                 target: Target::from_name(target).ok_or_else(unknown)?,
                 dtype: row.problem.dtype,
-                head_dim: row.problem.head_dim,
-                head_dim_v: row.problem.head_dim_v,
+                head_dims: (row.problem.head_dim, row.problem.head_dim_v),
             };
             if !rows.contains(&row) {
                 rows.push(row);

@@ -9,7 +9,7 @@ use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, Plan, Refusal, ladder, mma, scalar, wgmma};
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
-use flashcore_tools::shipped::{HEAD_DIMS, plan_rows, proposed};
+use flashcore_tools::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 
 use crate::words;
 
@@ -31,13 +31,7 @@ fn must_run() -> BTreeSet<Chosen> {
             must.insert(key(&Config::Wgmma(config), dtype, head_dims));
         }
         for head_dims in HEAD_DIMS {
-            let shape = Problem::builder()
-                .heads(1, 1)
-                .seq_len(128)
-                .head_dim(head_dims.0)
-                .head_dim_v(head_dims.1)
-                .dtype(dtype);
-            let configs = proposed(&shape, Target::Sm90a).into_iter();
+            let configs = proposed(&one_head(head_dims).dtype(dtype), Target::Sm90a).into_iter();
             // How many splits there are is no matter of the kernel's.
             let of_wgmma = configs.filter_map(|config| match config {
                 Config::Wgmma(config) if config.splits > 1 => {
@@ -50,7 +44,7 @@ fn must_run() -> BTreeSet<Chosen> {
         }
     }
     for row in plan_rows().unwrap() {
-        must.insert(key(&row.config, row.dtype, (row.head_dim, row.head_dim_v)));
+        must.insert(key(&row.config, row.dtype, row.head_dims));
     }
     must
 }
@@ -217,7 +211,7 @@ fn configs() -> Result<Vec<Row>, Box<dyn Error>> {
         configs.extend(ladder.map(|config| (Config::Ladder(config.into()), 128, Target::Sm80, dtype)));
     }
     for row in plan_rows()? {
-        let head_dim = row.head_dim.max(row.head_dim_v);
+        let head_dim = row.head_dims.0.max(row.head_dims.1);
         let wanted = (row.config, row.target, row.dtype);
         let mut all = configs.iter_mut();
         match all.find(|(config, _, target, dtype)| (*config, *target, *dtype) == wanted) {
