@@ -141,6 +141,7 @@ pub(crate) struct Sum {
 
 /// Global memory, and what orders accesses of clusters to it. All but `base` and `pages` is empty
 /// where clusters do not communicate.
+#[derive(Default)]
 pub(crate) struct Global<'m> {
     /// The buffers before the launch, by slot.
     pub(crate) base: &'m [&'m [u8]],
@@ -163,14 +164,7 @@ impl<'m> Global<'m> {
     pub(crate) fn new(base: &'m [&'m [u8]]) -> Global<'m> {
         Global {
             base,
-            pages: Pages::new(),
-            flags: HashMap::new(),
-            displaced: HashMap::new(),
-            observers: HashMap::new(),
-            sums: Vec::new(),
-            watched: HashMap::new(),
-            woken: Vec::new(),
-            changes: 0,
+            ..Global::default()
         }
     }
 

@@ -110,14 +110,11 @@ impl Cluster<'_> {
         }
         let (machine, pc) = (self.machine, access.pc as usize);
         let buffer = self.shared_buffer(access.at);
-        let Some(&line) = lines(machine.kernel, machine.program.sites[pc]).first() else {
-            return;
-        };
         let within = |offset: u32| (offset % machine.shared_bytes).wrapping_sub(buffer.offset);
         let access = Access {
             time: self.operations(),
             warp: warp as u32,
-            line,
+            line: lines(machine.kernel, machine.program.sites[pc])[0],
             class: machine.program.classes[pc],
             buffer: u32::from(access.at.object),
             lanes: access.mask,

@@ -77,19 +77,13 @@ impl Findings {
     #[cold]
     #[inline(never)]
     pub(crate) fn report(&mut self, machine: &Machine<'_>, key: Key, details: impl FnOnce() -> Details) {
-        if let Some(&at) = self.index.get(&key) {
-            self.list[at].1.count += 1;
-            return;
-        }
-        let details = details();
-        let lines_of = |pc: u32| lines(machine.kernel, machine.program.sites[pc as usize]);
-        let other = details.other.zip(key.other).map(|(actor, pc)| Other {
-            lines: lines_of(pc),
-            actor,
-        });
-        self.index.insert(key, self.list.len());
-        self.list.push((
-            key,
+        self.add(key, 1, || {
+            let details = details();
+            let lines_of = |pc: u32| lines(machine.kernel, machine.program.sites[pc as usize]);
+            let other = details.other.zip(key.other).map(|(actor, pc)| Other {
+                lines: lines_of(pc),
+                actor,
+            });
             Finding {
                 kind: key.kind,
                 message: details.message,
@@ -101,18 +95,22 @@ impl Findings {
                 element: details.element,
                 help: details.help,
                 count: 1,
-            },
-        ));
+            }
+        });
     }
 
     pub(crate) fn merge(&mut self, later: Findings) {
         for (key, finding) in later.list {
-            match self.index.get(&key) {
-                Some(&at) => self.list[at].1.count += finding.count,
-                None => {
-                    self.index.insert(key, self.list.len());
-                    self.list.push((key, finding));
-                }
+            self.add(key, finding.count, || finding);
+        }
+    }
+
+    fn add(&mut self, key: Key, count: u64, finding: impl FnOnce() -> Finding) {
+        match self.index.get(&key) {
+            Some(&at) => self.list[at].1.count += count,
+            None => {
+                self.index.insert(key, self.list.len());
+                self.list.push((key, finding()));
             }
         }
     }
