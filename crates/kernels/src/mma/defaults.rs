@@ -18,74 +18,83 @@ struct Default {
     head_dim: usize,
     /// Sizes it is for.
     sizes: &'static [Size],
-    /// Whether for masks that end at the row (causal), for others, or for both.
-    causal: Option<bool>,
-    /// Most keys it is for, if that is limited.
-    most_keys: Option<usize>,
+    only: Option<Only>,
     id: &'static str,
     why: &'static str,
+}
+
+/// What limits a row further.
+#[derive(Clone, Copy)]
+enum Only {
+    /// At most so many keys.
+    Keys(usize),
+    /// At most one block an SM.
+    OneBlock,
 }
 
 const ANY: &[Target] = &[];
 /// Shared memory for two blocks of 96 KB an SM, or more.
 const HOPPER: &[Target] = &[Target::Sm90a, Target::Sm100];
 const AMPERE: &[Target] = &[Target::Sm80];
+const OTHERS: &[Target] = &[Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm120];
 use Size::{Decode, Large, Medium, Small};
 
 /// First match that nothing refuses. Ids are without the family's name.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     // Two blocks an SM, each with two tiles of 32 KB on their way while it works on a third.
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: None,
         id: "m16n128-w1x4-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], only: None,
         id: "m16n64-w1x4-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Decode], only: None,
         id: "m16n32-w1x2-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
-    Default { targets: ANY, head_dim: 64, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 64, sizes: &[Decode], only: None,
         id: "m16n64-w1x4-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 48 KB an SM are on their way" },
-    Default { targets: ANY, head_dim: 128, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 128, sizes: &[Decode], only: None,
         id: "m16n32-w1x2-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 48 KB an SM are on their way" },
-    Default { targets: ANY, head_dim: 192, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 192, sizes: &[Decode], only: None,
         id: "m16n32-w1x2-s3-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Decode], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 256, sizes: &[Decode], only: None,
         id: "m32n16-w2x1-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of rows; there is no room to merge warps, nor registers for 32 keys" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small], only: None,
         id: "m32n128-w2x2-s4-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], only: None,
         id: "m64n128-w2x2-s2-b1-qreg-xor-cond", why: "64 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: ANY, head_dim: 64, sizes: &[Medium, Large], causal: None, most_keys: None,
+    Default { targets: OTHERS, head_dim: 64, sizes: &[Medium], only: Some(Only::OneBlock),
+        id: "m128n64-w8x1-s2-b1-qreg-xor-spec", why: "an SM has one block at most, in which eight warps hide more latency than four" },
+    Default { targets: ANY, head_dim: 64, sizes: &[Medium, Large], only: None,
         id: "m128n64-w4x1-s2-b1-qreg-xor-spec", why: "32 rows a warp halve the reads of K and V, and speculative softmax shortens the chain of a tile" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Small], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Small], only: None,
         id: "m32n128-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Medium], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Medium], only: None,
         id: "m64n64-w4x1-s2-b1-qreg-xor-cond", why: "64 rows a block fill the SMs" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], only: None,
         id: "m128n64-w4x1-s2-b1-qsh-xor-spec", why: "32 rows a warp halve the reads of K and V, and speculative softmax shortens the chain of a tile; Q has no room in registers beside its output" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Large], only: None,
         id: "m128n64-w4x1-s2-b1-qsh-xor-cond", why: "the same for caps with log-sum-exp, where speculative softmax has no registers" },
-    Default { targets: AMPERE, head_dim: 128, sizes: &[Medium, Large], causal: None, most_keys: None,
+    Default { targets: AMPERE, head_dim: 128, sizes: &[Medium, Large], only: None,
         id: "m128n32-w4x1-s2-b1-qsh-xor-cond", why: "as on Hopper, with tiles of which two blocks fit an SM" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Small], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Small], only: None,
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: Some(512),
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: Some(Only::Keys(512)),
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks an SM even out short rows" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: None,
         id: "m128n32-w8x1-s2-b1-qreg-xor-cond", why: "16 rows a warp leave room for their output and for Q in registers" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], causal: None, most_keys: None,
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: None,
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "the same for log-sum-exp and for older compilers, which run out of registers above" },
     // What every target has room for.
-    Default { targets: ANY, head_dim: 64, sizes: &[Small], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 64, sizes: &[Small], only: None,
         id: "m32n64-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: ANY, head_dim: 128, sizes: &[Small], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 128, sizes: &[Small], only: None,
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: ANY, head_dim: 128, sizes: &[Medium, Large], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 128, sizes: &[Medium, Large], only: None,
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks of 48 KB fit an SM of 100 KB" },
-    Default { targets: ANY, head_dim: 240, sizes: &[Small, Medium, Large], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 240, sizes: &[Small, Medium, Large], only: None,
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "one block of 96 KB fits an SM of 100 KB" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
         id: "m64n16-w4x1-s2-b1-qreg-xor-cond", why: "tiles of 16 keys leave registers for Q" },
-    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], causal: None, most_keys: None,
+    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
         id: "m64n16-w4x1-s2-b1-qsh-xor-cond", why: "the smallest tiles, where others have no room" },
 ];
 
@@ -110,13 +119,16 @@ static ROWS: LazyLock<Vec<(&Default, Config)>> = LazyLock::new(|| {
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item = Proposal> {
     let chip = chip.into();
     let size = Size::of(problem, chip);
-    let causal = problem.mask().window_right.is_some();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let rows = ROWS.iter().filter(move |(row, _)| {
+    let heads = problem.batch() * problem.num_heads();
+    let rows = ROWS.iter().filter(move |(row, config)| {
         (row.targets.is_empty() || row.targets.contains(&chip.target))
             && (head_dim <= row.head_dim && row.sizes.contains(&size))
-            && row.causal.is_none_or(|wanted| wanted == causal)
-            && row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most)
+            && match row.only {
+                None => true,
+                Some(Only::Keys(most)) => problem.seq_len_kv() <= most,
+                Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
+            }
     });
     rows.map(move |(row, config)| Proposal {
         config: match size {
