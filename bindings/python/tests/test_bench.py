@@ -98,7 +98,6 @@ def request(dtype="fp16", causal=False, **more):
         "softcap": None,
         "return_lse": False,
         **dict.fromkeys("qkvo", layout),
-        "var_len": None,
     }
     return {"cases": [{"name": "small", "problem": problem}], "options": QUICK_RUN, **more}
 

@@ -174,7 +174,6 @@ def test_the_bench_gives_peers_scales():
         "softcap": None,
         "return_lse": False,
         **dict.fromkeys("qkvo", layout),
-        "var_len": None,
     }
 
     class Source:

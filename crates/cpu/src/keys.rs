@@ -1,34 +1,28 @@
 //! Reads K and V of one head as dense f32 rows, and stores output rows.
 
 use std::borrow::Cow;
-use std::ops::Range;
 
 use flashcore_problem::tensor::read_element;
-use flashcore_problem::{DType, TensorView};
+use flashcore_problem::{DType, Sequence, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// Rows of one (batch, head) of a tensor: row `s` is `data[s * dim..][..dim]`.
+/// Rows of one (sequence, head) of a tensor: row `s` is `data[s * dim..][..dim]`.
 pub(crate) type Rows<'a> = Cow<'a, [f32]>;
 
 /// Borrows the rows if the tensor is f32 with dense rows.
 ///
 /// Strided f32 rows are copied: with a power-of-two stride a tile would map to a few cache sets.
-pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, b: usize, h: usize) -> Option<&'a [f32]> {
-    let [_, seq, _, dim] = tensor.layout().shape;
-    if tensor.dtype() != DType::F32 || tensor.layout().strides[1] != dim as i64 {
+pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, sequence: &Sequence<'_>, h: usize) -> Option<&'a [f32]> {
+    let dim = tensor.layout().shape[3];
+    if tensor.dtype() != DType::F32 || tensor.layout().strides[1] != dim as i64 || !sequence.is_contiguous() {
         return None;
     }
     let elements: &[f32] = bytemuck::try_cast_slice(tensor.bytes()).ok()?;
-    elements.get(tensor.layout().offset(b, 0, h, 0)..)?.get(..seq * dim)
-}
-
-/// Copies rows of one (batch, head), widened to f32 and scaled.
-pub(crate) fn copy_rows(tensor: &TensorView<'_>, b: usize, h: usize, rows: Range<usize>, out: &mut [f32]) {
-    let dim = tensor.layout().shape[3];
-    for (row, out) in rows.zip(out.chunks_exact_mut(dim)) {
-        copy_row(tensor, b, row, h, out);
-    }
+    let [b, s] = sequence.kv_row(0)?;
+    elements
+        .get(tensor.layout().offset(b, s, h, 0)..)?
+        .get(..sequence.len_kv * dim)
 }
 
 /// Copies one row, widened to f32. e4m3 elements are multiplied by their scale.

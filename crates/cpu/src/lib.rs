@@ -2,14 +2,15 @@
 //!
 //! Tiled online softmax in f32 on all cores, with AVX-512, AVX2 or NEON chosen at run time.
 //! Supports every [`Problem`]: all dtypes (e4m3 is widened to f32 and scaled), any mask, grouped
-//! heads, soft cap, offsets, strides, packed sequences and log-sum-exp.
+//! heads, soft cap, offsets, strides, log-sum-exp, and every kind of lengths: packed sequences,
+//! contiguous and paged caches.
 //!
 //! ```
 //! use flashcore_cpu::attention;
 //! use flashcore_problem::{InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
 //!
 //! let problem = Problem::builder().head_dim(64).heads(4, 2).seq_len(100).build()?;
-//! let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+//! let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
 //! let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 //! attention(&problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
 //!
@@ -29,7 +30,7 @@ mod workspace;
 
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
-use flashcore_problem::{Problem, TensorView, TensorViewMut};
+use flashcore_problem::{Lengths, Problem, TensorView, TensorViewMut};
 pub use simd::SimdLevel;
 
 /// Computes attention on rayon's current thread pool with default options.
@@ -52,19 +53,21 @@ pub fn attention(
     out: &mut TensorViewMut<'_>,
     lse: Option<&mut [f32]>,
 ) -> Result<(), CpuError> {
-    attention_with(&Options::default(), problem, q, k, v, out, lse)
+    attention_with(&Options::default(), problem, [q, k, v], &Lengths::default(), out, lse)
 }
 
-/// [`attention`] with explicit tile sizes, thread pool or instruction set.
+/// [`attention`] with the values of lengths, where the problem has any, and with explicit tile sizes,
+/// thread pool or instruction set. Rows of the output that are of no sequence stay as they are.
 ///
 /// ```
 /// use flashcore_cpu::{Options, attention_with};
-/// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+/// use flashcore_problem::{InputKind, Inputs, Lengths, Problem, Tensor};
 /// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(64).build()?;
-/// let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+/// let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
 /// let options = Options { config: Some("cpu/m64n128".parse()?), ..Options::default() };
-/// attention_with(&options, &problem, q.view(), k.view(), v.view(), &mut out.view_mut(), None)?;
+/// let tensors = [q.view(), k.view(), v.view()];
+/// attention_with(&options, &problem, tensors, &Lengths::default(), &mut out.view_mut(), None)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -73,13 +76,13 @@ pub fn attention(
 pub fn attention_with(
     options: &Options<'_>,
     problem: &Problem,
-    q: TensorView<'_>,
-    k: TensorView<'_>,
-    v: TensorView<'_>,
+    [q, k, v]: [TensorView<'_>; 3],
+    lengths: &Lengths<&[i32]>,
     out: &mut TensorViewMut<'_>,
     lse: Option<&mut [f32]>,
 ) -> Result<(), CpuError> {
     problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
+    let sequences = problem.sequences(lengths)?;
     let level = options.simd.unwrap_or_else(SimdLevel::best);
     let Some(arch) = level.arch() else {
         let available: Vec<&str> = SimdLevel::available().iter().map(|level| level.name()).collect();
@@ -95,7 +98,7 @@ pub fn attention_with(
         let config = options
             .config
             .unwrap_or_else(|| default_config(problem, rayon::current_num_threads()));
-        schedule::run(problem, &q, &k, &v, out, lse, config, arch);
+        schedule::run(problem, &q, &k, &v, &sequences, out, lse, config, arch);
     };
     match options.pool {
         Some(pool) => pool.install(run),

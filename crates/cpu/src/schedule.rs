@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::sync::{Mutex, PoisonError};
 
-use flashcore_problem::{Layout, Problem, TensorView, TensorViewMut};
+use flashcore_problem::{Layout, Problem, Sequence, TensorView, TensorViewMut};
 use pulp::Arch;
 use rayon::prelude::*;
 
 use crate::CpuConfig;
-use crate::keys::{Rows, borrow_rows, copy_rows};
-use crate::tile::{TileRun, TileTask, cut};
+use crate::keys::{Rows, borrow_rows, copy_row};
+use crate::tile::{OutputRow, TileRun, TileTask, cut};
 use crate::workspace::Workspace;
 
 /// Most bytes of f32 copies of K and V that are alive at once.
@@ -24,45 +24,45 @@ pub(crate) fn run(
     q: &TensorView<'_>,
     k: &TensorView<'_>,
     v: &TensorView<'_>,
+    sequences: &[Sequence<'_>],
     out: &mut TensorViewMut<'_>,
     lse: Option<&mut [f32]>,
     config: CpuConfig,
     arch: Arch,
 ) {
     let (group, num_kv_heads) = (problem.group_size(), problem.num_kv_heads());
-    let seq_len_q = problem.seq_len_q();
     let mut unwanted = Vec::new();
-    let mut lse = lse.unwrap_or_else(|| {
+    let lse = lse.unwrap_or_else(|| {
         unwanted.resize(problem.lse_len(), 0.0);
         &mut unwanted
     });
     let size = problem.out_dtype().size_bytes();
-    let mut out = split_rows(problem.o_layout(), size, out.bytes_mut());
-    let mut out = out.as_mut_slice();
+    let mut rows = split_rows(problem.o_layout(), size, out.bytes_mut(), lse);
+    let mut rows = by_sequence(problem, sequences, &mut rows);
+    let mut rows = rows.as_mut_slice();
 
     let bytes_a_head = problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v()) * size_of::<f32>();
     let heads_at_once = (COPY_BUDGET / bytes_a_head).max(1);
-    let heads: Vec<(usize, usize)> = (0..problem.batch())
-        .flat_map(|b| (0..num_kv_heads).map(move |h| (b, h)))
+    let heads: Vec<(&Sequence<'_>, usize)> = sequences
+        .iter()
+        .filter(|sequence| sequence.len_q > 0)
+        .flat_map(|sequence| (0..num_kv_heads).map(move |h| (sequence, h)))
         .collect();
     for heads in heads.chunks(heads_at_once) {
         let [k, v] = dense_rows([k, v], heads);
         let mut tasks = Vec::new();
-        for ((&(b, kv_head), k), v) in heads.iter().zip(&k).zip(&v) {
-            for rows in cut(group, seq_len_q, config.tile_q) {
-                let (tile_out, rest) = std::mem::take(&mut out).split_at_mut(rows.len());
-                out = rest;
-                let (tile_lse, rest) = std::mem::take(&mut lse).split_at_mut(rows.len());
-                lse = rest;
+        for ((&(sequence, kv_head), k), v) in heads.iter().zip(&k).zip(&v) {
+            for tile in cut(group, sequence.len_q, config.tile_q) {
+                let (out, rest) = std::mem::take(&mut rows).split_at_mut(tile.len());
+                rows = rest;
                 tasks.push(TileTask {
                     problem,
                     q,
-                    batch: b,
-                    first_row: kv_head * group * seq_len_q + rows.start,
+                    sequence,
+                    first_row: kv_head * group * sequence.len_q + tile.start,
                     k,
                     v,
-                    out: tile_out,
-                    lse: tile_lse,
+                    out,
                     tile_kv: config.tile_kv,
                 });
             }
@@ -84,36 +84,52 @@ pub(crate) fn run(
     }
 }
 
-/// Dense f32 rows of K and V for each (batch, head): borrowed if the tensor already has them,
-/// otherwise copied in one parallel pass.
-fn dense_rows<'a>(tensors: [&TensorView<'a>; 2], heads: &[(usize, usize)]) -> [Vec<Rows<'a>>; 2] {
+/// Dense f32 rows of K and V for each (sequence, head): borrowed if the tensor already has them,
+/// otherwise copied in one parallel pass. Rows on no page are zero; no query row sees them.
+fn dense_rows<'a>(tensors: [&TensorView<'a>; 2], heads: &[(&Sequence<'_>, usize)]) -> [Vec<Rows<'a>>; 2] {
     let mut dense = tensors.map(|tensor| {
-        let [_, seq, _, dim] = tensor.layout().shape;
-        let rows = |&(b, h): &(usize, usize)| match borrow_rows(tensor, b, h) {
+        let rows = |&(sequence, h): &(&Sequence<'_>, usize)| match borrow_rows(tensor, sequence, h) {
             Some(rows) => Cow::Borrowed(rows),
-            None => Cow::Owned(vec![0.0; seq * dim]),
+            None => Cow::Owned(vec![0.0; sequence.len_kv * tensor.layout().shape[3]]),
         };
         heads.iter().map(rows).collect::<Vec<Rows<'a>>>()
     });
     let mut copies = Vec::new();
     for (tensor, dense) in tensors.into_iter().zip(&mut dense) {
         let dim = tensor.layout().shape[3];
-        for (&(b, h), rows) in heads.iter().zip(dense) {
+        for (&(sequence, h), rows) in heads.iter().zip(dense) {
             if let Cow::Owned(rows) = rows {
                 let chunks = rows.chunks_mut(COPY_ROWS * dim).enumerate();
-                copies.extend(chunks.map(|(i, out)| (tensor, b, h, i * COPY_ROWS, out)));
+                copies.extend(chunks.map(|(i, out)| (tensor, sequence, h, i * COPY_ROWS, out)));
             }
         }
     }
-    copies.into_par_iter().for_each(|(tensor, b, h, first, out)| {
-        let rows = out.len() / tensor.layout().shape[3];
-        copy_rows(tensor, b, h, first..first + rows, out);
+    copies.into_par_iter().for_each(|(tensor, sequence, h, first, out)| {
+        for (key, out) in (first..).zip(out.chunks_exact_mut(tensor.layout().shape[3])) {
+            if let Some([b, s]) = sequence.kv_row(key) {
+                copy_row(tensor, b, s, h, out);
+            }
+        }
     });
     dense
 }
 
-/// The bytes of each row of head_dim elements, in the order `[batch, heads, seq]` for every layout.
-fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8]) -> Vec<&'a mut [u8]> {
+/// The rows of the sequences, in the order sequence, head, row: that of tiles.
+fn by_sequence<'a>(problem: &Problem, sequences: &[Sequence<'_>], rows: &mut [OutputRow<'a>]) -> Vec<OutputRow<'a>> {
+    let [_, ns, nh, _] = problem.o_layout().shape;
+    let mut ordered = Vec::with_capacity(rows.len());
+    for sequence in sequences {
+        for h in 0..nh {
+            let places = (0..sequence.len_q).map(|row| sequence.q_row(row));
+            ordered.extend(places.map(|[b, s]| std::mem::take(&mut rows[(b * nh + h) * ns + s])));
+        }
+    }
+    ordered
+}
+
+/// The bytes of each row of head_dim elements and its log-sum-exp, in the order `[batch, heads, seq]`
+/// for every layout.
+fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8], lse: &'a mut [f32]) -> Vec<OutputRow<'a>> {
     let [nb, ns, nh, nd] = layout.shape;
     // Dimensions by descending stride. In that order rows are ascending in memory, because the
     // elements of an output do not overlap.
@@ -124,8 +140,8 @@ fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8]) -> Vec<&'a 
     ];
     dims.sort_by_key(|&(stride, count, _)| std::cmp::Reverse((stride, count)));
     let [outer, middle, inner] = dims;
-    let mut rows: Vec<&mut [u8]> = Vec::new();
-    rows.resize_with(nb * nh * ns, Default::default);
+    let row = |lse| OutputRow { out: &mut [], lse };
+    let mut rows: Vec<OutputRow<'a>> = lse.chunks_mut(1).map(row).collect();
     let (mut rest, mut at) = (bytes, 0);
     for i in 0..outer.1 {
         for j in 0..middle.1 {
@@ -133,7 +149,7 @@ fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8]) -> Vec<&'a 
                 let start = i * outer.0 as usize + j * middle.0 as usize + k * inner.0 as usize;
                 let (_, from_row) = std::mem::take(&mut rest).split_at_mut((start - at) * size);
                 let (row, after) = from_row.split_at_mut(nd * size);
-                rows[i * outer.2 + j * middle.2 + k * inner.2] = row;
+                rows[i * outer.2 + j * middle.2 + k * inner.2].out = row;
                 (rest, at) = (after, start + nd);
             }
         }
@@ -159,12 +175,13 @@ mod tests {
         for layout in [Layout::bshd(shape), Layout::bhsd(shape), padded, one_head] {
             let [nb, ns, nh, _] = layout.shape;
             let mut bytes: Vec<u8> = (0..layout.span()).map(|i| i as u8).collect();
-            let rows = split_rows(&layout, 1, &mut bytes);
+            let mut lse = vec![0.0; nb * ns * nh];
+            let rows = split_rows(&layout, 1, &mut bytes, &mut lse);
             let mut rows = rows.iter();
             for b in 0..nb {
                 for h in 0..nh {
                     for s in 0..ns {
-                        let row = rows.next().unwrap();
+                        let row = &rows.next().unwrap().out;
                         assert_eq!((row.len(), row[0]), (8, layout.offset(b, s, h, 0) as u8));
                     }
                 }

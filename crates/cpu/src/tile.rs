@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use flashcore_problem::{Problem, TensorView};
+use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::{Simd, WithSimd};
 
 use crate::keys::{copy_row, store_row};
@@ -27,18 +27,23 @@ use crate::workspace::{PanelSpan, Workspace};
 pub(crate) struct TileTask<'t, 'a> {
     pub(crate) problem: &'t Problem,
     pub(crate) q: &'t TensorView<'a>,
-    pub(crate) batch: usize,
-    /// K and V of the one K/V head of these rows: `[seq_len_kv][head_dim]`,
-    /// `[seq_len_kv][head_dim_v]`.
+    pub(crate) sequence: &'t Sequence<'t>,
+    /// K and V of the one K/V head of these rows: `[len_kv][head_dim]`, `[len_kv][head_dim_v]`.
     pub(crate) k: &'t [f32],
     pub(crate) v: &'t [f32],
-    /// The first row as an index into `[num_heads, seq_len_q]`.
+    /// The first row as an index into `[num_heads, len_q]`.
     pub(crate) first_row: usize,
-    /// The output bytes of each row.
-    pub(crate) out: &'t mut [&'a mut [u8]],
-    /// The log-sum-exp of each row.
-    pub(crate) lse: &'t mut [f32],
+    pub(crate) out: &'t mut [OutputRow<'a>],
     pub(crate) tile_kv: usize,
+}
+
+/// Where a query row of a head goes.
+#[derive(Default)]
+pub(crate) struct OutputRow<'a> {
+    /// Its bytes.
+    pub(crate) out: &'a mut [u8],
+    /// Its log-sum-exp, one element.
+    pub(crate) lse: &'a mut [f32],
 }
 
 /// A tile on its way to the instruction set it is computed with.
@@ -64,12 +69,12 @@ impl TileTask<'_, '_> {
     fn run<S: Simd, const NV: usize>(self, simd: S, workspace: &mut Workspace) {
         let TileTask { problem, tile_kv, .. } = self;
         let dims = [problem.head_dim(), problem.head_dim_v()];
-        let seq_len_q = problem.seq_len_q();
+        let len_q = self.sequence.len_q;
         let panel = NV * S::F32_LANES;
         let scratch = workspace.scratch(self.out.len(), dims, tile_kv, panel);
 
         for (i, range) in scratch.ranges.iter_mut().enumerate() {
-            *range = problem.visible_keys((self.first_row + i) % seq_len_q);
+            *range = self.sequence.keys.keys((self.first_row + i) % len_q);
         }
         let first_rows = (0..self.out.len()).step_by(panel);
         let panels = first_rows.map(|first| PanelSpan::of(first, panel, scratch.ranges, S::F32_LANES));
@@ -84,8 +89,9 @@ impl TileTask<'_, '_> {
             let q = &mut scratch.q[span.rows.start * dims[0]..][..width * dims[0]];
             q.fill(0.0);
             for (lane, row) in span.rows.clone().enumerate() {
-                let (h, s) = ((self.first_row + row) / seq_len_q, (self.first_row + row) % seq_len_q);
-                copy_row(self.q, self.batch, s, h, &mut scratch.row[..dims[0]]);
+                let (h, row) = ((self.first_row + row) / len_q, (self.first_row + row) % len_q);
+                let [b, s] = self.sequence.q_row(row);
+                copy_row(self.q, b, s, h, &mut scratch.row[..dims[0]]);
                 for (column, &x) in q.chunks_exact_mut(width).zip(scratch.row.iter()) {
                     column[lane] = x;
                 }
@@ -137,9 +143,9 @@ impl TileTask<'_, '_> {
                 for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
                     *x = column[lane] * inverse;
                 }
-                store_row(problem.out_dtype(), &scratch.row[..dims[1]], self.out[row]);
+                store_row(problem.out_dtype(), &scratch.row[..dims[1]], self.out[row].out);
                 // The maximum is in log2 units. −∞ + ln 0 is −∞ as required.
-                self.lse[row] = (f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln()) as f32;
+                self.out[row].lse[0] = (f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln()) as f32;
             }
         }
     }

@@ -17,7 +17,7 @@ fn main() -> Result<(), Error> {
         .head_dim(128)
         .mask(Mask::CAUSAL);
     let problem = problem.seq_len_q(1).seq_len_kv(4096).build()?;
-    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 0);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 0);
 
     let device = Device::best();
     let Some(context) = device.context() else {

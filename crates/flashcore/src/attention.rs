@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[cfg(feature = "cpu")]
 use flashcore_cpu::CpuConfig;
 use flashcore_kernels::Config;
-use flashcore_problem::{Problem, Tensor, TensorView, TensorViewMut};
+use flashcore_problem::{Lengths, Problem, Tensor, TensorView, TensorViewMut};
 
 #[cfg(feature = "cuda")]
 use crate::DeviceTensors;
@@ -275,7 +275,8 @@ impl Attention {
     /// Computes attention on tensors in host memory, [`Tensor`]s or [`TensorView`]s, and returns
     /// the output.
     ///
-    /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts. On a GPU this copies
+    /// Tensors are `[batch, seq, heads, head_dim]` in the problem's layouts, of equal lengths (for
+    /// others: [`Attention::forward_lengths`]). On a GPU this copies
     /// the inputs there and the output back; for tensors already there use
     /// [`Attention::forward_on`].
     ///
@@ -333,7 +334,49 @@ impl Attention {
         out: impl Into<TensorViewMut<'o>>,
         lse: Option<&mut [f32]>,
     ) -> Result<(), Error> {
-        let (q, k, v, out) = (q.into(), k.into(), v.into(), &mut out.into());
+        let tensors = [q.into(), k.into(), v.into()];
+        self.forward_lengths(problem, tensors, &Lengths::default(), out, lse)
+    }
+
+    /// As [`Attention::forward_into`], with the values of lengths: packed sequences, contiguous and
+    /// paged caches ([`QLengths`](crate::QLengths), [`KvLengths`](crate::KvLengths)). Rows of `out`
+    /// and `lse` that are of no sequence keep their bytes.
+    ///
+    /// ```
+    /// use flashcore::{Attention, DType, Device, KvLengths, Lengths, Mask, Problem, QLengths, TensorView, TensorViewMut};
+    ///
+    /// // Sequence 0 has a prompt of 3 rows, sequence 1 decodes a row; K and V lie in pages of 4 keys.
+    /// let problem = Problem::builder().batch(2).heads(2, 1).head_dim(64).dtype(DType::F32).mask(Mask::CAUSAL)
+    ///     .seq_len_q(3).q_lengths(QLengths::Packed { total: 4, used: false })
+    ///     .seq_len_kv(8).kv_lengths(KvLengths::Paged { page_size: 4, pages: 5, max_pages: 2 })
+    ///     .build()?;
+    /// let lengths = Lengths {
+    ///     cu_seqlens_q: Some(&[0, 3, 4][..]),
+    ///     seqused_k: Some(&[3, 7]),
+    ///     block_table: Some(&[4, -1, 0, 2]), // [batch, max_pages]
+    ///     ..Lengths::default()
+    /// };
+    /// let (q, cache, mut out) = ([1f32; 4 * 2 * 64], [1f32; 5 * 4 * 64], [0f32; 4 * 2 * 64]);
+    /// let q = TensorView::from_slice([1, 4, 2, 64], &q)?; // [1, total, heads, head_dim]
+    /// let cache = TensorView::from_slice([5, 4, 1, 64], &cache)?; // [pages, page_size, kv_heads, head_dim]
+    /// let out_view = TensorViewMut::from_slice([1, 4, 2, 64], &mut out)?;
+    /// Attention::new(Device::cpu()).forward_lengths(&problem, [q, cache, cache], &lengths, out_view, None)?;
+    /// assert!(out.iter().all(|x| (x - 1.0).abs() < 1e-6)); // means of ones
+    /// # Ok::<(), flashcore::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Attention::forward`], and values that are missing or contradict the problem
+    /// ([`Problem::sequences`]).
+    pub fn forward_lengths<'o>(
+        &self,
+        problem: &Problem,
+        [q, k, v]: [TensorView<'_>; 3],
+        lengths: &Lengths<&[i32]>,
+        out: impl Into<TensorViewMut<'o>>,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        let out = &mut out.into();
         problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
         match &self.backend {
             #[cfg(feature = "cpu")]
@@ -342,10 +385,17 @@ impl Attention {
                     config: Some(self.choose_cpu(problem, *config)?.config),
                     ..flashcore_cpu::Options::default()
                 };
-                Ok(flashcore_cpu::attention_with(&options, problem, q, k, v, out, lse)?)
+                Ok(flashcore_cpu::attention_with(
+                    &options,
+                    problem,
+                    [q, k, v],
+                    lengths,
+                    out,
+                    lse,
+                )?)
             }
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], out, lse, self.plans()?),
+            Backend::Cuda(cuda) => cuda.forward_host(problem, [q, k, v], lengths, out, lse, self.plans()?),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, select_with};
-use flashcore_problem::{Problem, TensorView, TensorViewMut};
+use flashcore_problem::{Lengths, Problem, TensorView, TensorViewMut};
 
 use crate::Error;
 use crate::plans::Plans;
@@ -147,6 +147,7 @@ impl CudaAttention {
         if tensors.scales.is_some() && problem.num_scales() == 0 {
             return Err(Error::UnwantedScales { dtype: problem.dtype() });
         }
+        problem.check_given(&tensors.lengths)?;
         let prepared = self.prepare(problem, tensors.alignment(), plans)?;
         let given = |spec: &BufferSpec| {
             let given = tensors.named(spec.name);
@@ -174,25 +175,29 @@ impl CudaAttention {
         &self,
         problem: &Problem,
         [q, k, v]: [TensorView<'_>; 3],
+        lengths: &Lengths<&[i32]>,
         out: &mut TensorViewMut<'_>,
         lse: Option<&mut [f32]>,
         plans: &Plans,
     ) -> Result<(), Error> {
+        problem.sequences(lengths)?;
         let stream = Stream::new(&self.context)?;
         let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
         let scales = ScaleBuffers::upload(&stream, [&q, &k, &v])?;
+        let lengths = lengths.try_map(|values| DeviceBuffer::from_host(&stream, values))?;
         let (q, k, v) = (upload(q.bytes())?, upload(k.bytes())?, upload(v.bytes())?);
         // The whole extent travels both ways, so that gaps between rows come back as they were.
         let device_out = upload(out.as_view().bytes())?;
         let device_lse = lse
             .as_ref()
-            .map(|lse| DeviceBuffer::new(&self.context, size_of_val(&**lse)))
+            .map(|lse| DeviceBuffer::from_host(&stream, lse))
             .transpose()?;
         let workspace_bytes = self.workspace_bytes(problem, 16, plans)?;
         let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
         let tensors = DeviceTensors {
             lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
             scales: scales.as_ref().map(ScaleBuffers::as_slices),
+            lengths: lengths.map(DeviceBuffer::as_slice),
             workspace: Some(workspace.as_slice()),
             ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), device_out.as_slice())
         };

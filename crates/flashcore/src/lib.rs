@@ -16,7 +16,8 @@
 //! [`Attention::forward`] takes tensors in host memory and returns the output;
 //! [`Attention::forward_into`] writes it into the caller's memory. [`Attention::forward_on`] takes
 //! tensors in device memory, those of other libraries by their raw addresses, and a stream; it
-//! allocates nothing and waits for nothing. [`Attention`] is `Send + Sync`. The numbered programs
+//! allocates nothing and waits for nothing. [`Attention::forward_lengths`] and
+//! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`. The numbered programs
 //! in `examples/` teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics: [`plans`]. [`kernel`] is the language that they
@@ -75,8 +76,8 @@ pub use flashcore_cpu::CpuError;
 #[doc(inline)]
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
-    CausalAlign, DType, Element, Layout, Mask, Problem, ProblemBuilder, ProblemError, Tensor, TensorView,
-    TensorViewMut, VarLen, absmax_scales, bf16, f16, quantise,
+    CausalAlign, DType, Element, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
+    Sequence, Tensor, TensorView, TensorViewMut, absmax_scales, bf16, f16, quantise,
 };
 #[cfg(feature = "cuda")]
 pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
@@ -88,7 +89,7 @@ pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
 /// use flashcore::{Attention, Device, Problem};
 ///
 /// let problem = Problem::builder().heads(4, 2).seq_len(33).head_dim(64).build()?;
-/// let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+/// let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
 /// let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v)?;
 /// let want = reference(&problem, &q.view(), &k.view(), &v.view())?;
 /// assert!(compare(&problem, &output.out.view(), &want, Tolerance::of(problem.dtype()))?.passed);

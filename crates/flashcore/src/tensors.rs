@@ -1,7 +1,7 @@
 //! Tensors in device memory, as [`Attention::forward_on`](crate::Attention::forward_on) takes them.
 
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Stream};
-use flashcore_problem::{DType, Layout, Problem, TensorView};
+use flashcore_problem::{DType, Layout, Lengths, Problem, TensorView};
 
 /// Tensors in device memory, each in the problem's layout and starting at its first element.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,11 @@ pub struct DeviceTensors<'a> {
     pub lse: Option<DeviceSlice<'a>>,
     /// The scales of Q, K and V where they are e4m3, and only then.
     pub scales: Option<DeviceScales<'a>>,
+    /// The values of lengths where the problem has any, i32: those of
+    /// [`Problem::length_entries`](crate::Problem::length_entries). Kernels read them when they run,
+    /// so a captured graph takes what they hold at each launch. Lengths above the problem's bounds
+    /// are cut to them; pages outside the cache count as zeros.
+    pub lengths: Lengths<DeviceSlice<'a>>,
     /// As many bytes as the plan asks for
     /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple
     /// of 16; most plans ask for none. What it holds does not matter.
@@ -49,6 +54,7 @@ impl<'a> DeviceTensors<'a> {
             out,
             lse: None,
             scales: None,
+            lengths: Lengths::default(),
             workspace: None,
         }
     }
@@ -109,7 +115,7 @@ impl<'a> DeviceTensors<'a> {
             "k_scale" => self.scales.map(|scales| scales.k),
             "v_scale" => self.scales.map(|scales| scales.v),
             "workspace" => self.workspace,
-            _ => None,
+            other => self.lengths.named(other).copied(),
         }
     }
 }

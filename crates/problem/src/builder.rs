@@ -1,7 +1,7 @@
 //! Builder of [`Problem`]: collects the fields and validates them.
 
 use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
-use crate::{DType, Layout, Mask, Problem, ProblemError, VarLen};
+use crate::{DType, KvLengths, Layout, Mask, Problem, ProblemError, QLengths};
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
 ///
@@ -44,7 +44,8 @@ impl Default for ProblemBuilder {
                 k: unset,
                 v: unset,
                 o: unset,
-                var_len: None,
+                q_lengths: QLengths::Equal,
+                kv_lengths: KvLengths::Equal,
             },
             heads: None,
             seq_len_q: None,
@@ -59,8 +60,7 @@ impl Default for ProblemBuilder {
 }
 
 /// Starts from the fields of another problem. If all four layouts are [`Layout::bshd`], or all are
-/// [`Layout::bhsd`], they follow later changes of the shape. Other layouts and packed sequences
-/// stay as they are.
+/// [`Layout::bhsd`], they follow later changes of the shape. Other layouts stay as they are.
 impl From<&Problem> for ProblemBuilder {
     fn from(problem: &Problem) -> ProblemBuilder {
         let layouts = [problem.q, problem.k, problem.v, problem.o];
@@ -170,9 +170,16 @@ impl ProblemBuilder {
         self.layouts = [Some(q), Some(k), Some(v), Some(o)];
         self
     }
-    /// Packed sequences of different lengths.
-    pub fn var_len(mut self, var_len: VarLen) -> Self {
-        self.problem.var_len = Some(var_len);
+    /// Where the query rows of a sequence lie; `seq_len_q` is then their upper bound. Default: equal
+    /// lengths.
+    pub fn q_lengths(mut self, lengths: QLengths) -> Self {
+        self.problem.q_lengths = lengths;
+        self
+    }
+    /// Where the keys of a sequence lie; `seq_len_kv` is then their upper bound. Default: equal
+    /// lengths.
+    pub fn kv_lengths(mut self, lengths: KvLengths) -> Self {
+        self.problem.kv_lengths = lengths;
         self
     }
 
@@ -195,17 +202,18 @@ impl ProblemBuilder {
         problem.softmax_scale = self.softmax_scale.unwrap_or(Problem::default_scale(problem.head_dim));
         check_sizes(&problem)?;
         check_values(&problem)?;
-        check_var_len(&problem)?;
+        check_lengths(&problem)?;
 
+        let [q_batch, q_rows] = problem.q_lengths.rows(problem.batch, problem.seq_len_q);
+        let [kv_batch, kv_rows] = problem.kv_lengths.rows(problem.batch, problem.seq_len_kv);
         let shapes = [
-            ("q", problem.seq_len_q, problem.num_heads, problem.head_dim),
-            ("k", problem.seq_len_kv, problem.num_kv_heads, problem.head_dim),
-            ("v", problem.seq_len_kv, problem.num_kv_heads, problem.head_dim_v),
-            ("out", problem.seq_len_q, problem.num_heads, problem.head_dim_v),
+            ("q", [q_batch, q_rows, problem.num_heads, problem.head_dim]),
+            ("k", [kv_batch, kv_rows, problem.num_kv_heads, problem.head_dim]),
+            ("v", [kv_batch, kv_rows, problem.num_kv_heads, problem.head_dim_v]),
+            ("out", [q_batch, q_rows, problem.num_heads, problem.head_dim_v]),
         ];
         let slots = [&mut problem.q, &mut problem.k, &mut problem.v, &mut problem.o];
-        for ((slot, (tensor, seq, heads, dim)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
-            let expected = [problem.batch, seq, heads, dim];
+        for ((slot, (tensor, expected)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
             let elements = expected.iter().fold(1u128, |all, &n| all.saturating_mul(n as u128));
             let what = format!("the number of elements of {tensor}");
             too_large(&what, elements, MAX_ELEMENTS as u128)?;
@@ -284,33 +292,48 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     Ok(())
 }
 
-fn check_var_len(problem: &Problem) -> Result<(), ProblemError> {
-    let Some(var_len) = &problem.var_len else { return Ok(()) };
-    let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
-    let bad = |field, why| Err(ProblemError::VarLen { field, why });
-    if problem.batch != 1 {
-        return refuse("batch", problem.batch, "it must be 1 for packed sequences");
+fn check_lengths(problem: &Problem) -> Result<(), ProblemError> {
+    let (q, kv) = (problem.q_lengths, problem.kv_lengths);
+    let mut sizes = Vec::new();
+    if let QLengths::Packed { total, .. } = q {
+        sizes.push(("total of q_lengths", total));
     }
-    for (field, starts, rows) in [
-        ("cu_seqlens_q", q, problem.seq_len_q),
-        ("cu_seqlens_kv", kv, problem.seq_len_kv),
-    ] {
-        if starts.len() < 2 {
-            return bad(field, format!("has {} entries; one sequence needs 2", starts.len()));
-        }
-        if starts[0] != 0 {
-            return bad(field, format!("starts at {}", starts[0]));
-        }
-        if let Some(pair) = starts.windows(2).find(|pair| pair[0] > pair[1]) {
-            return bad(field, format!("decreases from {} to {}", pair[0], pair[1]));
-        }
-        if starts[starts.len() - 1] as usize != rows {
-            return bad(field, format!("ends at {}, not at {rows}", starts[starts.len() - 1]));
+    match kv {
+        KvLengths::Equal | KvLengths::Cache => {}
+        KvLengths::Packed { total, .. } => sizes.push(("total of kv_lengths", total)),
+        KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        } => {
+            sizes.extend([("page_size", page_size), ("pages", pages), ("max_pages", max_pages)]);
         }
     }
-    if q.len() != kv.len() {
-        let why = format!("has {} entries and cu_seqlens_q {}", kv.len(), q.len());
-        return bad("cu_seqlens_kv", why);
+    if let Some(&(field, _)) = sizes.iter().find(|size| size.1 == 0) {
+        return refuse(field, 0, "it must be at least 1");
+    }
+    for (field, size) in sizes {
+        too_large(field, size as u128, MAX_SEQ_LEN as u128)?;
+    }
+    if let KvLengths::Paged {
+        page_size, max_pages, ..
+    } = kv
+    {
+        let entries = problem.batch as u128 * max_pages as u128;
+        too_large(
+            "the number of entries of block_table",
+            entries,
+            MAX_ELEMENTS as u128 / 2,
+        )?;
+        if page_size * max_pages < problem.seq_len_kv {
+            let allowed = "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv";
+            return refuse("max_pages", max_pages, allowed);
+        }
+    }
+    let scaled = q == QLengths::Equal && matches!(kv, KvLengths::Equal | KvLengths::Cache);
+    if problem.dtype == DType::E4M3 && !scaled {
+        let allowed = "packed and paged tensors are f32, fp16 or bf16 (e4m3 has scales for each entry of the batch)";
+        return refuse("dtype", problem.dtype, allowed);
     }
     Ok(())
 }

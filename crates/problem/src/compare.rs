@@ -138,15 +138,15 @@ pub fn compare(
     Ok(tally.finish())
 }
 
-/// Compares the rows of a log-sum-exp, `[batch, num_heads, seq_len_q]`, that the reference has.
-/// −∞ equals −∞.
+/// Compares the rows of a log-sum-exp, `[batch, num_heads, seq_len_q]` or of packed rows
+/// `[num_heads, total]`, that the reference has. −∞ equals −∞.
 pub fn compare_lse(
     problem: &Problem,
     lse: &[f32],
     rows: &[ReferenceRow],
     tolerance: Tolerance,
 ) -> Result<Comparison, ProblemError> {
-    let [nb, nh, ns] = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
+    let [nb, ns, nh, _] = problem.o_layout().shape;
     check_len("lse", lse.len(), &[nb, nh, ns])?;
     let mut tally = Tally::new(tolerance);
     for row in rows {
@@ -299,16 +299,18 @@ pub struct GapWritten {
 /// Checks that a kernel wrote elements only: of a tensor that was
 /// [`poisoned`](crate::Tensor::poisoned), gaps and what follows the last element still are.
 pub fn gaps_untouched(tensor: &TensorView<'_>) -> Result<(), GapWritten> {
+    let [nb, ns, nh, _] = tensor.layout().shape;
+    let rows = (0..nb).flat_map(|b| (0..ns).flat_map(move |s| (0..nh).map(move |h| [b, h, s])));
+    others_untouched(tensor, rows)
+}
+
+/// The same where only these rows, `[batch, head, row]`, were to be written: others count as gaps.
+pub fn others_untouched(tensor: &TensorView<'_>, rows: impl IntoIterator<Item = [usize; 3]>) -> Result<(), GapWritten> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size_bytes());
-    let [nb, ns, nh, nd] = layout.shape;
     let mut is_element = vec![false; tensor.bytes().len().div_ceil(size)];
-    for b in 0..nb {
-        for s in 0..ns {
-            for h in 0..nh {
-                let at = layout.offset(b, s, h, 0);
-                is_element[at..at + nd].fill(true);
-            }
-        }
+    for [b, h, s] in rows {
+        let at = layout.offset(b, s, h, 0);
+        is_element[at..at + layout.shape[3]].fill(true);
     }
     let written: Vec<usize> = (0..is_element.len())
         .filter(|&i| !is_element[i] && tensor.bytes()[i * size..].iter().take(size).any(|&byte| byte != POISON))

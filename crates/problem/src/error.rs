@@ -28,9 +28,9 @@ pub enum ProblemError {
         given: String,
         allowed: &'static str,
     },
-    /// Sequence bounds of packed sequences that contradict each other or the problem.
-    #[error("{field} {why}; it must start at 0, never decrease, and end at the tensor's number of rows")]
-    VarLen { field: &'static str, why: String },
+    /// Values of lengths ([`Lengths`](crate::Lengths)) that are missing, or contradict the problem.
+    #[error("{argument} {why}")]
+    Lengths { argument: &'static str, why: String },
     /// A tensor's shape does not match the problem.
     #[error("{tensor} has shape {given:?}; this problem needs {expected:?}{}", order(given))]
     Shape {

@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
-use crate::{DType, Layout, Problem, ProblemError, Tensor};
+use crate::{DType, Layout, Lengths, POISON, Problem, ProblemError, Sequence, Tensor, random_lengths};
 
-/// Q, K and V of a problem, in its dtype and layouts. Gaps between elements are NaN, so that
-/// reading one becomes visible.
+/// Q, K and V of a problem, in its dtype and layouts, and its lengths. Gaps between elements are
+/// NaN, and so are rows that are of no sequence, so that reading one becomes visible.
 ///
 /// Inputs of an e4m3 problem are generated in f32, divided by a scale for each (batch, K/V head),
 /// and rounded. A scale is `absmax / 448` times a random factor from 1 to 16: different enough to
@@ -21,6 +21,8 @@ pub struct Inputs {
     pub k: Tensor,
     /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
     pub v: Tensor,
+    /// The values of lengths, where the problem has any.
+    pub lengths: Lengths<Vec<i32>>,
 }
 
 /// The pattern of the numbers. All but the first two each target one error in attention kernels.
@@ -86,7 +88,7 @@ impl fmt::Display for InputKind {
 const PEAK_SPACING: usize = 61;
 
 impl Inputs {
-    /// Generates the inputs of a problem.
+    /// Generates the inputs of a problem, its lengths by [`random_lengths`].
     ///
     /// ```
     /// use flashcore_problem::{InputKind, Inputs, Problem};
@@ -96,6 +98,31 @@ impl Inputs {
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
     pub fn generate(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
+        Inputs::with_lengths(problem, random_lengths(problem, seed), kind, seed)
+            .unwrap_or_else(|error| unreachable!("lengths drawn for a problem are its own: {error}"))
+    }
+
+    /// The same for lengths with these values.
+    ///
+    /// # Errors
+    /// Values that are not the problem's: [`Problem::sequences`].
+    pub fn with_lengths(
+        problem: &Problem,
+        lengths: Lengths<Vec<i32>>,
+        kind: InputKind,
+        seed: u64,
+    ) -> Result<Inputs, ProblemError> {
+        let sequences = problem.sequences(&lengths.as_slices())?;
+        let [mut q, mut k, mut v] = Inputs::dense(problem, kind, seed);
+        if problem.has_lengths() {
+            q = only_rows(&q, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row)));
+            [k, v] = [k, v].map(|tensor| only_rows(&tensor, &sequences, |one| one.len_kv, Sequence::kv_row));
+        }
+        Ok(Inputs { q, k, v, lengths })
+    }
+
+    /// All rows of all tensors.
+    fn dense(problem: &Problem, kind: InputKind, seed: u64) -> [Tensor; 3] {
         let head_dim = problem.head_dim();
         // The element of K that gives `score` with rows of ones in Q, or less where fp16 would not hold it.
         let per_element = |score: f32| (score / (head_dim as f32 * problem.softmax_scale())).clamp(-1e4, 1e4);
@@ -109,31 +136,31 @@ impl Inputs {
         let (ql, kl, vl) = (problem.q_layout(), problem.k_layout(), problem.v_layout());
 
         let normal_v = |rng: &mut Rng| make(vl, &mut |_, _| rng.normal());
-        let inputs = match kind {
-            InputKind::Normal => Inputs {
-                q: make(ql, &mut |_, _| q.normal()),
-                k: make(kl, &mut |_, _| k.normal()),
-                v: normal_v(&mut v),
-            },
-            InputKind::SmallIntegers => Inputs {
-                q: make(ql, &mut |_, _| small_integer(&mut q)),
-                k: make(kl, &mut |_, _| small_integer(&mut k)),
-                v: make(vl, &mut |_, _| small_integer(&mut v)),
-            },
+        let tensors = match kind {
+            InputKind::Normal => [
+                make(ql, &mut |_, _| q.normal()),
+                make(kl, &mut |_, _| k.normal()),
+                normal_v(&mut v),
+            ],
+            InputKind::SmallIntegers => [
+                make(ql, &mut |_, _| small_integer(&mut q)),
+                make(kl, &mut |_, _| small_integer(&mut k)),
+                make(vl, &mut |_, _| small_integer(&mut v)),
+            ],
             InputKind::EqualRows => {
                 let row = |rng: &mut Rng| (0..head_dim).map(|_| rng.normal()).collect::<Vec<_>>();
                 let (q_row, k_row) = (row(&mut q), row(&mut k));
-                Inputs {
-                    q: make(ql, &mut |_, d| q_row[d]),
-                    k: make(kl, &mut |_, d| k_row[d]),
-                    v: normal_v(&mut v),
-                }
+                [
+                    make(ql, &mut |_, d| q_row[d]),
+                    make(kl, &mut |_, d| k_row[d]),
+                    normal_v(&mut v),
+                ]
             }
             InputKind::HugeLogit => {
                 let first = k.below(PEAK_SPACING);
-                Inputs {
-                    q: make(ql, &mut |_, _| 1.0),
-                    k: make(kl, &mut |s, _| {
+                [
+                    make(ql, &mut |_, _| 1.0),
+                    make(kl, &mut |s, _| {
                         let noise = k.normal();
                         if s % PEAK_SPACING == first {
                             coarse(per_element(150.0 + 10.0 * (s / PEAK_SPACING) as f32))
@@ -141,55 +168,70 @@ impl Inputs {
                             noise * per_element(1.0)
                         }
                     }),
-                    v: normal_v(&mut v),
-                }
+                    normal_v(&mut v),
+                ]
             }
             InputKind::RisingScores => {
                 let step = 80.0 / problem.seq_len_kv() as f32;
-                Inputs {
-                    q: make(ql, &mut |_, _| 1.0),
-                    k: make(kl, &mut |s, _| coarse(per_element(step * s as f32))),
-                    v: normal_v(&mut v),
-                }
+                [
+                    make(ql, &mut |_, _| 1.0),
+                    make(kl, &mut |s, _| coarse(per_element(step * s as f32))),
+                    normal_v(&mut v),
+                ]
             }
-            InputKind::NegativeScores => Inputs {
-                q: make(ql, &mut |_, _| 1.0),
-                k: make(kl, &mut |_, _| coarse(per_element(-110.0) * (1.0 + 0.05 * k.normal()))),
-                v: normal_v(&mut v),
-            },
+            InputKind::NegativeScores => [
+                make(ql, &mut |_, _| 1.0),
+                make(kl, &mut |_, _| coarse(per_element(-110.0) * (1.0 + 0.05 * k.normal()))),
+                normal_v(&mut v),
+            ],
             InputKind::Extremes => {
                 // Scales Q's columns by 2^e and K's by 2^-e, so scores equal those of normal inputs.
                 // In e4m3 larger factors would round elements to 0.
                 let reach = if problem.dtype() == DType::E4M3 { 5 } else { 13 };
                 let scale = |d: usize| 2f32.powi((d % (reach + 1)) as i32);
-                Inputs {
-                    q: make(ql, &mut |_, d| q.normal() * scale(d)),
-                    k: make(kl, &mut |_, d| k.normal() / scale(d)),
+                [
+                    make(ql, &mut |_, d| q.normal() * scale(d)),
+                    make(kl, &mut |_, d| k.normal() / scale(d)),
                     // One sign per column, so that outputs are as large as the elements.
-                    v: make(vl, &mut |_, d| {
+                    make(vl, &mut |_, d| {
                         let magnitude = 6e4 * (0.5 + 0.5 * v.unit());
                         if d % 2 == 0 { magnitude } else { -magnitude }
                     }),
-                }
+                ]
             }
         };
-        match problem.dtype() {
-            DType::E4M3 => inputs.quantised(problem, kind, seed),
-            _ => inputs,
+        if problem.dtype() != DType::E4M3 {
+            return tensors;
         }
-    }
-
-    fn quantised(self, problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
-        let of = |tensor, place, values: &Tensor| {
-            draw_quantised(tensor, place, values, problem, kind, seed)
+        let mut place = 0..;
+        tensors.map(|values| {
+            let (tensor, place) = (["q", "k", "v"], place.next().unwrap_or_default());
+            draw_quantised(tensor[place % 3], place, &values, problem, kind, seed)
                 .unwrap_or_else(|error| unreachable!("scales drawn for a tensor are its own: {error}"))
-        };
-        Inputs {
-            q: of("q", 0, &self.q),
-            k: of("k", 1, &self.k),
-            v: of("v", 2, &self.v),
+        })
+    }
+}
+
+/// A tensor of which only the rows of sequences are left. The others are poison.
+fn only_rows<'a>(
+    tensor: &Tensor,
+    sequences: &[Sequence<'a>],
+    rows: impl Fn(&Sequence<'a>) -> usize,
+    place: impl Fn(&Sequence<'a>, usize) -> Option<[usize; 2]>,
+) -> Tensor {
+    let (layout, size) = (tensor.layout(), tensor.dtype().size_bytes());
+    let mut left = tensor.clone();
+    left.bytes_mut().fill(POISON);
+    for [b, s] in sequences
+        .iter()
+        .flat_map(|one| (0..rows(one)).filter_map(|row| place(one, row)))
+    {
+        for h in 0..layout.shape[2] {
+            let at = layout.offset(b, s, h, 0) * size..(layout.offset(b, s, h, 0) + layout.shape[3]) * size;
+            left.bytes_mut()[at.clone()].copy_from_slice(&tensor.bytes()[at]);
         }
     }
+    left
 }
 
 /// Quantises a tensor to e4m3 with random scales. `place` is 0, 1, 2 for Q, K, V.

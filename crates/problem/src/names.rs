@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DType, Layout, Mask, Problem, ProblemBuilder, ProblemError};
+use crate::{DType, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
 /// A problem with a name.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,9 @@ impl Problem {
 }
 
 /// One line such as `B1 H8/8 Sq512 Skv512 D64 fp16 full`, followed by non-default fields: `Dv32`,
-/// `off(q,kv)`, `scale0.1`, `cap30`, `lse`, `strided` (not dense bshd), `varlen`.
+/// `off(q,kv)`, `scale0.1`, `cap30`, `lse`, `strided` (not dense bshd), and the kinds of lengths:
+/// `packed-q300` (total), `packed-kv900`, each perhaps `-used`, `cache`, `paged16x40` (page size,
+/// pages).
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = format!(
@@ -141,7 +143,16 @@ impl fmt::Display for Problem {
         let layouts = [&self.q, &self.k, &self.v, &self.o];
         let dense = layouts.iter().all(|layout| **layout == Layout::bshd(layout.shape));
         also(!dense, "strided".to_string());
-        also(self.var_len.is_some(), "varlen".to_string());
+        let suffix = |used| if used { "-used" } else { "" };
+        if let QLengths::Packed { total, used } = self.q_lengths {
+            also(true, format!("packed-q{total}{}", suffix(used)));
+        }
+        match self.kv_lengths {
+            KvLengths::Equal => {}
+            KvLengths::Packed { total, used } => also(true, format!("packed-kv{total}{}", suffix(used))),
+            KvLengths::Cache => also(true, "cache".to_string()),
+            KvLengths::Paged { page_size, pages, .. } => also(true, format!("paged{page_size}x{pages}")),
+        }
         f.pad(&line)
     }
 }

@@ -5,7 +5,10 @@ use std::ops::Range;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{CausalAlign, DType, KeyRange, Layout, Mask, ProblemBuilder, ProblemError, TensorView, TensorViewMut};
+use crate::{
+    CausalAlign, DType, KeyRange, KvLengths, Layout, Mask, ProblemBuilder, ProblemError, QLengths, TensorView,
+    TensorViewMut,
+};
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
 /// from about 1e7 their rounding alone takes P out of the range of fp16, and from 1e8 of f32.
@@ -19,15 +22,6 @@ pub const MAX_ELEMENTS: usize = 1 << 31;
 
 /// Maximum sequence length: row index plus mask offset must fit in an `i32`.
 pub const MAX_SEQ_LEN: usize = 1 << 28;
-
-/// Sequences of different lengths, packed along `seq` (batch is then 1).
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct VarLen {
-    /// First row of each query sequence, then the total: `num_sequences + 1` entries.
-    pub cu_seqlens_q: Vec<u32>,
-    /// The same for keys and values.
-    pub cu_seqlens_kv: Vec<u32>,
-}
 
 /// An attention computation: `O = softmax(scale · Q·Kᵀ, masked) · V` for every batch and head.
 ///
@@ -67,7 +61,14 @@ pub struct Problem {
     pub(crate) k: Layout,
     pub(crate) v: Layout,
     pub(crate) o: Layout,
-    pub(crate) var_len: Option<VarLen>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) q_lengths: QLengths,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(crate) kv_lengths: KvLengths,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A method for each field that returns its value.
@@ -89,9 +90,9 @@ getters! {
     num_heads: usize;
     /// Key/value heads; `num_heads` is a multiple of it.
     num_kv_heads: usize;
-    /// Query rows per sequence.
+    /// Query rows per sequence, or their upper bound ([`QLengths`]).
     seq_len_q: usize;
-    /// Key/value rows per sequence.
+    /// Keys per sequence, or their upper bound ([`KvLengths`]).
     seq_len_kv: usize;
     /// Columns of Q and K.
     head_dim: usize;
@@ -109,8 +110,13 @@ getters! {
     softmax_scale: f32;
     /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
     softcap: Option<f32>;
-    /// Whether the log-sum-exp is requested: f32 `[batch, heads, seq_len_q]`, natural logarithm.
+    /// Whether the log-sum-exp is requested: f32 `[batch, heads, seq_len_q]`, or `[heads, total]`
+    /// of packed query rows, natural logarithm.
     return_lse: bool;
+    /// Where the query rows of a sequence lie.
+    q_lengths: QLengths;
+    /// Where the keys of a sequence lie.
+    kv_lengths: KvLengths;
 }
 
 impl Serialize for Problem {
@@ -159,7 +165,8 @@ impl Problem {
             _ => 0,
         }
     }
-    /// Layout of Q, `[batch, seq_len_q, num_heads, head_dim]`.
+    /// Layout of Q, `[batch, seq_len_q, num_heads, head_dim]`; other lengths than equal ones have
+    /// other shapes ([`QLengths`], [`KvLengths`]).
     pub fn q_layout(&self) -> &Layout {
         &self.q
     }
@@ -175,17 +182,13 @@ impl Problem {
     pub fn o_layout(&self) -> &Layout {
         &self.o
     }
-    /// Bounds of packed sequences, if any.
-    pub fn var_len(&self) -> Option<&VarLen> {
-        self.var_len.as_ref()
-    }
-    /// Elements of the log-sum-exp: `batch · num_heads · seq_len_q`.
+    /// Elements of the log-sum-exp: rows and heads of O.
     pub fn lse_len(&self) -> usize {
-        self.batch * self.num_heads * self.seq_len_q
+        self.o.shape[..3].iter().product()
     }
 
-    /// The mask resolved for this problem's lengths and offsets. With [`VarLen`] each sequence has
-    /// its lengths: use [`Problem::visible_keys`].
+    /// The mask resolved for this problem's lengths and offsets; where lengths differ, for the
+    /// bounds ([`Sequence::keys`](crate::Sequence::keys) has those of a sequence).
     pub fn key_range(&self) -> KeyRange {
         self.key_range_of(self.seq_len_q, self.seq_len_kv)
     }
@@ -212,36 +215,14 @@ impl Problem {
         }
     }
 
-    /// The rows of K and V that row `row` of Q attends to. With [`VarLen`] these are rows of the
-    /// same sequence.
-    ///
-    /// ```
-    /// use flashcore_problem::{Mask, Problem, VarLen};
-    /// let packed = VarLen { cu_seqlens_q: vec![0, 2, 5], cu_seqlens_kv: vec![0, 4, 8] };
-    /// let problem = Problem::builder().heads(1, 1).seq_len_q(5).seq_len_kv(8).head_dim(64);
-    /// let problem = problem.mask(Mask::CAUSAL).var_len(packed).build()?;
-    /// assert_eq!(problem.visible_keys(0), 0..3); // row 0 of 2, of the first sequence
-    /// assert_eq!(problem.visible_keys(4), 4..8); // the last row of the second
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
-    /// ```
+    /// The keys that row `row` of a sequence attends to, with the lengths of [`Problem::key_range`].
     pub fn visible_keys(&self, row: usize) -> Range<usize> {
-        let Some(var_len) = &self.var_len else {
-            return self.key_range().keys(row);
-        };
-        let (q, kv) = (&var_len.cu_seqlens_q, &var_len.cu_seqlens_kv);
-        // The last sequence that starts at or before the row: empty ones may start there, too.
-        let sequence = q.partition_point(|&start| start as usize <= row).saturating_sub(1);
-        let bounds = |starts: &[u32]| match starts.get(sequence..sequence + 2) {
-            Some(&[start, end]) => start as usize..end as usize,
-            _ => 0..0,
-        };
-        let (q, kv) = (bounds(q), bounds(kv));
-        let keys = self.key_range_of(q.len(), kv.len()).keys(row - q.start);
-        kv.start + keys.start..kv.start + keys.end
+        self.key_range().keys(row)
     }
 
     /// FLOPs of the two products over visible keys: `2·(head_dim + head_dim_v)` per visible (row,
-    /// key) pair and head. Softmax is not counted, as usual in the field.
+    /// key) pair and head. Softmax is not counted, as usual in the field. Lengths that differ count
+    /// as their bounds.
     pub fn flops(&self) -> f64 {
         let pairs: f64 = (0..self.seq_len_q).map(|row| self.visible_keys(row).len() as f64).sum();
         2.0 * (self.head_dim + self.head_dim_v) as f64 * pairs * (self.batch * self.num_heads) as f64

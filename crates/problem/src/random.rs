@@ -1,7 +1,7 @@
 //! Random problems for fuzz tests.
 
 use crate::rng::Rng;
-use crate::{DType, Layout, Mask, Problem, ProblemError};
+use crate::{DType, KvLengths, Layout, Mask, Problem, ProblemError, QLengths};
 
 /// Limits of [`random_problem`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +20,9 @@ pub struct RandomLimits {
     pub odd_strides: bool,
     /// Generate `head_dim_v ≠ head_dim` in a quarter of the problems.
     pub head_dim_v: bool,
+    /// Cycle with the seed through all combinations of packed, cached and paged lengths; without,
+    /// lengths are equal.
+    pub lengths: bool,
 }
 
 impl Default for RandomLimits {
@@ -33,6 +36,7 @@ impl Default for RandomLimits {
             dtypes: &[],
             odd_strides: true,
             head_dim_v: false,
+            lengths: false,
         }
     }
 }
@@ -71,7 +75,12 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
     } else {
         sizes.head_dim
     };
-    let [q, k, v, o] = draw_layouts(&mut rng, limits, &sizes, head_dim_v);
+    let (q_lengths, kv_lengths) = match limits.lengths {
+        true => draw_kinds(&mut rng, seed, &sizes),
+        false => Default::default(),
+    };
+    let shapes = shapes(&sizes, head_dim_v, q_lengths, kv_lengths);
+    let [q, k, v, o] = draw_layouts(&mut rng, limits, &sizes, shapes);
     let mut builder = Problem::builder()
         .batch(sizes.batch)
         .heads(sizes.num_kv_heads * sizes.group_size, sizes.num_kv_heads)
@@ -82,6 +91,8 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
         .dtype(dtype)
         .mask(draw_mask(&mut rng, seed % MASK_KINDS, sizes.seq_len_kv))
         .return_lse(rng.chance(0.5))
+        .q_lengths(q_lengths)
+        .kv_lengths(kv_lengths)
         .layouts(q, k, v, o);
     if rng.chance(0.25) {
         // Large enough that sometimes rows are fully masked.
@@ -193,14 +204,61 @@ fn draw_mask(rng: &mut Rng, kind: u64, seq_len_kv: usize) -> Mask {
     if rng.chance(0.3) { mask.top_left() } else { mask }
 }
 
-fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, head_dim_v: usize) -> [Layout; 4] {
+/// The kinds of lengths of a seed: consecutive ones cycle through all combinations.
+fn draw_kinds(rng: &mut Rng, seed: u64, sizes: &Sizes) -> (QLengths, KvLengths) {
+    // Most room for all sequences, sometimes so little that they cannot all be long.
+    let mut total = |bound: usize| rng.between(bound, (sizes.batch * bound).max(bound + 1));
+    let (total_q, total_kv) = (total(sizes.seq_len_q), total(sizes.seq_len_kv));
+    let (used_q, used_kv) = (seed / 15 % 2 == 1, seed / 30 % 2 == 1);
+    let q = match seed % 3 {
+        0 => QLengths::Equal,
+        1 => QLengths::Packed {
+            total: total_q,
+            used: false,
+        },
+        _ => QLengths::Packed {
+            total: total_q,
+            used: used_q,
+        },
+    };
+    let kv = match seed % 5 {
+        0 => KvLengths::Equal,
+        1 => KvLengths::Packed {
+            total: total_kv,
+            used: used_kv,
+        },
+        2 => KvLengths::Cache,
+        _ => {
+            let page_size = [1, 3, 16, 64][rng.below(4)].min(sizes.seq_len_kv);
+            let needed = sizes.seq_len_kv.div_ceil(page_size);
+            KvLengths::Paged {
+                page_size,
+                // Fewer pages than sequences need are shared.
+                pages: rng.between(1.max(needed / 2), sizes.batch * needed + 2),
+                max_pages: needed + rng.below(3),
+            }
+        }
+    };
+    (q, kv)
+}
+
+/// The shapes of Q, K, V and O.
+fn shapes(sizes: &Sizes, head_dim_v: usize, q: QLengths, kv: KvLengths) -> [[usize; 4]; 4] {
     let num_heads = sizes.num_kv_heads * sizes.group_size;
-    let shapes = [
-        [sizes.batch, sizes.seq_len_q, num_heads, sizes.head_dim],
-        [sizes.batch, sizes.seq_len_kv, sizes.num_kv_heads, sizes.head_dim],
-        [sizes.batch, sizes.seq_len_kv, sizes.num_kv_heads, head_dim_v],
-        [sizes.batch, sizes.seq_len_q, num_heads, head_dim_v],
+    let [q, kv] = [
+        q.rows(sizes.batch, sizes.seq_len_q),
+        kv.rows(sizes.batch, sizes.seq_len_kv),
     ];
+    [
+        [q[0], q[1], num_heads, sizes.head_dim],
+        [kv[0], kv[1], sizes.num_kv_heads, sizes.head_dim],
+        [kv[0], kv[1], sizes.num_kv_heads, head_dim_v],
+        [q[0], q[1], num_heads, head_dim_v],
+    ]
+}
+
+fn draw_layouts(rng: &mut Rng, limits: &RandomLimits, sizes: &Sizes, shapes: [[usize; 4]; 4]) -> [Layout; 4] {
+    let (num_heads, head_dim_v) = (sizes.num_kv_heads * sizes.group_size, shapes[3][3]);
     match rng.below(5) {
         0 => shapes.map(Layout::bshd),
         1 => shapes.map(Layout::bhsd),
@@ -278,6 +336,7 @@ mod tests {
             dtypes: &[DType::BF16],
             odd_strides: false,
             head_dim_v: false,
+            lengths: false,
         };
         for seed in 0..SEEDS {
             let p = random_problem(seed, &tight).unwrap();

@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use crate::slack::{SCORE_ERROR, SUM_ERROR, Slack};
-use crate::{DType, Problem, ProblemError, TensorView};
+use crate::{DType, Lengths, Problem, ProblemError, Sequence, TensorView};
 
 /// The float64 result of one query row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReferenceRow {
-    /// `[batch, head, row]` of Q.
+    /// `[batch, head, row]` of O; of packed rows, `[0, head, row of the tensor]`.
     pub index: [usize; 3],
     /// The row of O, `head_dim_v` long; 0 if the row is fully masked.
     pub out: Vec<f64>,
@@ -22,7 +22,7 @@ pub struct ReferenceRow {
     pub slack: Slack,
 }
 
-/// Computes every row, in the order `[batch, row, head]` of O.
+/// Computes every row, in the order `[batch, row, head]` of O, of a problem of equal lengths.
 ///
 /// ```
 /// use flashcore_problem::{InputKind, Inputs, Problem, reference};
@@ -40,26 +40,32 @@ pub fn reference(
     k: &TensorView<'_>,
     v: &TensorView<'_>,
 ) -> Result<Vec<ReferenceRow>, ProblemError> {
-    let [batch, seq_len_q, heads, _] = problem.o_layout().shape;
-    let index = |at: usize| [at / heads / seq_len_q, at % heads, at / heads % seq_len_q];
-    let rows: Vec<[usize; 3]> = (0..batch * seq_len_q * heads).map(index).collect();
-    reference_rows(problem, q, k, v, &rows)
+    let lengths = Lengths::default();
+    reference_rows(problem, q, k, v, &lengths, &problem.query_rows(&lengths)?)
 }
 
-/// Computes some rows, each given as `[batch, head, row]`, in the given order.
+/// Computes some rows, each given as `[batch, head, row]` of O, in the given order. All rows of all
+/// sequences are [`Problem::query_rows`].
+///
+/// # Errors
+/// Tensors or lengths that are not the problem's; a row that is of no sequence.
 pub fn reference_rows(
     problem: &Problem,
     q: &TensorView<'_>,
     k: &TensorView<'_>,
     v: &TensorView<'_>,
+    lengths: &Lengths<&[i32]>,
     rows: &[[usize; 3]],
 ) -> Result<Vec<ReferenceRow>, ProblemError> {
     problem.check_inputs(q, k, v)?;
-    let limits = [problem.batch(), problem.num_heads(), problem.seq_len_q()];
-    for (index, limit, field) in rows
-        .iter()
-        .flat_map(|row| (0..3).map(|i| (row[i], limits[i], ["batch index", "head index", "row index"][i])))
-    {
+    let sequences = problem.sequences(lengths)?;
+    let shape = problem.o_layout().shape;
+    for (index, limit, field) in rows.iter().flat_map(|row| {
+        let limits = [("batch index", 0), ("head index", 2), ("row index", 1)];
+        row.iter()
+            .zip(limits)
+            .map(|(&index, (field, dim))| (index, shape[dim], field))
+    }) {
         if index >= limit {
             return Err(ProblemError::TooLarge {
                 what: field.to_string(),
@@ -68,20 +74,31 @@ pub fn reference_rows(
             });
         }
     }
+    let found = rows
+        .iter()
+        .map(|&[b, _, s]| sequences.iter().position(|one| one.row_at([b, s]).is_some()));
+    let Some(of_row) = found.collect::<Option<Vec<usize>>>() else {
+        return Err(ProblemError::Lengths {
+            argument: "rows",
+            why: "has a row that is of no sequence; take those of `Problem::query_rows`".to_string(),
+        });
+    };
     // Group rows by K/V head, so that its keys are widened once.
     let mut order: Vec<usize> = (0..rows.len()).collect();
-    let kv_head_of = |row: [usize; 3]| (row[0], row[1] / problem.group_size());
-    order.sort_by_key(|&i| kv_head_of(rows[i]));
+    let kv_head_of = |i: usize| (of_row[i], rows[i][1] / problem.group_size());
+    order.sort_by_key(|&i| kv_head_of(i));
     let mut results: Vec<Option<ReferenceRow>> = vec![None; rows.len()];
     let mut widened: Option<((usize, usize), Keys)> = None;
     for i in order {
-        let (b, kv_head) = kv_head_of(rows[i]);
+        let (of, [b, _, s]) = (kv_head_of(i), rows[i]);
+        let sequence = &sequences[of.0];
         let keys = match widened.take() {
-            Some((of, keys)) if of == (b, kv_head) => keys,
-            _ => Keys::widen(k, v, b, kv_head),
+            Some((before, keys)) if before == of => keys,
+            _ => Keys::widen(k, v, sequence, of.1),
         };
-        results[i] = Some(attend(problem, &keys, q, rows[i]));
-        widened = Some(((b, kv_head), keys));
+        let visible = sequence.row_at([b, s]).map_or(0..0, |row| sequence.keys.keys(row));
+        results[i] = Some(attend(problem, &keys, q, rows[i], visible));
+        widened = Some((of, keys));
     }
     Ok(results.into_iter().flatten().collect())
 }
@@ -125,9 +142,9 @@ fn stage(
 ) -> Result<Vec<f64>, ProblemError> {
     problem.check_inputs(q, k, v)?;
     let mut all = Vec::new();
-    for b in 0..problem.batch() {
+    for (b, sequence) in problem.sequences(&Lengths::default())?.iter().enumerate() {
         for h in 0..problem.num_heads() {
-            let keys = Keys::widen(k, v, b, h / problem.group_size());
+            let keys = Keys::widen(k, v, sequence, h / problem.group_size());
             for row in 0..problem.seq_len_q() {
                 let scores = scores(problem, &keys, q, [b, h, row], 0..problem.seq_len_kv());
                 all.extend(finish(scores, problem.visible_keys(row)));
@@ -148,10 +165,12 @@ struct Keys {
 }
 
 impl Keys {
-    fn widen(k: &TensorView<'_>, v: &TensorView<'_>, b: usize, kv_head: usize) -> Keys {
-        let [_, seq_len_kv, _, head_dim] = k.layout().shape;
-        let head_dim_v = v.layout().shape[3];
-        let element = |t: &TensorView<'_>, s, d| t.value(b, s, kv_head, d);
+    fn widen(k: &TensorView<'_>, v: &TensorView<'_>, sequence: &Sequence<'_>, kv_head: usize) -> Keys {
+        let (seq_len_kv, head_dim, head_dim_v) = (sequence.len_kv, k.layout().shape[3], v.layout().shape[3]);
+        let element = |t: &TensorView<'_>, key, d| match sequence.kv_row(key) {
+            Some([b, s]) => t.value(b, s, kv_head, d),
+            None => 0.0,
+        };
         let k_columns: Vec<Vec<f64>> = (0..head_dim)
             .map(|d| (0..seq_len_kv).map(|s| element(k, s, d)).collect())
             .collect();
@@ -204,8 +223,13 @@ fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
     (weights, sum, max)
 }
 
-fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, index: [usize; 3]) -> ReferenceRow {
-    let visible = problem.visible_keys(index[2]);
+fn attend(
+    problem: &Problem,
+    keys: &Keys,
+    q: &TensorView<'_>,
+    index: [usize; 3],
+    visible: Range<usize>,
+) -> ReferenceRow {
     let mut result = ReferenceRow {
         index,
         out: vec![0.0; problem.head_dim_v()],

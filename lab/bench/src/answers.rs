@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use flashcore_problem::bulk::fill_normal;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    DType, E4M3_MAX, InputKind, Inputs, Layout, Problem, ReferenceRow, Tensor, reference, reference_rows,
+    DType, E4M3_MAX, InputKind, Inputs, Layout, Lengths, Problem, ReferenceRow, Tensor, reference_rows,
 };
 use rayon::prelude::*;
 
@@ -29,7 +29,7 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
     let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
     let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
     let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
-    if few || !dense || kind != InputKind::Normal {
+    if few || !dense || kind != InputKind::Normal || problem.has_lengths() {
         return Inputs::generate(problem, kind, seed);
     }
     let draw = |tensor, layout: &Layout, stream: u64| {
@@ -49,6 +49,7 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
         q: draw("q", layouts[0], 1),
         k: draw("k", layouts[1], 2),
         v: draw("v", layouts[2], 3),
+        lengths: Lengths::default(),
     }
 }
 
@@ -117,16 +118,36 @@ fn is_small(problem: &Problem) -> bool {
 
 fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<ReferenceRow>, BenchError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let lengths = &inputs.lengths.as_slices();
+    let all = problem.query_rows(lengths)?;
     if is_small(problem) {
-        return Ok(reference(problem, &q, &k, &v)?);
+        return Ok(reference_rows(problem, &q, &k, &v, lengths, &all)?);
     }
-    let rows = sampled_rows(problem, seed);
+    let rows = match problem.has_lengths() {
+        true => neighbours(&all, problem.num_heads(), seed),
+        false => sampled_rows(problem, seed),
+    };
     // One head per task: converting its keys to float64 is most of the work.
     let found: Result<Vec<_>, _> = rows
         .par_iter()
-        .map(|rows| reference_rows(problem, &q, &k, &v, rows))
+        .map(|rows| reference_rows(problem, &q, &k, &v, lengths, rows))
         .collect();
     Ok(found?.concat())
+}
+
+/// The same of rows in the order of [`Problem::query_rows`]: some that follow each other in a head.
+fn neighbours(all: &[[usize; 3]], num_heads: usize, seed: u64) -> Vec<Vec<[usize; 3]>> {
+    let mut rng = Rng::stream(seed, 77);
+    let first = (0..ROW_HEADS).map(|_| rng.below(all.len().max(1)));
+    let group = |first| {
+        all.iter()
+            .skip(first)
+            .step_by(num_heads)
+            .take(ROWS_A_HEAD)
+            .copied()
+            .collect()
+    };
+    first.map(group).collect()
 }
 
 fn sampled_rows(problem: &Problem, seed: u64) -> Vec<Vec<[usize; 3]>> {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
-use flashcore_problem::{InputKind, Inputs, POISON, Problem, Tensor};
+use flashcore_problem::{InputKind, Inputs, Lengths, POISON, Problem, Tensor};
 
 use crate::answers::draw;
 use crate::bed::Bed;
@@ -23,6 +23,7 @@ struct Place {
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    lengths: Lengths<Vec<i32>>,
     out: Tensor,
     lse: Vec<f32>,
 }
@@ -39,11 +40,12 @@ impl CpuBed {
     /// Allocates the tensors and fills them with normal inputs.
     pub fn new(problem: &Problem) -> CpuBed {
         let place = |seed: u64| {
-            let Inputs { q, k, v } = draw(problem, InputKind::Normal, seed);
+            let Inputs { q, k, v, lengths } = draw(problem, InputKind::Normal, seed);
             Place {
                 q,
                 k,
                 v,
+                lengths,
                 out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
                 lse: vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }],
             }
@@ -63,7 +65,14 @@ impl CpuBed {
 
     fn run(&self, config: CpuConfig, place: usize) -> Result<(), Trouble> {
         let mut places = self.places.borrow_mut();
-        let Place { q, k, v, out, lse } = &mut places[place];
+        let Place {
+            q,
+            k,
+            v,
+            lengths,
+            out,
+            lse,
+        } = &mut places[place];
         let options = CpuOptions {
             config: Some(config),
             ..CpuOptions::default()
@@ -72,9 +81,8 @@ impl CpuBed {
         attention_with(
             &options,
             &self.problem,
-            q.view(),
-            k.view(),
-            v.view(),
+            [q.view(), k.view(), v.view()],
+            &lengths.as_slices(),
             &mut out.view_mut(),
             lse,
         )

@@ -76,7 +76,7 @@ pub enum CheckError {
     /// A buffer of the launch is not a tensor of the problem.
     #[error(
         "the launch has a buffer `{0}`, which is not a tensor of the problem (q, k, v, out, lse, tap, offsets, \
-         workspace)"
+         workspace, or the values of its lengths)"
     )]
     Buffer(&'static str),
     /// The config does not support the small problem that represents the whole in the cost model.
@@ -323,6 +323,7 @@ pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, Ch
         "q_scale" => scales(&inputs.q),
         "k_scale" => scales(&inputs.k),
         "v_scale" => scales(&inputs.v),
+        name if let Some(values) = inputs.lengths.named(name) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         name if name == "workspace" || OUTPUTS.contains(&name) => vec![POISON; spec.bytes as usize],
         name => return Err(CheckError::Buffer(name)),
     })

@@ -72,7 +72,7 @@ pub(crate) fn arbitrate(
     let (out, lse) = values(problem, output);
     let tolerance = Tolerance::of(problem.dtype());
     let judge = |&row: &Row| -> Result<Option<(Row, Comparison)>, ProblemError> {
-        let right = reference_rows(problem, &q, &k, &v, &[row])?;
+        let right = reference_rows(problem, &q, &k, &v, &inputs.lengths.as_slices(), &[row])?;
         let mut found = compare(problem, &out.view(), &right, tolerance)?;
         if found.passed && problem.return_lse() {
             found = compare_lse(problem, &lse, &right, tolerance)?;

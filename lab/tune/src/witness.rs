@@ -43,9 +43,11 @@ pub(crate) fn output_of_host(problem: &Problem, seed: u64) -> Result<Written, Tu
     let inputs = draw(problem, InputKind::Normal, seed);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = vec![0.0_f32; if problem.return_lse() { problem.lse_len() } else { 0 }];
-    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let tensors = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
     let requested = problem.return_lse().then_some(&mut lse[..]);
-    flashcore_cpu::attention(problem, q, k, v, &mut out.view_mut(), requested).map_err(flashcore::Error::from)?;
+    let (options, lengths) = (flashcore_cpu::Options::default(), inputs.lengths.as_slices());
+    flashcore_cpu::attention_with(&options, problem, tensors, &lengths, &mut out.view_mut(), requested)
+        .map_err(flashcore::Error::from)?;
     Ok(Written {
         out: out.bytes().to_vec(),
         lse: lse.iter().flat_map(|value| value.to_ne_bytes()).collect(),

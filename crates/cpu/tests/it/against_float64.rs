@@ -3,7 +3,7 @@
 use flashcore_cpu::{CpuConfig, Options, SimdLevel, attention, attention_with};
 use flashcore_problem::{
     DType, InputKind, Inputs, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, RandomLimits, SOFTCAPS, Tensor, Tolerance,
-    VarLen, compare, compare_lse, gaps_untouched, random_problem, reference,
+    compare, compare_lse, others_untouched, random_problem, reference, reference_rows,
 };
 
 /// Output and log-sum-exp. The latter is empty unless the problem requests it.
@@ -13,9 +13,8 @@ fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor
     attention_with(
         options,
         problem,
-        inputs.q.view(),
-        inputs.k.view(),
-        inputs.v.view(),
+        [inputs.q.view(), inputs.k.view(), inputs.v.view()],
+        &inputs.lengths.as_slices(),
         &mut out.view_mut(),
         problem.return_lse().then_some(lse.as_mut_slice()),
     )
@@ -27,7 +26,15 @@ fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> (Tensor
 fn assert_right(options: &Options<'_>, problem: &Problem, kind: InputKind, seed: u64) {
     let inputs = Inputs::generate(problem, kind, seed);
     let (out, lse) = compute(options, problem, &inputs);
-    let want = reference(problem, &inputs.q.view(), &inputs.k.view(), &inputs.v.view()).unwrap();
+    let lengths = inputs.lengths.as_slices();
+    let rows = problem.query_rows(&lengths).unwrap();
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    let want = reference_rows(problem, &q, &k, &v, &lengths, &rows).unwrap();
+    others_untouched(&out.view(), rows.iter().copied())
+        .unwrap_or_else(|written| panic!("seed {seed}, {problem}: {written}"));
+    if rows.is_empty() {
+        return;
+    }
     let tolerance = Tolerance::of(problem.dtype());
     let found = compare(problem, &out.view(), &want, tolerance).unwrap();
     assert!(found.passed, "seed {seed}, {kind}, {problem}: {found}");
@@ -35,7 +42,6 @@ fn assert_right(options: &Options<'_>, problem: &Problem, kind: InputKind, seed:
         let found = compare_lse(problem, &lse, &want, Tolerance::of(DType::F32)).unwrap();
         assert!(found.passed, "seed {seed}, {kind}, lse of {problem}: {found}");
     }
-    gaps_untouched(&out.view()).unwrap_or_else(|written| panic!("seed {seed}, {problem}: {written}"));
 }
 
 fn limits() -> RandomLimits {
@@ -199,24 +205,16 @@ fn results_do_not_depend_on_threads_or_query_tiles() {
     }
 }
 
+/// Every combination of packed, cached and paged lengths, with NaN past every end.
 #[test]
-fn packed_sequences() {
-    let packed = VarLen {
-        cu_seqlens_q: vec![0, 70, 70, 71, 300],
-        cu_seqlens_kv: vec![0, 90, 95, 95, 400],
+fn random_lengths() {
+    let limits = RandomLimits {
+        lengths: true,
+        ..limits()
     };
-    for mask in [Mask::FULL, Mask::CAUSAL, Mask::window(Some(20), Some(3))] {
-        let problem = Problem::builder()
-            .head_dim(64)
-            .heads(4, 2)
-            .seq_len_q(300)
-            .seq_len_kv(400)
-            .mask(mask)
-            .return_lse(true)
-            .var_len(packed.clone())
-            .build()
-            .unwrap();
-        assert_right(&Options::default(), &problem, InputKind::Normal, 1);
+    for seed in 0..210 {
+        let problem = random_problem(seed, &limits).unwrap();
+        assert_right(&Options::default(), &problem, InputKind::Normal, seed);
     }
 }
 

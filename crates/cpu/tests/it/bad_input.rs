@@ -1,19 +1,20 @@
 //! Refused calls: the message, and that the output is unchanged.
 
 use flashcore_cpu::{CpuConfig, CpuError, Options, SimdLevel, attention, attention_with};
-use flashcore_problem::{DType, InputKind, Inputs, Layout, Problem, ProblemError, Tensor, TensorView, gaps_untouched};
+use flashcore_problem::{
+    DType, InputKind, Inputs, Layout, Lengths, Problem, ProblemError, Tensor, TensorView, gaps_untouched,
+};
 
 /// The error of a call with valid tensors and these options.
 fn refusal(options: &Options<'_>, problem: &Problem) -> String {
-    let Inputs { q, k, v } = Inputs::generate(problem, InputKind::Normal, 1);
+    let Inputs { q, k, v, .. } = Inputs::generate(problem, InputKind::Normal, 1);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut lse = vec![0.0; problem.lse_len()];
     let error = attention_with(
         options,
         problem,
-        q.view(),
-        k.view(),
-        v.view(),
+        [q.view(), k.view(), v.view()],
+        &Lengths::default(),
         &mut out.view_mut(),
         problem.return_lse().then_some(lse.as_mut_slice()),
     )
@@ -92,7 +93,7 @@ fn mismatched_tensors() {
         .return_lse(true)
         .build()
         .unwrap();
-    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     let mut call = |q: TensorView<'_>, lse: Option<&mut [f32]>| {
         let error = attention(&problem, q, k.view(), v.view(), &mut out.view_mut(), lse).unwrap_err();

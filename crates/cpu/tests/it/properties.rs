@@ -1,7 +1,7 @@
 //! Properties of attention that hold for all inputs.
 
 use flashcore_cpu::{CpuConfig, Options, attention_with, default_config};
-use flashcore_problem::{DType, InputKind, Inputs, Layout, Mask, Problem, Tensor};
+use flashcore_problem::{DType, InputKind, Inputs, Layout, Lengths, Mask, Problem, Tensor};
 use proptest::prelude::*;
 
 fn compute(config: CpuConfig, problem: &Problem, inputs: &Inputs) -> Tensor {
@@ -10,13 +10,12 @@ fn compute(config: CpuConfig, problem: &Problem, inputs: &Inputs) -> Tensor {
         config: Some(config),
         ..Options::default()
     };
-    let Inputs { q, k, v } = inputs;
+    let Inputs { q, k, v, .. } = inputs;
     attention_with(
         &options,
         problem,
-        q.view(),
-        k.view(),
-        v.view(),
+        [q.view(), k.view(), v.view()],
+        &Lengths::default(),
         &mut out.view_mut(),
         None,
     )
@@ -90,6 +89,7 @@ proptest! {
             q: part(&inputs.q, prefix.q_layout(), row),
             k: part(&inputs.k, prefix.k_layout(), 0),
             v: part(&inputs.v, prefix.v_layout(), 0),
+            lengths: Lengths::default(),
         };
         let config = CpuConfig { tile_q: 32, tile_kv: 16 };
         let (all, one) = (compute(config, &whole, &inputs), compute(config, &prefix, &last));

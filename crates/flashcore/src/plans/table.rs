@@ -83,7 +83,7 @@ pub struct PlanClass {
 
 impl PlanClass {
     /// The class of a problem; `None` for those that no table is for: with tensors that are not
-    /// dense, offsets of the mask, or packed sequences.
+    /// dense, offsets of the mask, or lengths on the device.
     ///
     /// ```
     /// use flashcore::Problem;
@@ -102,8 +102,7 @@ impl PlanClass {
         let lies = |order: fn([usize; 4]) -> Layout| layouts.iter().all(|layout| **layout == order(layout.shape));
         let bshd = lies(Layout::bshd);
         let plain = problem.q_offset() == 0 && problem.kv_offset() == 0;
-        let packed = problem.var_len().is_some();
-        if packed || !plain || !(bshd || lies(Layout::bhsd)) {
+        if problem.has_lengths() || !plain || !(bshd || lies(Layout::bhsd)) {
             return None;
         }
         let mut mask = problem.mask();

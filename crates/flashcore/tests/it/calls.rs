@@ -21,7 +21,7 @@ fn problem() -> ProblemBuilder {
 fn an_output_is_that_of_the_reference_in_either_form() {
     for layout in [Layout::bshd, Layout::bhsd] {
         let problem = problem().layout(layout).build().unwrap();
-        let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 4);
+        let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
         let attention = Attention::new(Device::cpu());
         let output = attention.forward(&problem, &q, &k, &v).unwrap();
 
@@ -46,7 +46,7 @@ fn an_output_is_that_of_the_reference_in_either_form() {
 #[test]
 fn no_log_sum_exp_unless_it_is_asked_for() {
     let problem = problem().return_lse(false).build().unwrap();
-    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 4);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
     let output = Attention::new(Device::cpu()).forward(&problem, &q, &k, &v).unwrap();
     assert!(output.lse.is_none());
 }
@@ -54,7 +54,7 @@ fn no_log_sum_exp_unless_it_is_asked_for() {
 #[test]
 fn errors_name_the_argument() {
     let problem = problem().build().unwrap();
-    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 4);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 4);
     let attention = Attention::new(Device::cpu());
     let forward = |q: TensorView<'_>, k: TensorView<'_>, v: TensorView<'_>| {
         attention.forward(&problem, q, k, v).unwrap_err().to_string()

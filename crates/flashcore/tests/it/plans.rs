@@ -307,7 +307,7 @@ fn the_host_asks_its_table_and_answers_the_same() {
     let fixed = Attention::with_kernel(Device::cpu(), kernel).unwrap();
     assert_eq!(fixed.plan(&problem).unwrap().kernel(), kernel);
 
-    let Inputs { q, k, v } = Inputs::generate(&problem, flashcore::testing::InputKind::Normal, 3);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, flashcore::testing::InputKind::Normal, 3);
     let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
     asked.forward_into(&problem, &q, &k, &v, &mut out, None).unwrap();
     let want = reference(&problem, &q.view(), &k.view(), &v.view()).unwrap();

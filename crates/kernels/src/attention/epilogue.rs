@@ -39,7 +39,11 @@ impl<'k> RowParams<'k> {
     ) {
         if let Some(lse) = self.lse {
             let value = log_sum_exp(offset, sum);
-            lse.offset(batch_head.fma(self.seq_len_q, row)).store(value);
+            let place = match self.lse_rows {
+                Some(rows) => (batch_head % self.num_heads).fma(rows, row),
+                None => batch_head.fma(self.seq_len_q, row),
+            };
+            lse.offset(place).store(value);
         }
     }
 }

@@ -1,7 +1,227 @@
 //! Where the rows of a sequence begin, and how many there are.
+//!
+//! A kernel knows only the kinds of both axes ([`LengthKinds`]). Values come from buffers that are named as
+//! [`Lengths::NAMES`]; the launch gives upper bounds. [`Params::of_sequence`] clamps every value to its bound before an
+//! address depends on it, without a branch, so that no value leads out of a tensor.
 
-use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Source, Val};
-use flashcore_problem::Layout;
+use flashcore_ir::{Arg, Cache, Element, GlobalPtr, KernelBuilder, Launch, Source, Val};
+use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem, QLengths};
+
+use super::block_range::Band;
+use super::params::{Params, add_buffer};
+
+/// The kinds of both axes of lengths: what of them is baked into a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LengthKinds {
+    q: QKind,
+    kv: KvKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QKind {
+    Equal,
+    Packed { used: bool },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KvKind {
+    Equal,
+    Packed { used: bool },
+    Cache,
+    Paged,
+}
+
+impl LengthKinds {
+    pub(crate) fn of(problem: &Problem) -> LengthKinds {
+        LengthKinds {
+            q: match problem.q_lengths() {
+                QLengths::Equal => QKind::Equal,
+                QLengths::Packed { used, .. } => QKind::Packed { used },
+            },
+            kv: match problem.kv_lengths() {
+                KvLengths::Equal => KvKind::Equal,
+                KvLengths::Packed { used, .. } => KvKind::Packed { used },
+                KvLengths::Cache => KvKind::Cache,
+                KvLengths::Paged { .. } => KvKind::Paged,
+            },
+        }
+    }
+
+    /// Whether all lengths are those of the launch.
+    pub(crate) fn are_equal(self) -> bool {
+        (self.q, self.kv) == (QKind::Equal, KvKind::Equal)
+    }
+
+    /// The part of a kernel's name; nothing where all are equal.
+    pub(crate) fn name(self) -> String {
+        let used = |used| if used { "used" } else { "" };
+        let q = match self.q {
+            QKind::Equal => String::new(),
+            QKind::Packed { used: some } => format!("_packedq{}", used(some)),
+        };
+        match self.kv {
+            KvKind::Equal => q,
+            KvKind::Packed { used: some } => format!("{q}_packedkv{}", used(some)),
+            KvKind::Cache => q + "_cache",
+            KvKind::Paged => q + "_paged",
+        }
+    }
+}
+
+/// The parameters of lengths, where some are not equal. [`LengthParams::add_to_launch`] gives the arguments in the same
+/// order.
+pub(crate) struct LengthParams<'k> {
+    values: Lengths<GlobalPtr<'k, i32>>,
+    /// Whether the mask's diagonal ends at the last key: 1, else 0.
+    bottom_right: Val<'k, i32>,
+    total_q: Option<Val<'k, i32>>,
+    total_k: Option<Val<'k, i32>>,
+    /// Keys of a page, pages, and entries of a sequence in the block table.
+    paged: Option<[Val<'k, u32>; 3]>,
+}
+
+impl<'k> LengthParams<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder, kinds: LengthKinds) -> Option<Self> {
+        if kinds.are_equal() {
+            return None;
+        }
+        let (q_packed, q_used) = match kinds.q {
+            QKind::Equal => (false, false),
+            QKind::Packed { used } => (true, used),
+        };
+        let (k_packed, k_used) = match kinds.kv {
+            KvKind::Equal => (false, false),
+            KvKind::Packed { used } => (true, used),
+            KvKind::Cache | KvKind::Paged => (false, true),
+        };
+        let paged = kinds.kv == KvKind::Paged;
+        let array = |wanted: bool, name| wanted.then(|| k.param_ptr(name));
+        Some(LengthParams {
+            values: Lengths {
+                cu_seqlens_q: array(q_packed, "cu_seqlens_q"),
+                seqused_q: array(q_used, "seqused_q"),
+                cu_seqlens_k: array(k_packed, "cu_seqlens_k"),
+                seqused_k: array(k_used, "seqused_k"),
+                block_table: array(paged, "block_table"),
+            },
+            bottom_right: k.param("bottom_right"),
+            total_q: q_packed.then(|| k.param("total_q")),
+            total_k: k_packed.then(|| k.param("total_k")),
+            paged: paged.then(|| ["page_size", "pages", "max_pages"].map(|name| k.param(name))),
+        })
+    }
+
+    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
+        let entries = problem.length_entries();
+        for (name, entries) in Lengths::<usize>::NAMES.into_iter().zip(entries.arrays()) {
+            if let Some(entries) = entries {
+                add_buffer(launch, name, 4 * entries, 4, false);
+            }
+        }
+        let bottom_right = problem.mask().align == CausalAlign::BottomRight;
+        launch.args.push(Arg::I32(i32::from(bottom_right)));
+        if let QLengths::Packed { total, .. } = problem.q_lengths() {
+            launch.args.push(Arg::I32(total as i32));
+        }
+        match problem.kv_lengths() {
+            KvLengths::Equal | KvLengths::Cache => {}
+            KvLengths::Packed { total, .. } => launch.args.push(Arg::I32(total as i32)),
+            KvLengths::Paged {
+                page_size,
+                pages,
+                max_pages,
+            } => launch
+                .args
+                .extend([page_size, pages, max_pages].map(|size| Arg::U32(size as u32))),
+        }
+    }
+}
+
+/// First row and number of rows of a sequence: of all `most`, of those between two starts, of those used.
+#[track_caller]
+fn rows_of<'k>(
+    batch: Val<'k, u32>,
+    most: Val<'k, u32>,
+    packed: Option<(GlobalPtr<'k, i32>, Val<'k, i32>)>,
+    used: Option<GlobalPtr<'k, i32>>,
+) -> (Option<Val<'k, u32>>, Val<'k, u32>) {
+    let mut len = most.reinterpret::<i32>();
+    let first = packed.map(|(starts, total)| {
+        let starts = starts.offset(batch);
+        let first = starts.load_with(Cache::ReadOnly).max(0).min(total);
+        let end = starts.plus(1).load_with(Cache::ReadOnly).max(first).min(total);
+        len = (end - first).min(len);
+        first.reinterpret()
+    });
+    if let Some(used) = used {
+        len = used.offset(batch).load_with(Cache::ReadOnly).max(0).min(len);
+    }
+    (first, len.reinterpret())
+}
+
+impl<'k, E: Element> Params<'k, E> {
+    /// The parameters as they are for a sequence: lengths, band, and where its rows begin. With equal lengths they are the
+    /// same, and nothing is computed.
+    #[track_caller]
+    pub(crate) fn of_sequence(mut self, batch: Val<'k, u32>) -> Self {
+        let Some(lengths) = &self.rows.lengths else {
+            return self;
+        };
+        let values = &lengths.values;
+        let (q_first, len_q) = rows_of(
+            batch,
+            self.rows.seq_len_q,
+            values.cu_seqlens_q.zip(lengths.total_q),
+            values.seqused_q,
+        );
+        let (k_first, len_kv) = rows_of(
+            batch,
+            self.rows.seq_len_kv,
+            values.cu_seqlens_k.zip(lengths.total_k),
+            values.seqused_k,
+        );
+        if let Some(first) = q_first {
+            for tensor in [&mut self.q, &mut self.out] {
+                tensor.base = tensor.row(tensor.base, first);
+            }
+            self.rows.lse = self.rows.lse.map(|lse| lse.offset(first));
+            self.rows.lse_rows = lengths.total_q.map(Val::reinterpret);
+        }
+        if let Some(first) = k_first {
+            for tensor in [&mut self.k, &mut self.v] {
+                tensor.base = tensor.row(tensor.base, first);
+            }
+        }
+        if let (Some(table), Some([page_size, pages, max_pages])) = (values.block_table, lengths.paged) {
+            let table = table.offset_strided(batch, max_pages);
+            for tensor in [&mut self.k, &mut self.v] {
+                tensor.pages = Some(Pages {
+                    table,
+                    page_size,
+                    pages,
+                });
+            }
+        }
+        let shift = (len_kv - len_q).reinterpret::<i32>() * lengths.bottom_right;
+        self.rows.band = Band {
+            lo: self.rows.band.lo + shift,
+            hi: self.rows.band.hi + shift,
+            len: len_kv.reinterpret(),
+        };
+        (self.rows.seq_len_q, self.rows.seq_len_kv) = (len_q, len_kv);
+        self
+    }
+}
+
+/// The pages of a sequence.
+#[derive(Clone, Copy)]
+struct Pages<'k> {
+    /// The sequence's row of the block table.
+    table: GlobalPtr<'k, i32>,
+    page_size: Val<'k, u32>,
+    /// Pages of the cache.
+    pages: Val<'k, u32>,
+}
 
 /// Strides of batch, sequence and heads in elements; 0 where a dimension has one index and its stride is never used.
 pub(crate) fn row_strides(layout: &Layout) -> [u32; 3] {
@@ -18,6 +238,8 @@ pub(crate) struct TensorParam<'k, E> {
     batch_stride: Val<'k, u32>,
     pub seq_stride: Val<'k, u32>,
     head_stride: Val<'k, u32>,
+    /// Of a paged tensor, whose batch stride is that of pages.
+    pages: Option<Pages<'k>>,
 }
 
 impl<'k, E: Element> TensorParam<'k, E> {
@@ -27,14 +249,34 @@ impl<'k, E: Element> TensorParam<'k, E> {
             batch_stride: k.param(&format!("{name}_batch_stride")),
             seq_stride: k.param(&format!("{name}_seq_stride")),
             head_stride: k.param(&format!("{name}_head_stride")),
+            pages: None,
         }
     }
 
     #[track_caller]
     pub(crate) fn head(&self, batch: Val<'k, u32>, head: Val<'k, u32>) -> GlobalPtr<'k, E> {
-        self.base
-            .offset_strided(batch, self.batch_stride)
-            .offset_strided(head, self.head_stride)
+        let of_batch = match self.pages {
+            Some(_) => self.base,
+            None => self.base.offset_strided(batch, self.batch_stride),
+        };
+        of_batch.offset_strided(head, self.head_stride)
+    }
+
+    /// Where a key's row is, and whether it is on a page; without pages it is. A row on no page has the address of one of
+    /// the cache, and counts as zeros. The key must be one of the sequence's: others have no entry in the block table.
+    #[track_caller]
+    pub(crate) fn key_row(
+        &self,
+        head: GlobalPtr<'k, E>,
+        key: Val<'k, u32>,
+    ) -> (GlobalPtr<'k, E>, Option<Val<'k, bool>>) {
+        let Some(pages) = &self.pages else {
+            return (self.row(head, key), None);
+        };
+        let entry = pages.table.offset(key / pages.page_size);
+        let page = entry.load_with(Cache::ReadOnly).reinterpret::<u32>();
+        let in_cache = head.offset_strided(page.min(pages.pages - 1), self.batch_stride);
+        (self.row(in_cache, key % pages.page_size), Some(page.lt(pages.pages)))
     }
 
     #[track_caller]

@@ -6,7 +6,7 @@ use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, L
 use flashcore_problem::{DType, Layout, Problem};
 
 use super::block_range::Band;
-use super::lengths::{TensorParam, row_strides};
+use super::lengths::{LengthKinds, LengthParams, TensorParam, row_strides};
 use super::score_mod::ScoreMod;
 use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
@@ -31,6 +31,7 @@ pub(crate) struct Shape {
     pub tap: Option<Tap>,
     /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,
+    pub lengths: LengthKinds,
 }
 
 impl Shape {
@@ -44,6 +45,7 @@ impl Shape {
             vector_bytes,
             tap,
             split: false,
+            lengths: LengthKinds::of(problem),
         }
     }
 
@@ -69,7 +71,11 @@ impl Shape {
         let lse = if self.lse { "_lse" } else { "" };
         let split = if self.split { "_split" } else { "" };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
-        format!("{id}_{}_d{}{v}{softcap}{lse}{split}{tap}", self.dtype, self.head_dim)
+        let lengths = self.lengths.name();
+        format!(
+            "{id}_{}_d{}{v}{softcap}{lse}{split}{lengths}{tap}",
+            self.dtype, self.head_dim
+        )
     }
 }
 
@@ -80,7 +86,7 @@ pub(crate) struct Params<'k, E> {
     pub k: TensorParam<'k, E>,
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
-    rows: RowParams<'k>,
+    pub(super) rows: RowParams<'k>,
     /// Where a kernel that is split stores its partials, in place of `out` and `lse`.
     pub partials: Option<Partials<'k>>,
 }
@@ -96,6 +102,9 @@ impl<'k, E> Deref for Params<'k, E> {
 /// The parameters of every attention kernel after its tensors. [`add_rows`] gives the arguments in the same order.
 pub(crate) struct RowParams<'k> {
     pub lse: Option<GlobalPtr<'k, f32>>,
+    /// Rows of a head in `lse` where they are packed; else those of the sequence.
+    pub(super) lse_rows: Option<Val<'k, u32>>,
+    /// Those of the sequence, after [`Params::of_sequence`]; before, the bounds.
     pub seq_len_q: Val<'k, u32>,
     pub seq_len_kv: Val<'k, u32>,
     pub num_heads: Val<'k, u32>,
@@ -105,6 +114,7 @@ pub(crate) struct RowParams<'k> {
     pub score_mod: ScoreMod<'k>,
     /// Where a build with a tap stores it.
     pub tap: Option<TapParams<'k>>,
+    pub(super) lengths: Option<LengthParams<'k>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -126,6 +136,7 @@ impl<'k> RowParams<'k> {
         let (seq_len_q, seq_len_kv) = (k.param("seq_len_q"), k.param::<u32>("seq_len_kv"));
         RowParams {
             lse,
+            lse_rows: None,
             seq_len_q,
             seq_len_kv,
             num_heads: k.param("num_heads"),
@@ -137,6 +148,7 @@ impl<'k> RowParams<'k> {
             },
             score_mod: ScoreMod::declare(k, shape),
             tap: shape.tap.map(|tap| TapParams::declare(k, tap)),
+            lengths: LengthParams::declare(k, shape.lengths),
         }
     }
 
@@ -163,7 +175,11 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     if shape.lse {
         add_lse(launch, problem);
     }
-    let range = tap::key_range(problem, shape.tap);
+    let range = match shape.lengths.are_equal() {
+        true => tap::key_range(problem, shape.tap),
+        // A sequence adds what depends on its lengths.
+        false => problem.key_range_of(0, 0),
+    };
     launch.args.extend([
         Arg::U32(problem.seq_len_q() as u32),
         Arg::U32(problem.seq_len_kv() as u32),
@@ -175,6 +191,9 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     ScoreMod::add_to_launch(launch, problem);
     if let Some(tap) = shape.tap {
         tap::extend_launch(launch, problem, tap);
+    }
+    if !shape.lengths.are_equal() {
+        LengthParams::add_to_launch(launch, problem);
     }
 }
 
@@ -203,7 +222,7 @@ pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize,
     launch.buffers.len() - 1
 }
 
-/// Refuses dtypes that a family does not serve, and batches of variable length.
+/// Refuses dtypes that a family does not serve.
 pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     if !serves.contains(&problem.dtype()) {
         let (what, remedy) = match problem.dtype() {
@@ -214,9 +233,14 @@ pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DTy
         };
         return Err(Refusal::unsupported(family, what, remedy));
     }
-    if problem.var_len().is_some() {
-        let what = "variable-length batches (cu_seqlens)";
-        return Err(Refusal::unsupported(family, what, "no family serves it yet"));
+    Ok(())
+}
+
+/// Refuses lengths and pages that are values on the device.
+pub(crate) fn check_lengths(problem: &Problem, family: &'static str) -> Result<(), Refusal> {
+    if problem.has_lengths() {
+        let what = "packed sequences, caches with lengths or pages";
+        return Err(Refusal::unsupported(family, what, "family scalar does"));
     }
     Ok(())
 }
@@ -224,6 +248,7 @@ pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DTy
 /// Refuses what kernels on tensor-core operands and 16-byte copies do not serve.
 pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     check_dtype(problem, family, serves)?;
+    check_lengths(problem, family)?;
     let bytes = problem.dtype().size_bytes() as u32;
     let odd = all_strides(problem).find(|stride| !(stride * bytes).is_multiple_of(ALIGNMENT));
     let Some(stride) = odd else {

@@ -21,7 +21,7 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{KeyRange, POISON, Problem, ProblemBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::params::{RowParams, add_buffer};
+use super::params::{RowParams, add_buffer, check_lengths};
 use super::row_tile::{RowTile, lane_column};
 use super::softmax::{Row, RowMax};
 use crate::Refusal;
@@ -145,12 +145,17 @@ fn normalise(row: &mut [f32], offsets: &[f32]) {
     }
 }
 
-/// Refuses more rows than a kernel counts: it does so in 32 bits.
+/// Refuses lengths on the device, and more rows than a kernel counts: it does so in 32 bits.
 pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> {
-    if tap.is_none() || u32::try_from(problem.lse_len()).is_ok() {
+    let family = "a build with a tap";
+    if tap.is_none() {
         return Ok(());
     }
-    let (family, what) = ("a build with a tap", format!("{} rows", problem.lse_len()));
+    check_lengths(problem, family)?;
+    if u32::try_from(problem.lse_len()).is_ok() {
+        return Ok(());
+    }
+    let what = format!("{} rows", problem.lse_len());
     Err(Refusal::unsupported(family, what, "take fewer batches or heads"))
 }
 

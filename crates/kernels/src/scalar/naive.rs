@@ -6,7 +6,7 @@
 
 use flashcore_ir::{KernelBuilder, Widen};
 
-use super::common::load_row;
+use super::common::{load_key, load_row};
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
@@ -43,6 +43,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
     let (tile, batch_head) = (block % tiles, block / tiles);
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let kv_head = head / params.group_size;
+    let params = params.of_sequence(batch);
     let row = tile * threads + k.thread_idx();
 
     k.if_(row.lt(params.seq_len_q).divergent(), || {
@@ -57,15 +58,15 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
         let (first, end) = params.visible_keys(row);
         k.for_divergent(first, end, 1, |key| {
             let key = key.reinterpret::<u32>();
-            let k_row = params.k.row(k_head, key);
-            let v_row = params.v.row(v_head, key);
+            let (k_row, on_page) = params.k.key_row(k_head, key);
+            let (v_row, _) = params.v.key_row(v_head, key);
 
             // A loop at run time: unrolled, the compiler would keep all of q in registers, and wide
             // heads do not fit there.
             let dot = k.var(0.0);
             k.for_uniform(0u32, shape.head_dim, 8, |d| {
                 let q = load_row(q_row.offset(d), 8, shape);
-                let k = load_row(k_row.offset(d), 8, shape);
+                let k = load_key(k_row.offset(d), on_page, 8, shape);
                 for (&q, &k) in q.iter().zip(&k) {
                     dot.fma_assign(q, k);
                 }
@@ -85,7 +86,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
             tap(Tap::Probabilities, p);
             sum.set(rescale.fma(sum, p));
             for c in (0..columns).step_by(8) {
-                let v = load_row(v_row.plus(c as i32), 8, shape);
+                let v = load_key(v_row.plus(c as i32), on_page, 8, shape);
                 for (acc, &v) in acc[c as usize..].iter().zip(&v) {
                     acc.mul_assign(rescale);
                     acc.fma_assign(p, v);

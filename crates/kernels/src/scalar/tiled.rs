@@ -11,7 +11,7 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, 
 use flashcore_problem::Problem;
 
 use super::Config;
-use super::common::{load_row, load4};
+use super::common::{load_key, load4};
 use crate::Refusal;
 use crate::attention::epilogue::normaliser;
 use crate::attention::lengths::TensorParam;
@@ -103,131 +103,139 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
     let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let kv_head = head / params.group_size;
+    let params = params.of_sequence(batch);
     let first_row = tile * levers.rows;
     let (thread_row, thread_col) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);
 
-    let q_head = params.q.head(batch, head);
-    load_tile(k, shape, q_tile, &params.q, q_head, first_row, params.seq_len_q);
+    let compute = || {
+        let q_head = params.q.head(batch, head);
+        load_tile(k, shape, q_tile, &params.q, q_head, first_row, params.seq_len_q);
 
-    // Row i of this thread is first_row + thread_row + i · thread_rows.
-    let rows: Vec<_> = (0..levers.rows_per_thread())
-        .map(|i| {
-            let row = first_row + thread_row + i * levers.thread_rows();
-            let keys = params.visible_keys(row);
-            let max = RowMax::new(k, params.score_mod.exponent_scale);
-            Row {
-                row,
-                keys,
-                max,
-                sum: k.var(0.0),
-            }
-        })
-        .collect();
-    let acc = Output::zero(k, levers, shape);
-
-    // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
-    let last_row = (first_row + (levers.rows - 1)).min(params.seq_len_q - 1);
-    let first_key = params.visible_keys(first_row).0 / levers.cols as i32 * levers.cols as i32;
-    let end_key = params.visible_keys(last_row).1;
-    let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
-
-    // Four neighbouring columns of each of this thread's rows.
-    let my_rows = |tile: SharedTile<'k, f32>, column| -> Vec<_> {
-        let first = tile.at(thread_row, column);
-        (0..levers.rows_per_thread())
-            .map(|i| load4(tile.down(first, i * levers.thread_rows())))
-            .collect()
-    };
-    let cols_per_thread = (levers.cols / THREAD_COLS) as usize;
-
-    k.for_uniform(first_key, end_key, levers.cols as i32, |key0| {
-        let first = key0.reinterpret();
-        k.barrier();
-        load_tile(k, shape, k_tile, &params.k, k_head, first, params.seq_len_kv);
-        load_tile(k, shape, v_tile, &params.v, v_head, first, params.seq_len_kv);
-        k.barrier();
-
-        let scores: Vec<_> = (0..rows.len() * cols_per_thread).map(|_| k.var(0.0)).collect();
-        k.verb("scores = Q·Kᵀ", || {
-            k.for_uniform(0u32, shape.head_dim, 4, |d| {
-                let q = my_rows(q_tile, d);
-                let first = k_tile.at(thread_col, d);
-                for j in 0..cols_per_thread {
-                    let key = load4(k_tile.down(first, j as u32 * THREAD_COLS));
-                    for (i, q) in q.iter().enumerate() {
-                        let score = scores[i * cols_per_thread + j];
-                        q.iter().zip(key).for_each(|(&q, key)| score.fma_assign(q, key));
-                    }
+        // Row i of this thread is first_row + thread_row + i · thread_rows.
+        let rows: Vec<_> = (0..levers.rows_per_thread())
+            .map(|i| {
+                let row = first_row + thread_row + i * levers.thread_rows();
+                let keys = params.visible_keys(row);
+                let max = RowMax::new(k, params.score_mod.exponent_scale);
+                Row {
+                    row,
+                    keys,
+                    max,
+                    sum: k.var(0.0),
                 }
-            });
-        });
+            })
+            .collect();
+        let acc = Output::zero(k, levers, shape);
 
-        let mine = |j: usize| key0 + thread_col.reinterpret::<i32>() + j as i32 * THREAD_COLS as i32;
-        let keys: Vec<_> = (0..cols_per_thread).map(mine).collect();
-        let p_mine = p_tile.at(thread_row, thread_col);
-        for (i, row) in rows.iter().enumerate() {
-            let tap = |tap, j: usize, value| {
-                let key = keys[j].reinterpret();
-                let (row, max) = (row.row, row.max);
-                params.tap(tap, || (Place { batch_head, row, key }, value, max));
-            };
-            let mut masked = Vec::new();
-            for (j, score) in scores[i * cols_per_thread..][..cols_per_thread].iter().enumerate() {
-                let sees = keys[j].ge(row.keys.0) & keys[j].lt(row.keys.1);
-                let score = params.score_mod.score(score.get());
-                tap(Tap::Scores, j, score);
-                masked.push(sees.select(score, f32::NEG_INFINITY));
-            }
-            let (p, rescale) = row.softmax_step(&masked);
-            p.iter().enumerate().for_each(|(j, &p)| tap(Tap::Probabilities, j, p));
-            acc.row(i).iter().for_each(|acc| acc.mul_assign(rescale));
-            let p_row = p_tile.down(p_mine, i as u32 * levers.thread_rows());
-            for (j, &p) in p.iter().enumerate() {
-                p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
-            }
-        }
-        // The sixteen threads that wrote a row of P are the ones that read it.
-        k.sync_warp();
+        // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
+        let last_row = (first_row + (levers.rows - 1)).min(params.seq_len_q - 1);
+        let first_key = params.visible_keys(first_row).0 / levers.cols as i32 * levers.cols as i32;
+        let end_key = params.visible_keys(last_row).1;
+        let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
 
-        k.verb("O += P·V", || {
-            k.for_uniform(0u32, levers.cols, 4, |key| {
-                let p = my_rows(p_tile, key);
-                for j in 0..acc.quads {
-                    let first = v_tile.at(key, quad_column(shape, thread_col, j as u32));
-                    for n in 0..4 {
-                        let v = load4(v_tile.down(first, n as u32));
-                        for (i, p) in p.iter().enumerate() {
-                            acc.quad(i, j)
-                                .iter()
-                                .zip(v)
-                                .for_each(|(acc, v)| acc.fma_assign(p[n], v));
+        // Four neighbouring columns of each of this thread's rows.
+        let my_rows = |tile: SharedTile<'k, f32>, column| -> Vec<_> {
+            let first = tile.at(thread_row, column);
+            (0..levers.rows_per_thread())
+                .map(|i| load4(tile.down(first, i * levers.thread_rows())))
+                .collect()
+        };
+        let cols_per_thread = (levers.cols / THREAD_COLS) as usize;
+
+        k.for_uniform(first_key, end_key, levers.cols as i32, |key0| {
+            let first = key0.reinterpret();
+            k.barrier();
+            load_tile(k, shape, k_tile, &params.k, k_head, first, params.seq_len_kv);
+            load_tile(k, shape, v_tile, &params.v, v_head, first, params.seq_len_kv);
+            k.barrier();
+
+            let scores: Vec<_> = (0..rows.len() * cols_per_thread).map(|_| k.var(0.0)).collect();
+            k.verb("scores = Q·Kᵀ", || {
+                k.for_uniform(0u32, shape.head_dim, 4, |d| {
+                    let q = my_rows(q_tile, d);
+                    let first = k_tile.at(thread_col, d);
+                    for j in 0..cols_per_thread {
+                        let key = load4(k_tile.down(first, j as u32 * THREAD_COLS));
+                        for (i, q) in q.iter().enumerate() {
+                            let score = scores[i * cols_per_thread + j];
+                            q.iter().zip(key).for_each(|(&q, key)| score.fma_assign(q, key));
                         }
                     }
-                }
-            });
-        });
-    });
-
-    let out_head = params.out.head(batch, head);
-    for (i, row) in rows.iter().enumerate() {
-        let sum = row.sum.get().reduce_sum(THREAD_COLS);
-        let norm = normaliser(sum);
-        k.if_(row.row.lt(params.seq_len_q).divergent(), || {
-            let out_row = params.out.row(out_head, row.row);
-            for j in 0..acc.quads {
-                let column = (thread_col + j as u32 * THREAD_COLS) * 4u32;
-                let values: Vec<_> = acc.quad(i, j).iter().map(|&acc| acc * norm).collect();
-                k.if_(column.lt(shape.head_dim_v).divergent(), || {
-                    // A quad of 16-bit elements is 8 bytes.
-                    out_row
-                        .offset(column)
-                        .store_f32s(&values, shape.vector_bytes, Cache::Default);
                 });
+            });
+
+            let mine = |j: usize| key0 + thread_col.reinterpret::<i32>() + j as i32 * THREAD_COLS as i32;
+            let keys: Vec<_> = (0..cols_per_thread).map(mine).collect();
+            let p_mine = p_tile.at(thread_row, thread_col);
+            for (i, row) in rows.iter().enumerate() {
+                let tap = |tap, j: usize, value| {
+                    let key = keys[j].reinterpret();
+                    let (row, max) = (row.row, row.max);
+                    params.tap(tap, || (Place { batch_head, row, key }, value, max));
+                };
+                let mut masked = Vec::new();
+                for (j, score) in scores[i * cols_per_thread..][..cols_per_thread].iter().enumerate() {
+                    let sees = keys[j].ge(row.keys.0) & keys[j].lt(row.keys.1);
+                    let score = params.score_mod.score(score.get());
+                    tap(Tap::Scores, j, score);
+                    masked.push(sees.select(score, f32::NEG_INFINITY));
+                }
+                let (p, rescale) = row.softmax_step(&masked);
+                p.iter().enumerate().for_each(|(j, &p)| tap(Tap::Probabilities, j, p));
+                acc.row(i).iter().for_each(|acc| acc.mul_assign(rescale));
+                let p_row = p_tile.down(p_mine, i as u32 * levers.thread_rows());
+                for (j, &p) in p.iter().enumerate() {
+                    p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
+                }
             }
-            k.if_(thread_col.eq(0).divergent(), || {
-                params.store_lse(batch_head, row.row, row.max.offset.get(), sum)
+            // The sixteen threads that wrote a row of P are the ones that read it.
+            k.sync_warp();
+
+            k.verb("O += P·V", || {
+                k.for_uniform(0u32, levers.cols, 4, |key| {
+                    let p = my_rows(p_tile, key);
+                    for j in 0..acc.quads {
+                        let first = v_tile.at(key, quad_column(shape, thread_col, j as u32));
+                        for n in 0..4 {
+                            let v = load4(v_tile.down(first, n as u32));
+                            for (i, p) in p.iter().enumerate() {
+                                acc.quad(i, j)
+                                    .iter()
+                                    .zip(v)
+                                    .for_each(|(acc, v)| acc.fma_assign(p[n], v));
+                            }
+                        }
+                    }
+                });
             });
         });
+
+        let out_head = params.out.head(batch, head);
+        for (i, row) in rows.iter().enumerate() {
+            let sum = row.sum.get().reduce_sum(THREAD_COLS);
+            let norm = normaliser(sum);
+            k.if_(row.row.lt(params.seq_len_q).divergent(), || {
+                let out_row = params.out.row(out_head, row.row);
+                for j in 0..acc.quads {
+                    let column = (thread_col + j as u32 * THREAD_COLS) * 4u32;
+                    let values: Vec<_> = acc.quad(i, j).iter().map(|&acc| acc * norm).collect();
+                    k.if_(column.lt(shape.head_dim_v).divergent(), || {
+                        // A quad of 16-bit elements is 8 bytes.
+                        out_row
+                            .offset(column)
+                            .store_f32s(&values, shape.vector_bytes, Cache::Default);
+                    });
+                }
+                k.if_(thread_col.eq(0).divergent(), || {
+                    params.store_lse(batch_head, row.row, row.max.offset.get(), sum)
+                });
+            });
+        }
+    };
+    match shape.lengths.are_equal() {
+        true => compute(),
+        // The grid is that of the bounds: blocks past the end of their sequence have nothing to do.
+        false => k.if_(first_row.lt(params.seq_len_q).uniform(), compute),
     }
 }
 
@@ -308,8 +316,8 @@ fn load_tile<'k, E: Widen>(
             k.if_else(
                 (first + row).lt(len).divergent(),
                 || {
-                    let src = tensor.row(head, first + row).offset(column);
-                    dst.store_f32s(&load_row(src, CHUNK, shape), 16, Cache::Default);
+                    let (src, on_page) = tensor.key_row(head, first + row);
+                    dst.store_f32s(&load_key(src.offset(column), on_page, CHUNK, shape), 16, Cache::Default);
                 },
                 || dst.store_f32s(&[k.constant(0.0); CHUNK as usize], 16, Cache::Default),
             );

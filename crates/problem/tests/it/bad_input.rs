@@ -1,8 +1,8 @@
 //! Invalid problems and tensors, and their error messages.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, Tensor, TensorView,
-    TensorViewMut, VarLen, compare, compare_lse, reference, reference_rows,
+    DType, InputKind, Inputs, KvLengths, Layout, Lengths, MAX_SOFTMAX_SCALE, Mask, Problem, ProblemBuilder, QLengths,
+    Tensor, TensorView, TensorViewMut, compare, compare_lse, reference, reference_rows,
 };
 use flashcore_problem::{ProblemError, ReferenceRow, Slack, Tolerance};
 
@@ -155,36 +155,108 @@ fn invalid_layouts() {
 }
 
 #[test]
-fn invalid_packed_sequences() {
-    let packed = |q: &[u32], kv: &[u32]| {
-        refusal(valid().seq_len(8).var_len(VarLen {
-            cu_seqlens_q: q.to_vec(),
-            cu_seqlens_kv: kv.to_vec(),
-        }))
+fn invalid_kinds_of_lengths() {
+    let paged = |page_size, pages, max_pages| {
+        let paged = KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        };
+        refusal(valid().seq_len(100).kv_lengths(paged))
     };
-    let rest = "it must start at 0, never decrease, and end at the tensor's number of rows";
+    assert_eq!(paged(0, 9, 9), "page_size is 0; it must be at least 1");
+    assert_eq!(paged(16, 0, 7), "pages is 0; it must be at least 1");
     assert_eq!(
-        packed(&[0], &[0, 8]),
-        format!("cu_seqlens_q has 1 entries; one sequence needs 2; {rest}")
+        paged(16, 9, 6),
+        "max_pages is 6; pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv"
     );
-    assert_eq!(packed(&[1, 8], &[0, 8]), format!("cu_seqlens_q starts at 1; {rest}"));
+    let packed = valid().seq_len(8).q_lengths(QLengths::Packed { total: 0, used: false });
+    assert_eq!(refusal(packed), "total of q_lengths is 0; it must be at least 1");
+    let fp8 = valid()
+        .seq_len(8)
+        .dtype(DType::E4M3)
+        .q_lengths(QLengths::Packed { total: 9, used: false });
+    assert!(refusal(fp8).starts_with("dtype is e4m3; packed and paged tensors are f32, fp16 or bf16"));
+}
+
+/// Every mistake in the values of lengths names the array, and the entry or sequence.
+#[test]
+fn invalid_values_of_lengths() {
+    let problem = valid()
+        .batch(2)
+        .seq_len_q(4)
+        .seq_len_kv(40)
+        .mask(Mask::window(Some(15), Some(0)));
+    let paged = KvLengths::Paged {
+        page_size: 16,
+        pages: 5,
+        max_pages: 3,
+    };
+    let problem = problem
+        .q_lengths(QLengths::Packed { total: 6, used: true })
+        .kv_lengths(paged)
+        .build()
+        .unwrap();
+    let right = Lengths {
+        cu_seqlens_q: Some(vec![0, 2, 6]),
+        seqused_q: Some(vec![2, 3]),
+        seqused_k: Some(vec![0, 40]),
+        block_table: Some(vec![-1, -1, -1, -1, 4, 0]), // the first page of sequence 1 is out of every window
+        ..Lengths::default()
+    };
     assert_eq!(
-        packed(&[0, 5, 3, 8], &[0, 8]),
-        format!("cu_seqlens_q decreases from 5 to 3; {rest}")
+        problem.sequences(&right.as_slices()).unwrap()[1].kv_row(39),
+        Some([0, 7])
+    );
+    let wrong = |change: fn(&mut Lengths<Vec<i32>>)| {
+        let mut lengths = right.clone();
+        change(&mut lengths);
+        problem.sequences(&lengths.as_slices()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        wrong(|l| l.seqused_k = None),
+        "seqused_k was not given; this problem needs 2 i32 in it"
     );
     assert_eq!(
-        packed(&[0, 8], &[0, 7]),
-        format!("cu_seqlens_kv ends at 7, not at 8; {rest}")
+        wrong(|l| l.cu_seqlens_k = Some(vec![0, 1, 2])),
+        "cu_seqlens_k was given, but this problem has no use for it: leave it out"
     );
     assert_eq!(
-        packed(&[0, 8], &[0, 4, 8]),
-        format!("cu_seqlens_kv has 3 entries and cu_seqlens_q 2; {rest}")
+        wrong(|l| l.cu_seqlens_q = Some(vec![0, 6])),
+        "cu_seqlens_q has 2 entries; this problem of 2 sequences needs 3"
     );
-    let two = valid().batch(2).seq_len(8).var_len(VarLen {
-        cu_seqlens_q: vec![0, 8],
-        cu_seqlens_kv: vec![0, 8],
-    });
-    assert_eq!(refusal(two), "batch is 2; it must be 1 for packed sequences");
+    assert_eq!(
+        wrong(|l| l.cu_seqlens_q = Some(vec![1, 2, 6])),
+        "cu_seqlens_q starts at 1; it must start at 0"
+    );
+    assert_eq!(
+        wrong(|l| l.cu_seqlens_q = Some(vec![0, 2, 1])),
+        "cu_seqlens_q decreases from 2 to 1 at entry 2; it must not"
+    );
+    assert_eq!(
+        wrong(|l| l.cu_seqlens_q = Some(vec![0, 3, 7])),
+        "cu_seqlens_q has 7 in entry 2; its tensors have 6 rows"
+    );
+    assert_eq!(
+        wrong(|l| l.cu_seqlens_q = Some(vec![0, 5, 6])),
+        "cu_seqlens_q gives sequence 0 5 rows; the problem's bound is 4: raise it"
+    );
+    assert_eq!(
+        wrong(|l| l.seqused_q = Some(vec![2, 5])),
+        "seqused_q has 5 for sequence 1; allowed are 0 to 4"
+    );
+    assert_eq!(
+        wrong(|l| l.seqused_k = Some(vec![-1, 2])),
+        "seqused_k has -1 for sequence 0; allowed are 0 to 40"
+    );
+    assert_eq!(
+        wrong(|l| l.block_table = Some(vec![-1, -1, -1, 0, 4, 5])),
+        "block_table has 5 in entry 2 of sequence 1; the cache has pages 0 to 4"
+    );
+    assert_eq!(
+        wrong(|l| l.block_table = Some(vec![-1, -1, -1, 0, -1, 0])),
+        "block_table has -1 in entry 1 of sequence 1, no page, but rows see keys of it"
+    );
 }
 
 #[test]
@@ -266,9 +338,9 @@ fn short_and_misaligned_buffers() {
 #[test]
 fn reference_errors() {
     let problem = valid().seq_len(8).build().unwrap();
-    let Inputs { q, k, v } = Inputs::generate(&problem, InputKind::Normal, 1);
+    let Inputs { q, k, v, .. } = Inputs::generate(&problem, InputKind::Normal, 1);
     let (q, k, v) = (q.view(), k.view(), v.view());
-    let rows = reference_rows(&problem, &q, &k, &v, &[[0, 0, 7], [0, 0, 8]]);
+    let rows = reference_rows(&problem, &q, &k, &v, &Lengths::default(), &[[0, 0, 7], [0, 0, 8]]);
     assert_eq!(rows.unwrap_err().to_string(), "row index is 8; at most 7 is supported");
     let other = valid().seq_len(8).mask(Mask::CAUSAL).heads(2, 1).build().unwrap();
     assert!(matches!(

@@ -1,9 +1,9 @@
 //! Tests of the reference and of the comparison.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, ReferenceRow, Tensor, Tolerance, VarLen,
-    compare, compare_lse, gaps_untouched, random_problem, reference, reference_probabilities, reference_rows,
-    reference_scores,
+    DType, InputKind, Inputs, Layout, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, ReferenceRow, Tensor,
+    Tolerance, compare, compare_lse, gaps_untouched, random_lengths, random_problem, reference,
+    reference_probabilities, reference_rows, reference_scores,
 };
 
 fn answer(problem: &Problem, inputs: &Inputs) -> Vec<ReferenceRow> {
@@ -90,7 +90,7 @@ fn reference_rows_equal_the_full_reference() {
     let all = answer(&p, &inputs);
     let last = [p.batch() - 1, p.num_heads() - 1, p.seq_len_q() - 1];
     let asked = [last, [0, 0, 0], last, [0, p.num_heads() - 1, p.seq_len_q() / 2]];
-    let rows = reference_rows(&p, &q, &k, &v, &asked).unwrap();
+    let rows = reference_rows(&p, &q, &k, &v, &Lengths::default(), &asked).unwrap();
     for (row, asked) in rows.iter().zip(asked) {
         assert_eq!(row.index, asked);
         let [b, h, s] = asked;
@@ -142,41 +142,120 @@ fn scores_and_probabilities_match_the_reference() {
     }
 }
 
+/// Each sequence, gathered into tensors of its own, is a problem of equal lengths with the same answer.
 #[test]
-fn packed_sequences_equal_separate_problems() {
-    let packed = VarLen {
-        cu_seqlens_q: vec![0, 5, 5, 12],
-        cu_seqlens_kv: vec![0, 7, 9, 20],
+fn sequences_equal_separate_problems() {
+    let limits = RandomLimits {
+        max_seq: 40,
+        max_work: 1_000_000,
+        lengths: true,
+        ..RandomLimits::default()
     };
-    let build = |b: flashcore_problem::ProblemBuilder| b.heads(2, 1).mask(Mask::CAUSAL).build().unwrap();
-    let p = build(
-        Problem::builder()
-            .head_dim(64)
-            .seq_len_q(12)
-            .seq_len_kv(20)
-            .var_len(packed),
-    );
-    let inputs = Inputs::generate(&p, InputKind::Normal, 9);
-    let all = answer(&p, &inputs);
-    for (q_start, q_end, kv_start, kv_end) in [(0, 5, 0, 7), (5, 12, 9, 20)] {
-        let alone = build(
-            Problem::builder()
-                .head_dim(64)
-                .seq_len_q(q_end - q_start)
-                .seq_len_kv(kv_end - kv_start),
-        );
-        let slice = |t: &Tensor, layout: &Layout, start: usize| {
-            Tensor::from_fn(p.dtype(), *layout, |b, s, h, d| t.view().get(b, start + s, h, d))
-        };
-        let part = Inputs {
-            q: slice(&inputs.q, alone.q_layout(), q_start),
-            k: slice(&inputs.k, alone.k_layout(), kv_start),
-            v: slice(&inputs.v, alone.v_layout(), kv_start),
-        };
-        let want = answer(&alone, &part);
-        for (got, want) in all[q_start * 2..q_end * 2].iter().zip(&want) {
-            assert_eq!((&got.out, got.lse), (&want.out, want.lse));
+    let mut kinds = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let p = random_problem(seed, &limits).unwrap();
+        kinds.insert(format!(
+            "{:?}",
+            (
+                p.q_lengths() == QLengths::Equal,
+                std::mem::discriminant(&p.kv_lengths())
+            )
+        ));
+        let inputs = Inputs::generate(&p, InputKind::Normal, seed);
+        let lengths = inputs.lengths.as_slices();
+        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        let mut compared = 0;
+        for sequence in p.sequences(&lengths).unwrap() {
+            if sequence.len_q * sequence.len_kv == 0 {
+                continue;
+            }
+            let builder = Problem::builder()
+                .batch(1)
+                .heads(p.num_heads(), p.num_kv_heads())
+                .dtype(p.dtype());
+            let builder = builder.head_dim(p.head_dim()).head_dim_v(p.head_dim_v()).mask(p.mask());
+            let builder = builder
+                .offsets(p.q_offset(), p.kv_offset())
+                .softmax_scale(p.softmax_scale());
+            let builder = builder.seq_len_q(sequence.len_q).seq_len_kv(sequence.len_kv);
+            let alone = p
+                .softcap()
+                .into_iter()
+                .fold(builder, |builder, cap| builder.softcap(cap))
+                .build()
+                .unwrap();
+            let gather = |t: &Tensor, layout: &Layout, at: &dyn Fn(usize) -> Option<[usize; 2]>| {
+                Tensor::from_fn(p.dtype(), *layout, |_, s, h, d| {
+                    at(s).map_or(0.0, |[b, s]| t.view().get(b, s, h, d))
+                })
+            };
+            let part = Inputs {
+                q: gather(&inputs.q, alone.q_layout(), &|row| Some(sequence.q_row(row))),
+                k: gather(&inputs.k, alone.k_layout(), &|key| sequence.kv_row(key)),
+                v: gather(&inputs.v, alone.v_layout(), &|key| sequence.kv_row(key)),
+                lengths: Lengths::default(),
+            };
+            let rows: Vec<[usize; 3]> = answer(&alone, &part).iter().map(|row| row.index).collect();
+            let moved = rows.iter().map(|&[_, h, s]| {
+                let [b, s] = sequence.q_row(s);
+                [b, h, s]
+            });
+            let moved: Vec<[usize; 3]> = moved.collect();
+            let got = reference_rows(&p, &q, &k, &v, &lengths, &moved).unwrap();
+            for (got, want) in got.iter().zip(answer(&alone, &part)) {
+                assert_eq!((&got.out, got.lse), (&want.out, want.lse), "seed {seed}, {p}");
+            }
+            compared += got.len();
         }
+        let with_keys = p
+            .sequences(&lengths)
+            .unwrap()
+            .iter()
+            .filter(|s| s.len_kv > 0)
+            .map(|s| s.len_q)
+            .sum::<usize>();
+        assert_eq!(compared, with_keys * p.num_heads());
+    }
+    assert_eq!(kinds.len(), 2 * 4);
+}
+
+/// What the generator of lengths promises.
+#[test]
+fn random_lengths_have_every_edge() {
+    let limits = RandomLimits {
+        max_seq: 40,
+        lengths: true,
+        ..RandomLimits::default()
+    };
+    let (mut empty_q, mut empty_kv, mut one, mut full, mut shared, mut holes, mut rest) = (0, 0, 0, 0, 0, 0, 0);
+    for seed in 0..300 {
+        let p = random_problem(seed, &limits).unwrap();
+        let lengths = random_lengths(&p, seed);
+        let sequences = p.sequences(&lengths.as_slices()).unwrap();
+        empty_q += usize::from(sequences.iter().any(|one| one.len_q == 0));
+        empty_kv += usize::from(sequences.iter().any(|one| one.len_kv == 0));
+        one += usize::from(sequences.iter().any(|one| one.len_kv == 1));
+        full += usize::from(sequences.iter().any(|one| one.len_kv == p.seq_len_kv()));
+        let places: Vec<_> = sequences
+            .iter()
+            .flat_map(|one| (0..one.len_kv).map(|key| one.kv_row(key)))
+            .collect();
+        let distinct: std::collections::BTreeSet<_> = places.iter().flatten().collect();
+        shared += usize::from(distinct.len() < places.iter().flatten().count());
+        holes += usize::from(places.contains(&None));
+        let rows = p.query_rows(&lengths.as_slices()).unwrap().len();
+        rest += usize::from(rows < p.lse_len());
+    }
+    for (what, count) in [
+        ("no query rows", empty_q),
+        ("no keys", empty_kv),
+        ("one key", one),
+        ("the bound", full),
+        ("shared pages", shared),
+        ("holes", holes),
+        ("rows of no sequence", rest),
+    ] {
+        assert!(count >= 10, "{what}: {count} of 300");
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use flashcore::{DeviceScales, DeviceTensors};
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
-use flashcore_problem::{DType, Inputs, Layout, POISON, Problem, Tensor};
+use flashcore_problem::{DType, Inputs, Layout, Lengths, POISON, Problem, Tensor};
 
 use super::guarded::Guarded;
 use super::tools::GpuTools;
@@ -19,6 +19,7 @@ use crate::subject::Trouble;
 pub struct TensorSet {
     /// Q, K, V, then their scales, where the problem has scales.
     inputs: Vec<Guarded>,
+    lengths: Lengths<Guarded>,
     out: Guarded,
     lse: Option<Guarded>,
     workspace: Guarded,
@@ -43,6 +44,9 @@ impl TensorSet {
         let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
         Ok(TensorSet {
             inputs,
+            lengths: problem
+                .length_entries()
+                .try_map(|entries| guarded("lengths", 4 * entries))?,
             out: guarded("out", bytes(problem.o_layout(), problem.out_dtype()))?,
             lse: lse.map(|bytes| guarded("lse", bytes)).transpose()?,
             workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
@@ -59,6 +63,7 @@ impl TensorSet {
             k: input(4),
             v: input(5),
         });
+        tensors.lengths = self.lengths.map(Guarded::as_slice);
         tensors.workspace = Some(self.workspace.as_slice());
         tensors
     }
@@ -84,7 +89,10 @@ impl TensorSet {
         let scales = tensors.into_iter().filter_map(Tensor::scales).map(bytemuck::cast_slice);
         let from = tensors.into_iter().map(Tensor::bytes).chain(scales);
         let mut pairs = self.inputs.iter().zip(from);
-        pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, from))
+        pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, from))?;
+        let lengths = self.lengths.arrays().into_iter().zip(inputs.lengths.arrays());
+        let mut pairs = lengths.filter_map(|(to, from)| to.zip(from));
+        pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, bytemuck::cast_slice(from)))
     }
 }
 
@@ -174,12 +182,14 @@ impl Bed for GpuBed<'_> {
     fn outside(&self) -> Result<Option<String>, Trouble> {
         for TensorSet {
             inputs,
+            lengths,
             out,
             lse,
             workspace,
         } in &self.places
         {
-            for buffer in inputs.iter().chain([out, workspace]).chain(lse) {
+            let lengths = lengths.arrays().into_iter().flatten();
+            for buffer in inputs.iter().chain(lengths).chain([out, workspace]).chain(lse) {
                 if let Some(outside) = buffer.outside(self.stream)? {
                     return Ok(Some(outside));
                 }

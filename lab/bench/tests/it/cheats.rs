@@ -56,7 +56,7 @@ impl FakeRig {
     }
 
     fn answer(&mut self, place: usize) -> Tensor {
-        let Inputs { q, k, v } = &self.inputs[&self.loaded[place]];
+        let Inputs { q, k, v, .. } = &self.inputs[&self.loaded[place]];
         let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
         let mut lse = vec![0.0; 80];
         let (q, k, v) = (q.view(), k.view(), v.view());

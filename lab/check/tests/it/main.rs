@@ -8,6 +8,7 @@ mod defaults_fit;
 mod fp8;
 mod hopper_mutants;
 mod ladder;
+mod lengths;
 mod lever_problems;
 mod mma_mutants;
 mod museum;

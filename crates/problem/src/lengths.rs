@@ -1,0 +1,441 @@
+//! Lengths of the sequences of a batch: where the rows of each lie, and how many there are.
+//!
+//! Lengths have two axes, Q ([`QLengths`]) and K/V ([`KvLengths`]); every combination is valid. A
+//! [`Problem`] holds their kinds and upper bounds. The values are [`Lengths`]: tensors of i32, given
+//! with Q, K and V, on the device for kernels. [`Problem::sequences`] checks values on the host.
+
+use std::convert::Infallible;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{KeyRange, Problem, ProblemError};
+
+/// Where the query rows of a sequence lie in Q and O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QLengths {
+    /// Every sequence has `seq_len_q` rows: tensors are `[batch, seq_len_q, heads, head_dim]`.
+    #[default]
+    Equal,
+    /// Sequences follow each other in tensors `[1, total, heads, head_dim]`; the log-sum-exp is
+    /// `[heads, total]`. Needs [`Lengths::cu_seqlens_q`]. `seq_len_q` bounds the rows of each.
+    Packed {
+        /// Rows of the tensors.
+        total: usize,
+        /// Whether [`Lengths::seqused_q`] says how many of its rows each sequence uses.
+        used: bool,
+    },
+}
+
+/// Where the keys of a sequence lie in K and V.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KvLengths {
+    /// Every sequence has `seq_len_kv` keys: tensors are `[batch, seq_len_kv, kv_heads, head_dim]`.
+    #[default]
+    Equal,
+    /// As [`QLengths::Packed`], with [`Lengths::cu_seqlens_k`] and [`Lengths::seqused_k`].
+    Packed {
+        /// Rows of the tensors.
+        total: usize,
+        /// Whether [`Lengths::seqused_k`] says how many of its rows each sequence uses.
+        used: bool,
+    },
+    /// A contiguous cache `[batch, seq_len_kv, kv_heads, head_dim]` of which each sequence uses the
+    /// first [`Lengths::seqused_k`] rows.
+    Cache,
+    /// A cache of pages `[pages, page_size, kv_heads, head_dim]` (or, by strides, `[pages, kv_heads,
+    /// page_size, head_dim]`). Key `j` of a sequence is row `j % page_size` of the page in entry
+    /// `j / page_size` of its row of [`Lengths::block_table`]; [`Lengths::seqused_k`] are the
+    /// numbers of keys, at most `seq_len_kv`.
+    Paged {
+        /// Keys of a page, at least 1.
+        page_size: usize,
+        /// Pages of the cache.
+        pages: usize,
+        /// Entries of each sequence in the block table; they hold `seq_len_kv` keys or more.
+        max_pages: usize,
+    },
+}
+
+impl QLengths {
+    /// The first two dimensions of Q and O.
+    pub(crate) fn rows(self, batch: usize, seq_len: usize) -> [usize; 2] {
+        match self {
+            QLengths::Equal => [batch, seq_len],
+            QLengths::Packed { total, .. } => [1, total],
+        }
+    }
+}
+
+impl KvLengths {
+    /// The first two dimensions of K and V.
+    pub(crate) fn rows(self, batch: usize, seq_len: usize) -> [usize; 2] {
+        match self {
+            KvLengths::Equal | KvLengths::Cache => [batch, seq_len],
+            KvLengths::Packed { total, .. } => [1, total],
+            KvLengths::Paged { page_size, pages, .. } => [pages, page_size],
+        }
+    }
+}
+
+/// The values of lengths: i32 arrays, of which a problem needs those that
+/// [`Problem::length_entries`] names. `B` is how an array is given: `&[i32]` on the host, a slice
+/// of device memory on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths<B> {
+    /// First row of each sequence in Q and O, and the end of the last: `[batch + 1]`, from 0.
+    pub cu_seqlens_q: Option<B>,
+    /// Rows that each sequence uses of its rows in Q: `[batch]`.
+    pub seqused_q: Option<B>,
+    /// First row of each sequence in K and V, and the end of the last: `[batch + 1]`, from 0.
+    pub cu_seqlens_k: Option<B>,
+    /// Keys of each sequence: `[batch]`.
+    pub seqused_k: Option<B>,
+    /// The pages of each sequence: `[batch, max_pages]`. Entries past its last key are not read;
+    /// −1 is no page.
+    pub block_table: Option<B>,
+}
+
+/// No values, as for equal lengths.
+impl<B> Default for Lengths<B> {
+    fn default() -> Lengths<B> {
+        Lengths::of([None, None, None, None, None])
+    }
+}
+
+impl<B> Lengths<B> {
+    /// The names of the arrays, as errors and the buffers of launches have them.
+    pub const NAMES: [&str; 5] = ["cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k", "block_table"];
+
+    fn of([cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k, block_table]: [Option<B>; 5]) -> Lengths<B> {
+        Lengths {
+            cu_seqlens_q,
+            seqused_q,
+            cu_seqlens_k,
+            seqused_k,
+            block_table,
+        }
+    }
+
+    /// Each array in the order of [`Lengths::NAMES`], where it is given.
+    pub fn arrays(&self) -> [Option<&B>; 5] {
+        [
+            self.cu_seqlens_q.as_ref(),
+            self.seqused_q.as_ref(),
+            self.cu_seqlens_k.as_ref(),
+            self.seqused_k.as_ref(),
+            self.block_table.as_ref(),
+        ]
+    }
+
+    /// The array of a name, where it is given.
+    pub fn named(&self, name: &str) -> Option<&B> {
+        let place = Lengths::<B>::NAMES.iter().position(|known| *known == name)?;
+        self.arrays()[place]
+    }
+
+    /// The same arrays in another form.
+    pub fn map<'a, C>(&'a self, mut form: impl FnMut(&'a B) -> C) -> Lengths<C> {
+        match self.try_map(|array| Ok::<C, Infallible>(form(array))) {
+            Ok(lengths) => lengths,
+            Err(never) => match never {},
+        }
+    }
+
+    /// The same arrays in another form, or the first error.
+    pub fn try_map<'a, C, E>(&'a self, mut form: impl FnMut(&'a B) -> Result<C, E>) -> Result<Lengths<C>, E> {
+        let [a, b, c, d, e] = self.arrays().map(|array| array.map(&mut form).transpose());
+        Ok(Lengths::of([a?, b?, c?, d?, e?]))
+    }
+}
+
+impl Lengths<Vec<i32>> {
+    /// Borrows the arrays.
+    pub fn as_slices(&self) -> Lengths<&[i32]> {
+        self.map(Vec::as_slice)
+    }
+}
+
+/// A sequence of a batch: its rows and keys, and which it sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    /// Query rows.
+    pub len_q: usize,
+    /// Keys.
+    pub len_kv: usize,
+    /// The mask, resolved for these lengths.
+    pub keys: KeyRange,
+    q: [usize; 2],
+    kv: [usize; 2],
+    pages: Option<(&'a [i32], usize)>,
+}
+
+impl Sequence<'_> {
+    /// Where a query row is in Q and O: the first two indices of their shapes.
+    pub fn q_row(&self, row: usize) -> [usize; 2] {
+        [self.q[0], self.q[1] + row]
+    }
+
+    /// The query row at the first two indices of Q and O, if it is of this sequence.
+    pub fn row_at(&self, [b, s]: [usize; 2]) -> Option<usize> {
+        let row = s.checked_sub(self.q[1])?;
+        (b == self.q[0] && row < self.len_q).then_some(row)
+    }
+
+    /// Where a key is in K and V: the first two indices of their shapes. `None` on no page, where
+    /// no row sees it.
+    pub fn kv_row(&self, key: usize) -> Option<[usize; 2]> {
+        let Some((table, page_size)) = self.pages else {
+            return Some([self.kv[0], self.kv[1] + key]);
+        };
+        let page = usize::try_from(table[key / page_size]).ok()?;
+        Some([page, key % page_size])
+    }
+
+    /// Whether its keys follow each other in K and V.
+    pub fn is_contiguous(&self) -> bool {
+        self.pages.is_none()
+    }
+
+    /// The keys that its rows see together, as far as a band shows.
+    pub fn seen(&self) -> Range<usize> {
+        match self.len_q {
+            0 => 0..0,
+            rows => self.keys.keys(0).start..self.keys.keys(rows - 1).end,
+        }
+    }
+}
+
+fn refuse<T>(argument: &'static str, why: impl Into<String>) -> Result<T, ProblemError> {
+    let why = why.into();
+    Err(ProblemError::Lengths { argument, why })
+}
+
+impl Problem {
+    /// Whether some lengths or pages are values on the device: not both axes are equal.
+    pub fn has_lengths(&self) -> bool {
+        self.q_lengths() != QLengths::Equal || self.kv_lengths() != KvLengths::Equal
+    }
+
+    /// Which arrays the problem needs, and their numbers of entries.
+    ///
+    /// ```
+    /// use flashcore_problem::{KvLengths, Problem, QLengths};
+    /// let problem = Problem::builder().batch(3).heads(8, 2).head_dim(64).seq_len_q(10).seq_len_kv(100);
+    /// let paged = KvLengths::Paged { page_size: 16, pages: 40, max_pages: 7 };
+    /// let problem = problem.q_lengths(QLengths::Packed { total: 20, used: false }).kv_lengths(paged).build()?;
+    /// let entries = problem.length_entries();
+    /// assert_eq!((entries.cu_seqlens_q, entries.seqused_k, entries.block_table), (Some(4), Some(3), Some(21)));
+    /// assert_eq!((entries.seqused_q, entries.cu_seqlens_k), (None, None));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn length_entries(&self) -> Lengths<usize> {
+        let batch = self.batch();
+        let mut entries = Lengths::default();
+        if let QLengths::Packed { used, .. } = self.q_lengths() {
+            entries.cu_seqlens_q = Some(batch + 1);
+            entries.seqused_q = used.then_some(batch);
+        }
+        match self.kv_lengths() {
+            KvLengths::Equal => {}
+            KvLengths::Packed { used, .. } => {
+                entries.cu_seqlens_k = Some(batch + 1);
+                entries.seqused_k = used.then_some(batch);
+            }
+            KvLengths::Cache => entries.seqused_k = Some(batch),
+            KvLengths::Paged { max_pages, .. } => {
+                entries.seqused_k = Some(batch);
+                entries.block_table = Some(batch * max_pages);
+            }
+        }
+        entries
+    }
+
+    /// Checks that exactly the arrays that the problem needs are given.
+    ///
+    /// # Errors
+    /// [`ProblemError::Lengths`] for the first that is missing or of no use.
+    pub fn check_given<B>(&self, lengths: &Lengths<B>) -> Result<(), ProblemError> {
+        let entries = self.length_entries();
+        for (name, (given, needed)) in Lengths::<B>::NAMES
+            .into_iter()
+            .zip(lengths.arrays().into_iter().zip(entries.arrays()))
+        {
+            match (given, needed) {
+                (None, Some(needed)) => {
+                    return refuse(name, format!("was not given; this problem needs {needed} i32 in it"));
+                }
+                (Some(_), None) => {
+                    return refuse(name, "was given, but this problem has no use for it: leave it out");
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The sequences of the batch, from values that are checked: lengths within the bounds, rows
+    /// within the tensors, pages within the cache.
+    ///
+    /// ```
+    /// use flashcore_problem::{Lengths, Mask, Problem, QLengths};
+    /// let problem = Problem::builder().batch(2).heads(1, 1).head_dim(64).seq_len_q(3).seq_len_kv(4);
+    /// let problem = problem.mask(Mask::CAUSAL).q_lengths(QLengths::Packed { total: 5, used: false }).build()?;
+    /// let lengths = Lengths { cu_seqlens_q: Some(&[0, 2, 5][..]), ..Lengths::default() };
+    /// let sequences = problem.sequences(&lengths)?;
+    /// assert_eq!(sequences[0].keys.keys(0), 0..3); // row 0 of 2
+    /// assert_eq!((sequences[1].q_row(2), sequences[1].keys.keys(2)), ([0, 4], 0..4));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError::Lengths`], which names the array and the entry.
+    pub fn sequences<'a>(&self, lengths: &Lengths<&'a [i32]>) -> Result<Vec<Sequence<'a>>, ProblemError> {
+        self.check_given(lengths)?;
+        for (name, (given, needed)) in Lengths::<i32>::NAMES
+            .into_iter()
+            .zip(lengths.arrays().into_iter().zip(self.length_entries().arrays()))
+        {
+            if let (Some(given), Some(&needed)) = (given, needed)
+                && given.len() != needed
+            {
+                let given = given.len();
+                return refuse(
+                    name,
+                    format!(
+                        "has {given} entries; this problem of {} sequences needs {needed}",
+                        self.batch()
+                    ),
+                );
+            }
+        }
+        let (most_q, most_kv) = (self.seq_len_q(), self.seq_len_kv());
+        let mut sequences = Vec::with_capacity(self.batch());
+        for b in 0..self.batch() {
+            let (q, len_q) = match self.q_lengths() {
+                QLengths::Equal => ([b, 0], most_q),
+                QLengths::Packed { total, .. } => {
+                    let (first, rows) = packed("cu_seqlens_q", lengths.cu_seqlens_q, b, total, most_q)?;
+                    ([0, first], used("seqused_q", lengths.seqused_q, b, rows)?)
+                }
+            };
+            let (kv, len_kv) = match self.kv_lengths() {
+                KvLengths::Equal => ([b, 0], most_kv),
+                KvLengths::Packed { total, .. } => {
+                    let (first, rows) = packed("cu_seqlens_k", lengths.cu_seqlens_k, b, total, most_kv)?;
+                    ([0, first], used("seqused_k", lengths.seqused_k, b, rows)?)
+                }
+                KvLengths::Cache | KvLengths::Paged { .. } => {
+                    ([b, 0], used("seqused_k", lengths.seqused_k, b, most_kv)?)
+                }
+            };
+            let mut sequence = Sequence {
+                len_q,
+                len_kv,
+                keys: self.key_range_of(len_q, len_kv),
+                q,
+                kv,
+                pages: None,
+            };
+            if let (
+                KvLengths::Paged {
+                    page_size,
+                    pages,
+                    max_pages,
+                },
+                Some(table),
+            ) = (self.kv_lengths(), lengths.block_table)
+            {
+                let table = &table[b * max_pages..][..max_pages];
+                check_pages(table, &sequence, b, page_size, pages)?;
+                sequence.pages = Some((table, page_size));
+            }
+            sequences.push(sequence);
+        }
+        Ok(sequences)
+    }
+
+    /// All query rows of all sequences, as `[first index, head, second index]` of O, in memory order
+    /// of a dense O. With packed sequences these are not all rows of O.
+    ///
+    /// # Errors
+    /// As [`Problem::sequences`].
+    pub fn query_rows(&self, lengths: &Lengths<&[i32]>) -> Result<Vec<[usize; 3]>, ProblemError> {
+        let mut rows = Vec::with_capacity(self.lse_len());
+        for sequence in self.sequences(lengths)? {
+            for [b, s] in (0..sequence.len_q).map(|row| sequence.q_row(row)) {
+                rows.extend((0..self.num_heads()).map(|h| [b, h, s]));
+            }
+        }
+        Ok(rows)
+    }
+}
+
+/// First row and number of rows of sequence `b` of packed ones.
+fn packed(
+    name: &'static str,
+    starts: Option<&[i32]>,
+    b: usize,
+    total: usize,
+    most: usize,
+) -> Result<(usize, usize), ProblemError> {
+    let Some(&[first, end]) = starts.and_then(|starts| starts.get(b..b + 2)) else {
+        return refuse(name, "was not given");
+    };
+    if b == 0 && first != 0 {
+        return refuse(name, format!("starts at {first}; it must start at 0"));
+    }
+    if end < first {
+        return refuse(
+            name,
+            format!("decreases from {first} to {end} at entry {}; it must not", b + 1),
+        );
+    }
+    let (first, end) = (first as usize, end as usize);
+    if end > total {
+        return refuse(
+            name,
+            format!("has {end} in entry {}; its tensors have {total} rows", b + 1),
+        );
+    }
+    match end - first {
+        rows if rows > most => refuse(
+            name,
+            format!("gives sequence {b} {rows} rows; the problem's bound is {most}: raise it"),
+        ),
+        rows => Ok((first, rows)),
+    }
+}
+
+/// The used length of sequence `b`, at most `most`; all of them where none is given.
+fn used(name: &'static str, given: Option<&[i32]>, b: usize, most: usize) -> Result<usize, ProblemError> {
+    match given.and_then(|given| given.get(b)) {
+        None => Ok(most),
+        Some(&len) if usize::try_from(len).is_ok_and(|len| len <= most) => Ok(len as usize),
+        Some(len) => refuse(name, format!("has {len} for sequence {b}; allowed are 0 to {most}")),
+    }
+}
+
+/// Refuses pages outside the cache, and none where a row sees keys.
+fn check_pages(
+    table: &[i32],
+    sequence: &Sequence<'_>,
+    b: usize,
+    page_size: usize,
+    pages: usize,
+) -> Result<(), ProblemError> {
+    let seen = sequence.seen();
+    for (i, &page) in table[..sequence.len_kv.div_ceil(page_size)].iter().enumerate() {
+        let of = format!("has {page} in entry {i} of sequence {b}");
+        if page < -1 || page >= pages as i32 {
+            return refuse("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
+        }
+        let keys = i * page_size..(i + 1) * page_size;
+        if page == -1 && keys.start < seen.end && seen.start < keys.end {
+            return refuse("block_table", format!("{of}, no page, but rows see keys of it"));
+        }
+    }
+    Ok(())
+}

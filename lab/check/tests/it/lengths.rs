@@ -1,0 +1,223 @@
+//! Packed sequences, caches and pages: kernels give the float64 answer for lengths that are read on the device, and
+//! mistakes in reading them are found.
+//!
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (60: four of each combination of axes).
+
+use std::collections::BTreeSet;
+
+use flashcore_check::mutate::{Operator, mutations};
+use flashcore_check::{CheckOptions, Verdict, check_plan};
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{DType, InputKind, KvLengths, Lengths, Problem, QLengths, RandomLimits, random_problem};
+use flashcore_sim::{FindingKind, SimOptions, simulate};
+
+use crate::common::number;
+use crate::planted::{check_with, quoted};
+
+/// A config that serves a problem: one of these, with accesses as wide as its strides allow.
+fn plan(problem: &Problem, kernels: &KernelCache, rungs: &[&str], target: Target) -> Plan {
+    let widths = ["-v16", "-v8", "-v4", "-v2"];
+    let configs = rungs
+        .iter()
+        .flat_map(|rung| widths.map(|width| format!("{rung}{width}")));
+    let mut refusals = Vec::new();
+    for config in configs {
+        let config: Config = config.parse().unwrap();
+        match Plan::with_cache(problem, &config, target, kernels) {
+            Ok(plan) => return plan,
+            Err(refusal) => refusals.push(refusal.to_string()),
+        }
+    }
+    panic!("{problem}: {}", refusals.join("\n"));
+}
+
+#[test]
+fn the_scalar_rungs_equal_float64() {
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 60));
+    let limits = RandomLimits {
+        max_seq: 200,
+        max_work: 1_500_000,
+        max_batch: 4,
+        lengths: true,
+        head_dim_v: true,
+        ..RandomLimits::default()
+    };
+    let (kernels, mut combinations) = (KernelCache::default(), BTreeSet::new());
+    for seed in first..first + count {
+        let problem = random_problem(seed, &limits).unwrap();
+        let naive = ["scalar/naive-t64"].as_slice();
+        let tiled = [
+            "scalar/tiled-m32n32-w4",
+            "scalar/tiled-m32n16-w4",
+            "scalar/tiled-m16n16-w4",
+        ]
+        .as_slice();
+        let plan = plan(
+            &problem,
+            &kernels,
+            if seed % 4 == 0 { naive } else { tiled },
+            Target::Sm80,
+        );
+        combinations.insert(plan.main.kernel.name().split("_d").last().map(str::to_string));
+        // Every third problem on data that is meant to break kernels.
+        let inputs = match seed % 3 {
+            0 => InputKind::ALL[seed as usize / 3 % InputKind::ALL.len()],
+            _ => InputKind::Normal,
+        };
+        let options = CheckOptions {
+            inputs,
+            seed,
+            first_schedule: seed,
+            ..CheckOptions::default()
+        };
+        let report = check_plan(&plan, &options).unwrap();
+        assert_eq!(
+            report.verdict,
+            Verdict::Clean,
+            "problem {seed}: {problem} by {}\n{report}",
+            plan.config
+        );
+    }
+    assert!(count < 60 || combinations.len() > 30, "{combinations:?}");
+}
+
+/// Sequences with rows and keys past their ends, in packed tensors or in pages of 5 keys.
+fn ragged(kv_lengths: KvLengths) -> Plan {
+    let q_lengths = QLengths::Packed { total: 80, used: true };
+    let problem = Problem::builder()
+        .batch(3)
+        .heads(2, 1)
+        .head_dim(16)
+        .seq_len_q(40)
+        .seq_len_kv(50)
+        .dtype(DType::F32);
+    let problem = problem
+        .return_lse(true)
+        .q_lengths(q_lengths)
+        .kv_lengths(kv_lengths)
+        .build()
+        .unwrap();
+    plan(
+        &problem,
+        &KernelCache::default(),
+        &["scalar/tiled-m16n16-w4"],
+        Target::Sm80,
+    )
+}
+
+const PACKED: KvLengths = KvLengths::Packed { total: 110, used: true };
+const PAGED: KvLengths = KvLengths::Paged {
+    page_size: 5,
+    pages: 40,
+    max_pages: 10,
+};
+
+/// Mistakes in reading lengths: what breaks, where (the memory accessed or text of the line), and how.
+const PLANTED: [(&str, KvLengths, Operator, &str); 14] = [
+    (
+        "neighbour's first row of Q",
+        PACKED,
+        Operator::NextAccess,
+        "cu_seqlens_q",
+    ),
+    ("the rows before in Q", PACKED, Operator::PreviousAccess, "cu_seqlens_q"),
+    ("neighbour's number of rows", PACKED, Operator::NextAccess, "seqused_q"),
+    ("neighbour's first key", PACKED, Operator::NextAccess, "cu_seqlens_k"),
+    ("the keys before", PACKED, Operator::PreviousAccess, "cu_seqlens_k"),
+    ("neighbour's number of keys", PACKED, Operator::NextAccess, "seqused_k"),
+    (
+        "number of keys of the sequence before",
+        PAGED,
+        Operator::PreviousAccess,
+        "seqused_k",
+    ),
+    (
+        "stale page: the entry before",
+        PAGED,
+        Operator::PreviousAccess,
+        "block_table",
+    ),
+    ("stale page: the next entry", PAGED, Operator::NextAccess, "block_table"),
+    ("first row of every page", PAGED, Operator::DropRemainder, "load_tile("),
+    (
+        "length of the keys off by one",
+        PACKED,
+        Operator::BoundOne,
+        "keys[j].lt(row.keys.1)",
+    ),
+    (
+        "length of the rows off by one",
+        PACKED,
+        Operator::BoundOne,
+        "row.row.lt(params.seq_len_q)",
+    ),
+    (
+        "tail of V in packed tensors",
+        PACKED,
+        Operator::BoundOne,
+        "load_tile(k, shape, v_tile",
+    ),
+    (
+        "tail of V in pages",
+        PAGED,
+        Operator::BoundOne,
+        "load_tile(k, shape, v_tile",
+    ),
+];
+
+#[test]
+fn planted_mistakes_are_found() {
+    for (name, kv_lengths, operator, place) in PLANTED {
+        let plan = ragged(kv_lengths);
+        let all = mutations(&plan.main.kernel)
+            .into_iter()
+            .filter(|mutation| mutation.operator == operator);
+        let here = all.filter(|m| m.object.as_deref() == Some(place) || quoted(m.line).contains(place));
+        let here: Vec<_> = here.collect();
+        assert!(!here.is_empty(), "{name}: nowhere to plant it");
+        // Values of several seeds, of which some hide a mistake: no sequence may have a neighbour with other values.
+        let found = |seed: u64| {
+            let options = CheckOptions {
+                seed,
+                ..CheckOptions::default()
+            };
+            here.iter().any(|mutation| {
+                let kernel = mutation.apply(&plan.main.kernel);
+                let report = check_with(&plan, kernel, plan.main.launch.clone(), &options);
+                report.verdict != Verdict::Clean
+            })
+        };
+        assert!((0..6).any(found), "{name}");
+    }
+}
+
+/// Whatever the values are, no address leaves its tensor.
+#[test]
+fn hostile_values_touch_no_foreign_memory() {
+    let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
+    let mut rng = Rng::new(5);
+    for kv_lengths in [PACKED, PAGED, KvLengths::Cache] {
+        let plan = ragged(kv_lengths);
+        for round in 0..20 {
+            let specs = plan.main.launch.buffers.iter();
+            let mut buffers: Vec<Vec<u8>> = specs
+                .map(|spec| match Lengths::<i32>::NAMES.contains(&spec.name) {
+                    true => (0..spec.bytes / 4)
+                        .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
+                        .collect(),
+                    false => vec![0; spec.bytes as usize],
+                })
+                .collect();
+            let options = SimOptions::default();
+            let report = simulate(&plan.main.kernel, &plan.main.launch, &mut buffers, &options).unwrap();
+            // Sequences that overlap write the same rows; that is all there may be.
+            let worse = report
+                .findings
+                .iter()
+                .find(|finding| finding.kind != FindingKind::BlockRace);
+            assert!(worse.is_none(), "round {round}: {worse:?}");
+        }
+    }
+}
