@@ -2,11 +2,11 @@
 
 use std::fmt;
 
+use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::proof::LaunchRefusal;
 use flashcore_ir::ptx::read::PtxError;
 
 use crate::status::status;
-use crate::tensor_map::TensorMapRefusal;
 
 /// Any failure of this crate: what was tried, what the driver returned, and what to do.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -63,7 +63,10 @@ pub enum CudaError {
     LaunchFailed(Box<LaunchFailure>),
     /// A tensor map that cannot be encoded.
     #[error("no tensor map can be made: {0}")]
-    TensorMap(Box<TensorMapRefusal>),
+    TensorMap(Box<TensorMapProblem>),
+    /// The device has no tensor memory accelerator.
+    #[error("no tensor map can be made: tensor maps need compute capability 9.0; this device has {major}.{minor}")]
+    NoTensorMaps { major: u32, minor: u32 },
     /// The module has no kernel of that name.
     #[error("the module has no kernel `{name}`; it has {}", if known.is_empty() { "none".to_string() } else { known.join(", ") })]
     NoSuchKernel { name: String, known: Vec<String> },

@@ -62,4 +62,4 @@ pub use nvml::Nvml;
 pub use plan::PreparedLaunch;
 pub use stream::{Event, Stream};
 pub use table::HeldTables;
-pub use tensor_map::{TensorMap, TensorMapRefusal};
+pub use tensor_map::TensorMap;

@@ -1,6 +1,5 @@
 //! Device memory: owned buffers, and borrowed slices of any device memory.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -15,6 +14,7 @@ use crate::sys::CUdeviceptr;
 /// Device memory that is freed when this value is dropped. Its address is a multiple of 256 B.
 ///
 /// Freeing waits for the work that uses it (`cuMemFree`), so drop buffers outside of hot loops.
+#[derive(Debug)]
 pub struct DeviceBuffer {
     address: CUdeviceptr,
     len: usize,
@@ -104,24 +104,12 @@ impl Drop for DeviceBuffer {
     }
 }
 
-impl fmt::Debug for DeviceBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "DeviceBuffer({} B at {:#x} on device {})",
-            self.len,
-            self.address,
-            self.context.ordinal()
-        )
-    }
-}
-
 /// A slice of device memory with another owner: part of a [`DeviceBuffer`], or another library's
 /// tensor.
 ///
 /// Unlike a Rust slice it does not prevent other writes: device memory is shared by all work on the
 /// device, ordered by streams.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSlice<'a> {
     address: CUdeviceptr,
     len: usize,
@@ -273,16 +261,6 @@ impl<'a> DeviceSlice<'a> {
             given: given as u64,
             expected: self.len as u64,
         })
-    }
-}
-
-impl fmt::Debug for DeviceSlice<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "DeviceSlice({} B at {:#x} on device {})",
-            self.len, self.address, self.ordinal
-        )
     }
 }
 

@@ -182,6 +182,7 @@ impl fmt::Debug for Stream {
 }
 
 /// A point in a stream, for timing and for order between streams.
+#[derive(Debug)]
 pub struct Event {
     handle: Handle<CUevent_st>,
     context: Context,
@@ -230,11 +231,5 @@ impl Drop for Event {
     fn drop(&mut self) {
         // As for streams.
         let _ = self.context.call(|driver| driver.cuEventDestroy_v2(self.handle.0));
-    }
-}
-
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Event({:p} on device {})", self.handle.0, self.context.ordinal())
     }
 }

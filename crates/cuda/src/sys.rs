@@ -25,6 +25,9 @@ use std::mem::MaybeUninit;
 
 use crate::raw::{CallResult, Driver};
 
+#[cfg(test)]
+mod tests;
+
 /// Status of a driver call. A number, because drivers newer than this file may return new ones.
 pub(crate) type CUresult = c_uint;
 /// A device, by the driver's own number.
@@ -109,11 +112,8 @@ macro_rules! constants {
             }
         )*
 
-        /// Each constant: its name, its value here, its value in the generated bindings.
         #[cfg(test)]
-        pub(crate) fn witnessed_constants() -> Vec<(&'static str, u32, u32)> {
-            vec![$($((stringify!($name), $module::$name, cudarc::driver::sys::$witness::$name as u32),)*)*]
-        }
+        tests::witness_constants!($($($module $witness $name)*)*);
     };
 }
 
@@ -204,33 +204,12 @@ constants! {
     }
 }
 
-#[cfg(test)]
-macro_rules! infer {
-    ($ty:ty) => {
-        _
-    };
-}
-
 macro_rules! resolved {
     ($library:ident, $name:ident) => {
         *$library
             .get(concat!(stringify!($name), "\0"))
             .map_err(|_| stringify!($name))?
     };
-}
-
-#[cfg(test)]
-fn name_of<T>(_: T) -> &'static str {
-    std::any::type_name::<T>()
-}
-
-#[cfg(test)]
-macro_rules! witnessed {
-    ($name:ident: $($ty:ty),*) => {{
-        let theirs: unsafe fn($(infer!($ty)),*) -> _ = cudarc::driver::sys::$name;
-        let ours = std::any::type_name::<unsafe extern "C" fn($($ty),*) -> CUresult>();
-        (stringify!($name), ours, name_of(theirs))
-    }};
 }
 
 /// A call's arguments as `name=value, …`.
@@ -297,14 +276,11 @@ macro_rules! functions {
             })*
         }
 
-        /// Each witnessed function: its name, its type here, its type in the generated bindings.
         #[cfg(test)]
-        pub(crate) fn witnessed_functions() -> Vec<(&'static str, &'static str, &'static str)> {
-            vec![
-                $(witnessed!($action: $($aty),*),)*
-                $(witnessed!($query: *mut $result $(, $qty)*),)*
-                $(witnessed!($name: $($ty),*),)*
-            ]
+        tests::witness_functions! {
+            $($action($($aty),*))*
+            $($query(*mut $result $(, $qty)*))*
+            $($name($($ty),*))*
         }
     };
 }
@@ -396,102 +372,5 @@ functions! {
         // From CUDA 12.4: loads a function now, instead of at its first launch, where a stream
         // capture would be in the way. Older drivers load it when its attributes are asked for.
         cuFuncLoad(function: CUfunction);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use cudarc::driver::sys as theirs;
-    use std::mem::{align_of, offset_of, size_of};
-
-    /// Drops module paths and the calling convention, and reads each generated enum as the integer
-    /// that it is in C.
-    fn normal(signature: &str) -> String {
-        let mut out = String::new();
-        for word in signature.split_inclusive(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')) {
-            let split = word
-                .trim_end_matches(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'))
-                .len();
-            let (path, rest) = word.split_at(split);
-            let last = path.rsplit("::").next().unwrap();
-            let is_enum = last.ends_with("_enum") || last == "CUlaunchAttributeID_enum";
-            out.push_str(if is_enum { "u32" } else { last });
-            out.push_str(rest);
-        }
-        out.replace("extern \"C\" ", "")
-    }
-
-    #[test]
-    fn signatures_are_those_of_the_generated_bindings() {
-        let functions = witnessed_functions();
-        assert!(functions.len() > 40);
-        for (name, ours, theirs) in functions {
-            assert_eq!(normal(ours), normal(theirs), "{name}");
-        }
-    }
-
-    #[test]
-    fn constants_are_those_of_the_generated_bindings() {
-        let constants = witnessed_constants();
-        assert!(constants.len() > 50);
-        for (name, ours, theirs) in constants {
-            assert_eq!(ours, theirs, "{name}");
-        }
-    }
-
-    #[test]
-    fn layouts_are_those_of_the_generated_bindings() {
-        assert_eq!(size_of::<CUlaunchConfig_st>(), size_of::<theirs::CUlaunchConfig>());
-        assert_eq!(align_of::<CUlaunchConfig_st>(), align_of::<theirs::CUlaunchConfig>());
-        assert_eq!(
-            offset_of!(CUlaunchConfig_st, sharedMemBytes),
-            offset_of!(theirs::CUlaunchConfig_st, sharedMemBytes)
-        );
-        assert_eq!(
-            offset_of!(CUlaunchConfig_st, hStream),
-            offset_of!(theirs::CUlaunchConfig_st, hStream)
-        );
-        assert_eq!(
-            offset_of!(CUlaunchConfig_st, attrs),
-            offset_of!(theirs::CUlaunchConfig_st, attrs)
-        );
-        assert_eq!(
-            offset_of!(CUlaunchConfig_st, numAttrs),
-            offset_of!(theirs::CUlaunchConfig_st, numAttrs)
-        );
-
-        assert_eq!(
-            size_of::<CUlaunchAttribute_st>(),
-            size_of::<theirs::CUlaunchAttribute>()
-        );
-        assert_eq!(
-            align_of::<CUlaunchAttribute_st>(),
-            align_of::<theirs::CUlaunchAttribute>()
-        );
-        assert_eq!(
-            offset_of!(CUlaunchAttribute_st, value),
-            offset_of!(theirs::CUlaunchAttribute_st, value)
-        );
-
-        assert_eq!(size_of::<CUtensorMap_st>(), size_of::<theirs::CUtensorMap>());
-        assert!(align_of::<CUtensorMap_st>() >= align_of::<theirs::CUtensorMap>());
-        assert_eq!(size_of::<CUuuid_st>(), size_of::<theirs::CUuuid>());
-    }
-
-    #[test]
-    fn cluster_and_serialisation_lie_where_the_union_has_them() {
-        let mut value: theirs::CUlaunchAttributeValue = theirs::CUlaunchAttributeValue { pad: [0; 64] };
-        value.clusterDim.x = 2;
-        value.clusterDim.y = 3;
-        value.clusterDim.z = 4;
-        // SAFETY: both are 64 plain bytes (the layout test above), and every bit pattern is a valid
-        // array.
-        let words: [u32; 16] = unsafe { std::mem::transmute(value) };
-        assert_eq!(words[..3], [2, 3, 4]);
-        value.programmaticStreamSerializationAllowed = 7;
-        // SAFETY: as above.
-        let words: [u32; 16] = unsafe { std::mem::transmute(value) };
-        assert_eq!(words[0], 7);
     }
 }

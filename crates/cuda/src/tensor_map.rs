@@ -3,7 +3,6 @@
 //! recipe of the kernel language is encoded as it is; each rule whose violation the driver reports
 //! as a bare `INVALID_VALUE` is checked first ([`TensorMapRecipe::check`]).
 
-use flashcore_ir::launch::TensorMapProblem;
 use flashcore_ir::{BufferSpec, ScalarType, Swizzle, TensorMapRecipe};
 
 use crate::context::Context;
@@ -15,45 +14,22 @@ use crate::sys::{CUtensorMap_st, tensor_map_swizzle, tensor_map_type};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TensorMap(pub(crate) CUtensorMap_st);
 
-/// Why a tensor map cannot be encoded.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TensorMapRefusal {
-    /// The recipe breaks a rule.
-    #[error(transparent)]
-    Recipe(#[from] TensorMapProblem),
-    /// The device has no tensor memory accelerator.
-    #[error("tensor maps need compute capability 9.0; this device has {}.{}", device.0, device.1)]
-    NeedsHopper {
-        /// The device's compute capability.
-        device: (u32, u32),
-    },
-}
-
 impl TensorMap {
     /// Encodes a recipe for a tensor in `buffer`, which is what the recipe calls its slot.
     ///
     /// # Errors
-    /// [`CudaError::TensorMap`] with the rule that is broken.
+    /// [`CudaError::TensorMap`] with the rule that is broken; [`CudaError::NoTensorMaps`].
     pub fn encode(context: &Context, recipe: &TensorMapRecipe, buffer: DeviceSlice<'_>) -> Result<Self, CudaError> {
-        let refuse = |refusal| CudaError::TensorMap(Box::new(refusal));
         buffer.check_device(context.ordinal(), "the tensor")?;
-        let device = context.info().compute_capability;
-        if device.0 < 9 {
-            return Err(refuse(TensorMapRefusal::NeedsHopper { device }));
+        let (major, minor) = context.info().compute_capability;
+        if major < 9 {
+            return Err(CudaError::NoTensorMaps { major, minor });
         }
-        recipe
-            .check(&spec_of(buffer))
-            .map_err(|problem| refuse(problem.into()))?;
-        let map = context.call(|driver| {
-            let address = buffer.address() + recipe.byte_offset;
-            driver.tensor_map_encode(
-                recipe,
-                address,
-                element_code(recipe.element),
-                swizzle_code(recipe.swizzle),
-            )
-        })?;
+        let checked = recipe.check(&spec_of(buffer));
+        checked.map_err(|problem| CudaError::TensorMap(Box::new(problem)))?;
+        let (element, swizzle) = (element_code(recipe.element), swizzle_code(recipe.swizzle));
+        let address = buffer.address() + recipe.byte_offset;
+        let map = context.call(|driver| driver.tensor_map_encode(recipe, address, element, swizzle))?;
         Ok(Self(map))
     }
 }
@@ -90,6 +66,8 @@ fn swizzle_code(swizzle: Swizzle) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_ir::launch::TensorMapProblem;
+
     use super::*;
 
     #[test]
