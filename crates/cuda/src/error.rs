@@ -121,12 +121,6 @@ impl CudaError {
 
     /// Whether there is no GPU: no driver was found, or it sees no device. Any other error means that
     /// one is there and fails, which whoever falls back to the host should report.
-    ///
-    /// ```
-    /// use flashcore_cuda::CudaError;
-    /// assert!(CudaError::NoDevice { visible: None }.is_absence());
-    /// assert!(!CudaError::NoSuchDevice { ordinal: 3, count: 1 }.is_absence());
-    /// ```
     pub fn is_absence(&self) -> bool {
         matches!(self, CudaError::NoDriver { .. } | CudaError::NoDevice { .. })
     }
@@ -326,5 +320,7 @@ mod tests {
         }
         .to_string();
         assert!(text.contains("libcuda.so.1") && text.contains("525") && text.contains("--gpus all"));
+        assert!(CudaError::NoDevice { visible: None }.is_absence());
+        assert!(!CudaError::NoSuchDevice { ordinal: 3, count: 1 }.is_absence());
     }
 }

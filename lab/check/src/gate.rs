@@ -102,18 +102,7 @@ pub fn gate(
 /// Compares the stored values of a tap, from [`finish`](flashcore_kernels::tap::finish), with the same
 /// values of the reference: every row, with the tolerance of f32, since nothing has been rounded to
 /// the problem's dtype yet.
-///
-/// ```
-/// use flashcore_check::gate::gate_tap;
-/// use flashcore_kernels::{Tap, tap};
-/// use flashcore_problem::{InputKind, Inputs, Problem};
-/// let problem = Problem::named("tiny")?;
-/// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let not_computed = vec![0.0; tap::len(&problem)];
-/// assert!(!gate_tap(&problem, &inputs, Tap::Scores, &not_computed)?.passed());
-/// # Ok::<(), flashcore_problem::ProblemError>(())
-/// ```
-pub fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f32]) -> Result<Gate, ProblemError> {
+pub(crate) fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f32]) -> Result<Gate, ProblemError> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let want = match tap {
         Tap::Scores => reference_scores(problem, &q, &k, &v)?,
@@ -198,5 +187,16 @@ mod tests {
         assert!(found.rows > 1000 && found.rows < found.all_rows);
         assert_eq!(found.out.unwritten, found.rows * 64);
         assert_eq!(found.lse.unwrap().unwritten, found.rows);
+    }
+    #[test]
+    fn a_tap_that_was_not_computed_does_not_pass() {
+        let problem = Problem::named("tiny").unwrap();
+        let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+        let not_computed = vec![0.0; flashcore_kernels::tap::len(&problem)];
+        assert!(
+            !gate_tap(&problem, &inputs, Tap::Scores, &not_computed)
+                .unwrap()
+                .passed()
+        );
     }
 }

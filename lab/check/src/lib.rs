@@ -30,5 +30,5 @@ mod svg;
 pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan, log_of};
-pub use gate::{Gate, gate, gate_tap};
+pub use gate::{Gate, gate};
 pub use report::{CheckReport, Found, StepSize, Verdict};

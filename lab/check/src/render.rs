@@ -147,7 +147,7 @@ pub fn finding(found: &Found, schedules: usize, palette: Palette, width: usize) 
 /// A problem of a kernel of a file, with the quoted line if the file is found.
 pub fn problem(problem: &Problem, file: &str, palette: Palette, width: usize) -> String {
     let mut out = String::new();
-    let kind = problem.kind.name();
+    let kind = problem.kind;
     let (label, style) = match problem.kind.is_warning() {
         true => (format!("warning[{kind}]"), palette.strong),
         false => (format!("error[{kind}]"), palette.bad),

@@ -22,18 +22,6 @@ pub enum Verdict {
     Wrong,
 }
 
-impl Verdict {
-    /// The printed name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Verdict::Clean => "clean",
-            Verdict::Refused => "refused",
-            Verdict::Findings => "findings",
-            Verdict::Wrong => "wrong",
-        }
-    }
-}
-
 /// A finding, and the schedules that showed it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Found {

@@ -34,20 +34,6 @@ pub(crate) fn step_bytes(step: &Step) -> u32 {
 
 /// Configs that differ in one lever (or two, if one is not enough) and save at least `bytes` of a
 /// block's shared memory, in order of predicted time.
-///
-/// ```
-/// use flashcore_check::saves::savings;
-/// use flashcore_ir::Profile;
-/// use flashcore_kernels::Plan;
-/// use flashcore_problem::Problem;
-/// let l4 = Profile::named("l4").ok_or("a profile")?;
-/// let kernel = "scalar/tiled-m32n32-w4-v16".parse()?;
-/// let plan = Plan::new(&Problem::named("tiny")?, &kernel, l4.target)?;
-/// let found = savings(&plan, 1, l4);
-/// assert!(found.iter().all(|saving| saving.saved >= 1 && saving.levers.len() == 1));
-/// assert!(found.iter().any(|saving| saving.kernel == "scalar/tiled-m32n16-w4-v16"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn savings(plan: &Plan, bytes: u32, profile: &Profile) -> Vec<Saving> {
     let kernels = KernelCache::default();
     let near = neighbours(&plan.config);

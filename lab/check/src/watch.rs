@@ -34,14 +34,6 @@ pub struct NoLine(String);
 impl std::str::FromStr for Watch {
     type Err = NoLine;
 
-    /// ```
-    /// use flashcore_check::watch::Watch;
-    /// let watch: Watch = "warp.rs:120:ex2".parse()?;
-    /// assert_eq!((watch.file.as_deref(), watch.line, watch.value.as_deref()), (Some("warp.rs"), 120, Some("ex2")));
-    /// assert_eq!("120".parse::<Watch>()?.file, None);
-    /// assert!("warp.rs".parse::<Watch>().is_err());
-    /// # Ok::<(), flashcore_check::watch::NoLine>(())
-    /// ```
     fn from_str(text: &str) -> Result<Watch, NoLine> {
         let wrong = || NoLine(text.to_string());
         let mut parts = text.split(':').peekable();
@@ -127,18 +119,6 @@ fn instrumented(kernel: &Kernel, choose: impl Fn(&Inst, SiteId) -> Vec<(Reg, Sca
 
 /// The values at a line in one warp of one block, in order of execution. `None` if nothing is at
 /// the line.
-///
-/// ```
-/// use flashcore_check::CheckOptions;
-/// use flashcore_check::watch::trace_line;
-/// use flashcore_ir::Target;
-/// use flashcore_kernels::Plan;
-/// use flashcore_problem::Problem;
-/// let plan = Plan::new(&Problem::named("tiny")?, &"scalar/tiled-m16n16-w4-v16".parse()?, Target::Sm89)?;
-/// // Nothing is at line 1.
-/// assert!(trace_line(&plan, &"1".parse()?, ([0; 3], 0), &CheckOptions::default())?.is_none());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn trace_line(
     plan: &Plan,
     watch: &Watch,

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use flashcore_check::Found;
-use flashcore_check::foreign::{self, Asked, ForeignKernel, ForeignLaunch, Form, Given, Problem, RunError, Verdict};
+use flashcore_check::foreign::{
+    self, Asked, CodeForm, ForeignKernel, ForeignLaunch, Given, Problem, RunError, Verdict,
+};
 use flashcore_check::render::{self, Palette};
 use flashcore_ir::{Chip, Occupancy};
 use flashcore_sim::SimOptions;
@@ -112,7 +114,7 @@ struct Judged {
 impl Judged {
     fn new(mut kernel: ForeignKernel, bytes: &[u8], asked: &Asked, card: Card) -> Judged {
         let unknown = match (kernel.form, std::str::from_utf8(bytes)) {
-            (Form::Ptx, Ok(text)) => foreign::assemble(&mut kernel, text, card.chip.target).err(),
+            (CodeForm::Ptx, Ok(text)) => foreign::assemble(&mut kernel, text, card.chip.target).err(),
             _ => None,
         };
         let unknown = unknown.map(|why| why.to_string());
@@ -296,7 +298,7 @@ impl Judged {
         let kernel = &self.kernel;
         page.line(format_args!("\n{HEAD}{}{HEAD:#}", kernel.name));
         let form = match (kernel.form, kernel.ptx_version) {
-            (Form::Ptx, Some((major, minor))) => format!("PTX {major}.{minor} for {} and later", kernel.made_for),
+            (CodeForm::Ptx, Some((major, minor))) => format!("PTX {major}.{minor} for {} and later", kernel.made_for),
             _ => format!("machine code for {}", kernel.made_for),
         };
         let bytes: u64 = kernel.parameter_bytes.iter().sum();

@@ -54,17 +54,15 @@ impl KernelBuilder {
     /// Lanes where the condition holds run `then`.
     #[track_caller]
     pub fn if_(&self, cond: Cond<'_>, then: impl FnOnce()) {
-        let (condition, site) = (self.condition(cond), self.site());
-        let (_, then) = self.block(|_| then());
-        self.push(Node::branch(condition, then, Vec::new(), site));
+        self.if_else(cond, then, || ());
     }
 
     /// Lanes where the condition holds run `then`, the others `otherwise`.
     #[track_caller]
     pub fn if_else(&self, cond: Cond<'_>, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let (condition, site) = (self.condition(cond), self.site());
-        let (_, then) = self.block(|_| then());
-        let (_, otherwise) = self.block(|_| otherwise());
+        let then = self.block(|_| then());
+        let otherwise = self.block(|_| otherwise());
         self.push(Node::branch(condition, then, otherwise, site));
     }
 
@@ -72,7 +70,7 @@ impl KernelBuilder {
     #[track_caller]
     pub fn loop_<'k>(&'k self, body: impl FnOnce(LoopScope<'k>)) {
         let site = self.site();
-        let (_, body) = self.block(|block| body(LoopScope { k: self, block }));
+        let body = self.block(|block| body(LoopScope { k: self, block }));
         self.push(Node::Loop { body, site });
     }
 

@@ -233,10 +233,9 @@ impl KernelBuilder {
         self.emit(Inst::Trace { label, src });
     }
 
-    fn block<R>(&self, body: impl FnOnce(usize) -> R) -> (R, Vec<Node>) {
-        let id = self.open_block();
-        let result = body(id);
-        (result, self.close_block())
+    fn block(&self, body: impl FnOnce(usize)) -> Vec<Node> {
+        body(self.open_block());
+        self.close_block()
     }
 
     fn open_block(&self) -> usize {

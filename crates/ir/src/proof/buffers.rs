@@ -5,19 +5,6 @@ use crate::BufferSpec;
 
 /// Checks that each declared buffer was brought, is long enough, and begins where it must. `given`
 /// has the address and the bytes of each buffer, by slot; more may be given than are declared.
-///
-/// ```
-/// use flashcore_ir::BufferSpec;
-/// use flashcore_ir::proof::prove_buffers;
-/// let out = BufferSpec { name: "out", bytes: 512, written: true, align: 16 };
-/// assert_eq!(prove_buffers(std::slice::from_ref(&out), &[(0x1000, 512)]), None);
-/// let refusal = prove_buffers(&[out], &[(0x1008, 512)]).unwrap();
-/// assert_eq!(
-///     refusal.to_string(),
-///     "buffer `out` begins at 0x1008, 8 B past a multiple of 16 B; align it or copy it to aligned memory, or choose \
-///      a kernel with accesses of at most 8 B (-v8)"
-/// );
-/// ```
 pub fn prove_buffers(declared: &[BufferSpec], given: &[(u64, u64)]) -> Option<LaunchRefusal> {
     if given.len() < declared.len() {
         return Some(LaunchRefusal::BufferCount {

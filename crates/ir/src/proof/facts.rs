@@ -1,5 +1,7 @@
 //! What the launch proof is told: the shape of a launch, and what is known of its kernel.
 
+use serde::Serialize;
+
 use crate::proof::parameter_bytes;
 use crate::{Kernel, Launch};
 
@@ -51,12 +53,14 @@ impl LaunchShape {
 }
 
 /// What the code of a kernel is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CodeForm {
     /// PTX, which the driver compiles for the device.
+    #[default]
     Ptx,
-    /// Machine code of one architecture (a cubin).
-    Machine,
+    /// Machine code of one architecture.
+    Cubin,
 }
 
 /// What the launch proof knows of a kernel. The default knows nothing and refuses nothing.

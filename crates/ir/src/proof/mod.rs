@@ -105,15 +105,6 @@ pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers:
 
 /// Whether code that was made for an architecture, named as ptxas names it (`sm_80`, `sm_90a`),
 /// runs on another one. `None` also where the name is not that of an NVIDIA architecture.
-///
-/// ```
-/// use flashcore_ir::Target;
-/// use flashcore_ir::proof::{CodeForm, prove_code};
-/// assert_eq!(prove_code("sm_80", CodeForm::Ptx, Target::Sm89), None);
-/// assert_eq!(prove_code("sm_80", CodeForm::Machine, Target::Sm89), None);
-/// assert!(prove_code("sm_80", CodeForm::Machine, Target::Sm90a).is_some());
-/// assert!(prove_code("sm_90a", CodeForm::Ptx, Target::Sm120).is_some());
-/// ```
 pub fn prove_code(made_for: &str, form: CodeForm, target: Target) -> Option<LaunchRefusal> {
     let digits = made_for.strip_prefix("sm_").or(made_for.strip_prefix("compute_"))?;
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
@@ -177,15 +168,6 @@ pub fn prove_arguments(facts: &KernelFacts, given: &[u64]) -> Option<LaunchRefus
 /// Registers that a block takes. A warp gets them in units of 256. The hardware's check spreads the
 /// warps over the partitions of an SM, so it rounds their number up to a multiple of the partitions
 /// (NVIDIA's occupancy calculator, `cudaOccMaxBlocksPerSMRegsLimit` in CUDA 13.0).
-///
-/// ```
-/// use flashcore_ir::Target;
-/// use flashcore_ir::proof::registers_per_block;
-/// let limits = Target::Sm90a.limits();
-/// assert_eq!(registers_per_block(384, 168, &limits), 64_512);
-/// // 9 warps count as 12.
-/// assert_eq!(registers_per_block(288, 200, &limits), 76_800);
-/// ```
 pub fn registers_per_block(threads: u64, registers: u32, limits: &Limits) -> u64 {
     let partitions = u64::from(limits.partitions_per_sm.max(1));
     let warps = threads.div_ceil(WARP).next_multiple_of(partitions);

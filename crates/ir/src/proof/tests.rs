@@ -182,6 +182,9 @@ fn registers_are_counted_by_warp_and_partition() {
     // A damaged file may claim any number.
     assert!(!with(1024, u32::MAX).is_empty());
     assert_eq!(registers_per_block(33, 1, &h200()), 1024);
+    assert_eq!(registers_per_block(384, 168, &h200()), 64_512);
+    // 9 warps count as 12.
+    assert_eq!(registers_per_block(288, 200, &h200()), 76_800);
 }
 
 #[test]
@@ -242,6 +245,14 @@ fn clusters_must_exist_divide_and_agree() {
 }
 
 #[test]
+fn code_runs_where_it_was_made_for() {
+    assert_eq!(prove_code("sm_80", CodeForm::Ptx, Target::Sm89), None);
+    assert_eq!(prove_code("sm_80", CodeForm::Cubin, Target::Sm89), None);
+    assert!(prove_code("sm_80", CodeForm::Cubin, Target::Sm90a).is_some());
+    assert!(prove_code("sm_90a", CodeForm::Ptx, Target::Sm120).is_some());
+}
+
+#[test]
 fn arguments_must_match_the_parameters() {
     let prove = |given: &[u64]| prove_arguments(&facts(), given).map(|refusal| refusal.what());
     assert_eq!(prove(&[8, 4]), None);
@@ -279,6 +290,11 @@ fn buffers_must_be_there_long_enough_and_aligned() {
     assert_eq!(
         prove(&[(0x1008, 1024), (0x2000, 512)]),
         Some("buffer `q` begins at 0x1008, 8 B past a multiple of 16 B".to_string())
+    );
+    let refusal = prove_buffers(&declared, &[(0x1008, 1024), (0x2000, 512)]).unwrap();
+    assert_eq!(
+        refusal.remedy(),
+        "align it or copy it to aligned memory, or choose a kernel with accesses of at most 8 B (-v8)"
     );
     let argument = |slot, offset| prove_argument(3, slot, offset, &declared, &[(0x1000, 1024), (0x2000, 512)]);
     assert_eq!(argument(1, 512), None);

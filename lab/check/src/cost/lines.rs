@@ -19,18 +19,6 @@ pub struct LineShare {
 impl Observation {
     /// The line that uses most of a resource in the middle block of the main step. `None` if no
     /// line uses it.
-    ///
-    /// ```
-    /// use flashcore_check::cost::{Observation, Resource};
-    /// use flashcore_ir::{Profile, Target};
-    /// use flashcore_kernels::Plan;
-    /// use flashcore_problem::Problem;
-    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse()?, Target::Sm89)?;
-    /// let hottest = Observation::of(&plan)?.hottest(Resource::Tensor, Profile::named("l4").unwrap());
-    /// let hottest = hottest.ok_or("products")?;
-    /// assert!(hottest.line.file.contains("mma") && hottest.share > 0.3);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn hottest(&self, resource: Resource, profile: &Profile) -> Option<LineShare> {
         let step = self.steps.first()?;
         let samples = &step.seen.samples;
@@ -89,5 +77,7 @@ mod tests {
         let shared = linear.hottest(Resource::Shared, l4).unwrap();
         assert!(shared.share > 0.2 && shared.share <= 1.0);
         assert!(linear.hottest(Resource::Dram, l4).is_none());
+        let products = linear.hottest(Resource::Tensor, l4).unwrap();
+        assert!(products.line.file.contains("mma") && products.share > 0.3);
     }
 }

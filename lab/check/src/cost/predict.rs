@@ -97,11 +97,23 @@ pub struct StepFit {
 }
 
 impl Prediction {
+    /// The time of each possible bound, microseconds, longest first.
+    pub fn terms(&self) -> Vec<(Bound, f64)> {
+        terms(&self.uses, self.latency_micros, self.launch_micros)
+    }
+
     /// The limit that prevents a step from running on the card; `None` if every step runs.
     pub fn does_not_fit(&self) -> Option<&'static str> {
         let mut fits = self.steps.iter().map(|step| &step.occupancy);
         fits.find(|fit| fit.blocks_per_sm == 0).map(|fit| fit.limited_by)
     }
+}
+
+fn terms(uses: &[Use], latency: f64, launches: f64) -> Vec<(Bound, f64)> {
+    let mut terms = vec![(Bound::Latency, latency), (Bound::Launch, launches)];
+    terms.extend(uses.iter().map(|used| (Bound::Resource(used.resource), used.micros)));
+    terms.sort_by(|a, b| b.1.total_cmp(&a.1));
+    terms
 }
 
 impl Observation {
@@ -167,9 +179,7 @@ impl Observation {
         let mut uses: Vec<Use> = used.map(|(resource, micros)| Use { resource, micros }).collect();
         uses.sort_by(|a, b| b.micros.total_cmp(&a.micros));
         let launches = launch * steps.len() as f64;
-        let mut terms = vec![(Bound::Latency, latency), (Bound::Launch, launches)];
-        terms.extend(uses.iter().map(|used| (Bound::Resource(used.resource), used.micros)));
-        terms.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let terms = terms(&uses, latency, launches);
         Prediction {
             profile: profile.name,
             measured: measured.map(|measured| measured.source.clone()),
@@ -193,17 +203,6 @@ impl Observation {
     /// Registers per thread of the main step: those that its values need at once in program order,
     /// and those available to the compiler. If the first is larger, code is likely to spill. `None`
     /// for kernels that set register counts, since their warps may differ.
-    ///
-    /// ```
-    /// use flashcore_check::cost::Observation;
-    /// use flashcore_ir::Target;
-    /// use flashcore_kernels::Plan;
-    /// use flashcore_problem::Problem;
-    /// let plan = Plan::new(&Problem::named("tiny")?, &"mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse()?, Target::Sm90a)?;
-    /// let (needed, left) = Observation::of(&plan)?.registers(Target::Sm90a).ok_or("registers")?;
-    /// assert!(needed > 32 && needed < left && left == 255);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn registers(&self, target: Target) -> Option<(u32, u32)> {
         let step = self.steps.first()?;
         let mut sets = false;

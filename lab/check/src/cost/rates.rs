@@ -76,14 +76,6 @@ pub struct Latencies {
 
 impl Rates {
     /// The rates of an architecture.
-    ///
-    /// ```
-    /// use flashcore_check::cost::Rates;
-    /// use flashcore_ir::Target;
-    /// assert_eq!(Rates::of(Target::Sm80).fma, 64.0);
-    /// assert_eq!(Rates::of(Target::Sm89).fma, 128.0);
-    /// assert!(Rates::of(Target::Sm90a).mma_sync < 1.0);
-    /// ```
     pub const fn of(target: Target) -> Rates {
         let (fma, half) = match target {
             Target::Sm75 => (64.0, 64.0),

@@ -1,6 +1,6 @@
 //! Draws a prediction: the time of each resource alone, and the combined time.
 
-use super::predict::{Bound, Prediction};
+use super::predict::Prediction;
 use crate::svg::Svg;
 
 const WIDTH: f64 = 720.0;
@@ -12,24 +12,8 @@ const TOP: f64 = 64.0;
 /// The prediction as an SVG for light and dark backgrounds: a bar for each resource, for latency
 /// and for the launch; a line at the predicted time and a band over its interval. `title` names the
 /// kernel and the card.
-///
-/// ```
-/// # use flashcore_check::cost::{Observation, roofline};
-/// # use flashcore_ir::{Profile, Target};
-/// # use flashcore_kernels::Plan;
-/// # use flashcore_problem::Problem;
-/// # let plan = Plan::new(&Problem::named("tiny")?, &"scalar/tiled-m16n16-w4-v16".parse()?, Target::Sm89)?;
-/// let prediction = Observation::of(&plan)?.predict(Profile::named("l4").unwrap(), &[]);
-/// let svg = roofline::svg(&prediction, "tiny on an L4");
-/// assert!(svg.starts_with("<svg") && svg.contains("tiny on an L4"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn svg(prediction: &Prediction, title: &str) -> String {
-    let uses = prediction.uses.iter();
-    let mut bars: Vec<(Bound, f64)> = uses.map(|used| (Bound::Resource(used.resource), used.micros)).collect();
-    bars.push((Bound::Latency, prediction.latency_micros));
-    bars.push((Bound::Launch, prediction.launch_micros));
-    bars.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let bars = prediction.terms();
     let longest = bars.iter().map(|bar| bar.1).fold(prediction.high_micros, f64::max);
     let x = |micros: f64| BARS_FROM + (BARS_TO - BARS_FROM) * micros / longest;
     let bottom = TOP + ROW * bars.len() as f64;

@@ -16,7 +16,7 @@ use object::elf::FileHeader64;
 use object::read::elf::{ElfFile64, FileHeader as _, SectionHeader as _};
 use object::{Object, ObjectSection, ObjectSymbol};
 
-use super::{ForeignError, ForeignKernel, Form, Shared, binary_kind};
+use super::{CodeForm, ForeignError, ForeignKernel, Shared, binary_kind};
 
 /// `e_machine` of CUDA.
 const EM_CUDA: u16 = 190;
@@ -63,23 +63,17 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
         let in_section = section.elf_section_header().sh_info(endian) >> 24;
         kernels.push(ForeignKernel {
             name: name.to_string(),
-            form: Form::Cubin,
+            form: CodeForm::Cubin,
             made_for: format!("sm_{sm}"),
-            ptx_version: None,
             parameter_bytes: parameters(&own),
             registers: of_symbol(&of_all, REGISTERS, symbol).or((in_section > 0).then_some(in_section)),
-            spilled_bytes: None,
             stack_bytes: of_symbol(&of_all, FRAME_SIZE, symbol),
             compiler: Some("the cubin".to_string()),
             static_shared: static_shared(&elf, name, sm),
             shared: shared(&elf, name),
             max_threads: threads(&own, MAX_THREADS),
             required_threads: threads(&own, REQUIRED_THREADS),
-            required_cluster: None,
-            min_blocks_per_sm: None,
-            calls: Vec::new(),
-            impossible: Vec::new(),
-            line: None,
+            ..ForeignKernel::default()
         });
     }
     Ok(kernels)

@@ -1,10 +1,12 @@
 //! Judges whether a foreign kernel can be launched: the problems, CUDA's error, and the remedy.
 
+use std::fmt;
+
 use flashcore_ir::Target;
 use flashcore_ir::proof::{CodeForm, KernelFacts, LaunchRefusal, LaunchShape, prove, prove_code, prove_without_opt_in};
 use serde::Serialize;
 
-use super::{ForeignKernel, Form, Shared};
+use super::{ForeignKernel, Shared};
 
 /// The launch to judge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,45 +37,42 @@ pub enum Verdict {
     Doubtful,
 }
 
-/// Declares [`ProblemKind`] and the names of its variants from one table.
-macro_rules! kinds {
-    ($($kind:ident = $name:literal: $what:literal,)*) => {
-        /// The kind of a problem.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-        #[serde(rename_all = "kebab-case")]
-        #[non_exhaustive]
-        pub enum ProblemKind {
-            $(#[doc = $what] $kind,)*
-        }
-
-        impl ProblemKind {
-            /// The printed name.
-            ///
-            /// ```
-            /// assert_eq!(flashcore_check::foreign::ProblemKind::OptIn.name(), "opt-in");
-            /// ```
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(ProblemKind::$kind => $name,)*
-                }
-            }
-        }
-    };
+/// The kind of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum ProblemKind {
+    /// More than 48 KB of shared memory declared.
+    StaticShared,
+    /// More shared memory than a block may have.
+    Shared,
+    /// More than 48 KB without opting in.
+    OptIn,
+    /// Dynamic shared memory that is declared and not requested, or the other way round.
+    DynamicShared,
+    /// An empty grid, or one that exceeds the limits.
+    Grid,
+    /// A block size that the card or the kernel does not allow.
+    Threads,
+    /// A cluster that the card or the kernel does not allow.
+    Cluster,
+    /// Too many registers per block.
+    Registers,
+    /// Registers spilled to local memory.
+    Spills,
+    /// Code for another architecture.
+    Architecture,
+    /// An expected size that is wrong.
+    Miscounted,
+    /// An instruction that does not exist in PTX.
+    NoSuchInstruction,
 }
 
-kinds! {
-    StaticShared = "static-shared": "More than 48 KB of shared memory declared.",
-    Shared = "shared": "More shared memory than a block may have.",
-    OptIn = "opt-in": "More than 48 KB without opting in.",
-    DynamicShared = "dynamic-shared": "Dynamic shared memory that is declared and not requested, or the other way round.",
-    Grid = "grid": "An empty grid, or one that exceeds the limits.",
-    Threads = "threads": "A block size that the card or the kernel does not allow.",
-    Cluster = "cluster": "A cluster that the card or the kernel does not allow.",
-    Registers = "registers": "Too many registers per block.",
-    Spills = "spills": "Registers spilled to local memory.",
-    Architecture = "architecture": "Code for another architecture.",
-    Miscounted = "miscounted": "An expected size that is wrong.",
-    NoSuchInstruction = "no-such-instruction": "An instruction that does not exist in PTX.",
+/// Its name in messages and files, such as `opt-in`.
+impl fmt::Display for ProblemKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 impl ProblemKind {
@@ -119,20 +118,6 @@ impl Problem {
 }
 
 /// The verdict of a list of problems.
-///
-/// ```
-/// use flashcore_check::foreign::{Asked, Verdict, judge, read, verdict};
-/// use flashcore_ir::Target;
-/// let text = ".version 7.0 .target sm_80 .extern .shared .b8 tiles[]; .entry k() { mov.u32 %r1, tiles; ret; }";
-/// let kernel = &read(text.as_bytes())?[0];
-/// let asked = |dynamic_shared, opted_in| Asked { dynamic_shared, opted_in, ..Asked::default() };
-/// let verdict_of = |asked| verdict(&judge(kernel, &asked, Target::Sm89));
-/// assert_eq!(verdict_of(asked(49_152, false)), Verdict::Launches);
-/// assert_eq!(verdict_of(asked(76_800, false)), Verdict::NeedsOptIn);
-/// assert_eq!(verdict_of(asked(76_800, true)), Verdict::Launches);
-/// assert_eq!(verdict_of(asked(147_456, true)), Verdict::Refused);
-/// # Ok::<(), flashcore_check::foreign::ForeignError>(())
-/// ```
 pub fn verdict(problems: &[Problem]) -> Verdict {
     match problems {
         [] => Verdict::Launches,
@@ -166,24 +151,12 @@ pub fn judge(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Probl
 }
 
 /// Threads per block of the launch, if known.
-///
-/// ```
-/// use flashcore_check::foreign::{Asked, read, threads_of};
-/// let kernel = &read(b".version 7.0 .target sm_80 .entry k() .maxntid 128 { ret; }")?[0];
-/// assert_eq!(threads_of(kernel, &Asked::default()), Some(128));
-/// assert_eq!(threads_of(kernel, &Asked { threads: Some(64), ..Asked::default() }), Some(64));
-/// # Ok::<(), flashcore_check::foreign::ForeignError>(())
-/// ```
 pub fn threads_of(kernel: &ForeignKernel, asked: &Asked) -> Option<u32> {
     asked.threads.or(kernel.required_threads).or(kernel.max_threads)
 }
 
 /// The refusals of the launch proof. An unknown block size is not judged.
 fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<LaunchRefusal> {
-    let form = match kernel.form {
-        Form::Ptx => CodeForm::Ptx,
-        Form::Cubin => CodeForm::Machine,
-    };
     let facts = KernelFacts {
         static_shared_bytes: kernel.static_shared,
         registers: kernel.registers,
@@ -198,7 +171,7 @@ fn refusals(kernel: &ForeignKernel, asked: &Asked, target: Target) -> Vec<Launch
         ..LaunchShape::linear(1, threads_of(kernel, asked).unwrap_or(1))
     };
     let (limits, on) = (target.limits(), target.name());
-    let mut refusals: Vec<LaunchRefusal> = prove_code(&kernel.made_for, form, target).into_iter().collect();
+    let mut refusals: Vec<LaunchRefusal> = prove_code(&kernel.made_for, kernel.form, target).into_iter().collect();
     refusals.extend(prove(&shape, &facts, &limits, on));
     use LaunchRefusal::{Shared, StaticShared};
     let has_too_much = refusals
@@ -329,7 +302,7 @@ fn spills(kernel: &ForeignKernel) -> Option<Problem> {
 
 fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
     // A cubin does not say whether its kernel uses dynamic shared memory.
-    if kernel.form == Form::Cubin || !kernel.calls.is_empty() {
+    if kernel.form == CodeForm::Cubin || !kernel.calls.is_empty() {
         return None;
     }
     let dynamic = kernel.shared.iter().find(|symbol| symbol.is_dynamic);

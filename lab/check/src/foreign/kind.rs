@@ -20,13 +20,6 @@ const SIGNATURES: [(&[u8], &str); 15] = [
 ];
 
 /// The kind of a binary file; `None` for text.
-///
-/// ```
-/// use flashcore_check::foreign::binary_kind;
-/// assert_eq!(binary_kind(b".version 8.0\n.target sm_80\n"), None);
-/// assert_eq!(binary_kind(b"\x89PNG\r\n\x1a\n\0\0"), Some("a PNG image"));
-/// assert_eq!(binary_kind(&[0, 159, 146, 150]), Some("a binary file of unknown format"));
-/// ```
 pub fn binary_kind(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(b"\x7fELF") {
         return Some(elf(bytes));
@@ -75,6 +68,12 @@ mod tests {
             binary_kind(b"!<arch>\n/ 0"),
             Some("an archive of object files (a static library)")
         );
+        assert_eq!(binary_kind(b"\x89PNG\r\n\x1a\n\0\0"), Some("a PNG image"));
+        assert_eq!(
+            binary_kind(&[0, 159, 146, 150]),
+            Some("a binary file of unknown format")
+        );
+        assert_eq!(binary_kind(b".version 8.0\n.target sm_80\n"), None);
         assert_eq!(binary_kind("// größer\n".as_bytes()), None);
         assert_eq!(binary_kind(b""), None);
         // Drivers hand out PTX with a zero at its end.

@@ -13,6 +13,7 @@ mod run;
 mod tests;
 
 use flashcore_ir::Target;
+pub use flashcore_ir::proof::CodeForm;
 use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxModule};
 use serde::Serialize;
 use thiserror::Error;
@@ -48,16 +49,6 @@ pub enum ForeignError {
     NoSuchKernel(String, String),
 }
 
-/// The form of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Form {
-    /// PTX, which the driver compiles.
-    Ptx,
-    /// Machine code of one architecture.
-    Cubin,
-}
-
 /// A symbol in a kernel's shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Shared {
@@ -74,12 +65,12 @@ pub struct Shared {
 }
 
 /// A kernel of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ForeignKernel {
     /// Its name in the linker.
     pub name: String,
     /// Its form.
-    pub form: Form,
+    pub form: CodeForm,
     /// Its architecture, such as `sm_80`.
     pub made_for: String,
     /// Its PTX version.
@@ -141,15 +132,6 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
 }
 
 /// The kernels with a name, or all if there is no name.
-///
-/// ```
-/// use flashcore_check::foreign::{pick, read};
-/// let kernels = read(b".version 7.0 .target sm_80 .entry a() { ret; } .entry b() { ret; }")?;
-/// assert_eq!(pick(&kernels, Some("b"))?.len(), 1);
-/// assert_eq!(pick(&kernels, None)?.len(), 2);
-/// assert!(pick(&kernels, Some("c")).unwrap_err().to_string().contains("there are a, b"));
-/// # Ok::<(), flashcore_check::foreign::ForeignError>(())
-/// ```
 pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<&'a ForeignKernel>, ForeignError> {
     let is_named = |kernel: &&ForeignKernel| name.is_none_or(|name| kernel.name == name);
     let found: Vec<&ForeignKernel> = kernels.iter().filter(is_named).collect();
@@ -172,14 +154,10 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
     let facts = module.facts_of(entry);
     ForeignKernel {
         name: entry.name.clone(),
-        form: Form::Ptx,
+        form: CodeForm::Ptx,
         made_for: module.target.clone(),
         ptx_version: Some(module.version),
         parameter_bytes: entry.params.iter().map(|param| param.bytes).collect(),
-        registers: None,
-        spilled_bytes: None,
-        stack_bytes: None,
-        compiler: None,
         static_shared: facts.static_shared_bytes,
         shared: shared.collect(),
         max_threads: facts.max_threads,
@@ -189,6 +167,7 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
         calls: calls.cloned().collect(),
         impossible: entry.impossible(),
         line: Some(entry.line),
+        ..ForeignKernel::default()
     }
 }
 

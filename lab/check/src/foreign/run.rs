@@ -59,14 +59,6 @@ pub enum NoArgument {
 impl std::str::FromStr for Given {
     type Err = NoArgument;
 
-    /// ```
-    /// use flashcore_check::foreign::{Fill, Given};
-    /// assert_eq!("buf:400:zero".parse(), Ok(Given::Buffer { bytes: 400, fill: Fill::Zero }));
-    /// assert_eq!("-3".parse(), Ok(Given::Integer(-3)));
-    /// assert_eq!("0.5".parse(), Ok(Given::Float(0.5)));
-    /// assert!("buf:many".parse::<Given>().is_err());
-    /// assert!("buf:99999999999999".parse::<Given>().is_err());
-    /// ```
     fn from_str(text: &str) -> Result<Given, NoArgument> {
         let wrong = || NoArgument::Form(text.to_string());
         let Some(buffer) = text.strip_prefix("buf:") else {
@@ -136,28 +128,6 @@ pub enum RunError {
 
 /// Simulates a kernel of a PTX text under several schedules. Returns the findings, with the lines
 /// of `.loc` if there are any. The output is not judged.
-///
-/// ```
-/// use flashcore_check::foreign::{ForeignLaunch, run};
-/// use flashcore_sim::SimOptions;
-/// let text = ".version 7.0 .target sm_80 .entry fill(.param .u64 out) .maxntid 32, 1, 1 {
-///     .reg .b32 %r<2>; .reg .b64 %rd<3>;
-///     ld.param.u64 %rd0, [out]; cvta.to.global.u64 %rd0, %rd0;
-///     mov.u32 %r0, %tid.x; mul.wide.u32 %rd1, %r0, 4; add.u64 %rd2, %rd0, %rd1;
-///     st.global.u32 [%rd2], %r0; ret; }";
-/// let launch = |bytes: &str| ForeignLaunch {
-///     grid: [1, 1, 1],
-///     threads: None,
-///     dynamic_shared: 0,
-///     args: vec![bytes.parse().unwrap()],
-///     schedules: 1,
-///     sim: SimOptions::default(),
-/// };
-/// assert!(run(text, "fill", "fill.ptx", &launch("buf:128"))?.is_empty());
-/// let found = run(text, "fill", "fill.ptx", &launch("buf:124"))?;
-/// assert_eq!((found[0].finding.kind.name(), found[0].finding.lines[0].line), ("out-of-bounds", 5));
-/// # Ok::<(), flashcore_check::foreign::RunError>(())
-/// ```
 pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Result<Vec<Found>, RunError> {
     let options = ReadAs {
         file: file.to_string(),
@@ -283,6 +253,23 @@ mod tests {
             sim: SimOptions::default(),
         };
         run(text, "fill", "fill.ptx", &launch)
+    }
+
+    #[test]
+    fn arguments_are_numbers_and_buffers() {
+        let fill = Fill::Zero;
+        assert_eq!("buf:400:zero".parse(), Ok(Given::Buffer { bytes: 400, fill }));
+        assert_eq!("-3".parse(), Ok(Given::Integer(-3)));
+        assert_eq!("0.5".parse(), Ok(Given::Float(0.5)));
+        assert!("buf:many".parse::<Given>().is_err());
+        assert!("buf:99999999999999".parse::<Given>().is_err());
+    }
+
+    #[test]
+    fn a_store_past_the_end_is_found_at_its_line() {
+        let found = run_with(&["buf:124", "7"]).unwrap();
+        let finding = &found[0].finding;
+        assert_eq!((finding.kind.name(), finding.lines[0].line), ("out-of-bounds", 5));
     }
 
     #[test]

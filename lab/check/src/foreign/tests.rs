@@ -61,6 +61,32 @@ fn dynamic_memory_needs_opting_in_and_has_an_end() {
 }
 
 #[test]
+fn the_verdict_is_that_of_the_worst_problem() {
+    let kernel = kernel(".extern .shared .b8 tiles[]; .entry k() { mov.u32 %r1, tiles; ret; }");
+    let verdict_of = |dynamic_shared, opted_in| {
+        let asked = Asked {
+            dynamic_shared,
+            opted_in,
+            ..Asked::default()
+        };
+        verdict(&problems(&kernel, &asked))
+    };
+    assert_eq!(verdict_of(49_152, false), Verdict::Launches);
+    assert_eq!(verdict_of(76_800, false), Verdict::NeedsOptIn);
+    assert_eq!(verdict_of(76_800, true), Verdict::Launches);
+    assert_eq!(verdict_of(147_456, true), Verdict::Refused);
+}
+
+#[test]
+fn a_kernel_is_picked_by_name() {
+    let kernels = read(b".version 7.0 .target sm_80 .entry a() { ret; } .entry b() { ret; }").unwrap();
+    assert_eq!(pick(&kernels, Some("b")).unwrap().len(), 1);
+    assert_eq!(pick(&kernels, None).unwrap().len(), 2);
+    let unknown = pick(&kernels, Some("c")).unwrap_err().to_string();
+    assert!(unknown.contains("there are a, b"), "{unknown}");
+}
+
+#[test]
 fn claims_are_compared_by_symbol() {
     let kernel = kernel(".entry k() {\n.shared .f32 partials[2][2][16][64]; ret; }");
     let claim = |name: &str, bytes| Asked {
@@ -89,6 +115,8 @@ fn threads_registers_and_architectures_are_held_against_the_card() {
         threads: Some(threads),
         ..Asked::default()
     };
+    assert_eq!(threads_of(&k, &Asked::default()), Some(128));
+    assert_eq!(threads_of(&k, &threads(64)), Some(64));
     assert!(problems(&k, &threads(128)).is_empty());
     assert!(
         only(&k, &threads(256), ProblemKind::Threads)
@@ -131,7 +159,7 @@ fn threads_registers_and_architectures_are_held_against_the_card() {
     k.registers = None;
     only(&k, &Asked::default(), ProblemKind::Architecture);
     assert!(judge(&k, &Asked::default(), Target::Sm90a).is_empty());
-    (k.form, k.made_for) = (Form::Cubin, "sm_80".to_string());
+    (k.form, k.made_for) = (CodeForm::Cubin, "sm_80".to_string());
     assert!(judge(&k, &Asked::default(), Target::Sm89).is_empty());
     assert_eq!(
         judge(&k, &Asked::default(), Target::Sm90a)[0].kind,

@@ -185,11 +185,6 @@ pub const PIECES: [Piece; 10] = [
 ];
 
 /// The piece with a name, with or without the prefix `museum/`.
-///
-/// ```
-/// assert_eq!(flashcore_check::museum::piece("museum/no-opt-in").map(|piece| piece.kind), Some("opt-in"));
-/// assert!(flashcore_check::museum::piece("mona-lisa").is_none());
-/// ```
 pub fn piece(name: &str) -> Option<&'static Piece> {
     let name = name.strip_prefix("museum/").unwrap_or(name);
     PIECES.iter().find(|piece| piece.name == name)
@@ -197,12 +192,6 @@ pub fn piece(name: &str) -> Option<&'static Piece> {
 
 impl Piece {
     /// Runs the piece under a schedule, or its corrected version, which has no findings.
-    ///
-    /// ```
-    /// let shown = flashcore_check::museum::piece("no-opt-in").ok_or("no such piece")?.show(0, true)?;
-    /// assert!(shown.problems.is_empty());
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn show(&self, schedule: u64, is_mended: bool) -> Result<Shown, MuseumError> {
         let mut shown = Shown::default();
         match &self.exhibit {

@@ -47,22 +47,6 @@ impl fmt::Display for Mutation {
 }
 
 /// Every mutation that a kernel allows, by operator, then in program order.
-///
-/// ```
-/// use flashcore_check::mutate::{Operator, mutations};
-/// use flashcore_ir::{Kernel, TileShape};
-/// let kernel = Kernel::build("swap", 64, |k| {
-///     let tile = k.shared_tile::<u32>("tile", TileShape::new(1, 64));
-///     let out = k.param_ptr_mut::<u32>("out");
-///     let me = k.thread_idx();
-///     tile.at(0, me).store(me);
-///     k.barrier();
-///     out.offset(me).store(tile.at(0, me ^ 32).load());
-/// })?;
-/// let barriers = mutations(&kernel).into_iter().filter(|m| m.operator == Operator::DropBarrier);
-/// assert_eq!(barriers.count(), 1);
-/// # Ok::<(), flashcore_ir::BuildErrors>(())
-/// ```
 pub fn mutations(kernel: &Kernel) -> Vec<Mutation> {
     let mut found = Vec::new();
     let buffers = kernel.ledger().buffers.iter().enumerate();

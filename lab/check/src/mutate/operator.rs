@@ -144,16 +144,9 @@ impl Operator {
     }
 }
 
+/// Its name in messages and files, such as `drop-barrier`.
 impl fmt::Display for Operator {
-    /// The variant's name in kebab case, as it is serialised.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut name = String::new();
-        for c in format!("{self:?}").chars() {
-            if c.is_ascii_uppercase() && !name.is_empty() {
-                name.push('-');
-            }
-            name.push(c.to_ascii_lowercase());
-        }
-        f.pad(&name)
+        self.serialize(f)
     }
 }

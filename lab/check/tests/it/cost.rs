@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Resource, Unit, Work, roofline};
+use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Rates, Resource, Unit, Work, roofline};
 use flashcore_ir::{PROFILES, Profile, Target};
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::{DType, Mask, Problem};
@@ -274,6 +274,19 @@ fn predictions_order_the_families() {
     let micros = |id| observed(&problem, id, Target::Sm89).predict(profile("l4"), &[]).micros;
     let times = [MMA, SCALAR, "scalar/naive-t128-v16"].map(micros);
     assert!(times.is_sorted(), "{times:?}");
+}
+
+#[test]
+fn rates_and_registers_are_those_of_the_architecture() {
+    assert_eq!(
+        [Target::Sm80, Target::Sm89].map(|target| Rates::of(target).fma),
+        [64.0, 128.0]
+    );
+    assert!(Rates::of(Target::Sm90a).mma_sync < 1.0);
+    let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
+    let observed = observed(&Problem::named("tiny").unwrap(), id, Target::Sm90a);
+    let (needed, left) = observed.registers(Target::Sm90a).unwrap();
+    assert!(needed > 32 && needed < left && left == 255);
 }
 
 #[test]

@@ -31,6 +31,15 @@ fn is_un(inst: &Inst, op: UnOp) -> bool {
 }
 
 #[test]
+fn a_line_is_named_by_file_number_and_value() {
+    let watch: Watch = "warp.rs:120:ex2".parse().unwrap();
+    let (file, line, value) = (watch.file.as_deref(), watch.line, watch.value.as_deref());
+    assert_eq!((file, line, value), (Some("warp.rs"), 120, Some("ex2")));
+    assert_eq!("120".parse::<Watch>().unwrap().file, None);
+    assert!("warp.rs".parse::<Watch>().is_err());
+}
+
+#[test]
 fn any_value_of_any_lane_at_any_line() {
     for name in KERNELS {
         let plan = plan(name);

@@ -64,17 +64,11 @@ impl Look {
             Bound::Resource(resource) => observed.hottest(resource, profile),
             Bound::Latency | Bound::Launch => None,
         };
-        let uses = prediction.uses.iter();
-        let resources = uses.map(|used| (Bound::Resource(used.resource), used.micros));
-        let others = [
-            (Bound::Latency, prediction.latency_micros),
-            (Bound::Launch, prediction.launch_micros),
-        ];
         let memory = observed.memory();
         Some(Look {
             micros: prediction.micros,
             binds: prediction.binds,
-            terms: resources.chain(others).collect(),
+            terms: prediction.terms(),
             lead: prediction.lead,
             hottest: hottest.map(|hottest| (hottest.line.to_string(), hottest.share)),
             fit: *prediction.steps.first()?,

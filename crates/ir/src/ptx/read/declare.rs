@@ -93,16 +93,6 @@ impl PtxModule {
     }
 
     /// The facts of a kernel for the launch proof: all that the text declares.
-    ///
-    /// ```
-    /// use flashcore_ir::ptx::read::PtxModule;
-    /// let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 32, 4 { .shared .b8 tile[100]; ret; }";
-    /// let module = PtxModule::read(text)?;
-    /// let facts = module.facts_of(&module.entries[0]);
-    /// assert_eq!((facts.static_shared_bytes, facts.max_threads), (100, Some(128)));
-    /// assert_eq!(facts.parameter_bytes, Some(vec![8]));
-    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
-    /// ```
     pub fn facts_of(&self, entry: &PtxEntry) -> KernelFacts {
         let static_shared_bytes = self.shared_of(entry).fold(0u64, |end, symbol| {
             let align = u64::from(symbol.align.max(1));
@@ -133,14 +123,6 @@ impl PtxEntry {
 
     /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes,
     /// `cp.async.ca` 4, 8 or 16 (PTX ISA, `cp.async`).
-    ///
-    /// ```
-    /// use flashcore_ir::ptx::read::PtxModule;
-    /// let text = ".version 7.0 .target sm_80 .entry k() {\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
-    /// let module = PtxModule::read(text)?;
-    /// assert_eq!(module.entries[0].impossible(), [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]);
-    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
-    /// ```
     pub fn impossible(&self) -> Vec<(u32, String)> {
         let mut found = Vec::new();
         for statement in &self.body {

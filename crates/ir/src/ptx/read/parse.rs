@@ -11,12 +11,6 @@ impl PtxModule {
     ///
     /// # Errors
     /// Where the text is no PTX, or not well-formed: the line, and what was expected.
-    ///
-    /// ```
-    /// use flashcore_ir::ptx::read::PtxModule;
-    /// let error = PtxModule::read(".version 7.0 .target sm_80 .entry k( { ret; }").unwrap_err();
-    /// assert_eq!(error.to_string(), "line 1: expected `.param`, found `{`");
-    /// ```
     pub fn read(text: &str) -> Result<PtxModule, PtxError> {
         let tokens = lex(text, true)?;
         Parser { tokens, at: 0 }.module()
@@ -28,15 +22,6 @@ impl PtxModule {
     ///
     /// # Errors
     /// As [`read`](Self::read), outside bodies.
-    ///
-    /// ```
-    /// use flashcore_ir::ptx::read::PtxModule;
-    /// let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 64 { not even PTX \"}\" {} }";
-    /// let module = PtxModule::declarations(text)?;
-    /// assert_eq!(module.entries[0].threads_allowed(), Some(64));
-    /// assert!(PtxModule::read(text).is_err());
-    /// # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
-    /// ```
     pub fn declarations(text: &str) -> Result<PtxModule, PtxError> {
         let tokens = lex(text, false)?;
         Parser { tokens, at: 0 }.module()
@@ -413,6 +398,33 @@ $L0:
     }
 
     #[test]
+    fn what_a_kernel_declares_are_facts_for_the_launch_proof() {
+        let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 32, 4 { .shared .b8 tile[100]; ret; }";
+        let module = PtxModule::read(text).unwrap();
+        let facts = module.facts_of(&module.entries[0]);
+        assert_eq!((facts.static_shared_bytes, facts.max_threads), (100, Some(128)));
+        assert_eq!(facts.parameter_bytes, Some(vec![8]));
+    }
+
+    #[test]
+    fn copies_that_no_architecture_has_are_found() {
+        let text = ".version 7.0 .target sm_80 .entry k() {\n cp.async.cg.shared.global [%r1], [%rd1], 8; ret; }";
+        let module = PtxModule::read(text).unwrap();
+        assert_eq!(
+            module.entries[0].impossible(),
+            [(2, "cp.async.cg of 8 bytes; it copies 16".to_string())]
+        );
+    }
+
+    #[test]
+    fn declarations_are_read_whatever_the_bodies_are() {
+        let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 64 { not even PTX \"}\" {} }";
+        let module = PtxModule::declarations(text).unwrap();
+        assert_eq!(module.entries[0].threads_allowed(), Some(64));
+        assert!(PtxModule::read(text).is_err());
+    }
+
+    #[test]
     fn what_is_no_ptx_is_refused() {
         for (text, part) in [
             ("", "no .version"),
@@ -424,6 +436,10 @@ $L0:
                 "line 2: expected `]`",
             ),
             (".version x .target sm_80", "a version such as 7.0"),
+            (
+                ".version 7.0 .target sm_80 .entry k( { ret; }",
+                "line 1: expected `.param`, found `{`",
+            ),
             (
                 ".version 7.0 .target sm_80 .shared .b8 x[99999999999][99999999999];",
                 "2^64",
