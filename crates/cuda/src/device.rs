@@ -140,14 +140,9 @@ pub struct DeviceUuid(pub [u8; 16]);
 
 impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        for (index, byte) in self.0.iter().enumerate() {
-            if [0, 4, 6, 8, 10].contains(&index) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let (first, second, third) = (&hex[..8], &hex[8..12], &hex[12..16]);
+        write!(f, "GPU-{first}-{second}-{third}-{}-{}", &hex[16..20], &hex[20..])
     }
 }
 

@@ -1,6 +1,6 @@
 //! Clusters: blocks that run at the same time, share memory and wait for each other.
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{ClusterInst, Inst, Operand, Special};
 use crate::pointer::{ClusterPtr, SharedPtr};
 use crate::types::Element;
@@ -50,27 +50,11 @@ impl KernelBuilder {
     /// [`cluster_arrive`](Self::cluster_arrive) and [`cluster_wait`](Self::cluster_wait).
     #[track_caller]
     pub fn cluster_barrier(&self) {
-        self.arrive_in_cluster(true, true);
+        self.emit(Inst::Cluster(ClusterInst::Arrive {
+            release: true,
+            aligned: true,
+        }));
         self.emit(Inst::Cluster(ClusterInst::Wait { aligned: true }));
-    }
-
-    /// Comes to the cluster's barrier without waiting: each thread once, then
-    /// [`cluster_wait`](Self::cluster_wait).
-    #[track_caller]
-    pub fn cluster_arrive(&self) {
-        self.arrive_in_cluster(true, false);
-    }
-
-    /// Comes to the cluster's barrier without waiting and without ordering memory: enough to know
-    /// that the other blocks have started.
-    #[track_caller]
-    pub fn cluster_arrive_relaxed(&self) {
-        self.arrive_in_cluster(false, false);
-    }
-
-    #[track_caller]
-    fn arrive_in_cluster(&self, release: bool, aligned: bool) {
-        self.emit(Inst::Cluster(ClusterInst::Arrive { release, aligned }));
     }
 
     #[track_caller]
@@ -78,12 +62,17 @@ impl KernelBuilder {
         let addr = addr.operand();
         self.result(|dst| Inst::Cluster(ClusterInst::Mapa { dst, addr, rank }))
     }
+}
 
+instructions! {
+    /// Comes to the cluster's barrier without waiting: each thread once, then
+    /// [`cluster_wait`](Self::cluster_wait).
+    cluster_arrive() = Inst::Cluster(ClusterInst::Arrive { release: true, aligned: false });
+    /// Comes to the cluster's barrier without waiting and without ordering memory: enough to know
+    /// that the other blocks have started.
+    cluster_arrive_relaxed() = Inst::Cluster(ClusterInst::Arrive { release: false, aligned: false });
     /// Waits for every thread of the cluster to have come.
-    #[track_caller]
-    pub fn cluster_wait(&self) {
-        self.emit(Inst::Cluster(ClusterInst::Wait { aligned: false }));
-    }
+    cluster_wait() = Inst::Cluster(ClusterInst::Wait { aligned: false });
 }
 
 impl<'k, E: Element> SharedPtr<'k, E> {

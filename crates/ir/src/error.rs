@@ -1,24 +1,17 @@
 //! What can be wrong with a kernel as it is written.
 
-use std::fmt;
-
 use thiserror::Error;
 
 use crate::site::SourceLine;
 
 /// One mistake in a kernel, with the line that made it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{line}: {kind}")]
 pub struct BuildError {
     /// What is wrong.
     pub kind: BuildErrorKind,
     /// Where.
     pub line: SourceLine,
-}
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.line, self.kind)
-    }
 }
 
 /// The kinds of mistakes that are found while a kernel is being written.
@@ -48,19 +41,10 @@ pub enum BuildErrorKind {
 
 /// Everything wrong with a kernel.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("kernel {kernel} cannot be built:{}", errors.iter().map(|error| format!("\n  {error}")).collect::<String>())]
 pub struct BuildErrors {
     /// The kernel's name.
     pub kernel: String,
     /// At least one.
     pub errors: Vec<BuildError>,
-}
-
-impl fmt::Display for BuildErrors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kernel {} cannot be built:", self.kernel)?;
-        for error in &self.errors {
-            write!(f, "\n  {error}")?;
-        }
-        Ok(())
-    }
 }

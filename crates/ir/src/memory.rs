@@ -1,6 +1,6 @@
 //! Loads, stores, asynchronous copies and atomics.
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{AtomOp, Cache, FlagInst, Inst, Operand, StoreSource};
 use crate::pointer::{AddressSpace, GlobalPtr, Ptr, SharedPtr};
 use crate::types::{BF16x2, Element, F16x2, Reg, RegClass, Scalar, ScalarType};
@@ -339,19 +339,6 @@ impl KernelBuilder {
         });
     }
 
-    /// Closes the group of copies this thread has started since the last commit.
-    #[track_caller]
-    pub fn cp_async_commit(&self) {
-        self.emit(Inst::CpAsyncCommit);
-    }
-
-    /// Waits until at most `pending` of this thread's newest groups are unfinished. Other threads
-    /// see the copied bytes only after a barrier that follows.
-    #[track_caller]
-    pub fn cp_async_wait(&self, pending: u32) {
-        self.emit(Inst::CpAsyncWait { pending });
-    }
-
     /// Loads `count` (1, 2 or 4) 8×8 matrices of 16-bit elements from shared memory; lane `8·i + r`
     /// brings the address of row `r` of matrix `i`. Each lane receives elements
     /// `(lane/4, 2·(lane%4))` and the next, or their transposes ([`crate::fragment::LDMATRIX`]).
@@ -389,6 +376,14 @@ impl KernelBuilder {
             addr: row.address(),
         });
     }
+}
+
+instructions! {
+    /// Closes the group of copies this thread has started since the last commit.
+    cp_async_commit() = Inst::CpAsyncCommit;
+    /// Waits until at most `pending` of this thread's newest groups are unfinished. Other threads
+    /// see the copied bytes only after a barrier that follows.
+    cp_async_wait(pending: u32) = Inst::CpAsyncWait { pending };
 }
 
 #[cfg(test)]

@@ -160,15 +160,6 @@ impl Profile {
     }
 
     /// The profile of a device that the driver calls `name` and that has so many SMs.
-    ///
-    /// ```
-    /// use flashcore_ir::Profile;
-    /// assert_eq!(Profile::of_device("NVIDIA A100-SXM4-80GB", 108).unwrap().name, "a100");
-    /// assert_eq!(Profile::of_device("NVIDIA GeForce RTX 4090", 128).unwrap().name, "rtx4090");
-    /// assert_eq!(Profile::named("L4").unwrap().sms, 58);
-    /// assert!(Profile::named("gtx480").is_none() && Profile::of_device("NVIDIA L40S", 142).is_none());
-    /// assert!(Profile::of_device("NVIDIA H100 PCIe", 114).is_none()); // another card than the SXM one
-    /// ```
     pub fn of_device(name: &str, sms: u32) -> Option<&'static Profile> {
         let words: Vec<String> = name
             .to_ascii_lowercase()
@@ -184,5 +175,22 @@ impl Profile {
     /// All names, comma-separated, for messages.
     pub fn names() -> String {
         PROFILES.map(|p| p.name).join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_the_profile_of_their_name_and_size() {
+        let of_device = |name, sms| Profile::of_device(name, sms).map(|profile| profile.name);
+        assert_eq!(of_device("NVIDIA A100-SXM4-80GB", 108), Some("a100"));
+        assert_eq!(of_device("NVIDIA GeForce RTX 4090", 128), Some("rtx4090"));
+        assert_eq!(of_device("NVIDIA L40S", 142), None);
+        // Another card than the SXM one.
+        assert_eq!(of_device("NVIDIA H100 PCIe", 114), None);
+        assert_eq!(Profile::named("L4").unwrap().sms, 58);
+        assert!(Profile::named("gtx480").is_none());
     }
 }

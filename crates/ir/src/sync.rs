@@ -1,6 +1,6 @@
 //! Barriers, fences, and exchanges between the lanes of a warp.
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{BinOp, Inst, Operand, Scope, ShflMode, Special, VoteMode};
 use crate::types::{Integer, RegClass, Scalar};
 use crate::value::{Source, Val};
@@ -8,14 +8,32 @@ use crate::value::{Source, Val};
 /// All lanes of a warp.
 pub const FULL_WARP: u32 = u32::MAX;
 
-impl KernelBuilder {
+instructions! {
     /// Waits for every thread of the block, and orders their shared-memory accesses (`bar.sync 0`).
-    #[track_caller]
-    pub fn barrier(&self) {
-        let (id, threads) = (Operand::Imm(0), None);
-        self.emit(Inst::BarSync { id, threads });
-    }
+    barrier() = Inst::BarSync { id: Operand::Imm(0), threads: None };
+    /// Waits for all lanes of the warp, and orders their memory accesses (`bar.warp.sync`).
+    sync_warp() = Inst::BarWarp { members: FULL_WARP };
+    /// Orders this thread's memory accesses before the fence with those after it.
+    fence(scope: Scope) = Inst::Fence { scope };
+    /// Orders this thread's accesses to shared memory before it with those of asynchronous copies
+    /// and warpgroup products that learn of it: a tile that was written by stores and is then read
+    /// by either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So
+    /// does a stage that was read by loads and is then filled by a copy, by those who read.
+    fence_proxy_async() = Inst::FenceProxyAsync;
+    /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a
+    /// cluster barrier, to the other blocks.
+    fence_mbarrier_init() = Inst::FenceMbarrierInit;
+    /// Waits until the launches that this one depends on have ended and what they wrote is visible
+    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. Without
+    /// programmatic dependent launch it does nothing.
+    dependency_wait() = Inst::DependencyWait;
+    /// Lets the launches that depend on this one begin, once every block has come here or ended
+    /// (`griddepcontrol.launch_dependents`). Their [`dependency_wait`](Self::dependency_wait) still
+    /// waits for the end of this one.
+    dependency_trigger() = Inst::DependencyTrigger;
+}
 
+impl KernelBuilder {
     /// Waits at barrier `id` (0..16, the same for the whole warp) until `threads` threads have come
     /// to it.
     #[track_caller]
@@ -49,34 +67,6 @@ impl KernelBuilder {
         }
     }
 
-    /// Waits for all lanes of the warp, and orders their memory accesses (`bar.warp.sync`).
-    #[track_caller]
-    pub fn sync_warp(&self) {
-        self.emit(Inst::BarWarp { members: FULL_WARP });
-    }
-
-    /// Orders this thread's memory accesses before the fence with those after it.
-    #[track_caller]
-    pub fn fence(&self, scope: Scope) {
-        self.emit(Inst::Fence { scope });
-    }
-
-    /// Orders this thread's accesses to shared memory before it with those of asynchronous copies
-    /// and warpgroup products that learn of it: a tile that was written by stores and is then read
-    /// by either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So
-    /// does a stage that was read by loads and is then filled by a copy, by those who read.
-    #[track_caller]
-    pub fn fence_proxy_async(&self) {
-        self.emit(Inst::FenceProxyAsync);
-    }
-
-    /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a
-    /// cluster barrier, to the other blocks.
-    #[track_caller]
-    pub fn fence_mbarrier_init(&self) {
-        self.emit(Inst::FenceMbarrierInit);
-    }
-
     /// True in one lane of the warp, always the same one. The whole warp executes it.
     #[track_caller]
     pub fn elect(&self) -> Val<'_, bool> {
@@ -99,22 +89,6 @@ impl KernelBuilder {
     pub fn scheduling_fence(&self) {
         let never = self.special(Special::MaxWarps).eq(0).vote_any();
         self.trap_if(never);
-    }
-
-    /// Waits until the launches that this one depends on have ended and what they wrote is visible
-    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. Without
-    /// programmatic dependent launch it does nothing.
-    #[track_caller]
-    pub fn dependency_wait(&self) {
-        self.emit(Inst::DependencyWait);
-    }
-
-    /// Lets the launches that depend on this one begin, once every block has come here or ended
-    /// (`griddepcontrol.launch_dependents`). Their [`dependency_wait`](Self::dependency_wait) still
-    /// waits for the end of this one.
-    #[track_caller]
-    pub fn dependency_trigger(&self) {
-        self.emit(Inst::DependencyTrigger);
     }
 }
 

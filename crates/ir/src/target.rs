@@ -109,8 +109,6 @@ pub struct Limits {
     pub threads_per_sm: u32,
     /// Most blocks resident on an SM.
     pub blocks_per_sm: u32,
-    /// Named barriers a block.
-    pub barriers_per_block: u32,
     /// Most blocks a cluster (1: no clusters). More than 8 are not portable: the host must allow
     /// them (`CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`).
     pub cluster_blocks: u32,
@@ -205,7 +203,6 @@ impl Target {
             threads_per_block: 1024,
             threads_per_sm,
             blocks_per_sm,
-            barriers_per_block: 16,
             cluster_blocks,
             grid: [i32::MAX as u32, 65_535, 65_535],
             block: [1024, 1024, 64],

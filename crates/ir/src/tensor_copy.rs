@@ -5,7 +5,7 @@
 //! that, and the launch makes the tensor map from it: host and device cannot disagree. Elements of
 //! a box that lie outside the tensor are read as zero and never written, whatever its strides.
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};
 use crate::kernel::{Kernel, ParamKind};
 use crate::launch::TensorBox;
@@ -57,25 +57,16 @@ impl KernelBuilder {
             boxes,
         }
     }
+}
 
+instructions! {
     /// Closes the group of tensor stores that this thread has started since the last commit.
-    #[track_caller]
-    pub fn bulk_commit(&self) {
-        self.emit(Inst::Bulk(BulkInst::Commit));
-    }
-
+    bulk_commit() = Inst::Bulk(BulkInst::Commit);
     /// Waits until at most `pending` of this thread's newest groups of stores are unfinished.
-    #[track_caller]
-    pub fn bulk_wait(&self, pending: u32) {
-        self.emit(Inst::Bulk(BulkInst::Wait { pending, read: false }));
-    }
-
+    bulk_wait(pending: u32) = Inst::Bulk(BulkInst::Wait { pending, read: false });
     /// Waits until at most `pending` of this thread's newest groups of tensor stores have yet to
     /// read their tiles: the tiles may then be written again, though not all is stored.
-    #[track_caller]
-    pub fn bulk_wait_read(&self, pending: u32) {
-        self.emit(Inst::Bulk(BulkInst::Wait { pending, read: true }));
-    }
+    bulk_wait_read(pending: u32) = Inst::Bulk(BulkInst::Wait { pending, read: true });
 }
 
 impl Kernel {

@@ -14,7 +14,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use crate::builder::KernelBuilder;
+use crate::builder::{KernelBuilder, instructions};
 use crate::fragment::{AOperand, Acc, FragmentLayout, layout};
 use crate::inst::{Descriptor, Inst, Major, Operand, WgmmaA, WgmmaInput, WgmmaInst};
 use crate::shared::{BufferId, Swizzle};
@@ -328,33 +328,24 @@ impl KernelBuilder {
         }));
     }
 
-    /// Orders what was written to accumulators and A registers before with the products that
-    /// follow. Once before a kernel's first product, and again whenever such a register has been
-    /// written.
-    #[track_caller]
-    pub fn wgmma_fence(&self) {
-        self.emit(Inst::Wgmma(WgmmaInst::Fence));
-    }
-
-    /// Closes the group of products started since the last commit.
-    #[track_caller]
-    pub fn wgmma_commit(&self) {
-        self.emit(Inst::Wgmma(WgmmaInst::Commit));
-    }
-
-    /// Waits until at most `pending` of the newest groups are unfinished. Accumulators and operands
-    /// of the others are then this warp's again.
-    #[track_caller]
-    pub fn wgmma_wait(&self, pending: u32) {
-        self.emit(Inst::Wgmma(WgmmaInst::Wait { pending }));
-    }
-
     /// Gathers four words into operand A of a step, in the order of [`WGMMA_M64K16_A`] or
     /// [`WGMMA_M64K32_A`].
     #[track_caller]
     pub fn wgmma_a<E: WgmmaElement>(&self, words: &[Val<'_, E::Word>; 4]) -> AOperand<E> {
         AOperand::at(self.gather(words))
     }
+}
+
+instructions! {
+    /// Orders what was written to accumulators and A registers before with the products that
+    /// follow. Once before a kernel's first product, and again whenever such a register has been
+    /// written.
+    wgmma_fence() = Inst::Wgmma(WgmmaInst::Fence);
+    /// Closes the group of products started since the last commit.
+    wgmma_commit() = Inst::Wgmma(WgmmaInst::Commit);
+    /// Waits until at most `pending` of the newest groups are unfinished. Accumulators and operands
+    /// of the others are then this warp's again.
+    wgmma_wait(pending: u32) = Inst::Wgmma(WgmmaInst::Wait { pending });
 }
 
 #[cfg(test)]

@@ -22,15 +22,6 @@ pub struct Registers {
     pub compiler: String,
 }
 
-/// Resources of a kernel of a PTX text according to the assembler.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Assembled {
-    /// Its registers.
-    pub registers: Registers,
-    /// Declared bytes of shared memory.
-    pub static_shared: u32,
-}
-
 /// Why registers are unknown.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -51,11 +42,12 @@ pub enum Unknown {
 
 /// Assembles a kernel for an architecture and returns its registers.
 pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
-    assemble(&kernel.to_ptx(), kernel.name(), target).map(|assembled| assembled.registers)
+    assemble(&kernel.to_ptx(), kernel.name(), target).map(|(registers, _)| registers)
 }
 
-/// Assembles a PTX text and returns the resources of one of its kernels.
-pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Unknown> {
+/// Assembles a PTX text and returns the registers of one of its kernels, and the bytes of static
+/// shared memory that it declares.
+pub(crate) fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u32), Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
     let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);
     let assembler = path.display().to_string();
@@ -79,14 +71,13 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<Assembled, Un
     let [per_thread, spilled_bytes, static_shared] =
         parse(&text, kernel).ok_or_else(|| broken(format!("it names no registers of {kernel}")))?;
     let version = version(&path).map_or(String::new(), |version| format!(" {version}"));
-    Ok(Assembled {
-        registers: Registers {
-            per_thread,
-            spilled_bytes,
-            compiler: format!("ptxas{version} for {target}"),
-        },
-        static_shared,
-    })
+    let compiler = format!("ptxas{version} for {target}");
+    let registers = Registers {
+        per_thread,
+        spilled_bytes,
+        compiler,
+    };
+    Ok((registers, static_shared))
 }
 
 /// Registers, spilled bytes and shared bytes of a kernel in the output of `ptxas -v`.

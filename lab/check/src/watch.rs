@@ -70,15 +70,9 @@ struct Watched {
 }
 
 fn called(kernel: &Kernel, inst: &Inst, reg: Reg) -> String {
-    let prefix = match reg.class {
-        RegClass::Pred => "%p",
-        RegClass::B16 => "%h",
-        RegClass::B32 => "%r",
-        RegClass::B64 => "%rd",
-        RegClass::F32 => "%f",
-    };
+    let prefix = reg.class.prefix();
     let name = kernel.reg_name(reg).map_or(String::new(), |name| format!(" ({name})"));
-    format!("{} {prefix}{}{name}", flashcore_ir::ptx::mnemonic(inst), reg.index)
+    format!("{} %{prefix}{}{name}", flashcore_ir::ptx::mnemonic(inst), reg.index)
 }
 
 /// The registers that an instruction writes, or those it reads if it writes none. None for

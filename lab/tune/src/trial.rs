@@ -163,10 +163,8 @@ impl History {
     /// Timed trials, the fastest first; ties in the order of the run.
     pub fn ranked(&self) -> Vec<&Trial> {
         let mut timed: Vec<&Trial> = self.trials.iter().filter(|trial| trial.timed.is_some()).collect();
-        timed.sort_by(|a, b| {
-            let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
-            score(a).total_cmp(&score(b))
-        });
+        let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
+        timed.sort_by(|a, b| score(a).total_cmp(&score(b)));
         timed
     }
 

@@ -24,6 +24,20 @@ pub use control::{Cond, LoopScope};
 pub use roles::Role;
 use value::{Source, Val, Var};
 
+/// Declares methods of [`KernelBuilder`] that append one instruction each.
+macro_rules! instructions {
+    ($($(#[$doc:meta])* $method:ident($($arg:ident: $ty:ty),*) = $inst:expr;)*) => {
+        impl KernelBuilder {$(
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $method(&self, $($arg: $ty),*) {
+                self.emit($inst);
+            }
+        )*}
+    };
+}
+pub(crate) use instructions;
+
 /// Where a kernel is written down. See [`Kernel::build`].
 #[derive(Debug)]
 pub struct KernelBuilder {

@@ -15,17 +15,15 @@
 //! assert_eq!(prove(&LaunchShape::linear(1, 256), &facts, &Target::Sm90a.limits(), "sm_90a"), []);
 //! ```
 
-mod buffers;
 mod facts;
 mod refusal;
 #[cfg(test)]
 mod tests;
 
-pub use buffers::{prove_argument, prove_buffers};
 pub use facts::{CodeForm, KernelFacts, LaunchShape};
 pub use refusal::LaunchRefusal;
 
-use crate::{Arg, Kernel, Launch, Limits, ParamKind, Target};
+use crate::{Arg, BufferSpec, Kernel, Launch, Limits, ParamKind, Target};
 
 const WARP: u64 = 32;
 
@@ -163,6 +161,58 @@ pub fn prove_arguments(facts: &KernelFacts, given: &[u64]) -> Option<LaunchRefus
     wrong
         .next()
         .map(|(index, (&given, &needed))| LaunchRefusal::ArgumentSize { index, given, needed })
+}
+
+/// Checks that each declared buffer was brought, is long enough, and begins where it must. `given`
+/// has the address and the bytes of each buffer, by slot; more may be given than are declared.
+pub fn prove_buffers(declared: &[BufferSpec], given: &[(u64, u64)]) -> Option<LaunchRefusal> {
+    if given.len() < declared.len() {
+        return Some(LaunchRefusal::BufferCount {
+            given: given.len(),
+            needed: declared.len(),
+            names: declared.iter().map(|spec| spec.name).collect::<Vec<_>>().join(", "),
+        });
+    }
+    for (spec, &(address, bytes)) in declared.iter().zip(given) {
+        if bytes < spec.bytes {
+            return Some(LaunchRefusal::BufferSize {
+                name: spec.name.to_string(),
+                given: bytes,
+                needed: spec.bytes,
+            });
+        }
+        if !address.is_multiple_of(u64::from(spec.align.max(1))) {
+            return Some(LaunchRefusal::BufferAlignment {
+                name: spec.name.to_string(),
+                address,
+                align: spec.align,
+            });
+        }
+    }
+    None
+}
+
+/// Checks that argument `index` names a declared slot that was brought, and begins within its
+/// buffer; `given` is as in [`prove_buffers`].
+pub fn prove_argument(
+    index: usize,
+    slot: usize,
+    byte_offset: u64,
+    declared: &[BufferSpec],
+    given: &[(u64, u64)],
+) -> Option<LaunchRefusal> {
+    let (Some(spec), Some(&(_, bytes))) = (declared.get(slot), given.get(slot)) else {
+        return Some(LaunchRefusal::Slot {
+            index,
+            slot,
+            count: declared.len(),
+        });
+    };
+    (byte_offset > bytes).then(|| LaunchRefusal::BufferSize {
+        name: spec.name.to_string(),
+        given: bytes,
+        needed: byte_offset,
+    })
 }
 
 /// Registers that a block takes. A warp gets them in units of 256. The hardware's check spreads the

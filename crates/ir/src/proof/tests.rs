@@ -1,8 +1,8 @@
 //! Tests of the launch proof.
 
 use super::*;
+use crate::TileShape;
 use crate::ptx::read::PtxModule;
-use crate::{BufferSpec, TileShape};
 
 fn h200() -> Limits {
     Target::Sm90a.limits()

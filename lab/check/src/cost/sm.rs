@@ -42,37 +42,26 @@ impl Resource {
         Resource::Dram,
     ];
 
+    /// Its name in text; the units whose work occupies it, none for device memory, which SMs share;
+    /// and whether each quarter of an SM has its own, so that one warp gets a quarter of the rate.
+    fn row(self) -> (&'static str, &'static [Unit], bool) {
+        use Unit::{Alu, Convert, Fma, Half, IntMul, Issue, L2Bytes, Mufu, Passes};
+        use Unit::{TensorE4m3, TensorF16, TensorF32, TensorWgmma};
+        match self {
+            Resource::Tensor => ("tensor cores", &[TensorF32, TensorF16, TensorWgmma, TensorE4m3], true),
+            Resource::Mufu => ("exponentials (MUFU)", &[Mufu], true),
+            Resource::Fma => ("FMA pipe", &[Fma, IntMul, Half], true),
+            Resource::Alu => ("ALU pipe", &[Alu, Convert], true),
+            Resource::Issue => ("issue slots", &[Issue], true),
+            Resource::Shared => ("shared memory", &[Passes], false),
+            Resource::L2 => ("L2 to SM", &[L2Bytes], false),
+            Resource::Dram => ("device memory", &[], false),
+        }
+    }
+
     /// The name in text.
     pub fn title(self) -> &'static str {
-        match self {
-            Resource::Tensor => "tensor cores",
-            Resource::Mufu => "exponentials (MUFU)",
-            Resource::Fma => "FMA pipe",
-            Resource::Alu => "ALU pipe",
-            Resource::Issue => "issue slots",
-            Resource::Shared => "shared memory",
-            Resource::L2 => "L2 to SM",
-            Resource::Dram => "device memory",
-        }
-    }
-
-    /// The units whose work occupies it; none for device memory, which SMs share.
-    fn units(self) -> &'static [Unit] {
-        match self {
-            Resource::Tensor => &[Unit::TensorF32, Unit::TensorF16, Unit::TensorWgmma, Unit::TensorE4m3],
-            Resource::Mufu => &[Unit::Mufu],
-            Resource::Fma => &[Unit::Fma, Unit::IntMul, Unit::Half],
-            Resource::Alu => &[Unit::Alu, Unit::Convert],
-            Resource::Issue => &[Unit::Issue],
-            Resource::Shared => &[Unit::Passes],
-            Resource::L2 => &[Unit::L2Bytes],
-            Resource::Dram => &[],
-        }
-    }
-
-    /// Whether each quarter of an SM has its own, so that one warp gets a quarter of the rate.
-    fn is_split(self) -> bool {
-        !matches!(self, Resource::Shared | Resource::L2 | Resource::Dram)
+        self.row().0
     }
 }
 
@@ -140,14 +129,16 @@ impl Sm {
 
     /// Clocks for which work occupies a resource of the SM.
     pub(crate) fn clocks(&self, work: &Work, resource: Resource) -> f64 {
-        let units = resource.units().iter();
-        units.map(|&unit| work[unit] / self.per_clock[unit as usize]).sum()
+        let (_, units, _) = resource.row();
+        let clocks = units.iter().map(|&unit| work[unit] / self.per_clock[unit as usize]);
+        clocks.sum()
     }
 
     /// Clocks of a warp's work if the warp has a quarter of the SM to itself.
     pub(crate) fn clocks_of_a_warp(&self, work: &Work) -> f64 {
         let clocks = |resource: Resource| {
-            let share = if resource.is_split() { 4.0 } else { 1.0 };
+            let (.., is_split) = resource.row();
+            let share = if is_split { 4.0 } else { 1.0 };
             share * self.clocks(work, resource)
         };
         Resource::ALL.into_iter().map(clocks).fold(0.0, f64::max)

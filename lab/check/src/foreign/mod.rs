@@ -177,10 +177,10 @@ fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
 /// # Errors
 /// There is no ptxas, or it refuses the text. The kernel is unchanged.
 pub fn assemble(kernel: &mut ForeignKernel, ptx: &str, target: Target) -> Result<(), Unknown> {
-    let assembled = registers::assemble(ptx, &kernel.name, target)?;
-    kernel.registers = Some(assembled.registers.per_thread);
-    kernel.spilled_bytes = Some(assembled.registers.spilled_bytes);
-    kernel.compiler = Some(assembled.registers.compiler);
-    kernel.static_shared = u64::from(assembled.static_shared);
+    let (registers, static_shared) = registers::assemble(ptx, &kernel.name, target)?;
+    kernel.registers = Some(registers.per_thread);
+    kernel.spilled_bytes = Some(registers.spilled_bytes);
+    kernel.compiler = Some(registers.compiler);
+    kernel.static_shared = u64::from(static_shared);
     Ok(())
 }

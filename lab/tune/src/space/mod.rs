@@ -63,7 +63,6 @@ impl Space {
         }
     }
 
-    /// The same space for a replay of measured times, which become part of its identity.
     /// The families.
     pub fn families(&self) -> impl Iterator<Item = &Family> {
         self.families.iter()

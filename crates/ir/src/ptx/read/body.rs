@@ -143,53 +143,28 @@ impl Parser<'_> {
     }
 
     fn simple(&mut self, body: &mut Body) -> Result<Written, PtxError> {
+        if self.takes('!') {
+            return Ok(Written::Not(Box::new(self.simple(body)?)));
+        }
+        if self.takes('-') {
+            return Ok(Written::Number(self.number()?.wrapping_neg()));
+        }
+        if self.takes('{') {
+            return Ok(Written::List(self.list('}', |it| it.operand(body))?));
+        }
+        if self.takes('[') {
+            return self.address(body);
+        }
         match self.peek() {
-            Some(Word::Mark('!')) => {
-                self.at += 1;
-                Ok(Written::Not(Box::new(self.simple(body)?)))
-            }
-            Some(Word::Mark('-')) => {
-                self.at += 1;
-                Ok(Written::Number(self.number()?.wrapping_neg()))
-            }
-            Some(Word::Mark('{')) => {
-                self.at += 1;
-                Ok(Written::List(self.list('}', |it| it.operand(body))?))
-            }
-            Some(Word::Mark('[')) => {
-                self.at += 1;
-                let base = match self.peek() {
-                    Some(Word::Name(name)) => {
-                        let name = body.resolve(name);
-                        self.at += 1;
-                        Written::Name(name)
-                    }
-                    _ => self.simple(body)?,
-                };
-                let (is_sum, is_negative) = (self.takes('+'), self.takes('-'));
-                let offset = match is_sum || is_negative {
-                    true => self.number()? as i64,
-                    false => 0,
-                };
-                let offset = if is_negative { offset.wrapping_neg() } else { offset };
-                if self.takes(',') {
-                    let mut list = vec![Written::Address(Box::new(base), offset)];
-                    list.extend(self.list(']', |it| it.operand(body))?);
-                    return Ok(Written::Address(Box::new(Written::List(list)), 0));
-                }
-                self.mark(']')?;
-                Ok(Written::Address(Box::new(base), offset))
-            }
             Some(Word::Name(name)) => {
-                let resolved = body.resolve(name);
+                let name = Written::Name(body.resolve(name));
                 self.at += 1;
                 // `symbol+4` as an immediate.
-                if self.peek() == Some(&Word::Mark('+')) {
-                    self.at += 1;
+                if self.takes('+') {
                     let offset = self.number()? as i64;
-                    return Ok(Written::Address(Box::new(Written::Name(resolved)), offset));
+                    return Ok(Written::Address(Box::new(name), offset));
                 }
-                Ok(Written::Name(resolved))
+                Ok(name)
             }
             Some(Word::Number(text)) => {
                 let Some(value) = number(text) else {
@@ -200,6 +175,32 @@ impl Parser<'_> {
             }
             _ => self.wrong("an operand"),
         }
+    }
+
+    /// What follows `[`.
+    fn address(&mut self, body: &mut Body) -> Result<Written, PtxError> {
+        let base = match self.peek() {
+            Some(Word::Name(name)) => {
+                let name = body.resolve(name);
+                self.at += 1;
+                Written::Name(name)
+            }
+            _ => self.simple(body)?,
+        };
+        let (is_sum, is_negative) = (self.takes('+'), self.takes('-'));
+        let offset = match is_sum || is_negative {
+            true => self.number()? as i64,
+            false => 0,
+        };
+        let offset = if is_negative { offset.wrapping_neg() } else { offset };
+        let base = Written::Address(Box::new(base), offset);
+        if !self.takes(',') {
+            self.mark(']')?;
+            return Ok(base);
+        }
+        let mut list = vec![base];
+        list.extend(self.list(']', |it| it.operand(body))?);
+        Ok(Written::Address(Box::new(Written::List(list)), 0))
     }
 }
 
