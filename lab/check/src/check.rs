@@ -195,23 +195,6 @@ pub(crate) fn observe(
 
 /// Logs at most `accesses` shared-memory accesses of the first block of a plan's main step, for
 /// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures).
-///
-/// ```
-/// use flashcore_check::{CheckOptions, layout, log_of, pictures};
-/// use flashcore_ir::Target;
-/// use flashcore_kernels::Plan;
-/// use flashcore_problem::Problem;
-/// let plan = Plan::new(&Problem::named("tiny")?, &"scalar/tiled-m16n16-w4-v16".parse()?, Target::Sm89)?;
-/// let log = log_of(&plan, &CheckOptions::default(), 10_000)?;
-/// let ledger = plan.main.kernel.ledger();
-/// assert!(log.accesses.iter().all(|access| access.offsets[0] < ledger.total_bytes()));
-/// let map = pictures::memory_map(ledger, &log, "tiny");
-/// assert!(map.contains("k_tile") && map.ends_with("</svg>\n"));
-/// assert!(pictures::schedule(&log, "tiny").contains("warp 3"));
-/// assert!(pictures::banks(ledger, &log, "tiny").is_some_and(|svg| svg.contains("lane 31")));
-/// assert!(layout::advise(ledger, &log).iter().all(|advice| advice.beyond > 0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
     let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
     let mut buffers = buffers_of(plan, &inputs)?;

@@ -58,16 +58,6 @@ impl std::fmt::Display for Gate {
 ///
 /// `out` must have started as [`Tensor::poisoned`], and `lse` (if the problem returns it) as the
 /// same byte, so that elements that were never written are recognised.
-///
-/// ```
-/// use flashcore_check::gate;
-/// use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
-/// let problem = Problem::named("tiny")?;
-/// let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
-/// let out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout()); // not computed
-/// assert!(!gate(&problem, &inputs, &out, None, 1)?.passed());
-/// # Ok::<(), flashcore_problem::ProblemError>(())
-/// ```
 pub fn gate(
     problem: &Problem,
     inputs: &Inputs,

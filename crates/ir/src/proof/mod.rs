@@ -59,24 +59,6 @@ struct Proof<'a> {
 
 /// Everything that is known to fail about a [`Launch`] of a kernel on an architecture; empty if
 /// nothing is. `registers` is per thread as the compiler reports it, if it is known.
-///
-/// ```
-/// use flashcore_ir::proof::prove_launch;
-/// use flashcore_ir::{Kernel, Launch, Target};
-/// let kernel = Kernel::build("empty", 128, |_| {})?;
-/// let launch = |threads| Launch {
-///     grid: [1, 1, 1],
-///     block: [threads, 1, 1],
-///     cluster: [1, 1, 1],
-///     dynamic_shared_bytes: 0,
-///     buffers: Vec::new(),
-///     args: Vec::new(),
-/// };
-/// assert_eq!(prove_launch(&kernel, &launch(128), Target::Sm89, None), []);
-/// let refusals = prove_launch(&kernel, &launch(64), Target::Sm89, None);
-/// assert_eq!(refusals[0].to_string(), "its block is [64, 1, 1]; the kernel is built for [128, 1, 1]; launch it so");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers: Option<u32>) -> Vec<LaunchRefusal> {
     let facts = KernelFacts {
         registers,

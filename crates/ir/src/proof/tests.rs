@@ -365,7 +365,10 @@ fn a_launch_must_be_that_of_its_kernel() {
     };
     assert_eq!(prove_launch(&kernel, &launch, Target::Sm90a, None), []);
     assert!(refuse(|l| l.cluster = [1, 1, 1]).contains("its cluster is [1, 1, 1]; the kernel is built for [2, 1, 1]"));
-    assert!(refuse(|l| l.block = [64, 1, 1]).contains("built for [32, 1, 1]"));
+    assert_eq!(
+        refuse(|l| l.block = [64, 1, 1]),
+        "its block is [64, 1, 1]; the kernel is built for [32, 1, 1]; launch it so"
+    );
     assert!(refuse(|l| l.args = vec![Arg::U64(0)]).contains("argument 0 has 8 B"));
     assert!(refuse(|l| l.args.clear()).contains("bring one for each"));
     let older = prove_launch(&kernel, &launch, Target::Sm89, None);

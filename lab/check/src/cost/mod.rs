@@ -24,7 +24,6 @@
 
 mod calibration;
 mod lines;
-mod measured;
 mod observe;
 mod predict;
 mod rates;
@@ -35,9 +34,8 @@ mod work;
 
 pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
 pub use lines::LineShare;
-pub use measured::MeasuredCard;
 pub use observe::Observation;
 pub use predict::{Bound, Prediction, StepFit, Use};
-pub use rates::{Latencies, Rates};
+pub use rates::{Latencies, MeasuredCard, Rates};
 pub use sm::Resource;
 pub use work::{Unit, Work};

@@ -7,8 +7,8 @@ use flashcore_ir::{Inst, Occupancy, Profile, Target};
 use serde::Serialize;
 
 use super::calibration::{self, Clockings, Clocks, LAUNCH_MICROS, Trust, together};
-use super::measured::{MeasuredCard, replace};
 use super::observe::{Observation, Sample, SeenStep};
+use super::rates::{MeasuredCard, replace};
 use super::sm::{Resource, Sm};
 use super::span;
 use super::work::{Unit, Work};

@@ -3,8 +3,7 @@
 use flashcore_ir::Profile;
 use serde::Serialize;
 
-use super::measured::{MeasuredCard, replace};
-use super::rates::{Latencies, Rates};
+use super::rates::{Latencies, MeasuredCard, Rates, replace};
 use super::work::{UNITS, Unit, Work};
 
 /// A resource that can bind a kernel.

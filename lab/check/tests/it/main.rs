@@ -13,6 +13,7 @@ mod lever_problems;
 mod mma_mutants;
 mod museum;
 mod mutants;
+mod pictures;
 mod planted;
 mod q_in_registers;
 mod random_problems;
