@@ -47,7 +47,7 @@ pub fn offline(kernel: &Kernel, target: Target) -> Result<Registers, Unknown> {
 
 /// Assembles a PTX text and returns the registers of one of its kernels, and the bytes of static
 /// shared memory that it declares.
-pub(crate) fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u32), Unknown> {
+pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u32), Unknown> {
     let asked = std::env::var_os("FLASHCORE_PTXAS").filter(|path| !path.is_empty());
     let path = asked.clone().map_or_else(|| PathBuf::from("ptxas"), PathBuf::from);
     let assembler = path.display().to_string();
