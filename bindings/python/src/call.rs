@@ -3,7 +3,9 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use flashcore::cuda::{DeviceBuffer, DeviceSlice};
-use flashcore::{Attention, Device, DeviceTensors, KernelId, Layout, Problem, TensorViewMut};
+use flashcore::{
+    Attention, DType, Device, DeviceTensors, Error, KernelId, Layout, Problem, ProblemError, TensorViewMut,
+};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
@@ -15,7 +17,7 @@ use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
 /// The `Attention` of a device and a kernel, made once: it holds compiled kernels and recent plans.
-fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attention>> {
+pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> Result<Arc<Attention>, Error> {
     type Known = Vec<(Place, Option<KernelId>, Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
     let find = |known: &Known| {
@@ -27,11 +29,11 @@ fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attentio
     }
     let device = match place {
         Place::Cpu => Device::Cpu,
-        Place::Cuda(ordinal) => Device::cuda(ordinal).map_err(raise)?,
+        Place::Cuda(ordinal) => Device::cuda(ordinal)?,
     };
     let attention = match kernel {
         None => Attention::new(device),
-        Some(kernel) => Attention::with_kernel(device, kernel).map_err(raise)?,
+        Some(kernel) => Attention::with_kernel(device, kernel)?,
     };
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(attention) = find(&known) {
@@ -40,6 +42,29 @@ fn attention_on(place: Place, kernel: Option<KernelId>) -> PyResult<Arc<Attentio
     let attention = Arc::new(attention);
     known.push((place, kernel, attention.clone()));
     Ok(attention)
+}
+
+/// The problem of q, k, v and o with these layouts.
+pub(crate) fn problem_of(dtype: DType, layouts: [&Layout; 4], options: &Options) -> Result<Problem, ProblemError> {
+    let [q, k, v, o] = layouts;
+    let mut problem = Problem::builder()
+        .batch(q.shape[0])
+        .seq_len_q(q.shape[1])
+        .seq_len_kv(k.shape[1])
+        .heads(q.shape[2], k.shape[2])
+        .head_dim(q.shape[3])
+        .head_dim_v(v.shape[3])
+        .dtype(dtype)
+        .mask(options.mask)
+        .return_lse(options.return_lse)
+        .layouts(*q, *k, *v, *o);
+    if let Some(softcap) = options.softcap {
+        problem = problem.softcap(softcap);
+    }
+    if let Some(scale) = options.scale {
+        problem = problem.softmax_scale(scale);
+    }
+    problem.build()
 }
 
 /// The tensors of a call, imported, and where it will run.
@@ -81,7 +106,7 @@ impl<'py> Call<'py> {
             }
         }
 
-        let attention = attention_on(place, options.kernel)?;
+        let attention = attention_on(place, options.kernel).map_err(raise)?;
         let framework = Framework::of(q);
         let mut foreign_stream = None;
         let call_stream = match (attention.device(), place) {
@@ -157,26 +182,9 @@ impl<'py> Call<'py> {
 
     /// The problem that the tensors and options describe.
     pub(crate) fn problem(&self, options: &Options, out: Option<&Tensor>) -> PyResult<Problem> {
-        let (q, k, v) = (&self.q.layout, &self.k.layout, &self.v.layout);
         let out = out.map_or_else(|| self.new_out_layout(), |out| out.layout);
-        let mut problem = Problem::builder()
-            .batch(q.shape[0])
-            .seq_len_q(q.shape[1])
-            .seq_len_kv(k.shape[1])
-            .heads(q.shape[2], k.shape[2])
-            .head_dim(q.shape[3])
-            .head_dim_v(v.shape[3])
-            .dtype(self.q.dtype)
-            .mask(options.mask)
-            .return_lse(options.return_lse)
-            .layouts(*q, *k, *v, out);
-        if let Some(softcap) = options.softcap {
-            problem = problem.softcap(softcap);
-        }
-        if let Some(scale) = options.scale {
-            problem = problem.softmax_scale(scale);
-        }
-        let problem = problem.build().map_err(|error| raise(error.into()))?;
+        let layouts = [&self.q.layout, &self.k.layout, &self.v.layout, &out];
+        let problem = problem_of(self.q.dtype, layouts, options).map_err(|error| raise(error.into()))?;
         self.scales.check(&problem)?;
         Ok(problem)
     }

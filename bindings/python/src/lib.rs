@@ -3,7 +3,8 @@
 //! A call goes through the modules in this order: [`options`] parses keyword arguments, [`tensor`]
 //! imports the tensors and [`scales`] the scales of fp8 tensors, [`stream`] finds the CUDA stream,
 //! [`frameworks`] allocates the output with PyTorch, CuPy or NumPy, and [`call`] builds the problem
-//! and runs it. `bench` is the measuring protocol for Python functions.
+//! and runs it. [`operators`] are the same for PyTorch's dispatcher, which they reach through
+//! [`libtorch`]. `bench` is the measuring protocol for Python functions.
 
 #![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
 
@@ -14,6 +15,8 @@ mod devices;
 mod error;
 mod explain;
 mod frameworks;
+mod libtorch;
+mod operators;
 mod options;
 mod scales;
 mod stream;
@@ -30,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(explain::plan, module)?)?;
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::register_operators, module)?)?;
     #[cfg(feature = "bench")]
     {
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;

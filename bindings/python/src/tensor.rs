@@ -285,7 +285,7 @@ fn first_byte(name: &str, data: *const std::ffi::c_void, byte_offset: u64) -> Py
 
 /// A layout with canonical strides where a dimension has one index: DLPack lets producers write
 /// anything there (PyTorch writes 1), which kernels that want aligned rows would refuse.
-fn layout_of(shape: [i64; 4], mut strides: [i64; 4]) -> Layout {
+pub(crate) fn layout_of(shape: [i64; 4], mut strides: [i64; 4]) -> Layout {
     // `validate` has refused negative sizes.
     let shape = shape.map(|n| usize::try_from(n).unwrap_or(0));
     let dense = Layout::bshd(shape).strides;

@@ -6,6 +6,9 @@
 `q`, `k`, `v` are tensors `[batch, seq, heads, head_dim]` of PyTorch, JAX, CuPy, NumPy or any other library that
 speaks DLPack, with any strides; nothing is copied. CUDA tensors are computed on their library's current stream.
 `flashcore.explain` says how a call would be computed, `flashcore.devices` on what.
+
+Modules that need PyTorch are imported by name: `flashcore.flash_attn_interface` (FlashAttention-3's functions),
+`flashcore.torch` (`scaled_dot_product_attention`) and `flashcore.transformers` (Hugging Face).
 """
 
 from ._native import __version__, attention, devices, plan, why_not_cuda

@@ -1,0 +1,6 @@
+"""The compiled half; `flashcore`'s stub describes what the package exports of it."""
+
+from typing import Any, Optional
+
+def register_operators(cpu: str, cuda: Optional[str]) -> None: ...
+def __getattr__(name: str) -> Any: ...

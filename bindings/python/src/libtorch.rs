@@ -1,0 +1,247 @@
+//! libtorch's stable C interface, found at run time in the process that has imported PyTorch.
+//!
+//! Nothing is linked, so one wheel serves every PyTorch that has these functions, and none. Their
+//! contracts are those of PyTorch's header `torch/csrc/inductor/aoti_torch/c/shim.h`.
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr::{null, null_mut};
+
+use flashcore::DType;
+use libloading::Library;
+
+use crate::tensor::Place;
+
+/// An error's message; it becomes Python's `RuntimeError`.
+pub(crate) type Error = Box<dyn std::error::Error>;
+
+/// A tensor or a library of operators.
+type Handle = *mut c_void;
+
+/// An operator's arguments, replaced by its results: numbers by their bits, tensors by handles.
+pub(crate) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, inputs: u64, outputs: u64);
+
+/// PyTorch's numbers for dtypes and kinds of devices, which its file format fixes.
+const DTYPES: [(DType, i32); 4] = [(DType::F16, 5), (DType::BF16, 15), (DType::F32, 6), (DType::E4M3, 24)];
+const BYTES: i32 = 0;
+const CPU: i32 = 0;
+const CUDA: i32 = 1;
+
+/// A table of functions whose names in libtorch begin with `aoti_torch_`.
+macro_rules! functions {
+    ($table:ident { $($name:ident($($arg:ty),*) $(-> $ret:ty)?;)* }) => {
+        struct $table { $($name: unsafe extern "C-unwind" fn($($arg),*) $(-> $ret)?,)* }
+
+        impl $table {
+            fn load(library: &Library) -> Result<$table, Error> {
+                Ok($table { $($name: {
+                    let name = concat!("aoti_torch_", stringify!($name));
+                    // SAFETY: the type is that of PyTorch's header, whose functions do not change.
+                    let found = unsafe { library.get(name.as_bytes()) };
+                    *found.map_err(|_| format!("this PyTorch has no {name}, which operators need; use 2.11"))?
+                },)* })
+            }
+        }
+    };
+}
+
+functions! { Functions {
+    library_init_fragment(*const c_char, *const c_char, u32, *mut Handle) -> i32;
+    library_init_impl(*const c_char, *const c_char, *const c_char, u32, *mut Handle) -> i32;
+    library_def(Handle, *const c_char) -> i32;
+    library_impl(Handle, *const c_char, Kernel) -> i32;
+    get_data_ptr(Handle, *mut *mut c_void) -> i32;
+    get_dim(Handle, *mut i64) -> i32;
+    get_sizes(Handle, *mut *const i64) -> i32;
+    get_strides(Handle, *mut *const i64) -> i32;
+    get_dtype(Handle, *mut i32) -> i32;
+    get_device_type(Handle, *mut i32) -> i32;
+    get_device_index(Handle, *mut i32) -> i32;
+    empty_strided(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
+    delete_tensor_object(Handle) -> i32;
+    check(bool, *const c_char, *const c_char, u32, *const c_char);
+} }
+
+functions! { CudaFunctions {
+    get_current_cuda_stream(i32, *mut *mut c_void) -> i32;
+} }
+
+/// PyTorch's functions.
+pub(crate) struct Libtorch {
+    functions: Functions,
+    cuda: Option<CudaFunctions>,
+}
+
+/// Calls a function that returns whether it failed; it has then printed why.
+macro_rules! call {
+    ($table:expr, $name:ident($($arg:expr),*)) => {
+        // SAFETY: handles are alive, pointers point to what the header asks for, and names end with 0.
+        match unsafe { ($table.$name)($($arg),*) } {
+            0 => Ok(()),
+            _ => Err(Error::from(concat!("aoti_torch_", stringify!($name), " failed; PyTorch has printed why"))),
+        }
+    };
+}
+
+impl Libtorch {
+    /// Finds the functions in the libraries at these paths, which the process has loaded. They stay
+    /// loaded.
+    pub(crate) fn find(path: &str, cuda_path: Option<&str>) -> Result<Libtorch, Error> {
+        let open = |path| {
+            // SAFETY: PyTorch's import has run the initialisers of its libraries already.
+            unsafe { Library::new(path) }.map(|library| &*Box::leak(Box::new(library)))
+        };
+        let functions = Functions::load(open(path)?)?;
+        let cuda = cuda_path.map(|path| CudaFunctions::load(open(path)?)).transpose()?;
+        Ok(Libtorch { functions, cuda })
+    }
+
+    /// Adds operators to a namespace, with this kernel for CPU tensors, and CUDA tensors where
+    /// PyTorch has CUDA.
+    pub(crate) fn register(&self, namespace: &str, schemas: &[&str], kernel: Kernel) -> Result<(), Error> {
+        let (namespace, file) = (CString::new(namespace)?, c"flashcore");
+        let mut library = null_mut();
+        call!(
+            self.functions,
+            library_init_fragment(namespace.as_ptr(), file.as_ptr(), 0, &mut library)
+        )?;
+        for schema in schemas {
+            call!(self.functions, library_def(library, CString::new(*schema)?.as_ptr()))?;
+        }
+        let keys = [Some(c"CPU"), self.cuda.is_some().then_some(c"CUDA")];
+        for key in keys.into_iter().flatten() {
+            let key = key.as_ptr();
+            call!(
+                self.functions,
+                library_init_impl(namespace.as_ptr(), key, file.as_ptr(), 0, &mut library)
+            )?;
+            for schema in schemas {
+                let name = schema.split('(').next().unwrap_or_default();
+                call!(
+                    self.functions,
+                    library_impl(library, CString::new(name)?.as_ptr(), kernel)
+                )?;
+            }
+        }
+        Ok(()) // libraries stay registered while their handles, which nothing frees, live
+    }
+
+    /// Raises a C++ exception, which PyTorch turns into Python's `RuntimeError`.
+    pub(crate) fn raise(&self, message: &str) {
+        let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: the strings end with 0; the exception unwinds through frames that allow it.
+        unsafe { (self.functions.check)(false, c"".as_ptr(), c"".as_ptr(), 0, message.as_ptr()) };
+    }
+
+    /// The handle of PyTorch's current stream on a device.
+    pub(crate) fn current_stream(&self, ordinal: u32) -> Result<usize, Error> {
+        let cuda = self.cuda.as_ref().ok_or("this PyTorch has no CUDA")?;
+        let mut stream = null_mut();
+        call!(cuda, get_current_cuda_stream(i32::try_from(ordinal)?, &mut stream))?;
+        Ok(stream.addr())
+    }
+
+    /// Uninitialised memory for a tensor; `dtype`: bytes if `None`.
+    pub(crate) fn empty<const N: usize>(
+        &self,
+        shape: [usize; N],
+        strides: [i64; N],
+        dtype: Option<DType>,
+        place: Place,
+    ) -> Result<Tensor<'_>, Error> {
+        let (shape, steps) = (shape.map(|n| n as i64), strides.as_ptr());
+        let number = |&(known, number): &(DType, i32)| (Some(known) == dtype).then_some(number);
+        let dtype = DTYPES.iter().find_map(number).unwrap_or(BYTES);
+        let (kind, index) = match place {
+            Place::Cpu => (CPU, 0),
+            Place::Cuda(ordinal) => (CUDA, i32::try_from(ordinal)?),
+        };
+        let (f, sizes, mut handle) = (&self.functions, shape.as_ptr(), null_mut());
+        call!(
+            f,
+            empty_strided(N as i64, sizes, steps, dtype, kind, index, &mut handle)
+        )?;
+        Ok(Tensor { torch: self, handle })
+    }
+
+    /// Takes over a tensor from an operator's stack.
+    ///
+    /// # Safety
+    /// It is an owned handle, taken over once.
+    pub(crate) unsafe fn take(&self, from_stack: u64) -> Tensor<'_> {
+        let handle = std::ptr::with_exposed_provenance_mut(from_stack as usize);
+        Tensor { torch: self, handle }
+    }
+}
+
+/// A reference to a tensor, given back when dropped.
+pub(crate) struct Tensor<'a> {
+    torch: &'a Libtorch,
+    handle: Handle,
+}
+
+impl Drop for Tensor<'_> {
+    fn drop(&mut self) {
+        // SAFETY: an owned handle, and nothing uses it after this.
+        unsafe { (self.torch.functions.delete_tensor_object)(self.handle) };
+    }
+}
+
+impl Tensor<'_> {
+    /// The handle for an operator's stack, whose owner it becomes.
+    pub(crate) fn into_stack(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).handle.expose_provenance() as u64
+    }
+
+    /// The first element's address; a number only, where it is device memory.
+    pub(crate) fn first(&self) -> Result<*mut u8, Error> {
+        let mut first = null_mut();
+        call!(self.torch.functions, get_data_ptr(self.handle, &mut first))?;
+        Ok(first.cast())
+    }
+
+    /// What is known of a tensor of `N` dimensions, which errors call `name`.
+    pub(crate) fn describe<const N: usize>(&self, name: &'static str) -> Result<Described<N>, Error> {
+        let (f, tensor) = (&self.torch.functions, self.handle);
+        let (mut dims, mut dtype, mut kind, mut index) = (0, 0, 0, 0);
+        let (mut shape, mut strides) = (null(), null());
+        call!(f, get_dim(tensor, &mut dims))?;
+        call!(f, get_sizes(tensor, &mut shape))?;
+        call!(f, get_strides(tensor, &mut strides))?;
+        call!(f, get_dtype(tensor, &mut dtype))?;
+        call!(f, get_device_type(tensor, &mut kind))?;
+        call!(f, get_device_index(tensor, &mut index))?;
+        if dims != N as i64 {
+            return Err(format!("{name} has {dims} dimensions; it must have {N}").into());
+        }
+        let place = match u32::try_from(index) {
+            _ if kind == CPU => Place::Cpu,
+            Ok(ordinal) if kind == CUDA => Place::Cuda(ordinal),
+            _ => return Err(format!("{name} is on neither the CPU nor a CUDA device; move it to one").into()),
+        };
+        let allowed = "allowed are float16, bfloat16, float32 and float8_e4m3fn";
+        let Some(&(dtype, _)) = DTYPES.iter().find(|(_, number)| *number == dtype) else {
+            return Err(format!("{name} holds another dtype; {allowed}").into());
+        };
+        // SAFETY: both point to as many numbers as there are dimensions, while the tensor lives.
+        let (shape, strides) = unsafe { (*shape.cast(), *strides.cast()) };
+        let first = self.first()?;
+        Ok(Described {
+            name,
+            dtype,
+            place,
+            shape,
+            strides,
+            first,
+        })
+    }
+}
+
+/// A tensor's type and memory.
+pub(crate) struct Described<const N: usize> {
+    pub(crate) name: &'static str,
+    pub(crate) dtype: DType,
+    pub(crate) place: Place,
+    pub(crate) shape: [i64; N],
+    pub(crate) strides: [i64; N],
+    pub(crate) first: *mut u8,
+}

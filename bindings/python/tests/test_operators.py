@@ -1,0 +1,243 @@
+"""PyTorch's operators and FlashAttention-3's functions, on CPU tensors and, where there is one, on a CUDA device."""
+
+import inspect
+import subprocess
+import sys
+
+import flashcore
+import numpy as np
+import pytest
+import reference
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from flashcore import flash_attn_interface as fa3  # noqa: E402  (needs PyTorch)
+from flashcore.flash_attn_interface import flash_attn_func, flash_attn_qkvpacked_func  # noqa: E402
+
+NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
+OPTIONS = [
+    {},
+    {"causal": True},
+    {"window_size": (5, 3)},
+    {"causal": True, "window_size": (5, -1)},
+    {"softcap": 4.0},
+    {"softmax_scale": 0.3},
+]
+
+
+def tensors(device="cpu", dtype="float32", seq_q=33, seq_kv=50, heads=4, kv_heads=2, dim=16, dim_v=16):
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator).to(device, getattr(torch, dtype))
+    return draw(2, seq_q, heads, dim), draw(2, seq_kv, kv_heads, dim), draw(2, seq_kv, kv_heads, dim_v)
+
+
+def want(q, k, v, causal=False, window_size=(-1, -1), softcap=0.0, softmax_scale=None):
+    window = tuple(None if side < 0 else side for side in window_size)
+    q, k, v = (x.detach().double().cpu().numpy() for x in (q, k, v))
+    return reference.attention(q, k, v, causal=causal, window=window, softcap=softcap or None, scale=softmax_scale)
+
+
+def check(out, lse, q, k, v, **options):
+    out_want, lse_want = want(q, k, v, **options)
+    reference.check(out.detach().double().cpu().numpy(), out_want, str(q.dtype).removeprefix("torch."))
+    reference.check_lse(lse.detach().cpu().numpy(), lse_want)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_flash_attn_func_equals_float64(device, dtype, options):
+    q, k, v = tensors(device, dtype)
+    out, lse = flash_attn_func(q, k, v, return_attn_probs=True, **options)
+    assert out.shape == q.shape and out.dtype == q.dtype and out.is_contiguous()
+    assert lse.shape == (2, 4, 33) and lse.dtype == torch.float32
+    check(out, lse, q, k, v, **options)
+    assert torch.equal(out, flash_attn_func(q, k, v, **options))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_and_another_head_dim_of_v(device):
+    q, k, v = tensors(device, "float16", dim=64, dim_v=128)
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    q = q.transpose(2, 3).contiguous().transpose(2, 3)  # the last dimension is not dense: it is copied
+    out, lse = flash_attn_func(q, k, v, return_attn_probs=True)
+    check(out, lse, q, k, v)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_qkv_in_one_tensor(device):
+    q, k, v = tensors(device, seq_kv=33, kv_heads=4)
+    expected = flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(flash_attn_qkvpacked_func(torch.stack((q, k, v), dim=2), causal=True), expected)
+    k, v = k[:, :, :2], v[:, :, :2]
+    packed = torch.cat((q, k, v), dim=2)
+    out, lse = flash_attn_qkvpacked_func(packed, num_heads_q=4, return_attn_probs=True)
+    check(out, lse, q, k, v)
+
+
+@pytest.mark.parametrize("packed, num_heads_q", [((2, 5, 8, 16), None), ((2, 5, 7, 16), 4), ((2, 5, 2, 4, 16), None)])
+def test_qkv_of_another_shape(packed, num_heads_q):
+    with pytest.raises(ValueError, match=r"num_heads_q|qkv has shape"):
+        flash_attn_qkvpacked_func(torch.zeros(packed), num_heads_q=num_heads_q)
+
+
+def test_fp8_with_scales():
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(kv_heads=2, dim=64, dim_v=64))
+    k_scale = torch.tensor([[0.5, 2.0], [1.0, 0.25]])
+    out, lse = flash_attn_func(q, k, v, k_descale=k_scale, return_attn_probs=True)
+    out_want, lse_want = flashcore.attention(q, k, v, k_scale=k_scale, return_lse=True)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, out_want) and torch.equal(lse, lse_want)
+    with pytest.raises(RuntimeError, match=r"k_scale has shape \[2, 4\].*\[2, 2\]"):
+        flash_attn_func(q, k, v, k_descale=torch.ones(2, 4))
+    with pytest.raises(RuntimeError, match="float8_e4m3fn tensors have scales, and no others"):
+        torch.ops.flashcore.fwd(q, k, v, 1.0, False, -1, -1, 0.0, False)
+    with pytest.raises(ValueError, match="k_descale was given, but q holds torch.float32"):
+        flash_attn_func(*tensors(), k_descale=k_scale)
+
+
+def test_the_inner_function():
+    q, k, v = tensors()
+    out, lse, out_accum, lse_accum = fa3._flash_attn_forward(q, k, v, causal=True, window_size_left=7)
+    check(out, lse, q, k, v, causal=True, window_size=(7, -1))
+    assert out_accum.numel() == lse_accum.numel() == 0
+
+
+@pytest.mark.parametrize("name, given", [("qv", "tensor"), ("attention_chunk", 16), ("sm_margin", 8)])
+def test_what_is_not_served_raises_with_its_name(name, given):
+    q, k, v = tensors()
+    with pytest.raises(NotImplementedError, match=f"^{name} is "):
+        flash_attn_func(q, k, v, **{name: q if given == "tensor" else given})
+
+
+def test_the_inner_function_serves_or_names_every_argument():
+    q, k, v = tensors()
+    served = {"q", "k", "v", "q_descale", "k_descale", "v_descale", "softmax_scale", "causal", "window_size_left",
+              "window_size_right", "softcap", "num_splits", "pack_gqa"}  # fmt: skip
+    others = set(inspect.signature(fa3._flash_attn_forward).parameters) - served
+    assert {"cu_seqlens_q", "seqused_k", "page_table", "rotary_cos", "out_"} < others
+    for name in others:
+        with pytest.raises(NotImplementedError, match=f"^{name} is "):
+            fa3._flash_attn_forward(q, k, v, **{name: False if name == "rotary_interleaved" else 3})
+
+
+def test_wishes_about_the_schedule_change_nothing():
+    q, k, v = tensors()
+    expected = flash_attn_func(q, k, v)
+    for wish in [{"num_splits": 0}, {"num_splits": 3}, {"pack_gqa": True}, {"deterministic": True}]:
+        assert torch.equal(flash_attn_func(q, k, v, **wish), expected)
+    with pytest.raises(ValueError, match="num_splits is -1"):
+        flash_attn_func(q, k, v, num_splits=-1)
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda q, k, v: (q.double(), k, v), "q holds another dtype; allowed are float16"),
+        (lambda q, k, v: (q, k.half(), v), "k holds fp16 and q f32"),
+        (lambda q, k, v: (q, k, v[:, :-1]), r"v has shape \[2, 49, 2, 16\]"),
+        (lambda q, k, v: (q[:0], k[:0], v[:0]), "batch is 0"),
+        (lambda q, k, v: (q[..., :7], k[..., :7], v), "head_dim is 7"),
+    ],
+)
+def test_errors_name_the_tensor(change, says):
+    with pytest.raises(RuntimeError, match=says):
+        flash_attn_func(*change(*tensors()))
+    with pytest.raises(RuntimeError, match="q has 3 dimensions; it must have 4"):
+        torch.ops.flashcore.fwd(*(x[0] for x in tensors()), 1.0, False, -1, -1, 0.0, False)
+
+
+def test_a_gradient_raises_when_it_is_asked_for():
+    q, k, v = tensors()
+    q.requires_grad_()
+    out = flash_attn_func(q, k, v)
+    with pytest.raises(NotImplementedError, match=r"flashcore::fwd has no backward pass.*torch\.no_grad"):
+        out.sum().backward()
+    with torch.no_grad():
+        assert not flash_attn_func(q, k, v).requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device):
+    q, k, v = tensors(device)
+    for numbers in [(0.25, True, -1, -1, 0.0, False), (0.5, False, 4, 2, 3.0, True)]:
+        torch.library.opcheck(torch.ops.flashcore.fwd.default, (q, k, v, *numbers))
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors(device, dim=64, dim_v=64))
+    scales = [torch.full((2, 2), scale, device=device) for scale in (0.5, 1.0, 2.0)]
+    if device == "cpu":
+        # test_schema needs arithmetic on float8_e4m3fn, which PyTorch has none of.
+        checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+        args = (q, k, v, *scales, 0.25, True, -1, -1, 0.0, False)
+        torch.library.opcheck(torch.ops.flashcore.fwd.scaled, args, test_utils=checks)
+
+
+class Block(torch.nn.Module):
+    """A projection, attention and a residual, so that there is something to fuse around the operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(64, 3 * 64)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).unbind(2)
+        return x + torch.relu(flash_attn_func(q, k, v, causal=True)).flatten(2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiles_without_graph_breaks_and_without_recompiling_for_lengths(device):
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block = Block().to(device).eval()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("inductor")
+    compiled = torch.compile(block, backend=counter, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for length in (7, 64, 33, 128, 5):
+            x = torch.randn(2, length, 64, device=device)
+            torch.testing.assert_close(compiled(x), block(x), atol=1e-5, rtol=1e-5)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_exports_with_a_dynamic_length(device):
+    torch.manual_seed(0)
+    block = Block().to(device).eval()
+    length = torch.export.Dim("length", min=2, max=4096)
+    with torch.no_grad():
+        program = torch.export.export(block, (torch.randn(2, 9, 64, device=device),), dynamic_shapes=({1: length},))
+        assert "flashcore.fwd.default" in str(program.graph)
+        for seq in (9, 40):
+            x = torch.randn(2, seq, 64, device=device)
+            torch.testing.assert_close(program.module()(x), block(x), atol=1e-5, rtol=1e-5)
+
+
+def test_many_calls_keep_no_memory():
+    resource = pytest.importorskip("resource", reason="Windows has no getrusage")
+    q, k, v = tensors(seq_q=64, seq_kv=64)
+    call = lambda: flash_attn_func(q, k, v)  # 32 KiB of output
+    fail = lambda: pytest.raises(RuntimeError, flash_attn_func, q, k, v[:, :-1])
+    for _ in range(100):
+        call(), fail()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(1000):
+        call(), fail()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
+    assert grown < 8 * 1024, f"{grown} KiB; the outputs of all calls are {1000 * 32} KiB"
+
+
+def test_importing_flashcore_imports_neither_torch_nor_the_driver():
+    if not sys.platform.startswith("linux"):
+        pytest.skip("/proc/self/maps is Linux's")
+    script = "import sys, flashcore; print('torch' in sys.modules, 'libcuda.' in open('/proc/self/maps').read())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_results_equal_those_of_attention():
+    q, k, v = tensors(dtype="bfloat16", seq_q=64, seq_kv=130, dim=64, dim_v=64)
+    out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
+    again, lse_again = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert torch.equal(out, again) and torch.equal(lse, lse_again)
+    assert np.isfinite(lse.numpy()).all()
