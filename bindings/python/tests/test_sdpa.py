@@ -1,0 +1,220 @@
+"""`scaled_dot_product_attention` on FlashCore: the same results as PyTorch's own, and nothing left behind."""
+
+import warnings
+
+import flashcore
+import pytest
+import reference
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+if not hasattr(torch.library, "get_kernel"):
+    pytest.skip("this PyTorch has no torch.library.get_kernel", allow_module_level=True)
+
+import flashcore.torch as fc  # noqa: E402  (needs PyTorch)
+from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
+
+NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+cuda = pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
+ONES = torch.ones(5, 5, dtype=torch.bool)
+
+
+def tensors(seq_q=33, seq_kv=33, heads=4, kv_heads=4, dim=16, dense=True, dtype=torch.float32, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(seq, heads):
+        x = torch.randn(2, seq, heads, dim, generator=generator).to(device, dtype).transpose(1, 2)
+        return x.contiguous() if dense else x
+
+    return draw(seq_q, heads), draw(seq_kv, kv_heads), draw(seq_kv, kv_heads)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    fc._warned.clear()
+    yield
+    assert not fc.is_active()
+
+
+class Counted:
+    """Counts the calls that FlashCore's operator computes."""
+
+    def __init__(self, monkeypatch):
+        self.calls, forward = 0, fc.forward
+
+        def counting(*args, **kwargs):
+            self.calls += 1
+            return forward(*args, **kwargs)
+
+        monkeypatch.setattr(fc, "forward", counting)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("seq_q, seq_kv", [(33, 33), (20, 33), (33, 20), (1, 33)])
+def test_equals_pytorch(monkeypatch, seq_q, seq_kv, is_causal, kv_heads, dense):
+    q, k, v = tensors(seq_q, seq_kv, kv_heads=kv_heads, dense=dense)
+    options = {"is_causal": is_causal, "enable_gqa": kv_heads != 4, "scale": 0.3}
+    want = sdpa(q, k, v, **options)
+    counted = Counted(monkeypatch)
+    with fc.activated(strict=True):
+        out = sdpa(q, k, v, **options)
+    assert counted.calls == 1
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+    strides = zip(out.shape, out.stride(), torch.empty_like(q).stride())
+    assert all(size == 1 or ours == theirs for size, ours, theirs in strides)
+
+
+def test_causal_is_aligned_top_left_as_sdpas_is():
+    q, k, v = tensors(3, 5)
+    with fc.activated(strict=True):
+        out = sdpa(q, k, v, is_causal=True)
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # the first query sees the first key only
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_equals_float64(dtype):
+    q, k, v = tensors(64, 100, dim=64, dtype=dtype)
+    with fc.activated(strict=True):
+        out = sdpa(q, k, v)
+    want, _ = reference.attention(*(x.transpose(1, 2).double().numpy() for x in (q, k, v)))
+    reference.check(out.transpose(1, 2).double().numpy(), want, str(dtype).removeprefix("torch."))
+
+
+def with_gradient():
+    return tuple(x.requires_grad_() for x in tensors(5, 5))
+
+
+UNSERVED = [
+    ("a gradient is asked for", with_gradient, {}),
+    ("attn_mask is given", lambda: tensors(5, 5), {"attn_mask": ONES}),
+    ("query holds torch.float64", lambda: tensors(5, 5, dtype=torch.float64), {}),
+    ("head_dim is 12", lambda: tensors(5, 5, dim=12), {}),
+]
+
+
+@pytest.mark.parametrize("why, make, options", UNSERVED, ids=[case[0] for case in UNSERVED])
+def test_pytorch_computes_what_is_not_served_with_one_warning(monkeypatch, why, make, options):
+    q, k, v = make()
+    want = sdpa(q, k, v, **options)
+    counted = Counted(monkeypatch)
+    with fc.activated():
+        with pytest.warns(UserWarning, match=why):
+            out = sdpa(q, k, v, **options)  # a fallback that called the operator again would never return
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            sdpa(q, k, v, **options)
+    assert counted.calls == 0
+    torch.testing.assert_close(out, want, atol=0, rtol=0)
+    with fc.activated(strict=True), pytest.raises(NotImplementedError, match=why):
+        sdpa(q, k, v, **options)
+
+
+def test_the_kept_kernel_is_not_reached_through_the_operator(monkeypatch):
+    """The trap: a fallback by the operator's name comes back to the replacement, until the stack overflows."""
+    q, k, v = tensors(5, 5)
+    naive = lambda self, keys, query, key, value, dropout_p=0.0, is_causal=False, **rest: (
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, **rest)
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(fc._Replacement, "cpu", naive)
+        with fc.activated(), pytest.raises(RecursionError):
+            sdpa(q, k, v)
+    with fc.activated(), pytest.warns(UserWarning, match="attn_mask"):
+        sdpa(q, k, v, attn_mask=ONES)
+
+
+def test_training_goes_through_pytorch():
+    q, k, v = with_gradient()
+    sdpa(q, k, v).sum().backward()
+    want, q.grad = q.grad, None
+    with fc.activated(), pytest.warns(UserWarning, match="gradient"):
+        sdpa(q, k, v).sum().backward()
+    torch.testing.assert_close(q.grad, want)
+
+
+def test_a_compiled_function_follows(monkeypatch):
+    torch._dynamo.reset()
+    q, k, v = tensors()
+    compiled = torch.compile(lambda q, k, v: sdpa(q * 2, k, v, is_causal=True) + 1, fullgraph=True)
+    with torch.no_grad():
+        want = compiled(q, k, v)
+        counted = Counted(monkeypatch)
+        with fc.activated(strict=True):
+            out = compiled(q, k, v)
+    assert counted.calls == 1
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+
+
+def test_training_a_compiled_function():
+    """Forward by FlashCore, backward by PyTorch from its output and log-sum-exp: the strides must be as declared."""
+    torch._dynamo.reset()
+    q, k, v = with_gradient()
+    sdpa(q * 2, k, v, is_causal=True).sum().backward()
+    want, q.grad = q.grad, None
+    compiled = torch.compile(lambda q, k, v: sdpa(q * 2, k, v, is_causal=True), fullgraph=True)
+    with fc.activated():
+        compiled(q, k, v).sum().backward()
+    torch.testing.assert_close(q.grad, want, atol=1e-4, rtol=1e-4)
+
+
+def test_nothing_is_left_behind(monkeypatch):
+    kernels = lambda: torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention_for_cpu")
+    before, counted = kernels(), Counted(monkeypatch)
+    q, k, v = tensors()
+    sdpa(q, k, v)
+    assert counted.calls == 0  # importing changed nothing
+    for _ in range(3):
+        fc.activate()
+        fc.activate()
+        assert fc.is_active() and kernels() != before
+        sdpa(q, k, v)
+        fc.deactivate()
+        fc.deactivate()
+        assert not fc.is_active() and kernels() == before
+    assert counted.calls == 3
+
+
+def test_the_context_manager_restores_what_was():
+    with pytest.raises(KeyError), fc.activated():
+        raise KeyError
+    assert not fc.is_active()
+    fc.activate()
+    with fc.activated(strict=True):
+        assert fc._strict
+    assert fc.is_active() and not fc._strict
+    fc.deactivate()
+
+
+@pytest.mark.skipif(fc._registry is None, reason="this PyTorch has no list of flash attention implementations")
+def test_pytorchs_own_switch():
+    from torch.nn import attention
+
+    assert "flashcore" in attention.list_flash_attention_impls()
+    attention.activate_flash_attention_impl("flashcore")
+    assert fc.is_active() and attention.current_flash_attention_impl() == "flashcore"
+    attention.restore_flash_attention_impl()
+    assert not fc.is_active()
+    with fc.activated():
+        assert attention.current_flash_attention_impl() == "flashcore"
+    assert attention.current_flash_attention_impl() is None
+
+
+@cuda
+@pytest.mark.parametrize("kv_heads", [8, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dense", [True, False])
+def test_cuda_equals_pytorch(monkeypatch, dense, is_causal, kv_heads):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = tensors(256, 256, 8, kv_heads, 64, dense, torch.float16, "cuda")
+    options = {"is_causal": is_causal, "enable_gqa": kv_heads != 8}
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        want = sdpa(q, k, v, **options)
+        counted = Counted(monkeypatch)
+        with fc.activated(strict=True):
+            out = sdpa(q, k, v, **options)
+        with fc.activated(), pytest.warns(UserWarning, match="dropout"):
+            sdpa(q, k, v, dropout_p=0.5)
+    assert counted.calls == 1 and out.stride() == want.stride()
+    torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
