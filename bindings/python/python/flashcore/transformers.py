@@ -1,0 +1,212 @@
+"""Hugging Face Transformers on FlashCore's kernels, as the attention implementation ``fc_attention``.
+
+    >>> import flashcore.transformers
+    >>> flashcore.transformers.register()
+    >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
+
+It serves full and causal attention, sliding windows, soft caps, grouped heads, dynamic caches, and static caches where
+their length is known to the host: the prefill, and every step on the CPU. Padded batches, packed sequences, custom
+masks, dropout and gradients go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+
+from ._operators import forward
+
+__all__ = ["NAME", "register"]
+
+NAME = "fc_attention"
+
+_strict = False
+_warned: set[str] = set()
+
+
+def register(*, strict: bool = False) -> None:
+    """Makes ``attn_implementation="fc_attention"`` known to Transformers.
+
+    Parameters
+    ----------
+    strict : bool
+        Raise `NotImplementedError` for what is not served, in place of computing it with ``sdpa``.
+    """
+    global _strict
+    _strict = strict
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def _fall_back(why: str) -> None:
+    if _strict:
+        raise NotImplementedError(f"{why}: {NAME} does not serve it")
+    if why not in _warned:
+        _warned.add(why)
+        warnings.warn(f"{why}: Transformers' sdpa computes it, not {NAME}", stacklevel=3)
+
+
+def _is_causal(mask_function: Callable[..., Any], local_size: int | None, options: dict[str, Any]) -> bool:
+    """Whether a mask is causal, with the sliding window `local_size` if that is given, and nothing else."""
+    if local_size is None:
+        return mask_function is causal_mask_function
+    if torch.compiler.is_compiling():  # closures cannot be read
+        config = options.get("config")
+        window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+        # That may not be skipped where another mask was added.
+        return local_size == window != chunk and options.get("allow_is_causal_skip", False)
+    try:
+        overlay, causal = _captured(mask_function)["mask_functions"]
+        return causal is causal_mask_function and _captured(overlay)["sliding_window"] == local_size
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def _captured(function: Callable[..., Any]) -> dict[str, Any]:
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells)))
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    **options: Any,
+) -> torch.Tensor | None:
+    """Transformers' mask function: None for what `attention` serves, else a mask ``[batch, 1, seq_q, seq_kv]``.
+
+    Where only the first keys of a static cache are in use, and the last query sees the last of them, it is a mask
+    ``[0, 1, seq_q, keys in use]``: it has no elements, and says how many keys `attention` takes.
+
+    Parameters
+    ----------
+    q_offset, kv_offset : int
+        Positions of the first query and of the first key.
+    attention_mask : Tensor ``[batch, positions]``, optional
+        bool, False at padding.
+    local_size : int, optional
+        The sliding window or chunk that `mask_function` has.
+    """
+    causal = _is_causal(mask_function, local_size, options)
+    full = mask_function is bidirectional_mask_function and local_size is None
+    # A length on a GPU stays there: reading it would wait for all work before it.
+    if isinstance(q_offset, torch.Tensor) and not torch.compiler.is_compiling() and q_offset.device.type == "cpu":
+        q_offset = int(q_offset)
+    if (causal or full) and isinstance(q_offset, int):
+        count = q_offset + q_length - kv_offset if causal else kv_length
+        if count <= kv_length and not _has_padding(attention_mask, kv_offset, count):
+            if count == kv_length:
+                return None
+            return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,  # type: ignore[arg-type]  # Transformers passes tensors, too
+        kv_offset,
+        mask_function,
+        attention_mask,
+        local_size,
+        **{**options, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+    )
+
+
+def _has_padding(attention_mask: torch.Tensor | None, kv_offset: int, count: int) -> bool:
+    if attention_mask is None:
+        return False
+    return torch.compiler.is_compiling() or not bool(attention_mask[:, kv_offset : kv_offset + count].all())
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Transformers' attention function.
+
+    Parameters
+    ----------
+    query : Tensor ``[batch, heads, seq_q, head_dim]``
+    key, value : Tensor ``[batch, kv_heads, seq_kv, head_dim]``
+    attention_mask : what `mask` returned
+
+    Returns
+    -------
+    out : Tensor ``[batch, seq_q, heads, head_dim]``
+    None
+        Attention weights are not computed.
+    """
+    for name in ("s_aux", "position_bias", "cache", "head_mask"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None and attention_mask.shape[0] == 0:
+        in_use = attention_mask.shape[3]
+        key, value = key[:, :, :in_use], value[:, :, :in_use]
+        attention_mask = None
+    window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
+
+    why = _unserved(query, key, value, attention_mask, dropout)
+    if why is None:
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        out, _ = forward(q, k, v, softmax_scale=scaling, causal=causal, window=window, softcap=softcap or 0.0)
+        return out, None
+    _fall_back(why)
+    if softcap is not None:
+        raise NotImplementedError(f"{why}, and softcap is given, which sdpa does not serve: use eager")
+    if attention_mask is None and causal:
+        attention_mask = _bottom_right(query, key, sliding_window)
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
+    )
+
+
+def _unserved(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+) -> str | None:
+    """Why ``sdpa`` must compute it; None if FlashCore does."""
+    if attention_mask is not None:
+        return "a mask is needed, as for padded batches"
+    if dropout != 0.0:
+        return "dropout is not 0"
+    if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return f"query holds {query.dtype}"
+    if query.shape[-1] % 8 != 0 or value.shape[-1] % 8 != 0 or max(query.shape[-1], value.shape[-1]) > 256:
+        return f"head_dim is {query.shape[-1]}, which is not a multiple of 8 up to 256"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "a gradient is asked for"
+    return None
+
+
+def _bottom_right(query: torch.Tensor, key: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
+    """The mask that None stands for, bool ``[1, 1, seq_q, seq_kv]``."""
+    seq_q, seq_kv = query.shape[2], key.shape[2]
+    rows = torch.arange(seq_q, device=query.device)[:, None] + seq_kv - seq_q
+    keys = torch.arange(seq_kv, device=query.device)[None, :]
+    visible = keys <= rows
+    if sliding_window is not None:
+        visible &= keys > rows - sliding_window
+    return visible[None, None]

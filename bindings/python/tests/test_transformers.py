@@ -1,0 +1,211 @@
+"""Hugging Face models with `fc_attention`: random tiny ones on the CPU, against Transformers' own attention."""
+
+import inspect
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", minversion="5.0", reason="Transformers 5 is not installed")
+
+import flashcore.transformers as fc  # noqa: E402
+import transformers  # noqa: E402
+from transformers import masking_utils  # noqa: E402
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+MODELS = {  # the model, and which of Transformers' own implementations serves it
+    "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES), "sdpa"),
+    "sliding window": (transformers.MistralForCausalLM, transformers.MistralConfig(**SIZES, sliding_window=8), "sdpa"),
+    "soft cap and windows": (
+        transformers.Gemma2ForCausalLM,
+        transformers.Gemma2Config(**SIZES, sliding_window=8, attn_logit_softcapping=0.5),
+        "eager",
+    ),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model_and_own(request):
+    kind, config, own = MODELS[request.param]
+    torch.manual_seed(0)
+    return kind(config).eval(), own
+
+
+@pytest.fixture
+def llama():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(MODELS["llama"][1]).eval()
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    fc._warned.clear()
+    yield
+    fc.register()  # not strict
+
+
+def tokens(batch=2, length=21):
+    return torch.randint(3, 64, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model, implementation, ids, **options):
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(ids, **options).logits
+
+
+def generated(model, implementation, **options):
+    model.set_attn_implementation(implementation)
+    ids = tokens()
+    options = {"max_new_tokens": 14, "min_new_tokens": 14, "do_sample": False, **options}
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), output_logits=True, return_dict_in_generate=True, **options
+    )
+    return torch.stack(out.logits)
+
+
+def close(out, want):
+    torch.testing.assert_close(out, want, atol=2e-5, rtol=2e-5)
+
+
+def test_logits(model_and_own):
+    model, own = model_and_own
+    fc.register(strict=True)
+    close(logits(model, fc.NAME, tokens()), logits(model, own, tokens()))
+
+
+def test_logits_against_float64(llama):
+    """The error is no larger than SDPA's by more than a tenth, both against the model in float64."""
+    fc.register(strict=True)
+    ids = tokens(length=100)
+    ours, sdpa = logits(llama, fc.NAME, ids).double(), logits(llama, "sdpa", ids).double()
+    want = logits(llama.double(), "eager", ids)
+    assert (ours - want).abs().mean() <= 1.1 * (sdpa - want).abs().mean()
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generation(model_and_own, cache):
+    model, own = model_and_own
+    fc.register(strict=True)
+    close(generated(model, fc.NAME, cache_implementation=cache), generated(model, own, cache_implementation=cache))
+
+
+def test_a_prompt_in_chunks(llama):
+    from transformers import DynamicCache
+
+    fc.register(strict=True)
+    ids = tokens()
+    cache, chunks = DynamicCache(), []
+    for chunk in (ids[:, :5], ids[:, 5:6], ids[:, 6:]):
+        chunks.append(logits(llama, fc.NAME, chunk, past_key_values=cache))
+    close(torch.cat(chunks, dim=1), logits(llama, "sdpa", ids))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_batches_go_to_sdpa(llama, side):
+    ids, mask = tokens(), torch.ones(2, 21, dtype=torch.long)
+    mask[0, slice(0, 4) if side == "left" else slice(17, 21)] = 0
+    want = logits(llama, "sdpa", ids, attention_mask=mask)
+    fc.register()
+    with pytest.warns(UserWarning, match="a mask is needed, as for padded batches") as caught:
+        out = logits(llama, fc.NAME, ids, attention_mask=mask)
+    assert len(caught) == 1  # of two layers
+    close(out[mask.bool()], want[mask.bool()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits(llama, fc.NAME, ids, attention_mask=mask)
+        logits(llama, fc.NAME, ids, attention_mask=torch.ones_like(mask))
+    fc.register(strict=True)
+    with pytest.raises(NotImplementedError, match="a mask is needed"):
+        logits(llama, fc.NAME, ids, attention_mask=mask)
+
+
+def test_packed_sequences_go_to_sdpa(llama):
+    ids = tokens(batch=1)
+    positions = torch.cat((torch.arange(9), torch.arange(12)))[None]
+    want = logits(llama, "sdpa", ids, position_ids=positions, use_cache=False)
+    fc.register()
+    with pytest.warns(UserWarning, match="a mask is needed"):
+        close(logits(llama, fc.NAME, ids, position_ids=positions, use_cache=False), want)
+
+
+def test_training_goes_to_sdpa(llama):
+    fc.register()
+    grads = []
+    for implementation in ("sdpa", fc.NAME):
+        llama.set_attn_implementation(implementation)
+        llama.zero_grad()
+        if implementation == "sdpa":
+            llama(tokens(), labels=tokens()).loss.backward()
+        else:
+            with pytest.warns(UserWarning, match="a gradient is asked for"):
+                llama(tokens(), labels=tokens()).loss.backward()
+        grads.append(llama.model.layers[0].self_attn.q_proj.weight.grad.clone())
+    close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("name", ["s_aux", "position_bias", "cache"])
+def test_what_neither_serves_raises_with_its_name(llama, name):
+    q, k = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16)
+    module = llama.model.layers[0].self_attn
+    with pytest.raises(NotImplementedError, match=f"{name} is given"):
+        fc.attention(module, q, k, k, None, **{name: torch.zeros(4)})
+    fc.register()
+    with pytest.warns(UserWarning), pytest.raises(NotImplementedError, match="a mask is needed.*softcap is given"):
+        fc.attention(module, q, k, k, torch.ones(1, 1, 5, 5, dtype=torch.bool), softcap=3.0)
+
+
+def test_masks_that_are_not_served_are_made():
+    """Chunks and unions of masks; which mask functions are plain is read from their closures."""
+    chunked = masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long))
+    either = masking_utils.or_masks(masking_utils.causal_mask_function, lambda b, h, q, k: k == 0)
+    sliding = masking_utils.sliding_window_causal_mask_function(4)
+    for function, local_size, served in [
+        (masking_utils.causal_mask_function, None, True),
+        (masking_utils.bidirectional_mask_function, None, True),
+        (sliding, 4, True),
+        (chunked, 4, False),
+        (either, None, False),
+        (masking_utils.sliding_window_bidirectional_mask_function(4), 4, False),
+    ]:
+        mask = fc.mask(1, 9, 9, mask_function=function, local_size=local_size)
+        assert (mask is None) == served
+        assert served or mask.shape == (1, 1, 9, 9)
+
+
+def test_a_static_cache_says_how_many_keys_are_in_use():
+    assert fc.mask(2, 1, 32, q_offset=torch.tensor(6)).shape == (0, 1, 1, 7)
+    assert fc.mask(2, 5, 32).shape == (0, 1, 5, 5)
+    assert fc.mask(2, 1, 8, q_offset=40, kv_offset=33) is None  # a full window of 8 keys
+    # A query that comes after a gap: that mask is made.
+    assert fc.mask(2, 1, 8, q_offset=41, kv_offset=33).shape == (2, 1, 1, 8)
+
+
+def test_a_model_compiles(model_and_own):
+    """With a cache: without one Transformers looks for packed sequences, which a compiled model cannot rule out."""
+    torch._dynamo.reset()
+    fc.register(strict=True)
+    model, own = model_and_own
+    want = logits(model, own, tokens())
+    model.set_attn_implementation(fc.NAME)
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        close(compiled(tokens()).logits, want)
+
+
+def test_importing_registers_nothing():
+    import subprocess
+    import sys
+
+    script = inspect.cleandoc("""
+        import flashcore.transformers
+        from transformers import AttentionInterface
+        assert "fc_attention" not in AttentionInterface()
+        flashcore.transformers.register()
+        assert "fc_attention" in AttentionInterface()
+    """)
+    subprocess.run([sys.executable, "-c", script], check=True)
