@@ -1,8 +1,12 @@
 //! The simulator's speed in lane-instructions per second on one core.
 
+#[allow(dead_code)] // its own `main`
+#[path = "../../../crates/ir/examples/hopper_attention.rs"]
+mod hopper_attention;
+
 use std::time::Instant;
 
-use flashcore_ir::{Kernel, Launch, Target};
+use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Problem};
 use flashcore_sim::{SimOptions, simulate};
@@ -27,7 +31,34 @@ pub(crate) fn main() -> crate::Ran {
         let plan = Plan::new(&problem, &id.parse()?, Target::Sm90a)?;
         measure(id, &plan.main.kernel, &plan.main.launch)?;
     }
+    let example = hopper_attention::attention()?;
+    let launch = example_launch(&example).ok_or("the example has four tensor maps")?;
+    measure("ir/examples/hopper_attention", &example, &launch)?;
     crate::verdict(true)
+}
+
+/// The example on the mission problem: 8 heads of 512 rows, contiguous.
+fn example_launch(kernel: &Kernel) -> Option<Launch> {
+    let (seq, heads, dim) = (512, 8, u64::from(hopper_attention::HEAD_DIM));
+    let row_bytes = 2 * dim;
+    let (mut args, mut buffers) = (Vec::new(), Vec::new());
+    for (slot, name) in ["q", "k", "v", "out"].into_iter().enumerate() {
+        let strides = vec![heads * row_bytes, row_bytes];
+        let recipe = kernel.tensor_box(name)?.recipe(slot, 0, vec![dim, seq, heads], strides);
+        args.push(Arg::TensorMap(recipe));
+        buffers.push(BufferSpec {
+            name,
+            bytes: seq * heads * row_bytes,
+            written: name == "out",
+            align: 16,
+        });
+    }
+    args.extend([Arg::U32(seq as u32), Arg::F32(0.18)]);
+    Some(Launch {
+        buffers,
+        args,
+        ..Launch::of(kernel, [seq as u32 / hopper_attention::ROWS, heads as u32, 1])
+    })
 }
 
 /// Runs a kernel until one second has passed, at least twice.

@@ -1,6 +1,10 @@
 //! What is written is what runs: the machine code that ptxas makes of it.
 
-use crate::{hopper_attention, support};
+use crate::support;
+
+#[allow(dead_code)]
+#[path = "../../examples/hopper_attention.rs"]
+mod hopper_attention;
 
 use flashcore_ir::{Cache, F16x2, Kernel, KernelBuilder, Target, TileShape, Val};
 use half::{bf16, f16};
@@ -182,7 +186,7 @@ fn debug_lines_do_not_change_the_code() {
 /// No spills and no notes on products that ptxas would run one after another: either fails to
 /// assemble here.
 #[test]
-fn a_hopper_kernel_assembles_without_a_remark() {
+fn the_hopper_example_assembles_without_a_remark() {
     let kernel = hopper_attention::attention().unwrap_or_else(|errors| panic!("{errors}"));
     support::assemble_everywhere(&kernel);
     let Some(code) = machine_code(&kernel.to_ptx(), Target::Sm90a) else {

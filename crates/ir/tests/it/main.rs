@@ -3,7 +3,6 @@
 mod async_tiles;
 mod build_errors;
 mod every_instruction;
-mod hopper_attention;
 mod machine_code;
 mod shared_memory;
 mod source_lines;

@@ -1,6 +1,7 @@
 //! Mistakes planted in a Hopper kernel, one by one: each is found under every one of a few schedules.
 
-#[path = "../../../../crates/ir/tests/it/hopper_attention.rs"]
+#[allow(dead_code)] // it has a `main` of its own
+#[path = "../../../../crates/ir/examples/hopper_attention.rs"]
 mod example;
 
 use std::collections::BTreeMap;

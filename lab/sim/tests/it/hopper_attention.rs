@@ -1,20 +1,18 @@
-//! A Hopper attention kernel: correct and clean under many schedules, with tails.
+//! The Hopper attention example: correct and clean under many schedules, with tails.
 
 use crate::common;
 
-#[path = "../../../../crates/ir/tests/it/hopper_attention.rs"]
-mod kernel;
-
-use std::time::Instant;
+#[allow(dead_code)]
+#[path = "../../../../crates/ir/examples/hopper_attention.rs"]
+mod example;
 
 use common::Case;
-use flashcore_ir::{Arg, BufferSpec, Launch};
+use flashcore_ir::Arg;
 use flashcore_problem::rng::Rng;
-use flashcore_sim::{SimOptions, simulate};
 use half::f16;
 
 fn attention(seq_len_q: usize, seq_len_kv: usize, heads: usize, seed: u64) {
-    let dim = kernel::HEAD_DIM as usize;
+    let dim = example::HEAD_DIM as usize;
     let mut rng = Rng::new(seed);
     // [seq][heads][head_dim], mapped as (head_dim, seq, heads).
     let mut tensor = |seq: usize| -> Vec<f16> {
@@ -31,7 +29,7 @@ fn attention(seq_len_q: usize, seq_len_kv: usize, heads: usize, seed: u64) {
     };
     let scale = 1.0 / (dim as f32).sqrt();
     let mut case = Case::new(32, |_| {});
-    case.kernel = kernel::attention().unwrap();
+    case.kernel = example::attention().unwrap();
     let ((q_dims, q_strides), (k_dims, k_strides)) = (shape(seq_len_q), shape(seq_len_kv));
     let zeros = vec![f16::NAN; seq_len_q * heads * dim];
     let mut case = case
@@ -41,7 +39,7 @@ fn attention(seq_len_q: usize, seq_len_kv: usize, heads: usize, seed: u64) {
         .tensor_of("out", &zeros, q_dims, q_strides, true)
         .arg(Arg::U32(seq_len_kv as u32))
         .arg(Arg::F32(scale * std::f32::consts::LOG2_E))
-        .grid(seq_len_q.div_ceil(kernel::ROWS as usize) as u32)
+        .grid(seq_len_q.div_ceil(example::ROWS as usize) as u32)
         .seed(seed);
     case.grid_y = heads as u32;
     case.run_clean();
@@ -85,66 +83,4 @@ fn tails_and_heads() {
     attention(100, 150, 3, 1);
     attention(7, 33, 2, 2);
     attention(64, 64, 1, 3);
-}
-
-/// Prints how many lane-instructions a second one thread simulates, with all checks on, on 8 heads
-/// of 512 rows: `cargo test --release -p flashcore-sim --test it -- --ignored --nocapture speed`.
-#[test]
-#[ignore = "a measurement"]
-fn speed() {
-    let (kernel, seq, heads) = (kernel::attention().unwrap(), 512, 8);
-    let row_bytes = 2 * u64::from(kernel::HEAD_DIM);
-    let (mut args, mut buffers) = (Vec::new(), Vec::new());
-    for (slot, name) in ["q", "k", "v", "out"].into_iter().enumerate() {
-        let (dims, strides) = (
-            vec![u64::from(kernel::HEAD_DIM), seq, heads],
-            vec![heads * row_bytes, row_bytes],
-        );
-        let recipe = kernel.tensor_box(name).unwrap().recipe(slot, 0, dims, strides);
-        args.push(Arg::TensorMap(recipe));
-        buffers.push(BufferSpec {
-            name,
-            bytes: seq * heads * row_bytes,
-            written: name == "out",
-            align: 16,
-        });
-    }
-    args.extend([Arg::U32(seq as u32), Arg::F32(0.18)]);
-    let mut contents: Vec<Vec<u8>> = buffers.iter().map(|buffer| vec![0; buffer.bytes as usize]).collect();
-    let launch = Launch {
-        buffers,
-        args,
-        ..Launch::of(&kernel, [seq as u32 / kernel::ROWS, heads as u32, 1])
-    };
-    let options = SimOptions {
-        host_threads: 1,
-        ..SimOptions::default()
-    };
-    let (mut lanes, started, cpu) = (0, Instant::now(), cpu_seconds());
-    while started.elapsed().as_secs_f64() < 2.0 {
-        let report = simulate(&kernel, &launch, &mut contents, &options).unwrap();
-        assert!(report.is_clean());
-        lanes += report.counts.total().lanes;
-    }
-    let rate = |seconds: f64| lanes as f64 / seconds / 1e6;
-    let (clock, cpu) = (started.elapsed().as_secs_f64(), cpu_seconds() - cpu);
-    println!(
-        "{:.0} M lane-instructions a second, {:.0} a second of CPU time",
-        rate(clock),
-        rate(cpu)
-    );
-}
-
-/// User and system time of this process (Linux, 100 ticks per second), which other load disturbs
-/// least; not a number elsewhere.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let ticks = after_name
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(|ticks| ticks.parse().unwrap_or(f64::NAN));
-    let (count, sum) = ticks.fold((0, 0.0), |(count, sum), ticks: f64| (count + 1, sum + ticks));
-    if count == 2 { sum / 100.0 } else { f64::NAN }
 }

@@ -1,6 +1,8 @@
-//! A Hopper kernel: attention forward, one head a block row, 64 query rows a block, written with
-//! pipelines, tensor copies, warpgroup products and warp roles. Small and plain rather than fast:
-//! no overlap of softmax with products, no persistent tiles, no mask but for the tail.
+//! How a Hopper kernel reads: attention forward, one head a block row, 64 query rows a block,
+//! written with pipelines, tensor copies, warpgroup products and warp roles. Small and plain rather
+//! than fast: no overlap of softmax with products, no persistent tiles, no mask but for the tail.
+//!
+//! `cargo run -p flashcore-ir --example hopper_attention` prints its PTX; the simulator runs it.
 
 use flashcore_ir::fragment::Acc;
 use flashcore_ir::pipeline::{Consumer, Producer};
@@ -15,6 +17,12 @@ pub(crate) const ROWS: u32 = 64;
 pub(crate) const KEYS: u32 = 64;
 /// Tiles of keys and of values in shared memory at once.
 const STAGES: u32 = 2;
+
+/// Prints the kernel as PTX.
+fn main() -> Result<(), BuildErrors> {
+    print!("{}", attention()?.to_ptx());
+    Ok(())
+}
 
 /// `O = softmax(scale · Q·Kᵀ) · V` of fp16 tensors seen as (head_dim, seq, heads).
 ///
