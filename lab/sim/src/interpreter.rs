@@ -10,9 +10,8 @@ use crate::cold::{division_by_zero, never_written, not_uniform, record};
 use crate::flags::Order;
 use crate::float::{f, result};
 use crate::program::{Access, At, OPERANDS, Op, Row};
-use crate::registers::{FULL, Word, map1, map2, map3, select, test2};
+use crate::registers::{Word, map1, map2, map3, select, test2};
 use crate::resident::changes_the_block;
-use crate::tensor;
 use crate::warp::{Frame, Warp};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,16 +277,7 @@ fn instruction<'m>(
             let regs = &rows[1..1 + (count as usize & 7)];
             cluster.store_matrix(warp, pc, regs, transposed, (first, At::of(addr, Space::Shared)));
         }
-        Inst::Mma { input, acc, .. } => {
-            cluster.check_members(warp, pc, FULL, "mma.sync");
-            tensor::mma(
-                &mut warp.registers,
-                &machine.constants,
-                machine.options.tensor_sums,
-                (input, acc),
-                rows,
-            );
-        }
+        Inst::Mma { input, acc, .. } => cluster.mma(warp, pc, (input, acc), rows),
         Inst::CpAsync {
             ref dst,
             ref src,

@@ -90,65 +90,6 @@ fn hopper_product(sum: HopperSum, a: &[f64; 256], b: &[f64; 128], acc: &mut [f64
     }
 }
 
-/// `mma.sync`. Sums are rounded once at the end to the accumulator's type.
-#[inline(always)]
-pub(crate) fn mma(
-    r: &mut Registers,
-    k: &Constants,
-    sums: TensorSums,
-    (input, acc): (MmaInput, MmaAcc),
-    rows: &[Row; OPERANDS],
-) {
-    let (ty, of_hopper) = match (input, acc) {
-        (MmaInput::F16, MmaAcc::F16) => (Half::F16, HopperSum::halves()),
-        (MmaInput::F16, MmaAcc::F32) => (Half::F16, HopperSum::of(WgmmaInput::F16)),
-        (MmaInput::BF16, _) => (Half::BF16, HopperSum::of(WgmmaInput::BF16)),
-    };
-    let hopper = (sums == TensorSums::Hopper).then_some(of_hopper);
-    // f16 accumulators have two registers.
-    let (d, rest) = rows.split_at(if acc == MmaAcc::F16 { 2 } else { 4 });
-    let a = operand::<256>(r, k, &rest[..4], &A, ty);
-    let b = operand::<128>(r, k, &rest[4..6], &B, ty);
-    let c = &rest[6..6 + d.len()];
-    let mut sum = [0.0; 128];
-    match acc {
-        MmaAcc::F16 => sum = operand(r, k, c, &ACC_F16, Half::F16),
-        MmaAcc::F32 => {
-            for (places, &row) in ACC_F32.iter().zip(c) {
-                let bits: &[u32; 32] = r.get(k, row);
-                for lane in 0..32 {
-                    sum[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
-                }
-            }
-        }
-    }
-    match hopper {
-        Some(hopper) => hopper_product(hopper, &a, &b, &mut sum),
-        None => product(&a, &b, &mut sum),
-    }
-    match acc {
-        MmaAcc::F16 => {
-            for (places, &row) in ACC_F16.chunks_exact(2).zip(d) {
-                let half = |place: u16| {
-                    let sum = sum[usize::from(place) % 128];
-                    hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
-                };
-                let bits = std::array::from_fn(|lane| half(places[0][lane]) | half(places[1][lane]) << 16);
-                r.set::<u32>(row, FULL, &bits);
-            }
-        }
-        MmaAcc::F32 => {
-            for (places, &row) in ACC_F32.iter().zip(d) {
-                let mut bits = [0; 32];
-                for lane in 0..32 {
-                    bits[lane] = rounded(sum[usize::from(places[lane]) % 128], hopper);
-                }
-                r.set(row, FULL, &bits);
-            }
-        }
-    }
-}
-
 /// The bits of a sum as f32.
 #[inline(always)]
 fn rounded(sum: f64, hopper: Option<HopperSum>) -> u32 {
@@ -263,6 +204,62 @@ impl WithSimd for Multiply<'_> {
 }
 
 impl Cluster<'_> {
+    /// `mma.sync`. Sums are rounded once at the end to the accumulator's type.
+    #[inline(always)]
+    pub(crate) fn mma(&mut self, warp: &mut Warp, pc: u32, (input, acc): (MmaInput, MmaAcc), rows: &[Row; OPERANDS]) {
+        self.check_members(warp, pc, FULL, "mma.sync");
+        let (r, k) = (&mut warp.registers, &self.machine.constants);
+        let (ty, of_hopper) = match (input, acc) {
+            (MmaInput::F16, MmaAcc::F16) => (Half::F16, HopperSum::halves()),
+            (MmaInput::F16, MmaAcc::F32) => (Half::F16, HopperSum::of(WgmmaInput::F16)),
+            (MmaInput::BF16, _) => (Half::BF16, HopperSum::of(WgmmaInput::BF16)),
+        };
+        let sums = self.machine.options.tensor_sums;
+        let hopper = (sums == TensorSums::Hopper).then_some(of_hopper);
+        // f16 accumulators have two registers.
+        let (d, rest) = rows.split_at(if acc == MmaAcc::F16 { 2 } else { 4 });
+        let a = operand::<256>(r, k, &rest[..4], &A, ty);
+        let b = operand::<128>(r, k, &rest[4..6], &B, ty);
+        let c = &rest[6..6 + d.len()];
+        let mut sum = [0.0; 128];
+        match acc {
+            MmaAcc::F16 => sum = operand(r, k, c, &ACC_F16, Half::F16),
+            MmaAcc::F32 => {
+                for (places, &row) in ACC_F32.iter().zip(c) {
+                    let bits: &[u32; 32] = r.get(k, row);
+                    for lane in 0..32 {
+                        sum[usize::from(places[lane]) % 128] = f64::from(f(bits[lane]));
+                    }
+                }
+            }
+        }
+        match hopper {
+            Some(hopper) => hopper_product(hopper, &a, &b, &mut sum),
+            None => product(&a, &b, &mut sum),
+        }
+        match acc {
+            MmaAcc::F16 => {
+                for (places, &row) in ACC_F16.chunks_exact(2).zip(d) {
+                    let half = |place: u16| {
+                        let sum = sum[usize::from(place) % 128];
+                        hopper.map_or_else(|| f64_to_f16(sum), |hopper| hopper.to_f16(sum))
+                    };
+                    let bits = std::array::from_fn(|lane| half(places[0][lane]) | half(places[1][lane]) << 16);
+                    r.set::<u32>(row, FULL, &bits);
+                }
+            }
+            MmaAcc::F32 => {
+                for (places, &row) in ACC_F32.iter().zip(d) {
+                    let mut bits = [0; 32];
+                    for lane in 0..32 {
+                        bits[lane] = rounded(sum[usize::from(places[lane]) % 128], hopper);
+                    }
+                    r.set(row, FULL, &bits);
+                }
+            }
+        }
+    }
+
     /// The rows of `count` 8×8 matrices, which lanes 0–7, 8–15, … address.
     fn matrix_rows(&mut self, warp: &Warp, pc: u32, (base, at): (Row, At), count: usize) -> SharedAccess {
         let base = *warp.registers.get(&self.machine.constants, base);
