@@ -147,7 +147,7 @@ impl CudaAttention {
         if tensors.scales.is_some() && problem.num_scales() == 0 {
             return Err(Error::UnwantedScales { dtype: problem.dtype() });
         }
-        problem.check_given(&tensors.lengths)?;
+        problem.check_given(&tensors.lengths, |slice| slice.len() / size_of::<i32>())?;
         let prepared = self.prepare(problem, tensors.alignment(), plans)?;
         let given = |spec: &BufferSpec| {
             let given = tensors.named(spec.name);

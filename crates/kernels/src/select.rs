@@ -196,6 +196,7 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
 mod tests {
     use super::*;
     use flashcore_ir::Target;
+    use flashcore_problem::{DType, KvLengths, QLengths};
 
     #[test]
     fn what_the_compiler_refuses_is_passed_over_and_told() {
@@ -251,5 +252,45 @@ mod tests {
         let problem = Problem::named("mission").unwrap();
         let choice = select(&problem, Target::Sm90a, 2, &KernelCache::default()).unwrap();
         assert_eq!(choice.plan.config.family(), "scalar");
+    }
+
+    /// Lengths on the device: the first family that serves them, and why others do not.
+    #[test]
+    fn packed_and_paged_problems_go_to_mma_or_scalar() {
+        let builder = || {
+            Problem::builder()
+                .batch(4)
+                .heads(8, 2)
+                .head_dim(64)
+                .seq_len_q(30)
+                .seq_len_kv(900)
+        };
+        let pages = KvLengths::Paged {
+            page_size: 16,
+            pages: 99,
+            max_pages: 57,
+        };
+        let packed = QLengths::Packed { total: 60, used: false };
+        for (dtype, family) in [(DType::BF16, "mma"), (DType::F32, "scalar")] {
+            let problem = builder()
+                .dtype(dtype)
+                .q_lengths(packed)
+                .kv_lengths(pages)
+                .build()
+                .unwrap();
+            let choice = select(&problem, Target::Sm90a, 16, &KernelCache::default()).unwrap();
+            assert_eq!(choice.plan.config.family(), family);
+            assert_eq!(choice.plan.steps().count(), 1);
+        }
+        let problem = builder().kv_lengths(KvLengths::Cache).build().unwrap();
+        let refusal = Plan::new(
+            &problem,
+            &"wgmma/m128n64-s2-pingpong-spec".parse().unwrap(),
+            Target::Sm90a,
+        );
+        assert_eq!(
+            refusal.unwrap_err().to_string(),
+            "wgmma does not serve packed sequences, caches with lengths or pages; families mma and scalar do"
+        );
     }
 }

@@ -101,15 +101,13 @@ pub struct Lengths<B> {
 /// No values, as for equal lengths.
 impl<B> Default for Lengths<B> {
     fn default() -> Lengths<B> {
-        Lengths::of([None, None, None, None, None])
+        Lengths::from([None, None, None, None, None])
     }
 }
 
-impl<B> Lengths<B> {
-    /// The names of the arrays, as errors and the buffers of launches have them.
-    pub const NAMES: [&str; 5] = ["cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k", "block_table"];
-
-    fn of([cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k, block_table]: [Option<B>; 5]) -> Lengths<B> {
+/// The arrays in the order of [`Lengths::NAMES`].
+impl<B> From<[Option<B>; 5]> for Lengths<B> {
+    fn from([cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k, block_table]: [Option<B>; 5]) -> Lengths<B> {
         Lengths {
             cu_seqlens_q,
             seqused_q,
@@ -118,6 +116,11 @@ impl<B> Lengths<B> {
             block_table,
         }
     }
+}
+
+impl<B> Lengths<B> {
+    /// The names of the arrays, as errors and the buffers of launches have them.
+    pub const NAMES: [&str; 5] = ["cu_seqlens_q", "seqused_q", "cu_seqlens_k", "seqused_k", "block_table"];
 
     /// Each array in the order of [`Lengths::NAMES`], where it is given.
     pub fn arrays(&self) -> [Option<&B>; 5] {
@@ -147,7 +150,7 @@ impl<B> Lengths<B> {
     /// The same arrays in another form, or the first error.
     pub fn try_map<'a, C, E>(&'a self, mut form: impl FnMut(&'a B) -> Result<C, E>) -> Result<Lengths<C>, E> {
         let [a, b, c, d, e] = self.arrays().map(|array| array.map(&mut form).transpose());
-        Ok(Lengths::of([a?, b?, c?, d?, e?]))
+        Ok(Lengths::from([a?, b?, c?, d?, e?]))
     }
 }
 
@@ -253,25 +256,26 @@ impl Problem {
         entries
     }
 
-    /// Checks that exactly the arrays that the problem needs are given.
+    /// Checks that exactly the arrays that the problem needs are given, each with as many entries
+    /// (`count`) as it needs.
     ///
     /// # Errors
-    /// [`ProblemError::Lengths`] for the first that is missing or of no use.
-    pub fn check_given<B>(&self, lengths: &Lengths<B>) -> Result<(), ProblemError> {
-        let entries = self.length_entries();
-        for (name, (given, needed)) in Lengths::<B>::NAMES
-            .into_iter()
-            .zip(lengths.arrays().into_iter().zip(entries.arrays()))
-        {
-            match (given, needed) {
-                (None, Some(needed)) => {
-                    return refuse(name, format!("was not given; this problem needs {needed} i32 in it"));
+    /// [`ProblemError::Lengths`] for the first that is missing, of no use or of another length.
+    pub fn check_given<B>(&self, lengths: &Lengths<B>, count: impl Fn(&B) -> usize) -> Result<(), ProblemError> {
+        let (entries, given) = (self.length_entries(), lengths.map(count));
+        for name in Lengths::<B>::NAMES {
+            let why = match (given.named(name), entries.named(name)) {
+                (None, Some(needed)) => format!("was not given; this problem needs {needed} i32 in it"),
+                (Some(_), None) => "was given, but this problem has no use for it: leave it out".to_string(),
+                (Some(given), Some(needed)) if given != needed => {
+                    format!(
+                        "has {given} entries; this problem of {} sequences needs {needed}",
+                        self.batch()
+                    )
                 }
-                (Some(_), None) => {
-                    return refuse(name, "was given, but this problem has no use for it: leave it out");
-                }
-                _ => {}
-            }
+                _ => continue,
+            };
+            return refuse(name, why);
         }
         Ok(())
     }
@@ -293,24 +297,7 @@ impl Problem {
     /// # Errors
     /// [`ProblemError::Lengths`], which names the array and the entry.
     pub fn sequences<'a>(&self, lengths: &Lengths<&'a [i32]>) -> Result<Vec<Sequence<'a>>, ProblemError> {
-        self.check_given(lengths)?;
-        for (name, (given, needed)) in Lengths::<i32>::NAMES
-            .into_iter()
-            .zip(lengths.arrays().into_iter().zip(self.length_entries().arrays()))
-        {
-            if let (Some(given), Some(&needed)) = (given, needed)
-                && given.len() != needed
-            {
-                let given = given.len();
-                return refuse(
-                    name,
-                    format!(
-                        "has {given} entries; this problem of {} sequences needs {needed}",
-                        self.batch()
-                    ),
-                );
-            }
-        }
+        self.check_given(lengths, |values| values.len())?;
         let (most_q, most_kv) = (self.seq_len_q(), self.seq_len_kv());
         let mut sequences = Vec::with_capacity(self.batch());
         for b in 0..self.batch() {
@@ -381,9 +368,8 @@ fn packed(
     total: usize,
     most: usize,
 ) -> Result<(usize, usize), ProblemError> {
-    let Some(&[first, end]) = starts.and_then(|starts| starts.get(b..b + 2)) else {
-        return refuse(name, "was not given");
-    };
+    let at = |entry: usize| starts.and_then(|starts| starts.get(entry)).map_or(0, |&start| start);
+    let (first, end) = (at(b), at(b + 1));
     if b == 0 && first != 0 {
         return refuse(name, format!("starts at {first}; it must start at 0"));
     }

@@ -1,6 +1,6 @@
 //! Where the rows of a sequence begin, and how many there are.
 //!
-//! A kernel knows only the kinds of both axes ([`LengthKinds`]). Values come from buffers that are named as
+//! A kernel knows only which values there are ([`LengthKinds`]). They come from buffers that are named as
 //! [`Lengths::NAMES`]; the launch gives upper bounds. [`Params::of_sequence`] clamps every value to its bound before an
 //! address depends on it, without a branch, so that no value leads out of a tensor.
 
@@ -8,64 +8,13 @@ use flashcore_ir::{Arg, Cache, Element, GlobalPtr, KernelBuilder, Launch, Source
 use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem, QLengths};
 
 use super::block_range::Band;
-use super::params::{Params, add_buffer};
+use super::params::{Params, RowParams, add_buffer};
 
-/// The kinds of both axes of lengths: what of them is baked into a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LengthKinds {
-    q: QKind,
-    kv: KvKind,
-}
+/// Which values a kernel reads. They tell the kinds of both axes, and are all of lengths that is baked into it.
+pub(crate) type LengthKinds = Lengths<()>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QKind {
-    Equal,
-    Packed { used: bool },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KvKind {
-    Equal,
-    Packed { used: bool },
-    Cache,
-    Paged,
-}
-
-impl LengthKinds {
-    pub(crate) fn of(problem: &Problem) -> LengthKinds {
-        LengthKinds {
-            q: match problem.q_lengths() {
-                QLengths::Equal => QKind::Equal,
-                QLengths::Packed { used, .. } => QKind::Packed { used },
-            },
-            kv: match problem.kv_lengths() {
-                KvLengths::Equal => KvKind::Equal,
-                KvLengths::Packed { used, .. } => KvKind::Packed { used },
-                KvLengths::Cache => KvKind::Cache,
-                KvLengths::Paged { .. } => KvKind::Paged,
-            },
-        }
-    }
-
-    /// Whether all lengths are those of the launch.
-    pub(crate) fn are_equal(self) -> bool {
-        (self.q, self.kv) == (QKind::Equal, KvKind::Equal)
-    }
-
-    /// The part of a kernel's name; nothing where all are equal.
-    pub(crate) fn name(self) -> String {
-        let used = |used| if used { "used" } else { "" };
-        let q = match self.q {
-            QKind::Equal => String::new(),
-            QKind::Packed { used: some } => format!("_packedq{}", used(some)),
-        };
-        match self.kv {
-            KvKind::Equal => q,
-            KvKind::Packed { used: some } => format!("{q}_packedkv{}", used(some)),
-            KvKind::Cache => q + "_cache",
-            KvKind::Paged => q + "_paged",
-        }
-    }
+pub(crate) fn kinds(problem: &Problem) -> LengthKinds {
+    problem.length_entries().map(|_| ())
 }
 
 /// The parameters of lengths, where some are not equal. [`LengthParams::add_to_launch`] gives the arguments in the same
@@ -82,32 +31,16 @@ pub(crate) struct LengthParams<'k> {
 
 impl<'k> LengthParams<'k> {
     pub(crate) fn declare(k: &'k KernelBuilder, kinds: LengthKinds) -> Option<Self> {
-        if kinds.are_equal() {
-            return None;
-        }
-        let (q_packed, q_used) = match kinds.q {
-            QKind::Equal => (false, false),
-            QKind::Packed { used } => (true, used),
-        };
-        let (k_packed, k_used) = match kinds.kv {
-            KvKind::Equal => (false, false),
-            KvKind::Packed { used } => (true, used),
-            KvKind::Cache | KvKind::Paged => (false, true),
-        };
-        let paged = kinds.kv == KvKind::Paged;
-        let array = |wanted: bool, name| wanted.then(|| k.param_ptr(name));
-        Some(LengthParams {
-            values: Lengths {
-                cu_seqlens_q: array(q_packed, "cu_seqlens_q"),
-                seqused_q: array(q_used, "seqused_q"),
-                cu_seqlens_k: array(k_packed, "cu_seqlens_k"),
-                seqused_k: array(k_used, "seqused_k"),
-                block_table: array(paged, "block_table"),
-            },
+        let array = |name| kinds.named(name).map(|()| k.param_ptr(name));
+        let number = |name, wanted: Option<()>| wanted.map(|()| k.param(name));
+        (kinds != Lengths::default()).then(|| LengthParams {
+            values: Lengths::from(Lengths::<()>::NAMES.map(array)),
             bottom_right: k.param("bottom_right"),
-            total_q: q_packed.then(|| k.param("total_q")),
-            total_k: k_packed.then(|| k.param("total_k")),
-            paged: paged.then(|| ["page_size", "pages", "max_pages"].map(|name| k.param(name))),
+            total_q: number("total_q", kinds.cu_seqlens_q),
+            total_k: number("total_k", kinds.cu_seqlens_k),
+            paged: kinds
+                .block_table
+                .map(|()| ["page_size", "pages", "max_pages"].map(|name| k.param(name))),
         })
     }
 
@@ -199,6 +132,7 @@ impl<'k, E: Element> Params<'k, E> {
                     table,
                     page_size,
                     pages,
+                    last_key: len_kv.max(1) - 1,
                 });
             }
         }
@@ -213,6 +147,18 @@ impl<'k, E: Element> Params<'k, E> {
     }
 }
 
+impl<'k> RowParams<'k> {
+    /// Runs `compute` where `first_row` is one of the sequence's `count` rows. The grid is that of the bounds: blocks past
+    /// the end of their sequence have nothing to do. With equal lengths there are none.
+    #[track_caller]
+    pub(crate) fn if_has_row(&self, first_row: Val<'k, u32>, count: Val<'k, u32>, compute: impl FnOnce()) {
+        match &self.lengths {
+            None => compute(),
+            Some(_) => first_row.builder().if_(first_row.lt(count).uniform(), compute),
+        }
+    }
+}
+
 /// The pages of a sequence.
 #[derive(Clone, Copy)]
 struct Pages<'k> {
@@ -221,6 +167,7 @@ struct Pages<'k> {
     page_size: Val<'k, u32>,
     /// Pages of the cache.
     pages: Val<'k, u32>,
+    last_key: Val<'k, u32>,
 }
 
 /// Strides of batch, sequence and heads in elements; 0 where a dimension has one index and its stride is never used.
@@ -262,8 +209,13 @@ impl<'k, E: Element> TensorParam<'k, E> {
         of_batch.offset_strided(head, self.head_stride)
     }
 
+    /// Whether rows are found with [`Self::key_row`] only.
+    pub(crate) fn is_paged(&self) -> bool {
+        self.pages.is_some()
+    }
+
     /// Where a key's row is, and whether it is on a page; without pages it is. A row on no page has the address of one of
-    /// the cache, and counts as zeros. The key must be one of the sequence's: others have no entry in the block table.
+    /// the cache, and counts as zeros, and a key past the end of a sequence in pages has that of its last one.
     #[track_caller]
     pub(crate) fn key_row(
         &self,
@@ -273,6 +225,7 @@ impl<'k, E: Element> TensorParam<'k, E> {
         let Some(pages) = &self.pages else {
             return (self.row(head, key), None);
         };
+        let key = key.min(pages.last_key);
         let entry = pages.table.offset(key / pages.page_size);
         let page = entry.load_with(Cache::ReadOnly).reinterpret::<u32>();
         let in_cache = head.offset_strided(page.min(pages.pages - 1), self.batch_stride);

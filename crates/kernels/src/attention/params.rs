@@ -3,10 +3,10 @@
 use std::ops::Deref;
 
 use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
-use flashcore_problem::{DType, Layout, Problem};
+use flashcore_problem::{DType, Layout, Lengths, Problem};
 
 use super::block_range::Band;
-use super::lengths::{LengthKinds, LengthParams, TensorParam, row_strides};
+use super::lengths::{LengthKinds, LengthParams, TensorParam, kinds, row_strides};
 use super::score_mod::ScoreMod;
 use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
@@ -45,7 +45,7 @@ impl Shape {
             vector_bytes,
             tap,
             split: false,
-            lengths: LengthKinds::of(problem),
+            lengths: kinds(problem),
         }
     }
 
@@ -71,7 +71,10 @@ impl Shape {
         let lse = if self.lse { "_lse" } else { "" };
         let split = if self.split { "_split" } else { "" };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
-        let lengths = self.lengths.name();
+        let lengths = Lengths::<()>::NAMES
+            .into_iter()
+            .filter(|name| self.lengths.named(name).is_some());
+        let lengths: String = lengths.map(|name| format!("_{name}")).collect();
         format!(
             "{id}_{}_d{}{v}{softcap}{lse}{split}{lengths}{tap}",
             self.dtype, self.head_dim
@@ -175,10 +178,10 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     if shape.lse {
         add_lse(launch, problem);
     }
-    let range = match shape.lengths.are_equal() {
-        true => tap::key_range(problem, shape.tap),
+    let range = match problem.has_lengths() {
+        false => tap::key_range(problem, shape.tap),
         // A sequence adds what depends on its lengths.
-        false => problem.key_range_of(0, 0),
+        true => problem.key_range_of(0, 0),
     };
     launch.args.extend([
         Arg::U32(problem.seq_len_q() as u32),
@@ -192,7 +195,7 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
     if let Some(tap) = shape.tap {
         tap::extend_launch(launch, problem, tap);
     }
-    if !shape.lengths.are_equal() {
+    if problem.has_lengths() {
         LengthParams::add_to_launch(launch, problem);
     }
 }
@@ -240,7 +243,7 @@ pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DTy
 pub(crate) fn check_lengths(problem: &Problem, family: &'static str) -> Result<(), Refusal> {
     if problem.has_lengths() {
         let what = "packed sequences, caches with lengths or pages";
-        return Err(Refusal::unsupported(family, what, "family scalar does"));
+        return Err(Refusal::unsupported(family, what, "families mma and scalar do"));
     }
     Ok(())
 }
@@ -248,7 +251,6 @@ pub(crate) fn check_lengths(problem: &Problem, family: &'static str) -> Result<(
 /// Refuses what kernels on tensor-core operands and 16-byte copies do not serve.
 pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     check_dtype(problem, family, serves)?;
-    check_lengths(problem, family)?;
     let bytes = problem.dtype().size_bytes() as u32;
     let odd = all_strides(problem).find(|stride| !(stride * bytes).is_multiple_of(ALIGNMENT));
     let Some(stride) = odd else {

@@ -19,7 +19,19 @@ use crate::tiles::{Fragments, HeadTile, StagedFragments, a_lane, b_lane};
 pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
     let params = Params::<E>::declare(k, shape);
-    let block = Block::new(k, &params, levers);
+    let (params, block) = Block::new(k, params, levers);
+    params.if_has_row(block.first_row, block.rows.count, || {
+        compute(k, levers, shape, &params, &block)
+    });
+}
+
+fn compute<'k, E: SixteenBits>(
+    k: &'k KernelBuilder,
+    levers: &Config,
+    shape: &Shape,
+    params: &Params<'k, E>,
+    block: &Block<'k>,
+) {
     let place = WarpPlace::new(k, levers);
 
     let xor = levers.swizzled;
@@ -28,8 +40,8 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
     let v_tile = HeadTile::declare(k, "v_tile", levers.cols, shape.head_dim_v, levers.stages, xor);
 
     // Copies of Q, then of the first K blocks, start before anything else is computed.
-    block.copy_q(k, &params, q_tile);
-    let ring = Ring::new(k, &params, &block, levers, k_tile, v_tile);
+    block.copy_q(k, params, q_tile);
+    let ring = Ring::new(k, params, block, levers, k_tile, v_tile);
     for n_block in 0..levers.stages - 1 {
         ring.prefetch(k.constant(n_block as i32), Edges::Checked);
     }
@@ -40,7 +52,7 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
     let (row, col) = b_lane(k.lane());
     let k_place = k_tile.staged_fragments(row + place.first_key, col);
 
-    let mut warp = Warp::new(k, &params, &block, &place, levers, shape, q_place);
+    let mut warp = Warp::new(k, params, block, &place, levers, shape, q_place);
     if levers.q_in_registers {
         // Q's group of copies is the oldest.
         k.cp_async_wait(levers.stages - 1);
@@ -54,8 +66,7 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
         k.cp_async_wait(0);
     }
     k.barrier();
-    let (warp, block) = (&warp, &block);
-    let epilogue = Epilogue { warp, block };
+    let epilogue = Epilogue { warp: &warp, block };
     if levers.kv_warps == 1 {
         epilogue.store(q_tile);
     } else {

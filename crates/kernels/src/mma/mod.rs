@@ -234,6 +234,9 @@ impl Config {
     pub fn split_for(self, problem: &Problem, sms: u32) -> Config {
         let (heads, tiles) = self.heads_and_tiles(problem);
         let slots = u64::from(sms) * u64::from(self.min_blocks);
+        if problem.has_lengths() {
+            return Config { splits: 1, ..self };
+        }
         let at_once = self.cols * self.stages.saturating_sub(1);
         let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));
         Config {
@@ -308,6 +311,10 @@ pub(crate) fn plan(
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
+    if problem.has_lengths() && config.splits > 1 {
+        let allowed = "1 for packed sequences, caches with lengths and pages";
+        return Err(Refusal::lever("splits", config.splits, allowed));
+    }
     let whole = Shape::new(problem, ALIGNMENT, tap);
     let shape = whole.in_splits(config.splits);
     config.check_registers(&shape)?;

@@ -5,7 +5,7 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 
 use super::Config;
 use crate::attention::block_range::{BlockOrder, block_range, share};
-use crate::attention::lengths::QueryRows;
+use crate::attention::lengths::{QueryRows, TensorParam};
 use crate::attention::params::Params;
 use crate::attention::softmax::Rescale;
 use crate::attention::split::Split;
@@ -22,9 +22,13 @@ pub(super) struct Block<'k> {
 impl<'k> Block<'k> {
     /// The grid is (heads of a group, Q tiles, groups): heads whose K and V fit into the L2 cache together run
     /// together, and the tiles with the most keys (the last, if causal) first. Where the keys are split, it is (heads, Q
-    /// tiles, splits).
+    /// tiles, splits). Parameters become those of the block's sequence.
     #[track_caller]
-    pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, levers: &Config) -> Self {
+    pub(super) fn new<E: MmaElement>(
+        k: &'k KernelBuilder,
+        params: Params<'k, E>,
+        levers: &Config,
+    ) -> (Params<'k, E>, Self) {
         let tile = k.grid_dim(1) - 1 - k.block_idx(1);
         let split = params.partials.is_some().then(|| Split {
             index: k.block_idx(2),
@@ -36,32 +40,30 @@ impl<'k> Block<'k> {
         };
         let first_row = tile * levers.rows;
         let group = params.group_size;
-        let (rows, kv_head) = if levers.pack_heads {
+        let (batch, head, kv_head) = if levers.pack_heads {
             let kv_heads = params.num_heads / group;
             let kv_head = index % kv_heads;
-            let rows = QueryRows {
-                batch: index / kv_heads,
-                head: kv_head * group,
-                count: params.seq_len_q * group,
-                packed: Some(group),
-            };
-            (rows, kv_head)
+            (index / kv_heads, kv_head * group, kv_head)
         } else {
             let head = index % params.num_heads;
-            let rows = QueryRows {
-                batch: index / params.num_heads,
-                head,
-                count: params.seq_len_q,
-                packed: None,
-            };
-            (rows, head / group)
+            (index / params.num_heads, head, head / group)
         };
-        Block {
+        let params = params.of_sequence(batch);
+        let packed = levers.pack_heads.then_some(group);
+        let count = packed.map_or(params.seq_len_q, |group| params.seq_len_q * group);
+        let rows = QueryRows {
+            batch,
+            head,
+            count,
+            packed,
+        };
+        let block = Block {
             rows,
             kv_head,
             first_row,
             split,
-        }
+        };
+        (params, block)
     }
 
     #[track_caller]
@@ -104,7 +106,7 @@ pub(super) struct Ring<'k, 'p, E> {
     params: &'p Params<'k, E>,
     levers: &'p Config,
     pub(super) n_blocks: BlockOrder<Val<'k, i32>>,
-    /// Where the thread's first chunk of the first rows is.
+    /// Where the thread's first chunk of the first rows is; of pages, where the head is.
     k_source: GlobalPtr<'k, E>,
     v_source: GlobalPtr<'k, E>,
     k_chunks: Chunks<'k, E>,
@@ -130,8 +132,8 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             params,
             levers,
             n_blocks,
-            k_source: k_chunks.source(&params.k, params.k.head(block.rows.batch, block.kv_head)),
-            v_source: v_chunks.source(&params.v, params.v.head(block.rows.batch, block.kv_head)),
+            k_source: source(&k_chunks, &params.k, params.k.head(block.rows.batch, block.kv_head)),
+            v_source: source(&v_chunks, &params.v, params.v.head(block.rows.batch, block.kv_head)),
             k_chunks,
             v_chunks,
             k_stage_elements: k_tile.stage_elements(),
@@ -166,8 +168,8 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             self.k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
                 let first = self.first_key(n_block, edges);
                 let (k_stage, v_stage) = (self.k_stage(n_block), self.v_stage(n_block));
-                self.k_chunks.copy(k_stage, &self.params.k, self.k_source, first, end);
-                self.v_chunks.copy(v_stage, &self.params.v, self.v_source, first, end);
+                copy(&self.k_chunks, k_stage, &self.params.k, self.k_source, first, end);
+                copy(&self.v_chunks, v_stage, &self.params.v, self.v_source, first, end);
             });
             self.k.cp_async_commit();
         });
@@ -185,4 +187,36 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
     pub(super) fn refill(&self, n_block: Val<'k, i32>, edges: Edges) {
         self.prefetch(n_block + (self.levers.stages as i32 - 1), edges);
     }
+}
+
+#[track_caller]
+fn source<'k, E: MmaElement>(
+    chunks: &Chunks<'k, E>,
+    tensor: &TensorParam<'k, E>,
+    head: GlobalPtr<'k, E>,
+) -> GlobalPtr<'k, E> {
+    match tensor.is_paged() {
+        true => head,
+        false => chunks.source(tensor, head),
+    }
+}
+
+/// Starts copying the keys from `first` on into a stage; those at or past `end`, and those on no page, become zero.
+#[track_caller]
+fn copy<'k, E: MmaElement>(
+    chunks: &Chunks<'k, E>,
+    stage: Val<'k, u32>,
+    tensor: &TensorParam<'k, E>,
+    source: GlobalPtr<'k, E>,
+    first: Val<'k, u32>,
+    end: Option<Val<'k, u32>>,
+) {
+    if !tensor.is_paged() {
+        return chunks.copy(stage, tensor, source, first, end);
+    }
+    chunks.copy_rows(stage, |row| {
+        let (at, on_page) = tensor.key_row(source, first + row);
+        let in_sequence = end.map(|end| (first + row).lt(end));
+        (at, in_sequence.into_iter().chain(on_page).reduce(|a, b| a & b))
+    });
 }

@@ -232,11 +232,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
             });
         }
     };
-    match shape.lengths.are_equal() {
-        true => compute(),
-        // The grid is that of the bounds: blocks past the end of their sequence have nothing to do.
-        false => k.if_(first_row.lt(params.seq_len_q).uniform(), compute),
-    }
+    params.if_has_row(first_row, params.seq_len_q, compute);
 }
 
 /// A thread's part of the output: for each of its rows, its quads of columns.

@@ -22,7 +22,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_rows, check_problem, push_buffer};
+use crate::attention::params::{Shape, add_rows, check_lengths, check_problem, push_buffer};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
 use crate::attention::tap::{Tap, key_range};
@@ -46,6 +46,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+    check_lengths(problem, NAME)?;
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if chip.target != Target::Sm90a {
         let remedy = match problem.dtype() {

@@ -1,14 +1,15 @@
 //! Packed sequences, caches and pages: kernels give the float64 answer for lengths that are read on the device, and
 //! mistakes in reading them are found.
 //!
-//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (60: four of each combination of axes).
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (60: four of each
+//! combination of axes).
 
 use std::collections::BTreeSet;
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::Target;
-use flashcore_kernels::{Config, KernelCache, Plan};
+use flashcore_kernels::{Config, KernelCache, Plan, mma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, KvLengths, Lengths, Problem, QLengths, RandomLimits, random_problem};
 use flashcore_sim::{FindingKind, SimOptions, simulate};
@@ -33,34 +34,30 @@ fn plan(problem: &Problem, kernels: &KernelCache, rungs: &[&str], target: Target
     panic!("{problem}: {}", refusals.join("\n"));
 }
 
-#[test]
-fn the_scalar_rungs_equal_float64() {
-    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 60));
-    let limits = RandomLimits {
+fn limits() -> RandomLimits {
+    RandomLimits {
         max_seq: 200,
         max_work: 1_500_000,
         max_batch: 4,
         lengths: true,
         head_dim_v: true,
         ..RandomLimits::default()
-    };
-    let (kernels, mut combinations) = (KernelCache::default(), BTreeSet::new());
+    }
+}
+
+/// Checks random problems by the plans that `plan` gives, on every combination of lengths.
+fn equals_float64(limits: &RandomLimits, mut plan: impl FnMut(u64, &Problem) -> Plan) {
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 60));
+    let mut combinations = BTreeSet::new();
     for seed in first..first + count {
-        let problem = random_problem(seed, &limits).unwrap();
-        let naive = ["scalar/naive-t64"].as_slice();
-        let tiled = [
-            "scalar/tiled-m32n32-w4",
-            "scalar/tiled-m32n16-w4",
-            "scalar/tiled-m16n16-w4",
-        ]
-        .as_slice();
-        let plan = plan(
-            &problem,
-            &kernels,
-            if seed % 4 == 0 { naive } else { tiled },
-            Target::Sm80,
+        let problem = random_problem(seed, limits).unwrap();
+        let plan = plan(seed, &problem);
+        let names = plan.main.launch.buffers.iter().map(|spec| spec.name);
+        combinations.insert(
+            names
+                .filter(|name| Lengths::<i32>::NAMES.contains(name))
+                .collect::<Vec<_>>(),
         );
-        combinations.insert(plan.main.kernel.name().split("_d").last().map(str::to_string));
         // Every third problem on data that is meant to break kernels.
         let inputs = match seed % 3 {
             0 => InputKind::ALL[seed as usize / 3 % InputKind::ALL.len()],
@@ -80,11 +77,48 @@ fn the_scalar_rungs_equal_float64() {
             plan.config
         );
     }
-    assert!(count < 60 || combinations.len() > 30, "{combinations:?}");
+    assert!(count < 60 || combinations.len() == 3 * 5, "{combinations:?}");
 }
 
+#[test]
+fn the_scalar_rungs_equal_float64() {
+    let kernels = KernelCache::default();
+    let naive = ["scalar/naive-t64"].as_slice();
+    let tiled = [
+        "scalar/tiled-m32n32-w4",
+        "scalar/tiled-m32n16-w4",
+        "scalar/tiled-m16n16-w4",
+    ]
+    .as_slice();
+    equals_float64(&limits(), |seed, problem| {
+        let rungs = if seed % 4 == 0 { naive } else { tiled };
+        plan(problem, &kernels, rungs, Target::Sm80)
+    });
+}
+
+#[test]
+fn mma_equals_float64() {
+    let limits = RandomLimits {
+        dtypes: &[DType::F16, DType::BF16],
+        odd_strides: false,
+        ..limits()
+    };
+    let (kernels, mut rng) = (KernelCache::default(), Rng::new(1));
+    equals_float64(&limits, |_, problem| {
+        let mut drawn = (0..10_000).filter_map(|_| {
+            let config = Config::Mma(mma::FAMILY.sample(&mut rng).into());
+            Plan::with_cache(problem, &config, Target::Sm80, &kernels).ok()
+        });
+        drawn.next().unwrap()
+    });
+}
+
+const SCALAR: &str = "scalar/tiled-m16n16-w4-v16";
+const MMA: &str = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa";
+
 /// Sequences with rows and keys past their ends, in packed tensors or in pages of 5 keys.
-fn ragged(kv_lengths: KvLengths) -> Plan {
+fn ragged(config: &str, kv_lengths: KvLengths) -> Plan {
+    let dtype = if config == MMA { DType::F16 } else { DType::F32 };
     let q_lengths = QLengths::Packed { total: 80, used: true };
     let problem = Problem::builder()
         .batch(3)
@@ -92,19 +126,14 @@ fn ragged(kv_lengths: KvLengths) -> Plan {
         .head_dim(16)
         .seq_len_q(40)
         .seq_len_kv(50)
-        .dtype(DType::F32);
+        .dtype(dtype);
     let problem = problem
         .return_lse(true)
         .q_lengths(q_lengths)
         .kv_lengths(kv_lengths)
         .build()
         .unwrap();
-    plan(
-        &problem,
-        &KernelCache::default(),
-        &["scalar/tiled-m16n16-w4"],
-        Target::Sm80,
-    )
+    Plan::new(&problem, &config.parse().unwrap(), Target::Sm80).unwrap()
 }
 
 const PACKED: KvLengths = KvLengths::Packed { total: 110, used: true };
@@ -115,62 +144,33 @@ const PAGED: KvLengths = KvLengths::Paged {
 };
 
 /// Mistakes in reading lengths: what breaks, where (the memory accessed or text of the line), and how.
-const PLANTED: [(&str, KvLengths, Operator, &str); 14] = [
-    (
-        "neighbour's first row of Q",
-        PACKED,
-        Operator::NextAccess,
-        "cu_seqlens_q",
-    ),
-    ("the rows before in Q", PACKED, Operator::PreviousAccess, "cu_seqlens_q"),
-    ("neighbour's number of rows", PACKED, Operator::NextAccess, "seqused_q"),
-    ("neighbour's first key", PACKED, Operator::NextAccess, "cu_seqlens_k"),
-    ("the keys before", PACKED, Operator::PreviousAccess, "cu_seqlens_k"),
-    ("neighbour's number of keys", PACKED, Operator::NextAccess, "seqused_k"),
-    (
-        "number of keys of the sequence before",
-        PAGED,
-        Operator::PreviousAccess,
-        "seqused_k",
-    ),
-    (
-        "stale page: the entry before",
-        PAGED,
-        Operator::PreviousAccess,
-        "block_table",
-    ),
-    ("stale page: the next entry", PAGED, Operator::NextAccess, "block_table"),
-    ("first row of every page", PAGED, Operator::DropRemainder, "load_tile("),
-    (
-        "length of the keys off by one",
-        PACKED,
-        Operator::BoundOne,
-        "keys[j].lt(row.keys.1)",
-    ),
-    (
-        "length of the rows off by one",
-        PACKED,
-        Operator::BoundOne,
-        "row.row.lt(params.seq_len_q)",
-    ),
-    (
-        "tail of V in packed tensors",
-        PACKED,
-        Operator::BoundOne,
-        "load_tile(k, shape, v_tile",
-    ),
-    (
-        "tail of V in pages",
-        PAGED,
-        Operator::BoundOne,
-        "load_tile(k, shape, v_tile",
-    ),
+#[rustfmt::skip]
+const PLANTED: [(&str, &str, KvLengths, Operator, &str); 19] = [
+    ("neighbour's first row of Q", SCALAR, PACKED, Operator::NextAccess, "cu_seqlens_q"),
+    ("the rows before in Q", SCALAR, PACKED, Operator::PreviousAccess, "cu_seqlens_q"),
+    ("neighbour's number of rows", SCALAR, PACKED, Operator::NextAccess, "seqused_q"),
+    ("neighbour's first key", SCALAR, PACKED, Operator::NextAccess, "cu_seqlens_k"),
+    ("the keys before", SCALAR, PACKED, Operator::PreviousAccess, "cu_seqlens_k"),
+    ("neighbour's number of keys", SCALAR, PACKED, Operator::NextAccess, "seqused_k"),
+    ("number of keys of the sequence before", SCALAR, PAGED, Operator::PreviousAccess, "seqused_k"),
+    ("stale page: the entry before", SCALAR, PAGED, Operator::PreviousAccess, "block_table"),
+    ("stale page: the next entry", SCALAR, PAGED, Operator::NextAccess, "block_table"),
+    ("first row of every page", SCALAR, PAGED, Operator::DropRemainder, "load_tile("),
+    ("length of the keys off by one", SCALAR, PACKED, Operator::BoundOne, "keys[j].lt(row.keys.1)"),
+    ("length of the rows off by one", SCALAR, PACKED, Operator::BoundOne, "row.row.lt(params.seq_len_q)"),
+    ("tail of V", SCALAR, PACKED, Operator::BoundOne, "load_tile(k, shape, v_tile"),
+    ("mma: neighbour's first row of Q", MMA, PACKED, Operator::NextAccess, "cu_seqlens_q"),
+    ("mma: neighbour's first key", MMA, PACKED, Operator::NextAccess, "cu_seqlens_k"),
+    ("mma: neighbour's number of keys", MMA, PAGED, Operator::NextAccess, "seqused_k"),
+    ("mma: stale page, the entry before", MMA, PAGED, Operator::PreviousAccess, "block_table"),
+    ("mma: length of the keys off by one", MMA, PACKED, Operator::BoundOne, "warp.mask(first_key)"),
+    ("mma: tail of V", MMA, PACKED, Operator::FullCopy, "v_tile"),
 ];
 
 #[test]
 fn planted_mistakes_are_found() {
-    for (name, kv_lengths, operator, place) in PLANTED {
-        let plan = ragged(kv_lengths);
+    for (name, config, kv_lengths, operator, place) in PLANTED {
+        let plan = ragged(config, kv_lengths);
         let all = mutations(&plan.main.kernel)
             .into_iter()
             .filter(|mutation| mutation.operator == operator);
@@ -198,8 +198,11 @@ fn planted_mistakes_are_found() {
 fn hostile_values_touch_no_foreign_memory() {
     let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
     let mut rng = Rng::new(5);
-    for kv_lengths in [PACKED, PAGED, KvLengths::Cache] {
-        let plan = ragged(kv_lengths);
+    for (config, kv_lengths) in [SCALAR, MMA]
+        .into_iter()
+        .flat_map(|config| [PACKED, PAGED, KvLengths::Cache].map(|kv| (config, kv)))
+    {
+        let plan = ragged(config, kv_lengths);
         for round in 0..20 {
             let specs = plan.main.launch.buffers.iter();
             let mut buffers: Vec<Vec<u8>> = specs
