@@ -146,15 +146,17 @@ def test_a_compiled_function_follows(monkeypatch):
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
 
 
-def test_training_a_compiled_function():
+def test_training_a_compiled_function(monkeypatch):
     """Forward by FlashCore, backward by PyTorch from its output and log-sum-exp: the strides must be as declared."""
     torch._dynamo.reset()
     q, k, v = with_gradient()
     sdpa(q * 2, k, v, is_causal=True).sum().backward()
     want, q.grad = q.grad, None
     compiled = torch.compile(lambda q, k, v: sdpa(q * 2, k, v, is_causal=True), fullgraph=True)
-    with fc.activated():
+    counted = Counted(monkeypatch)
+    with fc.activated(strict=True):
         compiled(q, k, v).sum().backward()
+    assert counted.calls == 1
     torch.testing.assert_close(q.grad, want, atol=1e-4, rtol=1e-4)
 
 

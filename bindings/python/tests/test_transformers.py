@@ -197,6 +197,23 @@ def test_a_model_compiles(model_and_own):
         close(compiled(tokens()).logits, want)
 
 
+def test_a_compiled_model_warns_when_it_is_traced(llama):
+    torch._dynamo.reset()
+    ids, mask = tokens(), torch.ones(2, 21, dtype=torch.long)
+    mask[0, :4] = 0
+    want = logits(llama, "sdpa", ids, attention_mask=mask)
+    fc.register()
+    llama.set_attn_implementation(fc.NAME)
+    compiled = torch.compile(llama, fullgraph=True, backend="eager")
+    with torch.no_grad(), pytest.warns(UserWarning, match="a mask is needed"):
+        out = compiled(ids, attention_mask=mask).logits
+    close(out[mask.bool()], want[mask.bool()])
+    torch._dynamo.reset()
+    fc.register(strict=True)
+    with torch.no_grad(), pytest.raises(Exception, match=f"a mask is needed.*{fc.NAME} does not serve it"):
+        compiled(ids, attention_mask=mask)
+
+
 def test_importing_registers_nothing():
     import subprocess
     import sys

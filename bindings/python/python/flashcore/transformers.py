@@ -44,6 +44,7 @@ def register(*, strict: bool = False) -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
+@torch.compiler.assume_constant_result  # so that a compiled model warns when it is traced
 def _fall_back(why: str) -> None:
     if _strict:
         raise NotImplementedError(f"{why}: {NAME} does not serve it")

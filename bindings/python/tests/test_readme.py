@@ -1,0 +1,20 @@
+"""The README's examples run, one after another, as far as what they import is installed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_examples():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    names = {}
+    for block in blocks:
+        for module in re.findall(r"^(?:import|from) (torch|transformers)", block, re.MULTILINE):
+            pytest.importorskip(module, reason=f"the rest needs {module}")
+        exec(block, names)
+    assert names["out"].shape == (2, 128, 8, 64)
+    assert names["torch"].equal(names["out"].transpose(1, 2), names["same"])
