@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use flashcore_ir::ptx::log::JitLog;
 use flashcore_ir::ptx::read::PtxModule;
 
 use crate::context::{Context, Home, lock};
 use crate::error::{CompileError, CudaError, ModuleRefusal};
 use crate::function::{Function, FunctionAttributes, LoadedFunction};
 use crate::identity::ModuleIdentity;
-use crate::jit_log::JitLog;
 use crate::raw::Handle;
 use crate::status::is_fault;
 use crate::sys::CUmod_st;

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use flashcore_ir::ptx::log::JitLog;
 use flashcore_ir::{Kernel, Target};
 use serde::Serialize;
 use tempfile::TempPath;
@@ -68,8 +69,10 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u
         let refusal = refusal(&text, &file.display().to_string());
         return Err(Unknown::Refused(assembler, refusal));
     }
-    let [per_thread, spilled_bytes, static_shared] =
-        parse(&text, kernel).ok_or_else(|| broken(format!("it names no registers of {kernel}")))?;
+    let log = JitLog::parse(&text).kernel(kernel).cloned().unwrap_or_default();
+    let unnamed = || broken(format!("it names no registers of {kernel}"));
+    let per_thread = log.registers.ok_or_else(unnamed)?;
+    let spilled_bytes = log.spills.map_or(0, |(stores, _)| stores);
     let version = version(&path).map_or(String::new(), |version| format!(" {version}"));
     let compiler = format!("ptxas{version} for {target}");
     let registers = Registers {
@@ -77,26 +80,7 @@ pub fn assemble(ptx: &str, kernel: &str, target: Target) -> Result<(Registers, u
         spilled_bytes,
         compiler,
     };
-    Ok((registers, static_shared))
-}
-
-/// Registers, spilled bytes and shared bytes of a kernel in the output of `ptxas -v`.
-fn parse(text: &str, kernel: &str) -> Option<[u32; 3]> {
-    let begin = text.find(&format!("Compiling entry function '{kernel}'"))?;
-    let rest = &text[begin..];
-    let own = rest[1..]
-        .find("Compiling entry function")
-        .map_or(rest, |end| &rest[..end]);
-    let before = |what: &str| {
-        let words: Vec<&str> = own.get(..own.find(what)?)?.split_whitespace().collect();
-        words.last()?.parse().ok()
-    };
-    let or_none = |what| before(what).unwrap_or(0);
-    Some([
-        before(" registers")?,
-        or_none(" bytes spill stores"),
-        or_none(" bytes smem"),
-    ])
+    Ok((registers, log.static_shared_bytes.unwrap_or(0)))
 }
 
 /// The lines with errors, without the name of the scratch file.
@@ -131,20 +115,6 @@ fn scratch_file(text: &str) -> std::io::Result<TempPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn registers_are_read_off() {
-        let text = "ptxas info    : 0 bytes gmem\n\
-                    ptxas info    : Compiling entry function 'tiled' for 'sm_89'\n\
-                    ptxas info    : Function properties for tiled\n    \
-                    0 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n\
-                    ptxas info    : Used 96 registers, used 1 barriers, 4224 bytes smem, 476 bytes cmem[0]\n";
-        assert_eq!(parse(text, "tiled"), Some([96, 12, 4224]));
-        assert_eq!(parse("nothing", "tiled"), None);
-        let two = format!("{}{text}", text.replace("'tiled'", "'other'").replace("96", "17"));
-        assert_eq!(parse(&two, "tiled"), Some([96, 12, 4224]));
-        assert_eq!(parse(&two, "other"), Some([17, 12, 4224]));
-    }
 
     #[test]
     fn refusals_are_told_without_our_file() {

@@ -10,6 +10,7 @@ use crate::kernel::{Condition, Kernel, Node, ParamKind};
 use crate::site::SiteId;
 use crate::types::RegClass;
 
+pub mod log;
 mod opcode;
 pub mod read;
 mod spell;

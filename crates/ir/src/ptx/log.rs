@@ -1,10 +1,10 @@
-//! Reading the log of the driver's compiler: registers, stack, spills, and the warnings that mean a
-//! slow kernel. The same text comes from `ptxas -v`, so the tests use what that printed.
+//! Reads the log of a PTX compiler, the driver's or `ptxas -v`: registers, spills, shared memory,
+//! and the warnings that mean a slow kernel.
 
 /// What the compiler's log says about a module.
 ///
-/// The log is complete after a fresh compilation and nearly empty when the module came from the
-/// driver's disk cache; [`JitLog::is_complete`] tells which.
+/// The driver's log is complete after a fresh compilation and nearly empty when the module came from
+/// its disk cache; [`JitLog::is_complete`] tells which.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct JitLog {
@@ -25,6 +25,8 @@ pub struct KernelLog {
     pub registers: Option<u32>,
     /// Bytes of spill stores and loads a thread.
     pub spills: Option<(u32, u32)>,
+    /// Bytes of static shared memory a block, if it has any.
+    pub static_shared_bytes: Option<u32>,
 }
 
 impl JitLog {
@@ -70,6 +72,7 @@ impl KernelLog {
         self.spills = self
             .spills
             .or(number("bytes spill stores").zip(number("bytes spill loads")));
+        self.static_shared_bytes = self.static_shared_bytes.or(number("bytes smem"));
     }
 }
 
@@ -135,6 +138,7 @@ info    : Used 32 registers",
         );
         assert_eq!(log.kernel("first").unwrap().spills, Some((12, 20)));
         assert_eq!(log.kernel("first").unwrap().registers, Some(255));
+        assert_eq!(log.kernel("first").unwrap().static_shared_bytes, Some(1024));
         assert_eq!(log.kernel("second").unwrap().registers, Some(32));
         assert_eq!(log.kernel("second").unwrap().spills, Some((0, 0)));
     }
