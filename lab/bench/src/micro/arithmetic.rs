@@ -36,18 +36,10 @@ fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
         let sum: u32 = (0..CHAINS).map(|i| lane + i + rounds * STEPS).sum();
         f32::from_bits(word) == sum as f32
     };
-    let args = vec![Arg::U32(rounds), Arg::F32(1.0), Arg::F32(1.0)];
-    Ok(Spec {
-        name: "fma",
-        about: "f32 fused products",
-        kernel,
-        blocks,
-        inputs: Vec::new(),
-        args,
-        amount: f64::from(blocks * THREADS) * f64::from(rounds) * f64::from(STEPS * CHAINS),
-        unit: Unit::LanesPerClock,
-    }
-    .micro(right))
+    let work = (STEPS * CHAINS, Unit::LanesPerClock);
+    let mut spec = Spec::of_threads(["fma", "f32 fused products"], kernel, [blocks, rounds], work);
+    spec.args.extend([Arg::F32(1.0), Arg::F32(1.0)]);
+    Ok(spec.micro(right))
 }
 
 /// `x = 2^-x`, which comes to rest at 0.6412; the sum of all x counts the steps.
@@ -87,16 +79,6 @@ fn ex2(scale: &Scale) -> Result<Micro, BuildErrors> {
     let sums: Vec<f64> = (0..32).map(|lane| (0..CHAINS).map(|i| chain(lane, i)).sum()).collect();
     // A step too few in one chain is off by twice as much.
     let right = move |index: usize, word: u32| (f64::from(f32::from_bits(word)) - sums[index % 32]).abs() < 0.3;
-    let args = vec![Arg::U32(rounds)];
-    Ok(Spec {
-        name: "ex2",
-        about: "exponentials",
-        kernel,
-        blocks,
-        inputs: Vec::new(),
-        args,
-        amount: f64::from(blocks * THREADS) * f64::from(steps * CHAINS),
-        unit: Unit::LanesPerClock,
-    }
-    .micro(right))
+    let work = (STEPS * CHAINS, Unit::LanesPerClock);
+    Ok(Spec::of_threads(["ex2", "exponentials"], kernel, [blocks, rounds], work).micro(right))
 }

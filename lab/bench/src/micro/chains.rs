@@ -41,16 +41,8 @@ fn launch_only() -> Result<Micro, BuildErrors> {
 }
 
 fn chain(name: &'static str, about: &'static str, kernel: Kernel, [rounds, links]: [u32; 2]) -> Spec {
-    Spec {
-        name,
-        about,
-        kernel,
-        blocks: 1,
-        inputs: Vec::new(),
-        args: vec![Arg::U32(rounds)],
-        amount: f64::from(rounds) * f64::from(links),
-        unit: Unit::Clocks,
-    }
+    let links = f64::from(rounds) * f64::from(links);
+    Spec::new([name, about], kernel, [1, rounds], (links, Unit::Clocks))
 }
 
 fn fma(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -118,8 +110,8 @@ fn shared(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(900);
     let about = "loads from shared memory, with an address each";
-    let mut spec = chain("shared-chain", about, kernel, [rounds, LINKS]);
-    spec.inputs = vec![held("in", places(WORDS, NEXT_SHARED))];
+    let spec = chain("shared-chain", about, kernel, [rounds, LINKS]);
+    let spec = spec.reading([held("in", places(WORDS, NEXT_SHARED))]);
     Ok(spec.micro(move |index, word| word == (index as u32 + rounds * LINKS * NEXT_SHARED) % WORDS))
 }
 
@@ -136,8 +128,8 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
     })?;
     let rounds = scale.rounds(200);
     let about = "loads from L2, with an address each";
-    let mut spec = chain("l2-chain", about, kernel, [rounds, LINKS]);
-    spec.inputs = vec![held("in", places(L2_WORDS, NEXT_L2))];
+    let spec = chain("l2-chain", about, kernel, [rounds, LINKS]);
+    let spec = spec.reading([held("in", places(L2_WORDS, NEXT_L2))]);
     Ok(spec.micro(move |_, word| word == (rounds * LINKS * NEXT_L2) % L2_WORDS))
 }
 
@@ -153,9 +145,8 @@ fn mma(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.lane()).store(sum);
     })?;
     let rounds = scale.rounds(1600);
-    let (a, b) = mma_operands();
-    let mut spec = chain("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]);
-    spec.inputs = vec![held("a", a), held("b", b)];
+    let spec = chain("mma-chain", "mma.sync m16n8k16, f32 sums", kernel, [rounds, LINKS]);
+    let spec = spec.reading(mma_operands());
     Ok(spec.micro(move |index, word| {
         let sum = mma_sum(index as u32) * (rounds * LINKS) as i32;
         f32::from_bits(word) == sum as f32

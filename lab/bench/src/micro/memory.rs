@@ -12,14 +12,13 @@ pub(crate) const CHUNK_WORDS: u32 = THREADS * ACCESSES * 4;
 
 pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     let mut all = vec![copy(scale)?, l2(scale)?];
-    let patterns = [
-        ("shared-16", "shared memory, 16 B a lane", 4, 4),
-        ("shared-4", "shared memory, 4 B a lane", 1, 1),
-        ("shared-4-2way", "the same, two lanes a bank", 1, 2),
-        ("shared-4-4way", "the same, four lanes a bank", 1, 4),
-    ];
-    for (name, about, words, stride) in patterns {
-        all.push(shared(scale, name, about, words, stride)?);
+    for (names, words_and_stride) in [
+        (["shared-16", "shared memory, 16 B a lane"], [4, 4]),
+        (["shared-4", "shared memory, 4 B a lane"], [1, 1]),
+        (["shared-4-2way", "the same, two lanes a bank"], [1, 2]),
+        (["shared-4-4way", "the same, four lanes a bank"], [1, 4]),
+    ] {
+        all.push(shared(scale, names, words_and_stride)?);
     }
     Ok(all)
 }
@@ -38,17 +37,11 @@ fn copy(scale: &Scale) -> Result<Micro, BuildErrors> {
         }
     })?;
     let blocks = (scale.copy_bytes / 4 / u64::from(CHUNK_WORDS)) as u32;
-    Ok(Spec {
-        name: "copy",
-        about: "device memory, read and written",
-        kernel,
-        blocks,
-        inputs: vec![("in", scale.copy_bytes, Content::Pattern)],
-        args: Vec::new(),
-        amount: 2.0 * scale.copy_bytes as f64,
-        unit: Unit::GigabytesPerSecond,
-    }
-    .writing(scale.copy_bytes, |index, word| word == pattern(index)))
+    let work = (2.0 * scale.copy_bytes as f64, Unit::GigabytesPerSecond);
+    let mut spec = Spec::new(["copy", "device memory, read and written"], kernel, [blocks, 1], work);
+    spec.args.clear();
+    let spec = spec.reading([("in", scale.copy_bytes, Content::Pattern)]);
+    Ok(spec.writing(scale.copy_bytes, |index, word| word == pattern(index)))
 }
 
 fn add_all<'k>(sum: Var<'k, u32>, words: &[Val<'k, u32>]) {
@@ -90,17 +83,12 @@ fn l2(scale: &Scale) -> Result<Micro, BuildErrors> {
         });
         word == sum
     };
-    Ok(Spec {
-        name: "l2",
-        about: "L2, read past L1",
-        kernel,
-        blocks,
-        inputs: vec![("in", scale.cached_bytes, Content::Pattern)],
-        args: vec![Arg::U32(chunks as u32 - 1), Arg::U32(rounds)],
-        amount: f64::from(blocks) * f64::from(rounds) * f64::from(CHUNK_WORDS) * 4.0,
-        unit: Unit::BytesPerClock,
-    }
-    .micro(right))
+    let work = (ACCESSES * 16, Unit::BytesPerClock);
+    let mut spec = Spec::of_threads(["l2", "L2, read past L1"], kernel, [blocks, rounds], work);
+    spec.args.insert(0, Arg::U32(chunks as u32 - 1));
+    Ok(spec
+        .reading([("in", scale.cached_bytes, Content::Pattern)])
+        .micro(right))
 }
 
 const SHARED_WORDS: u32 = 4096;
@@ -109,13 +97,7 @@ const SHARED_LOADS: u32 = 16;
 const SHARED_STEP: u32 = 128;
 
 /// Sums over shared memory: loads of `words` words, lanes `stride` words apart.
-fn shared(
-    scale: &Scale,
-    name: &'static str,
-    about: &'static str,
-    words: u32,
-    stride: u32,
-) -> Result<Micro, BuildErrors> {
+fn shared(scale: &Scale, [name, about]: [&'static str; 2], [words, stride]: [u32; 2]) -> Result<Micro, BuildErrors> {
     const BLOCKS_PER_SM: u32 = 4;
     let kernel = Kernel::build(format!("micro_{}", name.replace('-', "_")), THREADS, |k| {
         let (from, out) = (k.param_ptr::<u32>("in"), k.param_ptr_mut::<u32>("out"));
@@ -151,15 +133,8 @@ fn shared(
         (0..rounds).fold(0u32, |sum, round| sum.wrapping_add(of_round(round)))
     };
     let sums: Vec<u32> = (0..32).map(of_lane).collect();
-    Ok(Spec {
-        name,
-        about,
-        kernel,
-        blocks,
-        inputs: vec![("in", u64::from(SHARED_WORDS) * 4, Content::Pattern)],
-        args: vec![Arg::U32(rounds)],
-        amount: f64::from(blocks * THREADS) * f64::from(rounds) * f64::from(SHARED_LOADS * words * 4),
-        unit: Unit::BytesPerClock,
-    }
-    .micro(move |index, word| word == sums[index % 32]))
+    let work = (SHARED_LOADS * words * 4, Unit::BytesPerClock);
+    let spec = Spec::of_threads([name, about], kernel, [blocks, rounds], work);
+    let spec = spec.reading([("in", u64::from(SHARED_WORDS) * 4, Content::Pattern)]);
+    Ok(spec.micro(move |index, word| word == sums[index % 32]))
 }

@@ -232,6 +232,37 @@ struct Spec {
 }
 
 impl Spec {
+    /// A kernel that makes `rounds` rounds, its only number; `amount` is the work of all threads.
+    fn new(
+        [name, about]: [&'static str; 2],
+        kernel: Kernel,
+        [blocks, rounds]: [u32; 2],
+        (amount, unit): (f64, Unit),
+    ) -> Spec {
+        Spec {
+            name,
+            about,
+            kernel,
+            blocks,
+            inputs: Vec::new(),
+            args: vec![Arg::U32(rounds)],
+            amount,
+            unit,
+        }
+    }
+
+    /// The same of a kernel whose threads all do `work` in a round.
+    fn of_threads(words: [&'static str; 2], kernel: Kernel, [blocks, rounds]: [u32; 2], work: (u32, Unit)) -> Spec {
+        let threads = f64::from(blocks * kernel.threads());
+        let amount = threads * f64::from(rounds) * f64::from(work.0);
+        Spec::new(words, kernel, [blocks, rounds], (amount, work.1))
+    }
+
+    fn reading(self, inputs: impl Into<Vec<(&'static str, u64, Content)>>) -> Spec {
+        let inputs = inputs.into();
+        Spec { inputs, ..self }
+    }
+
     fn micro(self, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
         let bytes = u64::from(self.blocks * self.kernel.threads()) * 4;
         self.writing(bytes, right)

@@ -6,10 +6,10 @@
 
 use flashcore_ir::fragment::{AOperand, BOperand, MMA_K16N8_B, MMA_M16K16_A, MMA_M16N8_ACC_F32};
 use flashcore_ir::wgmma::{WGMMA_M64N8_ACC, WgmmaElement};
-use flashcore_ir::{Arg, BuildErrors, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, SharedTile, Swizzle, TileShape};
+use flashcore_ir::{BuildErrors, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, SharedTile, Swizzle, TileShape};
 use half::f16;
 
-use super::{Micro, Scale, Spec, Unit, bytes, held, pattern};
+use super::{Content, Micro, Scale, Spec, Unit, bytes, held, pattern};
 
 /// Threads a block: eight warps, two warpgroups.
 const THREADS: u32 = 256;
@@ -42,7 +42,7 @@ pub(super) fn b(k: u32, col: u32) -> i32 {
 }
 
 /// A lane's words of operands A and B of m16n8k16, lanes after each other.
-pub(super) fn mma_operands() -> (Vec<u8>, Vec<u8>) {
+pub(super) fn mma_operands() -> [(&'static str, u64, Content); 2] {
     let pair = |lo: i32, hi: i32| {
         let half = |x: i32| u32::from(f16::from_f32(x as f32).to_bits());
         half(lo) | half(hi) << 16
@@ -55,7 +55,7 @@ pub(super) fn mma_operands() -> (Vec<u8>, Vec<u8>) {
         let at = |e| MMA_K16N8_B.at(i / 2, i % 2, e);
         pair(b(at(0).0, at(0).1), b(at(1).0, at(1).1))
     });
-    (bytes(words_a), bytes(words_b))
+    [held("a", bytes(words_a)), held("b", bytes(words_b))]
 }
 
 pub(super) fn mma_sum(lane: u32) -> i32 {
@@ -89,7 +89,7 @@ fn mma_f32(scale: &Scale) -> Result<Micro, BuildErrors> {
         let sum = (1..4 * TILES).fold(acc.var(0).get(), |sum, i| sum + acc.var(i).get());
         out.offset(k.block_idx(0) * THREADS + k.thread_idx()).store(sum);
     })?;
-    mma(scale, kernel, "mma-f32", "mma.sync m16n8k16, f32 sums", 512)
+    mma(scale, kernel, ["mma-f32", "mma.sync m16n8k16, f32 sums"], 512)
 }
 
 fn mma_f16(scale: &Scale) -> Result<Micro, BuildErrors> {
@@ -115,16 +115,10 @@ fn mma_f16(scale: &Scale) -> Result<Micro, BuildErrors> {
         out.offset(k.block_idx(0) * THREADS + k.thread_idx()).store(sum.get());
     })?;
     // f16 counts to 2,048.
-    mma(scale, kernel, "mma-f16", "mma.sync m16n8k16, f16 sums", 500)
+    mma(scale, kernel, ["mma-f16", "mma.sync m16n8k16, f16 sums"], 500)
 }
 
-fn mma(
-    scale: &Scale,
-    kernel: Kernel,
-    name: &'static str,
-    about: &'static str,
-    rounds: u32,
-) -> Result<Micro, BuildErrors> {
+fn mma(scale: &Scale, kernel: Kernel, names: [&'static str; 2], rounds: u32) -> Result<Micro, BuildErrors> {
     const BLOCKS_PER_SM: u32 = 2;
     let (blocks, rounds) = (BLOCKS_PER_SM * scale.sms, scale.rounds(rounds));
     let sums: Vec<i32> = (0..32)
@@ -133,18 +127,10 @@ fn mma(
             4 * (0..TILES as i32).sum::<i32>() + steps * mma_sum(lane)
         })
         .collect();
-    let (words_a, words_b) = mma_operands();
-    Ok(Spec {
-        name,
-        about,
-        kernel,
-        blocks,
-        inputs: vec![held("a", words_a), held("b", words_b)],
-        args: vec![Arg::U32(rounds)],
-        amount: f64::from(blocks * THREADS / 32) * f64::from(rounds * STEPS * TILES) * (2 * 16 * 8 * 16) as f64,
-        unit: Unit::FlopsPerClock,
-    }
-    .micro(move |index, word| f32::from_bits(word) == sums[index % 32] as f32))
+    // A warp's product of 16 × 8 × 16, counted by thread.
+    let work = (STEPS * TILES * 2 * 16 * 8 * 16 / 32, Unit::FlopsPerClock);
+    let spec = Spec::of_threads(names, kernel, [blocks, rounds], work).reading(mma_operands());
+    Ok(spec.micro(move |index, word| f32::from_bits(word) == sums[index % 32] as f32))
 }
 
 /// Rows of A a warpgroup, and columns of B.
@@ -201,17 +187,11 @@ fn wgmma<E: WgmmaElement>(
     };
     let rows_a = matrix(2 * ROWS, &|row, col| a(row, col, depth));
     let rows_b = matrix(COLS, &|col, at| b(at, col));
-    Ok(Spec {
-        name,
-        about,
-        kernel,
-        blocks,
-        inputs: vec![held("a", rows_a), held("b", rows_b)],
-        args: vec![Arg::U32(rounds)],
-        amount: f64::from(blocks * 2 * products) * f64::from(2 * ROWS * COLS * depth),
-        unit: Unit::FlopsPerClock,
-    }
-    .micro(move |index, word| f32::from_bits(word) == sums[index % THREADS as usize] as f32))
+    // A warpgroup's product, counted by thread.
+    let work = (PRODUCTS * 2 * ROWS * COLS * depth / 128, Unit::FlopsPerClock);
+    let spec = Spec::of_threads([name, about], kernel, [blocks, rounds], work);
+    let spec = spec.reading([held("a", rows_a), held("b", rows_b)]);
+    Ok(spec.micro(move |index, word| f32::from_bits(word) == sums[index % THREADS as usize] as f32))
 }
 
 /// A tile from a matrix of rows as wide as it, 16 bytes a thread at a time.
