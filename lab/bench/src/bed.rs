@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use flashcore_problem::{InputKind, Inputs, Problem, ReferenceRow, Tensor};
 
 use crate::answers::{Answers, draw};
-use crate::defences::{
-    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspection, Output, Rig, Run, Seen, inspect, inspect_again, look_once,
-};
+use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Run, Seen};
 use crate::error::BenchError;
 use crate::measure::{Measurement, Observer, measure};
 use crate::options::{Mode, Options};
@@ -76,17 +74,6 @@ impl Drawn {
         }
         Ok(drawn)
     }
-}
-
-/// How closely a candidate is inspected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// Before it is screened in a sweep: one look at its output.
-    Screening,
-    /// Before it is timed.
-    Before,
-    /// After it was timed.
-    Afterwards,
 }
 
 /// Candidates bound to one bed, and the clock that times them.
@@ -159,17 +146,12 @@ impl<'a> Workbench<'a> {
     }
 
     /// Inspects a candidate.
-    pub fn inspect(&mut self, candidate: usize, drawn: &Drawn, moment: Moment) -> Result<Inspection, Trouble> {
-        let rig = &mut LocalRig {
+    pub fn inspect(&mut self, candidate: usize, drawn: &Drawn, how: Inspect) -> Result<Inspection, Trouble> {
+        how(&mut LocalRig {
             bench: self,
             candidate,
             drawn,
-        };
-        match moment {
-            Moment::Screening => look_once(rig),
-            Moment::Before => inspect(rig),
-            Moment::Afterwards => inspect_again(rig),
-        }
+        })
     }
 
     /// Times the candidates against each other.
@@ -181,16 +163,8 @@ impl<'a> Workbench<'a> {
         telemetry: Option<&Telemetry>,
         observer: &mut dyn Observer,
     ) -> Result<Measurement, BenchError> {
-        let stopwatch = &mut *self.stopwatch;
-        measure(
-            options,
-            mode,
-            &mut self.subjects,
-            baseline,
-            stopwatch,
-            telemetry,
-            observer,
-        )
+        let (subjects, stopwatch) = (&mut self.subjects, &mut *self.stopwatch);
+        measure(options, mode, subjects, baseline, stopwatch, telemetry, observer)
     }
 }
 

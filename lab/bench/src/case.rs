@@ -1,11 +1,11 @@
 //! One problem of a bench: candidates are inspected, measured in every mode, and inspected again. In a sweep they are
 //! screened first, and the best are measured.
 
-use crate::bed::{Drawn, Moment, Workbench};
-use crate::defences::Inspection;
+use crate::bed::{Drawn, Workbench};
+use crate::defences::{Inspect, Inspection, inspect, inspect_again, look_once};
 use crate::error::BenchError;
 use crate::identity::SubjectInfo;
-use crate::measure::{Measurement, Observer, Sample, of_samples};
+use crate::measure::{Measured, Measurement, Observer, Sample};
 use crate::options::{Mode, Options};
 use crate::peers::Absent;
 use crate::problems::Case;
@@ -48,8 +48,8 @@ impl Session<'_> {
         let request = self.request;
         let sweep = request.sweep.as_ref();
         self.inspect(&mut field, drawn, |info| match sweep {
-            Some(_) if info.is_ours() => Some(Moment::Screening),
-            _ => Some(Moment::Before),
+            Some(_) if info.is_ours() => Some(look_once),
+            _ => Some(inspect),
         })?;
         for (label, reason) in &field.absent {
             self.watcher.inspected(label, reason);
@@ -85,15 +85,15 @@ impl Session<'_> {
         &mut self,
         field: &mut Field<'_>,
         drawn: &Drawn,
-        moment: impl Fn(&SubjectInfo) -> Option<Moment>,
+        how: impl Fn(&SubjectInfo) -> Option<Inspect>,
     ) -> Result<(), BenchError> {
         let mut keeps = vec![true; field.bench.subjects.len()];
         for (index, keep) in keeps.iter_mut().enumerate() {
             let info = field.bench.subjects[index].info().clone();
-            let Some(moment) = moment(&info).filter(|_| self.request.inspect) else {
+            let Some(how) = how(&info).filter(|_| self.request.inspect) else {
                 continue;
             };
-            match field.bench.inspect(index, drawn, moment) {
+            match field.bench.inspect(index, drawn, how) {
                 Ok(found) => {
                     self.watcher.inspected(&info.label, &found.to_string());
                     *keep = found.passed();
@@ -154,10 +154,8 @@ impl Session<'_> {
             field.bench.time(options, mode, baseline, telemetry, &mut recorder)?
         };
         let rejected = field.rejected.iter();
-        let never_timed = rejected.map(|(info, found)| (info.clone(), false, Some(found.to_string())));
-        measurement
-            .subjects
-            .extend(of_samples(&[], never_timed, baseline, options));
+        let untimed = rejected.map(|(info, found)| Measured::untimed(info.clone(), Some(found.to_string())));
+        measurement.subjects.extend(untimed);
         if let Some(run) = kept {
             run.end_measurement(&measurement)?;
         }
@@ -181,7 +179,7 @@ impl Session<'_> {
         // Rejected and absent candidates are in the result of the screening.
         field.rejected.clear();
         field.absent.clear();
-        self.inspect(field, drawn, |info| info.is_ours().then_some(Moment::Before))?;
+        self.inspect(field, drawn, |info| info.is_ours().then_some(inspect))?;
         for (info, found) in &field.rejected {
             self.reject(&info.label, found, results)?;
         }
@@ -196,7 +194,7 @@ impl Session<'_> {
     ) -> Result<(), BenchError> {
         for index in 0..field.bench.subjects.len() {
             let label = field.bench.subjects[index].info().label.clone();
-            match field.bench.inspect(index, drawn, Moment::Afterwards) {
+            match field.bench.inspect(index, drawn, inspect_again) {
                 Ok(found) if found.passed() => {}
                 Ok(found) => {
                     self.watcher.inspected(&label, &found.to_string());

@@ -215,7 +215,7 @@ impl Comparison {
             .filter_map(|result| {
                 let find = |label: &str| result.measurement.subjects.iter().find(|s| s.info.label == label);
                 let (base, subject) = (find(a)?, find(b)?);
-                let is_base = result.measurement.subjects.get(result.measurement.baseline)?.info.label == a;
+                let is_base = result.baseline()?.info.label == a;
                 Some(Row {
                     case: result.case.name.clone(),
                     group: Group::of(&result.case.problem),

@@ -100,6 +100,9 @@ pub const INSPECTION_SEEDS: [u64; 3] = [101, 102, 103];
 /// Seed of the inputs of [`inspect_again`].
 pub const AFTERWARDS_SEED: u64 = 104;
 
+/// How closely to inspect: [`inspect`], [`look_once`] or [`inspect_again`].
+pub type Inspect = fn(&mut dyn Rig) -> Result<Inspection, Trouble>;
+
 /// A rejection: the reason, and a sentence on what was seen.
 type Rejection = (Reason, String);
 
@@ -207,13 +210,7 @@ fn inspection(
     when: &str,
     look: impl FnOnce(&mut dyn Rig, &mut Inspection) -> Result<Option<Rejection>, Trouble>,
 ) -> Result<Inspection, Trouble> {
-    let mut found = Inspection {
-        rejected: None,
-        detail: String::new(),
-        max_abs: 0.0,
-        frobenius: 0.0,
-        skipped: Vec::new(),
-    };
+    let mut found = Inspection::default();
     let mut rejection = look(rig, &mut found)?;
     if rejection.is_none() {
         rejection = rig.outside()?.map(|outside| (Reason::OutOfBounds, outside));

@@ -26,24 +26,15 @@ pub enum Reason {
     Wrong,
 }
 
-impl Reason {
-    /// As it stands in reports and evidence: `other-stream`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Reason::Unwritten => "unwritten",
-            Reason::Zeros => "zeros",
-            Reason::NotANumber => "not-a-number",
-            Reason::Cached => "cached",
-            Reason::PointerReplay => "pointer-replay",
-            Reason::OtherStream => "other-stream",
-            Reason::OutOfBounds => "out-of-bounds",
-            Reason::Wrong => "wrong",
-        }
+/// As in JSON: `other-stream`.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
 /// What an inspection found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inspection {
     /// Why it is rejected; `None` if it is not.
     pub rejected: Option<Reason>,
@@ -69,7 +60,7 @@ impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rejected {
             None => write!(f, "pass: {}", self.detail),
-            Some(reason) => write!(f, "REJECTED ({}): {}", reason.name(), self.detail),
+            Some(reason) => write!(f, "REJECTED ({reason}): {}", self.detail),
         }
     }
 }

@@ -123,7 +123,8 @@ pub fn measure(
     }
     let granules: Vec<u32> = subjects.iter().map(|subject| subject.runs_per_call()).collect();
     let mut protocol = Protocol::new(options, mode, &granules, baseline);
-    let mut troubles: Vec<Option<String>> = vec![None; subjects.len()];
+    let untimed = |subject: &Box<dyn Subject + '_>| Measured::untimed(subject.info().clone(), None);
+    let mut measured: Vec<Measured> = subjects.iter().map(untimed).collect();
     let (mut samples, mut rounds, mut readings) = (Vec::new(), 0, Vec::new());
     let mut latest: Option<Reading> = None;
     let began_us = stopwatch.now_us();
@@ -167,52 +168,43 @@ pub fn measure(
                 return Err(BenchError::Device(format!("while {label} ran: {trouble}")));
             }
             Err(trouble) => {
-                troubles[batch.subject] = Some(trouble.message);
+                measured[batch.subject].trouble = Some(trouble.message);
                 protocol.fail();
             }
         }
     };
-    let left = subjects.iter().zip(troubles).enumerate();
-    let left = left.map(|(index, (subject, trouble))| (subject.info().clone(), protocol.settled(index), trouble));
+    for (index, measured) in measured.iter_mut().enumerate() {
+        measured.settled = protocol.settled(index);
+        measured.evaluate(&samples, index, baseline, options);
+    }
     Ok(Measurement {
         mode,
         turns: protocol.turns(),
         baseline,
-        subjects: of_samples(&samples, left, baseline, options),
+        subjects: measured,
         stop,
         rounds,
         readings,
     })
 }
 
-/// What samples say of subjects, each given by who it is, whether it had settled, and why it was left out.
-pub(crate) fn of_samples(
-    samples: &[Sample],
-    subjects: impl Iterator<Item = (SubjectInfo, bool, Option<String>)>,
-    baseline: usize,
-    options: &Options,
-) -> Vec<Measured> {
-    let measured = |(index, (info, settled, trouble))| {
-        let of = samples.iter().filter(|sample| sample.subject == index);
-        let times: Vec<f64> = of.map(Sample::run_us).collect();
-        let mut measured = Measured {
+impl Measured {
+    pub(crate) fn untimed(info: SubjectInfo, trouble: Option<String>) -> Measured {
+        Measured {
             info,
-            summary: Summary::of(&times, options.confidence),
+            summary: None,
             ratio: None,
             verdict: None,
-            settled,
+            settled: false,
             trouble,
-        };
-        measured.compare(samples, index, baseline, options);
-        measured
-    };
-    subjects.enumerate().map(measured).collect()
-}
+        }
+    }
 
-impl Measured {
-    /// Compares it, subject `index` of these samples, with a baseline over the rounds that have both.
-    pub(crate) fn compare(&mut self, samples: &[Sample], index: usize, baseline: usize, options: &Options) {
+    /// What these samples say of it, subject `index` of them; it is compared over the rounds that have the baseline.
+    pub(crate) fn evaluate(&mut self, samples: &[Sample], index: usize, baseline: usize, options: &Options) {
         let of = |subject: usize| samples.iter().filter(move |sample| sample.subject == subject);
+        let times: Vec<f64> = of(index).map(Sample::run_us).collect();
+        self.summary = Summary::of(&times, options.confidence);
         let in_round = |round: u32| of(baseline).find(|sample| sample.round == round).map(Sample::run_us);
         let pairs = of(index).filter_map(|sample| Some((sample.run_us(), in_round(sample.round)?)));
         let (ours, theirs): (Vec<f64>, Vec<f64>) = pairs.filter(|_| index != baseline).unzip();

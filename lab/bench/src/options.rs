@@ -28,21 +28,12 @@ pub enum Mode {
 impl Mode {
     /// Every mode.
     pub const ALL: [Mode; 4] = [Mode::Hot, Mode::Cold, Mode::Sustained, Mode::Screen];
-
-    /// `hot`, `cold`, `sustained`, `screen`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Mode::Hot => "hot",
-            Mode::Cold => "cold",
-            Mode::Sustained => "sustained",
-            Mode::Screen => "screen",
-        }
-    }
 }
 
+/// `hot`, `cold`, `sustained`, `screen`, as in JSON.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.serialize(f)
     }
 }
 
@@ -50,10 +41,11 @@ impl FromStr for Mode {
     type Err = BenchError;
 
     fn from_str(name: &str) -> Result<Mode, BenchError> {
-        Mode::ALL
-            .into_iter()
-            .find(|mode| mode.name() == name)
-            .ok_or_else(|| BenchError::bad_option("mode", name, Mode::ALL.map(Mode::name).join(", ")))
+        let known = Mode::ALL.map(|mode| mode.to_string());
+        match known.iter().position(|known| known == name) {
+            Some(at) => Ok(Mode::ALL[at]),
+            None => Err(BenchError::bad_option("mode", name, known.join(", "))),
+        }
     }
 }
 
@@ -71,10 +63,7 @@ pub enum Turns {
 
 impl fmt::Display for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Turns::Short => "short",
-            Turns::Steady => "steady",
-        })
+        self.serialize(f)
     }
 }
 

@@ -80,6 +80,11 @@ impl CaseResult {
         }
     }
 
+    /// The subject that the others are compared with.
+    pub(crate) fn baseline(&self) -> Option<&Measured> {
+        self.measurement.subjects.get(self.measurement.baseline)
+    }
+
     /// TFLOP/s of a time in µs.
     pub fn tflops(&self, us: f64) -> f64 {
         self.flops / us / 1e6

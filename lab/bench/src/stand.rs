@@ -21,18 +21,9 @@ use crate::problems::Case;
 use crate::session::Request;
 use crate::subject::Subject;
 
-/// Words that stand for kernels, problem by problem, and their meaning.
-pub const KERNEL_WORDS: [(&str, &str); 3] = [
-    (
-        "default",
-        "what the library uses: a row of a plan table, or what heuristics choose",
-    ),
-    ("heuristics", "what heuristics choose, whatever the plan tables say"),
-    (
-        "near",
-        "what heuristics choose, and kernels that differ from it a little",
-    ),
-];
+/// Words that stand for kernels, problem by problem: what the library uses (a row of a plan table, or what heuristics
+/// choose); what heuristics choose, whatever the plan tables say; the same, and kernels that differ from it a little.
+pub const KERNEL_WORDS: [&str; 3] = ["default", "heuristics", "near"];
 
 /// A kernel that was built for a problem.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::compare::Comparison;
 use crate::measure::Measured;
 use crate::options::Mode;
-use crate::report::{CaseResult, Report};
+use crate::report::Report;
 use crate::stats::{Interval, Ratio};
 
 /// Keys up to which a problem is short.
@@ -108,10 +108,7 @@ impl Shape {
             group,
             subject: subject.to_string(),
             speedup: 1.0 / ratio.value,
-            interval: Interval {
-                lo: 1.0 / ratio.interval.hi,
-                hi: 1.0 / ratio.interval.lo,
-            },
+            interval: Interval::new(1.0 / ratio.interval.hi, 1.0 / ratio.interval.lo),
         }
     }
 }
@@ -145,10 +142,8 @@ impl Geomean {
         let (below, above) = (half(|shape| shape.interval.lo), half(|shape| shape.interval.hi));
         Some(Geomean {
             value: mean.exp(),
-            interval: (below.is_finite() && above.is_finite()).then(|| Interval {
-                lo: (mean - below).exp(),
-                hi: (mean + above).exp(),
-            }),
+            interval: (below.is_finite() && above.is_finite())
+                .then(|| Interval::new((mean - below).exp(), (mean + above).exp())),
             shapes: shapes.len(),
             worst: (*worst).clone(),
         })
@@ -208,22 +203,17 @@ impl Report {
         let (mut shapes, mut missing, mut most) = (Vec::new(), Vec::new(), 0);
         for result in self.results.iter().filter(|result| result.measurement.mode == mode) {
             let ours = |subject: &Measured| subject.info.is_ours() && subject.info.label != base;
-            most = most.max(
-                result
-                    .measurement
-                    .subjects
-                    .iter()
-                    .filter(|s| ours(s) && s.summary.is_some())
-                    .count(),
-            );
+            let subjects = result.measurement.subjects.iter();
+            most = most.max(subjects.filter(|s| ours(s) && s.summary.is_some()).count());
             let quickest = result.quickest(ours);
             match quickest.and_then(|subject| Some((subject, subject.ratio?))) {
-                Some((subject, ratio)) if result.baseline_label() == Some(base) => shapes.push(Shape::new(
-                    &result.case.name,
-                    Group::of(&result.case.problem),
-                    &subject.info.label,
-                    &ratio,
-                )),
+                Some((subject, ratio)) if result.baseline().is_some_and(|subject| subject.info.label == base) => shapes
+                    .push(Shape::new(
+                        &result.case.name,
+                        Group::of(&result.case.problem),
+                        &subject.info.label,
+                        &ratio,
+                    )),
                 _ => missing.push(result.case.name.clone()),
             }
         }
@@ -247,8 +237,7 @@ impl Report {
     fn most_frequent_baseline(&self, counts_in: impl Fn(&Measured) -> bool) -> Option<&str> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         for result in &self.results {
-            let baseline = result.measurement.subjects.get(result.measurement.baseline);
-            if let Some(baseline) = baseline.filter(|subject| counts_in(subject)) {
+            if let Some(baseline) = result.baseline().filter(|subject| counts_in(subject)) {
                 *counts.entry(&baseline.info.label).or_default() += 1;
             }
         }
@@ -256,13 +245,6 @@ impl Report {
             .into_iter()
             .max_by_key(|(_, count)| *count)
             .map(|(label, _)| label)
-    }
-}
-
-impl CaseResult {
-    fn baseline_label(&self) -> Option<&str> {
-        let baseline = self.measurement.subjects.get(self.measurement.baseline)?;
-        Some(&baseline.info.label)
     }
 }
 

@@ -30,10 +30,12 @@ fn end<'d, D: serde::Deserializer<'d>>(read: D) -> Result<f64, D::Error> {
 
 impl Interval {
     /// No information: from 0 to infinity.
-    pub const UNKNOWN: Interval = Interval {
-        lo: 0.0,
-        hi: f64::INFINITY,
-    };
+    pub const UNKNOWN: Interval = Interval::new(0.0, f64::INFINITY);
+
+    /// From its ends.
+    pub const fn new(lo: f64, hi: f64) -> Interval {
+        Interval { lo, hi }
+    }
 
     /// Half the width relative to `value`.
     pub fn relative_half_width(&self, value: f64) -> f64 {
@@ -162,14 +164,9 @@ impl Ratio {
         }
         let value = median(subject) / median(baseline);
         let interval = if rounds < BOOTSTRAP_ROUNDS {
-            let (s, b) = (
-                median_interval(subject, confidence, resamples),
-                median_interval(baseline, confidence, resamples),
-            );
-            Interval {
-                lo: s.lo / b.hi,
-                hi: if b.lo > 0.0 { s.hi / b.lo } else { f64::INFINITY },
-            }
+            let [s, b] = [subject, baseline].map(|times| median_interval(times, confidence, resamples));
+            let hi = if b.lo > 0.0 { s.hi / b.lo } else { f64::INFINITY };
+            Interval::new(s.lo / b.hi, hi)
         } else {
             let mut rng = Rng::new(SEED);
             let (mut left, mut right) = (subject.to_vec(), baseline.to_vec());
@@ -200,10 +197,7 @@ pub fn median_interval(values: &[f64], confidence: f64, resamples: usize) -> Int
     if values.len() < BOOTSTRAP_ROUNDS {
         let ordered = sorted(values);
         let (lo, hi) = (ordered[0], ordered[ordered.len() - 1]);
-        return Interval {
-            lo: (2.0 * lo - hi).max(0.0),
-            hi: 2.0 * hi - lo,
-        };
+        return Interval::new((2.0 * lo - hi).max(0.0), 2.0 * hi - lo);
     }
     let mut rng = Rng::new(SEED);
     let mut scratch = values.to_vec();
@@ -216,10 +210,7 @@ fn percentile_interval(confidence: f64, resamples: usize, mut draw: impl FnMut()
     let mut drawn: Vec<f64> = (0..resamples.max(100)).map(|_| draw()).collect();
     drawn.sort_unstable_by(f64::total_cmp);
     let tail = (1.0 - confidence) / 2.0;
-    Interval {
-        lo: quantile(&drawn, tail),
-        hi: quantile(&drawn, 1.0 - tail),
-    }
+    Interval::new(quantile(&drawn, tail), quantile(&drawn, 1.0 - tail))
 }
 
 /// The median of a resample with replacement.

@@ -200,15 +200,12 @@ fn ranking(screened: &CaseResult, measured: Option<&CaseResult>) -> Ranking {
 fn place(result: &CaseResult) -> Place {
     let measurement = &result.measurement;
     let timed = |subject: &&Measured| subject.summary.is_some();
+    let base = result.baseline().filter(timed);
     Place {
         how: measurement.how(),
         rounds: measurement.rounds,
         subjects: measurement.subjects.iter().filter(timed).count(),
-        base: measurement
-            .subjects
-            .get(measurement.baseline)
-            .filter(timed)
-            .map(|subject| subject.info.label.clone()),
+        base: base.map(|subject| subject.info.label.clone()),
     }
 }
 

@@ -49,21 +49,12 @@ impl Verdict {
             Verdict::Ambiguous
         }
     }
-
-    /// As it stands in tables: `SAME`, `FASTER`, `SLOWER`, `AMBIGUOUS`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Verdict::Same => "SAME",
-            Verdict::Faster => "FASTER",
-            Verdict::Slower => "SLOWER",
-            Verdict::Ambiguous => "AMBIGUOUS",
-        }
-    }
 }
 
+/// `SAME`, `FASTER`, `SLOWER`, `AMBIGUOUS`, as in JSON.
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.serialize(f)
     }
 }
 

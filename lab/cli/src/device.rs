@@ -157,7 +157,7 @@ fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
             "  {:<16} {:>9} {:<13}{spread:>6.1}% {:>9} {percent:>5}  {DIM}{}{DIM:#}",
             rate.name,
             style::digits3(rate.value),
-            rate.unit.title(),
+            rate.unit,
             expected.map_or(String::new(), style::digits3),
             rate.about
         );

@@ -44,7 +44,7 @@ pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (Stri
 pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
-        let is_word = KERNEL_WORDS.iter().any(|(known, _)| known == word);
+        let is_word = KERNEL_WORDS.contains(&word.as_str());
         if word == "ladder" {
             let problem = Problem::named("mission")?;
             ids.extend(rungs(&problem, Card::default()).map(|(id, _)| id));

@@ -4,7 +4,7 @@ mod draw;
 
 use std::fmt::Write;
 
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::Mask;
 
 use crate::error::BenchError;
 use crate::identity::date;
@@ -24,8 +24,13 @@ const SERIES: [(&str, &str, &str); 4] = [
     ("FA2", "d", "FA2: FlashAttention-2, through PyTorch"),
 ];
 
+/// A speed. Points are kept in the order of [`Point::place`].
 #[derive(Clone, Debug, PartialEq)]
 struct Point {
+    head_dim: usize,
+    causal: bool,
+    /// Place in [`SERIES`].
+    series: usize,
     seq_len: usize,
     subject: String,
     tflops: f64,
@@ -33,26 +38,23 @@ struct Point {
     range: [f64; 2],
 }
 
-/// The lines of one head_dim and mask: for each of [`SERIES`] its points, by length.
-#[derive(Clone, Debug, PartialEq)]
-struct Panel {
-    head_dim: usize,
-    causal: bool,
-    lines: [Vec<Point>; 4],
-}
-
-impl Panel {
+impl Point {
     fn mask(&self) -> &'static str {
         if self.causal { "causal" } else { "full" }
+    }
+
+    /// Panel by panel and line by line, by length.
+    fn place(&self) -> (bool, usize, usize, usize) {
+        (self.causal, self.head_dim, self.series, self.seq_len)
     }
 }
 
 /// A chart of speeds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Speed {
     /// What the numbers are about, a line each.
     about: Vec<String>,
-    panels: Vec<Panel>,
+    points: Vec<Point>,
 }
 
 impl Speed {
@@ -63,10 +65,7 @@ impl Speed {
     /// [`BenchError::Given`] if there is no such problem in the mode, or two of the same head_dim, mask and length.
     pub fn of_report(report: &Report, mode: Mode) -> Result<Speed, BenchError> {
         let device = &report.run.device;
-        let mut chart = Speed {
-            about: Vec::new(),
-            panels: Vec::new(),
-        };
+        let mut chart = Speed::default();
         let mut dtypes: Vec<&str> = Vec::new();
         let mut work: Vec<[usize; 2]> = Vec::new();
         for result in &report.results {
@@ -88,13 +87,11 @@ impl Speed {
             if !work.contains(&sizes) {
                 work.push(sizes);
             }
-            for (index, (name, ..)) in SERIES.iter().enumerate() {
-                if let Some(point) = best(result, |subject| series(subject) == Some(name)) {
-                    chart.add(problem.head_dim(), problem.mask() == Mask::CAUSAL, index, point)?;
-                }
+            for point in (0..SERIES.len()).filter_map(|series| best(result, series)) {
+                chart.add(point)?;
             }
         }
-        if chart.panels.is_empty() {
+        if chart.points.is_empty() {
             let allowed = "one in which problems with a full or causal mask and equal lengths were measured";
             return Err(BenchError::bad_option("mode", mode, allowed));
         }
@@ -113,10 +110,7 @@ impl Speed {
 
     /// Reads what [`csv`](Speed::csv) wrote.
     pub fn of_csv(text: &str) -> Result<Speed, BenchError> {
-        let mut chart = Speed {
-            about: Vec::new(),
-            panels: Vec::new(),
-        };
+        let mut chart = Speed::default();
         let mut has_columns = false;
         for (index, line) in text.lines().enumerate() {
             let wrong = |what: &str| BenchError::Given(format!("line {}: {what}", index + 1));
@@ -151,15 +145,17 @@ impl Speed {
             let names = SERIES.map(|(name, ..)| name);
             let known = names.iter().position(|known| *known == name);
             let series = known.ok_or_else(|| wrong(&format!("series is `{name}`; allowed: {}", names.join(", "))))?;
-            let point = Point {
+            chart.add(Point {
                 seq_len: whole(seq_len)?.max(1),
                 subject: subject.to_string(),
                 tflops: number(tflops)?,
                 range: [number(low)?, number(high)?],
-            };
-            chart.add(whole(head_dim)?, causal, series, point)?;
+                head_dim: whole(head_dim)?,
+                causal,
+                series,
+            })?;
         }
-        if chart.panels.is_empty() {
+        if chart.points.is_empty() {
             return Err(BenchError::Given("line 1: there is no point to draw".to_string()));
         }
         Ok(chart)
@@ -170,49 +166,36 @@ impl Speed {
         let mut out: String = self.about.iter().map(|about| format!("# {about}\n")).collect();
         out.push_str(&COLUMNS.join(","));
         out.push('\n');
-        for panel in &self.panels {
-            for ((name, ..), line) in SERIES.iter().zip(&panel.lines) {
-                for point in line {
-                    let _ = writeln!(
-                        out,
-                        "{},{},{},{name},{},{:.1},{:.1},{:.1}",
-                        panel.head_dim,
-                        panel.mask(),
-                        point.seq_len,
-                        point.subject,
-                        point.tflops,
-                        point.range[0],
-                        point.range[1]
-                    );
-                }
-            }
+        for point in &self.points {
+            let Point {
+                head_dim,
+                seq_len,
+                subject,
+                tflops,
+                range: [low, high],
+                ..
+            } = point;
+            let (mask, name) = (point.mask(), SERIES[point.series].0);
+            let _ = writeln!(
+                out,
+                "{head_dim},{mask},{seq_len},{name},{subject},{tflops:.1},{low:.1},{high:.1}"
+            );
         }
         out
     }
 
-    fn add(&mut self, head_dim: usize, causal: bool, series: usize, point: Point) -> Result<(), BenchError> {
-        let key = |panel: &Panel| (panel.causal, panel.head_dim);
-        let at = match self.panels.binary_search_by_key(&(causal, head_dim), key) {
-            Ok(at) => at,
-            Err(at) => {
-                let panel = Panel {
-                    head_dim,
-                    causal,
-                    lines: Default::default(),
-                };
-                self.panels.insert(at, panel);
-                at
-            }
-        };
-        let line = &mut self.panels[at].lines[series];
-        match line.binary_search_by_key(&point.seq_len, |point| point.seq_len) {
+    fn add(&mut self, point: Point) -> Result<(), BenchError> {
+        match self.points.binary_search_by_key(&point.place(), Point::place) {
             Ok(_) => Err(BenchError::bad_option(
                 "problem",
-                format!("two of head_dim {head_dim} and length {} for one point", point.seq_len),
+                format!(
+                    "two of head_dim {} and length {} for one point",
+                    point.head_dim, point.seq_len
+                ),
                 "one of each head_dim, mask and length",
             )),
             Err(place) => {
-                line.insert(place, point);
+                self.points.insert(place, point);
                 Ok(())
             }
         }
@@ -220,21 +203,25 @@ impl Speed {
 }
 
 /// Which of [`SERIES`] a subject belongs to.
-fn series(subject: &Measured) -> Option<&'static str> {
+fn series(subject: &Measured) -> Option<usize> {
     match subject.info.label.as_str() {
-        _ if subject.info.is_ours() => Some("FlashCore"),
-        "fa3" => Some("FA3"),
-        "torch/cudnn" => Some("cuDNN"),
-        "torch/flash" => Some("FA2"),
+        _ if subject.info.is_ours() => Some(0),
+        "fa3" => Some(1),
+        "torch/cudnn" => Some(2),
+        "torch/flash" => Some(3),
         _ => None,
     }
 }
 
-fn best(result: &CaseResult, wanted: impl Fn(&Measured) -> bool) -> Option<Point> {
-    let subject = result.quickest(wanted)?;
+/// The quickest subject of a series.
+fn best(result: &CaseResult, of: usize) -> Option<Point> {
+    let subject = result.quickest(|subject| series(subject) == Some(of))?;
     let summary = subject.summary?;
-    let problem: &Problem = &result.case.problem;
+    let problem = &result.case.problem;
     Some(Point {
+        head_dim: problem.head_dim(),
+        causal: problem.mask() == Mask::CAUSAL,
+        series: of,
         seq_len: problem.seq_len_kv(),
         subject: subject.info.label.clone(),
         tflops: result.tflops(summary.p50),

@@ -14,7 +14,10 @@ pub mod memory;
 pub mod rates;
 pub mod tensor;
 
+use std::fmt;
+
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch, Target};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::error::BenchError;
@@ -55,7 +58,7 @@ pub enum Content {
 }
 
 /// What a rate counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Unit {
     /// Microseconds a launch.
     #[serde(rename = "µs")]
@@ -77,19 +80,14 @@ pub enum Unit {
     Clocks,
 }
 
-impl Unit {
-    /// As in tables.
-    pub const fn title(self) -> &'static str {
-        match self {
-            Unit::Micros => "µs",
-            Unit::GigabytesPerSecond => "GB/s",
-            Unit::BytesPerClock => "B/clk/SM",
-            Unit::FlopsPerClock => "FLOP/clk/SM",
-            Unit::LanesPerClock => "lanes/clk/SM",
-            Unit::Clocks => "clk",
-        }
+/// As in JSON and tables: `GB/s`.
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
+}
 
+impl Unit {
     /// What `amount` units in `micros` microseconds come to, on a card of `sms` SMs at `mhz`.
     ///
     /// ```

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
-use crate::defences::Reason;
 use crate::error::BenchError;
 use crate::identity::RunIdentity;
 
@@ -47,8 +46,8 @@ impl Store {
                 for sample in &recorded.samples {
                     let subject = &recorded.measurement.subjects[sample.subject].info;
                     let inspection = match &recorded.inspections[sample.subject] {
-                        None => "none",
-                        Some(found) => found.rejected.map_or("pass", Reason::name),
+                        None => "none".to_string(),
+                        Some(found) => found.rejected.map_or("pass".to_string(), |reason| reason.to_string()),
                     };
                     line(csv_line(&[
                         run.key.clone(),
@@ -63,7 +62,7 @@ impl Store {
                         subject.label.clone(),
                         subject.kernel.clone().unwrap_or_default(),
                         subject.module.clone().unwrap_or_default(),
-                        inspection.to_string(),
+                        inspection,
                         sample.round.to_string(),
                         sample.position.to_string(),
                         sample.runs.to_string(),

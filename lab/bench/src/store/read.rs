@@ -11,11 +11,10 @@ use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCH
 use crate::defences::Inspection;
 use crate::error::BenchError;
 use crate::identity::RunIdentity;
-use crate::measure::{Measurement, Sample, of_samples};
+use crate::measure::{Measured, Measurement, Sample};
 use crate::options::Options;
 use crate::problems::Case;
 use crate::protocol::Stop;
-use crate::telemetry::Reading;
 
 /// A run in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -126,43 +125,41 @@ impl RunRow {
 
     /// Its measurements, in the order made.
     pub(super) fn read(&self) -> Result<Vec<Recorded>, BenchError> {
-        let mut drafts: Vec<Draft> = Vec::new();
+        let mut all: Vec<Recorded> = Vec::new();
         let lines = self.bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
         for (index, line) in lines.skip(1) {
             let number = self.first + index;
             let wrong = |what: &str| failed(&self.path, format!("line {number}: {what}"));
             let none_yet = || wrong("it belongs to a measurement, and none has begun");
             match parse(&self.path, number, line)? {
-                Line::Measurement(begun) => drafts.push(Draft {
-                    begun,
-                    samples: Vec::new(),
-                    readings: Vec::new(),
-                    ended: None,
-                }),
+                Line::Measurement(begun) => all.push(Recorded::begin(begun)),
                 Line::Sample(sample) => {
-                    let draft = drafts.last_mut().ok_or_else(none_yet)?;
-                    if sample.subject >= draft.begun.subjects.len() {
+                    let last = all.last_mut().ok_or_else(none_yet)?;
+                    if sample.subject >= last.inspections.len() {
                         return Err(wrong("a sample of a subject that the measurement does not have"));
                     }
-                    draft.samples.push(sample);
+                    last.samples.push(sample);
                 }
-                Line::Reading { state, .. } => drafts.last_mut().ok_or_else(none_yet)?.readings.push(state),
-                Line::End(ended) => drafts.last_mut().ok_or_else(none_yet)?.ended = Some(ended),
+                Line::Reading { state, .. } => {
+                    let last = all.last_mut().ok_or_else(none_yet)?;
+                    last.measurement.readings.push(state);
+                }
+                Line::End(ended) => all.last_mut().ok_or_else(none_yet)?.end(ended),
                 Line::Inspection {
                     measurement,
                     subject,
                     found,
                 } => {
-                    let draft = drafts.get_mut(measurement);
-                    let entered = draft.and_then(|draft| draft.begun.subjects.get_mut(subject));
-                    let entered = entered.ok_or_else(|| wrong("an inspection of a subject that is not there"))?;
-                    entered.inspection = Some(found);
+                    let of = all.get_mut(measurement);
+                    let inspection = of.and_then(|of| of.inspections.get_mut(subject));
+                    *inspection.ok_or_else(|| wrong("an inspection of a subject that is not there"))? = Some(found);
                 }
                 Line::Run(_) => return Err(wrong("a second header")),
                 Line::Finished { .. } => {}
             }
         }
-        Ok(drafts.into_iter().map(|draft| draft.rebuild(&self.options)).collect())
+        all.iter_mut().for_each(|recorded| recorded.evaluate(&self.options));
+        Ok(all)
     }
 }
 
@@ -170,50 +167,49 @@ fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line, BenchError> {
     serde_json::from_slice(line).map_err(|error| failed(path, format!("line {number}: {error}")))
 }
 
-struct Draft {
-    begun: Begun,
-    samples: Vec<Sample>,
-    readings: Vec<Reading>,
-    ended: Option<Ended>,
-}
-
-impl Draft {
-    /// Computes what [`measure`](crate::measure) computed.
-    fn rebuild(self, options: &Options) -> Recorded {
-        let (begun, samples) = (self.begun, self.samples);
-        let ended = self.ended.as_ref();
-        let inspections = begun
-            .subjects
-            .iter()
-            .map(|entered| entered.inspection.clone())
-            .collect();
-        let left = begun.subjects.into_iter().enumerate().map(|(index, entered)| {
-            let left = ended.and_then(|ended| ended.subjects.get(index));
-            let trouble = left.and_then(|left| left.trouble.clone());
-            (entered.info, left.is_some_and(|left| left.settled), trouble)
-        });
-        let subjects = of_samples(&samples, left, begun.baseline, options);
-        // The round in which it was cut off counts: some subjects have a sample of it.
-        let begun_rounds = samples.iter().map(|sample| sample.round + 1).max().unwrap_or(0);
-        let measurement = Measurement {
-            mode: begun.mode,
-            turns: ended.and_then(|ended| ended.turns),
-            baseline: begun.baseline,
-            subjects,
-            stop: ended.map_or(Stop::CutOff, |ended| ended.stop),
-            rounds: ended.map_or(begun_rounds, |ended| ended.rounds),
-            readings: self.readings,
-        };
+impl Recorded {
+    fn begin(begun: Begun) -> Recorded {
+        let entered = begun.subjects.into_iter();
+        let (subjects, inspections) = entered
+            .map(|entered| (Measured::untimed(entered.info, None), entered.inspection))
+            .unzip();
         Recorded {
             case: begun.case,
-            measurement,
+            measurement: Measurement {
+                mode: begun.mode,
+                turns: None,
+                baseline: begun.baseline,
+                subjects,
+                stop: Stop::CutOff,
+                rounds: 0,
+                readings: Vec::new(),
+            },
             inspections,
-            samples,
+            samples: Vec::new(),
         }
     }
-}
 
-impl Recorded {
+    fn end(&mut self, ended: Ended) {
+        let measurement = &mut self.measurement;
+        (measurement.stop, measurement.rounds, measurement.turns) = (ended.stop, ended.rounds, ended.turns);
+        for (subject, left) in measurement.subjects.iter_mut().zip(ended.subjects) {
+            (subject.settled, subject.trouble) = (left.settled, left.trouble);
+        }
+    }
+
+    /// Computes what [`measure`](crate::measure) computed.
+    fn evaluate(&mut self, options: &Options) {
+        let measurement = &mut self.measurement;
+        if measurement.stop == Stop::CutOff {
+            // The round in which it was cut off counts: some subjects have a sample of it.
+            let rounds = self.samples.iter().map(|sample| sample.round + 1);
+            measurement.rounds = rounds.max().unwrap_or(0);
+        }
+        for (index, subject) in measurement.subjects.iter_mut().enumerate() {
+            subject.evaluate(&self.samples, index, measurement.baseline, options);
+        }
+    }
+
     /// The labels of the subjects, in the order of the measurement.
     pub fn labels(&self) -> impl Iterator<Item = &str> {
         self.measurement
@@ -231,15 +227,13 @@ impl Recorded {
     /// The same measurement with another subject as the baseline: the one of that label, or whose label begins so. Every
     /// ratio is paired by round again, so nothing is lost. Unchanged where there is no such subject.
     pub fn with_baseline(mut self, label: &str, options: &Options) -> Recorded {
-        let subjects = &mut self.measurement.subjects;
+        let subjects = &self.measurement.subjects;
         let place = |wanted: &dyn Fn(&str) -> bool| subjects.iter().position(|subject| wanted(&subject.info.label));
         let Some(baseline) = place(&|known| known == label).or_else(|| place(&|known| known.starts_with(label))) else {
             return self;
         };
-        for (index, subject) in subjects.iter_mut().enumerate() {
-            subject.compare(&self.samples, index, baseline, options);
-        }
         self.measurement.baseline = baseline;
+        self.evaluate(options);
         self
     }
 }

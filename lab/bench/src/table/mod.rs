@@ -128,9 +128,9 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> S
         None => (String::new(), String::new()),
     };
     let verdict = match subject.verdict {
-        Some(verdict) => verdict.name(),
-        None if is_baseline => "(base)",
-        None => "",
+        Some(verdict) => verdict.to_string(),
+        None if is_baseline => "(base)".to_string(),
+        None => String::new(),
     };
     format!(
         "  {label:<LABEL$} {:>10} {:>10} {:>8} {ratio:>7} {interval:<15} {verdict}",
@@ -305,7 +305,7 @@ pub fn comparison_text(comparison: &Comparison) -> String {
         format!(
             "{:<22} {:<9} {:<17} {:>8} {:>8} {:>7} {:<13} {}",
             clip_to(&row.case, 22),
-            row.mode.name(),
+            row.mode,
             clip_to(&row.label, 17),
             number(row.a_us),
             number(row.b_us),

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::super::{Chart, length, round, svg};
-use super::{Panel, Point, SERIES, Speed};
+use super::{Point, SERIES, Speed};
 
 /// Width of the chart, of the space for the scale, and of that for the names right of a panel.
 const WIDTH: f64 = 740.0;
@@ -24,19 +24,11 @@ const LETTER: f64 = 6.0;
 impl Speed {
     /// The chart, with its numbers as a table.
     pub fn chart(&self) -> Chart {
-        let rows = self.panels.iter().flat_map(|panel| {
-            let lines = SERIES.iter().zip(&panel.lines);
-            lines.flat_map(move |((name, ..), line)| {
-                line.iter().map(move |point| {
-                    let mut row = vec![
-                        format!("D{} {} {}", panel.head_dim, panel.mask(), length(point.seq_len)),
-                        name.to_string(),
-                        point.subject.clone(),
-                    ];
-                    row.extend([point.tflops, point.range[0], point.range[1]].map(|value| format!("{value:.1}")));
-                    row
-                })
-            })
+        let rows = self.points.iter().map(|point| {
+            let [value, low, high] = [point.tflops, point.range[0], point.range[1]].map(|value| format!("{value:.1}"));
+            let problem = format!("D{} {} {}", point.head_dim, point.mask(), length(point.seq_len));
+            let series = SERIES[point.series].0.to_string();
+            vec![problem, series, point.subject.clone(), value, low, high]
         });
         Chart {
             title: self.heading(),
@@ -50,17 +42,15 @@ impl Speed {
     /// On how many problems FlashCore is the quickest, of those that have a peer.
     fn standing(&self) -> [usize; 2] {
         let mut standing = [0, 0];
-        for panel in &self.panels {
-            for ours in &panel.lines[0] {
-                let same = |line: &Vec<Point>| {
-                    line.iter()
-                        .find(|point| point.seq_len == ours.seq_len)
-                        .map(|p| p.tflops)
-                };
-                if let Some(best) = panel.lines[1..].iter().filter_map(same).reduce(f64::max) {
-                    standing[0] += usize::from(ours.tflops > best);
-                    standing[1] += 1;
-                }
+        for ours in self.points.iter().filter(|point| point.series == 0) {
+            let problem = |point: &Point| (point.causal, point.head_dim, point.seq_len);
+            let peers = self
+                .points
+                .iter()
+                .filter(|point| point.series > 0 && problem(point) == problem(ours));
+            if let Some(best) = peers.map(|peer| peer.tflops).reduce(f64::max) {
+                standing[0] += usize::from(ours.tflops > best);
+                standing[1] += 1;
             }
         }
         standing
@@ -73,12 +63,13 @@ impl Speed {
         format!("Attention forward, {device}: TFLOP/s by sequence length (higher is better)")
     }
 
-    fn draw(&self) -> Markup {
-        let of = |causal: bool| self.panels.iter().filter(move |panel| panel.causal == causal);
-        let rows: Vec<Vec<&Panel>> = [false, true].map(|causal| of(causal).collect()).into();
-        let rows: Vec<Vec<&Panel>> = rows.into_iter().filter(|row: &Vec<_>| !row.is_empty()).collect();
+    fn draw<'s>(&'s self) -> Markup {
+        // Full masks above, causal ones below: a panel for each head_dim.
+        let by_mask = self.points.chunk_by(|a, b| a.causal == b.causal);
+        let panels = |row: &'s [Point]| row.chunk_by(|a, b| a.head_dim == b.head_dim).collect();
+        let rows: Vec<Vec<&[Point]>> = by_mask.map(panels).collect();
         let columns = rows.iter().map(Vec::len).max().unwrap_or(1) as f64;
-        let points = || self.panels.iter().flat_map(|panel| panel.lines.iter().flatten());
+        let points = || self.points.iter();
         let most = points().map(|point| point.range[1]).fold(0.0, f64::max);
         let step = 100.0 * (most / 500.0).ceil().max(1.0);
         let top = step * (most / step).ceil();
@@ -143,6 +134,13 @@ fn shape(class: &str) -> &'static str {
     }
 }
 
+/// The points of a series in a panel.
+fn line(panel: &[Point], series: usize) -> &[Point] {
+    let from = panel.partition_point(|point| point.series < series);
+    let to = panel.partition_point(|point| point.series <= series);
+    &panel[from..to]
+}
+
 struct Axes {
     width: f64,
     step: f64,
@@ -168,17 +166,17 @@ impl Axes {
         format!("M{} {low}V{high}", self.x(point.seq_len))
     }
 
-    fn draw(&self, panel: &Panel, is_first: bool) -> Markup {
+    fn draw(&self, panel: &[Point], is_first: bool) -> Markup {
         let levels: Vec<f64> = (0..=(self.top / self.step).round() as usize)
             .map(|i| i as f64 * self.step)
             .collect();
-        let mut lengths: Vec<usize> = panel.lines.iter().flatten().map(|point| point.seq_len).collect();
+        let mut lengths: Vec<usize> = panel.iter().map(|point| point.seq_len).collect();
         lengths.sort_unstable();
         lengths.dedup();
         // FlashCore is drawn last: nothing lies over it.
         let order = [3, 2, 1, 0];
         html! {
-            text.ink.bold x="0" y="-9" { "head_dim " (panel.head_dim) ", " (panel.mask()) }
+            text.ink.bold x="0" y="-9" { "head_dim " (panel[0].head_dim) ", " (panel[0].mask()) }
             path.line d=(levels.iter().map(|level| format!("M0 {}H{}", self.y(*level), round(self.width))).collect::<String>()) {}
             @if is_first {
                 @for level in &levels {
@@ -190,7 +188,7 @@ impl Axes {
             }
             @for index in order {
                 @let (_, class, _) = SERIES[index];
-                @let line = &panel.lines[index];
+                @let line = line(panel, index);
                 @let at = |point: &Point| [self.x(point.seq_len), self.y(point.tflops)];
                 @let points = line.iter().map(at).map(|[x, y]| format!("{x},{y}"));
                 @let marks = line.iter().map(at).map(|[x, y]| format!("M{x} {y}{}", shape(class)));
@@ -198,20 +196,19 @@ impl Axes {
                 path class={ "bar l" (class) } d=(line.iter().map(|point| self.bar(point)).collect::<String>()) {}
                 path class={ "m" (class) } d=(marks.collect::<String>()) {}
             }
-            @for (index, y) in self.names(panel) {
-                @let (name, class, _) = SERIES[index];
-                @let last = panel.lines[index].last().map_or(0.0, |point| point.tflops);
-                text class={ "small m" (class) @if index == 0 { " bold" } } x=(round(self.width + 6.0)) y=(round(y + 4.0)) {
-                    (name) " " (format!("{last:.0}"))
+            @for (last, y) in self.names(panel) {
+                @let (name, class, _) = SERIES[last.series];
+                text class={ "small m" (class) @if last.series == 0 { " bold" } } x=(round(self.width + 6.0)) y=(round(y + 4.0)) {
+                    (name) " " (format!("{:.0}", last.tflops))
                 }
             }
         }
     }
 
     /// Where the names of a panel's lines stand: at their last points, moved apart where they would overlap.
-    fn names(&self, panel: &Panel) -> Vec<(usize, f64)> {
-        let last = |(index, line): (usize, &Vec<Point>)| Some((index, self.y(line.last()?.tflops)));
-        let mut names: Vec<(usize, f64)> = panel.lines.iter().enumerate().filter_map(last).collect();
+    fn names<'p>(&self, panel: &'p [Point]) -> Vec<(&'p Point, f64)> {
+        let last = (0..SERIES.len()).filter_map(|series| line(panel, series).last());
+        let mut names: Vec<(&Point, f64)> = last.map(|point| (point, self.y(point.tflops))).collect();
         names.sort_by(|a, b| a.1.total_cmp(&b.1));
         // Pushed down one after the other, and back up from the bottom of the panel.
         for at in 1..names.len() {

@@ -6,7 +6,8 @@ use flashcore::Problem;
 use flashcore::cuda::Stream;
 use flashcore::plans::Config;
 use flashcore::testing::InputKind;
-use flashcore_bench::bed::{Drawn, Moment, Workbench};
+use flashcore_bench::bed::{Drawn, Workbench};
+use flashcore_bench::defences::inspect;
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble, draw};
@@ -93,7 +94,7 @@ fn each_cheat_is_rejected_for_its_reason() {
             let (subject, at_other) = (planted(0)?, planted(1)?);
             let mut bench = Workbench::new(&bed, GpuStopwatch::new(&tools, &stream));
             bench.add(subject, Some(at_other));
-            let found = bench.inspect(0, &drawn, Moment::Before)?;
+            let found = bench.inspect(0, &drawn, inspect)?;
             println!("{conduct}: {found}");
             assert_eq!(found.rejected, expected, "{conduct}: {found}");
         }
