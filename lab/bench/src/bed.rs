@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 
 use flashcore_problem::{InputKind, Inputs, Problem, ReferenceRow, Tensor};
 
-use crate::answers::{Answers, draw};
 use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Run, Seen};
-use crate::error::BenchError;
-use crate::measure::{Measurement, Observer, measure};
-use crate::options::{Mode, Options};
-use crate::peers::PeerTensors;
-use crate::subject::{Stopwatch, Subject, Trouble};
-use crate::telemetry::Telemetry;
+use crate::{
+    Answers, BenchError, Measurement, Mode, Observer, Options, PeerTensors, Stopwatch, Subject, Telemetry, Trouble,
+    draw, measure,
+};
 
 /// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
 /// place 0; place 1 has the same tensors at other addresses.
@@ -54,6 +51,12 @@ pub trait Bed {
 
     /// The tensors of place 0, for peers.
     fn peer_tensors(&self) -> PeerTensors;
+}
+
+/// Loads standard normal inputs into both places.
+pub(crate) fn load_normal(bed: &dyn Bed) -> Result<(), Trouble> {
+    let mut places = INSPECTION_SEEDS.into_iter().take(2).enumerate();
+    places.try_for_each(|(place, seed)| bed.load(place, &draw(bed.problem(), InputKind::Normal, seed)))
 }
 
 /// Inputs for the seeds that inspections ask for, and the right answers.

@@ -1,22 +1,15 @@
 //! One problem of a bench: candidates are inspected, measured in every mode, and inspected again. In a sweep they are
 //! screened first, and the best are measured.
 
-use crate::bed::{Drawn, Workbench};
+use crate::bed::Drawn;
 use crate::defences::{Inspect, Inspection, inspect, inspect_again, look_once};
-use crate::error::BenchError;
-use crate::identity::SubjectInfo;
-use crate::measure::{Measured, Measurement, Observer, Sample};
-use crate::options::{Mode, Options};
-use crate::peers::Absent;
-use crate::problems::Case;
-use crate::protocol::Stop;
-use crate::report::CaseResult;
-use crate::session::{Session, Watcher};
+use crate::session::Session;
 use crate::stand::left_out;
 use crate::store::RunWriter;
-use crate::subject::Trouble;
-use crate::sweep::Sweep;
-use crate::telemetry::Reading;
+use crate::{
+    Absent, BenchError, Case, CaseResult, Measured, Measurement, Mode, Observer, Options, Reading, Sample, Stop,
+    SubjectInfo, Sweep, Trouble, Watcher, Workbench,
+};
 
 /// The candidates of a problem: those that take part, and those that do not.
 struct Field<'a> {

@@ -5,14 +5,10 @@ use std::path::Path;
 use flashcore_kernels::Config;
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
-use crate::measure::Sample;
-use crate::options::{Mode, Options, Turns};
-use crate::report::Report;
 use crate::standing::Group;
-use crate::stats::{RESAMPLES, Ratio, median};
-use crate::store::{Selector, Store};
-use crate::verdict::Verdict;
+use crate::stats::{RESAMPLES, median};
+use crate::store::Selector;
+use crate::{BenchError, Mode, Options, Ratio, Report, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
 #[derive(Clone, Debug, PartialEq)]

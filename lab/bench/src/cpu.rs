@@ -6,14 +6,10 @@ use std::time::Duration;
 use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
 use flashcore_problem::{InputKind, Inputs, Lengths, POISON, Problem, Tensor};
 
-use crate::answers::draw;
-use crate::bed::Bed;
 use crate::defences::{INSPECTION_SEEDS, Output};
 use crate::host_clock::{called, now_us};
-use crate::identity::{LaunchMode, SubjectInfo};
-use crate::peers::{PeerPlace, PeerTensors};
 use crate::planted::Spoil;
-use crate::subject::{Stopwatch, Subject, Trouble};
+use crate::{Bed, LaunchMode, PeerPlace, PeerTensors, Stopwatch, Subject, SubjectInfo, Trouble, draw};
 
 /// Memory written to flush the last-level cache, bytes: more than hosts have.
 const FLUSH_BYTES: usize = 256 << 20;

@@ -82,5 +82,4 @@ pub use store::Store;
 pub use subject::{Stopwatch, Subject, Trouble};
 pub use sweep::Sweep;
 pub use telemetry::{Reading, Telemetry};
-pub use trial::{Failure, Trial, Tried};
 pub use verdict::{THRESHOLD, Verdict};

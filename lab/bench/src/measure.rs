@@ -2,14 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
-use crate::identity::SubjectInfo;
-use crate::options::{Mode, Options, Turns};
-use crate::protocol::{Batch, Protocol, Purpose, Step, Stop};
-use crate::stats::{RESAMPLES, Ratio, Summary};
-use crate::subject::{Stopwatch, Subject, Trouble};
-use crate::telemetry::{Reading, Telemetry};
-use crate::verdict::Verdict;
+use crate::stats::RESAMPLES;
+use crate::{
+    Batch, BenchError, Mode, Options, Protocol, Purpose, Ratio, Reading, Step, Stop, Stopwatch, Subject, SubjectInfo,
+    Summary, Telemetry, Trouble, Turns, Verdict,
+};
 
 /// One timed batch.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

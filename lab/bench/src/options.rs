@@ -5,8 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
-use crate::verdict::THRESHOLD;
+use crate::{BenchError, THRESHOLD};
 
 /// What state the device is in when a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

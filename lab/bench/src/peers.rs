@@ -5,8 +5,7 @@
 
 use flashcore_problem::{DType, Layout, Problem};
 
-use crate::problems::Case;
-use crate::subject::Subject;
+use crate::{Case, Subject};
 
 /// A tensor that the bench owns, for a peer to wrap without copying. Valid for as long as the peer's subjects
 /// live; its values change between inspections.

@@ -5,8 +5,7 @@ use std::path::Path;
 use flashcore_problem::{DType, Layout, Mask, NAMED_PROBLEMS, Problem, ProblemError};
 use serde::Deserialize;
 
-use crate::error::BenchError;
-use crate::problems::Case;
+use crate::{BenchError, Case};
 
 mod place;
 

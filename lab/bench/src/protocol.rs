@@ -9,9 +9,8 @@
 use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::options::{Mode, Options, Turns};
-use crate::stats::{FEWEST_ROUNDS, Ratio, median, median_interval};
-use crate::verdict::Verdict;
+use crate::stats::{FEWEST_ROUNDS, median, median_interval};
+use crate::{Mode, Options, Ratio, Turns, Verdict};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,13 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
-use crate::identity::revision;
-use crate::measure::Sample;
-use crate::options::Mode;
-use crate::problems::Case;
-use crate::report::{CaseResult, Report};
-use crate::session::{Request, Watcher};
+use crate::{BenchError, Case, CaseResult, Mode, Report, Request, Sample, Watcher, revision};
 
 /// The environment variable that names the Python to use.
 pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";

@@ -3,12 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::defences::Inspection;
-use crate::identity::RunIdentity;
-use crate::measure::{Measured, Measurement};
-use crate::options::{Mode, Options};
-use crate::peers::Absent;
-use crate::problems::{Case, least_bytes};
+use crate::problems::least_bytes;
 use crate::store::{Recorded, RunRow};
+use crate::{Absent, Case, Measured, Measurement, Mode, Options, RunIdentity};
 
 /// Everything of one bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -1,12 +1,8 @@
 //! Reports made by hand, for the tests of this crate.
 
 use super::*;
-use crate::identity::{DeviceIdentity, LaunchMode, SubjectInfo};
-use crate::options::Turns;
 use crate::problems::cases;
-use crate::protocol::Stop;
-use crate::stats::{Ratio, Summary};
-use crate::verdict::Verdict;
+use crate::{DeviceIdentity, LaunchMode, Ratio, Stop, SubjectInfo, Summary, Turns, Verdict};
 
 /// A report of times in µs by label, the first being the baseline, for the first problems of `mission`.
 pub(crate) fn report(shapes: &[&[(&str, f64)]]) -> Report {

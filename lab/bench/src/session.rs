@@ -1,26 +1,18 @@
 //! A whole bench: problems, kernels and peers on a device, inspected, measured, stored.
 
-use flashcore::testing::InputKind;
 use flashcore::{Attention, Device};
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
-use crate::answers::draw;
-use crate::bed::{Drawn, Workbench};
-use crate::defences::INSPECTION_SEEDS;
-use crate::error::BenchError;
+use crate::bed::{Drawn, load_normal};
 use crate::gpu::{self, Launching};
-use crate::identity::RunIdentity;
-use crate::measure::Sample;
-use crate::options::{Mode, Options};
-use crate::peers::PeerSource;
 use crate::planted::InFinals;
-use crate::problems::Case;
-use crate::report::{CaseResult, Report};
-use crate::stand::{Stand, built, left_out};
-use crate::store::{RunWriter, Store};
-use crate::sweep::Sweep;
-use crate::telemetry::Telemetry;
+use crate::stand::{built, left_out};
+use crate::store::RunWriter;
+use crate::{
+    BenchError, Case, CaseResult, Mode, Options, PeerSource, Report, RunIdentity, Sample, Stand, Store, Sweep,
+    Telemetry,
+};
 
 /// What to bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -145,7 +137,11 @@ pub fn run(
                 .iter()
                 .map(|(kernel, error)| left_out(&kernels[*kernel].id(), error));
             absent.extend(failed);
-            let drawn = inputs(&bench, request.inspect)?;
+            load_normal(bench.bed).map_err(|trouble| trouble.of("loading inputs"))?;
+            let drawn = match request.inspect {
+                true => Drawn::new(&case.problem)?,
+                false => Drawn::default(),
+            };
             for peer in peers.peers(case, &bench.bed.peer_tensors()) {
                 match peer {
                     Ok(subject) => bench.add(subject, None),
@@ -164,19 +160,6 @@ pub fn run(
         run.finish()?;
     }
     Ok(session.report)
-}
-
-/// Loads normal inputs into both places, and computes the right answers if candidates are inspected.
-fn inputs(bench: &Workbench<'_>, inspect: bool) -> Result<Drawn, BenchError> {
-    let problem = bench.bed.problem();
-    for (place, seed) in INSPECTION_SEEDS.into_iter().take(2).enumerate() {
-        let loaded = bench.bed.load(place, &draw(problem, InputKind::Normal, seed));
-        loaded.map_err(|trouble| trouble.of("loading inputs"))?;
-    }
-    match inspect {
-        true => Drawn::new(problem),
-        false => Ok(Drawn::default()),
-    }
 }
 
 /// What all problems of a bench share.

@@ -10,16 +10,10 @@ use flashcore_kernels::{KernelCache, Plan, near, select};
 use flashcore_problem::Problem;
 use rayon::prelude::*;
 
-use crate::bed::Workbench;
 use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
-use crate::error::BenchError;
 use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
-use crate::identity::DeviceIdentity;
-use crate::peers::Absent;
 use crate::planted::{Conduct, InFinals, Planted, Spoil};
-use crate::problems::Case;
-use crate::session::Request;
-use crate::subject::Subject;
+use crate::{Absent, BenchError, Case, DeviceIdentity, Request, Subject, Workbench};
 
 /// Words that stand for kernels, problem by problem: what the library uses (a row of a plan table, or what heuristics
 /// choose); what heuristics choose, whatever the plan tables say; the same, and kernels that differ from it a little.

@@ -8,10 +8,7 @@ use flashcore_problem::{Mask, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
-use crate::measure::Measured;
-use crate::options::Mode;
-use crate::report::Report;
-use crate::stats::{Interval, Ratio};
+use crate::{Interval, Measured, Mode, Ratio, Report};
 
 /// Keys up to which a problem is short.
 const SHORT_KEYS: usize = 1024;

@@ -4,8 +4,7 @@
 use flashcore_problem::Tensor;
 use thiserror::Error;
 
-use crate::error::BenchError;
-use crate::identity::{LaunchMode, SubjectInfo};
+use crate::{BenchError, LaunchMode, SubjectInfo};
 
 /// A subject or a clock could not do what it was asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]

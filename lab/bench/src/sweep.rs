@@ -3,11 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
-use crate::measure::{Measured, Measurement};
-use crate::options::{Mode, Options};
-use crate::report::{CaseResult, Report};
-use crate::stats::{Interval, Ratio};
+use crate::{BenchError, CaseResult, Interval, Measured, Measurement, Mode, Options, Ratio, Report};
 
 /// How to sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,8 +3,8 @@
 use flashcore::plans::PlanSummary;
 use flashcore::testing::InputKind;
 use flashcore::{Attention, Device, KernelId, Problem};
-use flashcore_bench::trial::{Outcome, Trial, Tried};
-use flashcore_bench::{LaunchMode, Measured, Mode, Options, Summary};
+use flashcore_bench::trial::{self, Tried};
+use flashcore_bench::{LaunchMode, Measured, Options, Summary};
 use flashcore_check::Gate;
 use flashcore_problem::Tolerance;
 use serde_json::{Value, json};
@@ -120,19 +120,7 @@ pub(crate) fn compute(
         budget_ms: BUDGET_MS,
         ..bench::options(&attention.device())
     };
-    let trial = Trial {
-        inputs,
-        seed,
-        check: None,
-        time: Some((Mode::Hot, options)),
-    };
-    let Tried { plan, gate, outcome } = trial.run(&attention, problem)?;
-    let (gate, measured) = match (gate, outcome) {
-        (Some(gate), Outcome::Timed(measured)) => (gate, Some(measured)),
-        (Some(gate), _) if !gate.passed() => (gate, None),
-        (_, Outcome::Failed(_, error)) => return Err(error.into()),
-        (_, Outcome::Right | Outcome::Timed(_)) => return Err(Failure::failed("the output was not judged")),
-    };
+    let Tried { plan, gate, measured } = trial::run(&attention, problem, (inputs, seed), &options)?;
     let timed = measured.and_then(|measured| Some((measured.summary?, measured)));
     Ok(Answer {
         device: attention.device().to_string(),

@@ -3,11 +3,9 @@
 use maud::{Markup, html};
 
 use super::{Chart, MAX_PX, WIDTH, identity, length, round, svg};
-use crate::error::BenchError;
-use crate::options::Mode;
-use crate::report::Report;
 use crate::standing::Shape;
 use crate::table::{bracketed, geomean_text, times};
+use crate::{BenchError, Mode, Report};
 
 const NAME: f64 = 132.0;
 /// Height of the heading, of a row, of the legend.

@@ -3,12 +3,8 @@
 use maud::{Markup, html};
 
 use super::{Chart, MAX_PX, WIDTH, identity, round, svg};
-use crate::error::BenchError;
-use crate::measure::Measured;
-use crate::options::Mode;
-use crate::report::{CaseResult, Report};
-use crate::stats::Interval;
 use crate::table::{clip_to, number, span, times};
+use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report};
 
 /// Height of a rung: its name, its id, its bar.
 const RUNG: f64 = 46.0;

@@ -6,11 +6,7 @@ use std::fmt::Write;
 
 use flashcore_problem::Mask;
 
-use crate::error::BenchError;
-use crate::identity::date;
-use crate::measure::Measured;
-use crate::options::Mode;
-use crate::report::{CaseResult, Report};
+use crate::{BenchError, CaseResult, Measured, Mode, Report, date};
 
 const COLUMNS: [&str; 8] = [
     "head_dim", "mask", "seq_len", "series", "subject", "tflops", "low", "high",

@@ -1,10 +1,9 @@
 //! Charts word by word, and what must hold of any chart.
 
 use super::*;
-use crate::error::BenchError;
-use crate::options::Mode;
 use crate::problems::cases;
 use crate::report::tests::{report, report_on};
+use crate::{BenchError, Mode};
 
 /// Nothing of this machine or build.
 fn steady(mut report: Report) -> Report {

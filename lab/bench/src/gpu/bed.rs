@@ -8,11 +8,8 @@ use flashcore_problem::{DType, Inputs, Layout, Lengths, POISON, Problem, Tensor}
 
 use super::guarded::Guarded;
 use super::tools::GpuTools;
-use crate::bed::Bed;
 use crate::defences::Output;
-use crate::error::BenchError;
-use crate::peers::{PeerPlace, PeerTensors};
-use crate::subject::Trouble;
+use crate::{Bed, BenchError, PeerPlace, PeerTensors, Trouble};
 
 /// The tensors of a problem in device memory, each between guards that no kernel may write.
 #[derive(Debug)]

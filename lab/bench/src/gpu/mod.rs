@@ -12,10 +12,7 @@ pub(crate) use tools::{empty_kernel, one_warp, one_warp_on};
 
 use flashcore_cuda::Stream;
 
-use crate::error::BenchError;
-use crate::measure::{Measured, measure};
-use crate::options::{Mode, Options};
-use crate::subject::Subject;
+use crate::{BenchError, Measured, Mode, Options, Subject, measure};
 
 /// Launches of the empty kernel in one graph.
 const FLOOR_CHAIN: u32 = 64;

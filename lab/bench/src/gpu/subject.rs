@@ -8,9 +8,7 @@ use flashcore_ir::Launch;
 use flashcore_kernels::{Plan, Step};
 
 use super::tools::timed_us;
-use crate::error::BenchError;
-use crate::identity::{Attributes, LaunchMode, SubjectInfo};
-use crate::subject::{Subject, Trouble};
+use crate::{Attributes, BenchError, LaunchMode, Subject, SubjectInfo, Trouble};
 
 /// Length that a graph's chain should have, µs: launching a graph then costs next to nothing a run.
 const CHAIN_US: f64 = 200.0;

@@ -6,8 +6,7 @@ use std::time::Instant;
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, Function, ModuleOptions, Stream};
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch};
 
-use crate::error::BenchError;
-use crate::subject::{Stopwatch, Trouble};
+use crate::{BenchError, Stopwatch, Trouble};
 
 /// Length of the pause that single runs are queued behind, µs: a call of another library from Python takes 20 to
 /// 100 µs of the host.

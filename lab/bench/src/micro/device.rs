@@ -8,13 +8,8 @@ use flashcore_cuda::{Context, DeviceBuffer, DeviceSlice, Function, ModuleOptions
 use super::chains::{CLOCK, FMA_CLOCKS};
 use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
 use super::{Content, Micro, Scale, Unit, all, pattern, revision};
-use crate::error::BenchError;
 use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
-use crate::identity::{DeviceIdentity, RunIdentity};
-use crate::measure::{Measured, measure};
-use crate::options::{Mode, Options};
-use crate::subject::Subject;
-use crate::telemetry::{Reading, Telemetry};
+use crate::{BenchError, DeviceIdentity, Measured, Mode, Options, Reading, RunIdentity, Subject, Telemetry, measure};
 
 const RUNS: u32 = 4;
 /// The same of kernels that do nothing.

@@ -8,8 +8,7 @@ use flashcore_ir::{Profile, Target};
 use serde::{Deserialize, Serialize};
 
 use super::{Scale, Unit, revision};
-use crate::error::BenchError;
-use crate::identity::{DeviceIdentity, RunIdentity};
+use crate::{BenchError, DeviceIdentity, RunIdentity};
 
 /// Version of the file's form.
 pub const RATES_SCHEMA: u32 = 1;

@@ -5,9 +5,8 @@ use flashcore_ir::{BuildErrors, Kernel};
 use flashcore_problem::{Problem, Tensor};
 
 use super::Spoil;
-use crate::bed::Bed;
 use crate::gpu::{GpuBed, one_warp_on};
-use crate::subject::Trouble;
+use crate::{Bed, Trouble};
 
 const WARP: u32 = 32;
 

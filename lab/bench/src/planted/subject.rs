@@ -6,10 +6,8 @@ use flashcore_problem::rng::Rng;
 use flashcore_problem::{POISON, Tensor};
 
 use super::{Conduct, InFinals};
-use crate::bed::Bed;
 use crate::host_clock::called;
-use crate::identity::{LaunchMode, SubjectInfo};
-use crate::subject::{Subject, Trouble};
+use crate::{Bed, LaunchMode, Subject, SubjectInfo, Trouble};
 
 /// Calls after which [`Conduct::LazyLater`] stops working: more than inspecting makes, fewer than timing.
 const PATIENT_CALLS: u32 = 12;

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
-use crate::error::BenchError;
-use crate::identity::RunIdentity;
+use crate::{BenchError, RunIdentity};
 
 /// What an import brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

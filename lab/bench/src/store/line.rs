@@ -3,12 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::defences::Inspection;
-use crate::identity::{RunIdentity, SubjectInfo};
-use crate::measure::Sample;
-use crate::options::{Mode, Options, Turns};
-use crate::problems::Case;
-use crate::protocol::Stop;
-use crate::telemetry::Reading;
+use crate::{Case, Mode, Options, Reading, RunIdentity, Sample, Stop, SubjectInfo, Turns};
 
 /// The format's name, in the first line of a run.
 pub const FORMAT: &str = "flashcore-evidence";

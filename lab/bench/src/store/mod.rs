@@ -20,8 +20,7 @@ pub use line::{FORMAT, SCHEMA_VERSION};
 pub use read::{Recorded, RunRow};
 pub use write::RunWriter;
 
-use crate::error::BenchError;
-use crate::identity::host_name;
+use crate::{BenchError, host_name};
 use line::HEADER;
 
 /// What an SQLite file begins with: the store of earlier builds.

@@ -9,12 +9,7 @@ use serde_json::Value;
 use super::failed;
 use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
 use crate::defences::Inspection;
-use crate::error::BenchError;
-use crate::identity::RunIdentity;
-use crate::measure::{Measured, Measurement, Sample};
-use crate::options::Options;
-use crate::problems::Case;
-use crate::protocol::Stop;
+use crate::{BenchError, Case, Measured, Measurement, Options, RunIdentity, Sample, Stop};
 
 /// A run in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -9,12 +9,7 @@ use std::time::UNIX_EPOCH;
 use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERSION};
 use super::{Store, failed, inaccessible};
 use crate::defences::Inspection;
-use crate::error::BenchError;
-use crate::identity::{RunIdentity, SubjectInfo};
-use crate::measure::{Measurement, Sample};
-use crate::options::{Mode, Options};
-use crate::problems::Case;
-use crate::telemetry::Reading;
+use crate::{BenchError, Case, Measurement, Mode, Options, Reading, RunIdentity, Sample, SubjectInfo};
 
 /// A run that is being written. A line is in the file when the method that wrote it returns: if the process is killed,
 /// at most the line in flight is lost.

@@ -10,12 +10,8 @@ pub(crate) use standing::geomean_text;
 pub use standing::standing_text;
 
 use crate::compare::Comparison;
-use crate::measure::Measured;
-use crate::options::Turns;
-use crate::report::{CaseResult, Report};
-use crate::stats::Interval;
 use crate::store::csv_line;
-use crate::telemetry::Reading;
+use crate::{CaseResult, Interval, Measured, Reading, Report, Turns};
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;

@@ -1,13 +1,11 @@
 //! A worker's devices. Each opens kernels on a [`Workbench`], or as times that were measured once.
 
-use flashcore::KernelId;
-use flashcore::cuda::Context;
+use flashcore::cuda::{Context, CudaError};
+use flashcore::{Error, KernelId};
 use flashcore_bench::gpu::Launching;
 use flashcore_bench::micro::{device, rates};
 use flashcore_bench::planted::{Conduct, InFinals};
-use flashcore_bench::{
-    BenchError, Built, DeviceIdentity, Failure, Measurement, Mode, Options, Stand, Trouble, Workbench,
-};
+use flashcore_bench::{BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, Trouble, Workbench};
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
@@ -112,7 +110,7 @@ impl Real {
             }
             (Ok(_), None) => Err(refused("it runs on a GPU".to_string())),
             (Ok(_), Some(_)) => Err(refused("it runs on the CPU".to_string())),
-            (Err(error), _) => Err(refused(flashcore::Error::to_string(&error))),
+            (Err(error), _) => Err(refused(Error::to_string(&error))),
         }
     }
 
@@ -129,11 +127,17 @@ impl Real {
 }
 
 fn of_bench(id: &str, error: &BenchError) -> Failed {
-    let verdict = match Failure::of(error) {
-        Failure::Refused => Verdict::Refused,
-        Failure::BuildFailed => Verdict::BuildFailed,
-        Failure::LaunchFailed => Verdict::LaunchFailed,
-        Failure::Findings | Failure::Wrong => Verdict::Wrong,
+    let verdict = match error {
+        BenchError::Attributes(_) => Verdict::BuildFailed,
+        BenchError::Nothing(_) => Verdict::Refused,
+        BenchError::Flashcore(error) => match &**error {
+            Error::Cuda(CudaError::Compile(_) | CudaError::Module(_) | CudaError::NoSuchKernel { .. }) => {
+                Verdict::BuildFailed
+            }
+            Error::Cuda(_) => Verdict::LaunchFailed,
+            _ => Verdict::Refused,
+        },
+        _ => Verdict::LaunchFailed,
     };
     Failed::new(verdict, Some(id), error).fatal(error.is_fault())
 }
