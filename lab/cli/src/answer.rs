@@ -9,10 +9,7 @@ use flashcore_check::Gate;
 use flashcore_problem::Tolerance;
 use serde_json::{Value, json};
 
-use crate::bench;
-use crate::failure::Failure;
-use crate::machine;
-use crate::style::{self, BAD, GOOD, Page, whole};
+use crate::{BAD, Failure, GOOD, Page, bench, machine, style, whole};
 
 /// Time for all rounds, milliseconds; a single run may take longer.
 const BUDGET_MS: f64 = 1_000.0;

@@ -10,8 +10,7 @@ use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
 
-use crate::failure::Failure;
-use crate::{in_place, machine};
+use crate::{Failure, in_place, machine};
 
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]

@@ -16,10 +16,8 @@ use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
 use serde_json::json;
 
-use crate::evidence::StoreArgs;
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, GOOD, Page, Spinner};
-use crate::{args, in_place, kernels, machine, worker};
+use crate::style::Spinner;
+use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, kernels, machine, style, worker};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///

@@ -8,9 +8,8 @@ use flashcore_bench::{Mode, Report, Store};
 use serde::Deserialize;
 
 use crate::bench::mode;
-use crate::evidence::{StoreArgs, opened, report};
-use crate::failure::Failure;
-use crate::style;
+use crate::evidence::{opened, report};
+use crate::{Failure, StoreArgs, style};
 
 #[derive(Subcommand)]
 pub(crate) enum ChartArgs {

@@ -9,13 +9,12 @@ use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_sim::SimOptions;
 
-use crate::args::{Card, InputArgs, ProblemArgs};
-use crate::failure::{Failure, Outcome};
 use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
-use crate::style::{self, HEAD, Page};
-use crate::watch::{self, WatchArgs};
-use crate::{kernels, memory, museum, simulated};
+use crate::watch::WatchArgs;
+use crate::{
+    Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, kernels, memory, museum, simulated, style, watch,
+};
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
 ///

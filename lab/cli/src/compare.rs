@@ -7,10 +7,7 @@ use flashcore_bench::{Options, Request, table};
 use serde_json::json;
 
 use crate::bench::{ProtocolArgs, bench, cases, share, standings_text};
-use crate::evidence::StoreArgs;
-use crate::failure::{Failure, Outcome};
-use crate::machine;
-use crate::style::{self, Page};
+use crate::{Failure, Outcome, Page, StoreArgs, machine, style};
 
 /// Compare two kernels, evidence files, runs or revisions
 ///

@@ -9,9 +9,7 @@ use flashcore_ir::Profile;
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
-use crate::args::Card;
-use crate::machine;
-use crate::style::{self, HEAD, Page, micros};
+use crate::{Card, HEAD, Page, machine, micros, style};
 
 /// Microseconds in the reports that this project began with, for B1 H8 S512 D64 on an L4.
 const REPORTS: [(f64, &str); 5] = [

@@ -11,8 +11,7 @@ use flashcore_bench::micro::{DeviceRates, device, rates};
 use flashcore_ir::Profile;
 use serde_json::json;
 
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, CODE, DIM, HEAD, Page};
+use crate::{CODE, DIM, Failure, HEAD, Outcome, Page, style};
 
 /// Measure a GPU's rates: bandwidths, tensor cores, exponentials, latencies
 ///

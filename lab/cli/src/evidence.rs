@@ -9,9 +9,8 @@ use flashcore_bench::{Report, Store, table};
 use serde_json::json;
 
 use crate::bench::{standings, standings_text};
-use crate::chart::{self, ChartArgs};
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, Page};
+use crate::chart::ChartArgs;
+use crate::{Failure, Outcome, Page, chart, style};
 
 /// List, show, export, import or draw what was measured
 #[derive(Args)]

@@ -16,12 +16,12 @@ use flashcore_ir::{Limits, Occupancy, PROFILES, Profile};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Step};
 use serde_json::{Value, json};
 
-use crate::args::{Card, ProblemArgs};
-use crate::failure::{Failure, Outcome};
-use crate::foreign::{self, ForeignArgs};
+use crate::foreign::ForeignArgs;
 use crate::given::Given;
-use crate::style::{self, DIM, HEAD, Page, whole};
-use crate::{cost, in_place, kernels, machine, memory, museum, simulated};
+use crate::{
+    Card, DIM, Failure, HEAD, Outcome, Page, ProblemArgs, cost, foreign, in_place, kernels, machine, memory, museum,
+    simulated, style, whole,
+};
 
 /// Explain which kernel a problem gets on a card, why, and what it uses; needs no GPU
 ///

@@ -7,8 +7,7 @@ use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
 use crate::args::similar_problems;
-use crate::in_place;
-use crate::style::{self, BAD, GOOD};
+use crate::{BAD, GOOD, in_place, style};
 
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;

@@ -3,10 +3,7 @@
 use flashcore::testing::InputKind;
 use flashcore::{Device, Problem};
 
-use crate::args::Card;
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, CODE, DIM, HEAD, Page};
-use crate::{answer, list, simulated, without_gpu};
+use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, answer, list, simulated, style, without_gpu};
 
 pub(crate) fn run() -> Result<Outcome, Failure> {
     let version = env!("CARGO_PKG_VERSION");

@@ -15,10 +15,7 @@ use flashcore_ir::{Chip, Occupancy};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
-use crate::args::{self, Card};
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, DIM, GOOD, HEAD, Page, whole};
-use crate::{in_place, progress};
+use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
 
 /// The launch of a kernel of a file.
 #[derive(Args)]

@@ -4,8 +4,7 @@
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 
-use crate::failure::Failure;
-use crate::style;
+use crate::{Failure, style};
 
 /// The flags of a subcommand on the command line, by the names of their fields.
 pub(crate) struct Given(Vec<String>);

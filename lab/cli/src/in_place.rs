@@ -5,8 +5,7 @@ use std::path::Path;
 
 use flashcore_check::foreign;
 
-use crate::failure::Failure;
-use crate::museum;
+use crate::{Failure, museum};
 
 /// Explains what a name is if it is not a problem; `None` if nothing has that name.
 pub(crate) fn of_name(name: &str) -> Option<Failure> {

@@ -8,8 +8,7 @@ use flashcore_check::foreign;
 use flashcore_kernels::Config;
 use flashcore_problem::Problem;
 
-use crate::args::Card;
-use crate::failure::Failure;
+use crate::{Card, Failure};
 
 pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     match id.parse::<KernelId>()? {

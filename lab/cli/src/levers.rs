@@ -4,8 +4,7 @@ use flashcore_kernels::{Family, LeverInfo};
 use flashcore_tune::space::ALL;
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
-use crate::style::{self, CODE, DIM, HEAD, Page};
+use crate::{CODE, DIM, Failure, HEAD, Page, style};
 
 pub(crate) fn list(kernel: Option<&str>) -> Result<(Page, Value), Failure> {
     let Some(id) = kernel else {

@@ -5,10 +5,7 @@ use flashcore_ir::{PROFILES, Target};
 use flashcore_problem::NAMED_PROBLEMS;
 use serde_json::{Value, json};
 
-use crate::args::{self, Card};
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, DIM, HEAD, Page};
-use crate::{kernels, levers, machine, museum};
+use crate::{Card, DIM, Failure, HEAD, Outcome, Page, args, kernels, levers, machine, museum, style};
 
 /// List problems, kernels, levers, profiles, the ladder, the museum or devices
 #[derive(Args)]

@@ -36,8 +36,12 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
+// What most subcommands use.
+use args::{Card, InputArgs, ProblemArgs};
+use evidence::StoreArgs;
 use failure::{Failure, Outcome};
 use given::Given;
+use style::{BAD, CODE, DIM, GOOD, HEAD, Page, micros, whole};
 
 /// Fused attention for NVIDIA GPUs, written, checked and explained in Rust
 ///

@@ -5,8 +5,7 @@ use flashcore_check::{CheckOptions, log_of, source};
 use flashcore_kernels::Plan;
 use flashcore_sim::{Class, MemorySite};
 
-use crate::failure::Failure;
-use crate::style::{HEAD, Page, whole};
+use crate::{Failure, HEAD, Page, whole};
 
 const QUOTE: usize = 40;
 

@@ -4,9 +4,8 @@ use flashcore_check::Found;
 use flashcore_check::museum::{CARD, PIECES, Piece, Shown};
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Outcome};
-use crate::foreign::{self, Runs};
-use crate::style::{self, DIM, HEAD, Page};
+use crate::foreign::Runs;
+use crate::{DIM, Failure, HEAD, Outcome, Page, foreign, style};
 
 pub(crate) const PREFIX: &str = "museum/";
 

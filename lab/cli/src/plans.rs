@@ -14,9 +14,7 @@ use flashcore_tune::plans::{self, Judged};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
-use crate::{machine, simulated};
+use crate::{BAD, DIM, Failure, GOOD, HEAD, Outcome, Page, machine, simulated, style};
 
 /// Show or make plan tables: the best measured kernels by problem
 ///

@@ -15,10 +15,9 @@ use flashcore_kernels::Plan;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::args::{Card, ProblemArgs};
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
-use crate::{cost, kernels, machine, simulated};
+use crate::{
+    BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, cost, kernels, machine, simulated, style,
+};
 
 /// Read a kernel's hardware counters with Nsight Compute, or predict them
 ///

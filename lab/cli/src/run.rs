@@ -4,11 +4,8 @@ use clap::Args;
 use flashcore::{Error, KernelId, Problem};
 use serde_json::json;
 
-use crate::answer::{self, Answer};
-use crate::args::{Card, InputArgs, ProblemArgs};
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, HEAD, Page};
-use crate::{machine, simulated};
+use crate::answer::Answer;
+use crate::{Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, answer, machine, simulated, style};
 
 /// Compute a problem on a device, compare the output with float64, and time it
 ///

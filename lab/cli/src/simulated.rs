@@ -11,11 +11,7 @@ use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};
 use flashcore_sim::{Class, Progress};
 use serde_json::{Value, json};
 
-use crate::answer;
-use crate::args::Card;
-use crate::failure::{Failure, Outcome};
-use crate::progress;
-use crate::style::{self, Page};
+use crate::{Card, Failure, Outcome, Page, answer, progress, style};
 
 /// The plan tables of a card; an architecture has none.
 pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {

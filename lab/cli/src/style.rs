@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm};
 
-use crate::failure::Failure;
+use crate::Failure;
 
 pub(crate) const HEAD: Style = Style::new().bold();
 pub(crate) const DIM: Style = Style::new().dimmed();

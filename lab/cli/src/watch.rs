@@ -8,9 +8,7 @@ use flashcore_kernels::{Plan, Step};
 use flashcore_sim::TraceRecord;
 use serde_json::json;
 
-use crate::args;
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, DIM, HEAD, Page};
+use crate::{DIM, Failure, HEAD, Outcome, Page, args, style};
 
 /// Values to print.
 #[derive(Args)]

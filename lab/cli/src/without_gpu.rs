@@ -6,10 +6,7 @@ use flashcore::testing::InputKind;
 use flashcore_kernels::Plan;
 use flashcore_problem::{DType, ProblemBuilder, ProblemError};
 
-use crate::args::Card;
-use crate::failure::Failure;
-use crate::style::Page;
-use crate::{cost, simulated};
+use crate::{Card, Failure, Page, cost, simulated};
 
 /// Most operations to simulate: about two seconds on two cores with tensor cores.
 const MOST_FLOPS: f64 = 1.5e9;

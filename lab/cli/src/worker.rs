@@ -6,8 +6,7 @@ use clap::Args;
 use flashcore_tune::rates;
 use flashcore_tune::worker::Program;
 
-use crate::failure::{Failure, Outcome};
-use crate::style;
+use crate::{Failure, Outcome, style};
 
 /// Run candidates for `flashcore tune`, which starts it
 ///

@@ -8,7 +8,7 @@ use clap::Args;
 use flashcore_tune::TuneError;
 use flashcore_tune::strategy::Kind;
 
-use crate::args::ProblemArgs;
+use crate::ProblemArgs;
 
 /// Find the fastest correct kernel for a problem on this machine
 ///

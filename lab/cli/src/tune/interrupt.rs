@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flashcore_tune::Interrupt;
 use flashcore_tune::journal::read_trials;
 
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::INTERRUPTED;
 use crate::first_run::invocation;
-use crate::style::{self, CODE, Page};
 use crate::tune::args::Budget;
+use crate::{CODE, Failure, Page, style};
 
 pub(crate) struct CtrlC {
     pub(crate) interrupt: Interrupt,

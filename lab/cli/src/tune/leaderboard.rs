@@ -13,11 +13,10 @@ use flashcore_tune::{History, PeerComparison, Verdict, times_as_long};
 use serde_json::json;
 
 use crate::args::case;
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, BAD, DIM, GOOD, Page};
 use crate::tune::args::OUTSIDE;
 use crate::tune::interrupt::quoted;
 use crate::tune::{live, overview, peers};
+use crate::{BAD, DIM, Failure, GOOD, Outcome, Page, style};
 
 /// Show what `flashcore tune` found
 ///

@@ -6,7 +6,7 @@ use flashcore_tune::journal::Header;
 use flashcore_tune::{History, Timed, Trial, Verdict, Waits, Watcher, times_as_long};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::style::{self, BAD, DIM, GOOD, Page};
+use crate::{BAD, DIM, GOOD, Page, style};
 
 pub(crate) struct Live {
     shown: bool,

@@ -24,12 +24,10 @@ use flashcore_tune::worker::{Deadlines, Program};
 use flashcore_tune::{Gatekeeper, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs};
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Outcome};
-use crate::style::{self, CODE, DIM, Page};
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
 use crate::tune::live::Live;
-use crate::{machine, without_gpu, worker};
+use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, worker};
 
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 

@@ -10,9 +10,8 @@ use flashcore_tune::runs::Found;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::failure::Outcome;
-use crate::style::{self, BAD, DIM, GOOD, HEAD, Page};
 use crate::tune::leaderboard::{title, unfinished};
+use crate::{BAD, DIM, GOOD, HEAD, Outcome, Page, style};
 
 #[derive(Default, Serialize)]
 struct Overview {

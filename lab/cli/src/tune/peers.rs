@@ -6,9 +6,8 @@ use flashcore_bench::{Case, Report, table};
 use flashcore_tune::{DeviceLock, Interrupt, Outcome as Found, PeerComparison, device_lock};
 
 use crate::bench::{find_peers, measure, options};
-use crate::failure::Failure;
-use crate::style::{self, GOOD, HEAD, Page};
 use crate::tune::live::note_wait;
+use crate::{Failure, GOOD, HEAD, Page, style};
 
 /// Times the winner of a search with the default and peers, and keeps the result in the run's folder.
 /// `None` if the leaderboard says as much. A failure is reported, and the result of the search stands.

@@ -8,8 +8,8 @@ use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans;
 use serde_json::{Value, json};
 
-use crate::style::{self, CODE};
 use crate::tune::interrupt::resume_command;
+use crate::{CODE, style};
 
 pub(crate) enum Kept {
     /// It has a row of the winner.
