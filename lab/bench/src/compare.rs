@@ -12,66 +12,55 @@ use crate::{BenchError, Mode, Options, Ratio, Report, Sample, Store, Turns, Verd
 
 /// The times of one subject on one problem.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+struct Entry {
     /// Name of the problem.
-    pub case: String,
+    case: String,
     /// The problem in one line: what has to be equal.
-    pub problem: String,
-    /// The kind of problem.
-    pub group: Group,
-    /// The mode.
-    pub mode: Mode,
-    /// What turns were like.
-    pub turns: Option<Turns>,
-    /// The subject's label.
-    pub label: String,
+    problem: String,
+    group: Group,
+    mode: Mode,
+    turns: Option<Turns>,
+    label: String,
     /// Whether it is a kernel of this project.
-    pub ours: bool,
+    ours: bool,
     /// Samples, µs a run.
-    pub times: Vec<f64>,
+    times: Vec<f64>,
 }
 
 /// One side of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Side {
     /// What it is, for people.
-    pub name: String,
-    /// What it has.
-    pub entries: Vec<Entry>,
+    name: String,
+    entries: Vec<Entry>,
 }
 
 /// One subject on one problem, on both sides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Name of the problem.
-    pub case: String,
-    /// The kind of problem.
-    pub group: Group,
-    /// The mode.
-    pub mode: Mode,
-    /// The subject.
-    pub label: String,
-    /// Median of A, µs.
-    pub a_us: f64,
-    /// Median of B, µs.
-    pub b_us: f64,
+    pub(crate) case: String,
+    pub(crate) group: Group,
+    pub(crate) mode: Mode,
+    pub(crate) label: String,
+    /// Medians, µs.
+    pub(crate) a_us: f64,
+    pub(crate) b_us: f64,
     /// Time of B relative to A.
-    pub ratio: Ratio,
+    pub(crate) ratio: Ratio,
     /// What that says about B.
-    pub verdict: Verdict,
+    pub(crate) verdict: Verdict,
 }
 
 /// Two sides compared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// What A is.
-    pub a: String,
-    /// What B is.
-    pub b: String,
+    pub(crate) a: String,
+    pub(crate) b: String,
     /// Whether both were timed in the same rounds.
-    pub paired: bool,
+    pub(crate) paired: bool,
     /// What both have.
-    pub rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
 }
 
 impl Side {

@@ -2,7 +2,7 @@
 //!
 //! - [`measure()`] times any number of [`Subject`]s against each other with any [`Stopwatch`]: warm-up until times
 //!   settle, rounds in shuffled order, paired bootstrap intervals, [`Verdict`]s. What it does next is decided by
-//!   [`Protocol`], which touches no device.
+//!   the protocol, which touches no device.
 //! - [`defences`] inspect a subject before and after it is timed, so that nothing fast is fast for not computing.
 //! - [`planted`] candidates are known to be bad, and show that the defences hold.
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
@@ -73,7 +73,7 @@ pub use measure::{Measured, Measurement, Observer, Sample, measure};
 pub use options::{Mode, Options, Turns};
 pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors};
 pub use problems::Case;
-pub use protocol::{Batch, Protocol, Purpose, Step, Stop};
+pub use protocol::Stop;
 pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};
 pub use session::{Request, Watcher, run};
 pub use stand::{Built, KERNEL_WORDS, Stand, kernels_of};

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::protocol::{Batch, Protocol, Purpose, Step};
 use crate::stats::RESAMPLES;
 use crate::{
-    Batch, BenchError, Mode, Options, Protocol, Purpose, Ratio, Reading, Step, Stop, Stopwatch, Subject, SubjectInfo,
-    Summary, Telemetry, Trouble, Turns, Verdict,
+    BenchError, Mode, Options, Ratio, Reading, Stop, Stopwatch, Subject, SubjectInfo, Summary, Telemetry, Trouble,
+    Turns, Verdict,
 };
 
 /// One timed batch.

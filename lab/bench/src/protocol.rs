@@ -14,45 +14,35 @@ use crate::{Mode, Options, Ratio, Turns, Verdict};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub(crate) enum Step {
     /// Run this, then call [`Protocol::record`] or [`Protocol::fail`].
     Batch(Batch),
-    /// A round has ended: the moment to read clocks and power.
+    /// The moment to read clocks and power. Rounds count from 0.
     RoundEnded {
-        /// Number of the round, from 0.
         round: u32,
     },
-    /// Nothing more to do.
     Done(Stop),
 }
 
 /// Runs to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
-    /// Which subject.
-    pub subject: usize,
-    /// What for.
-    pub purpose: Purpose,
+pub(crate) struct Batch {
+    pub(crate) subject: usize,
+    pub(crate) purpose: Purpose,
     /// Untimed runs first.
-    pub lead: u32,
+    pub(crate) lead: u32,
     /// Timed runs. In the cold mode each is timed by itself, after flushing L2.
-    pub runs: u32,
+    pub(crate) runs: u32,
     /// Whether L2 is flushed before each run.
-    pub cold: bool,
+    pub(crate) cold: bool,
 }
 
-/// What a batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
-    /// Warming up; the time is used to size batches and to see whether it settles.
+pub(crate) enum Purpose {
+    /// The time is used to size batches and to see whether it settles.
     WarmUp,
-    /// A sample.
-    Sample {
-        /// Round, from 0.
-        round: u32,
-        /// Place in the round's order, from 0.
-        position: u32,
-    },
+    /// Rounds and places in a round's order count from 0.
+    Sample { round: u32, position: u32 },
 }
 
 /// Why it ended.
@@ -99,7 +89,7 @@ const SETTLED_WITHIN: f64 = 0.02;
 
 /// The state of one measurement: one problem, one mode.
 #[derive(Debug)]
-pub struct Protocol {
+pub(crate) struct Protocol {
     options: Options,
     mode: Mode,
     baseline: usize,
@@ -142,7 +132,7 @@ impl Phase {
 impl Protocol {
     /// A measurement of subjects, each given by how many runs one call of it makes; `baseline` is the one that
     /// the others are compared with.
-    pub fn new(options: &Options, mode: Mode, granules: &[u32], baseline: usize) -> Protocol {
+    pub(crate) fn new(options: &Options, mode: Mode, granules: &[u32], baseline: usize) -> Protocol {
         let tracks: Vec<Track> = granules
             .iter()
             .map(|&granule| Track {
@@ -168,7 +158,7 @@ impl Protocol {
     }
 
     /// What to do now. `now_us` is the host's clock, µs from any origin.
-    pub fn next(&mut self, now_us: f64) -> Step {
+    pub(crate) fn next(&mut self, now_us: f64) -> Step {
         loop {
             match &self.phase {
                 Phase::Done(stop) => return Step::Done(*stop),
@@ -212,7 +202,7 @@ impl Protocol {
     }
 
     /// The batch of the last [`Step`] took `total_us` in all for `runs` runs.
-    pub fn record(&mut self, total_us: f64, runs: u32) {
+    pub(crate) fn record(&mut self, total_us: f64, runs: u32) {
         let per_run = total_us / f64::from(runs.max(1));
         match &mut self.phase {
             Phase::WarmUp { subject, runs: planned } => {
@@ -244,7 +234,7 @@ impl Protocol {
     }
 
     /// The batch of the last [`Step`] could not be run: the subject takes no further part.
-    pub fn fail(&mut self) {
+    pub(crate) fn fail(&mut self) {
         match &mut self.phase {
             Phase::WarmUp { subject, .. } => {
                 self.tracks[*subject].failed = true;
@@ -259,23 +249,23 @@ impl Protocol {
     }
 
     /// What turns are like: known from the first round on, in the hot and the screen mode.
-    pub fn turns(&self) -> Option<Turns> {
+    pub(crate) fn turns(&self) -> Option<Turns> {
         self.turns
     }
 
     /// Whether the subject's time had settled before the first round.
-    pub fn settled(&self, subject: usize) -> bool {
+    pub(crate) fn settled(&self, subject: usize) -> bool {
         self.tracks[subject].settled
     }
 
     /// The subject's samples, µs a run.
-    pub fn times(&self, subject: usize) -> Vec<f64> {
+    pub(crate) fn times(&self, subject: usize) -> Vec<f64> {
         self.tracks[subject].times.iter().flatten().copied().collect()
     }
 
     /// The subject's time relative to the baseline's over the rounds that have both; `None` for the baseline
     /// itself and where there are none.
-    pub fn ratio(&self, subject: usize, resamples: usize) -> Option<Ratio> {
+    pub(crate) fn ratio(&self, subject: usize, resamples: usize) -> Option<Ratio> {
         if subject == self.baseline {
             return None;
         }

@@ -81,7 +81,7 @@ fn intervals_hold_the_truth_as_often_as_they_say() {
             })
             .collect();
         let interval = Geomean::of(&shapes).unwrap().interval.unwrap();
-        held += i32::from(interval.contains(mean));
+        held += i32::from((interval.lo..=interval.hi).contains(&mean));
         width += interval.relative_half_width(mean) / f64::from(trials);
     }
     assert!(f64::from(held) / f64::from(trials) >= 0.97, "{held} of {trials}");

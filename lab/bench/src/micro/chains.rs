@@ -9,9 +9,9 @@ use super::{Micro, Scale, Spec, Unit, bytes, held};
 use crate::gpu::{empty_kernel, one_warp};
 
 /// Clocks from one dependent f32 FMA to the next.
-pub const FMA_CLOCKS: f64 = 4.0;
+pub(super) const FMA_CLOCKS: f64 = 4.0;
 /// Name of the chain that tells the clock.
-pub const CLOCK: &str = "fma-chain";
+pub(super) const CLOCK: &str = "fma-chain";
 
 pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     Ok(vec![

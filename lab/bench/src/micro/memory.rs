@@ -8,7 +8,7 @@ const THREADS: u32 = 256;
 /// Accesses of 16 bytes that a thread has under way at a time.
 const ACCESSES: u32 = 8;
 /// Words that a block reads at a time: 32 KB.
-pub(crate) const CHUNK_WORDS: u32 = THREADS * ACCESSES * 4;
+pub(super) const CHUNK_WORDS: u32 = THREADS * ACCESSES * 4;
 
 pub(super) fn all(scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     let mut all = vec![copy(scale)?, l2(scale)?];

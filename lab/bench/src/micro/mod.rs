@@ -4,15 +4,15 @@
 //! depends on all of its work, and the result is checked: a copy copies, sums equal those of the host. A launch is long
 //! enough (100 µs or more) that its start does not matter.
 //!
-//! [`memory`] measures bandwidth, [`arithmetic`] instructions, [`tensor`] matrix products, [`chains`] latencies.
+//! `memory` measures bandwidth, `arithmetic` instructions, `tensor` matrix products, `chains` latencies.
 //! [`device`] runs them on a GPU, [`rates`] keeps the results.
 
-pub mod arithmetic;
-pub mod chains;
+mod arithmetic;
+mod chains;
 pub mod device;
-pub mod memory;
+mod memory;
 pub mod rates;
-pub mod tensor;
+mod tensor;
 
 use std::fmt;
 
@@ -25,21 +25,18 @@ use crate::error::BenchError;
 pub use rates::{DeviceRates, MeasuredRate};
 
 /// A small kernel that measures one rate.
-pub struct Micro {
+struct Micro {
     /// Short name: `copy`, `mma-f32`.
-    pub name: &'static str,
+    name: &'static str,
     /// What it measures, in a few words.
-    pub about: &'static str,
-    /// The kernel.
-    pub kernel: Kernel,
-    /// How it is launched.
-    pub launch: Launch,
+    about: &'static str,
+    kernel: Kernel,
+    launch: Launch,
     /// What is in each buffer of the launch.
-    pub contents: Vec<Content>,
+    contents: Vec<Content>,
     /// Units of work in a launch.
-    pub amount: f64,
-    /// The unit.
-    pub unit: Unit,
+    amount: f64,
+    unit: Unit,
     right: Right,
 }
 
@@ -48,7 +45,7 @@ type Right = Box<dyn Fn(usize, u32) -> bool + Send + Sync>;
 
 /// What a buffer holds before a launch.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Content {
+enum Content {
     /// These bytes.
     Bytes(Vec<u8>),
     /// [`pattern`] over the whole buffer.
@@ -159,7 +156,7 @@ impl Scale {
 }
 
 /// All that run on an architecture.
-pub fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
+fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
     let mut all = chains::all(scale)?;
     all.extend(memory::all(scale)?);
     all.extend(arithmetic::all(scale)?);
@@ -170,7 +167,7 @@ pub fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
 
 /// Identity of the microbenchmarks of an architecture: 16 hexadecimal digits that change with any kernel and with how
 /// much a launch does.
-pub fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
+fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
     let mut sha = Sha256::new();
     for micro in all(target, scale)? {
         sha.update(micro.kernel.to_ptx());
@@ -186,12 +183,12 @@ pub fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
 
 impl Micro {
     /// Slot of the buffer that is written; `None` for a kernel that does nothing.
-    pub fn output(&self) -> Option<usize> {
+    fn output(&self) -> Option<usize> {
         self.contents.iter().position(|content| *content == Content::Output)
     }
 
     /// Checks the bytes of the output.
-    pub fn check(&self, bytes: &[u8]) -> Result<(), BenchError> {
+    fn check(&self, bytes: &[u8]) -> Result<(), BenchError> {
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         match words.enumerate().find(|(index, word)| !(self.right)(*index, *word)) {
             None => Ok(()),
@@ -208,7 +205,7 @@ impl Micro {
 const PERIOD: usize = 4_194_301;
 
 /// Word `i` of a buffer of [`Content::Pattern`].
-pub fn pattern(i: usize) -> u32 {
+fn pattern(i: usize) -> u32 {
     // The finaliser of MurmurHash3: all bits of the number in all bits of the word.
     let mut x = (i % PERIOD) as u32 ^ 0x9e37_79b9;
     x = (x ^ (x >> 16)).wrapping_mul(0x85eb_ca6b);
