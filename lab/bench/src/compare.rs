@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::standing::Group;
 use crate::stats::{RESAMPLES, median};
 use crate::store::Selector;
-use crate::{BenchError, Mode, Options, Ratio, Report, Sample, Store, Turns, Verdict};
+use crate::{BenchError, CaseResult, Mode, Options, Ratio, Report, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,20 +76,16 @@ impl Side {
             return Err(BenchError::bad_option("run", name, allowed));
         }
         let cut_off = runs.iter().filter(|run| !run.finished).count();
-        let name = match cut_off {
-            0 => name.to_string(),
-            _ => format!(
-                "{name} (cut off: {cut_off} of {} runs have no closing line)",
-                runs.len()
-            ),
+        let name = match (cut_off, runs.len()) {
+            (0, _) => name.to_string(),
+            (_, all) => format!("{name} (cut off: {cut_off} of {all} runs have no closing line)"),
         };
         let mut entries: Vec<Entry> = Vec::new();
         for run in &runs {
             for recorded in store.measurements(run)? {
                 for (index, subject) in recorded.measurement.subjects.iter().enumerate() {
-                    let rejected = recorded.inspections[index]
-                        .as_ref()
-                        .is_some_and(|found| !found.passed());
+                    let found = recorded.inspections[index].as_ref();
+                    let rejected = found.is_some_and(|found| !found.passed());
                     let of = recorded.samples.iter().filter(|sample| sample.subject == index);
                     let entry = Entry {
                         case: recorded.case.name.clone(),
@@ -194,26 +190,22 @@ impl Comparison {
 
     /// Two subjects of one report, `a` being its baseline: measured side by side, round by round.
     pub fn of_report(report: &Report, a: &str, b: &str) -> Result<Comparison, BenchError> {
-        let rows: Vec<Row> = report
-            .results
-            .iter()
-            .filter_map(|result| {
-                let find = |label: &str| result.measurement.subjects.iter().find(|s| s.info.label == label);
-                let (base, subject) = (find(a)?, find(b)?);
-                let is_base = result.baseline()?.info.label == a;
-                Some(Row {
-                    case: result.case.name.clone(),
-                    group: Group::of(&result.case.problem),
-                    mode: result.measurement.mode,
-                    label: b.to_string(),
-                    a_us: base.summary?.p50,
-                    b_us: subject.summary?.p50,
-                    ratio: subject.ratio.filter(|_| is_base)?,
-                    verdict: subject.verdict?,
-                })
+        let row = |result: &CaseResult| {
+            let base = result.baseline().filter(|base| base.info.label == a)?;
+            let mut subjects = result.measurement.subjects.iter();
+            let subject = subjects.find(|subject| subject.info.label == b)?;
+            Some(Row {
+                case: result.case.name.clone(),
+                group: Group::of(&result.case.problem),
+                mode: result.measurement.mode,
+                label: b.to_string(),
+                a_us: base.summary?.p50,
+                b_us: subject.summary?.p50,
+                ratio: subject.ratio?,
+                verdict: subject.verdict?,
             })
-            .collect();
-        Comparison::new(a, b, true, rows)
+        };
+        Comparison::new(a, b, true, report.results.iter().filter_map(row).collect())
     }
 
     /// The rows on which B is a regression: slower by more than `gate` (0.03 for 3 %) by its value, and slower at all

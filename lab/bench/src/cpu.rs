@@ -74,15 +74,9 @@ impl CpuBed {
             ..CpuOptions::default()
         };
         let lse = self.problem.return_lse().then_some(lse.as_mut_slice());
-        attention_with(
-            &options,
-            &self.problem,
-            [q.view(), k.view(), v.view()],
-            &lengths.as_slices(),
-            &mut out.view_mut(),
-            lse,
-        )
-        .map_err(|error| Trouble::new(error.to_string()))
+        let (inputs, lengths, out) = ([q.view(), k.view(), v.view()], lengths.as_slices(), &mut out.view_mut());
+        let ran = attention_with(&options, &self.problem, inputs, &lengths, out, lse);
+        ran.map_err(|error| Trouble::new(error.to_string()))
     }
 }
 

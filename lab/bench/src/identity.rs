@@ -107,15 +107,12 @@ pub struct DeviceIdentity {
 impl DeviceIdentity {
     /// A CUDA device.
     pub fn cuda(info: &flashcore_cuda::DeviceInfo) -> DeviceIdentity {
+        let release = info.driver_release.as_deref().unwrap_or("unknown");
         DeviceIdentity {
             device: format!("cuda:{}", info.ordinal),
             name: info.name.clone(),
             uuid: info.uuid.to_string(),
-            driver: format!(
-                "{}/{}",
-                info.driver_release.as_deref().unwrap_or("unknown"),
-                info.cuda_version
-            ),
+            driver: format!("{release}/{}", info.cuda_version),
             architecture: info.architecture(),
             units: info.multiprocessors,
             l2_bytes: u64::from(info.l2_bytes),

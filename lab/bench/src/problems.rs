@@ -75,7 +75,7 @@ fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
 /// A grid of problems without grouped heads: head_dim, that of the values, heads and lengths; each full, then causal.
 fn grid(
     dtype: DType,
-    rows: impl IntoIterator<Item = (usize, usize, usize, Vec<usize>)>,
+    rows: impl IntoIterator<Item = (usize, usize, usize, &'static [usize])>,
 ) -> Result<Vec<Case>, ProblemError> {
     let mut cases = Vec::new();
     for (head_dim, head_dim_v, heads, lengths) in rows {
@@ -84,7 +84,7 @@ fn grid(
             false => format!("v{head_dim_v}"),
         };
         for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
-            for seq_len in &lengths {
+            for seq_len in lengths {
                 let builder = Problem::builder()
                     .batch(CANONICAL_TOKENS / seq_len)
                     .heads(heads, heads)
@@ -102,8 +102,8 @@ fn grid(
 
 /// head_dim 64, 128, 256 × 512 to 16k × full and causal, 16,384 tokens, hidden 2,048.
 fn canonical(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let lengths = vec![512, 1024, 2048, 4096, 8192, 16_384];
-    let row = |head_dim| (head_dim, head_dim, CANONICAL_HIDDEN / head_dim, lengths.clone());
+    const LENGTHS: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
+    let row = |head_dim| (head_dim, head_dim, CANONICAL_HIDDEN / head_dim, LENGTHS.as_slice());
     grid(dtype, [64, 128, 256].map(row))
 }
 
@@ -120,11 +120,14 @@ fn fp8(dtype: DType) -> Result<Vec<Case>, ProblemError> {
 /// Head sizes between those of the canonical grid, 16 heads each: 96 (Phi-3), and 192 with values of 192, or of 128 as in
 /// DeepSeek-V3's prefill.
 fn head_sizes(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    let rows = [(96, 96, 4096), (192, 192, 4096), (192, 128, 4096), (192, 128, 8192)];
-    grid(
-        dtype,
-        rows.map(|(head_dim, head_dim_v, seq_len)| (head_dim, head_dim_v, 16, vec![seq_len])),
-    )
+    let (long, longer): (&[usize], &[usize]) = (&[4096], &[8192]);
+    let rows = [
+        (96, 96, 16, long),
+        (192, 192, 16, long),
+        (192, 128, 16, long),
+        (192, 128, 16, longer),
+    ];
+    grid(dtype, rows)
 }
 
 fn all(dtype: DType) -> Result<Vec<Case>, ProblemError> {

@@ -161,52 +161,42 @@ impl Report {
     pub fn of_evidence(run: &RunRow, recorded: Vec<Recorded>) -> Report {
         let mut report = Report::new(run.identity.clone(), run.options.clone(), run.floor_us);
         report.notes = run.notes();
-        report.results = recorded
-            .into_iter()
-            .map(|recorded| {
-                let found = recorded.inspections.clone();
-                let mut result = CaseResult::new(
-                    recorded.case,
-                    recorded.measurement,
-                    recorded.inspections,
-                    Vec::new(),
-                    run.floor_us,
-                );
-                // The samples of one that was rejected after timing are kept; its number is not.
-                for (index, found) in found.iter().enumerate() {
-                    if let Some(found) = found.as_ref().filter(|found| !found.passed()) {
-                        result.reject(index, found);
-                    }
+        for recorded in recorded {
+            let (case, measurement, found) = (recorded.case, recorded.measurement, recorded.inspections);
+            let mut result = CaseResult::new(case, measurement, found.clone(), Vec::new(), run.floor_us);
+            // The samples of one that was rejected after timing are kept; its number is not.
+            for (index, found) in found.iter().enumerate() {
+                if let Some(found) = found.as_ref().filter(|found| !found.passed()) {
+                    result.reject(index, found);
                 }
-                result
-            })
-            .collect();
+            }
+            report.results.push(result);
+        }
         report
     }
 
     /// The seeds' rule: at least `gain` faster than the quickest SDPA backend of PyTorch (label `torch/…`; where
     /// there is none, than the quickest peer) on `needed` shapes or more, in the hot mode.
     pub fn seeds_rule(&self, gain: f64, needed: usize) -> SeedsRule {
-        let shapes: Vec<SeedsShape> = self
+        let shape = |result: &CaseResult| {
+            let ours = result.quickest(|subject| subject.info.is_ours())?;
+            let torch = result.quickest(|subject| subject.info.label.starts_with("torch/"));
+            let peer = torch.or_else(|| result.quickest(|subject| !subject.info.is_ours()))?;
+            let (o, p) = (ours.summary?, peer.summary?);
+            let apart = p.interval.lo >= o.interval.hi;
+            Some(SeedsShape {
+                case: result.case.name.clone(),
+                ours: ours.info.label.clone(),
+                peer: peer.info.label.clone(),
+                gain: p.p50 / o.p50 - 1.0,
+                met: p.p50 / o.p50 - 1.0 >= gain && apart,
+            })
+        };
+        let hot = self
             .results
             .iter()
-            .filter(|result| result.measurement.mode == Mode::Hot)
-            .filter_map(|result| {
-                let ours = result.quickest(|subject| subject.info.is_ours())?;
-                let peer = result
-                    .quickest(|subject| subject.info.label.starts_with("torch/"))
-                    .or_else(|| result.quickest(|subject| !subject.info.is_ours()))?;
-                let (o, p) = (ours.summary?, peer.summary?);
-                let apart = p.interval.lo >= o.interval.hi;
-                Some(SeedsShape {
-                    case: result.case.name.clone(),
-                    ours: ours.info.label.clone(),
-                    peer: peer.info.label.clone(),
-                    gain: p.p50 / o.p50 - 1.0,
-                    met: p.p50 / o.p50 - 1.0 >= gain && apart,
-                })
-            })
-            .collect();
+            .filter(|result| result.measurement.mode == Mode::Hot);
+        let shapes: Vec<SeedsShape> = hot.filter_map(shape).collect();
         let met = shapes.iter().filter(|shape| shape.met).count();
         SeedsRule {
             passed: (shapes.len() >= needed).then_some(met >= needed),

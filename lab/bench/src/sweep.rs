@@ -1,6 +1,8 @@
 //! Sweeps: many kernels on a problem, ranked. All are screened first, in short turns and after one check of their outputs;
 //! the best are then inspected and measured as in any bench.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{BenchError, CaseResult, Interval, Measured, Measurement, Mode, Options, Ratio, Report};
@@ -156,33 +158,19 @@ pub fn rankings(report: &Report) -> Vec<Ranking> {
 }
 
 fn ranking(screened: &CaseResult, measured: Option<&CaseResult>) -> Ranking {
-    let of_measured = measured.map(|result| rows(result, true)).unwrap_or_default();
-    let known = |label: &str| of_measured.iter().any(|row| row.label == label);
-    let of_screened: Vec<RankedRow> = rows(screened, false)
-        .into_iter()
-        .filter(|row| !known(&row.label))
-        .collect();
-    let mut all = of_measured;
-    all.extend(of_screened);
-    let ours = |label: &str| {
-        let subjects = &screened.measurement.subjects;
-        subjects
-            .iter()
-            .any(|subject| subject.info.label == label && subject.info.is_ours())
-    };
-    let mut rank = 0;
-    for row in &mut all {
-        if ours(&row.label) {
-            rank += 1;
-            row.rank = Some(rank);
-        }
+    let mut all = measured.map(|result| rows(result, true)).unwrap_or_default();
+    let known: BTreeSet<String> = all.iter().map(|row| row.label.clone()).collect();
+    all.extend(
+        rows(screened, false)
+            .into_iter()
+            .filter(|row| !known.contains(&row.label)),
+    );
+    for (rank, row) in (1..).zip(all.iter_mut().filter(|row| row.rank.is_some())) {
+        row.rank = Some(rank);
     }
-    let mut left_out = screened.absent.clone();
-    for subject in &screened.measurement.subjects {
-        if let Some(trouble) = &subject.trouble {
-            left_out.push((subject.info.label.clone(), trouble.clone()));
-        }
-    }
+    let subjects = screened.measurement.subjects.iter();
+    let failed = subjects.filter_map(|subject| Some((subject.info.label.clone(), subject.trouble.clone()?)));
+    let left_out = screened.absent.iter().cloned().chain(failed).collect();
     Ranking {
         case: screened.case.name.clone(),
         problem: screened.case.problem.to_string(),
@@ -206,13 +194,13 @@ fn place(result: &CaseResult) -> Place {
 }
 
 fn rows(result: &CaseResult, measured: bool) -> Vec<RankedRow> {
-    let best = result
-        .quickest(|subject| subject.info.is_ours())
-        .and_then(|best| best.summary);
+    let best = result.quickest(|subject| subject.info.is_ours());
+    let best = best.and_then(|best| best.summary);
     let row = |subject: &Measured| {
         let summary = subject.summary?;
         Some(RankedRow {
-            rank: None,
+            // Of ours: counted when all are in order.
+            rank: subject.info.is_ours().then_some(0),
             label: subject.info.label.clone(),
             measured,
             median_us: summary.p50,

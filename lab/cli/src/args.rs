@@ -61,7 +61,7 @@ struct ProblemFlags {
     full: bool,
     /// Each row sees L keys before its own position and R after it; `inf` is all of them
     #[arg(long, value_name = "L,R", value_parser = window, allow_hyphen_values = true)]
-    window: Option<Window>,
+    window: Option<Mask>,
     /// The mask's diagonal begins at the first key, as in PyTorch's is_causal
     #[arg(long)]
     top_left: bool,
@@ -85,10 +85,6 @@ struct ProblemFlags {
     layout: Option<LayoutArg>,
 }
 
-/// Keys seen on either side of the diagonal; `None` is all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Window(Option<u32>, Option<u32>);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LayoutArg {
     /// [batch, seq, heads, head_dim], as in FlashAttention
@@ -101,13 +97,13 @@ pub(crate) fn dtype(name: &str) -> Result<DType, String> {
     DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
 }
 
-fn window(text: &str) -> Result<Window, String> {
+fn window(text: &str) -> Result<Mask, String> {
     let side = |side: &str| match side.trim() {
         "inf" | "-1" => Ok(None),
         number => number.parse().map(Some).map_err(|_| ()),
     };
     match text.split_once(',').map(|(left, right)| (side(left), side(right))) {
-        Some((Ok(left), Ok(right))) => Ok(Window(left, right)),
+        Some((Ok(left), Ok(right))) => Ok(Mask::window(left, right)),
         _ => {
             let wrong =
                 "write the keys before and after each row's own as L,R, e.g. `128,0` (sliding and causal) or `inf,16`";
@@ -163,7 +159,7 @@ impl ProblemArgs {
         let mut mask = match flags.window {
             _ if flags.full => Mask::FULL,
             _ if flags.causal => Mask::CAUSAL,
-            Some(Window(left, right)) => Mask::window(left, right),
+            Some(window) => window,
             None => named.mask(),
         };
         if flags.top_left {
@@ -342,7 +338,7 @@ mod tests {
         for text in ["", "3", "3,", "a,b", "1,2,3", "-2,0"] {
             assert!(window(text).unwrap_err().contains("L,R"), "{text}");
         }
-        assert_eq!(window("inf, 16"), Ok(Window(None, Some(16))));
+        assert_eq!(window("inf, 16"), Ok(Mask::window(None, Some(16))));
     }
 
     #[test]

@@ -106,7 +106,7 @@ Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 
 #[command(next_help_heading = "Protocol")]
 pub(crate) struct ProtocolArgs {
     /// hot (back to back), cold (L2 flushed), sustained (half a second each), screen (hot, but brief)
-    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot", value_parser = mode)]
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot")]
     mode: Vec<Mode>,
     /// Most seconds for the rounds of one problem in one mode; three rounds are always made
     #[arg(long, value_name = "SECONDS")]
@@ -146,10 +146,6 @@ impl ProtocolArgs {
             ..Request::default()
         }
     }
-}
-
-pub(crate) fn mode(name: &str) -> Result<Mode, String> {
-    name.parse().map_err(|error: BenchError| error.to_string())
 }
 
 /// `3%` or `0.03`.

@@ -7,7 +7,6 @@ use flashcore_bench::chart::{self, Chart, RungName, Speed};
 use flashcore_bench::{Mode, Report, Store};
 use serde::Deserialize;
 
-use crate::bench::mode;
 use crate::evidence::{opened, report};
 use crate::{Failure, StoreArgs, style};
 
@@ -51,7 +50,7 @@ pub(crate) struct WhatArgs {
     #[arg(default_value = "latest")]
     run: String,
     /// hot, cold, sustained or screen
-    #[arg(long, default_value = "hot", value_parser = mode)]
+    #[arg(long, default_value = "hot")]
     mode: Mode,
     /// The file to write: .html, .svg or for `lines` .csv [default: HTML to standard output]
     #[arg(long, short, value_name = "FILE")]

@@ -205,13 +205,17 @@ pub(crate) fn flops(per_second: f64) -> String {
 pub(crate) struct Spinner(pub(crate) ProgressBar);
 
 pub(crate) fn spinner(what: &str) -> Spinner {
+    Spinner(bar("{spinner} {msg} {elapsed}").with_message(what.to_string()))
+}
+
+/// A line that is kept up to date; drawn only if standard error is a terminal.
+pub(crate) fn bar(template: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
-    bar.set_message(what.to_string());
     bar.enable_steady_tick(Duration::from_millis(100));
-    Spinner(bar)
+    bar
 }
 
 impl Drop for Spinner {

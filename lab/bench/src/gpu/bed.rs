@@ -177,16 +177,10 @@ impl Bed for GpuBed<'_> {
     }
 
     fn outside(&self) -> Result<Option<String>, Trouble> {
-        for TensorSet {
-            inputs,
-            lengths,
-            out,
-            lse,
-            workspace,
-        } in &self.places
-        {
-            let lengths = lengths.arrays().into_iter().flatten();
-            for buffer in inputs.iter().chain(lengths).chain([out, workspace]).chain(lse) {
+        for place in &self.places {
+            let lengths = place.lengths.arrays().into_iter().flatten();
+            let read = place.inputs.iter().chain(lengths);
+            for buffer in read.chain([&place.out, &place.workspace]).chain(&place.lse) {
                 if let Some(outside) = buffer.outside(self.stream)? {
                     return Ok(Some(outside));
                 }

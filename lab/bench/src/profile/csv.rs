@@ -13,46 +13,30 @@ const HEAD: &str = "\"ID\"";
 /// One sentence that says what is missing, for a text without a table or a row that does not fit
 /// it.
 pub fn read(text: &str) -> Result<Vec<KernelProfile>, String> {
-    let table = match text.find(&format!("\n{HEAD}")) {
-        Some(at) => &text[at + 1..],
-        None if text.starts_with(HEAD) => text,
-        None => {
-            return Err(
-                "there is no table in it: make one with `ncu --csv --page raw --set full PROGRAM`, \
-                        or `ncu --import FILE.ncu-rep --csv --page raw`"
-                    .to_string(),
-            );
-        }
+    let table = text.lines().skip_while(|line| !line.starts_with(HEAD));
+    let mut lines = table.filter(|line| line.starts_with('"'));
+    let Some(names) = lines.next().map(fields) else {
+        let make =
+            "make one with `ncu --csv --page raw --set full PROGRAM`, or `ncu --import FILE.ncu-rep --csv --page raw`";
+        return Err(format!("there is no table in it: {make}"));
     };
-    let mut lines = table.lines().filter(|line| line.starts_with('"'));
-    let names = fields(lines.next().unwrap_or_default());
     let units = fields(lines.next().unwrap_or_default());
     let mut profiles = Vec::new();
     for (row, line) in lines.enumerate() {
         let values = fields(line);
         if values.len() != names.len() {
-            return Err(format!(
-                "row {} has {} columns, the head {}",
-                row + 1,
-                values.len(),
-                names.len()
-            ));
+            let (row, has, head) = (row + 1, values.len(), names.len());
+            return Err(format!("row {row} has {has} columns, the head {head}"));
         }
         let text_of = |name: &str| {
-            names
-                .iter()
-                .position(|n| n == name)
-                .map_or("", |at| values[at].as_str())
+            let at = names.iter().position(|known| known == name);
+            at.map_or("", |at| values[at].as_str())
         };
         let metrics: BTreeMap<&str, f64> = (names.iter().zip(&units).zip(&values))
             .filter_map(|((name, unit), value)| Some((name.as_str(), number(value)? * scale(unit))))
             .collect();
-        profiles.push(KernelProfile::from_metrics(
-            text_of("Kernel Name"),
-            text_of("Grid Size"),
-            text_of("Block Size"),
-            &metrics,
-        ));
+        let about = ["Kernel Name", "Grid Size", "Block Size"].map(text_of);
+        profiles.push(KernelProfile::from_metrics(about, &metrics));
     }
     Ok(profiles)
 }

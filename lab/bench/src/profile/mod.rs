@@ -79,7 +79,7 @@ pub struct KernelProfile {
 
 impl KernelProfile {
     /// From a row of ncu's raw page: names of metrics with their values in base units.
-    fn from_metrics(kernel: &str, grid: &str, block: &str, metrics: &BTreeMap<&str, f64>) -> KernelProfile {
+    fn from_metrics([kernel, grid, block]: [&str; 3], metrics: &BTreeMap<&str, f64>) -> KernelProfile {
         let counters = counters()
             .filter_map(|(key, metric)| Some((key.to_string(), *metrics.get(metric.as_str())?)))
             .collect();

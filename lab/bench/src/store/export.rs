@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
-use crate::{BenchError, RunIdentity};
+use crate::BenchError;
 
 /// What an import brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,12 +35,7 @@ impl Store {
         let mut line = |text: String| writeln!(out, "{text}").map_err(|error| failed(self.path(), error));
         line(COLUMNS.to_string())?;
         for run in self.runs(selector)? {
-            let RunIdentity {
-                device,
-                revision,
-                started_at,
-                ..
-            } = &run.identity;
+            let (identity, device) = (&run.identity, &run.identity.device);
             for recorded in self.measurements(&run)? {
                 for sample in &recorded.samples {
                     let subject = &recorded.measurement.subjects[sample.subject].info;
@@ -50,8 +45,8 @@ impl Store {
                     };
                     line(csv_line(&[
                         run.key.clone(),
-                        started_at.to_string(),
-                        revision.clone(),
+                        identity.started_at.to_string(),
+                        identity.revision.clone(),
                         device.name.clone(),
                         device.uuid.clone(),
                         device.driver.clone(),
@@ -86,10 +81,8 @@ impl Store {
             run.read()?;
             // The key becomes the name of a file.
             if run.key.is_empty() || !run.key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
-                return Err(failed(
-                    file,
-                    format!("`{}` is no key: letters, digits and - are", run.key),
-                ));
+                let why = format!("`{}` is no key: letters, digits and - are", run.key);
+                return Err(failed(file, why));
             }
             runs.push(run);
         }

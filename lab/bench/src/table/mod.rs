@@ -11,7 +11,7 @@ pub use standing::standing_text;
 
 use crate::compare::Comparison;
 use crate::store::csv_line;
-use crate::{CaseResult, Interval, Measured, Reading, Report, Turns};
+use crate::{Absent, CaseResult, Interval, Measured, Ratio, Reading, Report, Turns};
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
@@ -69,12 +69,7 @@ pub fn case_text(result: &CaseResult) -> String {
     for (index, subject) in measurement.subjects.iter().enumerate() {
         out.push(subject_line(result, subject, index == measurement.baseline));
     }
-    out.extend(
-        result
-            .absent
-            .iter()
-            .map(|(label, reason)| format!("  {label}: {reason}")),
-    );
+    out.extend(absent_lines(&result.absent));
     let smallest = result.quickest(|_| true).and_then(|subject| subject.summary);
     if let (Some(floor), Some(smallest)) = (result.floor_us, smallest)
         && smallest.p50 < NEAR_FLOOR * floor
@@ -82,6 +77,10 @@ pub fn case_text(result: &CaseResult) -> String {
         out.push(format!("  (an empty kernel takes {} µs here)", number(floor)));
     }
     lines(out)
+}
+
+fn absent_lines(absent: &[Absent]) -> impl Iterator<Item = String> {
+    absent.iter().map(|(label, reason)| format!("  {label}: {reason}"))
 }
 
 /// What turns are like, a line for each kind; empty where only other modes were measured.
@@ -119,6 +118,7 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> S
         true => result.gbps(summary.p50),
         false => result.tflops(summary.p50),
     };
+    let [p50, p90, rate] = [summary.p50, summary.p90, rate].map(number);
     let (ratio, interval) = match subject.ratio {
         Some(ratio) => (times(ratio.value), span(ratio.interval, times)),
         None => (String::new(), String::new()),
@@ -128,12 +128,7 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> S
         None if is_baseline => "(base)".to_string(),
         None => String::new(),
     };
-    format!(
-        "  {label:<LABEL$} {:>10} {:>10} {:>8} {ratio:>7} {interval:<15} {verdict}",
-        number(summary.p50),
-        number(summary.p90),
-        number(rate)
-    )
+    format!("  {label:<LABEL$} {p50:>10} {p90:>10} {rate:>8} {ratio:>7} {interval:<15} {verdict}")
 }
 
 /// Clocks, power and temperature over the rounds, as ranges; what held the clocks down.
@@ -226,11 +221,8 @@ pub fn markdown(report: &Report) -> String {
     out.push_str("\n| problem | mode | subject | p50 µs | p10 | p90 | TFLOP/s | GB/s | ratio | interval | verdict |\n");
     out.push_str("|---|---|---|--:|--:|--:|--:|--:|--:|---|---|\n");
     for (result, subject) in rows(report) {
-        let _ = writeln!(
-            out,
-            "| {} |",
-            fields(result, subject, number, "–").join(" | ").replace('\n', " ")
-        );
+        let row = fields(result, subject, number, "–").join(" | ");
+        let _ = writeln!(out, "| {} |", row.replace('\n', " "));
     }
     out
 }
@@ -280,9 +272,13 @@ fn fields(result: &CaseResult, subject: &Measured, number: impl Fn(f64) -> Strin
         of(summary.map(|s| result.tflops(s.p50))),
         of(summary.map(|s| result.gbps(s.p50))),
         of(ratio.map(|r| r.value)),
-        ratio.map_or(String::new(), |r| {
-            format!("{:.4}{dash}{:.4}", r.interval.lo, r.interval.hi)
-        }),
+        ratio.map_or(
+            String::new(),
+            |Ratio {
+                 interval: Interval { lo, hi },
+                 ..
+             }| format!("{lo:.4}{dash}{hi:.4}"),
+        ),
         verdict,
     ]
 }

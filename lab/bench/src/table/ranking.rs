@@ -1,6 +1,6 @@
 //! Rankings of sweeps as text.
 
-use super::{clip_to, lines, number, span, times};
+use super::{absent_lines, clip_to, lines, number, span, times};
 use crate::sweep::{Place, RankedRow, Ranking};
 
 /// Columns of a label: config ids are long.
@@ -40,12 +40,7 @@ pub fn ranking_text(ranking: &Ranking) -> String {
         ));
         out.extend(rows.into_iter().map(row_text));
     }
-    out.extend(
-        ranking
-            .left_out
-            .iter()
-            .map(|(label, reason)| format!("  {label}: {reason}")),
-    );
+    out.extend(absent_lines(&ranking.left_out));
     lines(out)
 }
 

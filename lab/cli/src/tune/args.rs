@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use flashcore_tune::TuneError;
 use flashcore_tune::strategy::Kind;
 
 use crate::ProblemArgs;
@@ -26,7 +25,7 @@ pub(crate) struct TuneArgs {
     pub(crate) device: String,
     /// exhaustive, random, hill, single, elite, niches (the last three also with +insights), ranked; see
     /// docs/tune.md [default: ranked; elite without a cost model of the device]
-    #[arg(long, value_name = "NAME", value_parser = strategy, help_heading = "Search")]
+    #[arg(long, value_name = "NAME", help_heading = "Search")]
     pub(crate) strategy: Option<Kind>,
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
@@ -127,10 +126,6 @@ impl fmt::Display for Budget {
             Budget::Time(time) => write!(f, "{}s", time.as_secs_f64()),
         }
     }
-}
-
-fn strategy(name: &str) -> Result<Kind, String> {
-    name.parse().map_err(|error: TuneError| error.to_string())
 }
 
 fn budget(text: &str) -> Result<Budget, String> {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use flashcore_tune::journal::Header;
 use flashcore_tune::{History, Timed, Trial, Verdict, Waits, Watcher, times_as_long};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::{BAD, DIM, GOOD, Page, style};
 
@@ -37,15 +37,9 @@ impl Live {
     pub(crate) fn new(shown: bool, trials: usize, time: Duration) -> Live {
         // A progress bar is drawn only if standard error is a terminal.
         let bar = match shown {
-            true => ProgressBar::no_length(),
+            true => style::bar("{spinner} {msg}"),
             false => ProgressBar::hidden(),
         };
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-            bar.set_style(style);
-        }
-        if shown {
-            bar.enable_steady_tick(Duration::from_millis(100));
-        }
         Live {
             shown,
             bar,
