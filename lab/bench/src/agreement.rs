@@ -34,16 +34,14 @@ impl Agreement {
         if pairs.is_empty() || !pairs.iter().all(|&(p, m)| is_time(p) && is_time(m)) {
             return None;
         }
+        let (predicted, measured): (Vec<f64>, Vec<f64>) = pairs.iter().copied().unzip();
         let ratios: Vec<f64> = pairs.iter().map(|(predicted, measured)| measured / predicted).collect();
         let ratios = sorted(&ratios);
         let chosen = pairs.iter().min_by(|a, b| a.0.total_cmp(&b.0))?.1;
-        let fastest = pairs.iter().map(|pair| pair.1).fold(f64::INFINITY, f64::min);
+        let fastest = measured.iter().copied().fold(f64::INFINITY, f64::min);
         Some(Agreement {
             count: pairs.len(),
-            spearman: correlation(
-                &ranks(pairs.iter().map(|pair| pair.0)),
-                &ranks(pairs.iter().map(|pair| pair.1)),
-            ),
+            spearman: correlation(&ranks(&predicted), &ranks(&measured)),
             median_ratio: quantile(&ratios, 0.5),
             p10_ratio: quantile(&ratios, 0.1),
             p90_ratio: quantile(&ratios, 0.9),
@@ -53,8 +51,7 @@ impl Agreement {
 }
 
 /// Ranks from 0; equal values share their middle.
-fn ranks(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let values: Vec<f64> = values.collect();
+fn ranks(values: &[f64]) -> Vec<f64> {
     let below = |x: f64| values.iter().filter(|&&y| y < x).count() as f64;
     let equal = |x: f64| values.iter().filter(|&&y| y == x).count() as f64;
     values.iter().map(|&x| below(x) + (equal(x) - 1.0) / 2.0).collect()

@@ -73,19 +73,16 @@ impl PeerTensors {
             tensor("v", v, problem.dtype(), problem.v_layout()),
             tensor("out", out, problem.out_dtype(), problem.o_layout()),
         ];
-        for (name, address) in ["q_scale", "k_scale", "v_scale"]
-            .into_iter()
-            .zip(scales.into_iter().flatten())
-        {
-            tensors.push(PeerTensor {
-                name,
-                address,
-                bytes: problem.num_scales() * size_of::<f32>(),
-                dtype: DType::F32,
-                shape: vec![problem.batch(), problem.num_kv_heads()],
-                strides: vec![problem.num_kv_heads() as i64, 1],
-            });
-        }
+        let names = ["q_scale", "k_scale", "v_scale"];
+        let scales = names.into_iter().zip(scales.into_iter().flatten());
+        tensors.extend(scales.map(|(name, address)| PeerTensor {
+            name,
+            address,
+            bytes: problem.num_scales() * size_of::<f32>(),
+            dtype: DType::F32,
+            shape: vec![problem.batch(), problem.num_kv_heads()],
+            strides: vec![problem.num_kv_heads() as i64, 1],
+        }));
         PeerTensors { place, tensors }
     }
 }

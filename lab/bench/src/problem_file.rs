@@ -1,8 +1,9 @@
 //! Problems from files: TOML or JSON, with errors that name the key and its line.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use flashcore_problem::{DType, Layout, Mask, NAMED_PROBLEMS, Problem, ProblemError};
+use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder, ProblemError};
 use serde::Deserialize;
 
 use crate::{BenchError, Case};
@@ -65,16 +66,11 @@ pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
     let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
     let cases = cases(&text, path.ends_with(".toml"), dtype).map_err(bad)?;
-    match wanted {
-        None => Ok(cases),
-        Some(wanted) => match cases.iter().find(|case| case.name == wanted) {
-            Some(case) => Ok(vec![case.clone()]),
-            None => Err(bad(format!(
-                "no problem is named `{wanted}`; there are {}",
-                names(&cases)
-            ))),
-        },
-    }
+    let Some(wanted) = wanted else { return Ok(cases) };
+    let known = names(&cases);
+    let found = cases.into_iter().find(|case| case.name == wanted);
+    let missing = || bad(format!("no problem is named `{wanted}`; there are {known}"));
+    Ok(vec![found.ok_or_else(missing)?])
 }
 
 /// The problem of a file that has one, or of `FILE:NAME`: for commands that take a single problem.
@@ -100,17 +96,14 @@ fn names(cases: &[Case]) -> String {
 /// The problems of a file's text, or the first mistake with its line and key.
 fn cases(text: &str, is_toml: bool, dtype: Option<DType>) -> Result<Vec<Case>, String> {
     let mut cases = Vec::new();
-    let mut named: Vec<String> = Vec::new();
+    let mut named = BTreeSet::new();
     for (index, entry) in parse(text, is_toml)?.into_iter().enumerate() {
         let at = |wrong: Wrong| place::of_value(text, is_toml, index, &wrong.keys, &wrong.reason);
-        if let Some(name) = &entry.name {
-            if named.contains(name) {
-                return Err(at(Wrong::new(
-                    &["name"],
-                    format!("an earlier problem is named `{name}`; each name may occur once"),
-                )));
-            }
-            named.push(name.clone());
+        if let Some(name) = entry.name.clone()
+            && let Some(name) = named.replace(name)
+        {
+            let reason = format!("an earlier problem is named `{name}`; each name may occur once");
+            return Err(at(Wrong::new(&["name"], reason)));
         }
         cases.push(entry.case(dtype).map_err(at)?);
     }
@@ -187,6 +180,12 @@ impl Wrong {
     }
 }
 
+fn dtype_named(name: &str) -> Result<DType, Wrong> {
+    let known = || DType::ALL.map(DType::name).join(", ");
+    let unknown = || Wrong::new(&["dtype"], format!("no dtype is named `{name}`; allowed: {}", known()));
+    DType::from_name(name).ok_or_else(unknown)
+}
+
 impl Entry {
     fn check_keys(&self) -> Result<(), Wrong> {
         let seq = self.seq.is_some();
@@ -222,30 +221,17 @@ impl Entry {
     fn case(self, dtype: Option<DType>) -> Result<Case, Wrong> {
         self.check_keys()?;
         let sizes = self.sizes();
-        let base = match &self.like {
-            None => None,
-            Some(name) => Some(Problem::named(name).map_err(|error| Wrong::new(&["like"], error.to_string()))?),
+        let like = self.like.as_deref().map(Problem::named).transpose();
+        let like = like.map_err(|error| Wrong::new(&["like"], error.to_string()))?;
+        let mut builder = match &like {
+            None => Problem::builder().heads(1, 1).seq_len(128).head_dim(64),
+            Some(like) => ProblemBuilder::from(like),
         };
-        let like = NAMED_PROBLEMS
-            .iter()
-            .find(|named| Some(named.name) == self.like.as_deref());
-        let mut builder = like.map_or_else(
-            || Problem::builder().heads(1, 1).seq_len(128).head_dim(64),
-            |named| named.builder(),
-        );
         if self.heads.is_some() || self.kv_heads.is_some() {
-            let heads = self.heads.or(base.as_ref().map(Problem::num_heads)).unwrap_or(1);
+            let heads = self.heads.or(like.as_ref().map(Problem::num_heads)).unwrap_or(1);
             builder = builder.heads(heads, self.kv_heads.unwrap_or(heads));
         }
-        let of_file = self
-            .dtype
-            .map(|name| {
-                DType::from_name(&name).ok_or_else(|| {
-                    let known = DType::ALL.map(DType::name).join(", ");
-                    Wrong::new(&["dtype"], format!("no dtype is named `{name}`; allowed: {known}"))
-                })
-            })
-            .transpose()?;
+        let of_file = self.dtype.as_deref().map(dtype_named).transpose()?;
         macro_rules! set {
             ($($given:expr => $method:ident),* $(,)?) => {
                 $(if let Some(value) = $given { builder = builder.$method(value); })*

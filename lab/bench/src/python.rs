@@ -68,24 +68,18 @@ impl Python {
             Some(name) => vec![name],
             None => vec!["python3".into(), "python".into()],
         };
-        let mut why = String::new();
+        let mut reasons = Vec::new();
         for executable in candidates {
-            let probe = Command::new(&executable)
-                .args(["-c", PROBE])
-                .stdin(Stdio::null())
-                .output();
-            let reason = match probe {
+            let mut probe = Command::new(&executable);
+            let reason = match probe.args(["-c", PROBE]).stdin(Stdio::null()).output() {
                 Ok(output) if output.status.success() => return Ok(Python { executable }),
                 Ok(output) => last_line(&output.stderr),
                 Err(error) => error.to_string(),
             };
-            if why.is_empty() {
-                why = format!("{}: {reason}", executable.display());
-            }
+            reasons.push(format!("{}: {reason}", executable.display()));
         }
-        Err(format!(
-            "no peers: they need a Python with PyTorch and flashcore ({why}); {PYTHON_VARIABLE} names one"
-        ))
+        let (needs, why) = ("they need a Python with PyTorch and flashcore", &reasons[0]);
+        Err(format!("no peers: {needs} ({why}); {PYTHON_VARIABLE} names one"))
     }
 
     /// Benches there, and passes on what happens.
@@ -131,14 +125,12 @@ impl Python {
         }
         let status = child.wait().map_err(|error| failed(error.to_string()))?;
         let said = errors.and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let mut report =
-            outcome.unwrap_or_else(|| Err(failed(format!("it ended without a report ({status}): {said}"))))?;
-        if report.run.revision != revision() {
-            let note = format!(
-                "the Python package was built from revision {}, this command from {}: the kernels timed are the package's",
-                report.run.revision,
-                revision()
-            );
+        let silent = || Err(failed(format!("it ended without a report ({status}): {said}")));
+        let mut report = outcome.unwrap_or_else(silent)?;
+        let (theirs, ours) = (&report.run.revision, revision());
+        if theirs != ours {
+            let built = format!("the Python package was built from revision {theirs}, this command from {ours}");
+            let note = format!("{built}: the kernels timed are the package's");
             watcher.note(&note);
             report.notes.push(note);
         }

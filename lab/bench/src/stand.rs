@@ -8,6 +8,7 @@ use flashcore_cpu::{CpuConfig, default_config};
 use flashcore_cuda::Stream;
 use flashcore_kernels::{KernelCache, Plan, near, select};
 use flashcore_problem::Problem;
+use rayon::iter::Either;
 use rayon::prelude::*;
 
 use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
@@ -82,14 +83,12 @@ pub struct Stand {
 impl Stand {
     /// Takes a device.
     pub fn new(device: &Device) -> Result<Stand, BenchError> {
-        let gpu = match device.context() {
-            None => None,
-            Some(context) => {
-                let stream = Stream::new(context)?;
-                let tools = GpuTools::new(&stream)?;
-                Some((stream, tools))
-            }
+        let Some(context) = device.context() else {
+            return Ok(Stand { gpu: None });
         };
+        let stream = Stream::new(context)?;
+        let tools = GpuTools::new(&stream)?;
+        let gpu = Some((stream, tools));
         Ok(Stand { gpu })
     }
 
@@ -195,28 +194,24 @@ pub(crate) fn built(
         (Ok(id @ KernelId::Cpu(_)), _) => Err(left_out(&id.to_string(), &"it runs on the CPU; ask for the device cpu")),
         (Ok(id), _) => Err(left_out(&id.to_string(), &"it runs on a GPU; ask for a CUDA device")),
     };
-    let (mut kernels, mut absent) = (Vec::new(), Vec::new());
-    for one in ids.par_iter().map(build).collect::<Vec<_>>() {
-        match one {
-            Ok(kernel) => kernels.push(kernel),
-            Err(missing) => absent.push(missing),
-        }
-    }
-    (kernels, absent)
+    let either = |one| match one {
+        Ok(kernel) => Either::Left(kernel),
+        Err(missing) => Either::Right(missing),
+    };
+    ids.par_iter().map(build).partition_map(either)
 }
 
 /// The kernels that a word of [`KERNEL_WORDS`] or an id stands for.
 fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCache) -> Result<Vec<KernelId>, String> {
     match (word, attention.device().context()) {
-        ("default", _) => match attention.plan(problem) {
-            Ok(plan) => Ok(vec![plan.kernel()]),
-            Err(error) => Err(error.to_string()),
-        },
+        ("default", _) => {
+            let plan = attention.plan(problem).map_err(|error| error.to_string())?;
+            Ok(vec![plan.kernel()])
+        }
         ("heuristics", Some(context)) => {
             // Allocations of the bench begin at multiples of 256 bytes, so an alignment of 16 holds.
-            let choice = select(problem, context.info().chip(), 16, cache);
-            let choice = choice.map(|choice| vec![KernelId::Gpu(choice.plan.config)]);
-            choice.map_err(|error| error.to_string())
+            let choice = select(problem, context.info().chip(), 16, cache).map_err(|error| error.to_string())?;
+            Ok(vec![KernelId::Gpu(choice.plan.config)])
         }
         ("near", Some(context)) => {
             let configs = near(problem, context.info().chip(), cache);
@@ -230,10 +225,7 @@ fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCa
             }
             Ok(configs.into_iter().map(KernelId::Cpu).collect())
         }
-        (id, _) => match id.parse() {
-            Ok(id) => Ok(vec![id]),
-            Err(error) => Err(format!("{error}")),
-        },
+        (id, _) => Ok(vec![id.parse().map_err(|error: flashcore::Error| error.to_string())?]),
     }
 }
 

@@ -56,12 +56,10 @@ impl Group {
             _ => "window",
         };
         let keys = problem.seq_len_kv();
-        let length = if keys <= SHORT_KEYS {
-            Length::Short
-        } else if keys <= MIDDLE_KEYS {
-            Length::Middle
-        } else {
-            Length::Long
+        let length = match keys {
+            ..=SHORT_KEYS => Length::Short,
+            ..=MIDDLE_KEYS => Length::Middle,
+            _ => Length::Long,
         };
         Group {
             head_dim: problem.head_dim(),
@@ -172,10 +170,9 @@ impl Standing {
         for shape in &shapes {
             by_group.entry(&shape.group).or_default().push(shape);
         }
-        let groups = by_group
-            .into_iter()
-            .filter_map(|(group, shapes)| Some((group.clone(), Geomean::of(shapes)?)))
-            .collect();
+        let groups = by_group.into_iter();
+        let groups = groups.filter_map(|(group, shapes)| Some((group.clone(), Geomean::of(shapes)?)));
+        let groups = groups.collect();
         Some(Standing {
             base: base.to_string(),
             subject,
@@ -238,10 +235,8 @@ impl Report {
                 *counts.entry(&baseline.info.label).or_default() += 1;
             }
         }
-        counts
-            .into_iter()
-            .max_by_key(|(_, count)| *count)
-            .map(|(label, _)| label)
+        let most = counts.into_iter().max_by_key(|(_, count)| *count);
+        most.map(|(label, _)| label)
     }
 }
 
@@ -253,10 +248,10 @@ impl Comparison {
             let shape = Shape::new(&row.case, row.group.clone(), &row.label, &row.ratio);
             by_subject.entry((row.mode, &row.label)).or_default().push(shape);
         }
-        by_subject
-            .into_iter()
-            .filter_map(|((mode, label), shapes)| Standing::new(&self.a, label.to_string(), mode, shapes, Vec::new()))
-            .collect()
+        let standing = |((mode, label), shapes): ((Mode, &str), _)| {
+            Standing::new(&self.a, label.to_string(), mode, shapes, Vec::new())
+        };
+        by_subject.into_iter().filter_map(standing).collect()
     }
 }
 

@@ -63,11 +63,8 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart, BenchErro
     let mut standings = report.standings(base).into_iter();
     let Some(standing) = standings.find(|standing| standing.mode == mode) else {
         let peer = report.main_peer();
-        return Err(BenchError::bad_option(
-            "baseline",
-            format!("{base} ({mode})"),
-            peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours"),
-        ));
+        let allowed = peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours");
+        return Err(BenchError::bad_option("baseline", format!("{base} ({mode})"), allowed));
     };
     let mut shapes: Vec<(Key, usize, Shape)> = Vec::new();
     for shape in &standing.shapes {
@@ -91,24 +88,16 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart, BenchErro
     let mut about = vec![format!("{mode}: {}; above 1 is faster", geomean_text(&standing))];
     about.extend(identity(report));
     let numbers = |shape: &Shape| {
-        let speedup = times(shape.speedup);
-        vec![
-            shape.case.clone(),
-            shape.subject.clone(),
-            speedup,
-            bracketed(Some(shape.interval)),
-        ]
+        let (case, subject) = (shape.case.clone(), shape.subject.clone());
+        vec![case, subject, times(shape.speedup), bracketed(Some(shape.interval))]
     };
+    let shapes = rows.iter().flat_map(|row| row.cells.iter().flatten());
     Ok(Chart {
         drawing: draw(&title, &lengths, &rows),
         title,
         about,
         columns: vec!["problem", "kernel", "speed-up", "interval"],
-        rows: rows
-            .iter()
-            .flat_map(|row| row.cells.iter().flatten())
-            .map(numbers)
-            .collect(),
+        rows: shapes.map(numbers).collect(),
     })
 }
 
@@ -138,17 +127,15 @@ fn rows(columns: &[usize], mut shapes: Vec<(Key, usize, Shape)>) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for (key, keys, shape) in shapes {
         let column = columns.iter().position(|known| *known == keys).unwrap_or_default();
-        let free = rows
-            .iter()
-            .position(|row| row.key == key && row.cells[column].is_none());
-        let at = free.unwrap_or_else(|| {
-            rows.push(Row {
-                key,
-                cells: vec![None; columns.len()],
-            });
-            rows.len() - 1
-        });
-        rows[at].cells[column] = Some(shape);
+        let is_free = |row: &&mut Row| row.key == key && row.cells[column].is_none();
+        match rows.iter_mut().find(is_free) {
+            Some(row) => row.cells[column] = Some(shape),
+            None => {
+                let mut cells = vec![None; columns.len()];
+                cells[column] = Some(shape);
+                rows.push(Row { key, cells });
+            }
+        }
     }
     rows
 }
@@ -185,9 +172,8 @@ fn colour(speedup: f64) -> (&'static str, bool) {
 /// `±0.5 %`.
 fn half_width(shape: &Shape) -> String {
     let half = shape.interval.relative_half_width(shape.speedup);
-    if half.is_finite() {
-        format!("±{:.1} %", half * 100.0)
-    } else {
-        "±?".to_string()
+    match half.is_finite() {
+        true => format!("±{:.1} %", half * 100.0),
+        false => "±?".to_string(),
     }
 }

@@ -43,16 +43,12 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
     let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
     let Some(result) = of_mode().find(|result| result.case.name == case) else {
         let cases: Vec<&str> = of_mode().map(|result| result.case.name.as_str()).collect();
-        return Err(BenchError::bad_option(
-            "problem",
-            format!("{case} ({mode})"),
-            cases.join(", "),
-        ));
+        let given = format!("{case} ({mode})");
+        return Err(BenchError::bad_option("problem", given, cases.join(", ")));
     };
-    let rungs = if rungs.is_empty() {
-        all(result)
-    } else {
-        rungs.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?
+    let rungs = match rungs {
+        [] => all(result),
+        names => names.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?,
     };
     let title = format!("{case}: µs a run");
     let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
@@ -193,13 +189,11 @@ impl Scale {
     /// All steps where there is room for their labels, decades where there is not.
     fn ticks(&self) -> Vec<f64> {
         let within = |step: &f64| (self.lo..=self.hi).contains(step);
-        let all: Vec<f64> = steps().into_iter().filter(within).collect();
-        if all.len() <= 7 {
-            return all;
+        let mut ticks: Vec<f64> = steps().into_iter().filter(within).collect();
+        if ticks.len() > 7 {
+            ticks.retain(|step| step.log10().fract().abs() < 1e-9);
         }
-        all.into_iter()
-            .filter(|step| step.log10().fract().abs() < 1e-9)
-            .collect()
+        ticks
     }
 
     /// Labels at either end stay inside.

@@ -61,11 +61,8 @@ fn style() -> String {
         };
         COLOURS.iter().map(rule).collect()
     };
-    format!(
-        "{SHAPES}{}@media(prefers-color-scheme:dark){{{}}}",
-        rules(false),
-        rules(true)
-    )
+    let (light, dark) = (rules(false), rules(true));
+    format!("{SHAPES}{light}@media(prefers-color-scheme:dark){{{dark}}}")
 }
 
 const PAGE_STYLE: &str = "\

@@ -4,7 +4,7 @@ use flashcore::DeviceTensors;
 use flashcore_cuda::{
     CudaError, DeviceSlice, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
 };
-use flashcore_ir::Launch;
+use flashcore_ir::{BufferSpec, Launch};
 use flashcore_kernels::{Plan, Step};
 
 use super::tools::timed_us;
@@ -36,12 +36,11 @@ pub struct PreparedPlan<'a> {
 impl<'a> PreparedPlan<'a> {
     /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
     pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self, BenchError> {
-        let prepare =
-            |(step, function): (&Step, &Function)| Ok(function.prepare(&step.launch, &bind(&step.launch, tensors)?)?);
-        let steps = plan.steps().zip(functions).map(prepare);
-        Ok(PreparedPlan {
-            steps: steps.collect::<Result<_, BenchError>>()?,
-        })
+        let mut steps = Vec::new();
+        for (Step { launch, .. }, function) in plan.steps().zip(functions) {
+            steps.push(function.prepare(launch, &bind(launch, tensors)?)?);
+        }
+        Ok(PreparedPlan { steps })
     }
 
     /// Enqueues all steps, in order.
@@ -79,20 +78,15 @@ impl<'a> KernelSubject<'a> {
             check_attributes(plan, step, function.attributes())?;
             functions.push(function);
         }
-        let runs = sets
-            .iter()
-            .map(|set| PreparedPlan::new(plan, &functions, set))
-            .collect::<Result<Vec<_>, BenchError>>()?;
+        let runs = sets.iter().map(|set| PreparedPlan::new(plan, &functions, set));
+        let runs = runs.collect::<Result<Vec<_>, BenchError>>()?;
         let Some(first) = runs.first() else {
             return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
         };
         let chain = match launching {
             Launching::Plain => None,
             Launching::GraphOf(chain) => Some(chain.max(1)),
-            Launching::Graph => {
-                let us = estimate_us(stream, first)?;
-                Some(((CHAIN_US / us).ceil() as u32).clamp(1, MAX_CHAIN))
-            }
+            Launching::Graph => Some(((CHAIN_US / estimate_us(stream, first)?).ceil() as u32).clamp(1, MAX_CHAIN)),
         };
         let capture = |chain| Graph::capture(stream, |stream| (0..chain).try_for_each(|_| first.enqueue(stream)));
         let graph = chain.map(capture).transpose()?;
@@ -135,20 +129,15 @@ impl<'a> KernelSubject<'a> {
 }
 
 fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSlice<'a>>, BenchError> {
-    launch
-        .buffers
-        .iter()
-        .map(|spec| {
-            tensors.named(spec.name).ok_or_else(|| {
-                flashcore::Error::DeviceBuffer {
-                    tensor: spec.name,
-                    needed: spec.bytes,
-                    given: None,
-                }
-                .into()
-            })
-        })
-        .collect()
+    let bound = |spec: &BufferSpec| {
+        let missing = flashcore::Error::DeviceBuffer {
+            tensor: spec.name,
+            needed: spec.bytes,
+            given: None,
+        };
+        Ok(tensors.named(spec.name).ok_or(missing)?)
+    };
+    launch.buffers.iter().map(bound).collect()
 }
 
 fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError> {

@@ -47,10 +47,8 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
     let mut micros = all(target, &scale).map_err(built)?;
     refuse_unknown(&micros, only)?;
     micros.retain(|micro| only.is_empty() || micro.name == CLOCK || only.iter().any(|name| name == micro.name));
-    let places: Vec<Place> = micros
-        .iter()
-        .map(|micro| Place::new(context, &stream, micro))
-        .collect::<Result<_, _>>()?;
+    let places = micros.iter().map(|micro| Place::new(context, &stream, micro));
+    let places = places.collect::<Result<Vec<Place>, _>>()?;
     places.iter().try_for_each(|place| place.look(&stream))?;
 
     let tools = GpuTools::new(&stream)?;
@@ -63,15 +61,8 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
     let mut stopwatch = GpuStopwatch::new(&tools, &stream);
     let telemetry = Telemetry::open(&device.uuid).ok();
     let (telemetry, options) = (telemetry.as_ref(), options());
-    let measurement = measure(
-        &options,
-        Mode::Hot,
-        &mut subjects,
-        0,
-        &mut stopwatch,
-        telemetry,
-        &mut (),
-    )?;
+    let watch = &mut stopwatch;
+    let measurement = measure(&options, Mode::Hot, &mut subjects, 0, watch, telemetry, &mut ())?;
     drop(subjects);
     places.iter().try_for_each(|place| place.look(&stream))?;
 
@@ -99,13 +90,10 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
 }
 
 fn refuse_unknown(micros: &[Micro], only: &[String]) -> Result<(), BenchError> {
-    let is_known = |name: &&String| micros.iter().any(|micro| micro.name == *name);
-    match only.iter().find(|name| !is_known(name)) {
+    let known: Vec<&str> = micros.iter().map(|micro| micro.name).collect();
+    match only.iter().find(|name| !known.contains(&name.as_str())) {
         None => Ok(()),
-        Some(unknown) => {
-            let known: Vec<&str> = micros.iter().map(|micro| micro.name).collect();
-            Err(BenchError::bad_option("only", unknown, known.join(", ")))
-        }
+        Some(unknown) => Err(BenchError::bad_option("only", unknown, known.join(", "))),
     }
 }
 

@@ -173,12 +173,8 @@ fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
         sha.update(micro.kernel.to_ptx());
         sha.update(format!("{:?} {} {:?}", micro.launch, micro.amount, micro.unit));
     }
-    Ok(sha
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    let digits = sha.finalize();
+    Ok(digits.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
 }
 
 impl Micro {
@@ -192,11 +188,14 @@ impl Micro {
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         match words.enumerate().find(|(index, word)| !(self.right)(*index, *word)) {
             None => Ok(()),
-            Some((index, word)) => Err(BenchError::Failed(format!(
-                "microbenchmark {}: word {index} of its output is {word:#010x} ({}), which is wrong; its rate is not used",
-                self.name,
-                f32::from_bits(word)
-            ))),
+            Some((index, word)) => {
+                let is = format!("word {index} of its output is {word:#010x} ({})", f32::from_bits(word));
+                let why = format!(
+                    "microbenchmark {}: {is}, which is wrong; its rate is not used",
+                    self.name
+                );
+                Err(BenchError::Failed(why))
+            }
         }
     }
 }
@@ -266,11 +265,12 @@ impl Spec {
     fn writing(self, bytes: u64, right: impl Fn(usize, u32) -> bool + Send + Sync + 'static) -> Micro {
         let (mut buffers, mut contents) = (Vec::new(), Vec::new());
         for (name, bytes, content) in self.inputs.into_iter().chain([("out", bytes, Content::Output)]) {
+            let (written, align) = (content == Content::Output, 16);
             buffers.push(BufferSpec {
                 name,
                 bytes,
-                written: content == Content::Output,
-                align: 16,
+                written,
+                align,
             });
             contents.push(content);
         }

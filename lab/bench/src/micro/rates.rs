@@ -123,13 +123,11 @@ impl DeviceRates {
             ("driver", &measured.driver, &device.driver),
             ("microbenchmarks", &self.micro, &micro),
         ];
-        match same.into_iter().find(|(_, then, now)| then != now) {
-            None => Ok(()),
-            Some((what, then, now)) => {
-                let reason = format!("it was measured with another {what}: {then} then, {now} now");
-                Err(unusable(path, reason))
-            }
-        }
+        let Some((what, then, now)) = same.into_iter().find(|(_, then, now)| then != now) else {
+            return Ok(());
+        };
+        let reason = format!("it was measured with another {what}: {then} then, {now} now");
+        Err(unusable(path, reason))
     }
 
     /// Writes it to its place, or to `path`. A file that is there is replaced at once or not at all.
@@ -150,13 +148,9 @@ fn is_rate(value: f64) -> bool {
 }
 
 /// Revision of the microbenchmarks as this build would run them on a device; `None` for one that is no GPU served here.
-pub fn revision_of(device: &DeviceIdentity) -> Option<String> {
-    let number: u32 = device
-        .architecture
-        .strip_prefix("sm_")?
-        .trim_end_matches('a')
-        .parse()
-        .ok()?;
+fn revision_of(device: &DeviceIdentity) -> Option<String> {
+    let number = device.architecture.strip_prefix("sm_")?.trim_end_matches('a');
+    let number: u32 = number.parse().ok()?;
     let target = Target::for_capability(number / 10, number % 10)?;
     revision(target, &Scale::device(device.units, device.l2_bytes)).ok()
 }

@@ -6,26 +6,18 @@ use toml::de::DeTable;
 pub(super) fn of_toml(text: &str, error: &toml::de::Error) -> String {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
     // The key stands before the last `=` up to the end of this line.
-    let end = text
-        .get(at..)
-        .and_then(|rest| rest.find('\n'))
-        .map_or(text.len(), |length| at + length);
-    let keys = text.get(..end).unwrap_or_default().lines().rev();
-    let key = keys
-        .filter_map(|line| line.split_once('='))
-        .map(|(key, _)| key.trim())
-        .next();
+    let length = text.get(at..).and_then(|rest| rest.find('\n'));
+    let end = length.map_or(text.len(), |length| at + length);
+    let mut lines = text.get(..end).unwrap_or_default().lines().rev();
+    let key = lines.find_map(|line| Some(line.split_once('=')?.0.trim()));
     located(line_of(text, at), key, error.message())
 }
 
 /// What JSON's reader says, with line and, unless the syntax is wrong, key.
 pub(super) fn of_json(text: &str, error: &serde_json::Error) -> String {
-    let line_start: usize = text
-        .split_inclusive('\n')
-        .take(error.line().saturating_sub(1))
-        .map(str::len)
-        .sum();
-    let before = text.get(..line_start + error.column()).unwrap_or(text);
+    let lines = text.split_inclusive('\n').take(error.line().saturating_sub(1));
+    let before = text.get(..lines.map(str::len).sum::<usize>() + error.column());
+    let before = before.unwrap_or(text);
     let message = error.to_string();
     let message = message
         .rsplit_once(" at line ")

@@ -101,16 +101,16 @@ impl Store {
         }
         let (mut runs, mut unreadable) = (Vec::new(), Vec::new());
         for path in self.files()? {
-            match std::fs::read(&path).map_err(inaccessible(&path)) {
-                Ok(bytes) => {
-                    for (part, first) in split(&bytes) {
-                        match RunRow::scan(&path, part, first) {
-                            Ok(run) => runs.extend(run.filter(|run| selector.accepts(run))),
-                            Err(error) => unreadable.push(error),
-                        }
-                    }
+            let bytes = std::fs::read(&path).map_err(inaccessible(&path));
+            let bytes = bytes.unwrap_or_else(|error| {
+                unreadable.push(error);
+                Vec::new()
+            });
+            for (part, first) in split(&bytes) {
+                match RunRow::scan(&path, part, first) {
+                    Ok(run) => runs.extend(run.filter(|run| selector.accepts(run))),
+                    Err(error) => unreadable.push(error),
                 }
-                Err(error) => unreadable.push(error),
             }
         }
         runs.sort_by(|a, b| (a.identity.started_at, &a.key).cmp(&(b.identity.started_at, &b.key)));

@@ -207,10 +207,8 @@ impl Recorded {
 
     /// The labels of the subjects, in the order of the measurement.
     pub fn labels(&self) -> impl Iterator<Item = &str> {
-        self.measurement
-            .subjects
-            .iter()
-            .map(|subject| subject.info.label.as_str())
+        let subjects = self.measurement.subjects.iter();
+        subjects.map(|subject| subject.info.label.as_str())
     }
 
     /// Whether a subject has this label, or one that begins so.

@@ -34,10 +34,8 @@ impl Store {
     ) -> Result<RunWriter, BenchError> {
         let folder = self.path();
         if folder.is_file() {
-            return Err(failed(
-                folder,
-                "this is a file; runs are written to a folder: name one with --store",
-            ));
+            let why = "this is a file; runs are written to a folder: name one with --store";
+            return Err(failed(folder, why));
         }
         std::fs::create_dir_all(folder).map_err(inaccessible(folder))?;
         let nanos = UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
