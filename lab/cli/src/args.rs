@@ -165,10 +165,9 @@ impl ProblemArgs {
         if flags.top_left {
             mask = mask.top_left();
         }
-        builder = builder.mask(mask).offsets(
-            flags.q_offset.unwrap_or(named.q_offset()),
-            flags.kv_offset.unwrap_or(named.kv_offset()),
-        );
+        let q_offset = flags.q_offset.unwrap_or(named.q_offset());
+        let kv_offset = flags.kv_offset.unwrap_or(named.kv_offset());
+        builder = builder.mask(mask).offsets(q_offset, kv_offset);
         builder = match flags.layout {
             None => builder,
             Some(LayoutArg::Bshd) => builder.layout(Layout::bshd),

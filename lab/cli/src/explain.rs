@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::foreign::ForeignArgs;
 use crate::given::Given;
 use crate::{
-    Card, DIM, Failure, HEAD, Outcome, Page, ProblemArgs, cost, foreign, in_place, kernels, machine, memory, museum,
+    Card, Failure, HEAD, Outcome, Page, ProblemArgs, cost, foreign, in_place, kernels, machine, memory, museum,
     simulated, style, whole,
 };
 
@@ -117,9 +117,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
     let savings = match (args.saves, card.profile) {
         (None, _) => None,
         (Some(bytes), Some(profile)) => Some((bytes, savings(&choice.plan, bytes, profile))),
-        (Some(_), None) => {
-            return Err(Failure::usage("--saves needs a card, to predict times: --profile l4"));
-        }
+        (Some(_), None) => return Err(Failure::usage("--saves needs a card, to predict times: --profile l4")),
     };
     let json = || {
         let mut value = as_json(args, card, &problem, &choice, &plans);
@@ -200,7 +198,7 @@ fn add_savings(page: &mut Page, savings: &[Saving], bytes: u32) {
         page.wrap(4, text);
     }
     if savings.len() > SHOWN {
-        page.line(format_args!("  {DIM}{} more with --json{DIM:#}", savings.len() - SHOWN));
+        page.dim(format_args!("{} more with --json", savings.len() - SHOWN));
     }
 }
 
@@ -208,9 +206,8 @@ fn ptx_of(args: &ExplainArgs, plan: &Plan) -> Result<String, Failure> {
     let step = args.step.checked_sub(1).and_then(|index| plan.steps().nth(index));
     let Some(step) = step else {
         let (wanted, steps) = (args.step, style::count(plan.steps().count(), "kernel"));
-        return Err(Failure::usage(format!(
-            "--step {wanted}: this plan has {steps}, counted from 1"
-        )));
+        let why = format!("--step {wanted}: this plan has {steps}, counted from 1");
+        return Err(Failure::usage(why));
     };
     Ok(match args.lines {
         true => step.kernel.to_ptx_with_lines(),
@@ -298,9 +295,8 @@ impl Explained<'_> {
     }
 
     fn add_occupancy(&self, page: &mut Page, card: Card) {
-        page.line(format_args!(
-            "\n{HEAD}Occupancy{HEAD:#}\n  {DIM}card       SMs  blocks an SM  warps an SM  waves  limited by{DIM:#}"
-        ));
+        page.line(format_args!("\n{HEAD}Occupancy{HEAD:#}"));
+        page.dim("card       SMs  blocks an SM  warps an SM  waves  limited by");
         let mut row = |name: &str, sms: &str, fit: Occupancy, waves: &str| {
             let mark = if name == card.name() { HEAD } else { Default::default() };
             let (blocks, warps) = (fit.blocks_per_sm, fit.warps_per_sm);
@@ -323,15 +319,15 @@ impl Explained<'_> {
             row(profile.name, &profile.sms.to_string(), fit, &waves);
         }
         if self.registers().is_none() {
-            page.line(format_args!("  {DIM}without registers, which are not known{DIM:#}"));
+            page.dim("without registers, which are not known");
         }
     }
 
     fn json(&self, card: Card) -> Value {
         let kernel = &self.step.kernel;
-        let occupancy = profiles(card).into_iter().map(
-            |profile| json!({ "profile": profile.name, "sms": profile.sms, "fit": self.fit(&profile.target.limits()) }),
-        );
+        let fit = |profile: &Profile| self.fit(&profile.target.limits());
+        let occupancy = profiles(card).into_iter();
+        let occupancy = occupancy.map(|card| json!({ "profile": card.name, "sms": card.sms, "fit": fit(card) }));
         json!({
             "name": kernel.name(),
             "refusals": self.refusals,
@@ -372,10 +368,8 @@ fn add_plan(page: &mut Page, problem: &Problem, choice: &Choice, plans: &Plans) 
 fn every_config(problem: &Problem, card: Card) -> Vec<(Config, Option<String>)> {
     let kernels = KernelCache::default();
     let refusal = |config: &Config| Plan::with_cache(problem, config, card.chip, &kernels).err();
-    let configs = Config::all().into_iter();
-    configs
-        .map(|config| (config, refusal(&config).map(|refusal| refusal.to_string())))
-        .collect()
+    let with_refusal = |config| (config, refusal(&config).map(|refusal| refusal.to_string()));
+    Config::all().into_iter().map(with_refusal).collect()
 }
 
 fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, plans: &Plans) -> Value {
@@ -384,11 +378,12 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, p
     let considered = choice.considered.iter();
     let considered = considered.map(|other| kernel(other.config, other.refusal.as_ref().map(ToString::to_string)));
     let every = || every_config(problem, card).into_iter();
-    let configs = args.all.then(|| {
+    let configs = || {
         every()
             .map(|(config, refusal)| kernel(config, refusal))
             .collect::<Vec<_>>()
-    });
+    };
+    let configs = args.all.then(configs);
     let rows = plans.rows(problem);
     let row = choice.suggestion.and_then(|place| rows.get(place));
     let row = row.map(|found| json!({ "table": found.table, "number": found.number, "row": found.row }));

@@ -15,7 +15,7 @@ use flashcore_ir::{Chip, Occupancy};
 use flashcore_sim::SimOptions;
 use serde_json::{Value, json};
 
-use crate::{BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
+use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, args, in_place, progress, style, whole};
 
 /// The launch of a kernel of a file.
 #[derive(Args)]
@@ -349,9 +349,8 @@ impl Judged {
         if kernel.shared.is_empty() {
             return;
         }
-        page.line(format_args!(
-            "\n  {DIM}   bytes  symbol                    declared{DIM:#}"
-        ));
+        page.line("");
+        page.dim("   bytes  symbol                    declared");
         for symbol in &kernel.shared {
             let (bytes, note) = match symbol.is_dynamic {
                 true => (u64::from(asked.dynamic_shared), ", sized by the launch"),

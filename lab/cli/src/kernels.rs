@@ -13,9 +13,10 @@ use crate::{Card, Failure};
 pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     match id.parse::<KernelId>()? {
         KernelId::Gpu(config) => Ok(config),
-        kernel => Err(Failure::usage(format!(
-            "{kernel} runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16"
-        ))),
+        kernel => {
+            let why = "runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16";
+            Err(Failure::usage(format!("{kernel} {why}")))
+        }
     }
 }
 
@@ -70,10 +71,9 @@ fn begin_with(prefix: &str) -> Result<Vec<String>, Failure> {
 fn of_file(path: &str) -> Result<Vec<String>, Failure> {
     let bytes = std::fs::read(path).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     if foreign::binary_kind(&bytes).is_some() || foreign::read(&bytes).is_ok() {
-        return Err(Failure::usage(format!(
-            "{path} holds kernels, not ids; PTX files and cubins cannot be timed"
-        ))
-        .help("`flashcore check FILE.ptx` simulates them, `flashcore explain FILE.ptx` shows what they use"));
+        let why = format!("{path} holds kernels, not ids; PTX files and cubins cannot be timed");
+        let help = "`flashcore check FILE.ptx` simulates them, `flashcore explain FILE.ptx` shows what they use";
+        return Err(Failure::usage(why).help(help));
     }
     let text = String::from_utf8(bytes).map_err(|error| Failure::usage(format!("{path}: {error}")))?;
     let id = |line: &str| line.split(['#', '=']).next().unwrap_or_default().trim().to_string();

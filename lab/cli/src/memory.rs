@@ -12,9 +12,8 @@ const QUOTE: usize = 40;
 /// Adds a table of accesses by line, in the order of the program. Conflicts are passes over the banks of
 /// shared memory, or sectors of global memory, beyond the fewest that the same bytes can take.
 pub(crate) fn add_table(page: &mut Page, sites: &[MemorySite]) {
-    page.line(format_args!(
-        "\n{HEAD}Memory{HEAD:#}, passes over the banks and sectors of 32 bytes by line"
-    ));
+    let about = "passes over the banks and sectors of 32 bytes by line";
+    page.line(format_args!("\n{HEAD}Memory{HEAD:#}, {about}"));
     let mut row = |line: &str, access: &str, counts: [&str; 3], source: &str| {
         let [executed, passes, beyond] = counts;
         page.line(format_args!(

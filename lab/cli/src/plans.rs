@@ -202,9 +202,8 @@ fn make(files: &[PathBuf], out: &Path, as_json: bool) -> Result<Outcome, Failure
         let known = table.get_or_insert_with(|| PlanTable::new(device.clone()));
         if known.device != device {
             let (file, known) = (file.display(), &known.device);
-            return Err(Failure::usage(format!(
-                "{file} was measured on {device}, the files before it on {known}; a table is for one device"
-            )));
+            let why = format!("{file} was measured on {device}, the files before it on {known}");
+            return Err(Failure::usage(why + "; a table is for one device"));
         }
         for one in judged {
             all.retain(|before| before.problem != one.problem);

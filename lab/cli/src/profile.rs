@@ -15,9 +15,7 @@ use flashcore_kernels::Plan;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{
-    BAD, Card, DIM, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, cost, kernels, machine, simulated, style,
-};
+use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, cost, kernels, machine, simulated, style};
 
 /// Read a kernel's hardware counters with Nsight Compute, or predict them
 ///
@@ -121,21 +119,23 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         let registers: Vec<Option<u32>> = plan.steps().map(|_| None).collect();
         let prediction = Some(cost::predict(plan, card, &registers, cost::kept_rates(card).as_ref()));
         let label = plan.config.to_string();
-        let Ok(ncu) = &ncu else {
-            profiled.push(Profiled {
-                label,
-                counters: None,
-                prediction,
-            });
-            continue;
+        let launches = match &ncu {
+            Err(_) => Vec::new(),
+            Ok(ncu) => {
+                let _spinner = style::spinner(&format!("ncu profiles {label}"));
+                let (problem, kernel, device) = (problem.clone(), label.clone(), args.device.clone());
+                counters(
+                    ncu,
+                    &Launch {
+                        problem,
+                        kernel,
+                        device,
+                    },
+                    plan.steps().count(),
+                )?
+            }
         };
-        let _spinner = style::spinner(&format!("ncu profiles {label}"));
-        let launch = Launch {
-            problem: problem.clone(),
-            kernel: label.clone(),
-            device: args.device.clone(),
-        };
-        let mut launches = counters(ncu, &launch, plan.steps().count())?.into_iter();
+        let mut launches = launches.into_iter();
         // The prediction is of the whole plan; of several kernels the first does the work.
         profiled.push(Profiled {
             label: label.clone(),
@@ -152,9 +152,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         Ok(ncu) => format!("counters by ncu {}, one launch, caches warm", ncu.version),
         Err(why) => format!("predicted only ({why})"),
     };
-    let identity = device
-        .context()
-        .map(|context| RunIdentity::now(DeviceIdentity::cuda(context.info())));
+    let identity = device.context().map(|context| DeviceIdentity::cuda(context.info()));
+    let identity = identity.map(RunIdentity::now);
     let title = format!("{problem} on {}\n{source}", card.title());
     show(args, &profiled, &goals, &title, identity);
     Ok(Outcome::Clean)
@@ -163,10 +162,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
 /// The card to predict for and the plans to profile on it.
 fn plans(args: &ProfileArgs, problem: &Problem, device: &Device) -> Result<(Card, Vec<Plan>), Failure> {
     if let (Device::Cuda(_), Some(card)) = (device, args.profile) {
-        return Err(Failure::usage(format!(
-            "--profile {} is for predictions without a GPU; counters are of the card that is here",
-            card.name()
-        )));
+        let why = "is for predictions without a GPU; counters are of the card that is here";
+        return Err(Failure::usage(format!("--profile {} {why}", card.name())));
     }
     let card = args.profile.unwrap_or_else(Card::default);
     let ids: Vec<Option<String>> = match kernels::ids(&args.kernel)? {
@@ -282,8 +279,8 @@ impl Profiled {
         let counters = self.counters.as_ref();
         let measured = counters.and_then(|counters| counters.get("time_ns")).map(|ns| ns / 1e3);
         let predicted = self.predicted().map(|prediction| prediction.micros);
-        page.line(format_args!(
-            "  {DIM}{:<24}{:>12}{:>12}{DIM:#}",
+        page.dim(format_args!(
+            "{:<24}{:>12}{:>12}",
             "busy, % of the time", "measured", "predicted"
         ));
         for row in self.rows() {
@@ -301,10 +298,9 @@ impl Profiled {
         page.line(format_args!("  {:<24}{measured:>12}{predicted:>12}", "time"));
         page.fields("predicted", self.why_unpredicted().map(|why| format!("not: {why}")));
         let Some(counters) = counters else { return };
-        let whole = |key: &str| {
-            counters
-                .get(key)
-                .map_or("-".to_string(), |value| style::whole(value as u64))
+        let whole = |key: &str| match counters.get(key) {
+            Some(value) => style::whole(value as u64),
+            None => "-".to_string(),
         };
         let (grid, block) = (&counters.grid, &counters.block);
         let (registers, shared) = (whole("registers"), whole("shared_bytes"));
@@ -326,10 +322,7 @@ impl Profiled {
 fn add_lines(page: &mut Page, lines: &[LineProfile]) {
     let samples: f64 = lines.iter().map(|line| line.samples).sum();
     if samples > 0.0 {
-        page.line(format_args!(
-            "  {DIM}{:>9}{:>15}  line{DIM:#}",
-            "samples", "instructions"
-        ));
+        page.dim(format_args!("{:>9}{:>15}  line", "samples", "instructions"));
     }
     for line in lines.iter().take(LINES).filter(|line| line.samples > 0.0) {
         let conflicts = match line.wavefronts_excess {

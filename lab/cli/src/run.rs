@@ -39,18 +39,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let kernel: Option<KernelId> = args.kernel.as_deref().map(str::parse).transpose()?;
     let InputArgs { inputs, seed } = args.inputs;
     if args.device == "sim" {
-        let config = match kernel {
-            None => None,
-            Some(KernelId::Gpu(config)) => Some(config),
-            Some(kernel) => {
-                return Err(Error::KernelOfOtherDevice {
-                    kernel: kernel.to_string(),
-                    device: "sim".to_string(),
-                    suggestion: "the device cpu",
-                }
-                .into());
-            }
+        let on_gpu = |kernel: KernelId| match kernel {
+            KernelId::Gpu(config) => Ok(config),
+            kernel => Err(Error::KernelOfOtherDevice {
+                kernel: kernel.to_string(),
+                device: "sim".to_string(),
+                suggestion: "the device cpu",
+            }),
         };
+        let config = kernel.map(on_gpu).transpose()?;
         let card = args.profile.unwrap_or_else(Card::default);
         let plan = simulated::plan(&problem, card, config)?.plan;
         let report = simulated::check(&plan, &simulated::options(inputs, seed))?;
@@ -68,9 +65,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         return Ok(simulated::outcome(&report));
     }
     if args.profile.is_some() {
-        return Err(Failure::usage(
-            "--profile is for --device sim; other devices have their own profile",
-        ));
+        let why = "--profile is for --device sim; other devices have their own profile";
+        return Err(Failure::usage(why));
     }
     let device = machine::device(&args.device)?;
     let answer = answer::compute(device, &problem, kernel, inputs, seed)?;

@@ -42,6 +42,11 @@ impl Page {
         self.line(format_args!("\n{HEAD}{title}{HEAD:#} {DIM}· {about}{DIM:#}"));
     }
 
+    /// An indented line that is less important, such as the head of a table.
+    pub(crate) fn dim(&mut self, text: impl Display) {
+        self.line(format_args!("  {DIM}{text}{DIM:#}"));
+    }
+
     pub(crate) fn line(&mut self, text: impl Display) {
         self.add(format_args!("{text}\n"));
     }

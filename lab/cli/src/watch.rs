@@ -8,7 +8,7 @@ use flashcore_kernels::{Plan, Step};
 use flashcore_sim::TraceRecord;
 use serde_json::json;
 
-use crate::{DIM, Failure, HEAD, Outcome, Page, args, style};
+use crate::{Failure, HEAD, Outcome, Page, args, style};
 
 /// Values to print.
 #[derive(Args)]
@@ -96,9 +96,7 @@ impl WatchArgs {
             }
             if records.len() > self.limit {
                 let left = style::whole(records.len() - self.limit);
-                page.line(format_args!(
-                    "  {DIM}{left} more: --limit N, or --trace {line}:VALUE{DIM:#}"
-                ));
+                page.dim(format_args!("{left} more: --limit N, or --trace {line}:VALUE"));
             }
             page
         });
@@ -114,7 +112,7 @@ pub(crate) fn add_record(page: &mut Page, record: &TraceRecord, only: Option<u32
         None => format!("{lane}: {}", record.bits[lane]),
     });
     let values = values.collect::<Vec<_>>().join("  ");
-    page.line(format_args!("  {DIM}{}{DIM:#}", record.label));
+    page.dim(&record.label);
     let text = format!("    {}", if values.is_empty() { "no such lane" } else { &values });
     page.wrap(4, text);
 }

@@ -51,10 +51,10 @@ pub(crate) fn run(problem: &Problem) -> Result<(), Failure> {
             page.field("shape", shape);
             simulated::add(&mut page, &report);
         }
-        Err(refusal) => page.field(
-            "kernel",
-            format!("{config} is not simulated: cut to {small}, {refusal}"),
-        ),
+        Err(refusal) => {
+            let text = format!("{config} is not simulated: cut to {small}, {refusal}");
+            page.field("kernel", text);
+        }
     }
     page.print();
     Ok(())

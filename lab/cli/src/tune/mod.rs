@@ -42,11 +42,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let (found, ctrl_c) = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
     if found.interrupted {
-        style::show(
-            args.json,
-            || json_of(&found, None, None),
-            || interrupt::kept(&found.folder),
-        );
+        let json = || json_of(&found, None, None);
+        style::show(args.json, json, || interrupt::kept(&found.folder));
         return Ok(Outcome::Interrupted);
     }
     if !args.json {

@@ -52,19 +52,16 @@ pub(crate) fn add(page: &mut Page, comparison: &PeerComparison) {
     let notes = comparison.report.iter().flat_map(|report| &report.notes);
     page.fields("peers", comparison.missing.iter().chain(notes));
     let ratios = comparison.ratios().into_iter().map(|(label, ratio)| {
-        let who = if label == comparison.default {
-            "the default "
-        } else {
-            ""
+        let who = match label == comparison.default {
+            true => "the default ",
+            false => "",
         };
         let (lo, hi) = (ratio.interval.lo, ratio.interval.hi);
         format!("{:.3} [{lo:.3}, {hi:.3}] times as fast as {who}{label}", ratio.value)
     });
     let ratios = style::list(ratios);
     if !ratios.is_empty() {
-        page.field(
-            "winner",
-            format_args!("{GOOD}{}{GOOD:#} is {ratios}", comparison.winner),
-        );
+        let winner = &comparison.winner;
+        page.field("winner", format_args!("{GOOD}{winner}{GOOD:#} is {ratios}"));
     }
 }
