@@ -30,10 +30,9 @@ fn main() {
     }
     let given = std::env::var("FLASHCORE_REVISION").ok();
     let given = given.filter(|text| !text.trim().is_empty());
-    let revision = given
-        .or_else(|| from_git(root))
-        .unwrap_or_else(|| "unknown".to_string());
-    println!("cargo::rustc-env=FLASHCORE_BUILD_REVISION={}", revision.trim());
+    let revision = given.or_else(|| from_git(root));
+    let revision = revision.as_deref().unwrap_or("unknown").trim();
+    println!("cargo::rustc-env=FLASHCORE_BUILD_REVISION={revision}");
 }
 
 /// Cargo takes a missing file for a changed one.
@@ -46,11 +45,8 @@ fn rerun_if_changed(path: &Path) {
 fn from_git(root: &Path) -> Option<String> {
     let revision = git(root, &["rev-parse", "--short=12", "HEAD"])?;
     let changed = git(root, &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| !text.is_empty());
-    Some(if changed {
-        format!("{revision}-modified")
-    } else {
-        revision
-    })
+    let suffix = if changed { "-modified" } else { "" };
+    Some(revision + suffix)
 }
 
 /// The output of `git`, if this is the root of a repository.

@@ -127,15 +127,7 @@ impl Session<'_> {
             .map(|run| run.begin_measurement(case, mode, baseline, &rows))
             .transpose()?;
         let mut measurement = if infos.is_empty() {
-            Measurement {
-                mode,
-                turns: None,
-                baseline,
-                subjects: Vec::new(),
-                stop: Stop::Failed,
-                rounds: 0,
-                readings: Vec::new(),
-            }
+            Measurement::without_rounds(mode, baseline, Vec::new(), Stop::Failed)
         } else {
             let mut recorder = Recorder {
                 kept,

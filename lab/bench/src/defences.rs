@@ -3,13 +3,14 @@
 //! A candidate is inspected on a [`Rig`]: the device's buffers, its stream, and the candidate bound to them. Every rule has
 //! a [`Reason`], and the tests have a cheating candidate for every reason.
 
+use std::fmt;
+
 use flashcore_problem::{Comparison, POISON, Problem, ReferenceRow, Tensor, TensorView, Tolerance};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use flashcore_problem::bulk::Census;
 
-pub use crate::inspection::{Inspection, Reason};
 use crate::subject::Trouble;
 
 /// A candidate bound to buffers on a device. The judge may be in another process than the candidate.
@@ -59,6 +60,22 @@ impl Run {
             ..Run::default()
         }
     }
+
+    /// A run on the inputs of a seed, over the last output.
+    fn on_new_inputs(seed: u64) -> Run {
+        Run {
+            load: Some(seed),
+            ..Run::default()
+        }
+    }
+
+    /// A run over outputs that are poisoned late.
+    fn after_a_pause() -> Run {
+        Run {
+            pause: true,
+            ..Run::over_poison(None)
+        }
+    }
 }
 
 /// Which output to read.
@@ -86,6 +103,67 @@ impl Seen {
             census: census(&out.view()),
             comparison: compare(problem, &out.view(), expected)?,
         })
+    }
+}
+
+/// Why a candidate is not timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// Elements of the output still hold the poison that was there before.
+    Unwritten,
+    /// The output is all zeros and should not be.
+    Zeros,
+    /// The output has NaNs that the subject wrote itself.
+    NotANumber,
+    /// The output is that of earlier inputs.
+    Cached,
+    /// It works only at addresses it has seen before.
+    PointerReplay,
+    /// It still runs when its stream has ended, or does not wait for the stream.
+    OtherStream,
+    /// It wrote outside the tensors that it was given.
+    OutOfBounds,
+    /// Any other wrong output.
+    Wrong,
+}
+
+/// As in JSON: `other-stream`.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// What an inspection found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Inspection {
+    /// Why it is rejected; `None` if it is not.
+    pub rejected: Option<Reason>,
+    /// One sentence: the error where it passed, what was seen where it did not.
+    pub detail: String,
+    /// Largest error against float64 over all that was compared.
+    pub max_abs: f64,
+    /// Largest over its outputs: the Frobenius norm of the error over that of the right output, in the rows compared.
+    #[serde(default)]
+    pub frobenius: f64,
+    /// Rules that could not be applied to this subject, by name.
+    pub skipped: Vec<String>,
+}
+
+impl Inspection {
+    /// Whether it may be timed.
+    pub fn passed(&self) -> bool {
+        self.rejected.is_none()
+    }
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.rejected {
+            None => write!(f, "pass: {}", self.detail),
+            Some(reason) => write!(f, "REJECTED ({reason}): {}", self.detail),
+        }
     }
 }
 
@@ -126,11 +204,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
             ));
         }
         // The other way round: a candidate that does not wait for the stream has run before the poison is written.
-        let after_a_pause = Run {
-            pause: true,
-            ..Run::over_poison(None)
-        };
-        rig.run(&after_a_pause)?;
+        rig.run(&Run::after_a_pause())?;
         if judge(rig, 0, Output::Snapshot, first, None, found)?.is_some() {
             return Ok(late(
                 "it ran before the work that was ahead of it in the stream; make every stream it uses wait for the one it \
@@ -138,10 +212,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
             ));
         }
         // New inputs at the same addresses, and the old answer left in the output.
-        rig.run(&Run {
-            load: Some(second),
-            ..Run::default()
-        })?;
+        rig.run(&Run::on_new_inputs(second))?;
         if let Some(rejection) = judge(rig, 0, Output::Final, second, Some(first), found)? {
             return Ok(Some(rejection));
         }
@@ -188,18 +259,12 @@ pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
 pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     inspection(rig, "after timing", |rig, found| {
         let (seed, last) = (AFTERWARDS_SEED, INSPECTION_SEEDS[1]);
-        rig.run(&Run {
-            load: Some(seed),
-            ..Run::default()
-        })?;
+        rig.run(&Run::on_new_inputs(seed))?;
         if let Some(rejection) = judge(rig, 0, Output::Final, seed, Some(last), found)? {
             return Ok(Some(rejection));
         }
         // Again over poison: the right answer may have been in place, written by another candidate.
-        rig.run(&Run {
-            pause: true,
-            ..Run::over_poison(None)
-        })?;
+        rig.run(&Run::after_a_pause())?;
         judge(rig, 0, Output::Final, seed, None, found)
     })
 }
@@ -246,10 +311,8 @@ fn judge(
     } else if census.zeros == elements && rig.expected(seed).iter().any(|row| row.out.iter().any(|&x| x != 0.0)) {
         (Reason::Zeros, format!("all {elements} elements are 0"))
     } else if is_answer_of(rig, place, what, stale) {
-        (
-            Reason::Cached,
-            "the inputs changed and the answer did not: it is the earlier inputs' answer".to_string(),
-        )
+        let seen = "the inputs changed and the answer did not: it is the earlier inputs' answer";
+        (Reason::Cached, seen.to_string())
     } else {
         (Reason::Wrong, comparison.to_string())
     }))
@@ -294,8 +357,8 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
 /// Counts over a whole output, on all cores: the comparison may have looked at some rows only.
 pub fn census(view: &TensorView<'_>) -> Census {
     let [batch, rows, ..] = view.layout().shape;
-    let counted = (0..batch * rows).into_par_iter();
-    counted
-        .map(|row| Census::of_row(view, row / rows, row % rows))
-        .reduce(Census::default, Census::and)
+    let counted = (0..batch * rows)
+        .into_par_iter()
+        .map(|row| Census::of_row(view, row / rows, row % rows));
+    counted.reduce(Census::default, Census::and)
 }

@@ -37,7 +37,6 @@ mod error;
 pub mod gpu;
 pub mod host_clock;
 mod identity;
-mod inspection;
 mod measure;
 pub mod micro;
 mod options;

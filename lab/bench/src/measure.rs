@@ -89,6 +89,19 @@ pub struct Measurement {
 }
 
 impl Measurement {
+    /// A measurement in which no round was made.
+    pub(crate) fn without_rounds(mode: Mode, baseline: usize, subjects: Vec<Measured>, stop: Stop) -> Measurement {
+        Measurement {
+            mode,
+            turns: None,
+            baseline,
+            subjects,
+            stop,
+            rounds: 0,
+            readings: Vec::new(),
+        }
+    }
+
     /// Mode and kind of turns, as it stands in tables: `hot (steady turns)`, `cold`.
     pub fn how(&self) -> String {
         match self.turns {

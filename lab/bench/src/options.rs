@@ -138,8 +138,14 @@ impl Default for Options {
     }
 }
 
-/// Options with their values, what is allowed of each, and that in words.
-type Rule<'a> = (&'a [(&'a str, f64)], fn(f64) -> bool, &'a str);
+/// What is allowed of an option, and that in words.
+type Rule = (fn(f64) -> bool, &'static str);
+
+const CONFIDENCE: Rule = (|x| (0.5..1.0).contains(&x), "0.5 up to, not including, 1");
+const SHARE: Rule = (|x| x > 0.0 && x < 1.0, "between 0 and 1, such as 0.01");
+const ABOVE_0: Rule = (|x| x > 0.0 && x.is_finite(), "above 0");
+const FROM_0: Rule = (|x| x >= 0.0 && x.is_finite(), "0 or more");
+const FROM_1: Rule = (|x| x > 0.0, "1 or more");
 
 impl Options {
     /// Settings for the host's own kernels: fewer, longer samples, since a host clock is precise and a core
@@ -157,44 +163,31 @@ impl Options {
 
     /// Checks the settings.
     pub fn check(&self) -> Result<(), BenchError> {
-        let shares = [("threshold", self.threshold), ("precision", self.precision)];
-        let above_0 = [
-            ("sample_us", self.sample_us),
-            ("sustained_us", self.sustained_us),
-            ("steady_sample_us", self.steady_sample_us),
-            ("warm_up_max_us", self.warm_up_max_us),
-            ("budget_ms", self.budget_ms),
+        let options = [
+            ("confidence", self.confidence, CONFIDENCE),
+            ("threshold", self.threshold, SHARE),
+            ("precision", self.precision, SHARE),
+            ("sample_us", self.sample_us, ABOVE_0),
+            ("sustained_us", self.sustained_us, ABOVE_0),
+            ("steady_sample_us", self.steady_sample_us, ABOVE_0),
+            ("warm_up_max_us", self.warm_up_max_us, ABOVE_0),
+            ("budget_ms", self.budget_ms, ABOVE_0),
+            ("lead_us", self.lead_us, FROM_0),
+            ("sustained_lead_us", self.sustained_lead_us, FROM_0),
+            ("steady_lead_us", self.steady_lead_us, FROM_0),
+            ("steady_from_us", self.steady_from_us.unwrap_or(0.0), FROM_0),
+            ("warm_up_min_us", self.warm_up_min_us, FROM_0),
+            ("max_rounds", f64::from(self.max_rounds), FROM_1),
+            ("cold_runs", f64::from(self.cold_runs), FROM_1),
+            ("sustained_rounds", f64::from(self.sustained_rounds), FROM_1),
         ];
-        let from_0 = [
-            ("lead_us", self.lead_us),
-            ("sustained_lead_us", self.sustained_lead_us),
-            ("steady_lead_us", self.steady_lead_us),
-            ("steady_from_us", self.steady_from_us.unwrap_or(0.0)),
-            ("warm_up_min_us", self.warm_up_min_us),
-        ];
-        let from_1 = [
-            ("max_rounds", self.max_rounds),
-            ("cold_runs", self.cold_runs),
-            ("sustained_rounds", self.sustained_rounds),
-        ];
-        let confidence = [("confidence", self.confidence)];
-        let checks: [Rule<'_>; 5] = [
-            (&confidence, |x| (0.5..1.0).contains(&x), "0.5 up to, not including, 1"),
-            (&shares, |x| x > 0.0 && x < 1.0, "between 0 and 1, such as 0.01"),
-            (&above_0, |x| x > 0.0 && x.is_finite(), "above 0"),
-            (&from_0, |x| x >= 0.0 && x.is_finite(), "0 or more"),
-            (
-                &from_1.map(|(option, given)| (option, f64::from(given))),
-                |x| x > 0.0,
-                "1 or more",
-            ),
-        ];
-        for (options, is_allowed, allowed) in checks {
-            if let Some((option, given)) = options.iter().find(|(_, given)| !is_allowed(*given)) {
-                return Err(BenchError::bad_option(option, given, allowed));
-            }
+        match options
+            .into_iter()
+            .find(|(_, given, (is_allowed, _))| !is_allowed(*given))
+        {
+            Some((option, given, (_, allowed))) => Err(BenchError::bad_option(option, given, allowed)),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Sets of problems that are benched together.
 
-use flashcore_problem::{DType, Mask, NAMED_PROBLEMS, Problem, ProblemBuilder, ProblemError};
+use flashcore_problem::{DType, Mask, Problem, ProblemBuilder, ProblemError};
 use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
@@ -43,11 +43,8 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> 
         let usual = if name == "fp8" { DType::E4M3 } else { DType::F16 };
         return Ok(set(dtype.unwrap_or(usual))?);
     }
-    if let Some(named) = NAMED_PROBLEMS.iter().find(|named| named.name == name) {
-        let mut builder = named.builder();
-        if let Some(dtype) = dtype {
-            builder = builder.dtype(dtype);
-        }
+    if let Ok(named) = Problem::named(name) {
+        let builder = ProblemBuilder::from(&named).dtype(dtype.unwrap_or(named.dtype()));
         return Ok(vec![case(name, builder)?]);
     }
     if problem_file::is_file(name) {
@@ -65,11 +62,9 @@ fn case(name: impl Into<String>, builder: ProblemBuilder) -> Result<Case, Proble
 
 /// B1 and B2 H8 S512 D64, full and causal: where the project began.
 fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    ["mission", "mission-causal", "mission-b2", "mission-b2-causal"]
-        .into_iter()
-        .filter_map(|name| NAMED_PROBLEMS.iter().find(|named| named.name == name))
-        .map(|named| case(named.name, named.builder().dtype(dtype)))
-        .collect()
+    let names = ["mission", "mission-causal", "mission-b2", "mission-b2-causal"].into_iter();
+    let named = |name| case(name, ProblemBuilder::from(&Problem::named(name)?).dtype(dtype));
+    names.map(named).collect()
 }
 
 /// A grid of problems without grouped heads: head_dim, that of the values, heads and lengths; each full, then causal.

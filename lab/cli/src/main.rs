@@ -111,7 +111,11 @@ enum Command {
     Plans(plans::PlansArgs),
     Profile(profile::ProfileArgs),
     Device(device::DeviceArgs),
-    Worker(worker::WorkerArgs),
+    /// Run candidates for `flashcore tune`, which starts it
+    ///
+    /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
+    /// standard output, until the input ends. docs/tune.md has the protocol.
+    Worker,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -160,7 +164,7 @@ fn main() -> ExitCode {
         Some(Command::Plans(args)) => plans::run(&args),
         Some(Command::Profile(args)) => profile::run(&args),
         Some(Command::Device(args)) => device::run(&args),
-        Some(Command::Worker(args)) => worker::run(&args),
+        Some(Command::Worker) => worker::run(),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

@@ -25,7 +25,7 @@ pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, F
             Found::add(&mut all.findings, vec![found.finding], schedule);
         }
     }
-    let json = || json!({ "piece": entry(piece), "findings": all.findings, "problems": all.problems });
+    let json = || json!({ "piece": piece, "findings": all.findings, "problems": all.problems });
     style::show(as_json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#}", piece.title));
         page.field("exhibit", format_args!("{PREFIX}{} in {}", piece.name, piece.file));
@@ -40,16 +40,6 @@ pub(crate) fn check(name: &str, runs: &Runs, as_json: bool) -> Result<Outcome, F
     Ok(Outcome::of(all.findings.is_empty() && all.problems.is_empty()))
 }
 
-fn entry(piece: &Piece) -> Value {
-    json!({
-        "name": piece.name,
-        "title": piece.title,
-        "symptom": piece.symptom,
-        "kind": piece.kind,
-        "file": piece.file,
-    })
-}
-
 pub(crate) fn list() -> (Page, Value) {
     let mut page = Page::new(format_args!(
         "{HEAD}Museum{HEAD:#} {DIM}(for check; docs/museum.md tells their stories){DIM:#}"
@@ -59,5 +49,5 @@ pub(crate) fn list() -> (Page, Value) {
         page.line(format_args!("  {name:<25} {}", piece.title));
         page.line(format_args!("  {:<25} {DIM}{}{DIM:#}", "", piece.kind));
     }
-    (page, PIECES.iter().map(entry).collect())
+    (page, json!(PIECES))
 }

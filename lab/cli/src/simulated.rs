@@ -32,18 +32,15 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
             let rows = plans(card)?.suggestions(problem);
             select_among(problem, card.chip, 16, &rows, &KernelCache::default()).map_err(Failure::failed)
         }
-        Some(config) => match Plan::new(problem, &config, card.chip) {
-            Ok(plan) => Ok(Choice {
-                plan,
+        Some(config) => {
+            let refused = |why| Failure::failed(format!("{config} cannot serve {problem} on {}: {why}", card.name()));
+            Ok(Choice {
+                plan: Plan::new(problem, &config, card.chip).map_err(refused)?,
                 why: "it was given by name".to_string(),
                 suggestion: None,
                 considered: Vec::new(),
-            }),
-            Err(refusal) => {
-                let why = format!("{config} cannot serve {problem} on {}: {refusal}", card.name());
-                Err(Failure::failed(why))
-            }
-        },
+            })
+        }
     }
 }
 

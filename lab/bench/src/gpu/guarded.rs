@@ -62,15 +62,13 @@ fn on_guards(name: &str, before: &[u8], after: &[u8]) -> Option<String> {
     // From the buffer's end backwards: the nearest is told.
     if let Some(near) = before.iter().rposition(is_written) {
         let (count, away) = (written(before), before.len() - near);
-        return Some(format!(
-            "{count} B were written ahead of {name}, the nearest {away} B before it"
-        ));
+        let nearest = format!("the nearest {away} B before it");
+        return Some(format!("{count} B were written ahead of {name}, {nearest}"));
     }
     let near = after.iter().position(is_written)?;
     let count = written(after);
-    Some(format!(
-        "{count} B were written past {name}, the nearest {near} B after its end"
-    ))
+    let nearest = format!("the nearest {near} B after its end");
+    Some(format!("{count} B were written past {name}, {nearest}"))
 }
 
 #[cfg(test)]

@@ -17,94 +17,74 @@ use crate::defences::Reason;
 /// What ids of planted candidates begin with.
 pub const NAME: &str = "planted";
 
-/// What a planted candidate does. All but the first are bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Conduct {
-    /// Computes attention.
-    Honest,
-    /// Does not compile.
-    DoesNotBuild,
-    /// Never ends.
-    Hangs,
-    /// Takes its process or its device along.
-    Crashes,
-    /// Writes far outside of its output.
-    OutOfBounds,
-    /// Is wrong for about half of all inputs.
-    WrongSometimes,
-    /// Is wrong for large scores only.
-    WrongOnLargeScores,
-    /// Is different from run to run, by less than is allowed.
-    Unstable,
-    /// Leaves the last row as it was.
-    Unwritten,
-    /// Writes zeros.
-    Zeros,
-    /// Computes once, and copies the answer from then on.
-    Cached,
-    /// Is honest until it has been called as often as timing does.
-    LazyLater,
-    /// Is honest until it was timed in the finals, and does nothing from then on.
-    ChangesInFinals,
-    /// Is honest until it is timed in the finals, and crashes there.
-    CrashesInFinals,
-    /// Is wrong in one row, and on large problems only, where not every row is compared with float64.
-    WrongFarOut,
-    /// Writes a word past the end of its output, where on a GPU nothing faults.
-    OneOutside,
-    /// Has the log-sum-exp of a row wrong, where the problem asks for it.
-    WrongLse,
-    /// Is wrong in one element.
-    Wrong,
-    /// Writes a NaN that is not the poison.
-    Nan,
-    /// Does nothing where an answer seems to be there already.
-    LeavesAnswersAlone,
-    /// Whatever buffers it is given, it works on the first ones.
-    PointerReplay,
-    /// Leaves the log-sum-exp of the last row as it was.
-    UnwrittenLse,
-    /// Works on another stream, which the given one does not wait for: a rig makes it so, by binding the honest kernel to
-    /// that stream.
-    NotJoined,
-    /// Works on another stream, which does not wait for the given one; likewise.
-    NotWaiting,
+/// Every conduct: what it does, its name, and the reason for which an [inspection](crate::defences::inspect) on normal
+/// inputs must reject it, on a problem with a log-sum-exp.
+macro_rules! conducts {
+    ($($(#[$does:meta])* $conduct:ident $name:literal $reason:expr,)*) => {
+        /// What a planted candidate does. All but the first are bad.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Conduct {
+            $($(#[$does])* $conduct,)*
+        }
+
+        const LIST: [(Conduct, &str, Option<Reason>); 24] = [$((Conduct::$conduct, $name, $reason)),*];
+    };
 }
 
-/// Every conduct with its name, and the reason for which an [inspection](crate::defences::inspect) on normal inputs must
-/// reject it, on a problem with a log-sum-exp; `None` for those that pass it, that never return an output, or that are
-/// wrong for some inputs only. Those of [`Conduct::SEARCHED`] come first and run on any device; the others need a second
-/// stream, or do what one of these does and are told apart by an inspection.
-const LIST: [(Conduct, &str, Option<Reason>); 24] = [
-    (Conduct::Honest, "honest", None),
-    (Conduct::DoesNotBuild, "does-not-build", None),
-    (Conduct::Hangs, "hangs", None),
-    (Conduct::Crashes, "crashes", None),
-    (Conduct::OutOfBounds, "out-of-bounds", None),
-    (Conduct::WrongSometimes, "wrong-sometimes", None),
-    (Conduct::WrongOnLargeScores, "wrong-on-large-scores", None),
-    (Conduct::Unstable, "unstable", None),
-    (Conduct::Unwritten, "unwritten", Some(Reason::Unwritten)),
-    (Conduct::Zeros, "zeros", Some(Reason::Zeros)),
-    (Conduct::Cached, "cached", Some(Reason::Cached)),
-    (Conduct::LazyLater, "lazy-later", None),
-    (Conduct::ChangesInFinals, "changes-in-finals", None),
-    (Conduct::CrashesInFinals, "crashes-in-finals", None),
-    (Conduct::WrongFarOut, "wrong-far-out", None),
-    (Conduct::OneOutside, "one-outside", Some(Reason::OutOfBounds)),
-    (Conduct::WrongLse, "wrong-lse", Some(Reason::Wrong)),
-    (Conduct::Wrong, "wrong", Some(Reason::Wrong)),
-    (Conduct::Nan, "nan", Some(Reason::NotANumber)),
-    (
-        Conduct::LeavesAnswersAlone,
-        "leaves-answers-alone",
-        Some(Reason::Cached),
-    ),
-    (Conduct::PointerReplay, "pointer-replay", Some(Reason::PointerReplay)),
-    (Conduct::UnwrittenLse, "unwritten-lse", Some(Reason::Unwritten)),
-    (Conduct::NotJoined, "not-joined", Some(Reason::OtherStream)),
-    (Conduct::NotWaiting, "not-waiting", Some(Reason::OtherStream)),
-];
+// No reason: those that pass an inspection, that never return an output, or whose output is wrong for some inputs only.
+// Those of [`Conduct::SEARCHED`] come first and run on any device; the others need another stream, or do what one of
+// these does and are told apart by an inspection.
+conducts! {
+    /// Computes attention.
+    Honest "honest" None,
+    /// Does not compile.
+    DoesNotBuild "does-not-build" None,
+    /// Never ends.
+    Hangs "hangs" None,
+    /// Takes its process or its device along.
+    Crashes "crashes" None,
+    /// Writes far outside of its output.
+    OutOfBounds "out-of-bounds" None,
+    /// Is wrong for about half of all inputs.
+    WrongSometimes "wrong-sometimes" None,
+    /// Is wrong for large scores only.
+    WrongOnLargeScores "wrong-on-large-scores" None,
+    /// Is different from run to run, by less than is allowed.
+    Unstable "unstable" None,
+    /// Leaves the last row as it was.
+    Unwritten "unwritten" Some(Reason::Unwritten),
+    /// Writes zeros.
+    Zeros "zeros" Some(Reason::Zeros),
+    /// Computes once, and copies the answer from then on.
+    Cached "cached" Some(Reason::Cached),
+    /// Is honest until it has been called as often as timing does.
+    LazyLater "lazy-later" None,
+    /// Is honest until it was timed in the finals, and does nothing from then on.
+    ChangesInFinals "changes-in-finals" None,
+    /// Is honest until it is timed in the finals, and crashes there.
+    CrashesInFinals "crashes-in-finals" None,
+    /// Is wrong in one row, and on large problems only, where not every row is compared with float64.
+    WrongFarOut "wrong-far-out" None,
+    /// Writes a word past the end of its output, where on a GPU nothing faults.
+    OneOutside "one-outside" Some(Reason::OutOfBounds),
+    /// Has the log-sum-exp of a row wrong, where the problem asks for it.
+    WrongLse "wrong-lse" Some(Reason::Wrong),
+    /// Is wrong in one element.
+    Wrong "wrong" Some(Reason::Wrong),
+    /// Writes a NaN that is not the poison.
+    Nan "nan" Some(Reason::NotANumber),
+    /// Does nothing where an answer seems to be there already.
+    LeavesAnswersAlone "leaves-answers-alone" Some(Reason::Cached),
+    /// Whatever buffers it is given, it works on the first ones.
+    PointerReplay "pointer-replay" Some(Reason::PointerReplay),
+    /// Leaves the log-sum-exp of the last row as it was.
+    UnwrittenLse "unwritten-lse" Some(Reason::Unwritten),
+    /// Works on another stream, which the given one does not wait for: a rig makes it so, by binding the honest kernel to
+    /// that stream.
+    NotJoined "not-joined" Some(Reason::OtherStream),
+    /// Works on another stream, which does not wait for the given one; likewise.
+    NotWaiting "not-waiting" Some(Reason::OtherStream),
+}
 
 const fn first<const COUNT: usize>() -> [Conduct; COUNT] {
     let mut first = [Conduct::Honest; COUNT];
@@ -134,13 +114,6 @@ impl Conduct {
     }
 
     /// The conduct of an id such as `planted/hangs`.
-    ///
-    /// ```
-    /// use flashcore_bench::planted::Conduct;
-    /// assert_eq!(Conduct::of_id("planted/hangs"), Some(Conduct::Hangs));
-    /// assert_eq!(Conduct::Hangs.to_string(), "planted/hangs");
-    /// assert_eq!(Conduct::of_id("cpu/m64n64"), None);
-    /// ```
     pub fn of_id(id: &str) -> Option<Conduct> {
         let name = id.strip_prefix(NAME)?.strip_prefix('/')?;
         Conduct::ALL.into_iter().find(|conduct| conduct.name() == name)
@@ -175,7 +148,9 @@ mod tests {
             assert_eq!(conduct as usize, at);
             assert_eq!(Conduct::of_id(&conduct.to_string()), Some(conduct));
         }
+        assert_eq!(Conduct::Hangs.to_string(), "planted/hangs");
         assert_eq!(Conduct::of_id("planted/"), None);
+        assert_eq!(Conduct::of_id("cpu/m64n64"), None);
         assert!(Conduct::SEARCHED.contains(&Conduct::WrongLse) && !Conduct::SEARCHED.contains(&Conduct::NotJoined));
     }
 }

@@ -170,15 +170,7 @@ impl Recorded {
             .unzip();
         Recorded {
             case: begun.case,
-            measurement: Measurement {
-                mode: begun.mode,
-                turns: None,
-                baseline: begun.baseline,
-                subjects,
-                stop: Stop::CutOff,
-                rounds: 0,
-                readings: Vec::new(),
-            },
+            measurement: Measurement::without_rounds(begun.mode, begun.baseline, subjects, Stop::CutOff),
             inspections,
             samples: Vec::new(),
         }

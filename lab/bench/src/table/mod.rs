@@ -1,21 +1,22 @@
 //! Reports as text: tables for terminals (at most 100 columns), Markdown, CSV.
 
-mod ranking;
-mod standing;
-
 use std::fmt::Write;
 
-pub use ranking::ranking_text;
-pub(crate) use standing::geomean_text;
-pub use standing::standing_text;
-
 use crate::compare::Comparison;
+use crate::standing::{Geomean, Standing};
 use crate::store::csv_line;
+use crate::sweep::{RankedRow, Ranking};
 use crate::{Absent, CaseResult, Interval, Measured, Ratio, Reading, Report, Turns};
 
 /// Columns of a line at most.
 pub const COLUMNS: usize = 100;
 const LABEL: usize = 32;
+/// Columns of a label in a ranking: config ids are long.
+const CONFIG_ID: usize = 40;
+/// Columns of a kind of problem.
+const GROUP: usize = 28;
+/// Names of problems without a figure that are listed.
+const NAMES: usize = 6;
 /// Times below this many empty kernels are shown with the time of one.
 const NEAR_FLOOR: f64 = 20.0;
 
@@ -40,10 +41,8 @@ pub fn device_line(report: &Report) -> String {
         driver => format!(", driver {driver}"),
     };
     let (name, revision) = (&device.name, &report.run.revision);
-    let text = format!(
-        "{name} ({}, {}{driver}), revision {revision}",
-        device.device, device.architecture
-    );
+    let (id, architecture) = (&device.device, &device.architecture);
+    let text = format!("{name} ({id}, {architecture}{driver}), revision {revision}");
     clip_to(&text, COLUMNS)
 }
 
@@ -57,14 +56,10 @@ pub fn case_text(result: &CaseResult) -> String {
     ];
     circumstances.extend(state(&measurement.readings));
     let rate = if result.is_memory_bound() { "GB/s" } else { "TFLOP/s" };
-    let ratio = "× base";
     let mut out = vec![
         format!("{}  {}", result.case.name, result.case.problem),
         format!("  {}", circumstances.join(", ")),
-        format!(
-            "  {:<LABEL$} {:>10} {:>10} {rate:>8} {ratio:>7} {:<15} verdict",
-            "subject", "p50 µs", "p90 µs", "interval"
-        ),
+        row(["subject", "p50 µs", "p90 µs", rate, "× base", "interval", "verdict"]),
     ];
     for (index, subject) in measurement.subjects.iter().enumerate() {
         out.push(subject_line(result, subject, index == measurement.baseline));
@@ -128,27 +123,26 @@ fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> S
         None if is_baseline => "(base)".to_string(),
         None => String::new(),
     };
+    row([&label, &p50, &p90, &rate, &ratio, &interval, &verdict])
+}
+
+fn row([label, p50, p90, rate, ratio, interval, verdict]: [&str; 7]) -> String {
     format!("  {label:<LABEL$} {p50:>10} {p90:>10} {rate:>8} {ratio:>7} {interval:<15} {verdict}")
 }
 
 /// Clocks, power and temperature over the rounds, as ranges; what held the clocks down.
 fn state(readings: &[Reading]) -> Vec<String> {
-    fn range<T: PartialOrd + Copy + std::fmt::Display>(values: impl Iterator<Item = T>, unit: &str) -> Option<String> {
-        let mut ends: Option<(T, T)> = None;
-        for value in values {
-            let (lo, hi) = ends.unwrap_or((value, value));
-            ends = Some((if value < lo { value } else { lo }, if value > hi { value } else { hi }));
+    let range = |of: fn(&Reading) -> Option<f64>, unit: &str| {
+        let values = || readings.iter().filter_map(of);
+        match (values().reduce(f64::min)?, values().reduce(f64::max)?) {
+            (lo, hi) if lo == hi => Some(format!("{lo} {unit}")),
+            (lo, hi) => Some(format!("{lo}–{hi} {unit}")),
         }
-        ends.map(|(lo, hi)| match lo == hi {
-            true => format!("{lo} {unit}"),
-            false => format!("{lo}–{hi} {unit}"),
-        })
-    }
+    };
     let mut parts = Vec::new();
-    parts.extend(range(readings.iter().filter_map(|reading| reading.sm_mhz), "MHz"));
-    let power = readings.iter().filter_map(|reading| reading.power_w).map(f64::round);
-    parts.extend(range(power, "W"));
-    parts.extend(range(readings.iter().filter_map(|reading| reading.temperature_c), "°C"));
+    parts.extend(range(|reading| reading.sm_mhz.map(f64::from), "MHz"));
+    parts.extend(range(|reading| reading.power_w.map(f64::round), "W"));
+    parts.extend(range(|reading| reading.temperature_c.map(f64::from), "°C"));
     let reasons = readings.iter().flat_map(|reading| &reading.throttle);
     let mut reasons: Vec<&str> = reasons.map(String::as_str).collect();
     reasons.sort_unstable();
@@ -289,95 +283,108 @@ pub fn comparison_text(comparison: &Comparison) -> String {
     if !comparison.paired {
         out.push("measured in different runs: differences of clock and temperature are part of the ratio".to_string());
     }
-    out.push(format!(
-        "{:<22} {:<9} {:<17} {:>8} {:>8} {:>7} {:<13} verdict",
-        "problem", "mode", "subject", "A µs", "B µs", "B / A", "interval"
-    ));
+    let line = |[case, mode, label, a, b, ratio, interval, verdict]: [&str; 8]| {
+        format!("{case:<22} {mode:<9} {label:<17} {a:>8} {b:>8} {ratio:>7} {interval:<13} {verdict}")
+    };
+    out.push(line([
+        "problem", "mode", "subject", "A µs", "B µs", "B / A", "interval", "verdict",
+    ]));
     out.extend(comparison.rows.iter().map(|row| {
-        format!(
-            "{:<22} {:<9} {:<17} {:>8} {:>8} {:>7} {:<13} {}",
-            clip_to(&row.case, 22),
-            row.mode,
-            clip_to(&row.label, 17),
-            number(row.a_us),
-            number(row.b_us),
-            times(row.ratio.value),
-            span(row.ratio.interval, times),
-            row.verdict
-        )
+        let (case, label, mode) = (clip_to(&row.case, 22), clip_to(&row.label, 17), row.mode.to_string());
+        let ([a, b], ratio) = ([row.a_us, row.b_us].map(number), times(row.ratio.value));
+        let (interval, verdict) = (span(row.ratio.interval, times), row.verdict.to_string());
+        line([&case, &mode, &label, &a, &b, &ratio, &interval, &verdict])
     }));
     lines(out)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::report::tests::report;
-
-    fn example() -> Report {
-        let long = "mma/m128n64-w4-s2-xor-with-a-name-that-goes-on-and-on";
-        let shapes: [&[(&str, f64)]; 2] = [
-            &[("torch/flash", 10.1), (long, 8.0), ("scalar/naive-t128-v16", 123_456.7)],
-            &[("torch/flash", 10.0), ("mma/a", 10.03)],
-        ];
-        let mut report = report(&shapes);
-        report
-            .notes
-            .push("clocks are not recorded: ".to_string() + &"x".repeat(200));
-        let result = &mut report.results[0];
-        result.absent.push(("fa3".into(), "not installed".into()));
-        result.measurement.readings = vec![
-            Reading {
-                sm_mhz: Some(1500),
-                power_w: Some(690.4),
-                throttle: vec!["SW_POWER_CAP".into()],
-                ..Reading::default()
-            },
-            Reading {
-                sm_mhz: Some(1560),
-                power_w: Some(695.0),
-                ..Reading::default()
-            },
-        ];
-        report
+/// The mean over all problems, and by kind where there is more than one.
+pub fn standing_text(standing: &Standing) -> String {
+    let mut out = vec![
+        geomean_text(standing),
+        format!("  {}: {}; above 1 is faster", standing.mode, standing.subject),
+    ];
+    if standing.groups.len() > 1 {
+        out.push(format!(
+            "  {:<GROUP$} {:>6} {:>7} {:<16} worst",
+            "kind", "shapes", "geomean", "interval"
+        ));
+        out.extend(standing.groups.iter().map(|(group, mean)| {
+            let (value, interval) = (times(mean.value), bracketed(mean.interval));
+            let shapes = mean.shapes;
+            format!(
+                "  {group:<GROUP$} {shapes:>6} {value:>7} {interval:<16} {}",
+                worst(mean)
+            )
+        }));
     }
-
-    #[test]
-    fn tables_fit_a_hundred_columns_and_say_what_matters() {
-        let text = text(&example());
-        for line in text.lines() {
-            assert!(line.chars().count() <= COLUMNS, "{}: {line}", line.chars().count());
-        }
-        for part in [
-            "1500–1560 MHz",
-            "690–695 W",
-            "SW_POWER_CAP",
-            "(base)",
-            "FASTER",
-            "SLOWER",
-            "SAME",
-            "fa3: not installed",
-            "an empty kernel takes 0.740 µs",
-            "TFLOP/s",
-            "hot (short turns)",
-            "short turns: 2.00 ms of the same subject untimed, then 0.500 ms or more timed",
-        ] {
-            assert!(text.contains(part), "{part} is missing from\n{text}");
-        }
+    if !standing.missing.is_empty() {
+        let names: Vec<&str> = standing.missing.iter().take(NAMES).map(String::as_str).collect();
+        let rest = match standing.missing.len().saturating_sub(NAMES) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        out.push(format!("  no figure for both: {}{rest}", names.join(", ")));
     }
-
-    #[test]
-    fn markdown_and_csv_have_a_row_a_subject() {
-        let report = example();
-        assert_eq!(
-            markdown(&report)
-                .lines()
-                .filter(|line| line.starts_with("| mission"))
-                .count(),
-            5
-        );
-        let csv = csv(&report);
-        assert_eq!(csv.lines().count(), 6);
-        assert!(csv.lines().all(|line| line.split(',').count() == 16), "{csv}");
-    }
+    lines(out)
 }
+
+/// The mean over all problems, in a line.
+pub(crate) fn geomean_text(standing: &Standing) -> String {
+    let all = &standing.all;
+    let (value, base, interval) = (times(all.value), clip_to(&standing.base, 24), bracketed(all.interval));
+    let (shapes, worst) = (all.shapes, worst(all));
+    format!("geomean {value} × {base} {interval} over {shapes} shapes, worst {worst}")
+}
+
+fn worst(mean: &Geomean) -> String {
+    format!("{} ({})", times(mean.worst.speedup), mean.worst.case)
+}
+
+/// What a sweep found on one problem, the best first.
+pub fn ranking_text(ranking: &Ranking) -> String {
+    let screened = &ranking.screened;
+    let (subjects, rounds, left_out) = (screened.subjects, screened.rounds, ranking.left_out.len());
+    let mut out = vec![
+        format!("{}  {}", ranking.case, ranking.problem),
+        format!("  {subjects} subjects screened in {rounds} rounds of short turns; {left_out} left out"),
+    ];
+    if let Some(measured) = &ranking.measured {
+        let (subjects, how, rounds) = (measured.subjects, &measured.how, measured.rounds);
+        out.push(format!("  {subjects} measured, {how}, {rounds} rounds"));
+    }
+    for (measured, place) in [(true, ranking.measured.as_ref()), (false, Some(screened))] {
+        let rows: Vec<&RankedRow> = ranking.rows.iter().filter(|row| row.measured == measured).collect();
+        let Some(place) = place.filter(|_| measured || !rows.is_empty()) else {
+            continue;
+        };
+        if !measured {
+            out.push("  only screened; not to be compared with the times above".to_string());
+        }
+        let base = place.base.as_deref();
+        let base = base.map_or(String::new(), |base| format!("× {}", clip_to(base, 12)));
+        out.push(format!(
+            "  rank {:<CONFIG_ID$} {:>7} {:<15} {:>7} {:>6} {base}",
+            "subject", "p50 µs", "interval", "TFLOP/s", "× best"
+        ));
+        out.extend(rows.into_iter().map(row_text));
+    }
+    out.extend(absent_lines(&ranking.left_out));
+    lines(out)
+}
+
+fn row_text(row: &RankedRow) -> String {
+    format!(
+        "  {:>4} {:<CONFIG_ID$} {:>7} {:<15} {:>7} {:>6} {}",
+        row.rank.map_or("peer".to_string(), |rank| rank.to_string()),
+        clip_to(&row.label, CONFIG_ID),
+        number(row.median_us),
+        span(row.interval, number),
+        number(row.tflops),
+        row.to_best.map_or(String::new(), times),
+        row.to_base.map_or(String::new(), |ratio| times(ratio.value)),
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -50,6 +50,7 @@ enum Exhibit {
 }
 
 /// A rebuilt failure.
+#[derive(Serialize)]
 pub struct Piece {
     /// Its name on the command line, after `museum/`.
     pub name: &'static str,
@@ -61,6 +62,7 @@ pub struct Piece {
     pub kind: &'static str,
     /// Its source, relative to the workspace.
     pub file: &'static str,
+    #[serde(skip)]
     exhibit: Exhibit,
 }
 

@@ -129,16 +129,13 @@ impl fmt::Display for Budget {
 }
 
 fn budget(text: &str) -> Result<Budget, String> {
-    let units = [('s', 1.0), ('m', 60.0), ('h', 3600.0)].into_iter();
-    let timed = units
-        .filter_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)))
-        .next();
+    let mut units = [('s', 1.0), ('m', 60.0), ('h', 3600.0)].into_iter();
+    let timed = units.find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, unit)));
     let budget = match timed {
         Some((number, unit)) => {
             let seconds = number.trim().parse().ok().filter(|value| *value > 0.0);
-            seconds
-                .and_then(|value: f64| Duration::try_from_secs_f64(value * unit).ok())
-                .map(Budget::Time)
+            let time = seconds.and_then(|value: f64| Duration::try_from_secs_f64(value * unit).ok());
+            time.map(Budget::Time)
         }
         None => text.parse().ok().filter(|trials| *trials > 0).map(Budget::Trials),
     };
