@@ -9,7 +9,7 @@ use flashcore_problem::{
 };
 use rayon::prelude::*;
 
-use crate::error::BenchError;
+use crate::Result;
 
 /// Operations up to which every element of the answer is computed: some tenths of a second.
 const WHOLE_FLOPS: f64 = 1e9;
@@ -84,21 +84,16 @@ pub struct Answers {
 
 impl Answers {
     /// Computes the answer for the inputs of a seed.
-    pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &Inputs) -> Result<(), BenchError> {
+    pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &Inputs) -> Result<()> {
         self.by_seed.insert(seed, expected(problem, seed, inputs)?);
         Ok(())
     }
 
     /// Computes the answers for several seeds, whose inputs `draw` makes. Small problems are computed in parallel, large
     /// ones one after the other, so that only one set of inputs is in memory.
-    pub fn add_all(
-        &mut self,
-        problem: &Problem,
-        seeds: &[u64],
-        draw: impl Fn(u64) -> Inputs + Sync,
-    ) -> Result<(), BenchError> {
+    pub fn add_all(&mut self, problem: &Problem, seeds: &[u64], draw: impl Fn(u64) -> Inputs + Sync) -> Result<()> {
         let answer = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
-        let answers: Result<Vec<_>, BenchError> = match is_small(problem) {
+        let answers: Result<Vec<_>> = match is_small(problem) {
             true => seeds.par_iter().map(answer).collect(),
             false => seeds.iter().map(answer).collect(),
         };
@@ -116,7 +111,7 @@ fn is_small(problem: &Problem) -> bool {
     problem.flops() <= WHOLE_FLOPS
 }
 
-fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<ReferenceRow>, BenchError> {
+fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<ReferenceRow>> {
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let lengths = &inputs.lengths.as_slices();
     let all = problem.query_rows(lengths)?;

@@ -6,8 +6,8 @@ use flashcore_problem::{InputKind, Inputs, Problem, ReferenceRow, Tensor};
 
 use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Run, Seen};
 use crate::{
-    Answers, BenchError, Measurement, Mode, Observer, Options, PeerTensors, Stopwatch, Subject, Telemetry, Trouble,
-    draw, measure,
+    Answers, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject, Telemetry, Trouble, draw,
+    measure,
 };
 
 /// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
@@ -68,7 +68,7 @@ pub struct Drawn {
 
 impl Drawn {
     /// Draws the inputs and computes the answers in float64.
-    pub fn new(problem: &Problem) -> Result<Drawn, BenchError> {
+    pub fn new(problem: &Problem) -> Result<Drawn> {
         let mut drawn = Drawn::default();
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let inputs = draw(problem, InputKind::Normal, seed);
@@ -165,7 +165,7 @@ impl<'a> Workbench<'a> {
         baseline: usize,
         telemetry: Option<&Telemetry>,
         observer: &mut dyn Observer,
-    ) -> Result<Measurement, BenchError> {
+    ) -> Result<Measurement> {
         let (subjects, stopwatch) = (&mut self.subjects, &mut *self.stopwatch);
         measure(options, mode, subjects, baseline, stopwatch, telemetry, observer)
     }

@@ -7,8 +7,8 @@ use crate::session::Session;
 use crate::stand::left_out;
 use crate::store::RunWriter;
 use crate::{
-    Absent, BenchError, Case, CaseResult, Measured, Measurement, Mode, Observer, Options, Reading, Sample, Stop,
-    SubjectInfo, Sweep, Trouble, Watcher, Workbench,
+    Absent, BenchError, Case, CaseResult, Measured, Measurement, Mode, Observer, Options, Reading, Result, Sample,
+    Stop, SubjectInfo, Sweep, Trouble, Watcher, Workbench,
 };
 
 /// The candidates of a problem: those that take part, and those that do not.
@@ -25,13 +25,7 @@ type Kept = (Option<usize>, CaseResult);
 
 impl Session<'_> {
     /// Inspects, measures in every mode, inspects again.
-    pub(crate) fn case(
-        &mut self,
-        case: &Case,
-        bench: Workbench<'_>,
-        absent: Vec<Absent>,
-        drawn: &Drawn,
-    ) -> Result<(), BenchError> {
+    pub(crate) fn case(&mut self, case: &Case, bench: Workbench<'_>, absent: Vec<Absent>, drawn: &Drawn) -> Result<()> {
         let mut field = Field {
             inspections: vec![None; bench.subjects.len()],
             bench,
@@ -79,7 +73,7 @@ impl Session<'_> {
         field: &mut Field<'_>,
         drawn: &Drawn,
         how: impl Fn(&SubjectInfo) -> Option<Inspect>,
-    ) -> Result<(), BenchError> {
+    ) -> Result<()> {
         let mut keeps = vec![true; field.bench.subjects.len()];
         for (index, keep) in keeps.iter_mut().enumerate() {
             let info = field.bench.subjects[index].info().clone();
@@ -106,13 +100,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn measure(
-        &mut self,
-        case: &Case,
-        mode: Mode,
-        options: &Options,
-        field: &mut Field<'_>,
-    ) -> Result<Kept, BenchError> {
+    fn measure(&mut self, case: &Case, mode: Mode, options: &Options, field: &mut Field<'_>) -> Result<Kept> {
         let subjects = field.bench.subjects.iter();
         let infos: Vec<SubjectInfo> = subjects.map(|subject| subject.info().clone()).collect();
         let baseline = self.baseline(&infos);
@@ -151,13 +139,7 @@ impl Session<'_> {
     }
 
     /// After screening: keeps the best candidates, and inspects ours as closely as any that is measured.
-    fn keep(
-        &mut self,
-        sweep: &Sweep,
-        field: &mut Field<'_>,
-        drawn: &Drawn,
-        results: &mut [Kept],
-    ) -> Result<(), BenchError> {
+    fn keep(&mut self, sweep: &Sweep, field: &mut Field<'_>, drawn: &Drawn, results: &mut [Kept]) -> Result<()> {
         let screened = results.last().map(|(_, screened)| sweep.kept(&screened.measurement));
         let kept = screened.unwrap_or_default();
         field.retain(|index| kept.contains(&index));
@@ -171,12 +153,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn inspect_afterwards(
-        &mut self,
-        field: &mut Field<'_>,
-        drawn: &Drawn,
-        results: &mut [Kept],
-    ) -> Result<(), BenchError> {
+    fn inspect_afterwards(&mut self, field: &mut Field<'_>, drawn: &Drawn, results: &mut [Kept]) -> Result<()> {
         for index in 0..field.bench.subjects.len() {
             let label = field.bench.subjects[index].info().label.clone();
             match field.bench.inspect(index, drawn, inspect_again) {
@@ -192,7 +169,7 @@ impl Session<'_> {
     }
 
     /// Removes the numbers of a candidate that turned out to be wrong from all results.
-    fn reject(&self, label: &str, found: &Inspection, results: &mut [Kept]) -> Result<(), BenchError> {
+    fn reject(&self, label: &str, found: &Inspection, results: &mut [Kept]) -> Result<()> {
         for (place, result) in results {
             let mut subjects = result.measurement.subjects.iter();
             let Some(index) = subjects.position(|subject| subject.info.label == label) else {
@@ -224,7 +201,7 @@ impl Field<'_> {
 }
 
 /// A lost device ends the bench; other trouble costs one candidate.
-fn lost(label: &str, trouble: &Trouble) -> Result<(), BenchError> {
+fn lost(label: &str, trouble: &Trouble) -> Result<()> {
     if !trouble.fatal {
         return Ok(());
     }
@@ -240,7 +217,7 @@ struct Recorder<'a> {
 }
 
 impl Observer for Recorder<'_> {
-    fn sample(&mut self, sample: &Sample) -> Result<(), BenchError> {
+    fn sample(&mut self, sample: &Sample) -> Result<()> {
         if let Some(run) = self.kept {
             run.add_sample(sample)?;
         }
@@ -250,7 +227,7 @@ impl Observer for Recorder<'_> {
         Ok(())
     }
 
-    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<(), BenchError> {
+    fn round(&mut self, round: u32, reading: Option<&Reading>) -> Result<()> {
         match (self.kept, reading) {
             (Some(run), Some(reading)) => run.add_reading(round, reading),
             _ => Ok(()),

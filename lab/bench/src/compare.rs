@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::standing::Group;
 use crate::stats::{RESAMPLES, median};
 use crate::store::Selector;
-use crate::{BenchError, CaseResult, Mode, Options, Ratio, Report, Sample, Store, Turns, Verdict};
+use crate::{BenchError, CaseResult, Mode, Options, Ratio, Report, Result, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +66,7 @@ pub struct Comparison {
 impl Side {
     /// The samples of the selected runs of a store. Where several runs have the same subject on the same problem, the
     /// latest counts.
-    pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side, BenchError> {
+    pub fn of_store(store: &Store, selector: &Selector, name: &str) -> Result<Side> {
         let runs = store.runs(selector)?;
         if runs.is_empty() {
             let allowed = format!(
@@ -110,7 +110,7 @@ impl Side {
 
     /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does; else a
     /// run's key or a revision in the store at `store`.
-    pub fn named(name: &str, store: &Path) -> Result<Side, BenchError> {
+    pub fn named(name: &str, store: &Path) -> Result<Side> {
         let path = Path::new(name);
         if path.is_file() {
             return Side::of_store(&Store::open(path)?, &Selector::All, name);
@@ -142,7 +142,7 @@ fn id_of_today(label: &str) -> String {
 
 /// Compares sides that were measured apart. Subjects are matched by problem, mode and label; where the sides have no
 /// label in common on a problem and one kernel of ours each, those two are compared.
-pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, BenchError> {
+pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison> {
     let mut rows = Vec::new();
     for theirs in &b.entries {
         let of_problem = || a.entries.iter().filter(|entry| entry.is_of(theirs));
@@ -177,7 +177,7 @@ pub fn compare(a: &Side, b: &Side, options: &Options) -> Result<Comparison, Benc
 }
 
 impl Comparison {
-    fn new(a: &str, b: &str, paired: bool, rows: Vec<Row>) -> Result<Comparison, BenchError> {
+    fn new(a: &str, b: &str, paired: bool, rows: Vec<Row>) -> Result<Comparison> {
         if rows.is_empty() {
             return Err(BenchError::Given(format!(
                 "{a} and {b} have no problem in common to compare, in the same mode with the same turns; bench both on the \
@@ -189,7 +189,7 @@ impl Comparison {
     }
 
     /// Two subjects of one report, `a` being its baseline: measured side by side, round by round.
-    pub fn of_report(report: &Report, a: &str, b: &str) -> Result<Comparison, BenchError> {
+    pub fn of_report(report: &Report, a: &str, b: &str) -> Result<Comparison> {
         let row = |result: &CaseResult| {
             let base = result.baseline().filter(|base| base.info.label == a)?;
             let mut subjects = result.measurement.subjects.iter();

@@ -43,6 +43,9 @@ pub enum BenchError {
     Flashcore(Box<flashcore::Error>),
 }
 
+/// A result of measuring.
+pub type Result<T, E = BenchError> = std::result::Result<T, E>;
+
 impl BenchError {
     /// An option outside its range.
     pub(crate) fn bad_option(option: &str, given: impl Display, allowed: impl Display) -> BenchError {

@@ -63,7 +63,7 @@ mod verdict;
 pub use agreement::Agreement;
 pub use answers::{Answers, draw};
 pub use bed::{Bed, Workbench};
-pub use error::BenchError;
+pub use error::{BenchError, Result};
 pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, date, executable, host_name,
     revision, set_revision,

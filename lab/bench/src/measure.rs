@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::{Batch, Protocol, Purpose, Step};
 use crate::stats::RESAMPLES;
 use crate::{
-    BenchError, Mode, Options, Ratio, Reading, Stop, Stopwatch, Subject, SubjectInfo, Summary, Telemetry, Trouble,
-    Turns, Verdict,
+    BenchError, Mode, Options, Ratio, Reading, Result, Stop, Stopwatch, Subject, SubjectInfo, Summary, Telemetry,
+    Trouble, Turns, Verdict,
 };
 
 /// One timed batch.
@@ -39,12 +39,12 @@ pub trait Observer {
     ///
     /// # Errors
     /// Why it could not be kept; the measurement ends.
-    fn sample(&mut self, _sample: &Sample) -> Result<(), BenchError> {
+    fn sample(&mut self, _sample: &Sample) -> Result<()> {
         Ok(())
     }
 
     /// A round ended, with the device in this state.
-    fn round(&mut self, _round: u32, _reading: Option<&Reading>) -> Result<(), BenchError> {
+    fn round(&mut self, _round: u32, _reading: Option<&Reading>) -> Result<()> {
         Ok(())
     }
 }
@@ -125,7 +125,7 @@ pub fn measure(
     stopwatch: &mut dyn Stopwatch,
     telemetry: Option<&Telemetry>,
     observer: &mut dyn Observer,
-) -> Result<Measurement, BenchError> {
+) -> Result<Measurement> {
     options.check()?;
     if subjects.is_empty() {
         return Err(BenchError::Nothing(

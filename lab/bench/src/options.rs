@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchError, THRESHOLD};
+use crate::{BenchError, Result, THRESHOLD};
 
 /// What state the device is in when a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl fmt::Display for Mode {
 impl FromStr for Mode {
     type Err = BenchError;
 
-    fn from_str(name: &str) -> Result<Mode, BenchError> {
+    fn from_str(name: &str) -> Result<Mode> {
         let known = Mode::ALL.map(|mode| mode.to_string());
         match known.iter().position(|known| known == name) {
             Some(at) => Ok(Mode::ALL[at]),
@@ -162,7 +162,7 @@ impl Options {
     }
 
     /// Checks the settings.
-    pub fn check(&self) -> Result<(), BenchError> {
+    pub fn check(&self) -> Result<()> {
         let options = [
             ("confidence", self.confidence, CONFIDENCE),
             ("threshold", self.threshold, SHARE),

@@ -6,7 +6,7 @@ use std::path::Path;
 use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder, ProblemError};
 use serde::Deserialize;
 
-use crate::{BenchError, Case};
+use crate::{BenchError, Case, Result};
 
 mod place;
 
@@ -61,7 +61,7 @@ fn apart(name: &str) -> (&str, Option<&str>) {
 }
 
 /// The problems of `FILE`, or the one of `FILE:NAME`. `dtype` replaces what the file says.
-pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
+pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     let (path, wanted) = apart(name);
     let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
@@ -77,7 +77,7 @@ pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
 ///
 /// # Errors
 /// As [`read`]; and where the file has several and none is named.
-pub fn read_one(name: &str) -> Result<Case, BenchError> {
+pub fn read_one(name: &str) -> Result<Case> {
     let mut cases = read(name, None)?;
     match cases.len() {
         1 => Ok(cases.remove(0)),

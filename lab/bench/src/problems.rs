@@ -3,8 +3,8 @@
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder, ProblemError};
 use serde::{Deserialize, Serialize};
 
-use crate::error::BenchError;
 use crate::problem_file;
+use crate::{BenchError, Result};
 
 /// A problem with the name it has in tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ const CANONICAL_HIDDEN: usize = 2_048;
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.
-pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>, BenchError> {
+pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     if let Some((_, set)) = SETS.into_iter().find(|(known, _)| *known == name) {
         let usual = if name == "fp8" { DType::E4M3 } else { DType::F16 };
         return Ok(set(dtype.unwrap_or(usual))?);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchError, Case, CaseResult, Mode, Report, Request, Sample, Watcher, revision};
+use crate::{BenchError, Case, CaseResult, Mode, Report, Request, Result, Sample, Watcher, revision};
 
 /// The environment variable that names the Python to use.
 pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";
@@ -86,7 +86,7 @@ impl Python {
     ///
     /// # Errors
     /// [`BenchError::Device`] with what the process said if it did not end in a report.
-    pub fn bench(&self, job: &Job, watcher: &mut dyn Watcher) -> Result<Report, BenchError> {
+    pub fn bench(&self, job: &Job, watcher: &mut dyn Watcher) -> Result<Report> {
         let failed = |reason: String| BenchError::Device(format!("{}: {reason}", self.executable.display()));
         let input = serde_json::to_vec(job).map_err(|error| failed(error.to_string()))?;
         let mut child = Command::new(&self.executable)

@@ -10,7 +10,7 @@ use crate::planted::InFinals;
 use crate::stand::{built, left_out};
 use crate::store::RunWriter;
 use crate::{
-    BenchError, Case, CaseResult, Mode, Options, PeerSource, Report, RunIdentity, Sample, Stand, Store, Sweep,
+    BenchError, Case, CaseResult, Mode, Options, PeerSource, Report, Result, RunIdentity, Sample, Stand, Store, Sweep,
     Telemetry,
 };
 
@@ -82,7 +82,7 @@ pub fn run(
     peers: &mut dyn PeerSource,
     store: Option<&Store>,
     watcher: &mut dyn Watcher,
-) -> Result<Report, BenchError> {
+) -> Result<Report> {
     request.options.check()?;
     if let Some(sweep) = &request.sweep {
         sweep.check(&request.modes)?;

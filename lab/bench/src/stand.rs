@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
 use crate::planted::{Conduct, InFinals, Planted, Spoil};
-use crate::{Absent, BenchError, Case, DeviceIdentity, Request, Subject, Workbench};
+use crate::{Absent, BenchError, Case, DeviceIdentity, Request, Result, Subject, Workbench};
 
 /// Words that stand for kernels, problem by problem: what the library uses (a row of a plan table, or what heuristics
 /// choose); what heuristics choose, whatever the plan tables say; the same, and kernels that differ from it a little.
@@ -82,7 +82,7 @@ pub struct Stand {
 
 impl Stand {
     /// Takes a device.
-    pub fn new(device: &Device) -> Result<Stand, BenchError> {
+    pub fn new(device: &Device) -> Result<Stand> {
         let Some(context) = device.context() else {
             return Ok(Stand { gpu: None });
         };
@@ -113,7 +113,7 @@ impl Stand {
         launching: Launching,
         in_finals: &InFinals,
         work: impl FnOnce(Workbench<'_>, Vec<(usize, BenchError)>) -> T,
-    ) -> Result<T, BenchError> {
+    ) -> Result<T> {
         let mut failed = Vec::new();
         let Some((stream, tools)) = &self.gpu else {
             let bed = CpuBed::new(problem);
@@ -231,7 +231,7 @@ fn ids_of(word: &str, problem: &Problem, attention: &Attention, cache: &KernelCa
 
 /// The kernels that a request times on a GPU, problem by problem, with words for kernels replaced by ids. For compiling
 /// them beforehand.
-pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>, BenchError> {
+pub fn kernels_of(context: &Context, request: &Request) -> Result<Vec<(Problem, Vec<String>)>> {
     let attention = Attention::new(Device::Cuda(context.clone()));
     attention.plans()?;
     let cache = KernelCache::default();

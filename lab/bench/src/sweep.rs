@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BenchError, CaseResult, Interval, Measured, Measurement, Mode, Options, Ratio, Report};
+use crate::{BenchError, CaseResult, Interval, Measured, Measurement, Mode, Options, Ratio, Report, Result};
 
 /// How to sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ const SCREENING_PRECISION: f64 = 0.01;
 
 impl Sweep {
     /// Checks the settings, and the modes in which those kept are to be measured.
-    pub fn check(&self, modes: &[Mode]) -> Result<(), BenchError> {
+    pub fn check(&self, modes: &[Mode]) -> Result<()> {
         if self.keep == 0 {
             return Err(BenchError::bad_option("the number of kernels to keep", 0, "1 or more"));
         }

@@ -12,7 +12,7 @@ use crate::bed::load_normal;
 use crate::defences::{Output, Run};
 use crate::gpu::Launching;
 use crate::planted::InFinals;
-use crate::{BenchError, Built, Measured, Mode, Options, Stand, Trouble, Workbench};
+use crate::{BenchError, Built, Measured, Mode, Options, Result, Stand, Trouble, Workbench};
 
 /// What came of a trial.
 #[derive(Debug)]
@@ -34,12 +34,7 @@ pub struct Tried {
 /// # Errors
 /// No kernel serves the problem, plan tables that cannot be read, tensors that cannot be allocated; or why the kernel
 /// could not be built, launched or timed, or what it wrote outside its tensors.
-pub fn run(
-    attention: &Attention,
-    problem: &Problem,
-    inputs: (InputKind, u64),
-    options: &Options,
-) -> Result<Tried, BenchError> {
+pub fn run(attention: &Attention, problem: &Problem, inputs: (InputKind, u64), options: &Options) -> Result<Tried> {
     let plan = attention.plan(problem)?;
     let built = match (&plan, plan.kernel()) {
         (PlanSummary::Gpu(choice), _) => Built::Gpu(Box::new(choice.plan.clone())),
@@ -69,7 +64,7 @@ fn judge_and_time(
     bench: &mut Workbench<'_>,
     (kind, seed): (InputKind, u64),
     options: &Options,
-) -> Result<(Gate, Option<Measured>), BenchError> {
+) -> Result<(Gate, Option<Measured>)> {
     let bed = bench.bed;
     let label = bench.subjects[0].info().label.clone();
     let trouble = |trouble: Trouble| trouble.of(&label);

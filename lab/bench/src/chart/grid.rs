@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::{Chart, MAX_PX, WIDTH, identity, length, round, svg};
 use crate::standing::Shape;
 use crate::table::{bracketed, geomean_text, times};
-use crate::{BenchError, Mode, Report};
+use crate::{BenchError, Mode, Report, Result};
 
 const NAME: f64 = 132.0;
 /// Height of the heading, of a row, of the legend.
@@ -59,7 +59,7 @@ impl Key {
 ///
 /// # Errors
 /// [`BenchError::Given`] if there is no such problem: `base` must have been the baseline.
-pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart, BenchError> {
+pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
     let mut standings = report.standings(base).into_iter();
     let Some(standing) = standings.find(|standing| standing.mode == mode) else {
         let peer = report.main_peer();

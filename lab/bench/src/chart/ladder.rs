@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::{Chart, MAX_PX, WIDTH, identity, round, svg};
 use crate::table::{clip_to, number, span, times};
-use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report};
+use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report, Result};
 
 /// Height of a rung: its name, its id, its bar.
 const RUNG: f64 = 46.0;
@@ -39,7 +39,7 @@ struct Rung {
 ///
 /// # Errors
 /// [`BenchError::Given`] for a problem that was not measured in the mode, or a subject that has no time on it.
-pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Chart, BenchError> {
+pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Result<Chart> {
     let of_mode = || report.results.iter().filter(|result| result.measurement.mode == mode);
     let Some(result) = of_mode().find(|result| result.case.name == case) else {
         let cases: Vec<&str> = of_mode().map(|result| result.case.name.as_str()).collect();
@@ -146,7 +146,7 @@ fn all(result: &CaseResult) -> Vec<Rung> {
     rungs
 }
 
-fn named(result: &CaseResult, wanted: &RungName) -> Result<Rung, BenchError> {
+fn named(result: &CaseResult, wanted: &RungName) -> Result<Rung> {
     let subjects = &result.measurement.subjects;
     let subject = subjects.iter().find(|subject| subject.info.label == wanted.id);
     let found = subject.and_then(|subject| rung(result, subject, wanted.name.as_deref()));

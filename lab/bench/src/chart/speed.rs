@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use flashcore_problem::Mask;
 
-use crate::{BenchError, CaseResult, Measured, Mode, Report, date};
+use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
 
 const COLUMNS: [&str; 8] = [
     "head_dim", "mask", "seq_len", "series", "subject", "tflops", "low", "high",
@@ -59,7 +59,7 @@ impl Speed {
     ///
     /// # Errors
     /// [`BenchError::Given`] if there is no such problem in the mode, or two of the same head_dim, mask and length.
-    pub fn of_report(report: &Report, mode: Mode) -> Result<Speed, BenchError> {
+    pub fn of_report(report: &Report, mode: Mode) -> Result<Speed> {
         let device = &report.run.device;
         let mut chart = Speed::default();
         let mut dtypes: Vec<&str> = Vec::new();
@@ -105,7 +105,7 @@ impl Speed {
     }
 
     /// Reads what [`csv`](Speed::csv) wrote.
-    pub fn of_csv(text: &str) -> Result<Speed, BenchError> {
+    pub fn of_csv(text: &str) -> Result<Speed> {
         let mut chart = Speed::default();
         let mut has_columns = false;
         for (index, line) in text.lines().enumerate() {
@@ -180,7 +180,7 @@ impl Speed {
         out
     }
 
-    fn add(&mut self, point: Point) -> Result<(), BenchError> {
+    fn add(&mut self, point: Point) -> Result<()> {
         match self.points.binary_search_by_key(&point.place(), Point::place) {
             Ok(_) => Err(BenchError::bad_option(
                 "problem",

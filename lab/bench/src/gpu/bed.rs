@@ -9,7 +9,7 @@ use flashcore_problem::{DType, Inputs, Layout, Lengths, POISON, Problem, Tensor}
 use super::guarded::Guarded;
 use super::tools::GpuTools;
 use crate::defences::Output;
-use crate::{Bed, BenchError, PeerPlace, PeerTensors, Trouble};
+use crate::{Bed, PeerPlace, PeerTensors, Result, Trouble};
 
 /// The tensors of a problem in device memory, each between guards that no kernel may write.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct TensorSet {
 
 impl TensorSet {
     /// Allocates tensors; their values are not set.
-    pub fn new(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<TensorSet, BenchError> {
+    pub fn new(stream: &Stream, problem: &Problem, workspace_bytes: u64) -> Result<TensorSet> {
         let guarded = |name, bytes| Guarded::new(stream, name, bytes);
         let bytes = |layout: &Layout, dtype: DType| layout.span() * dtype.size_bytes();
         let dtype = problem.dtype();
@@ -110,12 +110,7 @@ pub struct GpuBed<'g> {
 
 impl<'g> GpuBed<'g> {
     /// Allocates the tensors; their values are not set.
-    pub fn new(
-        stream: &'g Stream,
-        tools: &'g GpuTools,
-        problem: &Problem,
-        workspace_bytes: u64,
-    ) -> Result<GpuBed<'g>, BenchError> {
+    pub fn new(stream: &'g Stream, tools: &'g GpuTools, problem: &Problem, workspace_bytes: u64) -> Result<GpuBed<'g>> {
         let place = || TensorSet::new(stream, problem, workspace_bytes);
         let places = [place()?, place()?];
         Ok(GpuBed {

@@ -12,14 +12,14 @@ pub(crate) use tools::{empty_kernel, one_warp, one_warp_on};
 
 use flashcore_cuda::Stream;
 
-use crate::{BenchError, Measured, Mode, Options, Subject, measure};
+use crate::{Measured, Mode, Options, Result, Subject, measure};
 
 /// Launches of the empty kernel in one graph.
 const FLOOR_CHAIN: u32 = 64;
 
 /// What an empty kernel takes in a chain, µs a run: no kernel can take less, and times near it say little about
 /// the kernel.
-pub fn floor(tools: &GpuTools, stream: &Stream) -> Result<Measured, BenchError> {
+pub fn floor(tools: &GpuTools, stream: &Stream) -> Result<Measured> {
     let work = |stream: &Stream| (0..FLOOR_CHAIN).try_for_each(|_| tools.nothing(stream));
     let subject = ClosureSubject::new("empty kernel", stream, FLOOR_CHAIN, work)?;
     let mut subjects: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject)];

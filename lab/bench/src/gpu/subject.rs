@@ -8,7 +8,7 @@ use flashcore_ir::{BufferSpec, Launch};
 use flashcore_kernels::{Plan, Step};
 
 use super::tools::timed_us;
-use crate::{Attributes, BenchError, LaunchMode, Subject, SubjectInfo, Trouble};
+use crate::{Attributes, BenchError, LaunchMode, Result, Subject, SubjectInfo, Trouble};
 
 /// Length that a graph's chain should have, µs: launching a graph then costs next to nothing a run.
 const CHAIN_US: f64 = 200.0;
@@ -35,7 +35,7 @@ pub struct PreparedPlan<'a> {
 
 impl<'a> PreparedPlan<'a> {
     /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
-    pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self, BenchError> {
+    pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self> {
         let mut steps = Vec::new();
         for (Step { launch, .. }, function) in plan.steps().zip(functions) {
             steps.push(function.prepare(launch, &bind(launch, tensors)?)?);
@@ -70,7 +70,7 @@ impl<'a> KernelSubject<'a> {
         plan: &Plan,
         sets: &[DeviceTensors<'a>],
         launching: Launching,
-    ) -> Result<KernelSubject<'a>, BenchError> {
+    ) -> Result<KernelSubject<'a>> {
         let options = ModuleOptions::default();
         let mut functions = Vec::new();
         for step in plan.steps() {
@@ -79,7 +79,7 @@ impl<'a> KernelSubject<'a> {
             functions.push(function);
         }
         let runs = sets.iter().map(|set| PreparedPlan::new(plan, &functions, set));
-        let runs = runs.collect::<Result<Vec<_>, BenchError>>()?;
+        let runs = runs.collect::<Result<Vec<_>>>()?;
         let Some(first) = runs.first() else {
             return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
         };
@@ -128,7 +128,7 @@ impl<'a> KernelSubject<'a> {
     }
 }
 
-fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSlice<'a>>, BenchError> {
+fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSlice<'a>>> {
     let bound = |spec: &BufferSpec| {
         let missing = flashcore::Error::DeviceBuffer {
             tensor: spec.name,
@@ -151,7 +151,7 @@ fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError
 }
 
 /// Holds what the driver loaded against what the plan says, so that no other kernel is timed in its name.
-fn check_attributes(plan: &Plan, step: &Step, found: &FunctionAttributes) -> Result<(), BenchError> {
+fn check_attributes(plan: &Plan, step: &Step, found: &FunctionAttributes) -> Result<()> {
     let ledger = step.kernel.ledger();
     let static_bytes = if ledger.is_static { ledger.total_bytes() } else { 0 };
     let threads = step.launch.threads();
@@ -204,7 +204,7 @@ impl<'a> ClosureSubject<'a> {
         stream: &'a Stream,
         runs: u32,
         work: impl FnMut(&Stream) -> Result<(), CudaError> + 'a,
-    ) -> Result<ClosureSubject<'a>, BenchError> {
+    ) -> Result<ClosureSubject<'a>> {
         Ok(ClosureSubject {
             info: SubjectInfo::new(label, LaunchMode::Graph(runs)),
             stream,

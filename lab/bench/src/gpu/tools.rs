@@ -6,7 +6,7 @@ use std::time::Instant;
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, Event, Function, ModuleOptions, Stream};
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch};
 
-use crate::{BenchError, Stopwatch, Trouble};
+use crate::{BenchError, Result, Stopwatch, Trouble};
 
 /// Length of the pause that single runs are queued behind, µs: a call of another library from Python takes 20 to
 /// 100 µs of the host.
@@ -35,7 +35,7 @@ fn spin_kernel() -> Result<Kernel, BuildErrors> {
     })
 }
 
-fn built(kernel: Result<Kernel, BuildErrors>) -> Result<Kernel, BenchError> {
+fn built(kernel: Result<Kernel, BuildErrors>) -> Result<Kernel> {
     kernel.map_err(|errors| BenchError::Device(format!("a kernel of the bench itself does not build: {errors}")))
 }
 
@@ -87,7 +87,7 @@ pub struct GpuTools {
 
 impl GpuTools {
     /// Compiles and calibrates.
-    pub fn new(stream: &Stream) -> Result<GpuTools, BenchError> {
+    pub fn new(stream: &Stream) -> Result<GpuTools> {
         let context: &Context = stream.context();
         let load = |kernel: Result<Kernel, BuildErrors>| {
             Ok::<_, BenchError>(Function::load(context, &built(kernel)?, &ModuleOptions::default())?)

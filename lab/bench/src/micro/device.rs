@@ -9,7 +9,9 @@ use super::chains::{CLOCK, FMA_CLOCKS};
 use super::rates::{DeviceRates, MeasuredRate, RATES_SCHEMA};
 use super::{Content, Micro, Scale, Unit, all, pattern, revision};
 use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
-use crate::{BenchError, DeviceIdentity, Measured, Mode, Options, Reading, RunIdentity, Subject, Telemetry, measure};
+use crate::{
+    BenchError, DeviceIdentity, Measured, Mode, Options, Reading, Result, RunIdentity, Subject, Telemetry, measure,
+};
 
 const RUNS: u32 = 4;
 /// The same of kernels that do nothing.
@@ -36,7 +38,7 @@ fn options() -> Options {
 ///
 /// # Errors
 /// A name that is none, a device that cannot be used, [`BenchError::Failed`] for a result that is wrong.
-pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, BenchError> {
+pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates> {
     let began = Instant::now();
     let stream = Stream::new(context)?;
     let info = context.info();
@@ -89,7 +91,7 @@ pub fn measured(context: &Context, only: &[String]) -> Result<DeviceRates, Bench
     })
 }
 
-fn refuse_unknown(micros: &[Micro], only: &[String]) -> Result<(), BenchError> {
+fn refuse_unknown(micros: &[Micro], only: &[String]) -> Result<()> {
     let known: Vec<&str> = micros.iter().map(|micro| micro.name).collect();
     match only.iter().find(|name| !known.contains(&name.as_str())) {
         None => Ok(()),
@@ -97,7 +99,7 @@ fn refuse_unknown(micros: &[Micro], only: &[String]) -> Result<(), BenchError> {
     }
 }
 
-fn summary(measured: &Measured) -> Result<&crate::stats::Summary, BenchError> {
+fn summary(measured: &Measured) -> Result<&crate::stats::Summary> {
     measured.summary.as_ref().ok_or_else(|| {
         let why = measured.trouble.as_deref().unwrap_or("it was not timed");
         BenchError::Failed(format!("{}: {why}", measured.info.label))
@@ -112,7 +114,7 @@ struct Place<'m> {
 }
 
 impl<'m> Place<'m> {
-    fn new(context: &Context, stream: &Stream, micro: &'m Micro) -> Result<Place<'m>, BenchError> {
+    fn new(context: &Context, stream: &Stream, micro: &'m Micro) -> Result<Place<'m>> {
         let function = Function::load(context, &micro.kernel, &ModuleOptions::default())?;
         let spilled = function.attributes().local_bytes;
         if spilled != 0 {
@@ -140,7 +142,7 @@ impl<'m> Place<'m> {
         })
     }
 
-    fn prepared(&self) -> Result<PreparedLaunch<'_>, BenchError> {
+    fn prepared(&self) -> Result<PreparedLaunch<'_>> {
         let slices: Vec<DeviceSlice<'_>> = self.buffers.iter().map(DeviceBuffer::as_slice).collect();
         Ok(self.function.prepare(&self.micro.launch, &slices)?)
     }
@@ -152,7 +154,7 @@ impl<'m> Place<'m> {
         }
     }
 
-    fn look(&self, stream: &Stream) -> Result<(), BenchError> {
+    fn look(&self, stream: &Stream) -> Result<()> {
         let out = self.micro.output().map(|slot| self.buffers[slot].as_slice());
         if let Some(out) = out {
             out.fill(stream, POISON)?;
@@ -166,7 +168,7 @@ impl<'m> Place<'m> {
         Ok(stream.synchronize()?)
     }
 
-    fn rate(&self, measured: &Measured, mhz: f64, sms: u32) -> Result<MeasuredRate, BenchError> {
+    fn rate(&self, measured: &Measured, mhz: f64, sms: u32) -> Result<MeasuredRate> {
         let summary = summary(measured)?;
         let value = |micros: f64| self.micro.unit.value(self.micro.amount, micros, mhz, sms);
         let ordered = |a: f64, b: f64| [value(a).min(value(b)), value(a).max(value(b))];

@@ -20,7 +20,7 @@ use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch, Target};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::error::BenchError;
+use crate::{BenchError, Result};
 
 pub use rates::{DeviceRates, MeasuredRate};
 
@@ -184,7 +184,7 @@ impl Micro {
     }
 
     /// Checks the bytes of the output.
-    fn check(&self, bytes: &[u8]) -> Result<(), BenchError> {
+    fn check(&self, bytes: &[u8]) -> Result<()> {
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         match words.enumerate().find(|(index, word)| !(self.right)(*index, *word)) {
             None => Ok(()),

@@ -8,7 +8,7 @@ use flashcore_ir::{Profile, Target};
 use serde::{Deserialize, Serialize};
 
 use super::{Scale, Unit, revision};
-use crate::{BenchError, DeviceIdentity, RunIdentity};
+use crate::{BenchError, DeviceIdentity, Result, RunIdentity};
 
 /// Version of the file's form.
 pub const RATES_SCHEMA: u32 = 1;
@@ -97,7 +97,7 @@ impl DeviceRates {
     }
 
     /// Reads a file.
-    pub fn read(path: &Path) -> Result<DeviceRates, BenchError> {
+    pub fn read(path: &Path) -> Result<DeviceRates> {
         let wrong = |reason: String| unusable(path, reason);
         let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
         let rates: DeviceRates = serde_json::from_str(&text).map_err(|error| wrong(format!("no rates: {error}")))?;
@@ -115,7 +115,7 @@ impl DeviceRates {
     ///
     /// # Errors
     /// What differs; `path` is for the message.
-    pub fn holds_on(&self, device: &DeviceIdentity, path: &Path) -> Result<(), BenchError> {
+    pub fn holds_on(&self, device: &DeviceIdentity, path: &Path) -> Result<()> {
         let measured = &self.run.device;
         let micro = revision_of(device).unwrap_or_default();
         let same = [
@@ -131,7 +131,7 @@ impl DeviceRates {
     }
 
     /// Writes it to its place, or to `path`. A file that is there is replaced at once or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), BenchError> {
+    pub fn write(&self, path: &Path) -> Result<()> {
         let wrong = |error: std::io::Error| unusable(path, error);
         let text = serde_json::to_string_pretty(self).map_err(|error| wrong(error.into()))?;
         flashcore::files::write_whole(path, (text + "\n").as_bytes()).map_err(wrong)
@@ -165,7 +165,7 @@ pub fn path(device: &DeviceIdentity) -> Option<PathBuf> {
 }
 
 /// The rates that are kept of a device: `None` where it was never measured.
-pub fn kept(device: &DeviceIdentity) -> Result<Option<DeviceRates>, BenchError> {
+pub fn kept(device: &DeviceIdentity) -> Result<Option<DeviceRates>> {
     let Some(path) = path(device).filter(|path| path.exists()) else {
         return Ok(None);
     };

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
-use crate::BenchError;
+use crate::Result;
 
 /// What an import brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ inspection,round,position,runs,total_us,run_us";
 
 impl Store {
     /// Writes the lines of runs one after the other. Torn lines are left out.
-    pub fn export_jsonl(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
+    pub fn export_jsonl(&self, selector: &Selector, out: &mut dyn Write) -> Result<()> {
         for run in self.runs(selector)? {
             out.write_all(&run.bytes).map_err(inaccessible(self.path()))?;
         }
@@ -31,7 +31,7 @@ impl Store {
     }
 
     /// Writes every sample of runs as a line of CSV with what it is about.
-    pub fn export_csv(&self, selector: &Selector, out: &mut dyn Write) -> Result<(), BenchError> {
+    pub fn export_csv(&self, selector: &Selector, out: &mut dyn Write) -> Result<()> {
         let mut line = |text: String| writeln!(out, "{text}").map_err(|error| failed(self.path(), error));
         line(COLUMNS.to_string())?;
         for run in self.runs(selector)? {
@@ -72,8 +72,8 @@ impl Store {
     /// Adds the runs of a file that are not there yet. Every line is checked before the first run is added.
     ///
     /// # Errors
-    /// A file of another schema version or without evidence; [`BenchError::Store`].
-    pub fn import_jsonl(&self, file: &Path) -> Result<Imported, BenchError> {
+    /// A file of another schema version or without evidence; [`BenchError::Store`](crate::BenchError::Store).
+    pub fn import_jsonl(&self, file: &Path) -> Result<Imported> {
         let bytes = std::fs::read(file).map_err(inaccessible(file))?;
         let mut runs = Vec::new();
         for (part, first) in split(&bytes) {

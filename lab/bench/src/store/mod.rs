@@ -20,7 +20,7 @@ pub use line::{FORMAT, SCHEMA_VERSION};
 pub use read::{Recorded, RunRow};
 pub use write::RunWriter;
 
-use crate::{BenchError, host_name};
+use crate::{BenchError, Result, host_name};
 use line::HEADER;
 
 /// What an SQLite file begins with: the store of earlier builds.
@@ -69,7 +69,7 @@ impl Store {
     ///
     /// # Errors
     /// A store of an earlier build, which has to be converted.
-    pub fn open(path: &Path) -> Result<Store, BenchError> {
+    pub fn open(path: &Path) -> Result<Store> {
         if is_sqlite(path) {
             return Err(old_store(path));
         }
@@ -95,7 +95,7 @@ impl Store {
     /// # Errors
     /// [`BenchError::Store`] if the folder or file itself cannot be read, or if there is only the store
     /// of an earlier build.
-    pub fn list(&self, selector: &Selector) -> Result<(Vec<RunRow>, Vec<BenchError>), BenchError> {
+    pub fn list(&self, selector: &Selector) -> Result<(Vec<RunRow>, Vec<BenchError>)> {
         if let Some(old) = self.older().filter(|_| !self.path.exists()) {
             return Err(old_store(&old));
         }
@@ -124,7 +124,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`list`](Store::list); and where nothing that can be read is selected, the error of a file that cannot be.
-    pub fn runs(&self, selector: &Selector) -> Result<Vec<RunRow>, BenchError> {
+    pub fn runs(&self, selector: &Selector) -> Result<Vec<RunRow>> {
         let (runs, unreadable) = self.list(selector)?;
         match unreadable.into_iter().next() {
             Some(error) if runs.is_empty() => Err(error),
@@ -133,12 +133,12 @@ impl Store {
     }
 
     /// The measurements of a run, in the order made.
-    pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>, BenchError> {
+    pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>> {
         run.read()
     }
 
     /// The files with runs, by name; none where there is no store yet.
-    fn files(&self) -> Result<Vec<PathBuf>, BenchError> {
+    fn files(&self) -> Result<Vec<PathBuf>> {
         if self.path.is_file() {
             return Ok(vec![self.path.clone()]);
         }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::failed;
 use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
 use crate::defences::Inspection;
-use crate::{BenchError, Case, Measured, Measurement, Options, RunIdentity, Sample, Stop};
+use crate::{BenchError, Case, Measured, Measurement, Options, Result, RunIdentity, Sample, Stop};
 
 /// A run in the store.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -54,7 +54,7 @@ pub struct Recorded {
 
 impl RunRow {
     /// The run in a part of a file, which begins at this line. `None` where not even its header was written whole.
-    pub(super) fn scan(path: &Path, part: &[u8], first: usize) -> Result<Option<RunRow>, BenchError> {
+    pub(super) fn scan(path: &Path, part: &[u8], first: usize) -> Result<Option<RunRow>> {
         let whole = part.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let mut lines = part[..whole].split_inclusive(|byte| *byte == b'\n');
         let Some(header) = lines.next() else {
@@ -119,7 +119,7 @@ impl RunRow {
     }
 
     /// Its measurements, in the order made.
-    pub(super) fn read(&self) -> Result<Vec<Recorded>, BenchError> {
+    pub(super) fn read(&self) -> Result<Vec<Recorded>> {
         let mut all: Vec<Recorded> = Vec::new();
         let lines = self.bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
         for (index, line) in lines.skip(1) {
@@ -158,7 +158,7 @@ impl RunRow {
     }
 }
 
-fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line, BenchError> {
+fn parse(path: &Path, number: usize, line: &[u8]) -> Result<Line> {
     serde_json::from_slice(line).map_err(|error| failed(path, format!("line {number}: {error}")))
 }
 

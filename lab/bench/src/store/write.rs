@@ -9,7 +9,7 @@ use std::time::UNIX_EPOCH;
 use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERSION};
 use super::{Store, failed, inaccessible};
 use crate::defences::Inspection;
-use crate::{BenchError, Case, Measurement, Mode, Options, Reading, RunIdentity, Sample, SubjectInfo};
+use crate::{Case, Measurement, Mode, Options, Reading, Result, RunIdentity, Sample, SubjectInfo};
 
 /// A run that is being written. A line is in the file when the method that wrote it returns: if the process is killed,
 /// at most the line in flight is lost.
@@ -25,13 +25,8 @@ impl Store {
     /// device.
     ///
     /// # Errors
-    /// [`BenchError::Store`] if the store is a file, or the file system refuses; as all methods of [`RunWriter`].
-    pub fn begin_run(
-        &self,
-        identity: &RunIdentity,
-        options: &Options,
-        floor_us: Option<f64>,
-    ) -> Result<RunWriter, BenchError> {
+    /// [`BenchError::Store`](crate::BenchError::Store) if the store is a file, or the file system refuses; as all methods of [`RunWriter`].
+    pub fn begin_run(&self, identity: &RunIdentity, options: &Options, floor_us: Option<f64>) -> Result<RunWriter> {
         let folder = self.path();
         if folder.is_file() {
             let why = "this is a file; runs are written to a folder: name one with --store";
@@ -73,7 +68,7 @@ impl RunWriter {
         mode: Mode,
         baseline: usize,
         subjects: &[(SubjectInfo, Option<Inspection>)],
-    ) -> Result<usize, BenchError> {
+    ) -> Result<usize> {
         let entered = |(info, inspection): &(SubjectInfo, Option<Inspection>)| Entered {
             info: info.clone(),
             inspection: inspection.clone(),
@@ -88,18 +83,18 @@ impl RunWriter {
     }
 
     /// Adds a sample to the measurement that was begun last.
-    pub fn add_sample(&self, sample: &Sample) -> Result<(), BenchError> {
+    pub fn add_sample(&self, sample: &Sample) -> Result<()> {
         self.line(&Line::Sample(*sample))
     }
 
     /// Adds the state of the device in a round of the measurement that was begun last.
-    pub fn add_reading(&self, round: u32, reading: &Reading) -> Result<(), BenchError> {
+    pub fn add_reading(&self, round: u32, reading: &Reading) -> Result<()> {
         let state = reading.clone();
         self.line(&Line::Reading { round, state })
     }
 
     /// Ends the measurement that was begun last. One without this line was cut off; its samples count.
-    pub fn end_measurement(&self, result: &Measurement) -> Result<(), BenchError> {
+    pub fn end_measurement(&self, result: &Measurement) -> Result<()> {
         let subjects = result.subjects.iter().map(|subject| Left {
             settled: subject.settled,
             trouble: subject.trouble.clone(),
@@ -113,7 +108,7 @@ impl RunWriter {
     }
 
     /// Replaces the result of the first inspection of a subject.
-    pub fn set_inspection(&self, measurement: usize, subject: usize, found: &Inspection) -> Result<(), BenchError> {
+    pub fn set_inspection(&self, measurement: usize, subject: usize, found: &Inspection) -> Result<()> {
         let found = found.clone();
         self.line(&Line::Inspection {
             measurement,
@@ -123,13 +118,13 @@ impl RunWriter {
     }
 
     /// Closes the run. A run without this line was cut off, or is still being written.
-    pub fn finish(self) -> Result<(), BenchError> {
+    pub fn finish(self) -> Result<()> {
         let measurements = self.measurements.get();
         self.line(&Line::Finished { measurements })
     }
 
     /// One write for each line, so that a kill leaves whole lines and at most one torn one.
-    fn line(&self, line: &Line) -> Result<(), BenchError> {
+    fn line(&self, line: &Line) -> Result<()> {
         let mut bytes = serde_json::to_vec(line).map_err(|error| failed(&self.path, error))?;
         bytes.push(b'\n');
         (&self.file).write_all(&bytes).map_err(inaccessible(&self.path))
