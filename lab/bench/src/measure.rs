@@ -134,8 +134,8 @@ pub fn measure(
     }
     let granules: Vec<u32> = subjects.iter().map(|subject| subject.runs_per_call()).collect();
     let mut protocol = Protocol::new(options, mode, &granules, baseline);
-    let untimed = |subject: &Box<dyn Subject + '_>| Measured::untimed(subject.info().clone(), None);
-    let mut measured: Vec<Measured> = subjects.iter().map(untimed).collect();
+    let infos = subjects.iter().map(|subject| subject.info().clone());
+    let mut measured: Vec<Measured> = infos.map(|info| Measured::untimed(info, None)).collect();
     let (mut samples, mut rounds, mut readings) = (Vec::new(), 0, Vec::new());
     let mut latest: Option<Reading> = None;
     let began_us = stopwatch.now_us();

@@ -57,8 +57,8 @@ impl Group {
         };
         let keys = problem.seq_len_kv();
         let length = match keys {
-            ..=SHORT_KEYS => Length::Short,
-            ..=MIDDLE_KEYS => Length::Middle,
+            keys if keys <= SHORT_KEYS => Length::Short,
+            keys if keys <= MIDDLE_KEYS => Length::Middle,
             _ => Length::Long,
         };
         Group {
