@@ -45,7 +45,7 @@ pub struct DeviceRates {
     pub schema: u32,
     /// Which device, build and machine, and when.
     pub run: RunIdentity,
-    /// [`revision`] of the microbenchmarks.
+    /// Identity of the microbenchmarks.
     pub micro: String,
     /// SM clock while it was measured, MHz, by the chain of fused products.
     pub mhz: f64,
