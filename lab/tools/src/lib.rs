@@ -11,11 +11,9 @@ mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
 mod parity;
-mod ranking;
 mod scores;
 pub mod shipped;
 mod sim_speed;
-mod strategies;
 
 /// How a tool ends: `FAILURE` where it ran and found something wrong.
 type Ran = Result<ExitCode, Box<dyn Error>>;
@@ -34,11 +32,9 @@ enum Tool {
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
     Parity(parity::Options),
-    Ranking(ranking::Options),
     Scores(scores::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
-    Strategies(strategies::Options),
 }
 
 /// Runs the tool that the arguments of this process name.
@@ -49,10 +45,8 @@ pub fn run() -> ExitCode {
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Parity(options) => parity::main(&options),
-        Tool::Ranking(options) => ranking::main(&options),
         Tool::Scores(options) => scores::main(&options),
         Tool::SimSpeed => sim_speed::main(),
-        Tool::Strategies(options) => strategies::main(&options),
     };
     ran.unwrap_or_else(|error| {
         eprintln!("error: {error}");

@@ -48,6 +48,6 @@ pub use gate::Gatekeeper;
 pub use interrupt::Interrupt;
 pub use peers::PeerComparison;
 pub use run::{Outcome, Request, Watcher, run};
-pub use setup::{Setup, read_measured};
+pub use setup::Setup;
 pub use space::Space;
 pub use trial::{History, Timed, Trial, Verdict, times_as_long};

@@ -138,7 +138,7 @@ fn advisor_of(problem: &Problem, info: &DeviceInfo) -> (Option<Advisor>, Option<
 }
 
 /// Reads a file of measured spaces, or the shipped one for `shipped`.
-pub fn read_measured(file: &str) -> Result<Measured, TuneError> {
+pub(crate) fn read_measured(file: &str) -> Result<Measured, TuneError> {
     if file == "shipped" {
         return Measured::shipped();
     }

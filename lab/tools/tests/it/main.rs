@@ -1,12 +1,14 @@
 //! Random kernels under the simulator, and what GPUs answered to them; mistakes planted in kernels, and every shipped
-//! kernel under many schedules. Tests that take an hour are run by `cargo test --release -p flashcore-tools --test it --
+//! kernel under many schedules; search strategies and predictions on what was measured once. Tests that take an hour are run by `cargo test --release -p flashcore-tools --test it --
 //! --ignored --nocapture`.
 
 mod corpus;
 mod mutation;
 mod probes;
 mod programs;
+mod ranking;
 mod schedules;
+mod strategies;
 
 /// The words of an environment variable, or the usual ones.
 fn words(variable: &str, usual: &str) -> Vec<String> {

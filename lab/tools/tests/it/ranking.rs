@@ -1,18 +1,16 @@
-//! How well the cost model's predictions rank the configs of spaces that were measured once.
+//! How well the cost model's predictions rank the configs of spaces that were measured once: where the truly best one
+//! stands, and which configs are predicted to spill.
 
-use std::path::PathBuf;
-use std::time::Instant;
+use std::ops::Range;
 
 use flashcore_bench::Agreement;
-use flashcore_bench::micro::DeviceRates;
-use flashcore_check::cost::{MeasuredCard, Observation};
+use flashcore_check::cost::Observation;
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 use flashcore_tune::insight::is_to_spill;
-use flashcore_tune::read_measured;
-use flashcore_tune::replay::{Row, Table};
+use flashcore_tune::replay::{Measured, Row, Table};
 use rayon::prelude::*;
 
 /// Timed first, as `--strategy ranked` does.
@@ -20,68 +18,48 @@ const FIRST: usize = 8;
 /// Drawn in a part of the space, as `--strategy ranked` does.
 const PART: usize = 96;
 
-/// Predicts the configs of measured spaces: the rank of the truly best one, and which configs are
-/// predicted to spill.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    /// Measured spaces.
-    file: String,
-    /// Rates that `flashcore device` measured on the card, to predict with as well.
-    #[arg(long)]
-    measured: Option<PathBuf>,
-    /// Predict this many configs, drawn at random, in place of all.
-    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
-    drawn: usize,
-    /// Print a line for each config: its id, its time and the predicted one, µs.
-    #[arg(long)]
-    configs: bool,
-}
-
-pub(crate) fn main(options: &Options) -> crate::Ran {
-    let read = |path: &PathBuf| DeviceRates::read(path).map(|rates| rates.card());
-    let card = options.measured.as_ref().map(read).transpose()?;
-    let measured = read_measured(&options.file)?;
+/// Predicts configs of the measured spaces, `drawn` of each problem, with the profile's rates. Spearman's rank correlation
+/// with the measured times, by problem.
+fn predict(problems: Range<usize>, drawn: usize) -> Vec<f64> {
+    let measured = Measured::shipped().unwrap();
     let device = &measured.identity.device;
-    let profile = Profile::of_device(&device.name, device.units).ok_or("no profile for the card")?;
-    println!(
-        "measured on {} (driver {}), revision {}",
-        device.name, device.driver, measured.identity.revision
-    );
-    for table in &measured.tables {
+    let profile = Profile::of_device(&device.name, device.units).unwrap();
+    let tables = measured.tables[problems].iter();
+    let correlations = tables.map(|table| {
         let mut timed: Vec<&Row> = table.timed.iter().collect();
         shuffle(&mut timed, 1);
-        timed.truncate(options.drawn);
-        let began = Instant::now();
+        timed.truncate(drawn);
         let observed: Vec<Option<Observation>> = timed
             .par_iter()
             .map(|row| observe(&table.case.problem, &row.0, profile))
             .collect();
-        let each = began.elapsed().as_secs_f64() / timed.len() as f64;
         println!(
-            "\n{} ({}), {} configs timed; {} predicted, {:.0} ms each on {} threads",
+            "\n{} ({}), {} configs timed",
             table.case.name,
             table.case.problem,
-            table.timed.len(),
-            observed.iter().flatten().count(),
-            1e3 * each,
-            rayon::current_num_threads()
+            table.timed.len()
         );
-        println!(
-            "  rates      Spearman  measured/predicted   best stands at  first 8 lose  8 of 96 lose  8 drawn lose"
-        );
-        report("profile's", table, &timed, &observed, profile, None);
-        spills(table, &timed, &observed, profile);
-        if options.configs {
-            for (row, observed) in timed.iter().zip(&observed) {
-                let micros = observed.as_ref().map(|observed| observed.predict(profile, &[]).micros);
-                println!("  {} {} {:.3}", row.0, row.1, micros.unwrap_or(f64::NAN));
-            }
-        }
-        if let Some(card) = &card {
-            report("measured", table, &timed, &observed, profile, Some(card));
-        }
-    }
-    crate::verdict(true)
+        println!("  Spearman  measured/predicted   best stands at  first 8 lose  8 of 96 lose  8 drawn lose");
+        report(table, &timed, &observed, profile)
+    });
+    correlations.collect()
+}
+
+#[test]
+fn predictions_rank_kernels_of_the_mission() {
+    let correlation = predict(0..1, 40)[0];
+    assert!(correlation > 0.6, "{correlation}");
+}
+
+/// The tables of docs/tune-internals.md.
+#[test]
+#[ignore = "takes minutes"]
+fn predictions_rank_every_measured_kernel() {
+    let correlations = predict(0..4, usize::MAX);
+    assert!(
+        correlations.iter().all(|&correlation| correlation > 0.75),
+        "{correlations:?}"
+    );
 }
 
 fn shuffle<T>(items: &mut [T], seed: u64) {
@@ -130,35 +108,28 @@ fn spills(table: &Table, timed: &[&Row], observed: &[Option<Observation>], profi
     );
 }
 
-fn report(
-    name: &str,
-    table: &Table,
-    timed: &[&Row],
-    observed: &[Option<Observation>],
-    profile: &Profile,
-    card: Option<&MeasuredCard>,
-) {
-    let predicted = |observed: &Observation| observed.predict_measured(profile, card, &[]).micros;
+fn report(table: &Table, timed: &[&Row], observed: &[Option<Observation>], profile: &Profile) -> f64 {
     let pairs = observed.iter().zip(timed);
-    let pairs = pairs.filter_map(|(observed, row)| Some((predicted(observed.as_ref()?), row.1)));
+    let pairs = pairs.filter_map(|(observed, row)| Some((observed.as_ref()?.predict(profile, &[]).micros, row.1)));
     let mut pairs: Vec<(f64, f64)> = pairs.collect();
     pairs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let Some(agreement) = Agreement::of(&pairs) else { return };
+    let agreement = Agreement::of(&pairs).unwrap();
     let best = table.best().map_or(f64::NAN, |row| row.1);
     let stands = pairs.iter().position(|pair| pair.1 <= best);
-    let stands = stands.map_or("-".to_string(), |at| (at + 1).to_string());
     println!(
-        "  {name:<10} {:>8.3}  {:>9.2} ({:.2}-{:.2})  {:>7} of {:<5} {:>8.1} %   {:>8.1} %    {:>8.1} %",
+        "  {:>8.3}  {:>9.2} ({:.2}-{:.2})  {:>7?} of {:<5} {:>8.1} %   {:>8.1} %    {:>8.1} %",
         agreement.spearman,
         agreement.median_ratio,
         agreement.p10_ratio,
         agreement.p90_ratio,
-        stands,
+        stands.map(|at| at + 1),
         pairs.len(),
         100.0 * (fastest(&pairs[..FIRST.min(pairs.len())]) / best - 1.0),
         100.0 * lost(&pairs, PART, best),
         100.0 * lost(&pairs, FIRST, best)
     );
+    spills(table, timed, observed, profile);
+    agreement.spearman
 }
 
 fn fastest(pairs: &[(f64, f64)]) -> f64 {

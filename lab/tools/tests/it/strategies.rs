@@ -1,13 +1,15 @@
-//! Searches replayed on a table of measured times. It is kinder than a search on a GPU: each
-//! proposal has seen the result of the one before, where there eight are on their way at once, and
-//! times are exact.
+//! Search strategies compared on spaces that were measured once. A replay is kinder than a search on a GPU: each
+//! proposal has seen the result of the one before, where there eight are on their way at once, and times are exact.
 
 use std::collections::HashMap;
 
-use flashcore_bench::stats;
+use flashcore_bench::{Case, stats};
+use flashcore_ir::Profile;
+use flashcore_problem::Problem;
 use flashcore_tune::insight::{self, Advisor, Scored, Tally};
-use flashcore_tune::replay::{Known, Table};
-use flashcore_tune::strategy::Kind;
+use flashcore_tune::replay::{Failed, Known, Measured, Row, Table};
+use flashcore_tune::space::CPU;
+use flashcore_tune::strategy::{Kind, Population};
 use flashcore_tune::{History, Space, Timed, Trial, TuneError, Verdict};
 use rayon::prelude::*;
 
@@ -82,24 +84,23 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
 }
 
 /// How a strategy did over many seeds on one table.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Comparison {
+struct Comparison {
     /// The strategy.
-    pub(super) strategy: &'static str,
+    strategy: &'static str,
     /// Median over seeds of the best after each trial, relative to the best there is.
-    pub(super) medians: Vec<f64>,
+    medians: Vec<f64>,
     /// Trials in which a quarter of the seeds, half, and three quarters came within [`WITHIN`] of
     /// the best; `None` where they never did.
-    pub(super) trials_within: [Option<usize>; 3],
+    trials_within: [Option<usize>; 3],
     /// What came of each kind of claim, over all seeds; empty where none were made.
-    pub(super) claims: Vec<Tally>,
+    claims: Vec<Tally>,
 }
 
 /// How near the best is near enough, relative.
-pub(super) const WITHIN: f64 = 0.02;
+const WITHIN: f64 = 0.02;
 
 /// Strategies on a table, from its worst config, over many seeds.
-pub(super) fn compare(
+fn compare(
     table: &Table,
     kinds: &[Kind],
     seeds: u64,
@@ -142,74 +143,106 @@ pub(super) fn compare(
     compared.collect()
 }
 
-#[cfg(test)]
-mod tests {
-    use flashcore_bench::Case;
-    use flashcore_ir::Profile;
-    use flashcore_problem::Problem;
-    use flashcore_tune::replay::{Failed, Row};
-    use flashcore_tune::space::CPU;
-
-    use super::*;
-
-    /// The host's configs, with the fastest in a valley; what is very large does not work.
-    fn table() -> Table {
-        let (mut timed, mut broken) = (Vec::new(), Vec::new());
-        for id in CPU.ids() {
-            let (rows, cols) = id.strip_prefix("cpu/m").unwrap().split_once('n').unwrap();
-            let (rows, cols): (f64, f64) = (rows.parse().unwrap(), cols.parse().unwrap());
-            let us = 1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs();
-            match rows * cols < 200_000.0 {
-                true => timed.push(Row(id, us, us, us)),
-                false => broken.push(id),
-            }
-        }
-        Table {
-            case: Case {
-                name: "valley".to_string(),
-                problem: Problem::named("mission").unwrap(),
-            },
-            timed,
-            failed: vec![Failed {
-                verdict: Verdict::BuildFailed,
-                reason: "too large".to_string(),
-                ids: broken,
-            }],
+/// Strategies on each measured space, as lines, and the trials to within 2 % of the best over all spaces in geometric mean;
+/// `None` where half of the seeds never come near.
+fn on_measured_spaces(kinds: &[Kind], seeds: u64, trials: usize) -> Vec<(&'static str, Option<f64>)> {
+    let measured = Measured::shipped().unwrap();
+    let mut means: Vec<_> = kinds.iter().map(|kind| (kind.name(), Some(1.0))).collect();
+    for table in &measured.tables {
+        let (name, size) = (&table.case.name, table.by_id().len());
+        println!("{name}: {size} configs; slower than the best after 10, 50, 200 trials; trials to within 2 %");
+        let advisor = measured.advisor(&table.case.problem);
+        let compared = compare(table, kinds, seeds, trials, advisor.as_ref()).unwrap();
+        for (one, (_, mean)) in compared.iter().zip(&mut means) {
+            let after = [10, 50, 200].map(|trials| one.medians.get(trials - 1).map(|best| 100.0 * (best - 1.0)));
+            println!("  {:<15} {after:.1?} %  {:?}", one.strategy, one.trials_within);
+            Tally::table(&one.claims).iter().for_each(|line| println!("    {line}"));
+            let trials = one.trials_within[1].map(|trials| (trials as f64).powf(1.0 / measured.tables.len() as f64));
+            *mean = mean.zip(trials).map(|(mean, trials)| mean * trials);
         }
     }
+    println!("{means:?}");
+    means
+}
 
-    #[test]
-    fn a_replay_only_gets_better_and_ends_at_the_best() {
-        let table = table();
-        assert_eq!(
-            (table.by_id().len(), table.best().unwrap().0.as_str()),
-            (120, "cpu/m128n256")
-        );
-        // It has nothing to say about the host's kernels.
-        let advisor = Advisor::new(&Problem::named("mission").unwrap(), Profile::named("l4").unwrap());
-        let mut field = Field {
-            space: table.space(),
-            known: table.by_id(),
-            start: &table.worst().unwrap().0,
-            advisor: Some(&advisor),
-        };
-        for kind in Kind::all() {
-            let (curve, _) = field.replay(kind, 1, 500).unwrap();
-            assert!(curve.windows(2).all(|pair| pair[1] <= pair[0]));
-            assert_eq!((curve.len(), *curve.last().unwrap()), (120, 1.0), "{}", kind.name());
+#[test]
+fn evolution_finds_good_kernels_sooner_than_chance() {
+    let kinds = [Kind::Random, Kind::Evolution(Population::Elite)];
+    let means = on_measured_spaces(&kinds, 10, 450);
+    let [(_, Some(chance)), (_, Some(elite))] = means[..] else {
+        panic!("{means:?}")
+    };
+    assert!(elite < chance, "{means:?}");
+}
+
+/// The table of docs/tune-internals.md.
+#[test]
+#[ignore = "takes an hour"]
+fn what_the_cost_model_ranks_is_found_soonest() {
+    // Exhaustive search has no seeds: it only shows how its families are ordered.
+    let means = on_measured_spaces(&Kind::all()[1..], 50, 200);
+    let ranked = means.iter().find(|(name, _)| *name == Kind::Ranked.name()).unwrap();
+    let soonest = means.iter().filter_map(|(_, mean)| *mean).fold(f64::INFINITY, f64::min);
+    assert_eq!(ranked.1, Some(soonest), "{means:?}");
+}
+
+/// The host's configs, with the fastest in a valley; what is very large does not work.
+fn table() -> Table {
+    let (mut timed, mut broken) = (Vec::new(), Vec::new());
+    for id in CPU.ids() {
+        let (rows, cols) = id.strip_prefix("cpu/m").unwrap().split_once('n').unwrap();
+        let (rows, cols): (f64, f64) = (rows.parse().unwrap(), cols.parse().unwrap());
+        let us = 1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs();
+        match rows * cols < 200_000.0 {
+            true => timed.push(Row(id, us, us, us)),
+            false => broken.push(id),
         }
-        field.start = "cpu/m80n16";
-        assert!(field.replay(Kind::Random, 1, 5).is_err());
     }
+    Table {
+        case: Case {
+            name: "valley".to_string(),
+            problem: Problem::named("mission").unwrap(),
+        },
+        timed,
+        failed: vec![Failed {
+            verdict: Verdict::BuildFailed,
+            reason: "too large".to_string(),
+            ids: broken,
+        }],
+    }
+}
 
-    #[test]
-    fn strategies_are_compared_over_seeds() {
-        let table = table();
-        let kinds = [Kind::Random, Kind::HillClimbing];
-        let compared = compare(&table, &kinds, 20, 120, None).unwrap();
-        let [chance, climbing] = &compared[..] else { panic!() };
-        assert!(climbing.trials_within[1].unwrap() < chance.trials_within[1].unwrap());
-        assert_eq!(chance.medians.len(), 120);
-        assert!(chance.trials_within.is_sorted());
+#[test]
+fn a_replay_only_gets_better_and_ends_at_the_best() {
+    let table = table();
+    assert_eq!(
+        (table.by_id().len(), table.best().unwrap().0.as_str()),
+        (120, "cpu/m128n256")
+    );
+    // It has nothing to say about the host's kernels.
+    let advisor = Advisor::new(&Problem::named("mission").unwrap(), Profile::named("l4").unwrap());
+    let mut field = Field {
+        space: table.space(),
+        known: table.by_id(),
+        start: &table.worst().unwrap().0,
+        advisor: Some(&advisor),
+    };
+    for kind in Kind::all() {
+        let (curve, _) = field.replay(kind, 1, 500).unwrap();
+        assert!(curve.windows(2).all(|pair| pair[1] <= pair[0]));
+        assert_eq!((curve.len(), *curve.last().unwrap()), (120, 1.0), "{}", kind.name());
     }
+    field.start = "cpu/m80n16";
+    assert!(field.replay(Kind::Random, 1, 5).is_err());
+}
+
+#[test]
+fn strategies_are_compared_over_seeds() {
+    let table = table();
+    let kinds = [Kind::Random, Kind::HillClimbing];
+    let compared = compare(&table, &kinds, 20, 120, None).unwrap();
+    let [chance, climbing] = &compared[..] else { panic!() };
+    assert!(climbing.trials_within[1].unwrap() < chance.trials_within[1].unwrap());
+    assert_eq!(chance.medians.len(), 120);
+    assert!(chance.trials_within.is_sorted());
 }
