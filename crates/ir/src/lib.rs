@@ -7,7 +7,7 @@
 //! - [`builder`]: the kernel as a whole, control flow; [`value`], [`mod@pointer`]: arithmetic;
 //!   [`memory`], [`sync`]: the instructions that touch memory and other threads;
 //!   [`tile`], [`fragment`]: tiles in shared memory and in the registers of a warp.
-//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`bulk_copy`], [`wgmma`],
+//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`wgmma`],
 //!   [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
@@ -15,7 +15,6 @@
 //!   launched.
 
 pub mod builder;
-pub mod bulk_copy;
 pub mod cluster;
 mod convert;
 mod divide;
