@@ -137,7 +137,9 @@ def _refused(
         why = "attn_mask is given"
     elif query.dtype not in _DTYPES:
         why = f"query holds {query.dtype}"
-    elif head_dim % 8 != 0 or head_dim > 256 or value.shape[-1] != head_dim:
+    elif value.shape[-1] != head_dim:
+        why = "value has another head_dim than query"
+    elif head_dim % 8 != 0 or head_dim > 256:
         why = f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
     elif query.numel() == 0 or key.numel() == 0:
         why = "a tensor has no elements"
