@@ -13,7 +13,7 @@ use crate::{KeyRange, Problem, ProblemError};
 
 /// Where the query rows of a sequence lie in Q and O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum QLengths {
     /// Every sequence has `seq_len_q` rows: tensors are `[batch, seq_len_q, heads, head_dim]`.
     #[default]
@@ -30,7 +30,7 @@ pub enum QLengths {
 
 /// Where the keys of a sequence lie in K and V.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum KvLengths {
     /// Every sequence has `seq_len_kv` keys: tensors are `[batch, seq_len_kv, kv_heads, head_dim]`.
     #[default]
@@ -202,6 +202,24 @@ impl Sequence<'_> {
         self.pages.is_none()
     }
 
+    /// Refuses pages outside the cache, and none where a row sees keys.
+    fn check_pages(&self, b: usize, pages: usize) -> Result<(), ProblemError> {
+        let Some((table, page_size)) = self.pages else {
+            return Ok(());
+        };
+        let seen = self.seen();
+        for (i, &page) in table[..self.len_kv.div_ceil(page_size)].iter().enumerate() {
+            let of = format!("has {page} in entry {i} of sequence {b}");
+            if page < -1 || page >= pages as i32 {
+                return refuse("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
+            }
+            if page == -1 && i * page_size < seen.end && seen.start < (i + 1) * page_size {
+                return refuse("block_table", format!("{of}, no page, but rows see keys of it"));
+            }
+        }
+        Ok(())
+    }
+
     /// The keys that its rows see together, as far as a band shows.
     pub fn seen(&self) -> Range<usize> {
         match self.len_q {
@@ -298,50 +316,41 @@ impl Problem {
     /// [`ProblemError::Lengths`], which names the array and the entry.
     pub fn sequences<'a>(&self, lengths: &Lengths<&'a [i32]>) -> Result<Vec<Sequence<'a>>, ProblemError> {
         self.check_given(lengths, |values| values.len())?;
-        let (most_q, most_kv) = (self.seq_len_q(), self.seq_len_kv());
-        let mut sequences = Vec::with_capacity(self.batch());
-        for b in 0..self.batch() {
-            let (q, len_q) = match self.q_lengths() {
-                QLengths::Equal => ([b, 0], most_q),
-                QLengths::Packed { total, .. } => {
-                    let (first, rows) = packed("cu_seqlens_q", lengths.cu_seqlens_q, b, total, most_q)?;
-                    ([0, first], used("seqused_q", lengths.seqused_q, b, rows)?)
-                }
-            };
-            let (kv, len_kv) = match self.kv_lengths() {
-                KvLengths::Equal => ([b, 0], most_kv),
-                KvLengths::Packed { total, .. } => {
-                    let (first, rows) = packed("cu_seqlens_k", lengths.cu_seqlens_k, b, total, most_kv)?;
-                    ([0, first], used("seqused_k", lengths.seqused_k, b, rows)?)
-                }
-                KvLengths::Cache | KvLengths::Paged { .. } => {
-                    ([b, 0], used("seqused_k", lengths.seqused_k, b, most_kv)?)
-                }
-            };
-            let mut sequence = Sequence {
+        let (q_shape, [pages, page_size, ..]) = (self.q_layout().shape, self.k_layout().shape);
+        let sequence = |b: usize| {
+            let (starts, used) = (lengths.cu_seqlens_q, lengths.seqused_q);
+            let (q, len_q) = rows(
+                ["cu_seqlens_q", "seqused_q"],
+                starts,
+                used,
+                b,
+                q_shape[1],
+                self.seq_len_q(),
+            )?;
+            let (starts, used) = (lengths.cu_seqlens_k, lengths.seqused_k);
+            let (kv, len_kv) = rows(
+                ["cu_seqlens_k", "seqused_k"],
+                starts,
+                used,
+                b,
+                page_size,
+                self.seq_len_kv(),
+            )?;
+            let table = lengths
+                .block_table
+                .map(|table| table.chunks(table.len() / self.batch()));
+            let sequence = Sequence {
                 len_q,
                 len_kv,
                 keys: self.key_range_of(len_q, len_kv),
                 q,
                 kv,
-                pages: None,
+                pages: table.and_then(|mut table| Some((table.nth(b)?, page_size))),
             };
-            if let (
-                KvLengths::Paged {
-                    page_size,
-                    pages,
-                    max_pages,
-                },
-                Some(table),
-            ) = (self.kv_lengths(), lengths.block_table)
-            {
-                let table = &table[b * max_pages..][..max_pages];
-                check_pages(table, &sequence, b, page_size, pages)?;
-                sequence.pages = Some((table, page_size));
-            }
-            sequences.push(sequence);
-        }
-        Ok(sequences)
+            sequence.check_pages(b, pages)?;
+            Ok(sequence)
+        };
+        (0..self.batch()).map(sequence).collect()
     }
 
     /// All query rows of all sequences, as `[first index, head, second index]` of O, in memory order
@@ -360,68 +369,39 @@ impl Problem {
     }
 }
 
-/// First row and number of rows of sequence `b` of packed ones.
-fn packed(
-    name: &'static str,
+/// Where sequence `b` begins, as the first two indices of its tensors, and its length. `total` are the rows of the
+/// tensors, `most` the bound of its own.
+fn rows(
+    [of_starts, of_used]: [&'static str; 2],
     starts: Option<&[i32]>,
+    used: Option<&[i32]>,
     b: usize,
     total: usize,
     most: usize,
-) -> Result<(usize, usize), ProblemError> {
-    let at = |entry: usize| starts.and_then(|starts| starts.get(entry)).map_or(0, |&start| start);
-    let (first, end) = (at(b), at(b + 1));
-    if b == 0 && first != 0 {
-        return refuse(name, format!("starts at {first}; it must start at 0"));
-    }
-    if end < first {
-        return refuse(
-            name,
-            format!("decreases from {first} to {end} at entry {}; it must not", b + 1),
-        );
-    }
-    let (first, end) = (first as usize, end as usize);
-    if end > total {
-        return refuse(
-            name,
-            format!("has {end} in entry {}; its tensors have {total} rows", b + 1),
-        );
-    }
-    match end - first {
-        rows if rows > most => refuse(
-            name,
-            format!("gives sequence {b} {rows} rows; the problem's bound is {most}: raise it"),
-        ),
-        rows => Ok((first, rows)),
-    }
-}
-
-/// The used length of sequence `b`, at most `most`; all of them where none is given.
-fn used(name: &'static str, given: Option<&[i32]>, b: usize, most: usize) -> Result<usize, ProblemError> {
-    match given.and_then(|given| given.get(b)) {
-        None => Ok(most),
-        Some(&len) if usize::try_from(len).is_ok_and(|len| len <= most) => Ok(len as usize),
-        Some(len) => refuse(name, format!("has {len} for sequence {b}; allowed are 0 to {most}")),
-    }
-}
-
-/// Refuses pages outside the cache, and none where a row sees keys.
-fn check_pages(
-    table: &[i32],
-    sequence: &Sequence<'_>,
-    b: usize,
-    page_size: usize,
-    pages: usize,
-) -> Result<(), ProblemError> {
-    let seen = sequence.seen();
-    for (i, &page) in table[..sequence.len_kv.div_ceil(page_size)].iter().enumerate() {
-        let of = format!("has {page} in entry {i} of sequence {b}");
-        if page < -1 || page >= pages as i32 {
-            return refuse("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
-        }
-        let keys = i * page_size..(i + 1) * page_size;
-        if page == -1 && keys.start < seen.end && seen.start < keys.end {
-            return refuse("block_table", format!("{of}, no page, but rows see keys of it"));
+) -> Result<([usize; 2], usize), ProblemError> {
+    let (mut at, mut len) = ([b, 0], most);
+    if let Some(starts) = starts {
+        let (first, end, entry) = (starts[b], starts[b + 1], b + 1);
+        let why = match (usize::try_from(first), usize::try_from(end)) {
+            (first, _) if b == 0 && first != Ok(0) => format!("starts at {}; it must start at 0", starts[0]),
+            (Ok(first), Ok(end)) if first <= end && end <= total && end - first <= most => {
+                (at, len) = ([0, first], end - first);
+                String::new()
+            }
+            (_, Ok(end)) if end > total => format!("has {end} in entry {entry}; its tensors have {total} rows"),
+            _ if end < first => format!("decreases from {first} to {end} at entry {entry}; it must not"),
+            _ => format!(
+                "gives sequence {b} {} rows; the problem's bound is {most}: raise it",
+                end - first
+            ),
+        };
+        if !why.is_empty() {
+            return refuse(of_starts, why);
         }
     }
-    Ok(())
+    match used.map(|used| used[b]) {
+        None => Ok((at, len)),
+        Some(used) if usize::try_from(used).is_ok_and(|used| used <= len) => Ok((at, used as usize)),
+        Some(used) => refuse(of_used, format!("has {used} for sequence {b}; allowed are 0 to {len}")),
+    }
 }

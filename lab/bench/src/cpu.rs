@@ -130,6 +130,7 @@ impl Bed for CpuBed {
         for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
             to.copy_from(from);
         }
+        place.lengths.clone_from(&inputs.lengths);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder, ProblemError};
+use flashcore_problem::{DType, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 use serde::Deserialize;
 
 use crate::{BenchError, Case, Result};
@@ -42,6 +42,8 @@ struct Entry {
     softcap: Option<f32>,
     scale: Option<f32>,
     layout: Option<String>,
+    q_lengths: Option<QLengths>,
+    kv_lengths: Option<KvLengths>,
 }
 
 /// Whether a name is that of a problem file: it ends in `.toml` or `.json`, perhaps with `:NAME` after it.
@@ -249,6 +251,8 @@ impl Entry {
             self.window.map(|[left, right]| Mask::window(left, right)) => mask,
             self.softcap => softcap,
             self.scale => softmax_scale,
+            self.q_lengths => q_lengths,
+            self.kv_lengths => kv_lengths,
         }
         builder = match self.layout.as_deref() {
             None => builder,
@@ -295,6 +299,10 @@ mod tests {
             "[[problems]]\nname = \"mine\"\nheads = 8\nkv_heads = 2\nseq = 64\ndtype = \"f32\"\nlayout = \"bhsd\"\n";
         let read = cases(toml, true);
         assert_eq!((read[0].name.as_str(), read[0].problem.dtype()), ("mine", DType::F32));
+        let serving = "[[problems]]\nbatch = 3\nseq_q = 9\nseq_kv = 60\nq_lengths = {packed = {total = 20, used = true}}\n\
+                       kv_lengths = {paged = {page_size = 16, pages = 12, max_pages = 4}}\n";
+        let line = cases(serving, true)[0].problem.to_string();
+        assert_eq!(line, "B3 H1/1 Sq9 Skv60 D64 fp16 full packed-q20-used paged16x12");
     }
 
     #[test]

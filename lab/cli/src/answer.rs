@@ -42,7 +42,10 @@ impl Answer {
     pub(crate) fn add(&self, page: &mut Page, problem: &Problem, predicted: Option<&str>) {
         add_gate(page, &self.gate);
         if let Some((summary, _)) = &self.time {
-            let rate = style::flops(problem.flops() / summary.p50 * 1e6);
+            let rate = match problem.has_lengths() {
+                true => "of drawn lengths".to_string(),
+                false => style::flops(problem.flops() / summary.p50 * 1e6),
+            };
             let [median, low, high] = [summary.p50, summary.p10, summary.p90].map(style::micros);
             let text = format!("{median} median, 80 % of runs from {low} to {high}; {rate}");
             page.field("time", text);

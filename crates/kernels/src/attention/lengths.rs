@@ -5,7 +5,7 @@
 //! address depends on it, without a branch, so that no value leads out of a tensor.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, KernelBuilder, Launch, Source, Val};
-use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem, QLengths};
+use flashcore_problem::{CausalAlign, KvLengths, Layout, Lengths, Problem};
 
 use super::block_range::Band;
 use super::params::{Params, RowParams, add_buffer};
@@ -53,19 +53,12 @@ impl<'k> LengthParams<'k> {
         }
         let bottom_right = problem.mask().align == CausalAlign::BottomRight;
         launch.args.push(Arg::I32(i32::from(bottom_right)));
-        if let QLengths::Packed { total, .. } = problem.q_lengths() {
-            launch.args.push(Arg::I32(total as i32));
-        }
-        match problem.kv_lengths() {
-            KvLengths::Equal | KvLengths::Cache => {}
-            KvLengths::Packed { total, .. } => launch.args.push(Arg::I32(total as i32)),
-            KvLengths::Paged {
-                page_size,
-                pages,
-                max_pages,
-            } => launch
-                .args
-                .extend([page_size, pages, max_pages].map(|size| Arg::U32(size as u32))),
+        let [q, k] = [problem.q_layout(), problem.k_layout()].map(|layout| layout.shape.map(|size| size as u32));
+        let total_q = entries.cu_seqlens_q.map(|_| Arg::I32(q[1] as i32));
+        let total_k = entries.cu_seqlens_k.map(|_| Arg::I32(k[1] as i32));
+        launch.args.extend(total_q.into_iter().chain(total_k));
+        if let KvLengths::Paged { max_pages, .. } = problem.kv_lengths() {
+            launch.args.extend([k[1], k[0], max_pages as u32].map(Arg::U32));
         }
     }
 }
