@@ -5,7 +5,7 @@ usage: check_tree.py            prints what is wrong, and exits with 1 if anythi
 
 Rules:
 - no tracked file over 20 KB, except source, lock files, licences and what ALLOWED names;
-- no Rust file over 500 lines;
+- no Rust file over 500 lines, and none in tests/it that main.rs leaves out;
 - Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
 - evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output.
 """
@@ -103,6 +103,9 @@ def problems(files):
             yield from long_lines(path, text)
             if lines > MOST_PAGE_LINES:
                 yield f"{path}: {lines} lines; at most {MOST_PAGE_LINES}"
+        if path.parent.name == "it" and path.name != "main.rs" and path.suffix == ".rs":
+            if f"mod {path.stem};" not in (path.parent / "main.rs").read_text(encoding="utf-8"):
+                yield f"{path}: main.rs beside it has no `mod {path.stem};`: the file is not compiled"
     below = [path for path in files if path.parts[0] == "evidence"]
     yield from evidence([path for path in below if path.suffix == ".jsonl"])
     for path in below:

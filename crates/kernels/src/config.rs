@@ -38,8 +38,8 @@ pub struct UnknownConfig {
 }
 
 impl Config {
-    /// Every config of families `scalar` and `ladder`. Families `mma` and `wgmma` have tens of
-    /// thousands: of them, those that are the default of some problem.
+    /// What lists show: every config of families `scalar` and `ladder`, and of `mma` and `wgmma`, which have tens of
+    /// thousands, those that are the default of some problem.
     pub fn all() -> Vec<Config> {
         let every = |family: Family| family.configs().map(move |values| Config::of(&family, values));
         let wgmma = [DType::F16, DType::E4M3].into_iter().flat_map(wgmma::defaults);
@@ -49,7 +49,7 @@ impl Config {
         all
     }
 
-    /// The config with these values of a family's levers.
+    /// The config with these values of the levers of one of [`FAMILIES`].
     ///
     /// ```
     /// use flashcore_kernels::{Config, mma};
@@ -62,7 +62,8 @@ impl Config {
             ladder::NAME => Config::Ladder(values.into()),
             mma::NAME => Config::Mma(values.into()),
             wgmma::NAME => Config::Wgmma(values.into()),
-            _ => Config::Scalar(values.into()),
+            scalar::NAME => Config::Scalar(values.into()),
+            other => unreachable!("family {other} is not among FAMILIES"),
         }
     }
 

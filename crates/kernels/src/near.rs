@@ -1,7 +1,7 @@
 //! The configs nearest to the default of a problem: what is measured beside it to see whether it is the best.
 
 use flashcore_ir::Chip;
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::{Mask, Problem, ProblemBuilder};
 
 use crate::{Config, KernelCache, Plan, select};
 
@@ -57,17 +57,8 @@ fn beside(problem: &Problem) -> Vec<Problem> {
         (batch * 4, rows, keys, mask),
     ];
     let build = |(batch, rows, keys, mask)| {
-        Problem::builder()
-            .batch(batch)
-            .heads(problem.num_heads(), problem.num_kv_heads())
-            .seq_len_q(rows)
-            .seq_len_kv(keys)
-            .head_dim(problem.head_dim())
-            .head_dim_v(problem.head_dim_v())
-            .dtype(problem.dtype())
-            .mask(mask)
-            .build()
-            .ok()
+        let like = ProblemBuilder::like(problem).batch(batch).mask(mask);
+        like.seq_len_q(rows).seq_len_kv(keys).build().ok()
     };
     varied.into_iter().filter_map(build).collect()
 }

@@ -79,6 +79,21 @@ impl From<&Problem> for ProblemBuilder {
 }
 
 impl ProblemBuilder {
+    /// Starts from the fields of another problem, but on dense tensors of equal lengths: for a smaller or larger problem
+    /// of the same kind.
+    ///
+    /// ```
+    /// use flashcore_problem::{Problem, ProblemBuilder};
+    /// let problem = Problem::builder().heads(32, 8).seq_len(4096).head_dim(128).softcap(50.0).build()?;
+    /// let small = ProblemBuilder::like(&problem).heads(4, 1).seq_len(64).build()?;
+    /// assert_eq!((small.head_dim(), small.softcap(), small.seq_len_q()), (128, Some(50.0), 64));
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn like(problem: &Problem) -> ProblemBuilder {
+        let builder = ProblemBuilder::from(problem).layout(Layout::bshd);
+        builder.q_lengths(QLengths::Equal).kv_lengths(KvLengths::Equal)
+    }
+
     /// Takes all fields of a problem that is not validated yet.
     pub(crate) fn unchecked(problem: Problem) -> ProblemBuilder {
         ProblemBuilder {
@@ -162,7 +177,7 @@ impl ProblemBuilder {
     }
     /// Layout of all four tensors: [`Layout::bshd`] (default) or [`Layout::bhsd`].
     pub fn layout(mut self, layout: fn([usize; 4]) -> Layout) -> Self {
-        self.layout = layout;
+        (self.layout, self.layouts) = (layout, [None; 4]);
         self
     }
     /// Individual layouts of Q, K, V and O. Their shapes must match the other fields.

@@ -61,14 +61,10 @@ pub struct Problem {
     pub(crate) k: Layout,
     pub(crate) v: Layout,
     pub(crate) o: Layout,
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default)]
     pub(crate) q_lengths: QLengths,
-    #[serde(default, skip_serializing_if = "is_default")]
+    #[serde(default)]
     pub(crate) kv_lengths: KvLengths,
-}
-
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// A method for each field that returns its value.

@@ -66,7 +66,38 @@ impl<'k> Lowering<'k> {
             }
             Inst::Selp { ty, .. } if ty.bytes() == 8 => Op::Selp64([d, c, a, b]),
             Inst::Selp { .. } => Op::Selp32([d, c, a, b]),
-            ref other => Op::Inst(other, rows),
+            Inst::Ld { .. }
+            | Inst::St { .. }
+            | Inst::LdMatrix { .. }
+            | Inst::StMatrix { .. }
+            | Inst::Atom { .. }
+            | Inst::Flag(_)
+            | Inst::CpAsync { .. }
+            | Inst::CpAsyncCommit
+            | Inst::CpAsyncWait { .. }
+            | Inst::BarWarp { .. }
+            | Inst::Fence { .. }
+            | Inst::FenceProxyAsync
+            | Inst::FenceMbarrierInit
+            | Inst::SharedBase { .. }
+            | Inst::TrapIf { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::Trace { .. }
+            | Inst::SetMaxRegs { .. }
+            | Inst::Bulk(_)
+            | Inst::Mbar(_)
+            | Inst::Wgmma(_)
+            | Inst::Cluster(_)
+            | Inst::BarSync { .. }
+            | Inst::BarArrive { .. }
+            | Inst::Special { .. }
+            | Inst::Param { .. }
+            | Inst::Mma { .. }
+            | Inst::Shfl { .. }
+            | Inst::Vote { .. }
+            | Inst::Redux { .. }
+            | Inst::Elect { .. } => Op::Inst(inst, rows),
         })
     }
 

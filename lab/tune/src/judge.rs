@@ -5,7 +5,8 @@ use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
 use flashcore_bench::{Answers, draw};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, InputKind, Problem, ProblemError, ReferenceRow, Tensor, Tolerance, compare, compare_lse, reference,
+    Comparison, InputKind, Problem, ProblemBuilder, ProblemError, ReferenceRow, Tensor, Tolerance, compare,
+    compare_lse, reference,
 };
 use rayon::prelude::*;
 
@@ -129,20 +130,9 @@ fn shapes(problem: &Problem) -> Result<[(Problem, [InputKind; 3]); 2], TuneError
     let few_rows = problem.seq_len_q().min(16);
     let shape = |rows: usize, keys: usize| {
         let rows = if problem.seq_len_q() < 64 { few_rows } else { rows };
-        let mut builder = Problem::builder()
-            .batch(2)
-            .heads(group, 1)
-            .seq_len_q(rows)
-            .seq_len_kv(keys)
-            .head_dim(problem.head_dim())
-            .head_dim_v(problem.head_dim_v())
-            .dtype(problem.dtype())
-            .mask(problem.mask())
-            .return_lse(problem.return_lse());
-        if let Some(softcap) = problem.softcap() {
-            builder = builder.softcap(softcap);
-        }
-        builder.build().map_err(flashcore::Error::from)
+        let small = ProblemBuilder::like(problem).batch(2).heads(group, 1);
+        let small = small.offsets(0, 0).seq_len_q(rows).seq_len_kv(keys);
+        small.build().map_err(flashcore::Error::from)
     };
     use InputKind::{EqualRows, Extremes, HugeLogit, NegativeScores, RisingScores, SmallIntegers};
     Ok([

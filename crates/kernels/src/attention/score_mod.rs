@@ -32,6 +32,11 @@ impl<'k> ScoreMod<'k> {
         launch.args.extend(softcap_scale);
     }
 
+    /// Whether scores are the products of Q and K: [`cap`](Self::cap) then has nothing to do.
+    fn is_identity(&self) -> bool {
+        self.softcap_scale.is_none()
+    }
+
     /// The score of a key, not yet scaled, from the dot product of its row with the query's.
     #[track_caller]
     pub(crate) fn score(&self, dot: Val<'k, f32>) -> Val<'k, f32> {
@@ -44,7 +49,7 @@ impl<'k> ScoreMod<'k> {
     /// With soft cap: scores in some registers, not yet scaled, are capped. `head_scale` is that of a head's products.
     #[track_caller]
     pub(crate) fn cap(&self, scores: &RowTile<'k>, registers: std::ops::Range<u32>, head_scale: Option<Var<'k, f32>>) {
-        if self.softcap_scale.is_none() {
+        if self.is_identity() {
             return;
         }
         for register in registers {

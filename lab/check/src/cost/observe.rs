@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use flashcore_ir::{Arg, Chip, Kernel, Node, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
-use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem};
+use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem, ProblemBuilder};
 use flashcore_sim::{MemorySite, SimOptions, simulate};
 
 use super::work::{Work, is_known};
@@ -254,21 +254,9 @@ fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) ->
         true => len_kv,
         false => problem.seq_len_q(),
     };
-    let mut builder = Problem::builder()
-        .heads(query_heads, 1)
-        .seq_len_q(len_q)
-        .seq_len_kv(len_kv)
-        .head_dim(problem.head_dim())
-        .head_dim_v(problem.head_dim_v())
-        .dtype(problem.dtype())
-        .mask(problem.mask())
-        .offsets(problem.q_offset(), problem.kv_offset())
-        .softmax_scale(problem.softmax_scale())
-        .return_lse(problem.return_lse());
-    if let Some(cap) = problem.softcap() {
-        builder = builder.softcap(cap);
-    }
-    builder.build().map_err(CheckError::NoSmaller)
+    let smaller = ProblemBuilder::like(problem).batch(1).heads(query_heads, 1);
+    let smaller = smaller.seq_len_q(len_q).seq_len_kv(len_kv);
+    smaller.build().map_err(CheckError::NoSmaller)
 }
 
 /// Two shorter lengths of K/V to extrapolate from, if the problem is long and its blocks' work is

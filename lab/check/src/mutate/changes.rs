@@ -371,7 +371,34 @@ impl Changes<'_> {
                 }
             }
             Inst::Cluster(ClusterInst::Mapa { dst, addr, .. }) => self.put(O::OwnBlock, Inst::Mov { dst, src: addr }),
-            _ => {}
+            // Other operators change these.
+            Inst::Mov { .. }
+            | Inst::Cvt { .. }
+            | Inst::Unpack { .. }
+            | Inst::Lop3 { .. }
+            | Inst::Ld { .. }
+            | Inst::St { .. }
+            | Inst::LdMatrix { .. }
+            | Inst::StMatrix { .. }
+            | Inst::Atom { .. }
+            | Inst::Flag(_)
+            | Inst::CpAsync { .. }
+            | Inst::CpAsyncCommit
+            | Inst::CpAsyncWait { .. }
+            | Inst::BarWarp { .. }
+            | Inst::Fence { .. }
+            | Inst::FenceProxyAsync
+            | Inst::FenceMbarrierInit
+            | Inst::SharedBase { .. }
+            | Inst::TrapIf { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::Trace { .. }
+            | Inst::SetMaxRegs { .. }
+            | Inst::Bulk(_)
+            | Inst::Mbar(_)
+            | Inst::Wgmma(_)
+            | Inst::Cluster(_) => {}
         }
     }
 

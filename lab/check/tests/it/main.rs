@@ -18,6 +18,7 @@ mod planted;
 mod q_in_registers;
 mod random_problems;
 mod read_ptx;
+mod scales;
 mod split_keys;
 mod split_wgmma;
 mod splits;

@@ -30,7 +30,11 @@ fn answers_are_right_up_to_the_limits() {
                     ..CheckOptions::default()
                 };
                 let report = check_plan(&plan, &options).unwrap();
-                assert_eq!(report.verdict, Verdict::Clean, "{kernel}, {problem}, {inputs}: {report}");
+                assert_eq!(
+                    report.verdict,
+                    Verdict::Clean,
+                    "{kernel}, {problem}, {inputs}: {report}"
+                );
             }
         }
     }

@@ -5,7 +5,12 @@ use flashcore_kernels::family::{Constraint, Lever};
 use flashcore_kernels::{FAMILIES, Family};
 
 /// Every family whose kernels have ids.
-pub const ALL: [Family; 5] = [FAMILIES[0], FAMILIES[1], FAMILIES[2], FAMILIES[3], CPU];
+pub const ALL: [Family; FAMILIES.len() + 1] = {
+    let mut all = [CPU; FAMILIES.len() + 1];
+    let (gpu, _) = all.split_at_mut(FAMILIES.len());
+    gpu.copy_from_slice(&FAMILIES);
+    all
+};
 
 /// The host's kernels.
 pub const CPU: Family = Family {
