@@ -12,7 +12,7 @@
 //! buffer of the same shape, `offsets`, says what each was relative to; [`finish`] makes one distribution
 //! of the two. Rescaling and row sums are thus not part of the tap: they belong to `P·V`.
 //!
-//! [`Tap::Values`] needs no build: it is the kernel itself, launched with a scale of [`EVEN_SCALE`]. All visible keys
+//! [`Tap::Values`] needs no build: it is the kernel itself, launched with a scale of 1e-30. All visible keys
 //! then weigh the same whatever Q and K are, and `out` is the mean of the visible rows of V.
 
 use std::fmt;
