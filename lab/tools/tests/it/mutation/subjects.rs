@@ -29,11 +29,11 @@ pub(crate) struct Subject {
     head_dim: usize,
 }
 
-/// The default of the mission on the card that `flashcore check` takes, the default for f32, and
-/// two defaults of Hopper's.
+/// A default on the card that `flashcore check` takes, the default for f32, and two defaults of
+/// Hopper's.
 pub(crate) const SUBJECTS: [Subject; 4] = [
     Subject {
-        name: "mma, the mission's default on an L4",
+        name: "mma, the default of head_dim 64 on an L4 with many blocks",
         kernel: "mma/m128n64-w4x1-s2-b1-qreg-xor-spec",
         target: Target::Sm89,
         dtype: DType::F16,
