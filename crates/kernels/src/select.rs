@@ -282,6 +282,31 @@ mod tests {
             assert_eq!(choice.plan.config.family(), family);
             assert_eq!(choice.plan.steps().count(), 1);
         }
+        // As many sequences as a grid has room for in its last dimension, and one more; then bounds beyond any grid.
+        let many = |batch, rows| {
+            let builder = builder().batch(batch).seq_len_q(rows).seq_len_kv(100_000);
+            let (q, pages) = (
+                QLengths::Packed { total: 60, used: false },
+                KvLengths::Paged {
+                    page_size: 2000,
+                    pages: 9,
+                    max_pages: 50,
+                },
+            );
+            builder.q_lengths(q).kv_lengths(pages).build().unwrap()
+        };
+        let grid = |problem: &Problem, id: &str| {
+            Plan::new(problem, &id.parse().unwrap(), Target::Sm80).map(|plan| plan.main.launch.grid)
+        };
+        let (mma, scalar) = ("mma/m16n32-w1x2-s2-b1-qreg-xor-cond-gqa", "scalar/tiled-m32n32-w4-v16");
+        assert_eq!(grid(&many(32_768, 1), mma).unwrap(), [2, 1, 32_768]);
+        for (id, batch, rows, blocks) in [
+            (mma, 1, 1 << 20, "[1, 262144, 2]"),
+            (scalar, 1 << 13, 1 << 21, "[4294967296, 1, 1]"),
+        ] {
+            let refusal = grid(&many(batch, rows), id).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("a grid of {blocks} blocks")), "{refusal}");
+        }
         let problem = builder().kv_lengths(KvLengths::Cache).build().unwrap();
         let refusal = Plan::new(
             &problem,

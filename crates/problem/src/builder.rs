@@ -330,6 +330,11 @@ fn check_lengths(problem: &Problem) -> Result<(), ProblemError> {
     for (field, size) in sizes {
         too_large(field, size as u128, MAX_SEQ_LEN as u128)?;
     }
+    if problem.has_lengths() {
+        // Packed and paged tensors say nothing of how many sequences there are.
+        let heads = problem.batch as u128 * problem.num_heads as u128;
+        too_large("the number of heads of all sequences", heads, MAX_ELEMENTS as u128)?;
+    }
     if let KvLengths::Paged {
         page_size, max_pages, ..
     } = kv

@@ -239,6 +239,16 @@ pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DTy
     Ok(())
 }
 
+/// The grid of a launch, if a GPU can count its blocks: bounds of lengths can be far above what tensors hold.
+pub(crate) fn grid(family: &'static str, blocks: [usize; 3]) -> Result<[u32; 3], Refusal> {
+    const MOST: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+    if blocks.iter().zip(MOST).all(|(&blocks, most)| blocks <= most) {
+        return Ok(blocks.map(|blocks| blocks as u32));
+    }
+    let what = format!("a grid of {blocks:?} blocks (at most {MOST:?})");
+    Err(Refusal::unsupported(family, what, "lower seq_len_q or batch"))
+}
+
 /// Refuses lengths and pages that are values on the device.
 pub(crate) fn check_lengths(problem: &Problem, family: &'static str) -> Result<(), Refusal> {
     if problem.has_lengths() {

@@ -16,7 +16,7 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, launch};
+use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid, launch};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Lever, Values};
@@ -338,7 +338,7 @@ pub(crate) fn plan(
             (together, heads / together)
         }
     };
-    let grid = [together, tiles, groups].map(|count| count as u32);
+    let grid = grid(NAME, [together, tiles, groups])?;
     let mut launch = launch(problem, &shape, &kernel, grid);
     let mut then = Vec::new();
     if shape.split {
@@ -351,12 +351,13 @@ pub(crate) fn plan(
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.
 const L2_BYTES: usize = 24 << 20;
 
-/// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be.
+/// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be and a grid
+/// can count the groups.
 fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
     let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
     let group = if config.pack_heads { 1 } else { problem.group_size() };
     let head_bytes = problem.seq_len_kv() * row_bytes;
-    let most = (L2_BYTES / head_bytes.max(1)).max(1) * group;
+    let most = ((L2_BYTES / head_bytes.max(1)).max(1) * group).max(heads.div_ceil(65_535));
     let dividing = (1..=heads.min(most)).rev().find(|n| heads.is_multiple_of(*n));
     dividing.unwrap_or(1)
 }

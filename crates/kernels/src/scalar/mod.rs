@@ -11,7 +11,7 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{Shape, all_strides, check_dtype, launch};
+use crate::attention::params::{Shape, all_strides, check_dtype, grid, launch};
 use crate::attention::tap::Tap;
 use crate::family::{Constraint, Family, Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
@@ -126,7 +126,7 @@ impl Config {
 
 /// The default configs in order of preference: the fastest for such a problem, then those that need
 /// less, with the widest accesses that the strides and `alignment` (bytes) allow. The last, `naive`,
-/// is never refused.
+/// is refused only where bounds of lengths make more blocks than a grid has.
 pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
     let vector_bytes = widest(problem).min(alignment);
     let tiled = tiled::preferred(problem).iter();
@@ -176,7 +176,7 @@ pub(crate) fn plan(
     };
     let tiles = problem.seq_len_q().div_ceil(rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
-    let launch = launch(problem, &shape, &kernel, [blocks as u32, 1, 1]);
+    let launch = launch(problem, &shape, &kernel, grid(NAME, [blocks, 1, 1])?);
     Ok(Step { kernel, launch })
 }
 

@@ -172,6 +172,14 @@ fn invalid_kinds_of_lengths() {
     );
     let packed = valid().seq_len(8).q_lengths(QLengths::Packed { total: 0, used: false });
     assert_eq!(refusal(packed), "total of q_lengths is 0; it must be at least 1");
+    for batch in [usize::MAX, (1 << 31) + 1] {
+        let many = valid().seq_len(8).batch(batch);
+        let many = many.q_lengths(QLengths::Packed { total: 9, used: false });
+        assert_eq!(
+            refusal(many.kv_lengths(KvLengths::Packed { total: 9, used: false })),
+            format!("the number of heads of all sequences is {batch}; at most 2147483648 is supported")
+        );
+    }
     let fp8 = valid()
         .seq_len(8)
         .dtype(DType::E4M3)
