@@ -132,7 +132,7 @@ fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
 }
 
 /// Fields of a refused problem: the keys that hold them, and what they are called in a file.
-const FIELDS: [(&str, &[&str], &str); 9] = [
+const FIELDS: [(&str, &[&str], &str); 15] = [
     ("batch", &["batch"], "batch"),
     ("heads", &["heads"], "heads"),
     ("kv_heads", &["kv_heads", "heads"], "kv_heads"),
@@ -142,6 +142,12 @@ const FIELDS: [(&str, &[&str], &str); 9] = [
     ("head_dim_v", &["head_dim_v", "head_dim"], "head_dim_v"),
     ("softmax_scale", &["scale"], "scale"),
     ("softcap", &["softcap"], "softcap"),
+    ("dtype", &["dtype"], "dtype"),
+    ("total of q_lengths", &["q_lengths"], "total of q_lengths"),
+    ("total of kv_lengths", &["kv_lengths"], "total of kv_lengths"),
+    ("page_size", &["kv_lengths"], "page_size"),
+    ("pages", &["kv_lengths"], "pages"),
+    ("max_pages", &["kv_lengths"], "max_pages"),
 ];
 
 /// A value that makes no sense, and the keys that may hold it: the first of them that the file has is named.
@@ -399,6 +405,41 @@ mod tests {
         }
         let inline = "problems = [\n  { seq = 8 },\n  { seq = 8, softcap = -1.0 },\n]\n";
         assert!(wrong(inline, true).starts_with("line 3, key `softcap`: "));
+    }
+
+    #[test]
+    fn mistakes_in_lengths_are_named_with_key_and_line() {
+        for (lengths, expected) in [
+            (
+                "kv_lengths = {paged = {page_size = 0, pages = 1, max_pages = 1}}",
+                "kv_lengths`: page_size is 0; it must be at least 1",
+            ),
+            (
+                "q_lengths = {packed = {total = 536870912, used = false}}",
+                "q_lengths`: total of q_lengths is 536870912; at most 268435456 is supported",
+            ),
+            (
+                "q_lengths = {packed = {total = 9, used = false}}\ndtype = \"e4m3\"",
+                "dtype`: dtype is e4m3; packed and paged tensors are",
+            ),
+        ] {
+            let why = wrong(&format!("[[problems]]\nseq = 8\n{lengths}\n"), true);
+            let line = 2 + lengths.lines().count();
+            assert!(why.starts_with(&format!("line {line}, key `{expected}")), "{why}");
+        }
+        // The braces of lengths are no problems, and what is in them no keys of one.
+        let packed = r#"{"name": "}{", "q_lengths": {"packed": {"total": 9, "used": false}}, "seq": 8}"#;
+        for text in [
+            format!("[{packed},\n{{\"head_dim\": 300}}]"),
+            format!("{{\"problems\": [{packed},\n{{\"head_dim\": 300}}]}}"),
+            format!("[{}]", packed.replace("\"seq\": 8", "\n\"head_dim\": 300")),
+        ] {
+            let why = wrong(&text, false);
+            assert!(
+                why.starts_with("line 2, key `head_dim`: head_dim is 300"),
+                "{text}: {why}"
+            );
+        }
     }
 
     #[test]

@@ -71,16 +71,33 @@ fn in_toml(text: &str, index: usize, key: &str) -> Option<usize> {
     Some(name.span().start)
 }
 
-/// Where a key of the problem `index` is in a JSON text. The file's first object is problem 0 in a list, and holds the
-/// list otherwise; a problem holds no object.
+/// Where a key of the problem `index` is in a JSON text. Problems are the outermost objects of a list, and else those
+/// one level below.
 fn in_json(text: &str, index: usize, key: &str) -> Option<usize> {
-    let object = index + usize::from(!text.trim_start().starts_with('['));
-    let (start, _) = text.match_indices('{').nth(object)?;
-    let problem = text[start + 1..].split('{').next()?;
+    let level = if text.trim_start().starts_with('[') { 1 } else { 2 };
     let quoted = format!("\"{key}\"");
-    let is_key = |(at, _): &(usize, &str)| problem[at + quoted.len()..].trim_start().starts_with(':');
-    let (at, _) = problem.match_indices(&quoted).find(is_key)?;
-    Some(start + 1 + at)
+    let (mut depth, mut problems, mut in_string, mut escaped) = (0, 0, false, false);
+    for (at, char) in text.char_indices() {
+        match char {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => {
+                let after = text[at..].strip_prefix(&quoted).map(str::trim_start);
+                let is_key = !in_string && after.is_some_and(|after| after.starts_with(':'));
+                if is_key && depth == level && problems == index + 1 {
+                    return Some(at);
+                }
+                in_string = !in_string;
+            }
+            '{' if !in_string => {
+                depth += 1;
+                problems += usize::from(depth == level);
+            }
+            '}' if !in_string => depth -= 1,
+            _ => {}
+        }
+    }
+    None
 }
 
 /// The last key in a beginning of a JSON text, unless its value has a colon too.
