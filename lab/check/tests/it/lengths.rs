@@ -8,10 +8,13 @@ use std::collections::BTreeSet;
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::Target;
+use flashcore_ir::{BufferSpec, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, mma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, KvLengths, Lengths, Problem, QLengths, RandomLimits, random_problem};
+use flashcore_problem::tensor::write_element;
+use flashcore_problem::{
+    DType, InputKind, KvLengths, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, random_problem,
+};
 use flashcore_sim::{FindingKind, SimOptions, simulate};
 
 use crate::common::number;
@@ -117,7 +120,7 @@ const SCALAR: &str = "scalar/tiled-m16n16-w4-v16";
 const MMA: &str = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa";
 
 /// Sequences with rows and keys past their ends, in packed tensors or in pages of 5 keys.
-fn ragged(config: &str, kv_lengths: KvLengths) -> Plan {
+fn ragged(config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
     let dtype = if config == MMA { DType::F16 } else { DType::F32 };
     let q_lengths = QLengths::Packed { total: 80, used: true };
     let problem = Problem::builder()
@@ -129,6 +132,7 @@ fn ragged(config: &str, kv_lengths: KvLengths) -> Plan {
         .dtype(dtype);
     let problem = problem
         .return_lse(true)
+        .mask(mask)
         .q_lengths(q_lengths)
         .kv_lengths(kv_lengths)
         .build()
@@ -170,7 +174,7 @@ const PLANTED: [(&str, &str, KvLengths, Operator, &str); 19] = [
 #[test]
 fn planted_mistakes_are_found() {
     for (name, config, kv_lengths, operator, place) in PLANTED {
-        let plan = ragged(config, kv_lengths);
+        let plan = ragged(config, kv_lengths, Mask::FULL);
         let all = mutations(&plan.main.kernel)
             .into_iter()
             .filter(|mutation| mutation.operator == operator);
@@ -202,8 +206,11 @@ fn hostile_values_touch_no_foreign_memory() {
         .into_iter()
         .flat_map(|config| [PACKED, PAGED, KvLengths::Cache].map(|kv| (config, kv)))
     {
-        let plan = ragged(config, kv_lengths);
+        // Without keys, the last rows of the window still ask for blocks of them.
+        let masks = [Mask::FULL, Mask::window(Some(3), None).top_left()];
+        let plans = masks.map(|mask| ragged(config, kv_lengths, mask));
         for round in 0..20 {
+            let plan = &plans[round % 2];
             let specs = plan.main.launch.buffers.iter();
             let mut buffers: Vec<Vec<u8>> = specs
                 .map(|spec| match Lengths::<i32>::NAMES.contains(&spec.name) {
@@ -221,6 +228,63 @@ fn hostile_values_touch_no_foreign_memory() {
                 .iter()
                 .find(|finding| finding.kind != FindingKind::BlockRace);
             assert!(worse.is_none(), "round {round}: {worse:?}");
+        }
+    }
+}
+
+/// Lengths above their bounds count as the bounds, those below 0 as 0, and pages outside the cache hold zeros.
+#[test]
+fn values_beyond_bounds_are_cut_to_them() {
+    let q = (vec![0, 60, 70, 80], [i32::MAX, 10, 10], [40, 10, 10]);
+    let of_packed = |used: [i32; 3]| Lengths {
+        cu_seqlens_k: Some(vec![0, 70, 90, 110]),
+        seqused_k: Some(used.to_vec()),
+        ..Lengths::default()
+    };
+    // The last page of the cache holds zeros.
+    let of_pages = |used: [i32; 3], outside: [i32; 3]| {
+        let entry = |i: usize| if i % 4 == 1 { outside[i % 3] } else { i as i32 };
+        Lengths {
+            seqused_k: Some(used.to_vec()),
+            block_table: Some((0..30).map(entry).collect()),
+            ..Lengths::default()
+        }
+    };
+    let (beyond, cut) = ([1 << 20, 20, -5], [50, 20, 0]);
+    for (kv_lengths, given, meant) in [
+        (PACKED, of_packed(beyond), of_packed(cut)),
+        (PAGED, of_pages(beyond, [-1, 40, i32::MAX]), of_pages(cut, [39; 3])),
+    ] {
+        for config in [SCALAR, MMA] {
+            let plan = ragged(config, kv_lengths, Mask::CAUSAL);
+            let output = |lengths: &Lengths<Vec<i32>>, used_q: [i32; 3]| {
+                let mut rng = Rng::new(3);
+                let lengths = Lengths {
+                    cu_seqlens_q: Some(q.0.clone()),
+                    seqused_q: Some(used_q.to_vec()),
+                    ..lengths.clone()
+                };
+                let content = |spec: &BufferSpec| match (lengths.named(spec.name), plan.problem.dtype()) {
+                    (Some(values), _) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                    _ if spec.written => vec![POISON; spec.bytes as usize],
+                    (None, dtype) => {
+                        let count = spec.bytes as usize / dtype.size_bytes();
+                        let of_pages = kv_lengths == PAGED && spec.name != "q";
+                        let filled = if of_pages { count / 40 * 39 } else { count };
+                        let mut bytes = vec![0; spec.bytes as usize];
+                        (0..filled).for_each(|i| write_element(dtype, &mut bytes, i, rng.normal()));
+                        bytes
+                    }
+                };
+                let mut buffers: Vec<Vec<u8>> = plan.main.launch.buffers.iter().map(content).collect();
+                let options = SimOptions::default();
+                let report = simulate(&plan.main.kernel, &plan.main.launch, &mut buffers, &options).unwrap();
+                assert!(report.is_clean(), "{config}: {:?}", report.findings);
+                let specs = plan.main.launch.buffers.iter().zip(buffers);
+                let written = specs.filter(|(spec, _)| spec.written);
+                written.map(|(_, bytes)| bytes).collect::<Vec<_>>()
+            };
+            assert!(output(&given, q.1) == output(&meant, q.2), "{config}, {kv_lengths:?}");
         }
     }
 }
