@@ -6,11 +6,13 @@ use flashcore_bench::Trouble;
 use flashcore_bench::bed::{Bed, Drawn, Workbench};
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, INSPECTION_SEEDS, Output, Reason, Rig, Run, Seen, inspect, inspect_again, look_once,
+    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Output, Reason, Rig, Run, Seen, inspect, inspect_again, look_once,
 };
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
 use flashcore_cpu::attention;
-use flashcore_problem::{InputKind, Inputs, POISON, Problem, ReferenceRow, Tensor, reference};
+use flashcore_problem::{
+    InputKind, Inputs, KvLengths, POISON, Problem, ProblemBuilder, QLengths, ReferenceRow, Tensor, reference,
+};
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
 struct FakeRig {
@@ -226,6 +228,28 @@ fn one_look_finds_what_is_wrong_and_claims_no_more() {
     ] {
         let found = look_once(&mut FakeRig::new(conduct)).unwrap();
         assert_eq!(found.rejected, Some(reason), "{conduct:?}: {found}");
+    }
+}
+
+/// FLOPs and bytes are counted for the bounds, so a rate of drawn lengths would be too high.
+#[test]
+fn problems_with_lengths_are_not_timed() {
+    for (inspect, q_lengths, kv_lengths) in [
+        (
+            inspect as Inspect,
+            QLengths::Packed { total: 40, used: false },
+            KvLengths::Equal,
+        ),
+        (inspect, QLengths::Equal, KvLengths::Cache),
+        (look_once, QLengths::Equal, KvLengths::Cache),
+    ] {
+        let mut rig = FakeRig::new(Conduct::Honest);
+        let problem = ProblemBuilder::from(&rig.problem)
+            .q_lengths(q_lengths)
+            .kv_lengths(kv_lengths);
+        rig.problem = problem.build().unwrap();
+        let refused = inspect(&mut rig).unwrap_err().to_string();
+        assert!(refused.contains("not timed by `bench` yet"), "{refused}");
     }
 }
 
