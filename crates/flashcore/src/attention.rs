@@ -59,8 +59,8 @@ pub struct Output {
     /// `[batch, seq_len_q, num_heads, head_dim_v]` of [`Problem::out_dtype`], in the problem's
     /// layout of O.
     pub out: Tensor,
-    /// The log-sum-exp of each row, natural logarithm, f32 `[batch, num_heads, seq_len_q]`, where
-    /// the problem asks for it ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
+    /// The log-sum-exp of each row, natural logarithm, f32 `[batch, num_heads, seq_len_q]` (of
+    /// packed query rows `[num_heads, total]`), where the problem asks for it ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
     pub lse: Option<Vec<f32>>,
 }
 

@@ -16,7 +16,8 @@ pub struct DeviceTensors<'a> {
     /// Written: `[batch, seq_len_q, num_heads, head_dim_v]`, of
     /// [`Problem::out_dtype`](crate::Problem::out_dtype).
     pub out: DeviceSlice<'a>,
-    /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`.
+    /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`; of packed query
+    /// rows `[num_heads, total]`.
     pub lse: Option<DeviceSlice<'a>>,
     /// The scales of Q, K and V where they are e4m3, and only then.
     pub scales: Option<DeviceScales<'a>>,

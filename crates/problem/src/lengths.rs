@@ -213,7 +213,7 @@ impl Sequence<'_> {
             if page < -1 || page >= pages as i32 {
                 return refuse("block_table", format!("{of}; the cache has pages 0 to {}", pages - 1));
             }
-            if page == -1 && i * page_size < seen.end && seen.start < (i + 1) * page_size {
+            if page == -1 && !seen.is_empty() && i * page_size < seen.end && seen.start < (i + 1) * page_size {
                 return refuse("block_table", format!("{of}, no page, but rows see keys of it"));
             }
         }

@@ -141,10 +141,11 @@ fn served_problem(options: &Options, seed: u64) -> Result<(Problem, usize), Box<
 fn one(options: &Options, seed: u64, index: u64) -> Result<Outcome, Box<dyn Error>> {
     let device = &options.device;
     let (problem, redrawn) = served_problem(options, seed)?;
-    let kind = options.inputs.unwrap_or(match index % 3 {
-        2 => InputKind::ALL[(index / 3) as usize % InputKind::ALL.len()],
-        _ => InputKind::Normal,
-    });
+    // A third adversarial, drawn by itself: what a problem is follows from the seed, too.
+    let mut kinds = Rng::stream(seed, 7);
+    let adversarial = kinds.below(3) == 0;
+    let drawn = kinds.pick(&InputKind::ALL).filter(|_| adversarial);
+    let kind = options.inputs.unwrap_or(drawn.copied().unwrap_or(InputKind::Normal));
     let (attention, spilled) = if index.is_multiple_of(4) {
         (Attention::new(device.clone()), 0)
     } else {

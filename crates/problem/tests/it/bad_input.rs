@@ -394,3 +394,25 @@ fn comparison_errors() {
         Err(ProblemError::DType { .. })
     ));
 }
+
+#[test]
+fn a_page_that_no_row_sees_may_be_missing() {
+    // The band of every row lies past the last key.
+    let problem = valid()
+        .seq_len_q(4)
+        .seq_len_kv(8)
+        .mask(Mask::window(Some(0), Some(0)))
+        .offsets(100, 0);
+    let paged = KvLengths::Paged {
+        page_size: 4,
+        pages: 1,
+        max_pages: 2,
+    };
+    let problem = problem.kv_lengths(paged).build().unwrap();
+    let lengths = Lengths {
+        seqused_k: Some(&[5][..]),
+        block_table: Some(&[0, -1][..]),
+        ..Lengths::default()
+    };
+    assert_eq!(problem.sequences(&lengths).unwrap()[0].len_kv, 5);
+}
