@@ -105,7 +105,7 @@ def problems(files):
                 yield f"{path}: {lines} lines; at most {MOST_PAGE_LINES}"
         if path.parent.name == "it" and path.name != "main.rs" and path.suffix == ".rs":
             if f"mod {path.stem};" not in (path.parent / "main.rs").read_text(encoding="utf-8"):
-                yield f"{path}: main.rs beside it has no `mod {path.stem};`: the file is not compiled"
+                yield f"{path}: not compiled: main.rs in this folder has no `mod {path.stem};`"
     below = [path for path in files if path.parts[0] == "evidence"]
     yield from evidence([path for path in below if path.suffix == ".jsonl"])
     for path in below:

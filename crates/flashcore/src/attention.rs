@@ -60,7 +60,8 @@ pub struct Output {
     /// layout of O.
     pub out: Tensor,
     /// The log-sum-exp of each row, natural logarithm, f32 `[batch, num_heads, seq_len_q]` (of
-    /// packed query rows `[num_heads, total]`), where the problem asks for it ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
+    /// packed query rows `[num_heads, total]`), where the problem asks for it
+    /// ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)).
     pub lse: Option<Vec<f32>>,
 }
 
@@ -343,7 +344,8 @@ impl Attention {
     /// and `lse` that are of no sequence keep their bytes.
     ///
     /// ```
-    /// use flashcore::{Attention, DType, Device, KvLengths, Lengths, Mask, Problem, QLengths, TensorView, TensorViewMut};
+    /// use flashcore::{Attention, DType, Device, KvLengths, Lengths, Mask, Problem, QLengths};
+    /// use flashcore::{TensorView, TensorViewMut};
     ///
     /// // Sequence 0 has a prompt of 3 rows, sequence 1 decodes a row; K and V lie in pages of 4 keys.
     /// let problem = Problem::builder().batch(2).heads(2, 1).head_dim(64).dtype(DType::F32).mask(Mask::CAUSAL)

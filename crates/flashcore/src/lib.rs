@@ -17,8 +17,8 @@
 //! [`Attention::forward_into`] writes it into the caller's memory. [`Attention::forward_on`] takes
 //! tensors in device memory, those of other libraries by their raw addresses, and a stream; it
 //! allocates nothing and waits for nothing. [`Attention::forward_lengths`] and
-//! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`. The numbered programs
-//! in `examples/` teach each of them in turn.
+//! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`.
+//! The numbered programs in `examples/` teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics: [`plans`]. [`kernel`] is the language that they
 //! are written in, for kernels of your own. [`testing`] has inputs, the float64 reference and the

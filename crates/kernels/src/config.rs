@@ -57,6 +57,9 @@ impl Config {
     /// let config = Config::of(&mma::FAMILY, mma::FAMILY.sample(&mut Rng::new(1)));
     /// assert_eq!(config.family(), "mma");
     /// ```
+    ///
+    /// # Panics
+    /// With a family that is not among them.
     pub fn of(family: &Family, values: Values) -> Config {
         match family.name {
             ladder::NAME => Config::Ladder(values.into()),

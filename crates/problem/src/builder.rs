@@ -79,8 +79,8 @@ impl From<&Problem> for ProblemBuilder {
 }
 
 impl ProblemBuilder {
-    /// Starts from the fields of another problem, but on dense tensors of equal lengths: for a smaller or larger problem
-    /// of the same kind.
+    /// Starts from the fields of another problem, but on dense tensors of equal lengths: for a
+    /// smaller or larger problem of the same kind.
     ///
     /// ```
     /// use flashcore_problem::{Problem, ProblemBuilder};

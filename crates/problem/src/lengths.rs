@@ -370,7 +370,7 @@ impl Problem {
 }
 
 /// Where sequence `b` begins, as the first two indices of its tensors, and its length. `total` are the rows of the
-/// tensors, `most` the bound of its own.
+/// tensors, `most` bounds its length.
 fn rows(
     [of_starts, of_used]: [&'static str; 2],
     starts: Option<&[i32]>,

@@ -4,8 +4,8 @@
     >>> out = flash_attn_func(q, k, v, causal=True)
 
 Signatures are FlashAttention-3's. An argument that is not served raises `NotImplementedError` with its name. Functions
-for packed lengths and for caches follow when kernels serve them. Masks are aligned bottom-right: the last query sees
-the last key. Results are differentiable by name only: a backward pass raises.
+for packed lengths and for caches are not here yet. Masks are aligned bottom-right: the last query sees the last key.
+There is no backward pass: asking for a gradient raises.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ impl Tap {
         }
     }
 
-    /// Whether a build stores it in buffers of its own.
+    /// Whether a build stores it, in the buffer `tap`.
     pub fn is_stored(self) -> bool {
         Tap::STORED.contains(&self)
     }

@@ -142,7 +142,7 @@ fn scores_and_probabilities_match_the_reference() {
     }
 }
 
-/// Each sequence, gathered into tensors of its own, is a problem of equal lengths with the same answer.
+/// Each sequence, copied into separate tensors, is a problem of equal lengths with the same answer.
 #[test]
 fn sequences_equal_separate_problems() {
     let limits = RandomLimits {

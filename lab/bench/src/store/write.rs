@@ -25,7 +25,8 @@ impl Store {
     /// device.
     ///
     /// # Errors
-    /// [`BenchError::Store`](crate::BenchError::Store) if the store is a file, or the file system refuses; as all methods of [`RunWriter`].
+    /// [`BenchError::Store`](crate::BenchError::Store) if the store is a file, or the file system
+    /// refuses; as all methods of [`RunWriter`].
     pub fn begin_run(&self, identity: &RunIdentity, options: &Options, floor_us: Option<f64>) -> Result<RunWriter> {
         let folder = self.path();
         if folder.is_file() {

@@ -1,6 +1,6 @@
 //! Random kernels under the simulator, and what GPUs answered to them; mistakes planted in kernels, and every shipped
-//! kernel under many schedules; search strategies and predictions on what was measured once. Tests that take an hour are run by `cargo test --release -p flashcore-tools --test it --
-//! --ignored --nocapture`.
+//! kernel under many schedules; search strategies and predictions on what was measured once. Tests that take an hour
+//! are run by `cargo test --release -p flashcore-tools --test it -- --ignored --nocapture`.
 
 mod corpus;
 mod mutation;
