@@ -147,13 +147,18 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
                 0 => String::new(),
                 bytes => format!(", last line torn: {} dropped", style::count(bytes, "byte")),
             };
+            let (what, samples) = match run.profiles {
+                0 => (
+                    style::count(run.measurements, "measurement"),
+                    style::count(run.samples, "sample"),
+                ),
+                profiles => (style::count(profiles, "profile"), String::new()),
+            };
             page.line(format_args!(
-                "{:<24} {:<22} {:<22} {:>16} {:>15}{cut_off}{torn}",
+                "{:<24} {:<22} {:<22} {what:>16} {samples:>15}{cut_off}{torn}",
                 run.key,
                 run.identity.revision,
                 run.identity.device.name.chars().take(22).collect::<String>(),
-                style::count(run.measurements, "measurement"),
-                style::count(run.samples, "sample"),
             ));
         }
         if runs.is_empty() {

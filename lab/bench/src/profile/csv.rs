@@ -65,12 +65,25 @@ pub fn lines(text: &str) -> Vec<LineProfile> {
                     instructions: of("Instructions Executed"),
                     wavefronts: of("L1 Wavefronts Shared"),
                     wavefronts_excess: of("L1 Wavefronts Shared Excessive"),
+                    waits_for: waits_for(&names, &row),
                 });
             }
         }
     }
     lines.sort_by(|a, b| b.samples.total_cmp(&a.samples).then(a.line.cmp(&b.line)));
     lines
+}
+
+/// The reason with most samples in a row of the source page, by its column: `stall_long_sb`. Columns of warps that did
+/// not issue count the same warps again, and selected warps issue.
+fn waits_for(names: &[String], row: &[String]) -> Option<String> {
+    let reasons = names.iter().zip(row).filter_map(|(name, value)| {
+        let reason = name.strip_prefix("stall_")?;
+        let counts = !reason.contains("not_issued") && !reason.contains("Not Issued") && reason != "selected";
+        let samples = number(value).filter(|samples| *samples > 0.0 && counts)?;
+        Some((samples, reason.split(' ').next().unwrap_or(reason).to_string()))
+    });
+    reasons.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, reason)| reason)
 }
 
 /// A number with thousands separators; `None` for anything else.

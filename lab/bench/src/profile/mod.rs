@@ -8,8 +8,10 @@
 
 pub mod csv;
 mod ncu;
+mod record;
 
 pub use ncu::{Ncu, NcuError};
+pub use record::{Predicted, PredictedLine, ProfileRecord};
 
 use std::collections::BTreeMap;
 
@@ -139,6 +141,10 @@ pub struct LineProfile {
     pub wavefronts: f64,
     /// Of them, how many bank conflicts added.
     pub wavefronts_excess: f64,
+    /// What most of the sampled warps waited for, in ncu's word (`long_sb`, `wait`, `math`); `None` where ncu says
+    /// nothing of it.
+    #[serde(default)]
+    pub waits_for: Option<String>,
 }
 
 /// A counter of a launch, and the cost model's prediction of it.

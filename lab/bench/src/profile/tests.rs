@@ -96,10 +96,10 @@ fn the_command_line_leaves_clocks_and_caches_alone() {
 #[test]
 fn a_source_page_reads_as_lines_most_sampled_first() {
     let text = "\"File Path\",\"crates/kernels/src/mma/warp.rs\"\n\"Function Name\",\"f\"\n\
-        \"Line No\",\"Source\",\"Address\",\"Source\",\"# Samples\",\"Instructions Executed\",\"L1 Wavefronts Shared Excessive\",\"L1 Wavefronts Shared\"\n\
-        \"10\",\"let a = b(\"\"c\"\");\",\"-\",\"-\",\"3\",\"1,024\",\"0\",\"2048\"\n\
-        \"\",\"\",\"0x10\",\"LDS R1, [R2]\",\"3\",\"1024\",\"0\",\"2048\"\n\
-        \"11\",\"d(a);\",\"-\",\"-\",\"7\",\"512\",\"64\",\"576\"\n";
+        \"Line No\",\"Source\",\"Address\",\"Source\",\"# Samples\",\"Instructions Executed\",\"L1 Wavefronts Shared Excessive\",\"L1 Wavefronts Shared\",\"stall_wait\",\"stall_wait_not_issued\",\"stall_long_sb\",\"stall_selected\"\n\
+        \"10\",\"let a = b(\"\"c\"\");\",\"-\",\"-\",\"3\",\"1,024\",\"0\",\"2048\",\"1\",\"9\",\"2\",\"7\"\n\
+        \"\",\"\",\"0x10\",\"LDS R1, [R2]\",\"3\",\"1024\",\"0\",\"2048\",\"1\",\"9\",\"2\",\"7\"\n\
+        \"11\",\"d(a);\",\"-\",\"-\",\"7\",\"512\",\"64\",\"576\",\"0\",\"0\",\"0\",\"7\"\n";
     let lines = csv::lines(text);
     assert_eq!(lines.len(), 2);
     assert_eq!(
@@ -111,5 +111,80 @@ fn a_source_page_reads_as_lines_most_sampled_first() {
         (lines[1].file.as_str(), lines[1].instructions),
         ("crates/kernels/src/mma/warp.rs", 1024.0)
     );
+    assert_eq!(
+        (lines[1].waits_for.as_deref(), lines[0].waits_for.as_deref()),
+        (Some("long_sb"), None)
+    );
     assert!(csv::lines("no table").is_empty());
+}
+
+#[test]
+fn counters_are_evidence_with_identity_and_come_back_trimmed() {
+    use crate::store::{Selector, Store};
+    use crate::{DeviceIdentity, LaunchMode, Options, RunIdentity, SubjectInfo};
+
+    let mut launches = csv::read(H200).expect("a table");
+    launches.truncate(1);
+    let line = |line: u32, samples: f64, wavefronts_excess: f64| LineProfile {
+        file: "crates/kernels/src/wgmma/kernel.rs".into(),
+        line,
+        source: "x".repeat(300),
+        samples,
+        instructions: 64.0,
+        wavefronts: 128.0,
+        wavefronts_excess,
+        waits_for: None,
+    };
+    launches[0].lines = (0..100).map(|at| line(at, f64::from(99 - at), 0.0)).collect();
+    launches[0].lines.push(line(500, 0.0, 7.0));
+    let record = ProfileRecord {
+        case: crate::problems::cases("mission", None).expect("a set")[0].clone(),
+        subject: SubjectInfo::new("wgmma/m192n128-s2-pingpong-spec", LaunchMode::Plain),
+        tool: "ncu 2025.3.1.0".into(),
+        launches,
+        predicted: Some(Predicted {
+            card: "h200".into(),
+            ..Predicted::default()
+        }),
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Store::open(folder.path()).expect("a store");
+    let identity = RunIdentity::now(DeviceIdentity::cpu());
+    let run = store.begin_run(&identity, &Options::default(), None).expect("a run");
+    run.add_profile(&record).expect("written");
+    run.finish().expect("finished");
+    let runs = store.runs(&Selector::Latest).expect("runs");
+    assert_eq!((runs[0].profiles, runs[0].measurements, runs[0].finished), (1, 0, true));
+    assert_eq!(runs[0].identity, identity);
+    assert!(store.measurements(&runs[0]).expect("none").is_empty());
+    let back = store.profiles(&runs[0]).expect("profiles").remove(0);
+    assert_eq!(
+        (&back.case, &back.subject, &back.predicted),
+        (&record.case, &record.subject, &record.predicted)
+    );
+    assert_eq!(back.launches[0].counters, record.launches[0].counters);
+    // The most sampled lines, and the one with conflicts; their text is cut.
+    let kept = &back.launches[0].lines;
+    assert_eq!((kept.len(), kept[0].line, kept[24].line), (25, 0, 500));
+    assert_eq!(kept[0].source.len(), 80);
+    // A line is small enough for a committed file, and an export can be imported again.
+    assert!(
+        std::fs::metadata(folder.path().join(format!("{}.jsonl", runs[0].key)))
+            .expect("a file")
+            .len()
+            < 20_000
+    );
+    let mut text = Vec::new();
+    store.export_jsonl(&Selector::All, &mut text).expect("an export");
+    let file = folder.path().join("all.txt");
+    std::fs::write(&file, text).expect("a file");
+    let other = Store::open(&folder.path().join("other")).expect("a store");
+    assert_eq!(other.import_jsonl(&file).expect("an import").runs, 1);
+    // One that was damaged is refused with its line.
+    let damaged = std::fs::read_to_string(&file)
+        .expect("text")
+        .replace("\"tool\"", "\"fool\"");
+    std::fs::write(&file, damaged).expect("a file");
+    let error = other.import_jsonl(&file).expect_err("a mistake").to_string();
+    assert!(error.contains("line 2"), "{error}");
 }

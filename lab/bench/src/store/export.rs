@@ -79,6 +79,7 @@ impl Store {
         for (part, first) in split(&bytes) {
             let run = RunRow::scan(file, part, first)?.ok_or_else(|| failed(file, "it has no whole line"))?;
             run.read()?;
+            run.read_profiles()?;
             // The key becomes the name of a file.
             if run.key.is_empty() || !run.key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
                 let why = format!("`{}` is no key: letters, digits and - are", run.key);

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::defences::Inspection;
+use crate::profile::ProfileRecord;
 use crate::{Case, Mode, Options, Reading, RunIdentity, Sample, Stop, SubjectInfo, Turns};
 
 /// The format's name, in the first line of a run.
@@ -30,6 +31,8 @@ pub(super) enum Line {
         subject: usize,
         found: Inspection,
     },
+    /// The counters of one call of a subject. It belongs to no measurement.
+    Profile(Box<ProfileRecord>),
     /// The last line: the run ended normally.
     Finished { measurements: usize },
 }
@@ -76,4 +79,5 @@ pub(super) struct Left {
 pub(super) const HEADER: &[u8] = b"{\"run\":";
 pub(super) const MEASUREMENT: &[u8] = b"{\"measurement\":";
 pub(super) const SAMPLE: &[u8] = b"{\"sample\":";
+pub(super) const PROFILE: &[u8] = b"{\"profile\":";
 pub(super) const FINISHED: &[u8] = b"{\"finished\":";

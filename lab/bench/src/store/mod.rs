@@ -20,6 +20,7 @@ pub use line::{FORMAT, SCHEMA_VERSION};
 pub use read::{Recorded, RunRow};
 pub use write::RunWriter;
 
+use crate::profile::ProfileRecord;
 use crate::{BenchError, Result, host_name};
 use line::HEADER;
 
@@ -135,6 +136,11 @@ impl Store {
     /// The measurements of a run, in the order made.
     pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>> {
         run.read()
+    }
+
+    /// The profiles of a run, in the order made: counters that `flashcore profile` read. Empty for runs of `bench`.
+    pub fn profiles(&self, run: &RunRow) -> Result<Vec<ProfileRecord>> {
+        run.read_profiles()
     }
 
     /// The files with runs, by name; none where there is no store yet.

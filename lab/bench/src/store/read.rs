@@ -7,8 +7,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::failed;
-use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, SAMPLE, SCHEMA_VERSION};
+use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, PROFILE, SAMPLE, SCHEMA_VERSION};
 use crate::defences::Inspection;
+use crate::profile::ProfileRecord;
 use crate::{BenchError, Case, Measured, Measurement, Options, Result, RunIdentity, Sample, Stop};
 
 /// A run in the store.
@@ -26,6 +27,8 @@ pub struct RunRow {
     pub measurements: u32,
     /// Samples taken.
     pub samples: u32,
+    /// Calls whose counters were read: see [`Store::profiles`](super::Store::profiles).
+    pub profiles: u32,
     /// Whether it has its closing line. If not, it was cut off or still goes on.
     pub finished: bool,
     /// Bytes of a torn last line, which are dropped; 0 where the last line is whole.
@@ -91,6 +94,7 @@ impl RunRow {
             floor_us: header.floor_us,
             measurements: 0,
             samples: 0,
+            profiles: 0,
             finished: false,
             torn_bytes: part.len() - whole,
             path: path.to_path_buf(),
@@ -100,6 +104,7 @@ impl RunRow {
         for line in lines {
             run.measurements += u32::from(line.starts_with(MEASUREMENT));
             run.samples += u32::from(line.starts_with(SAMPLE));
+            run.profiles += u32::from(line.starts_with(PROFILE));
             run.finished = line.starts_with(FINISHED);
         }
         Ok(Some(run))
@@ -150,11 +155,25 @@ impl RunRow {
                     *inspection.ok_or_else(|| wrong("an inspection of a subject that is not there"))? = Some(found);
                 }
                 Line::Run(_) => return Err(wrong("a second header")),
-                Line::Finished { .. } => {}
+                Line::Profile(_) | Line::Finished { .. } => {}
             }
         }
         all.iter_mut().for_each(|recorded| recorded.evaluate(&self.options));
         Ok(all)
+    }
+
+    /// Its profiles, in the order made.
+    pub(super) fn read_profiles(&self) -> Result<Vec<ProfileRecord>> {
+        let lines = self.bytes.split_inclusive(|byte| *byte == b'\n').enumerate();
+        let profiles = lines.filter(|(_, line)| line.starts_with(PROFILE));
+        let read = |(index, line)| match parse(&self.path, self.first + index, line)? {
+            Line::Profile(profile) => Ok(*profile),
+            _ => Err(failed(
+                &self.path,
+                format!("line {}: it is no profile", self.first + index),
+            )),
+        };
+        profiles.map(read).collect()
     }
 }
 

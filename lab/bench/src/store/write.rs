@@ -9,6 +9,7 @@ use std::time::UNIX_EPOCH;
 use super::line::{Begun, Ended, Entered, FORMAT, Header, Left, Line, SCHEMA_VERSION};
 use super::{Store, failed, inaccessible};
 use crate::defences::Inspection;
+use crate::profile::ProfileRecord;
 use crate::{Case, Measurement, Mode, Options, Reading, Result, RunIdentity, Sample, SubjectInfo};
 
 /// A run that is being written. A line is in the file when the method that wrote it returns: if the process is killed,
@@ -106,6 +107,11 @@ impl RunWriter {
             turns: result.turns,
             subjects: subjects.collect(),
         }))
+    }
+
+    /// Adds the counters of one call, with as many of its lines as are kept ([`ProfileRecord::trimmed`]).
+    pub fn add_profile(&self, profile: &ProfileRecord) -> Result<()> {
+        self.line(&Line::Profile(Box::new(profile.clone().trimmed())))
     }
 
     /// Replaces the result of the first inspection of a subject.
