@@ -1,5 +1,6 @@
-//! Benches in a Python process, where PyTorch and FlashAttention-3 can be peers: `python -m flashcore._bench` runs this
-//! very library there, with Python's functions among the subjects. `docs/python.md` has the lines that are exchanged.
+//! Benches in a Python process, where PyTorch, FlashAttention-3 and -4 and FlashInfer can be peers:
+//! `python -m flashcore._bench` runs this very library there, with Python's functions among the subjects.
+//! `docs/python.md` has the lines that are exchanged.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -79,7 +80,10 @@ impl Python {
             reasons.push(format!("{}: {reason}", executable.display()));
         }
         let (needs, why) = ("they need a Python with PyTorch and flashcore", &reasons[0]);
-        Err(format!("no peers: {needs} ({why}); {PYTHON_VARIABLE} names one"))
+        let install = "in a clone, pip install torch ./bindings/python";
+        Err(format!(
+            "no peers: {needs} ({why}); {PYTHON_VARIABLE} names one; {install}"
+        ))
     }
 
     /// Benches there, and passes on what happens.

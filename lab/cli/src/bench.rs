@@ -24,8 +24,8 @@ use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, kernel
 /// Every subject is inspected first: one whose output is wrong, stale, late or missing is not timed.
 /// Then all run in turn, round by round in shuffled order, until each ratio to the baseline is known
 /// to half a percent or the time is spent. Every sample is kept with the identity of the machine, the
-/// build and the kernel; `flashcore evidence` shows them. Peers (PyTorch's SDPA, FlashAttention-3) are
-/// used if a Python with PyTorch and the flashcore package is found.
+/// build and the kernel; `flashcore evidence` shows them. Peers (PyTorch's SDPA, FlashAttention-3 and -4,
+/// FlashInfer) are used if a Python with PyTorch and the flashcore package is found.
 #[derive(Args)]
 #[command(after_help = BENCH_HELP)]
 pub(crate) struct BenchArgs {
@@ -46,7 +46,7 @@ pub(crate) struct BenchArgs {
     /// best 8, or the number given; --budget is then seconds per subject
     #[arg(long, value_name = "KEEP", num_args = 0..=1, require_equals = true, default_missing_value = "8")]
     sweep: Option<usize>,
-    /// all, none, or labels such as torch/cudnn,fa3
+    /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer
     #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
     peers: Vec<String>,
     /// The subject to compare with, by its label or a prefix of it [default: the first peer]
@@ -96,7 +96,7 @@ Verdicts compare the interval of the ratio with a difference of 1 % (--threshold
 
 Environment:
   FLASHCORE_PYTHON   the Python with PyTorch and flashcore [default: python3]
-  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
+  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it [default: in xformers]
 
 Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 3 environment, or
   the rule cannot be judged";

@@ -128,15 +128,16 @@ class PeerSource:
     """Makes subjects of the peers that are found, on the tensors that the bench owns."""
 
     def __init__(self, kind, wanted="all", plain=False):
-        self.found, self.absent = _peers.find(kind)
+        self.found, self.absent = _peers.find(kind, None if wanted == "all" else wanted)
         self.wanted = [*self.found, *self.absent] if wanted == "all" else list(wanted)
+        self.known = _peers.NAMES if kind == "cuda" else tuple(self.found)
         self.plain, self.before = plain, None
 
     def absences(self):
         reasons = {}
         for name in self.wanted:
             if name not in self.found:
-                known = ", ".join([*self.found, *self.absent])
+                known = ", ".join(self.known)
                 reasons.setdefault(self.absent.get(name, f"no peer has this name; there are {known}"), []).append(name)
         return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
@@ -227,7 +228,7 @@ class _CpuPeer(Subject):
 
     def __init__(self, torch, label, run, out, launch="host", runs_per_call=1):
         self.torch, self.run, self.out = torch, run, out
-        super().__init__(label, self._once, launch=launch, runs_per_call=runs_per_call, versions=_peers.versions())
+        super().__init__(label, self._once, launch=launch, runs_per_call=runs_per_call, versions=_peers.versions(label))
         self._once()
 
     def _once(self):

@@ -4,58 +4,81 @@
     >>> run = found["torch/cudnn"](q, k, v, causal=True)   # [batch, seq, heads, head_dim], any strides
     >>> out = run()
 
-Every peer is given views of the tensors it is asked about, never copies in a layout it likes better. FlashAttention-3
-is used where the environment variable FLASHCORE_FA3 names its library, or a folder with it (and, if it was built for
-another CUDA release than PyTorch, that release's libcudart).
+Every peer is given views of the tensors it is asked about, never copies in a layout it likes better. FlashAttention-4
+and FlashInfer are used where their packages can be imported. FlashAttention-3 is used where the environment variable
+FLASHCORE_FA3 names its library, or a folder with it (and, if it was built for another CUDA release than PyTorch, that
+release's libcudart), or else from the package xformers, which carries that library.
 """
 
 import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
+import math
 import os
 import pathlib
+import re
 
-__all__ = ["find"]
+__all__ = ["NAMES", "find", "versions"]
 
 FA3_VARIABLE = "FLASHCORE_FA3"
+
+# SDPA's backends by the names of peers.
+SDPA = {
+    "torch/flash": "FLASH_ATTENTION",
+    "torch/cudnn": "CUDNN_ATTENTION",
+    "torch/efficient": "EFFICIENT_ATTENTION",
+    "torch/math": "MATH",
+}
+# The peers of a CUDA device, in the order in which tables show them.
+NAMES = (*SDPA, "fa3", "fa4", "flashinfer")
+# Distributions whose versions belong to a peer's record, besides PyTorch's.
+DISTRIBUTIONS = {"fa3": "xformers", "fa4": "flash-attn-4", "flashinfer": "flashinfer-python"}
+
+# xformers 0.0.34 is the last release known to carry the library; its pin of PyTorch is for its other operators.
+INSTALL_FA3 = "pip install --no-deps xformers==0.0.34 nvidia-cuda-runtime-cu12"
+INSTALL_FLASHINFER = "pip install flashinfer-python"
+
+# FlashInfer's recommendation for the buffer in which it merges the parts of split keys.
+FLASHINFER_WORKSPACE_BYTES = 128 << 20
+# Its kernels read any page size; the largest that servers use costs the fewest table entries.
+FLASHINFER_PAGE = 64
 
 
 class NotServed(ValueError):
     """A peer does not compute what is asked."""
 
 
-def find(device):
+def find(device, wanted=None):
     """The peers that can run on a device (`"cpu"` or `"cuda"`), and why the others cannot.
 
     Returns `(found, absent)`: `found[name](q, k, v, *, causal, window, softcap, scale, scales)` gives a function
     without arguments that computes once and returns `[batch, seq, heads, head_dim]`, or raises `NotServed`;
-    `absent[name]` is a sentence to be said once. `scales` are those of q, k and v where they are float8_e4m3fn, each
-    float32 `[batch, kv_heads]`.
+    `absent[name]` is a sentence to be said once, with the command that installs the peer. `scales` are those of q, k
+    and v where they are float8_e4m3fn, each float32 `[batch, kv_heads]`. Only peers in `wanted` are looked for, if it
+    is given: to import one can take seconds.
     """
-    names = ["torch/flash", "torch/cudnn", "torch/efficient", "torch/math"]
+    names = [name for name in NAMES if wanted is None or name in wanted]
     try:
         import torch
     except ImportError as error:
-        return {}, dict.fromkeys([*names, "fa3"], f"PyTorch is not installed in this Python ({error})")
+        return {}, dict.fromkeys(names, f"PyTorch is not installed in this Python ({error}): pip install torch")
     if device == "cpu":
         # On the host SDPA chooses between its flash kernel and plain operations; the default is what people run.
         return {"torch/sdpa": _sdpa(torch, None), "torch/math": _sdpa(torch, "MATH")}, {}
     if not torch.cuda.is_available():
-        return {}, dict.fromkeys([*names, "fa3"], "PyTorch sees no CUDA device")
-    found = {
-        "torch/flash": _sdpa(torch, "FLASH_ATTENTION"),
-        "torch/cudnn": _sdpa(torch, "CUDNN_ATTENTION"),
-        "torch/efficient": _sdpa(torch, "EFFICIENT_ATTENTION"),
-        "torch/math": _sdpa(torch, "MATH"),
-    }
-    absent = {}
-    try:
-        found["fa3"] = _fa3(torch)
-    except (OSError, RuntimeError, AttributeError) as error:
-        absent["fa3"] = f"FlashAttention-3 is not there: {error}"
+        return {}, dict.fromkeys(names, "PyTorch sees no CUDA device")
+    found, absent = {}, {}
+    for name in names:
+        try:
+            found[name] = _sdpa(torch, SDPA[name]) if name in SDPA else LIBRARIES[name](torch)
+        except Exception as error:  # whatever a library raises while it is loaded, it costs this peer and no more
+            absent[name] = _first_line(error)
     return found, absent
 
 
-def versions():
-    """Versions of what the peers are made of, for the record of a measurement."""
+def versions(name=None):
+    """Versions of what a peer is made of, for the record of a measurement; without a name, PyTorch's alone."""
     try:
         import torch
     except ImportError:
@@ -63,7 +86,29 @@ def versions():
     known = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if torch.backends.cudnn.is_available():
         known["cudnn"] = str(torch.backends.cudnn.version())
+    if name in DISTRIBUTIONS:
+        try:
+            known[DISTRIBUTIONS[name]] = importlib.metadata.version(DISTRIBUTIONS[name])
+        except importlib.metadata.PackageNotFoundError:
+            pass  # unpacked without its metadata, or named by FLASHCORE_FA3
     return {name: version for name, version in known.items() if version}
+
+
+def _first_line(error):
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _import(module, what, install):
+    """A module of a peer, or an `OSError` that says what is missing and how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # Its own package or a parent: `flash_attn` may be there without `cute`, since FlashAttention-2 has that name.
+        if error.name and (module == error.name or module.startswith(error.name + ".")):
+            raise OSError(f"{what} is not installed: {install}") from error
+        raise OSError(f"{what} is installed without {error.name}, which it imports: {install}") from error
+    except Exception as error:
+        raise OSError(f"{what} cannot be imported ({_first_line(error)}): {install}") from error
 
 
 def _sdpa(torch, backend):
@@ -103,19 +148,8 @@ def _sdpa(torch, backend):
 
 
 def _fa3(torch):
-    where = os.environ.get(FA3_VARIABLE)
-    if not where:
-        raise OSError(f"set {FA3_VARIABLE} to its library (_C*.so), or to a folder with it")
-    path = pathlib.Path(where)
-    library = path
-    if path.is_dir():
-        libraries = sorted(path.rglob("_C*.so"))
-        if not libraries:
-            raise OSError(f"{FA3_VARIABLE}={where} is a folder without a _C*.so")
-        library = libraries[0]
-        for runtime in sorted(path.rglob("libcudart.so.*")):
-            ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
-    torch.ops.load_library(str(library))
+    library, folders = _fa3_library()
+    _load(torch, library, folders)
     forward = torch.ops.flash_attn_3.fwd
 
     def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
@@ -130,3 +164,146 @@ def _fa3(torch):
         return lambda: forward(q, k, v, **options)[0]
 
     return make
+
+
+def _fa3_library():
+    """FlashAttention-3's library, and the folders in which libraries that it needs are looked for."""
+    # pip unpacks CUDA's libraries into folders of the namespace package `nvidia`.
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [pathlib.Path(folder) for folder in (nvidia.submodule_search_locations if nvidia else None) or []]
+    where = os.environ.get(FA3_VARIABLE)
+    if where:
+        path = pathlib.Path(where)
+        if not path.is_dir():
+            return path, [path.parent, *folders]
+        libraries = sorted(path.rglob("_C*.so"))
+        if not libraries:
+            raise OSError(f"{FA3_VARIABLE}={where} is a folder without a _C*.so")
+        return libraries[0], [path, *folders]
+    xformers = importlib.util.find_spec("xformers")
+    for folder in (xformers.submodule_search_locations if xformers else None) or []:
+        for library in sorted(pathlib.Path(folder).glob("flash_attn_3/_C*.so")):
+            return library, folders
+    choice = f"or set {FA3_VARIABLE} to its library (_C*.so), or to a folder with it"
+    raise OSError(f"FlashAttention-3 is not installed: {INSTALL_FA3}; {choice}")
+
+
+def _load(torch, library, folders):
+    """Loads a library of operators, and first those that it needs and that the loader does not find by itself."""
+    what, loaded = f"FlashAttention-3's library {library}", set()
+    while True:
+        try:
+            return torch.ops.load_library(str(library))
+        except OSError as error:
+            said = _said(error)
+            missing = re.search(r"(\S+\.so[.\d]*): cannot open shared object file", said)
+            name = missing and missing[1]
+            if not missing or name == str(library) or name in loaded:
+                raise OSError(f"{what} cannot be loaded: {said.splitlines()[0]}") from error
+            found = next((path for folder in folders for path in sorted(folder.rglob(name))), None)
+            if found is None:
+                package = "nvidia-cuda-runtime-cu12" if name == "libcudart.so.12" else "the package that has it"
+                folder = f"or put it into a folder with the library, and name that by {FA3_VARIABLE}"
+                raise OSError(f"{what} needs {name}, which is missing: pip install {package}, {folder}") from error
+            ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
+            loaded.add(name)
+
+
+def _said(error):
+    """What an error and its causes say, the last cause first: PyTorch wraps what the loader says."""
+    said = []
+    while error is not None:
+        said.insert(0, str(error))
+        error = error.__cause__
+    return "\n".join(said)
+
+
+def _fa4(torch):
+    extra = "[cu13]" if str(torch.version.cuda).startswith("13") else ""
+    package = _import("flash_attn.cute", "FlashAttention-4", f"pip install --pre 'flash-attn-4{extra}'")
+    forward = package.flash_attn_func
+
+    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
+        if scales is not None:
+            raise NotServed("FlashAttention-4's function takes no scales of fp8 tensors")
+        options = {"causal": causal, "window_size": window or (None, None), "softcap": softcap or 0.0}
+        if scale is not None:
+            options["softmax_scale"] = scale
+        # The log-sum-exp comes with it, `None` where it is not asked for.
+        return lambda: forward(q, k, v, **options)[0]
+
+    return make
+
+
+def _flashinfer(torch):
+    flashinfer = _import("flashinfer", "FlashInfer", INSTALL_FLASHINFER)
+    workspaces = {}
+
+    def workspace(device):
+        # Shared by all problems: they run one after another in one stream.
+        if device not in workspaces:
+            workspaces[device] = torch.empty(FLASHINFER_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        return workspaces[device]
+
+    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
+        if q.dtype not in (torch.float16, torch.bfloat16):
+            raise NotServed("FlashInfer is called for fp16 and bf16 only")
+        left, right = window or (None, None)
+        options = {"window_left": -1 if left is None else left, "logits_soft_cap": softcap, "sm_scale": scale}
+        if q.shape[1] == 1:
+            # The one row is the last position: a causal mask or a window to the right hides no key.
+            return _flashinfer_decode(torch, flashinfer, workspace(q.device), q, k, v, options)
+        if right is not None and not causal:
+            raise NotServed("FlashInfer has no window to the right")
+        options["causal"] = causal
+        if q.shape[0] == 1:
+            run = flashinfer.single_prefill_with_kv_cache
+            one = [x[0] for x in (q, k, v)]
+            return lambda: run(*one, **options).unsqueeze(0)
+        return _flashinfer_ragged(torch, flashinfer, workspace(q.device), q, k, v, options)
+
+    return make
+
+
+def _flashinfer_ragged(torch, flashinfer, workspace, q, k, v, options):
+    """A batch of prompts, as sequences of equal lengths one after another."""
+    packed = [_viewed(x, x.shape[0] * x.shape[1], *x.shape[2:]) for x in (q, k, v)]
+    starts = [
+        torch.arange(0, x.shape[0] * x.shape[1] + 1, x.shape[1], dtype=torch.int32, device=q.device) for x in (q, k)
+    ]
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    wrapper.plan(
+        *starts, q.shape[2], k.shape[2], q.shape[3], head_dim_vo=v.shape[3], q_data_type=q.dtype, kv_data_type=k.dtype,
+        **options,
+    )  # fmt: skip
+    return lambda: wrapper.run(*packed).unflatten(0, (q.shape[0], q.shape[1]))
+
+
+def _flashinfer_decode(torch, flashinfer, workspace, q, k, v, options):
+    """One row a sequence against a cache, seen as pages in order."""
+    batch, seq, kv_heads, head_dim = k.shape
+    if v.shape[3] != head_dim:
+        raise NotServed("FlashInfer's decode has one head_dim for K and V")
+    page = math.gcd(seq, FLASHINFER_PAGE)
+    cache = tuple(_viewed(x, batch * seq // page, page, kv_heads, head_dim) for x in (k, v))
+    starts = torch.arange(0, batch * seq // page + 1, seq // page, dtype=torch.int32, device=q.device)
+    pages = torch.arange(batch * seq // page, dtype=torch.int32, device=q.device)
+    last = torch.full((batch,), page, dtype=torch.int32, device=q.device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    wrapper.plan(
+        starts, pages, last, q.shape[2], kv_heads, head_dim, page, q_data_type=q.dtype, kv_data_type=k.dtype, **options
+    )
+    rows = _viewed(q, batch, q.shape[2], head_dim)
+    return lambda: wrapper.run(rows, cache).unsqueeze(1)
+
+
+def _viewed(tensor, *shape):
+    """The same memory under another shape."""
+    try:
+        return tensor.view(*shape)
+    except RuntimeError as error:
+        raise NotServed("FlashInfer takes sequences that follow each other in memory") from error
+
+
+# What makes the peers that are not PyTorch's own.
+LIBRARIES = {"fa3": _fa3, "fa4": _fa4, "flashinfer": _flashinfer}
