@@ -327,6 +327,17 @@ impl Clusters {
         }
     }
 
+    /// K blocks of each item of a head.
+    fn tile_blocks(&self, problem: &Problem, tiling: Tiling) -> impl Iterator<Item = u64> {
+        let (seen, splits) = (problem.key_range(), i64::from(tiling.splits));
+        let (seq_len_q, rows) = (problem.seq_len_q(), self.tiles * tiling.rows as usize);
+        (0..self.per_head).flat_map(move |index| {
+            let range = Tile::range(&seen, seq_len_q, index, rows, tiling.cols as usize);
+            let blocks = BlockOrder::descending(range).count;
+            (0..splits).map(move |split| share(blocks, split, splits).1.max(1) as u64)
+        })
+    }
+
     /// Calls `each` for each item in turn, with its place in `costs`, its head of all batches, and its cluster: the one with
     /// the least to do, and of several the first. `costs` are those of a head's items, the longest first.
     fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, usize)) {
@@ -407,21 +418,30 @@ pub(crate) fn most_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
 
 /// The same in keys, which other tilings can be compared by.
 pub(crate) fn most_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    let cols = u64::from(tiling.cols);
-    makespan(problem, tiling, sms, |blocks, tiles| blocks * cols + TILE_KEYS * tiles)
+    makespan(problem, tiling, sms, |blocks, tiles| keys(tiling, blocks, tiles))
+}
+
+/// [`most_keys`] if every block had the same to do: never more than that, and much quicker to work out.
+pub(crate) fn mean_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
+    let clusters = Clusters::new(problem, tiling, sms);
+    let blocks: u64 = clusters.tile_blocks(problem, tiling).sum();
+    let tiles = (clusters.per_head * tiling.splits as usize) as u64;
+    let all = clusters.all_heads as u64 * keys(tiling, blocks, tiles);
+    all.div_ceil(clusters.count as u64)
+}
+
+/// The cost in keys of so many K blocks in so many tiles.
+fn keys(tiling: Tiling, blocks: u64, tiles: u64) -> u64 {
+    blocks * u64::from(tiling.cols) + TILE_KEYS * tiles
 }
 
 /// The largest cost of what a block has to do, by its K blocks and its tiles: that of [`work_lists`], without the lists.
 fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64, u64) -> u64) -> u64 {
     let clusters = Clusters::new(problem, tiling, sms);
-    let (seen, splits) = (problem.key_range(), i64::from(tiling.splits));
-    let mut costs = Vec::with_capacity(clusters.per_head * tiling.splits as usize);
-    for index in 0..clusters.per_head {
-        let rows = clusters.tiles * tiling.rows as usize;
-        let range = Tile::range(&seen, problem.seq_len_q(), index, rows, tiling.cols as usize);
-        let blocks = BlockOrder::descending(range).count;
-        costs.extend((0..splits).map(|split| share(blocks, split, splits).1.max(1) as u64 + TILE_COST));
-    }
+    let mut costs: Vec<u64> = clusters
+        .tile_blocks(problem, tiling)
+        .map(|blocks| blocks + TILE_COST)
+        .collect();
     costs.sort_unstable_by_key(|cost| Reverse(*cost));
     let mut dealt = vec![(0, 0); clusters.count];
     clusters.deal(&costs, |place, _, cluster| {

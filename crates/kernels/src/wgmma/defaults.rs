@@ -6,7 +6,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem};
 
 use super::Config;
-use crate::attention::scheduler::{MOST_SPLITS, most_blocks, most_keys};
+use crate::attention::scheduler::{MOST_SPLITS, Tiling, mean_keys, most_blocks, most_keys};
 use crate::attention::softmax::Rescale;
 use crate::size::Size;
 
@@ -314,15 +314,33 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
     let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let beside = rows.iter().take_while(of_first).count();
-    rows[..beside].sort_by_cached_key(|row| {
-        row.cost_per_key
-            .map(|cost| cost * most_keys(problem, row.config.tiling(), chip.sms))
-    });
+    rank(&mut rows[..beside], problem, chip.sms);
     let rows = rows.into_iter().map(|row| Proposal {
         config: row.config,
         why: row.why,
     });
     split.into_iter().chain(rows).collect()
+}
+
+/// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
+/// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
+fn rank(rows: &mut [&Default], problem: &Problem, sms: u32) {
+    let cost = |row: &Default, keys: fn(&Problem, Tiling, u32) -> u64| {
+        row.cost_per_key.unwrap_or(0) * keys(problem, row.config.tiling(), sms)
+    };
+    let least: Vec<u64> = rows.iter().map(|row| cost(row, mean_keys)).collect();
+    let mut places: Vec<usize> = (0..rows.len()).collect();
+    places.sort_by_key(|&place| least[place]);
+    let (mut costs, mut best) = (least.clone(), u64::MAX);
+    for place in places {
+        if least[place] <= best {
+            costs[place] = cost(rows[place], most_keys);
+            best = best.min(costs[place]);
+        }
+    }
+    let mut ranked: Vec<(u64, &Default)> = costs.into_iter().zip(rows.iter().copied()).collect();
+    ranked.sort_by_key(|(cost, _)| *cost);
+    rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
 }
 
 /// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it is

@@ -164,6 +164,7 @@ proptest! {
         let (blocks, keys) = most_of_lists(&problem, tiling, sms);
         prop_assert_eq!(most_blocks(&problem, tiling, sms), blocks);
         prop_assert_eq!(most_keys(&problem, tiling, sms), keys);
+        prop_assert!(mean_keys(&problem, tiling, sms) <= keys);
     }
 
     #[test]

@@ -66,6 +66,25 @@ fn lengths() {
     insta::assert_snapshot!(text);
 }
 
+/// Rows whose lists are not made would not have been the best.
+#[test]
+fn the_best_row_is_found_without_all_lists() {
+    for (place, rows) in [100, 300, 777, 1604, 2500, 5000, 9000].into_iter().enumerate() {
+        for mask in [Mask::FULL, Mask::CAUSAL] {
+            let heads = [8, 40, 64][place % 3];
+            let problem = problem([1 + place % 4, heads, heads / 8, rows, rows, 128, 128], mask);
+            let priced = |row: &&Default| row.head_dim == 128 && row.cost_per_key.is_some();
+            let mut rows: Vec<&Default> = TABLE.iter().filter(priced).collect();
+            let exact = |row: &&&Default| {
+                row.cost_per_key.unwrap() * most_keys(&problem, row.config.tiling(), MEASURED_SMS as u32)
+            };
+            let best = rows.iter().min_by_key(exact).unwrap().config;
+            rank(&mut rows, &problem, MEASURED_SMS as u32);
+            assert_eq!(rows[0].config, best, "{problem}");
+        }
+    }
+}
+
 /// Times by config, of the problems of a file of measurements, each relative to the first of its rows.
 fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wgmma/defaults/measured/");
