@@ -217,6 +217,6 @@ def test_cuda_equals_pytorch(monkeypatch, dense, is_causal, kv_heads):
         with fc.activated(strict=True):
             out = sdpa(q, k, v, **options)
         with fc.activated(), pytest.warns(UserWarning, match="dropout"):
-            sdpa(q, k, v, dropout_p=0.5)
+            sdpa(q, k, v, dropout_p=0.5, **options)
     assert counted.calls == 1 and out.stride() == want.stride()
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)

@@ -72,7 +72,7 @@ pub(super) fn all() -> Vec<Race> {
                 let turn = k.param_ptr_mut::<u32>("turn");
                 let (sum, block) = (k.param_ptr_mut::<f32>("sum").offset(k.lane()), k.block_idx(0));
                 wait_for(k, || turn.load_acquire().eq(block));
-                sum.store(sum.load() + (block * 32 + k.lane() + 1).to_f32().recip());
+                sum.store(sum.load() + (block * 32 + k.lane() + 1).to_f32() * 0.1f32);
                 one_lane(k, || match clean {
                     true => turn.store_release(block + 1),
                     false => turn.add_relaxed(1),
@@ -84,7 +84,7 @@ pub(super) fn all() -> Vec<Race> {
             .kernel(32, &[Output(BLOCKS * 32), Output(1), Output(32)], |k, clean| {
                 let (rows, count) = (k.param_ptr_mut::<f32>("rows"), k.param_ptr_mut::<u32>("count"));
                 let out = k.param_ptr_mut::<f32>("out").offset(k.lane());
-                row(rows, k.block_idx(0), k).store((k.block_idx(0) * 32 + k.lane() + 1).to_f32().recip());
+                row(rows, k.block_idx(0), k).store((k.block_idx(0) * 32 + k.lane() + 1).to_f32() * 0.1f32);
                 k.if_(ticket(k, count, clean).eq(BLOCKS - 1).uniform(), || {
                     let sum = k.var(0f32);
                     k.for_uniform(0u32, BLOCKS, 1, |block| sum.add_assign(row(rows, block, k).load()));
