@@ -178,13 +178,14 @@ class PeerSource:
             torch.cuda.set_stream(self.before)
 
 
-# Fields of a `Problem` as JSON that are there only where lengths are not equal.
-LENGTHS = {"q_lengths", "kv_lengths"}
+# Fields of a `Problem` as JSON that say which kinds of lengths it has.
+LENGTHS = ("q_lengths", "kv_lengths")
 
 
 def _options(problem, q, k):
     """What the peers take, of a `Problem` as JSON."""
-    if problem["q_offset"] != 0 or problem["kv_offset"] != 0 or problem.keys() & LENGTHS:
+    has_lengths = any(problem[name] != "equal" for name in LENGTHS)
+    if problem["q_offset"] != 0 or problem["kv_offset"] != 0 or has_lengths:
         raise _peers.NotServed("offsets, packed sequences and caches are not passed on to peers")
     left, right, align = (problem["mask"][name] for name in ("window_left", "window_right", "align"))
     if align == "top_left" and (left, right) != (None, None) and q.shape[1] != k.shape[1]:

@@ -41,7 +41,8 @@ pub struct Planted<'a> {
     place: usize,
     in_finals: InFinals,
     calls: u32,
-    kept: Option<Tensor>,
+    /// An earlier output and its log-sum-exp.
+    kept: Option<(Tensor, Vec<f32>)>,
 }
 
 impl<'a> Planted<'a> {
@@ -119,7 +120,10 @@ impl<'a> Planted<'a> {
             Conduct::LeavesAnswersAlone => return self.out(|out| out.bytes()[0] != POISON),
             Conduct::Zeros => self.out(|out| out.bytes_mut().fill(0))?,
             Conduct::Cached => match &self.kept {
-                Some(kept) => self.out(|out| out.copy_from(kept))?,
+                Some((kept, kept_lse)) => self.bed.spoil(self.place, &mut |_, out, lse| {
+                    out.copy_from(kept);
+                    lse.copy_from_slice(kept_lse);
+                })?,
                 None => return Ok(false),
             },
             Conduct::LazyLater => return Ok(self.calls > PATIENT_CALLS),
@@ -149,8 +153,10 @@ impl<'a> Planted<'a> {
             }
             Conduct::Nan => self.out(|out| out.view_mut().set(0, 0, 0, 0, f32::NAN)),
             Conduct::Cached => {
-                self.kept = Some(self.out(|out| out.clone())?);
-                Ok(())
+                let kept = &mut self.kept;
+                let mut keep =
+                    |_: &Tensor, out: &mut Tensor, lse: &mut [f32]| *kept = Some((out.clone(), lse.to_vec()));
+                self.bed.spoil(self.place, &mut keep)
             }
             Conduct::WrongFarOut => self.out(|out| {
                 let [batch, rows, heads, _] = out.layout().shape;

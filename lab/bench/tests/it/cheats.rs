@@ -186,22 +186,14 @@ fn every_cheat_is_rejected_for_its_own_reason() {
 /// The same on a real rig, of all that the host can do without ending the process.
 #[test]
 fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
-    let bed = |lse: bool| {
-        let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(lse);
-        CpuBed::new(&problem.build().unwrap())
-    };
-    // What copies an answer copies no log-sum-exp, which would give it away for another reason.
-    let (plain, with_lse) = (bed(false), bed(true));
+    let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(true);
+    let bed = &CpuBed::new(&problem.build().unwrap());
     let not_here = [Conduct::OneOutside, Conduct::NotJoined, Conduct::NotWaiting];
     for conduct in Conduct::ALL {
         let reason = conduct.reason();
         if (reason.is_none() && conduct != Conduct::Honest) || not_here.contains(&conduct) {
             continue;
         }
-        let bed = match conduct {
-            Conduct::UnwrittenLse | Conduct::WrongLse => &with_lse,
-            _ => &plain,
-        };
         let config = flashcore_cpu::default_config(bed.problem(), rayon::current_num_threads());
         let subject = |place| {
             let bound_to = if conduct == Conduct::PointerReplay { 0 } else { place };
@@ -264,7 +256,7 @@ fn what_turned_lazy_is_caught_where_an_honest_answer_is_in_place() {
 }
 
 #[test]
-fn what_pingpong_cond_while_it_is_timed_is_caught_afterwards() {
+fn what_turns_lazy_while_it_is_timed_is_caught_afterwards() {
     let mut rig = FakeRig::new(Conduct::LazyLater);
     assert!(inspect(&mut rig).unwrap().passed());
     for _ in 0..20 {
