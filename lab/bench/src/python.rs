@@ -2,7 +2,7 @@
 //! `python -m flashcore._bench` runs this very library there, with Python's functions among the subjects.
 //! `docs/python.md` has the lines that are exchanged.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -84,6 +84,16 @@ impl Python {
         Err(format!(
             "no peers: {needs} ({why}); {PYTHON_VARIABLE} names one; {install}"
         ))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn at(executable: OsString) -> Python {
+        Python { executable }
+    }
+
+    /// The program.
+    pub fn executable(&self) -> &OsStr {
+        &self.executable
     }
 
     /// Benches there, and passes on what happens.

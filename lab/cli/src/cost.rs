@@ -4,6 +4,7 @@ use flashcore::cuda::DeviceInfo;
 use flashcore::{DType, Problem};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
+use flashcore_bench::profile::Predicted;
 use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction};
 use flashcore_ir::Profile;
 use flashcore_kernels::Plan;
@@ -41,16 +42,32 @@ pub(crate) fn kept_rates(card: Card) -> Option<MeasuredCard> {
 
 /// From the registers of each step if they are known, and from measured rates if there are any.
 pub(crate) fn predict(plan: &Plan, card: Card, registers: &[Option<u32>], measured: Option<&MeasuredCard>) -> Outcome {
+    Ok(observe(plan, card, registers, measured)?.1)
+}
+
+/// What hardware counters would read, from measured rates if there are any, or why it is not known.
+pub(crate) fn counters(plan: &Plan, card: Card, measured: Option<&MeasuredCard>) -> Result<Predicted, String> {
+    let (observed, prediction, profile) = observe(plan, card, &[], measured)?;
+    Ok(Predicted::of(&observed, &prediction, profile, measured))
+}
+
+fn observe(
+    plan: &Plan,
+    card: Card,
+    registers: &[Option<u32>],
+    measured: Option<&MeasuredCard>,
+) -> Result<(Observation, Prediction, &'static Profile), String> {
     let (name, known) = (card.name(), Profile::names());
     let no_card = || format!("{name} is an architecture, not a card with clocks and bandwidth; cards are {known}");
-    let profile: &Profile = card.profile.ok_or_else(no_card)?;
+    let profile: &'static Profile = card.profile.ok_or_else(no_card)?;
     let spinner = style::spinner("simulating a few blocks");
     let observed = Observation::of(plan).map_err(|error| error.to_string());
     drop(spinner);
-    let prediction = observed?.predict_measured(profile, measured, registers);
+    let observed = observed?;
+    let prediction = observed.predict_measured(profile, measured, registers);
     match prediction.does_not_fit() {
         Some(limit) => Err(format!("no block fits on an SM: {limit}")),
-        None => Ok(prediction),
+        None => Ok((observed, prediction, profile)),
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::bench::{standings, standings_text};
 use crate::chart::ChartArgs;
-use crate::{Failure, Outcome, Page, chart, style};
+use crate::{Failure, Outcome, Page, chart, profile, style};
 
 /// List, show, export, import or draw what was measured
 #[derive(Args)]
@@ -177,6 +177,18 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
 }
 
 fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Result<(), Failure> {
+    let runs = store.runs(&selector(name))?;
+    if let Some(run) = runs.last().filter(|run| run.profiles > 0) {
+        let profiles = store.profiles(run)?;
+        let json = || json!({ "run": run, "profiles": profiles });
+        style::show(as_json, json, || {
+            let about = &run.identity;
+            let mut page = Page::new(format_args!("{}, revision {}", about.device.name, about.revision));
+            profile::add_kept(&mut page, profiles.clone());
+            page
+        });
+        return Ok(());
+    }
     let report = report(store, name, baseline)?;
     let standings = standings(&report);
     let json = || json!({ "report": report, "standings": standings });
@@ -191,8 +203,13 @@ fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Res
 
 /// The report of the latest run of that name, with another baseline if one is given.
 pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Result<Report, Failure> {
-    let runs = store.runs(&selector(name))?;
-    let Some(run) = runs.last() else {
+    // Runs of profiles have no times.
+    let selector = match selector(name) {
+        Selector::Latest => Selector::All,
+        other => other,
+    };
+    let runs = store.runs(&selector)?;
+    let Some(run) = runs.iter().rfind(|run| run.profiles == 0) else {
         return Err(match store.runs(&Selector::All)?.is_empty() {
             true => Failure::usage(format!("{} has no run yet", store.path().display()))
                 .help("`flashcore bench` makes one; --store FOLDER names another store"),

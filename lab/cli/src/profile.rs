@@ -1,36 +1,40 @@
-//! `flashcore profile`: hardware counters of kernels, and what the cost model predicts of the same
-//! launches.
+//! `flashcore profile`: hardware counters of kernels and peers, and what simulator and cost model predict of the same
+//! calls.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use flashcore::testing::{InputKind, Inputs};
-use flashcore::{Device, KernelId, Problem};
-use flashcore_bench::gpu::{PreparedPlan, TensorSet};
-use flashcore_bench::profile::{self, Goals, KernelProfile, LineProfile, Ncu, NcuError, Row, Verdict};
-use flashcore_bench::{DeviceIdentity, RunIdentity};
-use flashcore_check::cost::Prediction;
-use flashcore_cuda::{Function, ModuleOptions, Stream};
+use flashcore::{Device, Problem};
+use flashcore_bench::profile::{
+    self, Goals, KernelProfile, LineRow, Ncu, NcuError, Peers, Predicted, ProfileRecord, Profiler, Said, Verdict,
+};
+use flashcore_bench::python::Python;
+use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, RunIdentity, Store, SubjectInfo};
 use flashcore_kernels::Plan;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, cost, kernels, machine, simulated, style};
+use crate::{
+    BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, StoreArgs, cost, kernels, machine, simulated, style,
+    worker,
+};
 
 /// Read a kernel's hardware counters with Nsight Compute, or predict them
 ///
 /// Runs each kernel once under `ncu`, with clocks and caches as they are: busy shares of the tensor
 /// cores, the exponential, FMA and ALU pipes, issue slots, shared memory, L2 and device memory,
-/// occupancy, registers, bank conflicts, and what warps wait for. The second column is the cost
-/// model's prediction of the same launch. Where there is no GPU or no ncu the predictions stand
-/// alone and the output says so. --from reads counters that were taken on another machine: `ncu
-/// --csv --page raw --set full PROGRAM > FILE.csv`.
+/// occupancy, registers, bank conflicts, and what warps wait for, of our kernels also by Rust line.
+/// The second column is what simulator and cost model predict of the same launch. Counters are kept
+/// as evidence. Where there is no GPU or no ncu the predictions stand alone and the output says so.
+/// --from reads counters that were taken on another machine: `ncu --csv --page raw --set full
+/// PROGRAM > FILE.csv`.
 #[derive(Args)]
 #[command(after_help = "\
 Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM, device memory >= 65 %
 
 Environment:
-  FLASHCORE_NCU   the ncu to use, in place of the one on PATH
+  FLASHCORE_NCU      the ncu to use, in place of the one on PATH
+  FLASHCORE_PYTHON   the Python with PyTorch and flashcore, for --peers [default: python3]
+  FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
 
 Exit codes: 0 profiled or predicted, 1 failed, 2 usage, 3 no such device or no permission")]
 pub(crate) struct ProfileArgs {
@@ -39,6 +43,15 @@ pub(crate) struct ProfileArgs {
     /// Kernels by id (`list levers` explains ids), in place of the one that would be chosen
     #[arg(long, value_name = "IDS", value_delimiter = ',', help_heading = "How")]
     kernel: Vec<String>,
+    /// Peers too: all, none, or labels such as torch/cudnn,fa3
+    #[arg(
+        long,
+        value_name = "LABELS",
+        value_delimiter = ',',
+        default_value = "none",
+        help_heading = "How"
+    )]
+    peers: Vec<String>,
     /// best, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "How")]
     device: String,
@@ -46,7 +59,7 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "CARD", value_parser = Card::parse, help_heading = "How")]
     profile: Option<Card>,
     /// Counters that ncu printed as CSV elsewhere, in place of profiling here
-    #[arg(long, value_name = "FILE.csv", help_heading = "How", conflicts_with_all = ["kernel", "device"])]
+    #[arg(long, value_name = "FILE.csv", help_heading = "How", conflicts_with_all = ["kernel", "device", "peers"])]
     from: Option<PathBuf>,
     /// Least busy share of the SM, per cent
     #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().sm, help_heading = "Goals")]
@@ -57,37 +70,76 @@ pub(crate) struct ProfileArgs {
     /// Least busy share of the tensor cores, per cent
     #[arg(long, value_name = "PERCENT", default_value_t = Goals::default().tensor, help_heading = "Goals")]
     goal_tensor: f64,
+    /// Lines shown of each kernel
+    #[arg(long, value_name = "N", default_value_t = LINES, help_heading = "Output")]
+    lines: usize,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
+    #[command(flatten)]
+    keep: StoreArgs,
     /// A `Launch` as JSON, to be launched and nothing else: what runs under ncu
     #[arg(long, hide = true)]
     launch: Option<String>,
 }
 
-const SEED: u64 = 1;
-
 const LINES: usize = 5;
 
-#[derive(Serialize, Deserialize)]
-struct Launch {
-    problem: Problem,
-    kernel: String,
-    device: String,
-}
-
-/// Launches before the one that is profiled: the first loads code, the others warm caches.
-const WARM_UP: usize = 3;
-
-struct Profiled {
-    /// The config's id, or the kernel's name in a foreign profile.
-    label: String,
-    counters: Option<KernelProfile>,
-    /// Or why there is none; `None` where nothing is predicted of it.
-    prediction: Option<cost::Outcome>,
+/// A call that was profiled, predicted, or both.
+struct Shown {
+    subject: SubjectInfo,
+    /// What read the counters; empty where nothing did.
+    tool: String,
+    launches: Vec<KernelProfile>,
+    predicted: Option<Predicted>,
+    /// Why nothing is predicted, where something should be.
+    unpredicted: Option<String>,
 }
 
 pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
+    let goals = goals(args)?;
+    if let Some(file) = &args.from {
+        let title = format!("counters of {}", file.display());
+        show(args, &read(file)?, &goals, &title, None);
+        return Ok(Outcome::Clean);
+    }
+    if let Some(text) = &args.launch {
+        let launch: profile::Launch = serde_json::from_str(text)?;
+        style::print(&format!("{}\n", json!(Said::Subject(Box::new(launch.run()?)))));
+        return Ok(Outcome::Clean);
+    }
+    let problem = args.problem.problem()?;
+    let case = Case {
+        name: args.problem.label(&problem),
+        problem: problem.clone(),
+    };
+    let device = machine::device(&args.device)?;
+    let (card, chosen) = plans(args, &problem, &device)?;
+    let ncu = match device.context() {
+        None => Err("the device is the CPU".to_string()),
+        Some(_) => Ncu::find().map_err(|error| error.to_string()),
+    };
+    let source = match &ncu {
+        Ok(ncu) => format!("counters by ncu {}, one call, caches warm", ncu.version),
+        Err(why) => format!("predicted only ({why})"),
+    };
+    let mut all: Vec<Shown> = chosen.iter().map(|plan| predicted(plan, card)).collect();
+    let mut identity = None;
+    if let (Ok(ncu), Some(context)) = (ncu, device.context()) {
+        let program = worker::program()?.path;
+        let profiler = Profiler { ncu, program };
+        let run = RunIdentity::now(DeviceIdentity::cuda(context.info()));
+        let name = format!("cuda:{}", context.info().ordinal);
+        measure(args, &profiler, &name, &case, &chosen, &mut all)?;
+        keep(args, &run, &case, &all)?;
+        identity = Some(run);
+    }
+    let title = format!("{problem} on {}\n{source}", card.title());
+    show(args, &all, &goals, &title, identity);
+    Ok(Outcome::Clean)
+}
+
+fn goals(args: &ProfileArgs) -> Result<Goals, Failure> {
     let goals = Goals {
         sm: args.goal_sm,
         dram: args.goal_dram,
@@ -99,64 +151,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
             return Err(Failure::usage(why));
         }
     }
-    if let Some(file) = &args.from {
-        let title = format!("counters of {}", file.display());
-        show(args, &read(file)?, &goals, &title, None);
-        return Ok(Outcome::Clean);
-    }
-    if let Some(text) = &args.launch {
-        return launch(&serde_json::from_str(text)?);
-    }
-    let problem = args.problem.problem()?;
-    let device = machine::device(&args.device)?;
-    let (card, chosen) = plans(args, &problem, &device)?;
-    let mut profiled = Vec::new();
-    let ncu = match device.context() {
-        None => Err("the device is the CPU".to_string()),
-        Some(_) => Ncu::find().map_err(|error| error.to_string()),
-    };
-    for plan in &chosen {
-        let registers: Vec<Option<u32>> = plan.steps().map(|_| None).collect();
-        let prediction = Some(cost::predict(plan, card, &registers, cost::kept_rates(card).as_ref()));
-        let label = plan.config.to_string();
-        let launches = match &ncu {
-            Err(_) => Vec::new(),
-            Ok(ncu) => {
-                let _spinner = style::spinner(&format!("ncu profiles {label}"));
-                let (problem, kernel, device) = (problem.clone(), label.clone(), args.device.clone());
-                counters(
-                    ncu,
-                    &Launch {
-                        problem,
-                        kernel,
-                        device,
-                    },
-                    plan.steps().count(),
-                )?
-            }
-        };
-        let mut launches = launches.into_iter();
-        // The prediction is of the whole plan; of several kernels the first does the work.
-        profiled.push(Profiled {
-            label: label.clone(),
-            counters: launches.next(),
-            prediction,
-        });
-        profiled.extend(launches.map(|counters| Profiled {
-            label: format!("{label}: {}", counters.kernel),
-            counters: Some(counters),
-            prediction: None,
-        }));
-    }
-    let source = match &ncu {
-        Ok(ncu) => format!("counters by ncu {}, one launch, caches warm", ncu.version),
-        Err(why) => format!("predicted only ({why})"),
-    };
-    let identity = device.context().map(|context| DeviceIdentity::cuda(context.info()));
-    let identity = identity.map(RunIdentity::now);
-    let title = format!("{problem} on {}\n{source}", card.title());
-    show(args, &profiled, &goals, &title, identity);
-    Ok(Outcome::Clean)
+    Ok(goals)
 }
 
 /// The card to predict for and the plans to profile on it.
@@ -177,166 +172,278 @@ fn plans(args: &ProfileArgs, problem: &Problem, device: &Device) -> Result<(Card
     Ok((card, ids.iter().map(plan).collect::<Result<_, Failure>>()?))
 }
 
-fn counters(ncu: &Ncu, launch: &Launch, steps: usize) -> Result<Vec<KernelProfile>, Failure> {
-    let myself = std::env::current_exe().map_err(Failure::failed)?;
-    let text = serde_json::to_string(launch)?;
-    let program = [
-        myself.as_os_str(),
-        "profile".as_ref(),
-        "--launch".as_ref(),
-        text.as_ref(),
-    ];
-    ncu.profile(WARM_UP * steps, steps, &program).map_err(|error| {
-        let failure = match &error {
-            NcuError::Failed(_) => Failure::failed(&error),
-            _ => Failure::environment(&error),
-        };
-        failure.help("without counters: `flashcore explain` predicts, --from FILE.csv reads a profile made elsewhere")
-    })
-}
-
-fn launch(launch: &Launch) -> Result<Outcome, Failure> {
-    let (Device::Cuda(context), KernelId::Gpu(config)) = (&machine::device(&launch.device)?, launch.kernel.parse()?)
-    else {
-        return Err(Failure::usage("--launch takes a GPU kernel and a CUDA device"));
-    };
-    let stream = Stream::new(context)?;
-    let plan = Plan::new(&launch.problem, &config, context.info().chip()).map_err(Failure::failed)?;
-    let tensors = TensorSet::new(&stream, &launch.problem, plan.workspace_bytes()).map_err(Failure::failed)?;
-    tensors.upload(&stream, &Inputs::generate(&launch.problem, InputKind::Normal, SEED))?;
-    let options = ModuleOptions {
-        line_info: true,
-        ..ModuleOptions::default()
-    };
-    let load = |step: &flashcore_kernels::Step| Function::load(context, &step.kernel, &options);
-    let functions = plan.steps().map(load).collect::<Result<Vec<_>, _>>()?;
-    let prepared = PreparedPlan::new(&plan, &functions, &tensors.tensors()).map_err(Failure::failed)?;
-    for _ in 0..=WARM_UP {
-        prepared.enqueue(&stream)?;
+/// A plan before anything is measured.
+fn predicted(plan: &Plan, card: Card) -> Shown {
+    let label = plan.config.to_string();
+    let predicted = cost::counters(plan, card, cost::kept_rates(card).as_ref());
+    Shown {
+        subject: SubjectInfo {
+            kernel: Some(label.clone()),
+            ..SubjectInfo::new(label, LaunchMode::Plain)
+        },
+        tool: String::new(),
+        launches: Vec::new(),
+        predicted: predicted.as_ref().ok().cloned(),
+        unpredicted: predicted.err(),
     }
-    stream.synchronize()?;
-    Ok(Outcome::Clean)
 }
 
-fn read(file: &Path) -> Result<Vec<Profiled>, Failure> {
+/// Profiles the kernels, of which `all` has the predictions, and then the peers that are wanted.
+fn measure(
+    args: &ProfileArgs,
+    profiler: &Profiler,
+    device: &str,
+    case: &Case,
+    plans: &[Plan],
+    all: &mut Vec<Shown>,
+) -> Result<(), Failure> {
+    for (plan, shown) in plans.iter().zip(all.iter_mut()) {
+        let label = plan.config.to_string();
+        let _spinner = style::spinner(&format!("ncu profiles {label}"));
+        let read = profiler.kernel(case, &label, device, plan.steps().count());
+        let read = read.map_err(|error| unreadable(&error))?;
+        (shown.subject, shown.tool, shown.launches) = (read.subject, read.tool, read.launches);
+    }
+    if args.peers == ["none"] {
+        return Ok(());
+    }
+    let found = Python::find().and_then(|python| Ok((Peers::of(&python)?, python)));
+    let (peers, python) = match found {
+        Ok(found) => found,
+        Err(why) => {
+            style::note(why);
+            return Ok(());
+        }
+    };
+    let (labels, notes) = peers.wanted(&args.peers);
+    notes.iter().for_each(style::note);
+    for label in labels {
+        let spinner = style::spinner(&format!("ncu profiles {label}"));
+        let read = profiler.peer(&python, case, &label, device);
+        drop(spinner);
+        match read {
+            Ok(read) => all.push(Shown::read(read.subject, read.tool, read.launches)),
+            // One that does not serve the problem does not stop the others.
+            Err(NcuError::Failed(why)) => style::note(format_args!("{label}: {why}")),
+            Err(error) => return Err(unreadable(&error)),
+        }
+    }
+    Ok(())
+}
+
+fn unreadable(error: &NcuError) -> Failure {
+    let failure = match error {
+        NcuError::Failed(_) => Failure::failed(error),
+        _ => Failure::environment(error),
+    };
+    failure.help("without counters: `flashcore explain` predicts, --from FILE.csv reads a profile made elsewhere")
+}
+
+fn keep(args: &ProfileArgs, identity: &RunIdentity, case: &Case, all: &[Shown]) -> Result<(), Failure> {
+    let Some(path) = args.keep.path()? else { return Ok(()) };
+    // The options of the protocol say nothing about counters.
+    let run = Store::open(&path)?.begin_run(identity, &Options::default(), None)?;
+    for shown in all {
+        run.add_profile(&ProfileRecord {
+            case: case.clone(),
+            subject: shown.subject.clone(),
+            tool: shown.tool.clone(),
+            launches: shown.launches.clone(),
+            predicted: shown.predicted.clone(),
+        })?;
+    }
+    Ok(run.finish()?)
+}
+
+fn read(file: &Path) -> Result<Vec<Shown>, Failure> {
     let failed = |reason: &dyn std::fmt::Display| Failure::usage(format!("{}: {reason}", file.display()));
     let bytes = std::fs::read(file).map_err(|error| failed(&error))?;
     let profiles = profile::csv::read(&String::from_utf8_lossy(&bytes)).map_err(|reason| failed(&reason))?;
-    let profiled = |counters: KernelProfile| Profiled {
-        label: counters.kernel.clone(),
-        counters: Some(counters),
-        prediction: None,
+    let shown = |counters: KernelProfile| {
+        let subject = SubjectInfo::new(counters.kernel.clone(), LaunchMode::Plain);
+        Shown::read(subject, "ncu".to_string(), vec![counters])
     };
-    Ok(profiles.into_iter().map(profiled).collect())
+    Ok(profiles.into_iter().map(shown).collect())
 }
 
-fn show(args: &ProfileArgs, profiled: &[Profiled], goals: &Goals, title: &str, identity: Option<RunIdentity>) {
+fn show(args: &ProfileArgs, all: &[Shown], goals: &Goals, title: &str, identity: Option<RunIdentity>) {
     let json = || {
-        let kernels: Vec<Value> = profiled.iter().map(|kernel| kernel.json(goals)).collect();
+        let kernels: Vec<Value> = all.iter().flat_map(|shown| shown.json(goals)).collect();
         json!({ "title": title, "run": identity, "goals": goals, "kernels": kernels })
     };
     style::show(args.json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{title}{HEAD:#}"));
-        for kernel in profiled {
-            kernel.add(&mut page, goals);
+        for shown in all {
+            shown.add(&mut page, goals, args.lines);
         }
         page
     });
 }
 
-impl Profiled {
-    fn rows(&self) -> Vec<Row> {
-        profile::rows(self.counters.as_ref(), self.predicted())
-    }
-
-    fn predicted(&self) -> Option<&Prediction> {
-        self.prediction.as_ref()?.as_ref().ok()
-    }
-
-    fn why_unpredicted(&self) -> Option<&String> {
-        self.prediction.as_ref()?.as_ref().err()
-    }
-
-    fn verdicts(&self, goals: &Goals) -> Vec<Verdict> {
-        let counters = self.counters.as_ref();
-        counters.map_or_else(Vec::new, |counters| profile::verdicts(counters, goals))
-    }
-
-    fn json(&self, goals: &Goals) -> Value {
-        json!({
-            "kernel": self.label,
-            "rows": self.rows(),
-            "verdicts": self.verdicts(goals),
-            "counters": self.counters,
-            "prediction": self.predicted(),
-            "unpredicted": self.why_unpredicted(),
-        })
-    }
-
-    fn add(&self, page: &mut Page, goals: &Goals) {
-        page.line(format_args!("\n{HEAD}{}{HEAD:#}", self.label));
-        let time = |us: Option<f64>| us.map_or("-".to_string(), style::micros);
-        let counters = self.counters.as_ref();
-        let measured = counters.and_then(|counters| counters.get("time_ns")).map(|ns| ns / 1e3);
-        let predicted = self.predicted().map(|prediction| prediction.micros);
-        page.dim(format_args!(
-            "{:<24}{:>12}{:>12}",
-            "busy, % of the time", "measured", "predicted"
+/// Adds the profiles of a run of the evidence store.
+pub(crate) fn add_kept(page: &mut Page, records: Vec<ProfileRecord>) {
+    for record in records {
+        let (case, tool) = (&record.case, &record.tool);
+        page.line(format_args!(
+            "\n{HEAD}{}{HEAD:#}: {}, by {tool}",
+            case.name, case.problem
         ));
-        for row in self.rows() {
-            let share = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{share:.1}"));
-            let verdict = self.verdicts(goals).into_iter().find(|verdict| verdict.key == row.key);
-            let goal = match verdict.and_then(|verdict| Some((verdict.goal, verdict.reached?))) {
-                None => String::new(),
-                Some((goal, true)) => format!("   {GOOD}goal {goal:.0} reached{GOOD:#}"),
-                Some((goal, false)) => format!("   {BAD}below the goal of {goal:.0}{BAD:#}"),
-            };
-            let (title, measured, predicted) = (row.title, share(row.measured), share(row.predicted));
-            page.line(format_args!("  {title:<24}{measured:>12}{predicted:>12}{goal}"));
-        }
-        let (measured, predicted) = (time(measured), time(predicted));
-        page.line(format_args!("  {:<24}{measured:>12}{predicted:>12}", "time"));
-        page.fields("predicted", self.why_unpredicted().map(|why| format!("not: {why}")));
-        let Some(counters) = counters else { return };
-        let whole = |key: &str| match counters.get(key) {
-            Some(value) => style::whole(value as u64),
-            None => "-".to_string(),
+        let shown = Shown {
+            predicted: record.predicted,
+            ..Shown::read(record.subject, record.tool, record.launches)
         };
-        let (grid, block) = (&counters.grid, &counters.block);
-        let (registers, shared) = (whole("registers"), whole("shared_bytes"));
-        let text = format!(
-            "grid {grid}, block {block}, {registers} registers a thread, {shared} B of dynamic shared memory a block"
-        );
-        page.field("launch", text);
-        let (excess, all) = (whole("wavefronts_excess"), whole("wavefronts"));
-        page.field("conflicts", format_args!("{excess} of {all} shared-memory wavefronts"));
-        let waits = counters.waits();
-        let waits = waits.iter().take(5);
-        let waits = waits.map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")));
-        page.field("waits", style::list(waits));
-        add_lines(page, &counters.lines);
+        shown.add(page, &Goals::default(), LINES);
     }
 }
 
-/// Adds the lines at which warps were sampled most.
-fn add_lines(page: &mut Page, lines: &[LineProfile]) {
-    let samples: f64 = lines.iter().map(|line| line.samples).sum();
-    if samples > 0.0 {
-        page.dim(format_args!("{:>9}{:>15}  line", "samples", "instructions"));
+impl Shown {
+    fn read(subject: SubjectInfo, tool: String, launches: Vec<KernelProfile>) -> Shown {
+        Shown {
+            subject,
+            tool,
+            launches,
+            predicted: None,
+            unpredicted: None,
+        }
     }
-    for line in lines.iter().take(LINES).filter(|line| line.samples > 0.0) {
-        let conflicts = match line.wavefronts_excess {
-            0.0 => String::new(),
-            excess => format!(" ({} wavefronts by bank conflicts)", style::whole(excess as u64)),
+
+    /// One object for each launch; one without counters if nothing was launched.
+    fn json(&self, goals: &Goals) -> Vec<Value> {
+        let of = |launch: Option<&KernelProfile>, predicted: Option<&Predicted>, label: String| {
+            json!({
+                "kernel": label,
+                "subject": self.subject,
+                "rows": profile::rows(launch, predicted),
+                "verdicts": launch.map_or_else(Vec::new, |launch| profile::verdicts(launch, goals)),
+                "lines": profile::lines(launch, predicted),
+                "counters": launch,
+                "prediction": predicted,
+                "unpredicted": self.unpredicted,
+            })
         };
-        let row = format!(
-            "  {:>7.0} %{:>15}  {}:{}{conflicts}  {}",
-            100.0 * line.samples / samples,
-            style::whole(line.instructions as u64),
-            line.file,
-            line.line,
-            line.source.trim()
-        );
-        page.line(row.chars().take(style::width()).collect::<String>());
+        let label = &self.subject.label;
+        let first = of(self.launches.first(), self.predicted.as_ref(), label.clone());
+        let others = self.launches.iter().skip(1);
+        let others = others.map(|launch| of(Some(launch), None, format!("{label}: {}", launch.kernel)));
+        std::iter::once(first).chain(others).collect()
     }
+
+    /// Adds its launches one after another. The prediction is of the whole plan; of several kernels the first does the
+    /// work.
+    fn add(&self, page: &mut Page, goals: &Goals, lines: usize) {
+        let label = &self.subject.label;
+        let first = (self.launches.first(), self.predicted.as_ref(), label.clone());
+        let others = self.launches.iter().skip(1);
+        let others = others.map(|launch| (Some(launch), None, format!("{label}: {}", launch.kernel)));
+        for (launch, predicted, name) in std::iter::once(first).chain(others) {
+            // Names of templates are long.
+            let name: String = name.chars().take(style::width()).collect();
+            page.line(format_args!("\n{HEAD}{name}{HEAD:#}"));
+            add_launch(page, launch, predicted, goals, lines);
+        }
+        page.fields("predicted", self.unpredicted.as_ref().map(|why| format!("not: {why}")));
+    }
+}
+
+fn add_launch(
+    page: &mut Page,
+    launch: Option<&KernelProfile>,
+    predicted: Option<&Predicted>,
+    goals: &Goals,
+    lines: usize,
+) {
+    let time = |us: Option<f64>| us.map_or("-".to_string(), style::micros);
+    page.dim(format_args!(
+        "{:<24}{:>12}{:>12}",
+        "busy, % of the time", "measured", "predicted"
+    ));
+    let verdicts = launch.map_or_else(Vec::new, |launch| profile::verdicts(launch, goals));
+    for row in profile::rows(launch, predicted) {
+        let share = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{share:.1}"));
+        let verdict = verdicts.iter().find(|verdict| verdict.key == row.key);
+        let (title, measured, predicted) = (row.title, share(row.measured), share(row.predicted));
+        let verdict = verdict.map(goal).unwrap_or_default();
+        page.line(format_args!("  {title:<24}{measured:>12}{predicted:>12}{verdict}"));
+    }
+    let measured = launch.and_then(|launch| launch.get("time_ns")).map(|ns| ns / 1e3);
+    let (measured, of_model) = (time(measured), time(predicted.map(|predicted| predicted.micros)));
+    page.line(format_args!("  {:<24}{measured:>12}{of_model:>12}", "time"));
+    let whole = |value: Option<f64>| value.map_or("-".to_string(), |value| style::whole(value as u64));
+    let counter = |key: &str| whole(launch.and_then(|launch| launch.get(key)));
+    if let Some(launch) = launch {
+        let text = format!(
+            "grid {}, block {}, {} registers a thread, {} B of dynamic shared memory a block",
+            launch.grid,
+            launch.block,
+            counter("registers"),
+            counter("shared_bytes")
+        );
+        page.field("launch", text);
+        let text = format!(
+            "{} of {} shared-memory wavefronts",
+            counter("wavefronts_excess"),
+            counter("wavefronts")
+        );
+        page.field("conflicts", text);
+        let waits = launch.waits();
+        let waits = waits.iter().take(5);
+        let waits = waits.map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")));
+        page.field("waits", style::list(waits));
+    }
+    if let Some(predicted) = predicted {
+        let (excess, all) = (
+            whole(Some(predicted.wavefronts_excess)),
+            whole(Some(predicted.wavefronts)),
+        );
+        page.field(
+            "simulated",
+            format_args!("{excess} of {all} shared-memory wavefronts by bank conflicts"),
+        );
+        page.field("model", format_args!("{} binds", predicted.binds));
+    }
+    add_lines(page, &profile::lines(launch, predicted), lines);
+}
+
+/// What a verdict adds to the row of its counter.
+fn goal(verdict: &Verdict) -> String {
+    let goal = verdict.goal;
+    match verdict.reached {
+        Some(true) => format!("   {GOOD}goal {goal:.0} reached{GOOD:#}"),
+        Some(false) => format!("   {BAD}below the goal of {goal:.0}{BAD:#}"),
+        None => format!("   goal {goal:.0}: something else binds"),
+    }
+}
+
+/// Adds the lines at which warps were sampled most, with what is predicted of them.
+fn add_lines(page: &mut Page, lines: &[LineRow], most: usize) {
+    let shown: Vec<&LineRow> = lines.iter().filter(|line| matters(line)).take(most).collect();
+    if shown.is_empty() {
+        return;
+    }
+    page.dim(format_args!(
+        "{:>9} {:<10}{:>9}{:>13}{:>13}  line",
+        "samples", "waits for", "model", "conflicts", "simulated"
+    ));
+    for line in shown {
+        let percent = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{share:.0} %"));
+        let whole = |value: Option<f64>| value.map_or("-".to_string(), |value| style::whole(value.round() as u64));
+        let measured = line.measured.as_ref();
+        let predicted = line.predicted.as_ref();
+        let row = format!(
+            "{:>9} {:<10}{:>9}{:>13}{:>13}  {}:{}  {}",
+            percent(line.samples),
+            measured.and_then(|line| line.waits_for.as_deref()).unwrap_or("-"),
+            percent(predicted.map(|line| line.share)),
+            whole(measured.map(|line| line.wavefronts_excess)),
+            whole(predicted.map(|line| line.wavefronts_excess)),
+            line.file.rsplit('/').next().unwrap_or(&line.file),
+            line.line,
+            measured.map_or("", |line| line.source.trim()),
+        );
+        page.line(row.chars().take(style::width()).collect::<String>().trim_end());
+    }
+}
+
+fn matters(line: &LineRow) -> bool {
+    line.samples > Some(0.0) || line.predicted.as_ref().is_some_and(|line| line.share > 0.0)
 }

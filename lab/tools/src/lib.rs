@@ -11,6 +11,7 @@ mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
 mod parity;
+mod pipes;
 mod scores;
 pub mod shipped;
 mod sim_speed;
@@ -32,6 +33,7 @@ enum Tool {
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
     Parity(parity::Options),
+    Pipes(pipes::Options),
     Scores(scores::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
@@ -45,6 +47,7 @@ pub fn run() -> ExitCode {
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Parity(options) => parity::main(&options),
+        Tool::Pipes(options) => pipes::main(&options),
         Tool::Scores(options) => scores::main(&options),
         Tool::SimSpeed => sim_speed::main(),
     };

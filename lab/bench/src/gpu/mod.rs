@@ -6,6 +6,7 @@ mod subject;
 mod tools;
 
 pub use bed::{GpuBed, TensorSet};
+pub(crate) use subject::info_of;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools};
 pub(crate) use tools::{empty_kernel, one_warp, one_warp_on};

@@ -94,25 +94,7 @@ impl<'a> KernelSubject<'a> {
             graph.upload(stream)?;
         }
         let launch = chain.map_or(LaunchMode::Plain, LaunchMode::Graph);
-        let id = plan.config.to_string();
-        let modules = functions.iter().map(|function| function.module().identity().hex());
-        let launch_of_main = &plan.main.launch;
-        let attributes = functions.first().map(Function::attributes).map(|found| Attributes {
-            registers: found.registers,
-            local_bytes: found.local_bytes,
-            static_shared_bytes: found.static_shared_bytes,
-            dynamic_shared_bytes: launch_of_main.dynamic_shared_bytes,
-            threads: launch_of_main.threads(),
-            blocks: launch_of_main.blocks(),
-            binary_version: found.binary_version,
-        });
-        let info = SubjectInfo {
-            kernel: Some(id.clone()),
-            module: Some(modules.collect::<Vec<_>>().join("+")),
-            options: format!("{options:?}"),
-            attributes,
-            ..SubjectInfo::new(id, launch)
-        };
+        let info = info_of(plan, &functions, &options, launch);
         Ok(KernelSubject {
             info,
             stream,
@@ -125,6 +107,29 @@ impl<'a> KernelSubject<'a> {
     pub fn labelled(mut self, label: impl Into<String>) -> KernelSubject<'a> {
         self.info.label = label.into();
         self
+    }
+}
+
+/// The identity of a plan whose kernels are loaded, in the order of its steps.
+pub(crate) fn info_of(plan: &Plan, functions: &[Function], options: &ModuleOptions, launch: LaunchMode) -> SubjectInfo {
+    let id = plan.config.to_string();
+    let modules = functions.iter().map(|function| function.module().identity().hex());
+    let launch_of_main = &plan.main.launch;
+    let attributes = functions.first().map(Function::attributes).map(|found| Attributes {
+        registers: found.registers,
+        local_bytes: found.local_bytes,
+        static_shared_bytes: found.static_shared_bytes,
+        dynamic_shared_bytes: launch_of_main.dynamic_shared_bytes,
+        threads: launch_of_main.threads(),
+        blocks: launch_of_main.blocks(),
+        binary_version: found.binary_version,
+    });
+    SubjectInfo {
+        kernel: Some(id.clone()),
+        module: Some(modules.collect::<Vec<_>>().join("+")),
+        options: format!("{options:?}"),
+        attributes,
+        ..SubjectInfo::new(id, launch)
     }
 }
 

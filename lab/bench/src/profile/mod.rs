@@ -1,27 +1,34 @@
 //! Hardware counters of kernels, read by NVIDIA Nsight Compute (`ncu`).
 //!
-//! [`Ncu`] finds the tool and runs a program under it, [`csv`] reads what it prints (on this
-//! machine or on another), [`KernelProfile`] holds the counters of one launch, and a [`Verdict`]
-//! compares one with its goal. [`Row::predicted`] is the cost model's prediction for the same
-//! launch. Source of the metrics' names and meaning: Nsight Compute documentation, "Metrics
-//! Structure" and "Metrics Reference".
+//! [`Ncu`] finds the tool and runs a program under it, [`Profiler`] a kernel or a peer, and [`csv`] reads what ncu
+//! prints (on this machine or on another). [`KernelProfile`] holds the counters of one launch, a [`Verdict`] compares
+//! one with its goal, [`Predicted`] is what simulator and cost model say of the same call, and [`ProfileRecord`] is what
+//! the evidence store keeps. [`Predictions`] holds the ones against the others. Source of the metrics' names and
+//! meaning: Nsight Compute documentation, "Metrics Structure" and "Metrics Reference".
 
+mod agreement;
+mod child;
 pub mod csv;
 mod ncu;
+mod predicted;
+mod profiler;
 mod record;
 
+pub use agreement::{COUNTS, ConflictRow, Predictions, ShareRow, WITHIN};
+pub use child::{Launch, Said};
 pub use ncu::{Ncu, NcuError};
-pub use record::{Predicted, PredictedLine, ProfileRecord};
+pub use predicted::{Predicted, PredictedLine};
+pub use profiler::{Peers, Profiler};
+pub use record::ProfileRecord;
 
 use std::collections::BTreeMap;
 
-use flashcore_check::cost::{Prediction, Resource};
 use serde::{Deserialize, Serialize};
 
 /// Counters that are shares of the most the device can sustain over the launch, per cent, in the order of the table of
 /// `flashcore profile`: key in JSON, ncu's name of the metric with `%` for `pct_of_peak_sustained`,
 /// title. If the cost model has a resource of that title, the counter measures it.
-const SHARES: [(&str, &str, &str); 10] = [
+const SHARES: [(&str, &str, &str); 11] = [
     ("sm_busy", "sm__throughput.avg.%_elapsed", "SM, busiest unit"),
     ("tensor", "sm__pipe_tensor_cycles_active.avg.%_elapsed", "tensor cores"),
     ("mufu", "sm__inst_executed_pipe_xu.avg.%_elapsed", "exponentials (MUFU)"),
@@ -33,18 +40,20 @@ const SHARES: [(&str, &str, &str); 10] = [
         "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.%_elapsed",
         "shared memory",
     ),
-    ("l2", "l1tex__m_xbar2l1tex_read_bytes.sum.%_elapsed", "L2 to SM"),
+    ("l2_read", "l1tex__m_xbar2l1tex_read_bytes.sum.%_elapsed", "L2 to SM"),
+    ("l2", "lts__throughput.avg.%_elapsed", "L2, busiest unit"),
     ("dram", "gpu__dram_throughput.avg.%_elapsed", "device memory"),
     ("occupancy", "sm__warps_active.avg.%_active", "warps active"),
 ];
 
 /// The other counters that are read: key in JSON, ncu's name of the metric.
-const NUMBERS: [(&str, &str); 7] = [
+const NUMBERS: [(&str, &str); 8] = [
     ("time_ns", "gpu__time_duration.sum"),
     ("registers", "launch__registers_per_thread"),
     ("shared_bytes", "launch__shared_mem_per_block_dynamic"),
     ("wavefronts", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"),
     ("wavefronts_excess", "derived__memory_l1_wavefronts_shared_excessive"),
+    ("bank_conflicts", "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"),
     ("dram_bytes", "dram__bytes_read.sum"),
     ("instructions", "smsp__inst_executed.sum"),
 ];
@@ -161,22 +170,64 @@ pub struct Row {
 }
 
 /// The shares of a launch: measured, predicted, or both.
-pub fn rows(profile: Option<&KernelProfile>, prediction: Option<&Prediction>) -> Vec<Row> {
-    // Per cent of the predicted time that a resource is busy; 0 for one that is not used.
-    let predicted = |all: &Prediction, title: &str| {
-        let resource = Resource::ALL.into_iter().find(|resource| resource.title() == title)?;
-        let used = all.uses.iter().find(|used| used.resource == resource);
-        Some(used.map_or(0.0, |used| 100.0 * used.micros / all.micros))
-    };
+pub fn rows(launch: Option<&KernelProfile>, predicted: Option<&Predicted>) -> Vec<Row> {
     let row = |(key, _, title)| Row {
         key,
         title,
-        measured: profile.and_then(|profile| profile.get(key)),
-        predicted: prediction.and_then(|all| predicted(all, title)),
+        measured: launch.and_then(|launch| launch.get(key)),
+        predicted: predicted.and_then(|predicted| predicted.shares.get(key).copied()),
     };
     let rows = SHARES.into_iter().map(row);
     rows.filter(|row| row.measured.is_some() || row.predicted.is_some())
         .collect()
+}
+
+/// A line of a kernel: what ncu sampled and counted there, and what is predicted of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LineRow {
+    /// File, relative to the repository.
+    pub file: String,
+    /// Line, from 1.
+    pub line: u32,
+    /// Its share of the samples of warps, per cent.
+    pub samples: Option<f64>,
+    /// What ncu counted.
+    pub measured: Option<LineProfile>,
+    /// What is predicted.
+    pub predicted: Option<PredictedLine>,
+}
+
+/// The lines of a launch: the most sampled first, then those that are only predicted.
+pub fn lines(launch: Option<&KernelProfile>, predicted: Option<&Predicted>) -> Vec<LineRow> {
+    let measured = launch.map_or(&[][..], |launch| &launch.lines);
+    let predicted = predicted.map_or(&[][..], |predicted| &predicted.lines);
+    let all: f64 = measured.iter().map(|line| line.samples).sum();
+    // ncu gives the path that it resolved, which ends as the kernel's does.
+    let same = |line: &LineProfile, of: &PredictedLine| line.line == of.line && line.file.ends_with(&of.file);
+    let mut rows: Vec<LineRow> = Vec::new();
+    for line in measured {
+        let of = predicted.iter().find(|of| same(line, of));
+        rows.push(LineRow {
+            file: of.map_or(&line.file, |of| &of.file).clone(),
+            line: line.line,
+            samples: (all > 0.0).then(|| 100.0 * line.samples / all),
+            measured: Some(line.clone()),
+            predicted: of.cloned(),
+        });
+    }
+    for of in predicted
+        .iter()
+        .filter(|of| !measured.iter().any(|line| same(line, of)))
+    {
+        rows.push(LineRow {
+            file: of.file.clone(),
+            line: of.line,
+            samples: None,
+            measured: None,
+            predicted: Some(of.clone()),
+        });
+    }
+    rows
 }
 
 /// Shares that a kernel should reach, per cent. The defaults are the reports' own targets.

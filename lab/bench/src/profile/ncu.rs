@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::child::Said;
 use super::{KernelProfile, counters, csv};
 
 /// Names the `ncu` to use.
@@ -44,14 +45,24 @@ pub enum NcuError {
     Failed(String),
 }
 
-/// The arguments with which a program is profiled into a report: the counters that are needed and
-/// warp samples, clocks and caches left as they are, `skip` launches passed over and `count`
-/// profiled.
-pub(super) fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String> {
+/// Which launches of a program are profiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Range {
+    /// `count` after the first `skip`.
+    Launches { skip: usize, count: usize },
+    /// Those between `cudaProfilerStart` and `cudaProfilerStop`, in any process that the program starts: a library may
+    /// launch any number for a call.
+    Marked,
+}
+
+/// The arguments with which a program is profiled into a report: the counters that are needed and warp samples, clocks
+/// and caches left as they are. Metrics `without` are left out.
+pub(super) fn arguments(report: &Path, range: Range, without: &[String]) -> Vec<String> {
     // What is derived comes with its section, and cannot be asked for by name.
     let metrics = counters().map(|(_, metric)| metric);
-    let metrics: Vec<String> = metrics.filter(|metric| !metric.starts_with("derived__")).collect();
-    vec![
+    let metrics = metrics.filter(|metric| !metric.starts_with("derived__") && !without.contains(metric));
+    let metrics: Vec<String> = metrics.collect();
+    let mut arguments = vec![
         // Clocks belong to the machine's owner, and warm caches are what `bench` measures by
         // default.
         "--clock-control=none".to_string(),
@@ -59,11 +70,14 @@ pub(super) fn arguments(report: &Path, skip: usize, count: usize) -> Vec<String>
         "--section=SourceCounters".to_string(),
         "--import-source=yes".to_string(),
         format!("--metrics={}", metrics.join(",")),
-        format!("--launch-skip={skip}"),
-        format!("--launch-count={count}"),
         "--force-overwrite".to_string(),
         format!("--export={}", report.display()),
-    ]
+    ];
+    arguments.extend(match range {
+        Range::Launches { skip, count } => [format!("--launch-skip={skip}"), format!("--launch-count={count}")],
+        Range::Marked => ["--profile-from-start=off", "--target-processes=all"].map(str::to_string),
+    });
+    arguments
 }
 
 impl Ncu {
@@ -79,7 +93,7 @@ impl Ncu {
         found.ok_or_else(|| NcuError::Missing(tried()))
     }
 
-    fn at(path: &Path) -> Option<Ncu> {
+    pub(super) fn at(path: &Path) -> Option<Ncu> {
         let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
         let said = String::from_utf8_lossy(&output.stdout);
         let version = said.lines().find_map(|line| line.strip_prefix("Version "))?;
@@ -90,12 +104,31 @@ impl Ncu {
         })
     }
 
-    /// Runs a program under ncu, passes over its first `skip` launches and reads the counters of
-    /// the `count` that follow.
-    pub fn profile(&self, skip: usize, count: usize, program: &[&OsStr]) -> Result<Vec<KernelProfile>, NcuError> {
+    /// Runs a program under ncu and reads the counters of the launches in a range. Returns what the program said, too.
+    /// Metrics that this ncu or this card does not have are left out.
+    pub(super) fn profile(&self, range: Range, program: &[&OsStr]) -> Result<(Vec<KernelProfile>, String), NcuError> {
         let folder = tempfile::tempdir().map_err(|error| NcuError::Failed(format!("no temporary folder: {error}")))?;
         let report = folder.path().join("profile.ncu-rep");
-        self.run(&arguments(&report, skip, count), program)?;
+        let mut without = Vec::new();
+        let said = loop {
+            match self.run(&arguments(&report, range, &without), program) {
+                Err(NcuError::Failed(why)) => {
+                    let unknown = unknown_metrics(&why);
+                    if unknown.iter().all(|metric| without.contains(metric)) {
+                        return Err(NcuError::Failed(why));
+                    }
+                    without.extend(unknown);
+                }
+                said => break said?,
+            }
+        };
+        if said.contains(NO_LAUNCH) {
+            let why = match Said::in_text(&said) {
+                Some(Said::Failed(reason)) => reason,
+                _ => "it saw no launch".to_string(),
+            };
+            return Err(NcuError::Failed(why));
+        }
         let import = |page: &[&str]| {
             let mut arguments: Vec<String> = vec![format!("--import={}", report.display()), "--csv".to_string()];
             arguments.extend(page.iter().map(ToString::to_string));
@@ -103,14 +136,16 @@ impl Ncu {
         };
         let raw = import(&["--page=raw", "--print-units=base"])?;
         let mut profiles = csv::read(&raw).map_err(NcuError::Failed)?;
+        let Some(first) = profiles.first_mut() else {
+            return Err(NcuError::Failed("it saw no launch".to_string()));
+        };
         // The source page does not say where one launch ends: lines are of the first, which does
-        // the work.
-        if let Some(first) = profiles.first_mut() {
+        // the work. Peers have no lines of ours.
+        if range != Range::Marked {
             let kernel = format!("--kernel-name=regex:^{}$", first.kernel);
             first.lines = csv::lines(&import(&["--page=source", "--print-source=cuda,sass", &kernel])?);
-            return Ok(profiles);
         }
-        Err(NcuError::Failed("it saw no launch".to_string()))
+        Ok((profiles, said))
     }
 
     fn run(&self, arguments: &[String], program: &[&OsStr]) -> Result<String, NcuError> {
@@ -134,6 +169,9 @@ fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
     if succeeded {
         return Ok(());
     }
+    if let Some(Said::Failed(reason)) = Said::in_text(out) {
+        return Err(NcuError::Failed(reason));
+    }
     let errors: Vec<String> = all().filter(|line| line.starts_with(ERROR)).map(plain).collect();
     let last = || err.lines().chain(out.lines()).rfind(|line| !line.trim().is_empty());
     Err(NcuError::Failed(match errors.is_empty() {
@@ -144,6 +182,23 @@ fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
 
 /// How a line begins in which ncu says what went wrong.
 const ERROR: &str = "==ERROR==";
+/// What ncu says of a program without a launch in the range.
+const NO_LAUNCH: &str = "No kernels were profiled";
+/// What ncu says of a metric that it does not know, before its name.
+const UNKNOWN_METRIC: &str = "Failed to find metric ";
+
+/// The metrics that ncu did not find, by its errors.
+fn unknown_metrics(why: &str) -> Vec<String> {
+    let parts = why.split(UNKNOWN_METRIC).skip(1);
+    let name = |part: &str| {
+        part.split([' ', ',', ';'])
+            .next()
+            .unwrap_or_default()
+            .trim_matches('"')
+            .to_string()
+    };
+    parts.map(name).filter(|name| !name.is_empty()).collect()
+}
 
 fn plain(line: &str) -> String {
     line.trim_start_matches(ERROR).trim().to_string()
@@ -171,6 +226,24 @@ mod tests {
         let error = judge(said, "", false).unwrap_err().to_string();
         assert!(error.contains("Failed to find metric x; The application"), "{error}");
         assert_eq!(judge("nothing\n", "", true), Ok(()));
+        // The program's own reason is better than ncu's.
+        let said = "==PROF== Connected\n{\"failed\": \"fa3 has no fp32\"}\n==ERROR== The application returned 1.\n";
+        let error = judge(said, "", false).unwrap_err().to_string();
+        assert_eq!(error, "ncu failed: fa3 has no fp32");
+    }
+
+    #[test]
+    fn metrics_that_ncu_does_not_know_are_named() {
+        let why = "Failed to find metric lts__x.avg; Failed to find metric \"dram__y.sum\"; The application";
+        assert_eq!(unknown_metrics(why), ["lts__x.avg", "dram__y.sum"]);
+        assert!(unknown_metrics("cannot open cuda:7").is_empty());
+        let all = arguments(
+            Path::new("/tmp/p"),
+            Range::Marked,
+            &["smsp__inst_executed.sum".to_string()],
+        );
+        assert!(!all.iter().any(|argument| argument.contains("smsp__inst_executed.sum")));
+        assert!(all.contains(&"--profile-from-start=off".to_string()));
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! What the evidence store keeps of a profile: the counters of one call of a kernel or peer, and what was predicted of
 //! it.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
-use super::KernelProfile;
+use super::{KernelProfile, Predicted};
 use crate::{Case, SubjectInfo};
 
 /// The counters of one call, as stored: the line `profile` of a run (`docs/evidence.md`). The device, the build and the
@@ -22,40 +20,6 @@ pub struct ProfileRecord {
     pub launches: Vec<KernelProfile>,
     /// What was predicted of the call; `None` for peers, and where the cost model has no answer.
     pub predicted: Option<Predicted>,
-}
-
-/// What the simulator and the cost model predict of a call.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Predicted {
-    /// The card, by the name of its profile.
-    pub card: String,
-    /// Time of all launches, µs.
-    pub micros: f64,
-    /// What binds, in words.
-    pub binds: String,
-    /// Busy shares of the predicted time, per cent, by the keys of [`KernelProfile::counters`].
-    pub shares: BTreeMap<String, f64>,
-    /// Shared-memory wavefronts of the first launch, counted by the simulator.
-    pub wavefronts: f64,
-    /// Of them, how many bank conflicts add.
-    pub wavefronts_excess: f64,
-    /// By line of the first launch, most of what binds first.
-    pub lines: Vec<PredictedLine>,
-}
-
-/// What is predicted of one line of a kernel's Rust source.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PredictedLine {
-    /// File, relative to the repository.
-    pub file: String,
-    /// Line, from 1.
-    pub line: u32,
-    /// Its share of the resource that binds, per cent; of the issue slots where latency or the launch binds.
-    pub share: f64,
-    /// Shared-memory wavefronts of all blocks.
-    pub wavefronts: f64,
-    /// Of them, how many bank conflicts add.
-    pub wavefronts_excess: f64,
 }
 
 /// Lines that are kept of a launch, and of a prediction.

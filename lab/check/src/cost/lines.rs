@@ -1,7 +1,7 @@
 //! The lines of a kernel that use most of a resource, and the cost of memory accesses by line.
 
 use flashcore_ir::{Node, Profile, SourceLine};
-use flashcore_sim::MemorySite;
+use flashcore_sim::{Class, Line, MemorySite};
 
 use super::observe::Observation;
 use super::sm::{Resource, Sm};
@@ -16,13 +16,96 @@ pub struct LineShare {
     pub share: f64,
 }
 
+/// Memory accesses of one line, in a number of blocks that need not be whole.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Accesses {
+    /// The kernel's own line.
+    pub line: Line,
+    /// The kind of access.
+    pub class: Class,
+    /// Executions by a warp.
+    pub requests: f64,
+    /// As [`MemorySite::transactions`].
+    pub transactions: f64,
+    /// The minimum for the same bytes.
+    pub ideal: f64,
+    /// Whether they are where asynchronous copies of the line land in shared memory.
+    pub lands: bool,
+}
+
+impl Accesses {
+    /// Of one of `blocks` that were counted together.
+    pub(crate) fn of(site: &MemorySite, lands: bool, blocks: f64) -> Accesses {
+        let all = Accesses {
+            line: site.line,
+            class: site.class,
+            requests: site.requests as f64,
+            transactions: site.transactions as f64,
+            ideal: site.ideal as f64,
+            lands,
+        };
+        all.times(1.0 / blocks)
+    }
+
+    fn times(self, times: f64) -> Accesses {
+        Accesses {
+            requests: times * self.requests,
+            transactions: times * self.transactions,
+            ideal: times * self.ideal,
+            ..self
+        }
+    }
+
+    /// Whether they are passes over shared memory: those of products read their operands.
+    pub fn is_shared(&self) -> bool {
+        matches!(self.class, Class::LoadShared | Class::StoreShared | Class::Tensor)
+    }
+
+    /// Those of a longer problem, by a line through two.
+    pub(crate) fn extrapolated(
+        short: &[Accesses],
+        longer: &[Accesses],
+        line: impl Fn(f64, f64) -> f64,
+    ) -> Vec<Accesses> {
+        let at = |long: &Accesses| {
+            let same = |short: &&Accesses| (short.line, short.class) == (long.line, long.class);
+            let short = short.iter().find(same);
+            let of = |of: fn(&Accesses) -> f64| line(short.map_or(0.0, of), of(long));
+            Accesses {
+                requests: of(|accesses| accesses.requests),
+                transactions: of(|accesses| accesses.transactions),
+                ideal: of(|accesses| accesses.ideal),
+                ..*long
+            }
+        };
+        longer.iter().map(at).collect()
+    }
+
+    fn add(&mut self, other: &Accesses, times: f64) {
+        let other = other.times(times);
+        self.requests += other.requests;
+        self.transactions += other.transactions;
+        self.ideal += other.ideal;
+    }
+}
+
 impl Observation {
     /// The line that uses most of a resource in the middle block of the main step. `None` if no
     /// line uses it.
     pub fn hottest(&self, resource: Resource, profile: &Profile) -> Option<LineShare> {
-        let step = self.steps.first()?;
+        self.lines(resource, profile).into_iter().next()
+    }
+
+    /// The lines that use a resource in the middle block of the main step, most of it first.
+    pub fn lines(&self, resource: Resource, profile: &Profile) -> Vec<LineShare> {
+        let Some(step) = self.steps.first() else {
+            return Vec::new();
+        };
         let samples = &step.seen.samples;
-        let mut runs = samples.get(samples.len() / 2)?.runs.iter();
+        let Some(middle) = samples.get(samples.len() / 2) else {
+            return Vec::new();
+        };
+        let mut runs = middle.runs.iter();
         let sm = Sm::of(profile, None);
         let mut by_line: Vec<(SourceLine, f64)> = Vec::new();
         step.kernel.for_each_node(&mut |node| {
@@ -38,11 +121,30 @@ impl Observation {
             }
         });
         let all: f64 = by_line.iter().map(|(_, clocks)| clocks).sum();
-        let (line, most) = by_line.into_iter().max_by(|a, b| a.1.total_cmp(&b.1))?;
-        (most > 0.0).then(|| LineShare {
+        by_line.retain(|(_, clocks)| *clocks > 0.0);
+        by_line.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let share = |(line, clocks)| LineShare {
             line,
-            share: most / all,
-        })
+            share: clocks / all,
+        };
+        by_line.into_iter().map(share).collect()
+    }
+
+    /// Memory accesses by line and kind, of all blocks of the main step, in program order.
+    pub fn accesses(&self) -> Vec<Accesses> {
+        let mut all: Vec<Accesses> = Vec::new();
+        let Some(step) = self.steps.first() else { return all };
+        for (sample, blocks) in step.blocks_of_samples() {
+            for one in &step.seen.samples[sample].accesses {
+                let same = |sum: &Accesses| (sum.line, sum.class) == (one.line, one.class);
+                let place = all.iter().position(same).unwrap_or_else(|| {
+                    all.push(one.times(0.0));
+                    all.len() - 1
+                });
+                all[place].add(one, blocks);
+            }
+        }
+        all
     }
 
     /// Cost of the memory accesses of each line in one block of the main step.
@@ -77,6 +179,9 @@ mod tests {
         let shared = linear.hottest(Resource::Shared, l4).unwrap();
         assert!(shared.share > 0.2 && shared.share <= 1.0);
         assert!(linear.hottest(Resource::Dram, l4).is_none());
+        let all = linear.lines(Resource::Shared, l4);
+        assert_eq!(all[0], shared);
+        assert!((all.iter().map(|line| line.share).sum::<f64>() - 1.0).abs() < 1e-9);
         let products = linear.hottest(Resource::Tensor, l4).unwrap();
         assert!(products.line.file.contains("mma") && products.share > 0.3);
     }

@@ -28,12 +28,13 @@ mod observe;
 mod predict;
 mod rates;
 pub mod roofline;
+mod shares;
 mod sm;
 mod span;
 mod work;
 
 pub use calibration::{Clocks, LAUNCH_MICROS, Trust};
-pub use lines::LineShare;
+pub use lines::{Accesses, LineShare};
 pub use observe::Observation;
 pub use predict::{Bound, Prediction, StepFit, Use};
 pub use rates::{Latencies, MeasuredCard, Rates};

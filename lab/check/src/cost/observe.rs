@@ -11,8 +11,9 @@ use std::sync::Arc;
 use flashcore_ir::{Arg, Chip, Kernel, Node, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
 use flashcore_problem::{CausalAlign, InputKind, Inputs, Problem, ProblemBuilder};
-use flashcore_sim::{MemorySite, SimOptions, simulate};
+use flashcore_sim::{Class, MemorySite, SimOptions, simulate};
 
+use super::lines::Accesses;
 use super::work::{Work, is_known};
 use crate::check::{CheckError, contents};
 use crate::saves::step_bytes;
@@ -50,6 +51,8 @@ pub(crate) struct Sample {
     block: u64,
     /// By node.
     pub(crate) runs: Vec<NodeRuns>,
+    /// By line and class.
+    pub(crate) accesses: Vec<Accesses>,
 }
 
 /// What the blocks of a plan do on any card.
@@ -71,6 +74,8 @@ pub(crate) struct SeenStep {
     /// Blocks of the launch.
     pub(crate) blocks: u64,
     pub(crate) threads: u32,
+    /// Blocks of a cluster.
+    pub(crate) cluster: u32,
     pub(crate) shared_bytes: u32,
     pub(crate) seen: Simulated,
     pub(crate) blocks_a_head: u64,
@@ -136,6 +141,7 @@ impl Observation {
                 kernel: of_head.kernel.clone(),
                 blocks,
                 threads: step.launch.threads(),
+                cluster: cluster_of(step),
                 shared_bytes: step_bytes(step),
                 seen,
                 blocks_a_head,
@@ -162,9 +168,8 @@ impl Observation {
         let mut total = Work::default();
         for step in &self.steps {
             let works = step.work();
-            let heads = step.work_items as f64 * step.work_a_block / step.blocks_a_head as f64;
-            for (sample, share) in (0..step.blocks_a_head).flat_map(|block| step.mixture(block)) {
-                total.add(&works[sample], share * heads);
+            for (sample, blocks) in step.blocks_of_samples() {
+                total.add(&works[sample], blocks);
             }
         }
         total
@@ -176,6 +181,13 @@ impl SeenStep {
     pub(crate) fn work(&self) -> Vec<Work> {
         let work = |sample: &Sample| work_of(&self.kernel, &sample.runs);
         self.seen.samples.iter().map(work).collect()
+    }
+
+    /// The samples, with the number of blocks of the launch that they represent.
+    pub(crate) fn blocks_of_samples(&self) -> impl Iterator<Item = (usize, f64)> {
+        let heads = self.work_items as f64 * self.work_a_block / self.blocks_a_head as f64;
+        let of_head = (0..self.blocks_a_head).flat_map(|block| self.mixture(block));
+        of_head.map(move |(sample, share)| (sample, share * heads))
     }
 
     /// The samples that represent a block of a head, with their shares: those on both sides of it.
@@ -200,6 +212,11 @@ impl SeenStep {
             }
         }
     }
+}
+
+/// Blocks of a cluster of the launch.
+fn cluster_of(step: &Step) -> u32 {
+    step.launch.cluster.iter().product::<u32>().max(1)
 }
 
 /// Whether blocks are persistent and work through a list of the launch.
@@ -314,13 +331,24 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CheckError>
         };
         let report = simulate(&step.kernel, &step.launch, &mut buffers, &options)?;
         // All blocks of its cluster run with it.
-        let cluster = f64::from(step.launch.cluster.iter().product::<u32>().max(1));
+        let cluster = f64::from(cluster_of(step));
         let runs = report.nodes.iter().map(|node| NodeRuns {
             runs: node.warps as f64 / cluster,
             transactions: node.transactions as f64 / cluster,
         });
         let runs = runs.collect();
-        seen.samples.push(Sample { place, block, runs });
+        let copies = |site: &MemorySite| {
+            let mut others = report.memory.iter();
+            site.class == Class::StoreShared && others.any(|of| of.class == Class::CopyAsync && of.line == site.line)
+        };
+        let accesses = report.memory.iter();
+        let accesses = accesses.map(|site| Accesses::of(site, copies(site), cluster)).collect();
+        seen.samples.push(Sample {
+            place,
+            block,
+            runs,
+            accesses,
+        });
         (seen.registers, seen.memory) = (report.registers, report.memory);
     }
     Ok(seen)
@@ -342,6 +370,7 @@ fn extrapolated(short: Simulated, longer: Simulated, along: f64) -> Simulated {
         });
         samples.push(Sample {
             runs: runs.collect(),
+            accesses: Accesses::extrapolated(&short.accesses, &long.accesses, line),
             ..*long
         });
     }

@@ -1,0 +1,71 @@
+"""One call of a peer under Nsight Compute: `python -m flashcore._profile JOB`, run by `flashcore profile --peers`.
+
+`JOB` is JSON: `problem`, `peer`, `device`, `warm_up` (calls before the one that is profiled) and `tensors`, each with
+`dtype`, `shape` and `strides`. The last call is between cudaProfilerStart and cudaProfilerStop. The last line of the
+output is `{"subject": …}` with what was called, or `{"failed": …}` with the reason. `list` in place of a job prints
+the peers that there are.
+"""
+
+import json
+import sys
+
+from . import peers as _peers
+
+# Names of element types, as flashcore has them and as PyTorch has them.
+DTYPES = {"f32": "float32", "fp16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
+
+
+def main():
+    if sys.argv[1:] == ["list"]:
+        found, absent = _peers.find("cuda")
+        print(json.dumps({"found": list(found), "absent": list(absent.items())}))
+        return 0
+    job = json.loads(sys.argv[1])
+    try:
+        subject = call(job)
+    except Exception as error:  # whatever a library raises is the reason
+        print(json.dumps({"failed": (str(error) or type(error).__name__).splitlines()[0]}))
+        return 1
+    print(json.dumps({"subject": subject}))
+    return 0
+
+
+def call(job):
+    """Calls the peer, the last time with the profiler on; returns its identity."""
+    found, absent = _peers.find("cuda")
+    label = job["peer"]
+    if label not in found:
+        raise _peers.NotServed(absent.get(label, f"no peer has the name {label}; there are {', '.join(found)}"))
+    import torch
+
+    from ._bench import Subject, _options
+
+    torch.manual_seed(1)
+    with torch.cuda.device(job["device"]):
+        q, k, v = (tensor(torch, job["tensors"][name], job["device"]) for name in "qkv")
+        scales = None
+        if q.dtype == torch.float8_e4m3fn:
+            shape = (k.shape[0], k.shape[2])
+            scales = tuple(torch.ones(shape, dtype=torch.float32, device=job["device"]) for _ in "qkv")
+        run = found[label](q, k, v, scales=scales, **_options(job["problem"], q, k))
+        for _ in range(job["warm_up"]):
+            run()
+        torch.cuda.synchronize()
+        profiler = torch.cuda.cudart()
+        profiler.cudaProfilerStart()
+        out = run()
+        torch.cuda.synchronize()
+        profiler.cudaProfilerStop()
+        del out
+    return json.loads(Subject(label, run, versions=_peers.versions()).info)
+
+
+def tensor(torch, described, device):
+    """A tensor of standard normal values."""
+    dtype = getattr(torch, DTYPES[described["dtype"]])
+    made = torch.empty_strided(described["shape"], described["strides"], dtype=dtype, device=device)
+    return made.copy_(torch.randn(described["shape"], dtype=torch.float32, device=device).to(dtype))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

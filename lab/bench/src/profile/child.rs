@@ -1,0 +1,97 @@
+//! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is.
+
+use flashcore::testing::{InputKind, Inputs};
+use flashcore::{Device, KernelId};
+use flashcore_cuda::{Function, ModuleOptions, Stream};
+use flashcore_kernels::{Plan, Step};
+use flashcore_problem::{Layout, Problem};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::gpu::{PreparedPlan, TensorSet, info_of};
+use crate::{BenchError, LaunchMode, Result, SubjectInfo};
+
+/// Calls before the one that is profiled: the first loads code, the others warm caches.
+pub(super) const WARM_UP: usize = 3;
+
+const SEED: u64 = 1;
+
+/// A kernel to be called under ncu and nothing else: the argument of `flashcore profile --launch`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The problem.
+    pub problem: Problem,
+    /// The config's id.
+    pub kernel: String,
+    /// `cuda:0`.
+    pub device: String,
+}
+
+impl Launch {
+    /// Calls the kernel as often as ncu passes over, and once more. Returns its identity, which is that of the module
+    /// without line information.
+    ///
+    /// # Errors
+    /// A kernel that does not run on GPUs, a device that is none, a refusal, and what the driver says.
+    pub fn run(&self) -> Result<SubjectInfo> {
+        let (device, kernel) = (self.device.parse::<Device>()?, self.kernel.parse()?);
+        let (Device::Cuda(context), KernelId::Gpu(config)) = (&device, &kernel) else {
+            let why = format!(
+                "{} on {}: ncu profiles GPU kernels on a CUDA device",
+                self.kernel, self.device
+            );
+            return Err(BenchError::Given(why));
+        };
+        let stream = Stream::new(context)?;
+        let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
+        let plan = Plan::new(&self.problem, config, context.info().chip()).map_err(refused)?;
+        let tensors = TensorSet::new(&stream, &self.problem, plan.workspace_bytes())?;
+        tensors.upload(&stream, &Inputs::generate(&self.problem, InputKind::Normal, SEED))?;
+        let options = ModuleOptions {
+            line_info: true,
+            ..ModuleOptions::default()
+        };
+        let load = |step: &Step| Function::load(context, &step.kernel, &options);
+        let functions = plan.steps().map(load).collect::<std::result::Result<Vec<_>, _>>()?;
+        let prepared = PreparedPlan::new(&plan, &functions, &tensors.tensors())?;
+        for _ in 0..=WARM_UP {
+            prepared.enqueue(&stream)?;
+        }
+        stream.synchronize()?;
+        Ok(info_of(&plan, &functions, &options, LaunchMode::Plain))
+    }
+}
+
+/// The argument of `python -m flashcore._profile`, which calls a peer.
+pub(super) fn of_peer(problem: &Problem, peer: &str, device: &str) -> Value {
+    let tensor = |layout: &Layout| {
+        let (shape, strides) = (&layout.shape, &layout.strides);
+        json!({ "dtype": problem.dtype().name(), "shape": shape, "strides": strides })
+    };
+    let (q, k, v) = (problem.q_layout(), problem.k_layout(), problem.v_layout());
+    json!({
+        "problem": problem,
+        "peer": peer,
+        "device": device,
+        "warm_up": WARM_UP,
+        "tensors": { "q": tensor(q), "k": tensor(k), "v": tensor(v) },
+    })
+}
+
+/// What the process says of itself: a line of its output.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Said {
+    /// What was called.
+    Subject(Box<SubjectInfo>),
+    /// Why nothing was called.
+    Failed(String),
+}
+
+impl Said {
+    /// The last such line in what ncu passed on.
+    pub(super) fn in_text(text: &str) -> Option<Said> {
+        let said = text.lines().rev().filter(|line| line.starts_with('{'));
+        said.filter_map(|line| serde_json::from_str(line).ok()).next()
+    }
+}

@@ -1,0 +1,148 @@
+//! Profiles kernels and peers: starts the process that calls one under ncu, and reads what ncu counted.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use super::child::{Launch, Said, WARM_UP, of_peer};
+use super::ncu::{Ncu, NcuError, Range};
+use super::{KernelProfile, ProfileRecord};
+use crate::python::Python;
+use crate::{Case, LaunchMode, SubjectInfo};
+
+/// The module of the Python package that calls a peer.
+const PEER_MODULE: [&str; 2] = ["-m", "flashcore._profile"];
+
+/// Profiles with one ncu.
+#[derive(Clone, Debug)]
+pub struct Profiler {
+    /// The tool.
+    pub ncu: Ncu,
+    /// The program whose `profile --launch` calls a kernel: `flashcore`.
+    pub program: PathBuf,
+}
+
+/// The peers that a Python has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Peers {
+    /// Labels of those that can run on a CUDA device.
+    pub found: Vec<String>,
+    /// Those that cannot, each with the reason.
+    pub absent: Vec<(String, String)>,
+}
+
+impl Profiler {
+    /// Reads the counters of one call of a kernel with so many steps.
+    ///
+    /// # Errors
+    /// [`NcuError`]: ncu's reason, or the process's own.
+    pub fn kernel(&self, case: &Case, kernel: &str, device: &str, steps: usize) -> Result<ProfileRecord, NcuError> {
+        let launch = Launch {
+            problem: case.problem.clone(),
+            kernel: kernel.to_string(),
+            device: device.to_string(),
+        };
+        let text = serde_json::to_string(&launch).map_err(|error| NcuError::Failed(error.to_string()))?;
+        let program = [
+            self.program.as_os_str(),
+            "profile".as_ref(),
+            "--launch".as_ref(),
+            text.as_ref(),
+        ];
+        let range = Range::Launches {
+            skip: WARM_UP * steps,
+            count: steps,
+        };
+        let (launches, said) = self.ncu.profile(range, &program)?;
+        let unknown = || SubjectInfo {
+            kernel: Some(kernel.to_string()),
+            ..SubjectInfo::new(kernel, LaunchMode::Plain)
+        };
+        self.record(case, launches, &said, unknown)
+    }
+
+    /// Reads the counters of one call of a peer, whatever it launches.
+    ///
+    /// # Errors
+    /// As [`kernel`](Profiler::kernel), and the reason of a peer that does not serve the problem.
+    pub fn peer(&self, python: &Python, case: &Case, peer: &str, device: &str) -> Result<ProfileRecord, NcuError> {
+        let text = of_peer(&case.problem, peer, device).to_string();
+        let mut program = vec![python.executable()];
+        program.extend(PEER_MODULE.map(OsStr::new));
+        program.push(text.as_ref());
+        let (launches, said) = self.ncu.profile(Range::Marked, &program)?;
+        self.record(case, launches, &said, || SubjectInfo::new(peer, LaunchMode::Plain))
+    }
+
+    fn record(
+        &self,
+        case: &Case,
+        launches: Vec<KernelProfile>,
+        said: &str,
+        unknown: impl FnOnce() -> SubjectInfo,
+    ) -> Result<ProfileRecord, NcuError> {
+        let subject = match Said::in_text(said) {
+            Some(Said::Subject(subject)) => *subject,
+            Some(Said::Failed(reason)) => return Err(NcuError::Failed(reason)),
+            None => unknown(),
+        };
+        Ok(ProfileRecord {
+            case: case.clone(),
+            subject,
+            tool: format!("ncu {}", self.ncu.version),
+            launches,
+            predicted: None,
+        })
+    }
+}
+
+impl Peers {
+    /// The peers that a Python can call on CUDA devices.
+    ///
+    /// # Errors
+    /// One sentence with what Python said.
+    pub fn of(python: &Python) -> Result<Peers, String> {
+        let mut command = Command::new(python.executable());
+        let output = command.args(PEER_MODULE).arg("list").stdin(Stdio::null()).output();
+        let output = output.map_err(|error| format!("no peers: {error}"))?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let list = said.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let why = || {
+            errors
+                .lines()
+                .rfind(|line| !line.trim().is_empty())
+                .unwrap_or("it said nothing")
+                .to_string()
+        };
+        list.ok_or_else(|| format!("no peers: {}: {}", OsString::from(python.executable()).display(), why()))
+    }
+
+    /// The wanted ones that are there, and a sentence for each of the others. `all` stands for every one.
+    pub fn wanted(&self, labels: &[String]) -> (Vec<String>, Vec<String>) {
+        let all = labels.iter().any(|label| label == "all");
+        let known = || self.found.iter().chain(self.absent.iter().map(|(label, _)| label));
+        let labels: Vec<&String> = if all {
+            known().collect()
+        } else {
+            labels.iter().collect()
+        };
+        let (mut there, mut notes) = (Vec::new(), Vec::new());
+        for label in labels {
+            if self.found.contains(label) {
+                there.push(label.clone());
+            } else if let Some((_, reason)) = self.absent.iter().find(|(absent, _)| absent == label) {
+                notes.push(format!("{label}: {reason}"));
+            } else {
+                let known: Vec<&str> = known().map(String::as_str).collect();
+                notes.push(format!(
+                    "{label}: no peer has this name; there are {}",
+                    known.join(", ")
+                ));
+            }
+        }
+        (there, notes)
+    }
+}
