@@ -30,6 +30,9 @@ pub enum BenchError {
     /// The device's clock or queue failed, so that nothing more can be measured on it: what the driver said.
     #[error("the device cannot be timed any more: {0}")]
     Device(String),
+    /// This machine lacks something: what.
+    #[error("{0}")]
+    Machine(String),
     /// The evidence store cannot be read or written, or has an invalid line or file.
     #[error("evidence store {path}: {reason}")]
     Store {
@@ -61,7 +64,7 @@ impl BenchError {
     /// Whether the machine is at fault rather than the question.
     pub fn is_environment(&self) -> bool {
         match self {
-            BenchError::Device(_) | BenchError::Store { .. } => true,
+            BenchError::Device(_) | BenchError::Machine(_) | BenchError::Store { .. } => true,
             BenchError::Flashcore(error) => error.is_environment(),
             _ => false,
         }

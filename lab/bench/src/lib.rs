@@ -7,6 +7,7 @@
 //! - [`planted`] candidates are known to be bad, and show that the defences hold.
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
 //!   number carries its identity into a [`Report`] and, sample by sample, into the evidence [`store`].
+//! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
 //! - [`table`] prints reports; [`mod@compare`] compares configs, evidence files and revisions.
 //!
 //! ```
@@ -37,6 +38,7 @@ mod error;
 pub mod gpu;
 pub mod host_clock;
 mod identity;
+pub mod kbench;
 mod measure;
 pub mod micro;
 mod options;

@@ -15,6 +15,7 @@ mod first_run;
 mod foreign;
 mod given;
 mod in_place;
+mod kbench;
 mod kernels;
 mod levers;
 mod list;
@@ -111,6 +112,7 @@ enum Command {
     Plans(plans::PlansArgs),
     Profile(profile::ProfileArgs),
     Device(device::DeviceArgs),
+    Kbench(kbench::KbenchArgs),
     /// Run candidates for `flashcore tune`, which starts it
     ///
     /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
@@ -164,6 +166,7 @@ fn main() -> ExitCode {
         Some(Command::Plans(args)) => plans::run(&args),
         Some(Command::Profile(args)) => profile::run(&args),
         Some(Command::Device(args)) => device::run(&args),
+        Some(Command::Kbench(args)) => kbench::run(&args),
         Some(Command::Worker) => worker::run(),
     };
     match outcome {

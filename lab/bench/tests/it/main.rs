@@ -6,6 +6,7 @@ mod convert;
 mod evidence;
 mod gpu;
 mod host;
+mod kbench;
 mod selfcheck;
 mod simulate;
 mod speed;

@@ -73,6 +73,39 @@ const USAGE: &[(&str, &str)] = &[
          runs it",
     ),
     ("run no/such/file.ptx", "no/such/file.ptx: No such file"),
+    // Tasks and kernels of a benchmark.
+    (
+        "kbench export mission",
+        "no folder to write to: name a problem and a folder",
+    ),
+    (
+        "kbench export mission a-b",
+        "a-b: the benchmark names the compiled module after the folder",
+    ),
+    (
+        "kbench export mission tasks/x --dtype e4m3",
+        "cannot have e4m3 tensors with scales",
+    ),
+    (
+        "kbench export mission tasks/x --lse",
+        "cannot have a second output; leave out --lse",
+    ),
+    (
+        "kbench export mission tasks/x --task-only --kernel mma/x",
+        "cannot be used with",
+    ),
+    (
+        "kbench verify no/such --kernel x.cu",
+        "no/such/func_forward.py: No such file",
+    ),
+    (
+        "kbench verify x --kernel x.cu --atol -1",
+        "write a number from 0, e.g. 1e-3",
+    ),
+    (
+        "kbench verify x --kernel x.cu --device gpu",
+        "allowed: cuda, cuda:N and cpu",
+    ),
     // Shapes that make no sense.
     (
         "run --head-dim 7",

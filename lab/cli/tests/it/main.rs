@@ -5,6 +5,7 @@ mod checked;
 mod closed_pipe;
 mod common;
 mod docs;
+mod kbench;
 mod measured;
 mod output;
 mod problem_files;

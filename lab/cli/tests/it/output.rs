@@ -325,6 +325,8 @@ fn output_is_plain_when_piped_and_fits_100_columns() {
         "check --help",
         "explain --help",
         "list --help",
+        "kbench export --help",
+        "kbench verify --help",
         "list",
         "list devices",
         "explain mission",

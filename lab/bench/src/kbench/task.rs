@@ -1,0 +1,350 @@
+//! A task in robust-kbench's format.
+
+use flashcore_kernels::Plan;
+use flashcore_problem::{CausalAlign, DType, Layout, Mask, Problem, ProblemBuilder};
+use serde_json::{Value, json};
+
+use super::source;
+use crate::{BenchError, Result};
+
+/// The standard deviation of outputs that a task should have at least. The benchmark's filter drops
+/// tasks of less than 0.01.
+const OUTPUT_STD: f64 = 0.02;
+
+/// The smallest standard deviation of an output element along rows and seeds, estimated for normal
+/// inputs: over `keys` keys whose scores have variance `s`, the squared probabilities sum to about
+/// `exp(s) / keys`.
+fn output_std(keys: usize, variance: f64) -> f64 {
+    (variance.exp() / keys as f64).sqrt()
+}
+
+/// A problem as a task: what is computed, for one size or two.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// The problem, and the same with other lengths for runs with several inputs.
+    problems: Vec<Problem>,
+    is_bhsd: bool,
+    kernel: Option<String>,
+}
+
+impl Task {
+    /// The task of a problem.
+    ///
+    /// ```
+    /// use flashcore_bench::kbench::Task;
+    /// use flashcore_problem::Problem;
+    /// let task = Task::new(&Problem::named("mission")?)?;
+    /// let names: Vec<&str> = task.files().iter().map(|(name, _)| *name).collect();
+    /// assert_eq!(names, ["func_forward.py", "config_forward.json"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`BenchError::Given`] for a problem that the format cannot have: e4m3 (its inputs would need
+    /// scales), lengths on the device, a second output, tensors with gaps.
+    pub fn new(problem: &Problem) -> Result<Task> {
+        let refuse = |what: &str, remedy: &str| {
+            let why = format!("{problem}: a robust-kbench task cannot have {what}; {remedy}");
+            Err(BenchError::Given(why))
+        };
+        if problem.dtype() == DType::E4M3 {
+            return refuse("e4m3 tensors with scales", "use fp16, bf16 or f32");
+        }
+        if problem.has_lengths() {
+            return refuse("lengths that differ between sequences", "use equal lengths");
+        }
+        if problem.return_lse() {
+            return refuse("a second output", "leave out --lse");
+        }
+        let layouts = [
+            problem.q_layout(),
+            problem.k_layout(),
+            problem.v_layout(),
+            problem.o_layout(),
+        ];
+        let all = |dense: fn([usize; 4]) -> Layout| layouts.iter().all(|layout| dense(layout.shape) == **layout);
+        // Of one sequence, one row or one head both may be true.
+        let is_bhsd = match (all(Layout::bshd), all(Layout::bhsd)) {
+            (true, _) => false,
+            (false, true) => true,
+            (false, false) => return refuse("tensors with gaps", "use --layout bshd or bhsd"),
+        };
+        let mut problems = vec![problem.clone()];
+        let fewer = |len: usize| len - len / 3;
+        let (rows, keys) = (fewer(problem.seq_len_q()), fewer(problem.seq_len_kv()));
+        if (rows, keys) != (problem.seq_len_q(), problem.seq_len_kv()) {
+            let builder = ProblemBuilder::from(problem).seq_len_q(rows).seq_len_kv(keys);
+            let layout = if is_bhsd { Layout::bhsd } else { Layout::bshd };
+            problems.push(builder.layout(layout).build()?);
+        }
+        Ok(Task {
+            problems,
+            is_bhsd,
+            kernel: None,
+        })
+    }
+
+    /// The problems that a kernel of the task is for: the one given, and the same with other
+    /// lengths.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// The task with a kernel: one plan for each of [`problems`](Self::problems).
+    ///
+    /// # Errors
+    /// [`BenchError::Given`] for a plan of another problem, or one that needs what the loader does
+    /// not give it.
+    pub fn with_kernel(mut self, plans: &[Plan], version: &str) -> Result<Task> {
+        let agree =
+            plans.len() == self.problems.len() && plans.iter().zip(&self.problems).all(|(a, b)| a.problem == *b);
+        if !agree {
+            let why = "the plans are not those of the task's problems: one is needed for each, in order";
+            return Err(BenchError::Given(why.to_string()));
+        }
+        self.kernel = Some(source::write(plans, self.is_bhsd, version)?);
+        Ok(self)
+    }
+
+    /// The files of the task's folder, each with its name.
+    pub fn files(&self) -> Vec<(&'static str, String)> {
+        let mut files = vec![
+            ("func_forward.py", self.function()),
+            ("config_forward.json", format!("{:#}\n", self.config())),
+        ];
+        files.extend(self.kernel.clone().map(|text| ("forward.cu", text)));
+        files
+    }
+
+    fn problem(&self) -> &Problem {
+        &self.problems[0]
+    }
+
+    /// The factor on Q that keeps outputs from shrinking below what the benchmark's filter accepts:
+    /// the mean of many values is near 0.
+    fn q_std(&self) -> f64 {
+        let problem = self.problem();
+        let most = (0..problem.seq_len_q())
+            .map(|row| problem.visible_keys(row).len())
+            .max();
+        let keys = most.unwrap_or(1).max(1);
+        let scale = f64::from(problem.softmax_scale());
+        // The variance of a score, from a sum over head_dim products of normal numbers.
+        let variance = scale * scale * problem.head_dim() as f64;
+        let missing = 2.0 * (OUTPUT_STD / output_std(keys, variance)).ln();
+        match missing > 0.0 {
+            true => (((variance + missing) / variance).sqrt() * 100.0).ceil() / 100.0,
+            false => 1.0,
+        }
+    }
+
+    /// The six keys that the harness reads, and no more. It takes the shared ones for the model and
+    /// the inputs alike.
+    fn config(&self) -> Value {
+        let q_std = self.q_std();
+        let inputs = |problem: &Problem| {
+            json!({
+                "batch": problem.batch(),
+                "seq_q": problem.seq_len_q(),
+                "seq_kv": problem.seq_len_kv(),
+                "heads": problem.num_heads(),
+                "kv_heads": problem.num_kv_heads(),
+                "head_dim": problem.head_dim(),
+                "head_dim_v": problem.head_dim_v(),
+                "q_std": q_std,
+            })
+        };
+        let all: Vec<Value> = self.problems.iter().map(inputs).collect();
+        let scale = json!([{ "scale": shortest(self.problem().softmax_scale()) }]);
+        json!({
+            "single_input_configs": [all[0]],
+            "single_init_configs": scale,
+            "single_shared_configs": [{}],
+            "multi_input_configs": all,
+            "multi_init_configs": scale,
+            "multi_shared_configs": [{}],
+        })
+    }
+
+    fn function(&self) -> String {
+        let problem = self.problem();
+        let dtype = match problem.dtype() {
+            DType::BF16 => "bfloat16",
+            DType::F32 => "float32",
+            _ => "float16",
+        };
+        let axes = |seq: &str, heads: &str, columns: &str| match self.is_bhsd {
+            true => format!("(batch, {heads}, {seq}, {columns})"),
+            false => format!("(batch, {seq}, {heads}, {columns})"),
+        };
+        let replaced = [
+            ("@TITLE@", problem.to_string()),
+            ("@SUMMARY@", summary(problem)),
+            ("@DTYPE@", dtype.to_string()),
+            ("@BODY@", self.body()),
+            ("@VISIBLE@", visible(problem)),
+            ("@Q_SHAPE@", axes("seq_q", "heads", "head_dim")),
+            ("@K_SHAPE@", axes("seq_kv", "kv_heads", "head_dim")),
+            ("@V_SHAPE@", axes("seq_kv", "kv_heads", "head_dim_v")),
+            ("@O_SHAPE@", axes("seq_q", "heads", "head_dim_v")),
+            ("@SCALE@", shortest(problem.softmax_scale()).to_string()),
+        ];
+        let template = include_str!("func_forward.py.txt").to_string();
+        replaced
+            .iter()
+            .fold(template, |text, (name, value)| text.replace(name, value))
+    }
+
+    /// The body of `forward_fn`, indented.
+    fn body(&self) -> String {
+        let problem = self.problem();
+        let mut lines = Vec::new();
+        if !self.is_bhsd {
+            lines.push("q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)".to_string());
+        }
+        let grouped = problem.group_size() > 1;
+        let gqa = if grouped { ", enable_gqa=True" } else { "" };
+        let is_full = problem.mask().is_full();
+        let mask = "visible(q.shape[-2], k.shape[-2], q.device)";
+        let attention = "F.scaled_dot_product_attention(q, k, v";
+        if let Some(cap) = problem.softcap() {
+            let cap = shortest(cap);
+            if grouped {
+                lines.push("groups = q.shape[1] // k.shape[1]".to_string());
+                lines.push("k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)".to_string());
+            }
+            lines.push("scores = torch.matmul(q.float(), k.float().transpose(-2, -1)) * scale".to_string());
+            lines.push(format!("scores = {cap} * torch.tanh(scores / {cap})"));
+            if !is_full {
+                lines.push(format!("scores = scores.masked_fill(~{mask}, float(\"-inf\"))"));
+            }
+            lines.push("out = torch.matmul(torch.softmax(scores, -1), v.float()).to(q.dtype)".to_string());
+        } else if is_full {
+            lines.push(format!("out = {attention}, scale=scale{gqa})"));
+        } else if is_plainly_causal(problem) && is_bottom_right(problem) {
+            lines.push("if q.shape[-2] == 1:".to_string());
+            lines.push(format!("    out = {attention}, scale=scale{gqa})"));
+            lines.push("elif q.shape[-2] == k.shape[-2]:".to_string());
+            lines.push(format!("    out = {attention}, is_causal=True, scale=scale{gqa})"));
+            lines.push("else:".to_string());
+            lines.push(format!("    mask = {mask}"));
+            lines.push(format!("    out = {attention}, attn_mask=mask, scale=scale{gqa})"));
+        } else if is_plainly_causal(problem) {
+            lines.push(format!("out = {attention}, is_causal=True, scale=scale{gqa})"));
+        } else {
+            lines.push(format!("mask = {mask}"));
+            lines.push(format!("out = {attention}, attn_mask=mask, scale=scale{gqa})"));
+        }
+        if has_masked_rows(problem) {
+            lines.push("# A row that sees no key is 0.".to_string());
+            lines.push(format!("seen = {mask}.any(-1, keepdim=True)"));
+            lines.push("out = torch.where(seen, out, torch.zeros_like(out))".to_string());
+        }
+        lines.push(match self.is_bhsd {
+            true => "return out".to_string(),
+            false => "return out.transpose(1, 2)".to_string(),
+        });
+        lines.iter().map(|line| format!("    {line}\n")).collect()
+    }
+}
+
+/// Causal, and nothing else: what PyTorch has a faster path for, where there are as many rows as
+/// keys.
+fn is_plainly_causal(problem: &Problem) -> bool {
+    let mask = problem.mask();
+    let is_causal = mask.window_left.is_none() && mask.window_right == Some(0);
+    is_causal && (problem.q_offset(), problem.kv_offset()) == (0, 0)
+}
+
+fn is_bottom_right(problem: &Problem) -> bool {
+    problem.mask().align == CausalAlign::BottomRight
+}
+
+/// Whether a row of one of the sizes sees no key.
+fn has_masked_rows(problem: &Problem) -> bool {
+    (0..problem.seq_len_q()).any(|row| problem.visible_keys(row).is_empty())
+}
+
+/// A number as Python and JSON read it back to the same f32.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+/// What is computed, in sentences, wrapped for a docstring.
+fn summary(problem: &Problem) -> String {
+    let heads = match problem.group_size() {
+        1 => "Each head has its own keys and values.".to_string(),
+        group => format!("Each {group} heads in a row share a head of keys and values."),
+    };
+    let mask = problem.mask();
+    let mask = match mask {
+        _ if mask.is_full() => "Each row sees every key.".to_string(),
+        _ => {
+            let side = |keys: Option<u32>, word: &str| match keys {
+                None => format!("every key {word} its own position"),
+                Some(0) => format!("no key {word} its own position"),
+                Some(keys) => format!("{keys} keys {word} its own position"),
+            };
+            let diagonal = match diagonal(problem).as_str() {
+                "0" => "row i has the position of key i".to_string(),
+                offset => format!("row i has the position of key i + {offset}"),
+            };
+            format!(
+                "Each row sees the key at its own position, {} and {}; {diagonal}.",
+                side(mask.window_left, "before"),
+                side(mask.window_right, "after")
+            )
+        }
+    };
+    let cap = match problem.softcap() {
+        None => String::new(),
+        Some(cap) => format!(" Scores s become {cap} * tanh(s / {cap}) before softmax."),
+    };
+    let text = format!("{heads} {mask}{cap}");
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.last_mut().map_or(0, |line| line.chars().count());
+        if last + word.chars().count() > 90 {
+            lines.push(String::new());
+        }
+        if let Some(line) = lines.last_mut() {
+            line.push_str(if line.is_empty() { "" } else { " " });
+            line.push_str(word);
+        }
+    }
+    lines.join("\n    ")
+}
+
+/// The key at row 0's position, as an expression of the lengths.
+fn diagonal(problem: &Problem) -> String {
+    let offset = i64::from(problem.q_offset()) - i64::from(problem.kv_offset());
+    match (is_bottom_right(problem), offset) {
+        (true, 0) => "(seq_kv - seq_q)".to_string(),
+        (true, offset) => format!("(seq_kv - seq_q + {offset})"),
+        (false, offset) => offset.to_string(),
+    }
+}
+
+/// The function that makes the mask, if the problem has one.
+fn visible(problem: &Problem) -> String {
+    let Mask {
+        window_left,
+        window_right,
+        ..
+    } = problem.mask();
+    if problem.mask().is_full() {
+        return String::new();
+    }
+    let mut conditions = Vec::new();
+    conditions.extend(window_left.map(|keys| format!("(key >= row - {keys})")));
+    conditions.extend(window_right.map(|keys| format!("(key <= row + {keys})")));
+    let (diagonal, conditions) = (diagonal(problem), conditions.join(" & "));
+    format!(
+        "\n\n@functools.lru_cache(maxsize=16)\n\
+         def visible(seq_q: int, seq_kv: int, device: torch.device) -> torch.Tensor:\n    \
+         \"\"\"Which keys each row sees, (seq_q, seq_kv).\"\"\"\n    \
+         row = torch.arange(seq_q, device=device)[:, None] + {diagonal}\n    \
+         key = torch.arange(seq_kv, device=device)[None, :]\n    \
+         return {conditions}\n"
+    )
+}

@@ -1,0 +1,154 @@
+//! Runs the judge: a Python process that ends at a deadline.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Report;
+use crate::{BenchError, Result};
+
+const JUDGE: [(&str, &str); 2] = [
+    ("judge.py", include_str!("judge/judge.py")),
+    ("judge_arrays.py", include_str!("judge/judge_arrays.py")),
+];
+
+/// What is judged, and how.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Job {
+    /// The task's folder.
+    pub task: PathBuf,
+    /// The kernel: `.cu` for PyTorch's extension loader, or `.py` with a function `forward`.
+    pub kernel: PathBuf,
+    /// `cuda`, `cuda:1`, `cpu`.
+    pub device: String,
+    /// All sizes of the task, not the first alone.
+    pub multi: bool,
+    /// Seeds of the benchmark's protocol.
+    pub trials: usize,
+    /// Absolute tolerance; `None`: 1e-3, and 1e-2 for bf16.
+    pub atol: Option<f64>,
+    /// Relative tolerance; as `atol`.
+    pub rtol: Option<f64>,
+    /// Seed of the inputs that the benchmark does not use.
+    pub seed: u64,
+    /// Calls before times are taken.
+    pub warmup: usize,
+    /// Calls of each of a round's three parts.
+    pub repetitions: usize,
+    /// Rounds of candidate, reference, candidate.
+    pub rounds: usize,
+    /// Folders of headers for the compiler, such as CUTLASS's.
+    pub include: Vec<PathBuf>,
+    /// Time for all of it, compiling included.
+    #[serde(skip)]
+    pub deadline: Duration,
+}
+
+/// A line that comes back.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Event {
+    Started(String),
+    Compiled(f64),
+    Report(Box<Report>),
+    Failed(Whose, String),
+}
+
+/// What it is that nothing can be judged for.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Whose {
+    Task,
+    Kernel,
+    Machine,
+}
+
+/// The process, which does not outlive this.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Judges a kernel with the Python at `python`, and tells what it does.
+///
+/// # Errors
+/// [`BenchError::Given`] for a task that cannot be judged: a file is missing, or its own function is
+/// not repeatable. [`BenchError::Failed`] for a kernel that does not compile, ends the process or takes
+/// longer than the deadline, with what it was doing. [`BenchError::Machine`] where Python, PyTorch or
+/// the GPU is missing.
+pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Report> {
+    let broken = |reason: String| BenchError::Machine(format!("{python}: {reason}"));
+    let folder = tempfile::tempdir().map_err(|error| broken(format!("no temporary folder: {error}")))?;
+    for (name, text) in JUDGE {
+        std::fs::write(folder.path().join(name), text).map_err(|error| broken(error.to_string()))?;
+    }
+    let input = serde_json::to_vec(job).map_err(|error| broken(error.to_string()))?;
+    let started = Instant::now();
+    let child = Command::new(python)
+        .arg("-B")
+        .arg(folder.path().join(JUDGE[0].0))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut running = Running(child.map_err(|error| broken(error.to_string()))?);
+    if let Some(mut stdin) = running.0.stdin.take() {
+        // A process that died already says why on its other pipes.
+        let _ = stdin.write_all(&input);
+    }
+    // Read in a thread, so that a compiler that warns a lot does not block on a full pipe.
+    let errors = running.0.stderr.take().map(|stderr| {
+        std::thread::spawn(move || {
+            let lines = BufReader::new(stderr).lines().map_while(|line| line.ok());
+            lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
+        })
+    });
+    let (send, lines) = mpsc::channel();
+    if let Some(stdout) = running.0.stdout.take() {
+        std::thread::spawn(move || {
+            let mut lines = BufReader::new(stdout).lines().map_while(|line| line.ok());
+            while lines.next().is_some_and(|line| send.send(line).is_ok()) {}
+        });
+    }
+    let mut doing = "starting".to_string();
+    loop {
+        let left = job.deadline.saturating_sub(started.elapsed());
+        let line = match lines.recv_timeout(left) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = job.deadline.as_secs_f64();
+                return Err(BenchError::Failed(format!(
+                    "{}: it was stopped after {seconds:.0} s, at: {doing}",
+                    job.kernel.display()
+                )));
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
+        match serde_json::from_str(&line) {
+            Ok(Event::Started(what)) => {
+                tell(&what);
+                doing = what;
+            }
+            Ok(Event::Compiled(seconds)) => tell(&format!("compiled in {seconds:.1} s")),
+            Ok(Event::Report(report)) => return Ok(*report),
+            Ok(Event::Failed(Whose::Task, why)) => return Err(BenchError::Given(why)),
+            Ok(Event::Failed(Whose::Kernel, why)) => return Err(BenchError::Failed(why)),
+            Ok(Event::Failed(Whose::Machine, why)) => return Err(broken(why)),
+            Err(error) => return Err(broken(format!("the judge said `{line}`: {error}"))),
+        }
+    }
+    let status = running.0.wait().map_err(|error| broken(error.to_string()))?;
+    let said = errors.and_then(|thread| thread.join().ok()).unwrap_or_default();
+    let kernel = job.kernel.display();
+    Err(BenchError::Failed(format!(
+        "{kernel}: the process ended ({status}) at: {doing}: {said}"
+    )))
+}

@@ -1,0 +1,10 @@
+// A common mistake: takes 0 times memory that was never written for 0.
+#include <torch/extension.h>
+
+at::Tensor forward(at::Tensor q, at::Tensor k, at::Tensor v, double scale) {
+  q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);
+  const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, false, scale).transpose(1, 2);
+  return out + at::empty_like(out) * 0.0;
+}
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("forward", &forward); }

@@ -1,0 +1,6 @@
+# Ends the process, as a fault does.
+import os
+
+
+def forward(q, k, v, scale):
+    os.abort()

@@ -1,0 +1,4 @@
+# Never returns.
+def forward(q, k, v, scale):
+    while True:
+        pass

@@ -1,0 +1,178 @@
+//! Kernels for a robust-kbench task, honest and cheating, under the judge. The task has no tensors,
+//! so Python alone is enough.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use flashcore_bench::BenchError;
+use flashcore_bench::kbench::{Job, Report, Status, verify};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/kbench/toy")
+}
+
+fn job(kernel: &str) -> Job {
+    Job {
+        task: folder(),
+        kernel: folder().join(kernel),
+        device: "cpu".to_string(),
+        multi: false,
+        trials: 5,
+        atol: None,
+        rtol: None,
+        seed: 7,
+        warmup: 1,
+        repetitions: 2,
+        rounds: 2,
+        include: Vec::new(),
+        deadline: Duration::from_secs(600),
+    }
+}
+
+fn judged(kernel: &str) -> Report {
+    verify("python3", &job(kernel), |_| {}).unwrap()
+}
+
+/// The checks that failed, and the detail of the first.
+fn failed(report: &Report) -> (Vec<&str>, &str) {
+    let ids = report.failed().map(|check| check.id.as_str()).collect();
+    (ids, report.failed().next().map_or("", |check| check.detail.as_str()))
+}
+
+#[test]
+fn honest_kernels_pass() {
+    let report = judged("honest.py");
+    assert!(report.passes(), "{report:#?}");
+    assert_eq!(report.verdict(), "passes the benchmark's protocol and every check");
+    let times = report.times.as_ref().expect("times");
+    assert_eq!(
+        (times.candidate.samples, times.reference.samples, times.rounds),
+        (8, 4, 2)
+    );
+    assert!(report.kernel_sha256.len() == 64 && report.machine.device == "CPU");
+    let text = report.markdown("honest.py");
+    assert!(text.contains("| stale | computes anew | pass |"), "{text}");
+    // What only a GPU has is not claimed.
+    let skipped = report.checks.iter().filter(|check| check.status == Status::Skip);
+    let skipped: Vec<&str> = skipped.map(|check| check.id.as_str()).collect();
+    assert_eq!(skipped, ["clock", "poison", "caller", "graph"]);
+
+    let all = Job {
+        multi: true,
+        ..job("honest.py")
+    };
+    let report = verify("python3", &all, |_| {}).unwrap();
+    assert_eq!(report.checks[0].detail, "20 of 20 trials, two calls each");
+}
+
+#[test]
+fn each_cheat_passes_the_protocol_and_fails_for_its_reason() {
+    for (kernel, check, why) in [
+        (
+            "cached.py",
+            "stale",
+            "is that of the values which the inputs held before",
+        ),
+        (
+            "no_max.py",
+            "values",
+            "8 times as large: 8 elements are NaN or infinite",
+        ),
+        ("fixed_length.py", "lengths", "keys 16: 11 elements are wrong"),
+        ("late.py", "stream", "without waiting for the device"),
+        ("changes_inputs.py", "inputs", "input 0 was changed"),
+        ("one_buffer.py", "memory", "two calls return the same memory"),
+    ] {
+        let report = judged(kernel);
+        let (ids, detail) = failed(&report);
+        assert!(report.passes_protocol() && !report.passes(), "{kernel}: {report:#?}");
+        assert_eq!(ids, [check], "{kernel}");
+        assert!(detail.contains(why), "{kernel}: {detail}");
+    }
+    // Wrong from the eleventh call on, whatever is checked.
+    let report = judged("first_calls.py");
+    assert!(
+        report.passes_protocol() && failed(&report).0[0] == "seeds",
+        "{report:#?}"
+    );
+    assert!(
+        report
+            .verdict()
+            .starts_with("passes the benchmark's protocol and fails: seeds, ")
+    );
+}
+
+#[test]
+fn a_wrong_kernel_fails_the_protocol_and_is_not_timed() {
+    let report = judged("wrong.py");
+    assert_eq!(failed(&report).0, ["protocol"]);
+    assert!(
+        failed(&report).1.contains("0 of 5 trials: 12 elements are wrong"),
+        "{report:#?}"
+    );
+    assert!(report.times.is_none() && report.checks.len() == 1, "{report:#?}");
+    // A tolerance that takes anything.
+    let lax = Job {
+        atol: Some(1e9),
+        ..job("wrong.py")
+    };
+    assert!(verify("python3", &lax, |_| {}).unwrap().passes_protocol());
+}
+
+#[test]
+fn a_kernel_may_refuse_other_sizes() {
+    let report = judged("refuses.py");
+    assert!(report.passes(), "{report:#?}");
+    assert_eq!(
+        report.notes,
+        ["it refuses 2 of 4 other sizes, such as keys 16 (made for 10 keys)"]
+    );
+}
+
+#[test]
+fn kernels_that_hang_or_end_the_process_are_failures() {
+    let short = Job {
+        deadline: Duration::from_secs(2),
+        ..job("hangs.py")
+    };
+    let error = verify("python3", &short, |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::Failed(why) if why.contains("it was stopped after 2 s")),
+        "{error}"
+    );
+    let error = verify("python3", &job("dies.py"), |_| {}).unwrap_err();
+    let expected = "at: correct for the benchmark's seeds";
+    assert!(
+        matches!(&error, BenchError::Failed(why) if why.contains(expected)),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_cannot_be_judged_is_said() {
+    let no_task = Job {
+        task: folder().join(".."),
+        ..job("honest.py")
+    };
+    let error = verify("python3", &no_task, |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::Given(why) if why.contains("config_forward.json")),
+        "{error}"
+    );
+    let error = verify("python3", &job("func_forward.py"), |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::Failed(why) if why.contains("no function `forward`")),
+        "{error}"
+    );
+    let on_gpu = Job {
+        device: "cuda".to_string(),
+        ..job("honest.py")
+    };
+    let error = verify("python3", &on_gpu, |_| {}).unwrap_err();
+    assert!(
+        matches!(&error, BenchError::Machine(why) if why.contains("runs on the CPU only")),
+        "{error}"
+    );
+    let error = verify("no-such-python", &job("honest.py"), |_| {}).unwrap_err();
+    assert!(matches!(&error, BenchError::Machine(_)), "{error}");
+}
