@@ -88,10 +88,10 @@ struct VerifyArgs {
     #[arg(long, help_heading = "How")]
     multi: bool,
     /// Absolute tolerance [default: 1e-3, bf16 1e-2]
-    #[arg(long, value_name = "X", value_parser = tolerance, help_heading = "How")]
+    #[arg(long, value_name = "X", value_parser = tolerance, allow_hyphen_values = true, help_heading = "How")]
     atol: Option<f64>,
     /// Relative tolerance [default: 1e-3, bf16 1e-2]
-    #[arg(long, value_name = "X", value_parser = tolerance, help_heading = "How")]
+    #[arg(long, value_name = "X", value_parser = tolerance, allow_hyphen_values = true, help_heading = "How")]
     rtol: Option<f64>,
     /// Seed of the inputs that the benchmark does not use [default: from the clock]
     #[arg(long, value_name = "N", help_heading = "How")]
