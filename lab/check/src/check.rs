@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use flashcore_ir::proof::prove_launch;
-use flashcore_ir::{BufferSpec, ScalarType};
-use flashcore_kernels::{Plan, Refusal, Step, tap};
-use flashcore_problem::{InputKind, Inputs, POISON, ProblemError, Tensor};
+use flashcore_ir::{BufferSpec, ScalarType, Target};
+use flashcore_kernels::{Plan, Refusal, Step, Tap, tap};
+use flashcore_problem::{InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
@@ -37,10 +37,10 @@ pub struct CheckOptions {
 }
 
 impl CheckOptions {
-    /// Number of blocks that a clean check simulates under all schedules.
-    pub fn total_blocks(&self, plan: &Plan) -> u64 {
+    /// Number of blocks that a clean check of these steps simulates under all schedules.
+    pub fn total_blocks<'s>(&self, steps: impl IntoIterator<Item = &'s Step>) -> u64 {
         let mut total = 0u64;
-        for step in plan.steps() {
+        for step in steps {
             let (all, most) = (step.launch.blocks(), self.sim.first_blocks.unwrap_or(u64::MAX));
             total += all.min(most);
             if most < all {
@@ -104,9 +104,41 @@ pub enum CheckError {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, CheckError> {
+    check_steps(&Checked::of(plan), options)
+}
+
+/// What is simulated: the kernels of a plan, or of a user.
+pub(crate) struct Checked<'s> {
+    pub(crate) problem: &'s Problem,
+    /// Its id or label.
+    pub(crate) kernel: String,
+    pub(crate) target: Target,
+    pub(crate) tap: Option<Tap>,
+    pub(crate) steps: Vec<&'s Step>,
+    pub(crate) workspace_bytes: u64,
+}
+
+impl<'s> Checked<'s> {
+    fn of(plan: &'s Plan) -> Checked<'s> {
+        Checked {
+            problem: &plan.problem,
+            kernel: plan.config.to_string(),
+            target: plan.target,
+            tap: plan.tap,
+            steps: plan.steps().collect(),
+            workspace_bytes: plan.workspace_bytes(),
+        }
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &'s Step> {
+        self.steps.iter().copied()
+    }
+}
+
+pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<CheckReport, CheckError> {
     let mut report = CheckReport {
         problem: plan.problem.to_string(),
-        kernel: plan.config.to_string(),
+        kernel: plan.kernel.clone(),
         target: plan.target,
         tap: plan.tap,
         inputs: options.inputs.name(),
@@ -141,7 +173,7 @@ pub fn check_plan(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Ch
     if !report.refusals.is_empty() {
         return Ok(report);
     }
-    let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
+    let inputs = Inputs::generate(plan.problem, options.inputs, options.seed);
     let mut first: Option<Outputs> = None;
     for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule + u64::from(n)) {
         let started = Instant::now();
@@ -188,7 +220,10 @@ pub(crate) fn observe(
     options: &CheckOptions,
     nonfinite: &[Vec<ScalarType>],
 ) -> Result<(Vec<Vec<TraceRecord>>, crate::Gate), CheckError> {
-    let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
+    let (plan, inputs) = (
+        &Checked::of(plan),
+        Inputs::generate(&plan.problem, options.inputs, options.seed),
+    );
     let (outputs, run) = run(plan, &inputs, options.first_schedule, options, nonfinite)?;
     Ok((run.traces, outputs.judge(plan, &inputs, options)?))
 }
@@ -197,7 +232,7 @@ pub(crate) fn observe(
 /// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures).
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
     let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
-    let mut buffers = buffers_of(plan, &inputs)?;
+    let mut buffers = buffers_of(&Checked::of(plan), &inputs)?;
     let sim_options = SimOptions {
         log: accesses,
         only_block: Some(0),
@@ -212,8 +247,8 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
 struct Outputs(BTreeMap<&'static str, Vec<u8>>);
 
 impl Outputs {
-    fn judge(&self, plan: &Plan, inputs: &Inputs, options: &CheckOptions) -> Result<crate::Gate, ProblemError> {
-        let problem = &plan.problem;
+    fn judge(&self, plan: &Checked<'_>, inputs: &Inputs, options: &CheckOptions) -> Result<crate::Gate, ProblemError> {
+        let problem = plan.problem;
         if let Some(tapped) = plan.tap.filter(|tap| tap.is_stored()) {
             let [values, offsets] = ["tap", "offsets"].map(|name| self.floats(name).unwrap_or_default());
             let values = tap::finish(problem, tapped, &values, &offsets);
@@ -251,7 +286,7 @@ struct Buffer {
 /// Simulates all steps on new buffers. Steps after one with findings do not run, since their inputs
 /// are wrong.
 fn run(
-    plan: &Plan,
+    plan: &Checked<'_>,
     inputs: &Inputs,
     schedule: u64,
     options: &CheckOptions,
@@ -280,13 +315,13 @@ fn run(
     Ok((Outputs(outputs.collect()), all))
 }
 
-fn buffers_of(plan: &Plan, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {
+fn buffers_of(plan: &Checked<'_>, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {
     let mut buffers = BTreeMap::new();
     for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
         let buffer: &mut Buffer = buffers.entry(spec.name).or_default();
         buffer.bytes = match spec.name {
             // Steps may use different parts of it.
-            "workspace" => vec![POISON; plan.workspace_bytes() as usize],
+            "workspace" => vec![POISON; plan.workspace_bytes as usize],
             _ => contents(inputs, spec)?,
         };
     }

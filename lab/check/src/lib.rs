@@ -6,6 +6,7 @@
 //!   quoted [`source`] lines.
 //! - [`mutate`]: planted mistakes, to test the checks.
 //! - [`foreign`]: kernels of other compilers, from PTX and cubins.
+//! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
 //! - [`museum`]: rebuilt failures with their findings.
 //! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
 //! - [`saves`]: configs with less shared memory. [`layout`]: swizzles and padding against bank
@@ -20,6 +21,7 @@ pub mod gate;
 pub mod layout;
 pub mod museum;
 pub mod mutate;
+pub mod own;
 pub mod pictures;
 pub mod registers;
 pub mod render;

@@ -45,14 +45,26 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
 }
 
 pub(crate) fn check(plan: &Plan, options: &CheckOptions) -> Result<CheckReport, Failure> {
+    let total = options.total_blocks(plan.steps());
+    let (label, estimate) = (plan.config.to_string(), Some(estimate(plan, total)));
+    watched(label, total, estimate, options, |options| check_plan(plan, options)).map_err(Failure::failed)
+}
+
+/// A check of so many blocks, with its progress.
+pub(crate) fn watched<T>(
+    label: String,
+    blocks: u64,
+    estimate: Option<f64>,
+    options: &CheckOptions,
+    check: impl FnOnce(&CheckOptions) -> T,
+) -> T {
     let progress = Arc::new(Progress::default());
     let mut options = options.clone();
     options.sim.progress = Some(progress.clone());
-    let total = options.total_blocks(plan);
-    let shown = progress::show(progress, total, plan.config.to_string(), Some(estimate(plan, total)));
-    let report = check_plan(plan, &options).map_err(Failure::failed);
+    let shown = progress::show(progress, blocks, label, estimate);
+    let checked = check(&options);
     drop(shown);
-    report
+    checked
 }
 
 /// Roughly the seconds that so many blocks take: tells seconds from hours before the first is done.

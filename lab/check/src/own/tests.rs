@@ -1,0 +1,211 @@
+use flashcore_problem::{InputKind, Mask};
+
+use super::*;
+use crate::Verdict;
+
+/// The example of the documentation.
+fn example() -> Declared {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
+    Declared::read(&path).unwrap().0
+}
+
+/// The example with a text of its declaration or its PTX replaced.
+fn changed(from: &str, to: &str) -> Result<Declared, OwnError> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+    let [toml, ptx] =
+        ["attention.toml", "attention.ptx"].map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
+    assert!(toml.contains(from) || ptx.contains(from), "{from}");
+    let temporary = tempfile::tempdir().unwrap();
+    std::fs::write(temporary.path().join("attention.ptx"), ptx.replace(from, to)).unwrap();
+    let path = temporary.path().join("mine.toml");
+    std::fs::write(&path, toml.replace(from, to)).unwrap();
+    Declared::read(&path).map(|(declared, _)| declared)
+}
+
+fn problem() -> flashcore_problem::ProblemBuilder {
+    Problem::builder().heads(2, 1).seq_len(9).head_dim(64)
+}
+
+fn check(declared: &Declared, problem: &Problem, inputs: InputKind) -> CheckReport {
+    let options = CheckOptions {
+        inputs,
+        ..CheckOptions::default()
+    };
+    check_declared(declared, problem, Target::Sm80, &options).unwrap()
+}
+
+#[test]
+fn the_example_is_right_on_problems_of_all_kinds() {
+    let example = example();
+    assert_eq!((example.label.as_str(), example.writes_lse()), ("own/attention", false));
+    for builder in [
+        problem(),
+        problem().mask(Mask::CAUSAL).batch(2),
+        problem().seq_len_q(3).mask(Mask::CAUSAL).heads(4, 2),
+        problem().seq_len_kv(3).mask(Mask::CAUSAL),
+        problem().softmax_scale(0.7),
+    ] {
+        let problem = builder.build().unwrap();
+        for inputs in [InputKind::Normal, InputKind::NegativeScores] {
+            let report = check(&example, &problem, inputs);
+            assert_eq!(report.verdict, Verdict::Clean, "{report}");
+            assert!(report.gate.unwrap().rows > 0);
+        }
+    }
+}
+
+#[test]
+fn mistakes_in_the_kernel_and_in_its_declaration_are_found() {
+    let problem = problem().mask(Mask::CAUSAL).build().unwrap();
+    for (from, to, verdict) in [
+        // A scale without log2(e), an argument in another's place, a missing rescale.
+        ("scale * 1.4426950408889634", "scale", Verdict::Wrong),
+        ("\"k\", \"v\", \"out\"", "\"v\", \"k\", \"out\"", Verdict::Wrong),
+        ("mul.f32 %f6, %f6, %f13;", "", Verdict::Wrong),
+        // Rows that no block computes, and rows past the end.
+        ("ceil(seq_q / 4)", "floor(seq_q / 4)", Verdict::Wrong),
+        (
+            "setp.ge.u32 %p1, %r9, %r3;",
+            "setp.gt.u32 %p1, %r9, %r3;",
+            Verdict::Findings,
+        ),
+    ] {
+        let report = check(&changed(from, to).unwrap(), &problem, InputKind::Normal);
+        assert_eq!(report.verdict, verdict, "{from} -> {to}: {report}");
+    }
+}
+
+#[test]
+fn what_is_not_named_is_not_served() {
+    let usual = problem().build().unwrap();
+    let refused = |declared: &Declared, problem: &Problem| match declared.launch(problem) {
+        Err(OwnError::NotServed(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let example = example();
+    assert!(example.launch(&usual).is_ok());
+    for (builder, said) in [
+        (
+            problem().dtype(DType::BF16),
+            "its dtype is fp16, that of the problem bf16",
+        ),
+        (problem().head_dim(128), "it requires `head_dim == 64`"),
+        (
+            problem().softcap(30.0),
+            "a soft cap, and the declaration does not name softcap",
+        ),
+        (
+            problem().mask(Mask::window(Some(3), Some(0))),
+            "does not name window_left",
+        ),
+        (problem().offsets(1, 0), "does not name q_offset"),
+        (problem().return_lse(true), "no argument is `lse`"),
+        (
+            problem().layout(flashcore_problem::Layout::bhsd),
+            "does not name q_batch_stride",
+        ),
+        (
+            problem().seq_len_q(3).mask(Mask::CAUSAL.top_left()),
+            "does not name top_left",
+        ),
+    ] {
+        let why = refused(&example, &builder.build().unwrap());
+        assert!(why.contains(said), "{why}");
+    }
+    let alone = changed("\"heads\", \"group\"", "2, 2").unwrap();
+    assert!(refused(&alone, &usual).contains("kv_heads or group"));
+    for (from, to, said) in [
+        (
+            "block = [128]",
+            "block = [2048]",
+            "`2048` is not an expression: it is 2048 here",
+        ),
+        ("ceil(seq_q / 4)", "seq_q / 4", "needed is a whole number from 1 to"),
+        (
+            "\"group\"",
+            "\"group / 4\"",
+            "its parameter (.u32) takes a whole number",
+        ),
+        ("block = [128]", "block = [128]\nshared = \"seq_q - 10\"", "from 0 to"),
+    ] {
+        let why = refused(&changed(from, to).unwrap(), &usual);
+        assert!(why.contains(said), "{why}");
+    }
+}
+
+#[test]
+fn mistakes_in_a_declaration_are_named() {
+    for (from, to, said) in [
+        (
+            "block = [128]",
+            "blocks = [128]",
+            "line 11: unknown key `blocks`, expected one of `name`, `ptx`",
+        ),
+        ("dtype = [\"fp16\"]", "", "missing key `dtype`"),
+        (
+            "dtype = [\"fp16\"]",
+            "dtype = [\"fp17\"]",
+            "no dtype is named `fp17`; allowed: f32",
+        ),
+        ("attention.ptx", "nothing.ptx", "ptx is nothing.ptx: No such file"),
+        (
+            "dtype = [\"fp16\"]",
+            "dtype = [\"fp16\"]\nentry = \"other\"",
+            "entry is `other`; the PTX has attention",
+        ),
+        (
+            "dtype = [\"fp16\"]",
+            "dtype = [\"fp16\"]\nname = \"a b\"",
+            "name is `a b`; allowed",
+        ),
+        (
+            "\"heads\", ",
+            "",
+            "args lists 9; `attention` has 10 parameters: q (.u64), k",
+        ),
+        (
+            "\"heads\", ",
+            "\"q\", ",
+            "argument 5 (`q` for heads of type .u32): a tensor needs a parameter of 64 bits",
+        ),
+        ("\"out\",", "0,", "no argument is `out`"),
+        (
+            "head_dim == 64",
+            "heads == 2",
+            "it does not say which head_dim it serves",
+        ),
+        (
+            "\"causal\"",
+            "\"casual\"",
+            "`casual`: nothing is named `casual`; there are batch",
+        ),
+        (
+            "ceil(seq_q / 4)",
+            "ceil(seq_q / 4",
+            "line 10: `ceil(seq_q / 4` is not an expression",
+        ),
+        ("\"batch\"]", "\"batch\", 1]", "grid has no axis, or more than three"),
+        (".version 7.0", "", "not PTX"),
+        (".param .f32 scale_log2", ".param .f64 scale_log2", "argument 10"),
+    ] {
+        let error = changed(from, to).unwrap_err().to_string();
+        assert!(error.contains(said) && error.contains("mine.toml: "), "{from}: {error}");
+    }
+}
+
+#[test]
+fn a_kernel_that_cannot_be_simulated_says_why() {
+    let strange = changed("rcp.approx.ftz.f32", "sin.approx.ftz.f32").unwrap();
+    let problem = problem().build().unwrap();
+    // A GPU may run it.
+    assert!(strange.launch(&problem).is_ok());
+    let check = |declared: &Declared| check_declared(declared, &problem, Target::Sm80, &CheckOptions::default());
+    let text = check(&strange).unwrap_err().to_string();
+    assert!(
+        text.contains("attention.ptx cannot be simulated: line") && text.contains("sin.approx"),
+        "{text}"
+    );
+    let writes_q = changed("st.global.b32 [%rd10]", "st.global.b32 [%rd6]").unwrap();
+    let text = check(&writes_q).unwrap_err().to_string();
+    assert!(text.contains("`q`"), "{text}");
+}
