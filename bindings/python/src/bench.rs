@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use flashcore::{Device, Problem, Tensor};
+use flashcore_bench::child::Doing;
 use flashcore_bench::{
     Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, Reading,
     Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
@@ -37,6 +38,12 @@ pub(crate) fn run_bench(
     let mut watcher = PyObserver { callable: watcher };
     let report = flashcore_bench::run(&device, &request, &mut source, store.as_ref(), &mut watcher).map_err(failed)?;
     serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Ends this process when its standard input ends, even while a kernel hangs: whoever started it is gone.
+#[pyfunction]
+pub(crate) fn abort_at_end_of_input() {
+    flashcore_bench::child::abort_at_end_of(std::io::stdin());
 }
 
 fn invalid(what: &str, error: &serde_json::Error) -> PyErr {
@@ -171,8 +178,12 @@ impl<'py> PySubject<'py> {
     }
 
     /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output.
-    fn copy_answer(&self, problem: &Problem) -> PyResult<Tensor> {
+    /// `None` if it gives none: it wrote to the output that all subjects share.
+    fn copy_answer(&self, problem: &Problem) -> PyResult<Option<Tensor>> {
         let given = self.object.call_method0("answer")?;
+        if given.is_none() {
+            return Ok(None);
+        }
         let given = TensorRequest::new("answer", &given)?.import(None, Axes::Bshd)?;
         if given.layout != *problem.o_layout() || given.dtype != problem.out_dtype() {
             return Err(value(format!(
@@ -190,7 +201,7 @@ impl<'py> PySubject<'py> {
         // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
         let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
         answer.bytes_mut().copy_from_slice(view.bytes());
-        Ok(answer)
+        Ok(Some(answer))
     }
 }
 
@@ -227,7 +238,6 @@ impl Subject for PySubject<'_> {
     fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
         let Some(problem) = &self.problem else { return Ok(None) };
         self.copy_answer(problem)
-            .map(Some)
             .map_err(|error| trouble(self.object.py(), error))
     }
 }
@@ -318,6 +328,10 @@ impl Watcher for PyObserver<'_> {
 
     fn case(&mut self, case: &Case, index: usize, count: usize) {
         self.mention("case", &(case, index, count));
+    }
+
+    fn running(&mut self, own: Option<(&str, Doing)>) {
+        self.mention("running", &own);
     }
 
     fn inspected(&mut self, label: &str, outcome: &str) {

@@ -38,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     {
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;
         module.add_function(wrap_pyfunction!(bench::run_bench, module)?)?;
+        module.add_function(wrap_pyfunction!(bench::abort_at_end_of_input, module)?)?;
     }
     Ok(())
 }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_check::own::Declared;
 use flashcore_problem::{InputKind, Inputs, Problem, ReferenceRow, Tensor};
 
 use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Run, Seen};
+use crate::gpu::Launching;
 use crate::{
-    Answers, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject, Telemetry, Trouble, draw,
-    measure,
+    Answers, BenchError, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject, Telemetry,
+    Trouble, draw, measure,
 };
 
 /// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
@@ -51,6 +53,17 @@ pub trait Bed {
 
     /// The tensors of place 0, for peers.
     fn peer_tensors(&self) -> PeerTensors;
+
+    /// A user's PTX kernel bound to both places.
+    ///
+    /// # Errors
+    /// A problem that it does not serve, or why it cannot be loaded or launched.
+    fn declared<'b>(&'b self, declared: &Declared, launching: Launching) -> Result<[Box<dyn Subject + 'b>; 2]> {
+        let (_, label) = (launching, &declared.label);
+        Err(BenchError::Nothing(format!(
+            "{label} runs on a GPU; ask for a CUDA device"
+        )))
+    }
 }
 
 /// Loads standard normal inputs into both places.
@@ -106,6 +119,12 @@ impl<'a> Workbench<'a> {
     pub fn add(&mut self, subject: Box<dyn Subject + 'a>, elsewhere: Option<Box<dyn Subject + 'a>>) {
         self.subjects.push(subject);
         self.elsewhere.push(elsewhere);
+    }
+
+    /// Adds a candidate ahead of those from this place on.
+    pub fn insert(&mut self, at: usize, [subject, elsewhere]: [Box<dyn Subject + 'a>; 2]) {
+        self.subjects.insert(at, subject);
+        self.elsewhere.insert(at, Some(elsewhere));
     }
 
     /// Removes the candidates for whose place `keep` is false.
@@ -207,7 +226,7 @@ impl Rig for LocalRig<'_, '_> {
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        match self.bench.subjects[self.candidate].info().is_ours() {
+        match self.bench.subjects[self.candidate].writes_lse() {
             true => self.bench.bed.read_lse(place),
             false => Ok(None),
         }

@@ -2,7 +2,9 @@
 //! screened first, and the best are measured.
 
 use crate::bed::Drawn;
+use crate::child::Doing;
 use crate::defences::{Inspect, Inspection, inspect, inspect_again, look_once};
+use crate::own::is_own;
 use crate::session::Session;
 use crate::stand::left_out;
 use crate::store::RunWriter;
@@ -80,7 +82,12 @@ impl Session<'_> {
             let Some(how) = how(&info).filter(|_| self.request.inspect) else {
                 continue;
             };
-            match field.bench.inspect(index, drawn, how) {
+            self.running(&info.label, Doing::Inspecting);
+            let inspected = field.bench.inspect(index, drawn, how);
+            if !is_fatal(&inspected) {
+                self.idle(&info.label);
+            }
+            match inspected {
                 Ok(found) => {
                     self.watcher.inspected(&info.label, &found.to_string());
                     *keep = found.passed();
@@ -122,9 +129,12 @@ impl Session<'_> {
                 watcher: &mut *self.watcher,
                 mode,
                 infos: &infos,
+                running: None,
             };
             let telemetry = self.telemetry.as_ref();
-            field.bench.time(options, mode, baseline, telemetry, &mut recorder)?
+            let measured = field.bench.time(options, mode, baseline, telemetry, &mut recorder)?;
+            recorder.turn_of(None);
+            measured
         };
         let rejected = field.rejected.iter();
         let untimed = rejected.map(|(info, found)| Measured::untimed(info.clone(), Some(found.to_string())));
@@ -156,7 +166,12 @@ impl Session<'_> {
     fn inspect_afterwards(&mut self, field: &mut Field<'_>, drawn: &Drawn, results: &mut [Kept]) -> Result<()> {
         for index in 0..field.bench.subjects.len() {
             let label = field.bench.subjects[index].info().label.clone();
-            match field.bench.inspect(index, drawn, inspect_again) {
+            self.running(&label, Doing::Inspecting);
+            let inspected = field.bench.inspect(index, drawn, inspect_again);
+            if !is_fatal(&inspected) {
+                self.idle(&label);
+            }
+            match inspected {
                 Ok(found) if found.passed() => {}
                 Ok(found) => {
                     self.watcher.inspected(&label, &found.to_string());
@@ -188,7 +203,12 @@ impl Session<'_> {
         let named = self.request.baseline.as_ref().and_then(|name| {
             place(&|info| info.label == *name).or_else(|| place(&|info| info.label.starts_with(name.as_str())))
         });
-        named.or_else(|| place(&|info| !info.is_ours())).unwrap_or(0)
+        let peer = || place(&|info| info.is_peer());
+        // A kernel of the user is compared with, not the other way round.
+        named
+            .or_else(peer)
+            .or_else(|| place(&|info| info.is_ours()))
+            .unwrap_or(0)
     }
 }
 
@@ -198,6 +218,10 @@ impl Field<'_> {
         let mut index = 0..;
         self.inspections.retain(|_| index.next().is_some_and(&keep));
     }
+}
+
+fn is_fatal<T>(result: &Result<T, Trouble>) -> bool {
+    result.as_ref().is_err_and(|trouble| trouble.fatal)
 }
 
 /// A lost device ends the bench; other trouble costs one candidate.
@@ -214,9 +238,29 @@ struct Recorder<'a> {
     watcher: &'a mut dyn Watcher,
     mode: Mode,
     infos: &'a [SubjectInfo],
+    /// The kernel of the user whose turn it is.
+    running: Option<usize>,
+}
+
+impl Recorder<'_> {
+    /// Tells whose turn it is, if it or the one before is a kernel of the user.
+    fn turn_of(&mut self, subject: Option<usize>) {
+        let own = subject.filter(|subject| self.infos.get(*subject).is_some_and(|info| is_own(&info.label)));
+        if own != self.running {
+            self.running = own;
+            let label = own
+                .and_then(|subject| self.infos.get(subject))
+                .map(|info| info.label.as_str());
+            self.watcher.running(label.map(|label| (label, Doing::Timing)));
+        }
+    }
 }
 
 impl Observer for Recorder<'_> {
+    fn turn(&mut self, subject: usize) {
+        self.turn_of(Some(subject));
+    }
+
     fn sample(&mut self, sample: &Sample) -> Result<()> {
         if let Some(run) = self.kept {
             run.add_sample(sample)?;

@@ -7,6 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::own::is_own;
+
 /// Version of the measuring protocol. Raised when a change makes old and new numbers incomparable.
 ///
 /// - 1: turns of the hot mode are short, whatever is timed.
@@ -79,9 +81,14 @@ impl SubjectInfo {
         }
     }
 
-    /// Whether it is this project's own, rather than a peer.
+    /// Whether it is this project's, rather than a peer or a kernel of the user.
     pub fn is_ours(&self) -> bool {
         self.kernel.is_some()
+    }
+
+    /// Whether it is of another library, rather than this project's or the user's.
+    pub fn is_peer(&self) -> bool {
+        !self.is_ours() && !is_own(&self.label)
     }
 }
 

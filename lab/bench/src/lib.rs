@@ -5,6 +5,7 @@
 //!   the protocol, which touches no device.
 //! - [`defences`] inspect a subject before and after it is timed, so that nothing fast is fast for not computing.
 //! - [`planted`] candidates are known to be bad, and show that the defences hold.
+//! - [`own`] kernels of users are timed with ours, in a [`child`] process that they may hang or crash.
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
 //!   number carries its identity into a [`Report`] and, sample by sample, into the evidence [`store`].
 //! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
@@ -31,6 +32,7 @@ mod answers;
 pub mod bed;
 mod case;
 pub mod chart;
+pub mod child;
 pub mod compare;
 pub mod cpu;
 pub mod defences;
@@ -42,6 +44,8 @@ pub mod kbench;
 mod measure;
 pub mod micro;
 mod options;
+pub mod own;
+mod patience;
 pub mod peers;
 pub mod planted;
 pub mod problem_file;
@@ -72,6 +76,8 @@ pub use identity::{
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};
 pub use options::{Mode, Options, Turns};
+pub use own::Own;
+pub use patience::Needs;
 pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors};
 pub use problems::Case;
 pub use protocol::Stop;

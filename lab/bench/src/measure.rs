@@ -35,6 +35,9 @@ impl Sample {
 
 /// Is told of everything as it happens: an evidence store, a progress bar.
 pub trait Observer {
+    /// A batch of a subject is about to run.
+    fn turn(&mut self, _subject: usize) {}
+
     /// A batch was timed.
     ///
     /// # Errors
@@ -157,6 +160,7 @@ pub fn measure(
             Purpose::Sample { position, .. } => position == 0 || mode == Mode::Sustained,
         };
         let watch = telemetry.filter(|_| watched);
+        observer.turn(batch.subject);
         match time(&mut *subjects[batch.subject], stopwatch, &batch, watch) {
             Ok((total_us, runs, reading)) => {
                 latest = reading.or(latest);

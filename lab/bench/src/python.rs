@@ -3,58 +3,24 @@
 //! `docs/python.md` has the lines that are exchanged.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::{BenchError, Case, CaseResult, Mode, Report, Request, Result, Sample, Watcher, revision};
+use crate::child::{Child, Job};
+use crate::{Report, Result, Watcher, revision};
 
 /// The environment variable that names the Python to use.
 pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";
 
 /// What has to be importable.
 const PROBE: &str = "import torch, flashcore._bench";
+/// The same for users' functions on the host, which NumPy is enough for.
+const PROBE_OWN: &str = "import flashcore._bench";
 
 /// A Python in which peers can be benched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Python {
     executable: OsString,
-}
-
-/// What is sent to the process.
-#[derive(Clone, Debug, Serialize)]
-pub struct Job {
-    /// `cpu`, `cuda:0`.
-    pub device: String,
-    /// Which peers, by label; `None`: all that are found, which is sent as `"all"`.
-    #[serde(serialize_with = "all_or_named")]
-    pub peers: Option<Vec<String>>,
-    /// The evidence store to write to.
-    pub store: Option<PathBuf>,
-    /// The bench.
-    pub request: Request,
-}
-
-fn all_or_named<S: serde::Serializer>(peers: &Option<Vec<String>>, to: S) -> Result<S::Ok, S::Error> {
-    match peers {
-        None => to.serialize_str("all"),
-        Some(names) => names.serialize(to),
-    }
-}
-
-/// A line that comes back.
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Event {
-    Note(String),
-    Case(Box<(Case, usize, usize)>),
-    Inspected(String, String),
-    Sample(Mode, String, Sample),
-    Result(Box<CaseResult>),
-    Report(Box<Report>),
-    Failed(String),
 }
 
 impl Python {
@@ -64,6 +30,26 @@ impl Python {
     /// # Errors
     /// One sentence that says what is missing, to be shown once; benching goes on without peers.
     pub fn find() -> Result<Python, String> {
+        Python::importing(PROBE).map_err(|why| {
+            let needs = "they need a Python with PyTorch and flashcore";
+            let install = "in a clone, pip install torch ./bindings/python";
+            format!("no peers: {needs} ({why}); {PYTHON_VARIABLE} names one; {install}")
+        })
+    }
+
+    /// The first of the same in which `flashcore` can be imported, for users' functions.
+    ///
+    /// # Errors
+    /// One sentence that says what is missing.
+    pub fn find_for_own() -> Result<Python, String> {
+        Python::importing(PROBE_OWN).map_err(|why| {
+            let install = "in a clone, pip install numpy ./bindings/python";
+            format!("a Python with the package flashcore is needed ({why}); {PYTHON_VARIABLE} names one; {install}")
+        })
+    }
+
+    /// The first Python that runs some imports, or why the first that was tried does not.
+    fn importing(imports: &str) -> Result<Python, String> {
         let named = std::env::var_os(PYTHON_VARIABLE).filter(|name| !name.is_empty());
         let candidates = match named {
             Some(name) => vec![name],
@@ -72,18 +58,14 @@ impl Python {
         let mut reasons = Vec::new();
         for executable in candidates {
             let mut probe = Command::new(&executable);
-            let reason = match probe.args(["-c", PROBE]).stdin(Stdio::null()).output() {
+            let reason = match probe.args(["-c", imports]).stdin(Stdio::null()).output() {
                 Ok(output) if output.status.success() => return Ok(Python { executable }),
                 Ok(output) => last_line(&output.stderr),
                 Err(error) => error.to_string(),
             };
             reasons.push(format!("{}: {reason}", executable.display()));
         }
-        let (needs, why) = ("they need a Python with PyTorch and flashcore", &reasons[0]);
-        let install = "in a clone, pip install torch ./bindings/python";
-        Err(format!(
-            "no peers: {needs} ({why}); {PYTHON_VARIABLE} names one; {install}"
-        ))
+        Err(reasons.swap_remove(0))
     }
 
     #[cfg(test)]
@@ -96,51 +78,16 @@ impl Python {
         &self.executable
     }
 
-    /// Benches there, and passes on what happens.
+    /// Benches there, and passes on what happens; [`Child::bench`] has the rules.
     ///
     /// # Errors
-    /// [`BenchError::Device`] with what the process said if it did not end in a report.
-    pub fn bench(&self, job: &Job, watcher: &mut dyn Watcher) -> Result<Report> {
-        let failed = |reason: String| BenchError::Device(format!("{}: {reason}", self.executable.display()));
-        let input = serde_json::to_vec(job).map_err(|error| failed(error.to_string()))?;
-        let mut child = Command::new(&self.executable)
-            .args(["-m", "flashcore._bench"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|error| failed(error.to_string()))?;
-        // Read in a thread, so that a library that warns a lot does not block on a full pipe.
-        let errors = child.stderr.take().map(|stderr| {
-            std::thread::spawn(move || {
-                let lines = BufReader::new(stderr).lines().map_while(Result::ok);
-                lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
-            })
-        });
-        if let Some(mut stdin) = child.stdin.take() {
-            // A process that died already says why on its other pipes.
-            let _ = stdin.write_all(&input);
-        }
-        let mut outcome = None;
-        if let Some(stdout) = child.stdout.take() {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // Libraries print what they like; only events are ours.
-                match serde_json::from_str(&line) {
-                    Ok(Event::Note(note)) => watcher.note(&note),
-                    Ok(Event::Case(at)) => watcher.case(&at.0, at.1, at.2),
-                    Ok(Event::Inspected(label, what)) => watcher.inspected(&label, &what),
-                    Ok(Event::Sample(mode, label, sample)) => watcher.sample(mode, &label, &sample),
-                    Ok(Event::Result(result)) => watcher.result(&result),
-                    Ok(Event::Report(report)) => outcome = Some(Ok(*report)),
-                    Ok(Event::Failed(reason)) => outcome = Some(Err(failed(reason))),
-                    Err(_) => {}
-                }
-            }
-        }
-        let status = child.wait().map_err(|error| failed(error.to_string()))?;
-        let said = errors.and_then(|thread| thread.join().ok()).unwrap_or_default();
-        let silent = || Err(failed(format!("it ended without a report ({status}): {said}")));
-        let mut report = outcome.unwrap_or_else(silent)?;
+    /// [`BenchError::Device`](crate::BenchError::Device) with what the process said if it did not end in a report.
+    pub fn bench(&self, job: &Job, deadline: Duration, watcher: &mut dyn Watcher) -> Result<Report> {
+        let child = Child {
+            program: self.executable.clone(),
+            args: ["-m", "flashcore._bench"].map(OsString::from).to_vec(),
+        };
+        let mut report = child.bench(job, deadline, watcher)?;
         let (theirs, ours) = (&report.run.revision, revision());
         if theirs != ours {
             let built = format!("the Python package was built from revision {theirs}, this command from {ours}");
@@ -161,6 +108,8 @@ fn last_line(text: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Request;
+    use crate::child::DEADLINE;
     use crate::identity::{DeviceIdentity, RunIdentity};
     use crate::options::Options;
 
@@ -170,11 +119,12 @@ mod tests {
             device: "cuda:0".into(),
             peers: None,
             store: None,
+            attended: false,
             request: Request::default(),
         };
         let text = serde_json::to_string(&job).unwrap();
         assert!(
-            text.starts_with(r#"{"device":"cuda:0","peers":"all","store":null,"request":{"cases":[]"#),
+            text.starts_with(r#"{"device":"cuda:0","peers":"all","store":null,"attended":false,"request":{"cases":[]"#),
             "{text}"
         );
         let named = Job {
@@ -199,7 +149,7 @@ mod tests {
 
     /// A stand-in for Python: a script that says `lines`.
     #[cfg(unix)]
-    fn script(name: &str, lines: &[String], exit: i32) -> (Python, PathBuf) {
+    fn script(name: &str, lines: &[String], exit: i32) -> (Python, std::path::PathBuf) {
         use std::os::unix::fs::PermissionsExt;
         let path = std::env::temp_dir().join(format!("flashcore-python-{name}-{}", std::process::id()));
         let said: String = lines.iter().map(|line| format!("cat <<'END'\n{line}\nEND\n")).collect();
@@ -220,6 +170,7 @@ mod tests {
             device: "cpu".into(),
             peers: None,
             store: None,
+            attended: false,
             request: Request::default(),
         };
         let mut report = Report::new(RunIdentity::now(DeviceIdentity::cpu()), Options::default(), None);
@@ -232,14 +183,14 @@ mod tests {
         ];
         let (python, path) = script("good", &lines, 0);
         let mut notes = Notes::default();
-        let back = python.bench(&job, &mut notes).unwrap();
+        let back = python.bench(&job, DEADLINE, &mut notes).unwrap();
         assert_eq!(notes.0[..2], ["fa3: not there", "torch/flash pass"]);
         assert!(notes.0[2].contains("revision older"), "{:?}", notes.0);
         assert_eq!(back.run, report.run);
         std::fs::remove_file(path).unwrap();
 
         let (python, path) = script("silent", &[], 3);
-        let error = python.bench(&job, &mut ()).unwrap_err().to_string();
+        let error = python.bench(&job, DEADLINE, &mut ()).unwrap_err().to_string();
         assert!(
             error.contains("without a report") && error.contains("Warning: old"),
             "{error}"
@@ -249,7 +200,7 @@ mod tests {
         let (python, path) = script("failed", &[r#"{"failed": "out of memory"}"#.to_string()], 1);
         assert!(
             python
-                .bench(&job, &mut ())
+                .bench(&job, DEADLINE, &mut ())
                 .unwrap_err()
                 .to_string()
                 .contains("out of memory")

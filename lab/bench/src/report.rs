@@ -18,6 +18,9 @@ pub struct Report {
     pub floor_us: Option<f64>,
     /// What is missing or odd, one sentence each.
     pub notes: Vec<String>,
+    /// Kernels of the user that hung or crashed: label and how. They are also absent from the results since then.
+    #[serde(default)]
+    pub failed: Vec<Absent>,
     /// One for each problem and mode.
     pub results: Vec<CaseResult>,
 }
@@ -153,6 +156,7 @@ impl Report {
             options,
             floor_us,
             notes: Vec::new(),
+            failed: Vec::new(),
             results: Vec::new(),
         }
     }
@@ -181,7 +185,7 @@ impl Report {
         let shape = |result: &CaseResult| {
             let ours = result.quickest(|subject| subject.info.is_ours())?;
             let torch = result.quickest(|subject| subject.info.label.starts_with("torch/"));
-            let peer = torch.or_else(|| result.quickest(|subject| !subject.info.is_ours()))?;
+            let peer = torch.or_else(|| result.quickest(|subject| subject.info.is_peer()))?;
             let (o, p) = (ours.summary?, peer.summary?);
             let apart = p.interval.lo >= o.interval.hi;
             Some(SeedsShape {

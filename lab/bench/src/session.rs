@@ -5,13 +5,15 @@ use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
 use crate::bed::{Drawn, load_normal};
+use crate::child::Doing;
 use crate::gpu::{self, Launching};
+use crate::own::{Code, is_own};
 use crate::planted::InFinals;
 use crate::stand::{built, left_out};
 use crate::store::RunWriter;
 use crate::{
-    BenchError, Case, CaseResult, Mode, Options, PeerSource, Report, Result, RunIdentity, Sample, Stand, Store, Sweep,
-    Telemetry,
+    Absent, BenchError, Case, CaseResult, Mode, Options, Own, PeerSource, Report, Result, RunIdentity, Sample, Stand,
+    Store, Sweep, Telemetry, Workbench,
 };
 
 /// What to bench.
@@ -37,6 +39,11 @@ pub struct Request {
     pub inspect: bool,
     /// Rank many kernels: screen them all, then measure the best in the modes asked for.
     pub sweep: Option<Sweep>,
+    /// Kernels of the user, which take part in all problems that they serve. Those in Python are made by the
+    /// [`PeerSource`].
+    pub own: Vec<Own>,
+    /// Those of them that hung or crashed before and are left out: label and how.
+    pub failed: Vec<Absent>,
 }
 
 impl Default for Request {
@@ -50,6 +57,8 @@ impl Default for Request {
             plain: false,
             inspect: true,
             sweep: None,
+            own: Vec::new(),
+            failed: Vec::new(),
         }
     }
 }
@@ -58,6 +67,8 @@ impl Default for Request {
 pub trait Watcher {
     /// Something is missing or odd; said once.
     fn note(&mut self, _note: &str) {}
+    /// A kernel of the user begins to do something, from which it may not come back; or `None`: it has come back.
+    fn running(&mut self, _own: Option<(&str, Doing)>) {}
     /// A problem begins: number `index` of `count`.
     fn case(&mut self, _case: &Case, _index: usize, _count: usize) {}
     /// A subject is inspected, or was left out (`outcome`).
@@ -142,6 +153,8 @@ pub fn run(
                 true => Drawn::new(&case.problem)?,
                 false => Drawn::default(),
             };
+            absent.extend(request.failed.iter().cloned());
+            session.open_own(&mut bench, &mut absent, launching)?;
             for peer in peers.peers(case, &bench.bed.peer_tensors()) {
                 match peer {
                     Ok(subject) => bench.add(subject, None),
@@ -152,6 +165,8 @@ pub fn run(
         });
         match opened {
             Ok(Ok(measured)) => measured?,
+            // A user's kernel may be to blame, which whoever started this process finds out.
+            Ok(Err(error)) if error.is_fault() => return Err(error),
             Ok(Err(error)) | Err(error) => session.note(format!("{} was left out: {error}", case.name)),
         }
     }
@@ -173,6 +188,44 @@ pub(crate) struct Session<'s> {
 }
 
 impl Session<'_> {
+    /// Opens the user's PTX kernels on a workbench. Those that cannot be opened are absent.
+    fn open_own<'a>(
+        &mut self,
+        bench: &mut Workbench<'a>,
+        absent: &mut Vec<Absent>,
+        launching: Launching,
+    ) -> Result<()> {
+        let bed = bench.bed;
+        for own in &self.request.own {
+            let Code::Ptx(declared) = &own.code else { continue };
+            if self.request.failed.iter().any(|(label, _)| *label == own.label) {
+                continue;
+            }
+            self.running(&own.label, Doing::Calling);
+            match bed.declared(declared, launching) {
+                Ok([subject, elsewhere]) => bench.add(subject, Some(elsewhere)),
+                Err(error) if error.is_fault() => return Err(error),
+                Err(error) => absent.push(left_out(&own.label, &error)),
+            }
+            self.idle(&own.label);
+        }
+        Ok(())
+    }
+
+    /// Tells that a kernel runs, if it is the user's.
+    pub(crate) fn running(&mut self, label: &str, doing: Doing) {
+        if is_own(label) {
+            self.watcher.running(Some((label, doing)));
+        }
+    }
+
+    /// Tells that it has come back.
+    pub(crate) fn idle(&mut self, label: &str) {
+        if is_own(label) {
+            self.watcher.running(None);
+        }
+    }
+
     pub(crate) fn note(&mut self, note: String) {
         if !self.report.notes.contains(&note) {
             self.watcher.note(&note);

@@ -13,6 +13,7 @@ use rayon::prelude::*;
 
 use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
+use crate::own::is_own;
 use crate::planted::{Conduct, InFinals, Planted, Spoil};
 use crate::{Absent, BenchError, Case, DeviceIdentity, Request, Result, Subject, Workbench};
 
@@ -172,7 +173,8 @@ pub(crate) fn built(
         (_, words) => words,
     };
     let mut ids: Vec<Result<KernelId, Absent>> = Vec::new();
-    for word in words {
+    // Kernels of the user are opened on the workbench.
+    for word in words.iter().filter(|word| !is_own(word)) {
         match ids_of(word, problem, attention, cache) {
             // Labels are unique within a measurement.
             Ok(found) => found.into_iter().map(Ok).for_each(|id| {

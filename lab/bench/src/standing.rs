@@ -220,7 +220,7 @@ impl Report {
 
     /// The peer that is the baseline of most problems, if any peer is.
     pub fn main_peer(&self) -> Option<&str> {
-        self.most_frequent_baseline(|subject| !subject.info.is_ours())
+        self.most_frequent_baseline(|subject| subject.info.is_peer())
     }
 
     /// The subject that is the baseline of most problems, a peer or a kernel of ours.

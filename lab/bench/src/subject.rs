@@ -103,6 +103,11 @@ pub trait Subject {
         Ok(())
     }
 
+    /// Whether it writes the log-sum-exp that all subjects share, if the problem asks for one.
+    fn writes_lse(&self) -> bool {
+        self.info().is_ours()
+    }
+
     /// The answer of the last run in the layout of the problem's output, after waiting for it; `None` if it was
     /// written to the output that all subjects share.
     fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {

@@ -2,11 +2,13 @@
 //! evidence.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use flashcore::cuda::Context;
 use flashcore::{DType, Device};
-use flashcore_bench::python::{Job, Python};
+use flashcore_bench::child::Job;
+use flashcore_bench::python::Python;
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
@@ -16,8 +18,9 @@ use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use crate::own::OwnArgs;
 use crate::style::Spinner;
-use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, kernels, machine, style, worker};
+use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, kernels, machine, own, style, worker};
 
 /// Time kernels and peers against each other, and keep the evidence
 ///
@@ -39,7 +42,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Kernels [default: the library's choice]: ids (`flashcore list kernels`), prefixes of ids such as
-    /// scalar/tiled*, files with one id per line, or default, heuristics, near
+    /// scalar/tiled*, files with one id per line, or default, heuristics, near; kernels of your own:
+    /// FILE.toml, FILE.py:FUNCTION
     #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
     kernel: Vec<String>,
     /// Rank many kernels (all that are listed, without --kernel): screen all briefly, then measure the
@@ -54,6 +58,8 @@ pub(crate) struct BenchArgs {
     baseline: Option<String>,
     #[command(flatten)]
     protocol: ProtocolArgs,
+    #[command(flatten)]
+    own: OwnArgs,
     #[command(flatten)]
     keep: StoreArgs,
     /// Print one JSON object
@@ -94,11 +100,14 @@ Verdicts compare the interval of the ratio with a difference of 1 % (--threshold
   SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not settled
   after warming up.
 
+Kernels of your own run in another process: one that hangs, crashes or is wrong is left out, and the
+  others are timed without it.
+
 Environment:
   FLASHCORE_PYTHON   the Python with PyTorch and flashcore [default: python3]
   FLASHCORE_FA3      FlashAttention-3's library, or a folder with it [default: in xformers]
 
-Exit codes: 0 done, 1 a kernel was rejected or the rule does not hold, 2 usage, 3 environment, or
+Exit codes: 0 done, 1 a kernel was rejected, hung or crashed, or the rule does not hold, 2 usage, 3 environment, or
   the rule cannot be judged";
 
 /// How to measure.
@@ -173,7 +182,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     let usual = Sweep::default().budget_ms;
     let budget_ms = args.protocol.budget.map_or(usual, |seconds| seconds * 1e3);
     let sweep = args.sweep.map(|keep| Sweep { keep, budget_ms });
-    let mut kernels = kernels::ids(&args.kernel)?;
+    let (mut kernels, own) = args.own.ids(&args.kernel)?;
     if sweep.is_some() && kernels.is_empty() {
         kernels = kernels::on(matches!(device, Device::Cpu));
     }
@@ -182,9 +191,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         kernels,
         baseline: args.baseline.clone(),
         sweep,
+        own,
         ..args.protocol.request(&device)
     };
-    let report = bench(&device, &request, &args.peers, args.keep.path()?.as_deref(), args.json)?;
+    let (store, deadline) = (args.keep.path()?, args.own.deadline());
+    let report = bench(&device, &request, &args.peers, deadline, store.as_deref(), args.json)?;
     if let Some(path) = &args.markdown {
         style::write(path, table::markdown(&report))?;
     }
@@ -207,7 +218,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         let mut inspected = result.inspections.iter().flatten();
         result.measurement.subjects.is_empty() || inspected.any(|found| !found.passed())
     };
-    if report.results.is_empty() || report.results.iter().any(is_rejected) {
+    if report.results.is_empty() || report.results.iter().any(is_rejected) || !report.failed.is_empty() {
         return Ok(Outcome::Findings);
     }
     match rule {
@@ -235,6 +246,7 @@ pub(crate) fn bench(
     device: &Device,
     request: &Request,
     peers: &[String],
+    deadline: Duration,
     store: Option<&Path>,
     quiet: bool,
 ) -> Result<Report, Failure> {
@@ -250,7 +262,7 @@ pub(crate) fn bench(
     if let Err(absence) = &python {
         progress.note(absence);
     }
-    let report = measure(&python, device, request, peers, store, &mut progress);
+    let report = measure(&python, device, request, (peers, deadline), store, &mut progress);
     drop(progress);
     let mut report = report?;
     report.notes.extend(python.err());
@@ -280,29 +292,39 @@ pub(crate) fn find_peers(peers: &[String]) -> Result<Option<Python>, String> {
     }
 }
 
-/// Benches in a Python process, which has the peers, or in this process if there is no such Python.
+/// Benches in a Python process, which has the peers, or in this process if there is no such Python. With kernels of the
+/// user it is always another process, of which each run of one may take so long.
 pub(crate) fn measure(
     python: &Result<Option<Python>, String>,
     device: &Device,
     request: &Request,
-    peers: &[String],
+    (peers, deadline): (&[String], Duration),
     store: Option<&Path>,
     watcher: &mut dyn Watcher,
 ) -> Result<Report, Failure> {
-    let Ok(Some(python)) = python else {
-        let store = store.map(Store::open).transpose()?;
-        return Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?);
-    };
-    let job = Job {
+    let mut job = Job {
         device: device.to_string(),
         peers: match peers.iter().any(|label| label == "all") {
             true => None,
             false => Some(peers.to_vec()),
         },
         store: store.map(Path::to_path_buf),
+        attended: false,
         request: request.clone(),
     };
-    Ok(python.bench(&job, watcher)?)
+    if let Ok(Some(python)) = python {
+        return Ok(python.bench(&job, deadline, watcher)?);
+    }
+    job.peers = Some(Vec::new());
+    if own::has_python(request) {
+        let python = Python::find_for_own().map_err(Failure::environment)?;
+        return Ok(python.bench(&job, deadline, watcher)?);
+    }
+    if !request.own.is_empty() {
+        return Ok(own::child()?.bench(&job, deadline, watcher)?);
+    }
+    let store = store.map(Store::open).transpose()?;
+    Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?)
 }
 
 /// Compiles in several processes: in one process the driver compiles one kernel at a time.

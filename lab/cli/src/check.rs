@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flashcore_check::CheckOptions;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::own::is_declaration;
+use flashcore_check::{CheckOptions, CheckReport};
 use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_sim::SimOptions;
 
@@ -13,7 +14,7 @@ use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
 use crate::watch::WatchArgs;
 use crate::{
-    Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, kernels, memory, museum, simulated, style, watch,
+    Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, kernels, memory, museum, own, simulated, style, watch,
 };
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
@@ -26,7 +27,8 @@ use crate::{
 /// float64.
 ///
 /// `museum/NAME` in place of a problem runs a past failure (`list museum`). A FILE.ptx runs a foreign
-/// kernel, if the kernel language has its instructions.
+/// kernel, if the kernel language has its instructions. With a declaration of its arguments (--kernel
+/// FILE.toml) it computes the problem, and its output is compared, too.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 clean, 1 findings, a wrong output or a refusal, 2 usage")]
 pub(crate) struct CheckArgs {
@@ -34,7 +36,8 @@ pub(crate) struct CheckArgs {
     problem: ProblemArgs,
     #[command(flatten)]
     inputs: InputArgs,
-    /// Kernel by id (`list kernels`), in place of the one that would be chosen
+    /// Kernel by id (`list kernels`), in place of the one that would be chosen, or the declaration of a
+    /// kernel of your own (FILE.toml, docs/own-kernel.md)
     #[arg(long, value_name = "ID", help_heading = "How")]
     kernel: Option<String>,
     /// Card to plan for (`list profiles`) [default: this machine's, else l4]
@@ -77,6 +80,8 @@ pub(crate) struct CheckArgs {
 
 /// Flags that problems, files and exhibits take.
 const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
+/// What is done with plans of our kernels only.
+const OF_PLANS: &[&str] = &["tap", "plant", "trace", "numerics"];
 const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
@@ -101,13 +106,10 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
     let mut card = card();
     card.chip.sms = args.sms.unwrap_or(card.chip.sms);
-    let config: Option<Config> = args.kernel.as_deref().map(kernels::gpu).transpose()?;
-    let mut plan = simulated::plan(&problem, card, config)?.plan;
-    if let Some(tap) = args.tap {
-        plan = Plan::with_tap(&problem, &plan.config, card.chip, tap).map_err(Failure::failed)?;
+    let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
+    if declared.is_some() {
+        given.forbid(&[OF_PLANS, watch::OF_TRACES].concat(), "the declaration of a kernel")?;
     }
-    let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
-    let planted = planted.transpose()?;
     let options = CheckOptions {
         schedules: args.schedules,
         first_schedule: args.schedule,
@@ -120,20 +122,39 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         },
         ..simulated::options(args.inputs.inputs, args.inputs.seed)
     };
+    if let Some(file) = declared {
+        let report = own::check(file, &problem, card, &options)?;
+        return Ok(show(args, &report, card, None, Page::default()));
+    }
+    let config: Option<Config> = args.kernel.as_deref().map(kernels::gpu).transpose()?;
+    let mut plan = simulated::plan(&problem, card, config)?.plan;
+    if let Some(tap) = args.tap {
+        plan = Plan::with_tap(&problem, &plan.config, card.chip, tap).map_err(Failure::failed)?;
+    }
+    let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
+    let planted = planted.transpose()?;
     if let Some(outcome) = args.watch.run(&plan, &options, args.json) {
         return outcome;
     }
     let report = simulated::check(&plan, &options)?;
-    if args.json {
-        style::print_json(&simulated::json(&report));
-        return Ok(simulated::outcome(&report));
+    let mut advice = Page::default();
+    if args.memory && !args.json {
+        memory::add_advice(&mut advice, &plan, &options)?;
     }
-    let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} for {}", card.title()));
+    Ok(show(args, &report, card, planted, advice))
+}
+
+fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Mutation>, advice: Page) -> Outcome {
+    if args.json {
+        style::print_json(&simulated::json(report));
+        return simulated::outcome(report);
+    }
+    let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} for {}", report.problem, card.title()));
     page.fields("planted", &planted);
-    simulated::add(&mut page, &report);
+    simulated::add(&mut page, report);
     if args.memory {
         memory::add_table(&mut page, &report.memory);
-        memory::add_advice(&mut page, &plan, &options)?;
+        page.add(advice);
     }
     for trace in &report.traces {
         let [x, y, z] = trace.block;
@@ -141,7 +162,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         watch::add_record(&mut page, trace, None);
     }
     page.print();
-    Ok(simulated::outcome(&report))
+    simulated::outcome(report)
 }
 
 fn taps() -> impl TypedValueParser<Value = Tap> {

@@ -3,15 +3,17 @@
 use clap::Args;
 use flashcore::{Device, KernelId};
 use flashcore_bench::compare::{Comparison, Side, compare};
-use flashcore_bench::{Options, Request, table};
+use flashcore_bench::{Options, Own, Request, table};
 use serde_json::json;
 
 use crate::bench::{ProtocolArgs, bench, cases, share, standings_text};
+use crate::own::OwnArgs;
 use crate::{Failure, Outcome, Page, StoreArgs, machine, style};
 
 /// Compare two kernels, evidence files, runs or revisions
 ///
-/// Two kernel ids are timed against each other, round by round. Otherwise A and B are evidence: a
+/// Two kernel ids, or kernels of your own (FILE.toml, FILE.py:FUNCTION), are timed against each other, round
+/// by round. Otherwise A and B are evidence: a
 /// file that `evidence export` wrote, another evidence folder (its latest run), or a run's key or
 /// revision in the evidence store, or a prefix of it; `latest` is the latest run.
 #[derive(Args)]
@@ -35,6 +37,8 @@ pub(crate) struct CompareArgs {
     #[command(flatten)]
     protocol: ProtocolArgs,
     #[command(flatten)]
+    own: OwnArgs,
+    #[command(flatten)]
     keep: StoreArgs,
     /// Print one JSON object
     #[arg(long)]
@@ -43,23 +47,32 @@ pub(crate) struct CompareArgs {
 
 pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
     let store = args.keep.path()?;
-    let kernels = [&args.a, &args.b].map(|name| name.parse::<KernelId>().ok());
-    let comparison = if let [Some(a), Some(b)] = kernels {
-        let device = match (args.device.as_str(), a, b) {
+    let names = [&args.a, &args.b];
+    let is_kernel = |name: &&String| name.parse::<KernelId>().is_ok() || Own::is_named(name);
+    let is_cpu = |name: &&String| matches!(name.parse(), Ok(KernelId::Cpu(_)));
+    let comparison = if names.iter().all(is_kernel) {
+        let device = match args.device.as_str() {
             // CPU kernels run only on the CPU.
-            ("best", KernelId::Cpu(_), KernelId::Cpu(_)) => Device::cpu(),
-            (name, ..) => machine::device(name)?,
+            "best" if names.iter().all(is_cpu) => Device::cpu(),
+            name => machine::device(name)?,
         };
+        let (labels, own) = args.own.ids(&names.map(String::clone))?;
+        // An old id as it is written today.
+        let label = |name: String| name.parse::<KernelId>().map_or(name, |id| id.to_string());
+        let labels: Vec<String> = labels.into_iter().map(label).collect();
+        let (a, b) = (&labels[0], &labels[1]);
         let request = Request {
             cases: cases(&args.on, None)?,
-            kernels: vec![a.to_string(), b.to_string()],
-            baseline: Some(a.to_string()),
+            kernels: labels.clone(),
+            baseline: Some(a.clone()),
+            own,
             ..args.protocol.request(&device)
         };
-        let report = bench(&device, &request, &["none".to_string()], store.as_deref(), true)?;
+        let (peers, deadline) = (["none".to_string()], args.own.deadline());
+        let report = bench(&device, &request, &peers, deadline, store.as_deref(), true)?;
         let why = report.results.iter().flat_map(|result| &result.absent);
         let why: Vec<String> = why.map(|(label, reason)| format!("{label}: {reason}")).collect();
-        Comparison::of_report(&report, &a.to_string(), &b.to_string())
+        Comparison::of_report(&report, a, b)
             .map_err(|error| Failure::from(error).help(why.first().cloned().unwrap_or_default()))?
     } else {
         let store = store.unwrap_or_default();

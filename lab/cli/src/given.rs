@@ -40,6 +40,14 @@ impl Given {
         }
     }
 
+    /// Refuses these flags for a subject that they are not about.
+    pub(crate) fn forbid(&self, forbidden: &[&str], subject: &str) -> Result<(), Failure> {
+        match self.find(forbidden) {
+            Some(given) => Err(Failure::usage(format!("{} is not for {subject}", flag(given)))),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses these flags for a problem: they are about such a file.
     pub(crate) fn refuse(&self, refused: &[&str], file: &str) -> Result<(), Failure> {
         let Some(given) = self.find(refused) else { return Ok(()) };

@@ -22,6 +22,7 @@ mod list;
 mod machine;
 mod memory;
 mod museum;
+mod own;
 mod plans;
 mod profile;
 mod progress;
@@ -117,7 +118,7 @@ enum Command {
     ///
     /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
     /// standard output, until the input ends. docs/tune.md has the protocol.
-    Worker,
+    Worker(worker::WorkerArgs),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -167,7 +168,7 @@ fn main() -> ExitCode {
         Some(Command::Profile(args)) => profile::run(&args),
         Some(Command::Device(args)) => device::run(&args),
         Some(Command::Kbench(args)) => kbench::run(&args),
-        Some(Command::Worker) => worker::run(),
+        Some(Command::Worker(args)) => worker::run(&args),
     };
     match outcome {
         Ok(outcome) => outcome.into(),

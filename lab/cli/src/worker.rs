@@ -2,12 +2,24 @@
 
 use std::time::Instant;
 
+use clap::Args;
 use flashcore_tune::rates;
 use flashcore_tune::worker::Program;
 
 use crate::{Failure, Outcome, style};
 
-pub(crate) fn run() -> Result<Outcome, Failure> {
+#[derive(Args)]
+pub(crate) struct WorkerArgs {
+    /// Run one bench with kernels of the user, for `flashcore bench`, which starts it
+    #[arg(long)]
+    bench: bool,
+}
+
+pub(crate) fn run(args: &WorkerArgs) -> Result<Outcome, Failure> {
+    if args.bench {
+        flashcore_bench::child::serve(std::io::stdin(), std::io::stdout()).map_err(Failure::failed)?;
+        return Ok(Outcome::Clean);
+    }
     // The search has ended: the candidate's result is not needed, and it may never end.
     let gone = || std::process::exit(0);
     flashcore_tune::worker::serve(std::io::stdin(), std::io::stdout(), gone).map_err(Failure::failed)?;

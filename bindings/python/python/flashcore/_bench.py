@@ -13,10 +13,13 @@ This is a hook for the project's own tools: it changes with them, without notice
 import ctypes
 import json
 import math
+import os
 import sys
 import time
 
+from . import _own
 from . import peers as _peers
+from ._native import abort_at_end_of_input as _abort_at_end_of_input
 from ._native import measure as _measure
 from ._native import run_bench as _run_bench
 
@@ -29,9 +32,13 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
     """Benches kernels and peers; returns `flashcore-bench`'s `Report` as a dict.
 
     `request` is its `Request` as a dict; `peers` a list of names of `flashcore.peers`, or "all"; `store` the path of
-    an evidence store; `watcher(kind, json)` is told of each "note", "case", "inspected", "sample" and "result".
+    an evidence store; `watcher(kind, json)` is told of each "note", "case", "running", "inspected", "sample" and
+    "result".
     """
     source = PeerSource(device.partition(":")[0], peers, plain=request.get("plain", False))
+    failed = {label for label, _ in request.get("failed", [])}
+    source.own = [own for own in request.get("own", []) if "python" in own["code"] and own["label"] not in failed]
+    source.watcher = watcher
     try:
         return json.loads(_run_bench(device, json.dumps(request), source, store=store, watcher=watcher))
     finally:
@@ -132,6 +139,7 @@ class PeerSource:
         self.wanted = [*self.found, *self.absent] if wanted == "all" else list(wanted)
         self.known = _peers.NAMES if kind == "cuda" else tuple(self.found)
         self.plain, self.before = plain, None
+        self.own, self.watcher = [], None
 
     def absences(self):
         reasons = {}
@@ -144,9 +152,16 @@ class PeerSource:
     def peers(self, case, place, tensors):
         """For each peer a subject that has run once, or its name and why it does not serve the problem."""
         wanted = [name for name in self.wanted if name in self.found]
-        if not wanted:
+        if not wanted and not self.own:
             return []
-        import torch
+        try:
+            import torch
+        except ImportError:
+            if place is not None:
+                raise
+            problem = json.loads(case)["problem"]
+            views = lambda: _own.arrays(tensors)
+            return [self._made_own(own, problem, views, None, tensors["out"]) for own in self.own]
 
         if place is not None:
             ordinal, stream = place
@@ -168,6 +183,34 @@ class PeerSource:
                 made.append(make(torch, name, run, tensors["out"]))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
                 made.append((name, (str(error) or type(error).__name__).splitlines()[0]))
+        views = lambda: {name: _wrapped(torch, tensors[name], place) for name in ("q", "k", "v", "out")}
+        for own in self.own:
+            made.append(self._made_own(own, problem, views, torch, tensors["out"], on_gpu=place is not None))
+        return made
+
+    def _made_own(self, own, problem, views, torch, out, on_gpu=False):
+        """A function of the user as a subject that has run once, or its label and why it does not serve the problem."""
+
+        def say(doing):
+            if self.watcher is not None:
+                self.watcher("running", json.dumps(doing and [own["label"], doing]))
+
+        label = own["label"]
+        try:
+            say("building")
+            function = _own.load(own)
+            say("calling")
+            run = function.bind(problem, views())
+            if torch is None:
+                made = _own.ArrayPeer(label, run, out)
+            else:
+                make = _CpuPeer if not on_gpu else (_PlainPeer if self.plain else _GraphPeer)
+                made = make(torch, label, run, out, versions=_own.versions())
+        except Exception as error:
+            made = (label, _own.described(error))
+            if on_gpu:
+                _own.end_if_lost(torch, made[1])
+        say(None)
         return made
 
     def close(self):
@@ -178,14 +221,9 @@ class PeerSource:
             torch.cuda.set_stream(self.before)
 
 
-# Fields of a `Problem` as JSON that say which kinds of lengths it has.
-LENGTHS = ("q_lengths", "kv_lengths")
-
-
 def _options(problem, q, k):
     """What the peers take, of a `Problem` as JSON."""
-    has_lengths = any(problem[name] != "equal" for name in LENGTHS)
-    if problem["q_offset"] != 0 or problem["kv_offset"] != 0 or has_lengths:
+    if problem["q_offset"] != 0 or problem["kv_offset"] != 0 or _peers.has_lengths(problem):
         raise _peers.NotServed("offsets, packed sequences and caches are not passed on to peers")
     left, right, align = (problem["mask"][name] for name in ("window_left", "window_right", "align"))
     if align == "top_left" and (left, right) != (None, None) and q.shape[1] != k.shape[1]:
@@ -227,9 +265,10 @@ def _wrapped(torch, tensor, place):
 class _CpuPeer(Subject):
     """A peer on the host."""
 
-    def __init__(self, torch, label, run, out, launch="host", runs_per_call=1):
+    def __init__(self, torch, label, run, out, launch="host", runs_per_call=1, versions=None):
         self.torch, self.run, self.out = torch, run, out
-        super().__init__(label, self._once, launch=launch, runs_per_call=runs_per_call, versions=_peers.versions(label))
+        versions = _peers.versions(label) if versions is None else versions
+        super().__init__(label, self._once, launch=launch, runs_per_call=runs_per_call, versions=versions)
         self._once()
 
     def _once(self):
@@ -237,7 +276,9 @@ class _CpuPeer(Subject):
         self.last = self.run()
 
     def answer(self):
-        """The answer of the last run, on the CPU in the layout of the bench's own output."""
+        """The answer of the last run, on the CPU in the layout of the bench's own output; None if it is in that."""
+        if self.last is None:
+            return None
         copy = self.torch.empty_strided(self.out["shape"], self.out["strides"], dtype=self.last.dtype)
         return copy.copy_(self.last)
 
@@ -245,14 +286,14 @@ class _CpuPeer(Subject):
 class _PlainPeer(_CpuPeer):
     """A peer on a CUDA device, called run by run."""
 
-    def __init__(self, torch, label, run, out):
-        super().__init__(torch, label, run, out, launch="plain")
+    def __init__(self, torch, label, run, out, versions=None):
+        super().__init__(torch, label, run, out, launch="plain", versions=versions)
 
 
 class _GraphPeer(_CpuPeer):
     """A peer on a CUDA device, in a graph that is a chain of runs."""
 
-    def __init__(self, torch, label, run, out):
+    def __init__(self, torch, label, run, out, versions=None):
         stream = torch.cuda.current_stream()
         for _ in range(3):  # what a library does the first times is not to be captured
             run()
@@ -264,7 +305,7 @@ class _GraphPeer(_CpuPeer):
         ended.synchronize()
         us = began.elapsed_time(ended) * 1e3 / 3
         chain = min(MAX_CHAIN, max(1, math.ceil(CHAIN_US / us)))
-        super().__init__(torch, label, run, out, launch="graph", runs_per_call=chain)
+        super().__init__(torch, label, run, out, launch="graph", runs_per_call=chain, versions=versions)
         stream.synchronize()
         # The chain is captured last: the answer that is inspected is its.
         self.graphs = {runs: self._capture(stream, runs) for runs in sorted({1, chain})}
@@ -282,11 +323,22 @@ class _GraphPeer(_CpuPeer):
 
 def main():
     """Reads a request from standard input, writes events to standard output: see docs/python.md."""
-    asked = json.load(sys.stdin)
+    # The first line is the request if it is attended: then this process ends when its input does.
+    text = sys.stdin.readline()
+    try:
+        asked = json.loads(text)
+    except ValueError:
+        asked = json.loads(text + sys.stdin.read())
+    if asked.get("attended", False):
+        _abort_at_end_of_input()
+    # What others print goes to standard error, so that it is not taken for events or spoils them.
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def say(kind, what):
-        print(f'{{"{kind}": {what}}}', flush=True)
+        print(f'{{"{kind}": {what}}}', file=events, flush=True)
 
+    _own.FAILED = lambda reason: say("failed", json.dumps(reason))
     try:
         report = run(
             asked["request"],
@@ -303,4 +355,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    # Threads of users' functions, and exit handlers that wait for their kernels, do not keep the process.
+    os._exit(status)

@@ -49,6 +49,11 @@ class NotServed(ValueError):
     """A peer does not compute what is asked."""
 
 
+def has_lengths(problem):
+    """Whether sequences of a `Problem` as JSON are packed, or lie in caches."""
+    return any(problem.get(name, "equal") != "equal" for name in ("q_lengths", "kv_lengths"))
+
+
 def find(device, wanted=None):
     """The peers that can run on a device (`"cpu"` or `"cuda"`), and why the others cannot.
 

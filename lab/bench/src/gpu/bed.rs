@@ -3,13 +3,15 @@
 use std::cell::RefCell;
 
 use flashcore::{DeviceScales, DeviceTensors};
+use flashcore_check::own::Declared;
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
 use flashcore_problem::{DType, Inputs, Layout, Lengths, POISON, Problem, Tensor};
 
 use super::guarded::Guarded;
+use super::subject::{KernelSubject, Launching};
 use super::tools::GpuTools;
 use crate::defences::Output;
-use crate::{Bed, PeerPlace, PeerTensors, Result, Trouble};
+use crate::{Bed, PeerPlace, PeerTensors, Result, Subject, Trouble};
 
 /// The tensors of a problem in device memory, each between guards that no kernel may write.
 #[derive(Debug)]
@@ -182,6 +184,15 @@ impl Bed for GpuBed<'_> {
             }
         }
         Ok(None)
+    }
+
+    fn declared<'b>(&'b self, declared: &Declared, launching: Launching) -> Result<[Box<dyn Subject + 'b>; 2]> {
+        let bound = |place| {
+            let sets = [self.tensors(place), self.tensors(1 - place)];
+            KernelSubject::declared(self.stream, declared, &self.problem, &sets, launching)
+        };
+        let [subject, elsewhere] = [bound(0)?, bound(1)?];
+        Ok([Box::new(subject), Box::new(elsewhere)])
     }
 
     fn peer_tensors(&self) -> PeerTensors {

@@ -1,11 +1,13 @@
 //! A plan as a subject: its kernels, loaded and checked against the plan, in graphs or launched one by one.
 
 use flashcore::DeviceTensors;
+use flashcore_check::own::{Declared, OwnError};
 use flashcore_cuda::{
-    CudaError, DeviceSlice, Function, FunctionAttributes, Graph, ModuleOptions, PreparedLaunch, Stream,
+    CudaError, DeviceSlice, Function, FunctionAttributes, Graph, Module, ModuleOptions, PreparedLaunch, Stream,
 };
 use flashcore_ir::{BufferSpec, Launch};
 use flashcore_kernels::{Plan, Step};
+use flashcore_problem::Problem;
 
 use super::tools::timed_us;
 use crate::{Attributes, BenchError, LaunchMode, Result, Subject, SubjectInfo, Trouble};
@@ -25,6 +27,7 @@ pub struct KernelSubject<'a> {
     stream: &'a Stream,
     runs: Vec<PreparedPlan<'a>>,
     graph: Option<Graph>,
+    writes_lse: bool,
 }
 
 /// All steps of a plan, ready to be enqueued.
@@ -36,8 +39,16 @@ pub struct PreparedPlan<'a> {
 impl<'a> PreparedPlan<'a> {
     /// Binds a plan's kernels, loaded in the order of its steps, to tensors.
     pub fn new(plan: &Plan, functions: &[Function], tensors: &DeviceTensors<'a>) -> Result<Self> {
+        PreparedPlan::of(plan.steps().map(|step| &step.launch).zip(functions), tensors)
+    }
+
+    /// Binds kernels and their launches to tensors.
+    pub fn of<'l>(
+        launches: impl Iterator<Item = (&'l Launch, &'l Function)>,
+        tensors: &DeviceTensors<'a>,
+    ) -> Result<Self> {
         let mut steps = Vec::new();
-        for (Step { launch, .. }, function) in plan.steps().zip(functions) {
+        for (launch, function) in launches {
             steps.push(function.prepare(launch, &bind(launch, tensors)?)?);
         }
         Ok(PreparedPlan { steps })
@@ -72,13 +83,69 @@ impl<'a> KernelSubject<'a> {
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
         let options = ModuleOptions::default();
-        let mut functions = Vec::new();
+        let mut kernels = Vec::new();
         for step in plan.steps() {
             let function = Function::load(stream.context(), &step.kernel, &options)?;
             check_attributes(plan, step, function.attributes())?;
-            functions.push(function);
+            kernels.push((step.launch.clone(), function));
         }
-        let runs = sets.iter().map(|set| PreparedPlan::new(plan, &functions, set));
+        let main = plan.before.len();
+        let id = plan.config.to_string();
+        let subject = KernelSubject::bound(stream, &kernels, main, sets, launching, &options)?;
+        Ok(KernelSubject {
+            info: SubjectInfo {
+                kernel: Some(id.clone()),
+                label: id,
+                ..subject.info
+            },
+            ..subject
+        })
+    }
+
+    /// Loads a user's kernel, which may spill, and binds it to sets of tensors; the first is the one that is timed hot.
+    ///
+    /// # Errors
+    /// A problem that it does not serve; what the driver says.
+    pub fn declared(
+        stream: &'a Stream,
+        declared: &Declared,
+        problem: &Problem,
+        sets: &[DeviceTensors<'a>],
+        launching: Launching,
+    ) -> Result<KernelSubject<'a>> {
+        let launch = declared.launch(problem).map_err(|error| match error {
+            OwnError::NotServed(_) => BenchError::Nothing(error.to_string()),
+            error => BenchError::Given(error.to_string()),
+        })?;
+        let options = ModuleOptions {
+            allow_local_memory: true,
+            allow_performance_warnings: true,
+            ..ModuleOptions::default()
+        };
+        let module = Module::load(stream.context(), &declared.ptx, &options)?;
+        let kernels = [(launch, module.function(&declared.entry)?)];
+        let subject = KernelSubject::bound(stream, &kernels, 0, sets, launching, &options)?;
+        Ok(KernelSubject {
+            info: SubjectInfo {
+                label: declared.label.clone(),
+                ..subject.info
+            },
+            writes_lse: declared.writes_lse(),
+            ..subject
+        })
+    }
+
+    /// Binds loaded kernels, of which `main` is the one to be described; the label is left to the caller.
+    fn bound(
+        stream: &'a Stream,
+        kernels: &[(Launch, Function)],
+        main: usize,
+        sets: &[DeviceTensors<'a>],
+        launching: Launching,
+        options: &ModuleOptions,
+    ) -> Result<KernelSubject<'a>> {
+        let launches = || kernels.iter().map(|(launch, function)| (launch, function));
+        let runs = sets.iter().map(|set| PreparedPlan::of(launches(), set));
         let runs = runs.collect::<Result<Vec<_>>>()?;
         let Some(first) = runs.first() else {
             return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
@@ -94,12 +161,15 @@ impl<'a> KernelSubject<'a> {
             graph.upload(stream)?;
         }
         let launch = chain.map_or(LaunchMode::Plain, LaunchMode::Graph);
-        let info = info_of(plan, &functions, &options, launch);
+        let functions: Vec<Function> = kernels.iter().map(|(_, function)| function.clone()).collect();
+        let launch_of_main = kernels.get(main).map(|(launch, _)| launch);
+        let info = described(launch_of_main, &functions, options, launch);
         Ok(KernelSubject {
             info,
             stream,
             runs,
             graph,
+            writes_lse: true,
         })
     }
 
@@ -113,23 +183,36 @@ impl<'a> KernelSubject<'a> {
 /// The identity of a plan whose kernels are loaded, in the order of its steps.
 pub(crate) fn info_of(plan: &Plan, functions: &[Function], options: &ModuleOptions, launch: LaunchMode) -> SubjectInfo {
     let id = plan.config.to_string();
+    SubjectInfo {
+        kernel: Some(id.clone()),
+        label: id,
+        ..described(Some(&plan.main.launch), functions, options, launch)
+    }
+}
+
+/// The identity of loaded kernels, but for their label.
+fn described(
+    main: Option<&Launch>,
+    functions: &[Function],
+    options: &ModuleOptions,
+    launch: LaunchMode,
+) -> SubjectInfo {
     let modules = functions.iter().map(|function| function.module().identity().hex());
-    let launch_of_main = &plan.main.launch;
-    let attributes = functions.first().map(Function::attributes).map(|found| Attributes {
+    let found = functions.first().map(Function::attributes);
+    let attributes = found.zip(main).map(|(found, main)| Attributes {
         registers: found.registers,
         local_bytes: found.local_bytes,
         static_shared_bytes: found.static_shared_bytes,
-        dynamic_shared_bytes: launch_of_main.dynamic_shared_bytes,
-        threads: launch_of_main.threads(),
-        blocks: launch_of_main.blocks(),
+        dynamic_shared_bytes: main.dynamic_shared_bytes,
+        threads: main.threads(),
+        blocks: main.blocks(),
         binary_version: found.binary_version,
     });
     SubjectInfo {
-        kernel: Some(id.clone()),
         module: Some(modules.collect::<Vec<_>>().join("+")),
         options: format!("{options:?}"),
         attributes,
-        ..SubjectInfo::new(id, launch)
+        ..SubjectInfo::new("", launch)
     }
 }
 
@@ -192,6 +275,10 @@ impl Subject for KernelSubject<'_> {
 
     fn input_sets(&self) -> usize {
         self.runs.len()
+    }
+
+    fn writes_lse(&self) -> bool {
+        self.writes_lse
     }
 }
 

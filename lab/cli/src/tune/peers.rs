@@ -1,6 +1,7 @@
 //! The end of `flashcore tune`: times the winner with the default and peers in one measurement.
 
 use flashcore::Device;
+use flashcore_bench::child::DEADLINE;
 use flashcore_bench::store::default_path;
 use flashcore_bench::{Case, Report, table};
 use flashcore_tune::{DeviceLock, Interrupt, Outcome as Found, PeerComparison, device_lock};
@@ -28,7 +29,8 @@ pub(crate) fn compare(found: &Found, case: &Case, device: &str, peers: &[String]
             let measured = || -> Result<Report, Failure> {
                 let device: Device = device.parse()?;
                 let request = comparison.request(case, options(&device));
-                measure(&python, &device, &request, peers, default_path().as_deref(), &mut ())
+                let (store, limits) = (default_path(), (peers, DEADLINE));
+                measure(&python, &device, &request, limits, store.as_deref(), &mut ())
             };
             match measured() {
                 Ok(report) => (comparison.report, comparison.missing) = (Some(report), python.err()),

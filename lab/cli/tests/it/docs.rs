@@ -2,7 +2,8 @@
 //!
 //! A block tagged `sh` is run, line by line, in a folder of its page; a comment such as `# exit 1` says with which code
 //! a line ends. Blocks tagged `sh slow`, `sh gpu` or `sh files` (they need files of the reader) are only parsed: each
-//! flag must exist. A block tagged with a file's name, such as `toml own.toml`, is that file. Commands in the text are
+//! flag must exist. A block tagged with a file's name, such as `toml own.toml`, is that file, and the folder next to a
+//! page that has its name (`own-kernel`) is there, too. Commands in the text are
 //! run, too, unless they measure or have a placeholder such as NAME.
 
 use std::collections::BTreeSet;
@@ -216,6 +217,12 @@ fn every_command_of_the_docs_works() {
         std::fs::create_dir_all(&folder).expect("a folder");
         for (file, text) in &page.files {
             std::fs::write(folder.join(file), text).expect("a file");
+        }
+        #[cfg(unix)]
+        if let (of_page, Some(stem)) = (path.with_extension(""), path.file_stem())
+            && of_page.is_dir()
+        {
+            std::os::unix::fs::symlink(&of_page, folder.join(stem)).expect("a link");
         }
         faults.extend(page.wrong.iter().map(|wrong| format!("{name}:{wrong}")));
         for typed in &page.commands {

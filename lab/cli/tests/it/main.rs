@@ -8,6 +8,7 @@ mod docs;
 mod kbench;
 mod measured;
 mod output;
+mod own;
 mod problem_files;
 mod profile;
 mod repository;

@@ -1,6 +1,5 @@
 //! How long each command may take.
 
-use std::thread;
 use std::time::Duration;
 
 use flashcore_problem::Problem;
@@ -31,16 +30,8 @@ impl Default for Deadlines {
     }
 }
 
-/// Operations per second of the slowest candidates worth waiting for, on a core and on a GPU.
-const SLOW_CORE: f64 = 1e9;
-const SLOW_GPU: f64 = 1e11;
-/// Lowest rate at which inputs are drawn and tensors copied, bytes per second.
-const SLOW_BYTES: f64 = 50e6;
 /// Fewest runs for timing a kernel, including warm-up.
-const LEAST_RUNS: f64 = 16.0;
-/// Longest time that the size of a problem may add.
-const LONGEST: Duration = Duration::from_secs(3600);
-
+const LEAST_RUNS: usize = 16;
 /// Time that the size of the open problem needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Needs {
@@ -51,23 +42,11 @@ pub(super) struct Needs {
 
 impl Needs {
     pub(super) fn of(problem: &Problem, kernels: usize, device: &str) -> Needs {
-        let rate = match device.starts_with("cuda:") {
-            true => SLOW_GPU,
-            false => SLOW_CORE * thread::available_parallelism().map_or(1, usize::from) as f64,
-        };
-        let seconds = |seconds: f64| Duration::try_from_secs_f64(seconds).map_or(LONGEST, |needed| needed.min(LONGEST));
-        let tensors = [
-            problem.q_layout(),
-            problem.k_layout(),
-            problem.v_layout(),
-            problem.o_layout(),
-        ];
-        let elements: usize = tensors.iter().map(|layout| layout.span()).sum();
-        let run = problem.flops() / rate;
+        let needs = flashcore_bench::Needs::of(problem, device);
         Needs {
-            run: seconds(run),
-            bytes: seconds(elements as f64 * 4.0 / SLOW_BYTES),
-            time: seconds(run * LEAST_RUNS * kernels as f64),
+            run: needs.runs(1),
+            bytes: needs.copies(1),
+            time: needs.runs(LEAST_RUNS * kernels),
         }
     }
 }
@@ -133,7 +112,7 @@ mod tests {
         };
         assert!(of(64, "cpu") < usual.run + Duration::from_secs(1));
         // 4.4 T operations.
-        let cores = thread::available_parallelism().map_or(1, usize::from) as u64;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         assert!(of(16384, "cpu") > usual.run + Duration::from_secs(4_000 / cores));
         // 44 s for a run, and 86 s for 268 M elements that are copied.
         let on_gpu = of(16384, "cuda:0");

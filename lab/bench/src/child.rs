@@ -1,0 +1,397 @@
+//! A bench in a child process, so that a user's kernel that hangs or faults costs itself and nothing else: the child says
+//! which kernel runs; where it dies, loses its device or is silent for too long meanwhile, it is ended, and another one
+//! goes on without that kernel. [`serve`] is the child's side.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Child as Process, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use flashcore::Device;
+use flashcore_problem::Problem;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::patience::Needs;
+use crate::{BenchError, Case, CaseResult, Mode, Report, Request, Result, Sample, Store, Watcher};
+
+/// Seconds that a run of a user's kernel may take, in addition to what the problem's size needs.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+/// How many times as long as a run its first call may take, which may compile, and building it before that.
+const FIRST_CALL: u32 = 6;
+const BUILD: u32 = 30;
+
+/// A program that benches what it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Child {
+    /// The executable.
+    pub program: OsString,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+}
+
+/// What is sent to the process, in one line.
+#[derive(Clone, Debug, Serialize)]
+pub struct Job {
+    /// `cpu`, `cuda:0`.
+    pub device: String,
+    /// Which peers, by label; `None`: all that are found, which is sent as `"all"`.
+    #[serde(serialize_with = "all_or_named")]
+    pub peers: Option<Vec<String>>,
+    /// The evidence store to write to.
+    pub store: Option<PathBuf>,
+    /// Whether the process is to end when its input does: set for kernels of the user, which may hang.
+    pub attended: bool,
+    /// The bench.
+    pub request: Request,
+}
+
+fn all_or_named<S: serde::Serializer>(peers: &Option<Vec<String>>, to: S) -> Result<S::Ok, S::Error> {
+    match peers {
+        None => to.serialize_str("all"),
+        Some(names) => names.serialize(to),
+    }
+}
+
+/// What a child without peers reads of a [`Job`].
+#[derive(Deserialize)]
+struct Asked {
+    device: String,
+    store: Option<PathBuf>,
+    request: Request,
+}
+
+/// What is happening to a user's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Doing {
+    /// Its file is run or compiled.
+    Building,
+    /// It is called for the first time.
+    Calling,
+    /// Its output is inspected.
+    Inspecting,
+    /// It is timed.
+    Timing,
+}
+
+impl std::fmt::Display for Doing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl Doing {
+    /// How long it may take.
+    fn allowed(self, run: Duration, needs: Needs) -> Duration {
+        match self {
+            Doing::Building => run * BUILD,
+            Doing::Calling => run * FIRST_CALL + needs.runs(8),
+            // Some runs on both sets of tensors, which are loaded and read.
+            Doing::Inspecting => run * 2 + needs.runs(8) + needs.copies(16),
+            Doing::Timing => run + needs.runs(16),
+        }
+    }
+}
+
+/// A line that comes back.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Event {
+    Note(String),
+    Case(Box<(Case, usize, usize)>),
+    Running(Option<(String, Doing)>),
+    Inspected(String, String),
+    Sample(Mode, String, Sample),
+    Result(Box<CaseResult>),
+    Report(Box<Report>),
+    Failed(String),
+}
+
+/// How a child ended.
+enum End {
+    Report(Box<Report>),
+    /// A user's kernel ended it: the label, and how.
+    Blamed(String, String),
+}
+
+/// What is known of a bench that goes through several children.
+struct Progress<'w> {
+    watcher: &'w mut dyn Watcher,
+    deadline: Duration,
+    device: String,
+    /// Problems of earlier children, and of all.
+    before: usize,
+    count: usize,
+    /// The problem that is benched, from 0 among those of this child.
+    at: usize,
+    problem: Option<Problem>,
+    notes: Vec<String>,
+    /// Results of this child, and of earlier ones.
+    results: Vec<CaseResult>,
+    finished: Vec<CaseResult>,
+}
+
+impl Child {
+    /// Benches in a child process, and passes on what happens. A kernel of the user that hangs or ends the process is in
+    /// [`Report::failed`], and the rest of the bench is done without it.
+    ///
+    /// # Errors
+    /// [`BenchError::Device`] with what the process said if it did not end in a report.
+    pub fn bench(&self, job: &Job, deadline: Duration, watcher: &mut dyn Watcher) -> Result<Report> {
+        let mut job = job.clone();
+        job.attended = !job.request.own.is_empty();
+        let mut progress = Progress {
+            watcher,
+            deadline,
+            device: job.device.clone(),
+            before: 0,
+            count: job.request.cases.len(),
+            at: 0,
+            problem: None,
+            notes: Vec::new(),
+            results: Vec::new(),
+            finished: Vec::new(),
+        };
+        loop {
+            match self.once(&job, &mut progress)? {
+                End::Report(mut report) => {
+                    let earlier = std::mem::take(&mut progress.notes);
+                    report.notes.retain(|note| !earlier.contains(note));
+                    report.notes.splice(0..0, earlier);
+                    report.results.splice(0..0, std::mem::take(&mut progress.finished));
+                    report.failed.clone_from(&job.request.failed);
+                    return Ok(*report);
+                }
+                End::Blamed(label, reason) => {
+                    if job.request.failed.iter().any(|(failed, _)| *failed == label) {
+                        let why = format!("{label} was run again after it had failed ({reason})");
+                        return Err(BenchError::Device(why));
+                    }
+                    progress.watcher.inspected(&label, &reason);
+                    job.request.failed.push((label, reason));
+                    progress.finished.append(&mut progress.results);
+                    job.request.cases.drain(..progress.at);
+                    progress.before += progress.at;
+                    progress.at = 0;
+                }
+            }
+        }
+    }
+
+    fn once(&self, job: &Job, progress: &mut Progress<'_>) -> Result<End> {
+        let failed = |reason: String| BenchError::Device(format!("{}: {reason}", self.program.display()));
+        let mut running = Running::start(self, job).map_err(&failed)?;
+        let mut own: Option<(String, Doing)> = None;
+        let (mut outcome, mut said_why) = (None, None);
+        loop {
+            let allowed = own.as_ref().map(|(_, doing)| progress.allowed(*doing));
+            let line = match allowed {
+                None => running.lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(allowed) => running.lines.recv_timeout(allowed),
+            };
+            match (line, &own) {
+                (Ok(line), _) => match serde_json::from_str(&line) {
+                    Ok(Event::Running(now)) => own = now,
+                    Ok(Event::Report(report)) => outcome = Some(End::Report(report)),
+                    Ok(Event::Failed(reason)) => said_why = Some(reason),
+                    Ok(event) => progress.pass_on(event),
+                    // Libraries print what they like; only events are ours.
+                    Err(_) => {}
+                },
+                (Err(RecvTimeoutError::Timeout), Some((label, doing))) => {
+                    let seconds = allowed.unwrap_or_default().as_secs_f64();
+                    let reason = format!("HUNG: no answer while {doing} within {seconds:.1} s; its process was ended");
+                    return Ok(End::Blamed(label.clone(), reason));
+                }
+                (Err(_), _) => break,
+            }
+        }
+        let (status, words) = running.end().map_err(&failed)?;
+        match (outcome, own, said_why) {
+            (Some(end), ..) => Ok(end),
+            (None, Some((label, doing)), why) => {
+                let how = why.unwrap_or_else(|| format!("its process ended ({status}): {words}"));
+                Ok(End::Blamed(label, format!("CRASHED while {doing}: {how}")))
+            }
+            (None, None, Some(reason)) => Err(failed(reason)),
+            (None, None, None) => Err(failed(format!("it ended without a report ({status}): {words}"))),
+        }
+    }
+}
+
+impl Progress<'_> {
+    fn allowed(&self, doing: Doing) -> Duration {
+        let needs = self.problem.as_ref().map(|problem| Needs::of(problem, &self.device));
+        doing.allowed(self.deadline, needs.unwrap_or_default())
+    }
+
+    fn pass_on(&mut self, event: Event) {
+        match event {
+            Event::Note(note) if self.notes.contains(&note) => {}
+            Event::Note(note) => {
+                self.watcher.note(&note);
+                self.notes.push(note);
+            }
+            Event::Case(case) => {
+                self.at = case.1;
+                self.watcher.case(&case.0, self.before + case.1, self.count);
+                self.problem = Some(case.0.problem);
+            }
+            Event::Inspected(label, what) => self.watcher.inspected(&label, &what),
+            Event::Sample(mode, label, sample) => self.watcher.sample(mode, &label, &sample),
+            Event::Result(result) => {
+                self.watcher.result(&result);
+                self.results.push(*result);
+            }
+            Event::Running(_) | Event::Report(_) | Event::Failed(_) => {}
+        }
+    }
+}
+
+/// A process that was started and sent its job.
+struct Running {
+    process: Process,
+    /// Open if the process ends when it is closed.
+    _stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+    errors: Option<JoinHandle<String>>,
+}
+
+impl Running {
+    fn start(child: &Child, job: &Job) -> Result<Running, String> {
+        let mut input = serde_json::to_vec(job).map_err(|error| error.to_string())?;
+        input.push(b'\n');
+        let mut process = Command::new(&child.program)
+            .args(&child.args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| error.to_string())?;
+        // Read in threads, so that a library that warns a lot does not block on a full pipe.
+        let errors = process.stderr.take().map(|stderr| {
+            std::thread::spawn(move || {
+                let lines = BufReader::new(stderr).lines().map_while(Result::ok);
+                lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
+            })
+        });
+        let (sender, lines) = channel();
+        if let Some(stdout) = process.stdout.take() {
+            std::thread::spawn(move || {
+                let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+                lines
+                    .take_while(|line| sender.send(line.clone()).is_ok())
+                    .for_each(drop);
+            });
+        }
+        let mut stdin = process.stdin.take();
+        if let Some(stdin) = &mut stdin {
+            // A process that died already says why on its other pipes.
+            let _ = stdin.write_all(&input).and_then(|()| stdin.flush());
+        }
+        Ok(Running {
+            process,
+            _stdin: stdin.filter(|_| job.attended),
+            lines,
+            errors,
+        })
+    }
+
+    /// Waits for the end: the status, and the last line of standard error.
+    fn end(&mut self) -> Result<(std::process::ExitStatus, String), String> {
+        let status = self.process.wait().map_err(|error| error.to_string())?;
+        let said = self.errors.take().and_then(|thread| thread.join().ok());
+        Ok((status, said.unwrap_or_default()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The child's side, without peers: reads a job in one line, and writes events, a line each. The process is aborted when
+/// the input ends, even while a kernel hangs.
+///
+/// # Errors
+/// Output that cannot be written. What fails in the bench is an event.
+pub fn serve(input: impl Read + Send + 'static, output: impl Write) -> std::io::Result<()> {
+    let mut input = BufReader::new(input);
+    let mut line = String::new();
+    input.read_line(&mut line)?;
+    abort_at_end_of(input);
+    let mut lines = Lines { output, failed: None };
+    let said = match serde_json::from_str(&line) {
+        Err(error) => json!({ "failed": format!("the job cannot be read: {error}") }),
+        Ok(Asked { device, store, request }) => match run(&device, store, &request, &mut lines) {
+            Ok(report) => json!({ "report": report }),
+            Err(error) => json!({ "failed": error.to_string() }),
+        },
+    };
+    lines.say(&said);
+    lines.failed.map_or(Ok(()), Err)
+}
+
+fn run(device: &str, store: Option<PathBuf>, request: &Request, watcher: &mut dyn Watcher) -> Result<Report> {
+    let device: Device = device.parse()?;
+    let store = store.map(|path| Store::open(&path)).transpose()?;
+    crate::run(&device, request, &mut (), store.as_ref(), watcher)
+}
+
+/// Ends this process when its input ends, in a thread: whoever started it is gone, and a kernel may never end.
+pub fn abort_at_end_of(mut input: impl Read + Send + 'static) {
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut input, &mut std::io::sink());
+        // No exit handlers: the driver's would wait for the kernel.
+        std::process::abort();
+    });
+}
+
+/// Writes events.
+struct Lines<W> {
+    output: W,
+    failed: Option<std::io::Error>,
+}
+
+impl<W: Write> Lines<W> {
+    fn say(&mut self, what: &Value) {
+        let written = writeln!(self.output, "{what}").and_then(|()| self.output.flush());
+        self.failed = self.failed.take().or(written.err());
+    }
+}
+
+impl<W: Write> Watcher for Lines<W> {
+    fn note(&mut self, note: &str) {
+        self.say(&json!({ "note": note }));
+    }
+
+    fn case(&mut self, case: &Case, index: usize, count: usize) {
+        self.say(&json!({ "case": (case, index, count) }));
+    }
+
+    fn running(&mut self, own: Option<(&str, Doing)>) {
+        self.say(&json!({ "running": own }));
+    }
+
+    fn inspected(&mut self, label: &str, outcome: &str) {
+        self.say(&json!({ "inspected": (label, outcome) }));
+    }
+
+    fn sample(&mut self, mode: Mode, label: &str, sample: &Sample) {
+        self.say(&json!({ "sample": (mode, label, sample) }));
+    }
+
+    fn result(&mut self, result: &CaseResult) {
+        self.say(&json!({ "result": result }));
+    }
+}
+
+#[cfg(all(test, unix))]
+#[path = "child_tests.rs"]
+mod tests;

@@ -1,0 +1,153 @@
+//! Kernels of users: PTX with a declaration of its arguments, and Python functions. They are timed by the same protocol,
+//! in a [child process](crate::child) with a deadline, after the user has said that they [may run](Trust).
+
+mod trust;
+
+use std::path::{Path, PathBuf};
+
+use flashcore_check::own::{Declared, PREFIX, is_declaration};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+pub use trust::Trust;
+
+use crate::{BenchError, Result};
+
+/// A user's kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Own {
+    /// Its name in tables: `own/attention`, `own/mine:attention`.
+    pub label: String,
+    /// The declaration, or the Python file: an absolute path.
+    pub file: PathBuf,
+    /// SHA-256 of what runs: of the declaration and its PTX, or of the Python file. 64 hexadecimal digits.
+    pub sha256: String,
+    /// What runs.
+    pub code: Code,
+}
+
+/// What runs of a user's kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// A kernel of a PTX file.
+    Ptx(Box<Declared>),
+    /// The function of this name in the Python file.
+    Python(String),
+}
+
+/// The file and the function of `mine.py:attention`.
+fn python(word: &str) -> Option<(&str, &str)> {
+    match word.rsplit_once(':') {
+        Some((file, function)) if file.ends_with(".py") => Some((file, function)),
+        None if word.ends_with(".py") => Some((word, "")),
+        _ => None,
+    }
+}
+
+/// Whether a label is that of a user's kernel.
+pub fn is_own(label: &str) -> bool {
+    label.starts_with(PREFIX)
+}
+
+impl Own {
+    /// Whether a word of a command line is a user's kernel: `FILE.toml`, `FILE.py:FUNCTION`.
+    pub fn is_named(word: &str) -> bool {
+        is_declaration(word) || python(word).is_some()
+    }
+
+    /// Reads the kernel that a word names. Nothing of it runs.
+    ///
+    /// # Errors
+    /// [`BenchError::Given`]: a file that cannot be read, or a mistake in it.
+    pub fn read(word: &str) -> Result<Own> {
+        let given = |reason: String| BenchError::Given(reason);
+        let absolute = |file: &str| std::path::absolute(file).map_err(|error| given(format!("{file}: {error}")));
+        let Some((file, function)) = python(word) else {
+            let (declared, bytes) = Declared::read(Path::new(word)).map_err(|error| given(error.to_string()))?;
+            return Ok(Own {
+                label: declared.label.clone(),
+                file: absolute(word)?,
+                sha256: hex(&bytes),
+                code: Code::Ptx(Box::new(declared)),
+            });
+        };
+        let is_part = |c: char| c.is_alphanumeric() || c == '_';
+        if function.is_empty() || !function.chars().all(is_part) || function.starts_with(|c: char| c.is_numeric()) {
+            return Err(given(format!("`{word}` names no function; write {file}:FUNCTION")));
+        }
+        let bytes = std::fs::read(file).map_err(|error| given(format!("{file}: {error}")))?;
+        let stem = Path::new(file)
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        Ok(Own {
+            label: format!("{PREFIX}{stem}:{function}"),
+            file: absolute(file)?,
+            sha256: hex(&bytes),
+            code: Code::Python(function.to_string()),
+        })
+    }
+
+    /// Whether it runs in Python.
+    pub fn is_python(&self) -> bool {
+        matches!(self.code, Code::Python(_))
+    }
+
+    /// What running it means, in a clause.
+    pub fn does(&self) -> String {
+        let file = self.file.display();
+        match &self.code {
+            Code::Ptx(declared) => format!("launches the kernel `{}` of {file} on the GPU", declared.entry),
+            Code::Python(_) => format!("runs {file}, and what that imports, as a Python program with your rights"),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_name_declarations_and_functions() {
+        for (word, is_own) in [
+            ("mine.toml", true),
+            ("a/mine.py:attention", true),
+            ("mine.py", true),
+            ("scalar/naive-t128-v16", false),
+            ("ids.txt", false),
+        ] {
+            assert_eq!(Own::is_named(word), is_own, "{word}");
+        }
+        for (word, said) in [
+            ("mine.py", "`mine.py` names no function; write mine.py:FUNCTION"),
+            ("mine.py:a b", "names no function"),
+            ("mine.py:1st", "names no function"),
+            ("none.py:attention", "none.py: No such file"),
+            ("none.toml", "none.toml: No such file"),
+        ] {
+            let error = Own::read(word).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_runs_is_known_by_its_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("mine.py");
+        std::fs::write(&file, "def attention(q, k, v): return q\n").unwrap();
+        let word = format!("{}:attention", file.display());
+        let own = Own::read(&word).unwrap();
+        assert_eq!((own.label.as_str(), own.sha256.len()), ("own/mine:attention", 64));
+        assert!(own.is_python() && own.does().contains("with your rights"));
+        std::fs::write(&file, "def attention(q, k, v): return v\n").unwrap();
+        assert_ne!(Own::read(&word).unwrap().sha256, own.sha256);
+        let text = serde_json::to_string(&own).unwrap();
+        assert_eq!(serde_json::from_str::<Own>(&text).unwrap(), own);
+    }
+}
