@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use flashcore_bench::defences::{Inspection, Rig, Run, inspect, inspect_again};
+use flashcore_bench::profile::KernelProfile;
 use flashcore_bench::{Measurement, Mode, Options, Trouble};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
@@ -79,6 +80,7 @@ pub(crate) struct Found {
     pub(crate) reason: String,
     pub(crate) timed: Option<Timed>,
     pub(crate) unjudged: Vec<String>,
+    pub(crate) counters: Option<Box<KernelProfile>>,
 }
 
 impl Found {
@@ -88,6 +90,7 @@ impl Found {
             reason,
             timed: None,
             unjudged: Vec::new(),
+            counters: None,
         }
     }
 }
@@ -340,6 +343,7 @@ fn judged(measurement: &Measurement, id: &str, best: Option<&Best>, gain: f64) -
             module: None,
         }),
         unjudged: Vec::new(),
+        counters: None,
     })
 }
 

@@ -11,6 +11,7 @@
 //! - [`Gatekeeper`]: the gates that need no device.
 
 pub mod board;
+mod counting;
 mod default;
 pub mod device_lock;
 mod error;
@@ -41,6 +42,7 @@ mod trial;
 mod witness;
 pub mod worker;
 
+pub use counting::Counting;
 pub use default::DefaultKernel;
 pub use device_lock::{DeviceLock, Waits};
 pub use error::TuneError;

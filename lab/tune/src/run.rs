@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
 
 use crate::board::Board;
+use crate::counting::Counting;
 use crate::device_lock::{DeviceLock, Waits};
 use crate::error::TuneError;
 use crate::examine::Examiner;
@@ -48,6 +49,8 @@ pub struct Request {
     pub setup: Setup,
     /// Source of the rates for predictions and claims, for the record.
     pub rates: Option<String>,
+    /// Reads the counters of each new best; `None`: no claims from counters.
+    pub counting: Option<Counting>,
     /// Most trials.
     pub trials: usize,
     /// Most time for the search. Running trials are finished.
@@ -79,6 +82,8 @@ pub trait Watcher {
     fn lost(&mut self, _device: &str, _why: &str) {}
     /// Another search has a device, and this one waits for it.
     fn waits(&mut self, _device: &str, _waits: Waits) {}
+    /// Counters cannot be read; the search continues without them.
+    fn uncounted(&mut self, _why: &str) {}
 }
 
 impl Watcher for () {}
@@ -165,6 +170,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     search.trials = request.trials.max(tried_before);
     search.time = request.time;
     search.compilers = compilers.as_ref();
+    search.counting = request.counting.as_ref();
     search.interrupt = request.interrupt.clone();
     search.go(&mut *strategy, &mut examiners, watcher)?;
     let Search {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::counting::Counting;
 use crate::device_lock::Waits;
 use crate::error::TuneError;
 use crate::examine::{Best, Examiner, Found};
@@ -33,6 +34,8 @@ enum News {
     /// The worker of this number has ended, and the candidate has no result.
     Ended(usize, Job, TuneError),
     Waits(String, Waits),
+    /// Why there are no counters.
+    Uncounted(String),
 }
 
 struct Pending {
@@ -61,6 +64,7 @@ pub(crate) struct Search<'s> {
     pub(crate) trials: usize,
     pub(crate) time: Duration,
     pub(crate) compilers: Option<&'s Compilers>,
+    pub(crate) counting: Option<&'s Counting>,
     pub(crate) interrupt: Interrupt,
     pub(crate) history: History,
     /// In order; the first one's number is that of the next trial.
@@ -88,6 +92,7 @@ impl<'s> Search<'s> {
             trials: usize::MAX,
             time: Duration::MAX,
             compilers: None,
+            counting: None,
             interrupt: Interrupt::default(),
             history: History::default(),
             pending: VecDeque::new(),
@@ -107,11 +112,12 @@ impl<'s> Search<'s> {
         let mut workers: Vec<Option<String>> = examiners.iter().map(device).collect();
         let (queue, jobs) = channel();
         let (sender, news) = channel();
-        let (jobs, halt, compilers) = (Mutex::new(jobs), Interrupt::default(), self.compilers);
+        let (jobs, halt) = (Mutex::new(jobs), Interrupt::default());
+        let (compilers, counting) = (self.compilers, self.counting);
         let mut outcome = thread::scope(|scope| {
             for (by, examiner) in examiners.iter_mut().enumerate() {
                 let (sender, jobs, halt) = (sender.clone(), &jobs, &halt);
-                scope.spawn(move || work(examiner, by, jobs, compilers, &sender, halt));
+                scope.spawn(move || work(examiner, by, jobs, (compilers, counting), &sender, halt));
             }
             let outcome = self.drive(strategy, &queue, &news, &mut workers, watcher);
             // Threads end when the queue is closed. After an error they skip the rest.
@@ -126,7 +132,7 @@ impl<'s> Search<'s> {
             match one {
                 News::Done(job, found, seconds) => self.know(&job, found, seconds),
                 News::Ended(.., error) => outcome = outcome.and(Err(error)),
-                News::Waits(..) => {}
+                News::Waits(..) | News::Uncounted(_) => {}
             }
         }
         while self.knows_next() {
@@ -176,6 +182,7 @@ impl<'s> Search<'s> {
                     self.give(queue, job);
                 }
                 Ok(News::Waits(device, waits)) => watcher.waits(&device, waits),
+                Ok(News::Uncounted(why)) => watcher.uncounted(&why),
                 Err(_) => {}
             }
         }
@@ -308,6 +315,7 @@ impl<'s> Search<'s> {
                     reason: format!("the same machine program as {first}"),
                     timed: same.timed.clone(),
                     unjudged: same.unjudged.clone(),
+                    counters: None,
                 };
                 (found, Some(first), 0.0)
             }
@@ -323,6 +331,7 @@ impl<'s> Search<'s> {
             fingerprint: pending.fingerprint,
             same_as,
             seconds,
+            counters: found.counters,
         };
         self.journal.add(&trial)?;
         self.add(trial, watcher);
@@ -353,7 +362,7 @@ fn work(
     examiner: &mut Examiner<'_>,
     by: usize,
     jobs: &Mutex<Receiver<Job>>,
-    compilers: Option<&Compilers>,
+    (compilers, counting): (Option<&Compilers>, Option<&Counting>),
     news: &Sender<News>,
     halt: &Interrupt,
 ) {
@@ -369,7 +378,17 @@ fn work(
         }
         let told = &mut |device: &str, waits| drop(news.send(News::Waits(device.to_string(), waits)));
         let Some(held) = examiner.hold(told) else { return };
-        let found = examiner.examine(job.number, &job.id, job.best.as_ref());
+        let mut found = examiner.examine(job.number, &job.id, job.best.as_ref());
+        if let (Some(counting), Ok(found)) = (counting, &mut found)
+            && (found.verdict == Verdict::Faster || (found.timed.is_some() && job.best.is_none()))
+        {
+            // The device is held, so nothing is timed meanwhile.
+            match counting.read(&job.id, &examiner.worker.device) {
+                Some(Ok(counters)) => found.counters = Some(Box::new(counters)),
+                Some(Err(why)) => drop(news.send(News::Uncounted(why.to_string()))),
+                None => {}
+            }
+        }
         drop(held);
         let is_lost = found.is_err();
         let sent = news.send(match found {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use flashcore_bench::profile::KernelProfile;
 use flashcore_bench::{Interval, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +116,9 @@ pub struct Trial {
     pub same_as: Option<String>,
     /// Seconds that it took.
     pub seconds: f64,
+    /// Hardware counters of its main launch, if the search reads them and this was the best.
+    #[serde(default)]
+    pub counters: Option<Box<KernelProfile>>,
 }
 
 impl Trial {

@@ -93,7 +93,8 @@ impl Ncu {
         found.ok_or_else(|| NcuError::Missing(tried()))
     }
 
-    pub(super) fn at(path: &Path) -> Option<Ncu> {
+    /// The one at a path, if it says its version.
+    pub fn at(path: &Path) -> Option<Ncu> {
         let output = Command::new(path).arg("--version").stdin(Stdio::null()).output().ok()?;
         let said = String::from_utf8_lossy(&output.stdout);
         let version = said.lines().find_map(|line| line.strip_prefix("Version "))?;

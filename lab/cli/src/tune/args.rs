@@ -59,6 +59,9 @@ pub(crate) struct TuneArgs {
         help_heading = "Search"
     )]
     pub(crate) peers: Vec<String>,
+    /// Read the hardware counters of each new best with ncu, some seconds each, and make claims from them
+    #[arg(long, help_heading = "Search")]
+    pub(crate) counters: bool,
     /// Do not measure the rates of a new GPU first; predict with those of its profile
     #[arg(long, help_heading = "Search")]
     pub(crate) no_measure: bool,

@@ -292,7 +292,10 @@ pub(crate) fn add_claims(page: &mut Page, claims: &Claims) {
     if claims.claims.is_empty() {
         return page.field("claims", "none about these candidates");
     }
-    page.heading("Claims", "changes expected by simulator, compiler and cost model");
+    page.heading(
+        "Claims",
+        "changes expected by simulator, compiler, cost model and counters",
+    );
     for (index, line) in Tally::table(&claims.table).into_iter().enumerate() {
         let style = if index == 0 { DIM } else { anstyle::Style::new() };
         page.line(format_args!("  {style}{line}{style:#}"));

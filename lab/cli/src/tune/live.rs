@@ -193,6 +193,11 @@ impl Watcher for Live {
         }
     }
 
+    fn uncounted(&mut self, why: &str) {
+        self.bar
+            .suspend(|| style::note(format_args!("no more counters: {why}")));
+    }
+
     fn finals(&mut self, finalists: &[String]) {
         self.bar
             .set_message(format!("{} head to head", style::count(finalists.len(), "finalist")));
@@ -233,6 +238,7 @@ mod tests {
             fingerprint: None,
             same_as: None,
             seconds: 1.0,
+            counters: None,
         }
     }
 

@@ -15,13 +15,16 @@ use std::time::Duration;
 
 use flashcore::Problem;
 use flashcore_bench::Case;
+use flashcore_bench::profile::{Ncu, Profiler};
 use flashcore_tune::board::Board;
 use flashcore_tune::insight::Advisor;
 use flashcore_tune::journal::read_header;
 use flashcore_tune::strategy::{Kind, Outside, Population, Strategy};
 use flashcore_tune::worker::planted::Conduct;
 use flashcore_tune::worker::{Deadlines, Program};
-use flashcore_tune::{Gatekeeper, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs};
+use flashcore_tune::{
+    Counting, Gatekeeper, Outcome as Found, PeerComparison, Request, Setup, TuneError, device_lock, runs,
+};
 use serde_json::{Value, json};
 
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
@@ -213,6 +216,10 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     if let Some(start) = &args.start {
         setup.start.clone_from(start);
     }
+    let counting = args
+        .counters
+        .then(|| counting(args, case, devices, &setup))
+        .transpose()?;
     let ctrl_c = CtrlC::watch(&folder)?;
     let request = Request {
         case: case.clone(),
@@ -223,6 +230,7 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         inputs: args.seed,
         setup,
         rates,
+        counting: counting.flatten(),
         trials,
         time,
         folder: folder.clone(),
@@ -243,6 +251,30 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         ended_by(error, &folder)
     })?;
     Ok((found, ctrl_c))
+}
+
+/// What reads the counters of each new best; `None`, with a note, where there is no ncu.
+fn counting(args: &TuneArgs, case: &Case, devices: &[String], setup: &Setup) -> Result<Option<Counting>, Failure> {
+    if devices == ["cpu"] {
+        let why = "--counters reads those of a GPU, and the device is the CPU";
+        return Err(Failure::usage(why).help("leave --counters out, or name a device such as cuda:0"));
+    }
+    if !args.is_informed() {
+        let why = "--counters is for strategies that use claims, and this one ignores them";
+        return Err(Failure::usage(why).help("use ranked, or one with +insights"));
+    }
+    let ncu = match Ncu::find() {
+        Ok(ncu) => ncu,
+        Err(why) => {
+            style::note(format_args!("no counters: {why}"));
+            return Ok(None);
+        }
+    };
+    let profiler = Profiler {
+        ncu,
+        program: worker::program()?.path,
+    };
+    Ok(Some(Counting::new(profiler, case.clone(), setup.chip)))
 }
 
 /// The error that ended a search, with what was kept of it, unless it is about another run.

@@ -80,6 +80,7 @@ fn replayed(number: usize, id: &str, origin: String, known: &Known, optimum: f64
         same_as: None,
         unjudged: Vec::new(),
         seconds: 0.0,
+        counters: None,
     }
 }
 

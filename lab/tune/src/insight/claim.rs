@@ -41,6 +41,17 @@ impl fmt::Display for ClaimKind {
     }
 }
 
+/// What a claim is made from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// Simulator, compiler and cost model.
+    #[default]
+    Model,
+    /// Hardware counters that Nsight Compute read.
+    Counters,
+}
+
 /// One change of a lever, and its expected effect.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
@@ -48,6 +59,9 @@ pub struct Claim {
     pub about: String,
     /// The reason.
     pub kind: ClaimKind,
+    /// What it is made from; the model in files of before there were others.
+    #[serde(default)]
+    pub source: Source,
     /// The reason in words, with numbers.
     pub evidence: String,
     /// The line of the kernel, such as `crates/kernels/src/mma/warp.rs:212`, if there is one.

@@ -1,4 +1,4 @@
-//! Claims about candidates from simulator, compiler and cost model, and their scores.
+//! Claims about candidates from simulator, compiler, cost model and hardware counters, and their scores.
 //!
 //! A [`Claim`] says that one change of one lever of a candidate pays, or would not build, and why.
 //! Claims are made about candidates that may have offspring, when they are tried. The trial that
@@ -6,6 +6,7 @@
 //! space and on the trials in their order, so a resumed run makes the same claims and reads none.
 
 mod claim;
+mod counters;
 mod look;
 mod rules;
 #[cfg(test)]
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-pub use claim::{Claim, ClaimKind, Score};
+pub use claim::{Claim, ClaimKind, Score, Source};
 pub use look::{Advisor, Predicted};
 pub use rules::is_to_spill;
 
@@ -42,6 +43,9 @@ pub struct Scored {
 pub struct Tally {
     /// The kind.
     pub kind: ClaimKind,
+    /// What they are made from.
+    #[serde(default)]
+    pub source: Source,
     /// Claims made.
     pub made: usize,
     /// Those whose change was tried.
@@ -68,9 +72,13 @@ impl Tally {
     pub fn table(tallies: &[Tally]) -> Vec<String> {
         let percent = |mean: Option<f64>| mean.map_or("-".to_string(), |mean| format!("{mean:+.1} %"));
         let line = |tally: &Tally| {
+            let from = match tally.source {
+                Source::Model => "",
+                Source::Counters => " (ncu)",
+            };
             format!(
-                "{:<15}{:>6}{:>7}{:>11}{:>12}{:>8}{:>16}{:>11}",
-                tally.kind,
+                "{:<20}{:>6}{:>7}{:>11}{:>12}{:>8}{:>16}{:>11}",
+                format!("{}{from}", tally.kind),
                 tally.made,
                 tally.tried,
                 tally.came_true,
@@ -80,7 +88,7 @@ impl Tally {
                 percent(tally.measured),
             )
         };
-        let head = "kind             made  tried  came true  sign wrong  failed   mean expected   measured";
+        let head = "kind                  made  tried  came true  sign wrong  failed   mean expected   measured";
         std::iter::once(head.to_string())
             .chain(tallies.iter().map(line))
             .collect()
@@ -137,6 +145,11 @@ impl Insights {
                 for claim in rules::claims(&trial.id, registers, &self.advisor, space, &tried) {
                     self.add(claim);
                 }
+                if let Some(counters) = &trial.counters {
+                    for claim in rules::claims_of_counters(&trial.id, counters, &self.advisor, space, &tried) {
+                        self.add(claim);
+                    }
+                }
             }
         }
         self.seen = history.trials().len();
@@ -184,23 +197,25 @@ impl Insights {
         table(&self.claims)
     }
 
-    /// Trust in claims of a kind: see [`Tally::trust`].
-    pub fn trust(&self, kind: ClaimKind) -> f64 {
-        let scored: Vec<&Scored> = self.claims.iter().filter(|scored| scored.claim.kind == kind).collect();
-        tally(kind, &scored).trust()
+    /// Trust in claims of a kind and source: see [`Tally::trust`].
+    pub fn trust(&self, kind: ClaimKind, source: Source) -> f64 {
+        let of = |scored: &&Scored| (scored.claim.kind, scored.claim.source) == (kind, source);
+        let scored: Vec<&Scored> = self.claims.iter().filter(of).collect();
+        tally((kind, source), &scored).trust()
     }
 }
 
 /// Results of each kind among claims.
 pub fn table(claims: &[Scored]) -> Vec<Tally> {
-    let mut by_kind: BTreeMap<ClaimKind, Vec<&Scored>> = BTreeMap::new();
+    let mut by_kind: BTreeMap<(ClaimKind, Source), Vec<&Scored>> = BTreeMap::new();
     for scored in claims {
-        by_kind.entry(scored.claim.kind).or_default().push(scored);
+        let kind = (scored.claim.kind, scored.claim.source);
+        by_kind.entry(kind).or_default().push(scored);
     }
     by_kind.into_iter().map(|(kind, scored)| tally(kind, &scored)).collect()
 }
 
-fn tally(kind: ClaimKind, scored: &[&Scored]) -> Tally {
+fn tally((kind, source): (ClaimKind, Source), scored: &[&Scored]) -> Tally {
     let with = |score: Score| scored.iter().filter(|scored| scored.score == Some(score)).count();
     let timed = scored
         .iter()
@@ -211,6 +226,7 @@ fn tally(kind: ClaimKind, scored: &[&Scored]) -> Tally {
     let mean = |sum: f64| (count > 0).then(|| sum / f64::from(count));
     Tally {
         kind,
+        source,
         made: scored.len(),
         tried: scored.iter().filter(|scored| scored.score.is_some()).count(),
         came_true: with(Score::CameTrue),

@@ -1,19 +1,23 @@
 //! Rules from observations of a candidate to changes that may pay. The cost model predicts the
 //! changed candidate; a rule alone makes no claim.
 
+use flashcore_bench::profile::KernelProfile;
 use flashcore_check::cost::{Bound, Resource};
 
-use super::claim::{Claim, ClaimKind};
+use super::claim::{Claim, ClaimKind, Source};
+use super::counters;
 use super::look::{Advisor, Look, Waste};
 use crate::space::Space;
 
-struct Reason {
-    kind: ClaimKind,
-    evidence: String,
-    line: Option<String>,
+pub(super) struct Reason {
+    pub(super) kind: ClaimKind,
+    pub(super) evidence: String,
+    pub(super) line: Option<String>,
     /// Levers, each followed by `+` for its next value or `-` for the one before, in the lever's
     /// order and among those that may be proposed.
-    turns: &'static str,
+    pub(super) turns: &'static str,
+    /// What it costs at most, per cent of the time, if that was measured.
+    pub(super) costs: Option<f64>,
 }
 
 /// Smallest gain that is claimed, per cent; smaller ones are within the noise.
@@ -40,15 +44,10 @@ pub(super) fn claims(
     let Some(look) = advisor.look(&[about.to_string()]).remove(0) else {
         return Vec::new();
     };
-    let mut asked: Vec<Claim> = Vec::new();
-    for reason in reasons(&look, registers) {
-        let turns = reason.turns.split(' ');
-        let changes = turns.filter_map(|turn| reason.change(about, turn, space));
-        asked.extend(changes.filter(|claim| !tried(&claim.proposes)));
-    }
-    let ids: Vec<String> = asked.iter().map(|claim| claim.proposes.clone()).collect();
+    let asked = changes(about, reasons(&look, registers), space, tried);
+    let ids: Vec<String> = asked.iter().map(|(claim, _)| claim.proposes.clone()).collect();
     let mut claims: Vec<Claim> = Vec::new();
-    for (claim, after) in asked.into_iter().zip(advisor.look(&ids)) {
+    for ((claim, _), after) in asked.into_iter().zip(advisor.look(&ids)) {
         // If several reasons name a change, the first one counts.
         let is_new = claims.iter().all(|other| other.proposes != claim.proposes);
         if let Some(after) = after.filter(|_| is_new) {
@@ -56,6 +55,52 @@ pub(super) fn claims(
         }
     }
     claims
+}
+
+/// Claims from measured counters. What a change gains is what the cost model predicts of it, at most what the bottleneck
+/// costs; half of that where the model sees no difference, or does not know the kernel.
+pub(super) fn claims_of_counters(
+    about: &str,
+    counters: &KernelProfile,
+    advisor: &Advisor,
+    space: &Space,
+    tried: &dyn Fn(&str) -> bool,
+) -> Vec<Claim> {
+    let before = advisor.look(&[about.to_string()]).remove(0);
+    let asked = changes(about, counters::reasons(counters), space, tried);
+    let ids: Vec<String> = asked.iter().map(|(claim, _)| claim.proposes.clone()).collect();
+    let mut claims: Vec<Claim> = Vec::new();
+    for ((mut claim, costs), after) in asked.into_iter().zip(advisor.look(&ids)) {
+        let spills = before
+            .as_ref()
+            .zip(after.as_ref())
+            .is_some_and(|(before, after)| spills(before, after).is_some());
+        let predicted = before.as_ref().zip(after.as_ref());
+        let predicted = predicted.map_or(0.0, |(before, after)| 100.0 * (after.micros / before.micros - 1.0));
+        let expected = match predicted {
+            slower if slower >= LEAST => 0.0,
+            faster if faster <= -LEAST => faster.max(-costs),
+            _ => -costs / 2.0,
+        };
+        claim.source = Source::Counters;
+        claim.expected = Some(expected);
+        if expected <= -LEAST && !spills && claims.iter().all(|other| other.proposes != claim.proposes) {
+            claims.push(claim);
+        }
+    }
+    claims
+}
+
+/// The changes that reasons name, of which none is tried, each with what its reason costs.
+fn changes(about: &str, reasons: Vec<Reason>, space: &Space, tried: &dyn Fn(&str) -> bool) -> Vec<(Claim, f64)> {
+    let mut changes = Vec::new();
+    for reason in reasons {
+        let turns = reason.turns.split(' ');
+        let of_reason = turns.filter_map(|turn| reason.change(about, turn, space));
+        let fresh = of_reason.filter(|claim| !tried(&claim.proposes));
+        changes.extend(fresh.map(|claim| (claim, reason.costs.unwrap_or(0.0))));
+    }
+    changes
 }
 
 /// The claim with its expectation: that the change does not build, or that it pays; otherwise none.
@@ -126,6 +171,7 @@ impl Reason {
         Some(Claim {
             about: about.to_string(),
             kind: self.kind,
+            source: Source::Model,
             evidence: self.evidence.clone(),
             line: self.line.clone(),
             lever: lever.to_string(),
@@ -145,6 +191,7 @@ fn reasons(look: &Look, registers: Option<u32>) -> Vec<Reason> {
             evidence,
             line: line.map(str::to_string),
             turns,
+            costs: None,
         });
     };
     let wastes = [

@@ -1,3 +1,4 @@
+use flashcore_bench::profile::{KernelProfile, LineProfile};
 use flashcore_ir::Profile;
 use flashcore_problem::{Mask, Problem};
 
@@ -212,9 +213,12 @@ fn claims_are_scored_by_the_trial_of_their_change() {
     assert_eq!(room.expected, Some(-10.0));
     // -8, -2 and +10 per cent.
     assert!(room.measured.unwrap().abs() < 1e-9);
-    assert_eq!((room.trust(), insights.trust(ClaimKind::Room)), (2.0 / 6.0, 2.0 / 6.0));
+    assert_eq!(
+        (room.trust(), insights.trust(ClaimKind::Room, Source::Model)),
+        (2.0 / 6.0, 2.0 / 6.0)
+    );
     // A kind without trials has a trust of one half.
-    assert_eq!(insights.trust(ClaimKind::Latency), 0.5);
+    assert_eq!(insights.trust(ClaimKind::Latency, Source::Model), 0.5);
 }
 
 #[test]
@@ -291,4 +295,154 @@ fn predictions_and_tables_have_what_is_known() {
     assert!(!is_to_spill((290, 255), Some((280, 255))));
     let lines = Tally::table(&[]);
     assert!(lines.len() == 1 && lines[0].starts_with("kind ") && lines[0].ends_with(" measured"));
+}
+
+/// Counters of a launch, with the line that has most samples.
+fn counted(shares: &[(&str, f64)], stalls: &[(&str, f64)], line: Option<LineProfile>) -> KernelProfile {
+    let map = |of: &[(&str, f64)]| of.iter().map(|(key, value)| (key.to_string(), *value)).collect();
+    KernelProfile {
+        counters: map(shares),
+        stalls: map(stalls),
+        lines: line.into_iter().collect(),
+        ..KernelProfile::default()
+    }
+}
+
+fn line(waits_for: &str, wavefronts_excess: f64) -> LineProfile {
+    LineProfile {
+        file: "/build/crates/kernels/src/mma/kernel.rs".to_string(),
+        line: 118,
+        source: String::new(),
+        samples: 900.0,
+        instructions: 64.0,
+        wavefronts: 2000.0,
+        wavefronts_excess,
+        waits_for: Some(waits_for.to_string()),
+    }
+}
+
+#[test]
+fn measured_bottlenecks_make_claims_with_a_line_a_lever_and_a_gain() {
+    let mission = Problem::named("mission").unwrap();
+    let advisor = Advisor::new(&mission, Profile::named("h200").unwrap());
+    let of = |about: &str, counters: &KernelProfile, tried: &dyn Fn(&str) -> bool| {
+        rules::claims_of_counters(about, counters, &advisor, &space(), tried)
+    };
+    // Conflicts that take most of the time of shared memory.
+    let linear = "mma/m64n64-w4x1-s2-b1-qsh-lin-always";
+    let conflicts = [
+        ("wavefronts", 2_400_000.0),
+        ("wavefronts_excess", 2_000_000.0),
+        ("shared", 80.0),
+    ];
+    let counters = counted(&conflicts, &[("selected", 40.0)], Some(line("short_sb", 1500.0)));
+    let claims = of(linear, &counters, &|_| false);
+    let claim = claims
+        .iter()
+        .find(|claim| claim.kind == ClaimKind::BankConflicts)
+        .unwrap();
+    assert_eq!(
+        (claim.source, &*claim.lever, &*claim.to),
+        (Source::Counters, "swizzled", "true")
+    );
+    assert_eq!(claim.line.as_deref(), Some("crates/kernels/src/mma/kernel.rs:118"));
+    assert_eq!(claim.evidence, "ncu: 2000000 of 2400000 wavefronts are bank conflicts");
+    // At most what the conflicts cost: 83 % of the wavefronts, in 80 % of the time.
+    let gain = claim.expected.unwrap();
+    assert!((-66.7..=-30.0).contains(&gain), "{gain}");
+    // What was tried is not claimed, and one without a bottleneck has no claim.
+    assert!(
+        of(linear, &counters, &|id| id.contains("-xor-"))
+            .iter()
+            .all(|claim| claim.lever != "swizzled")
+    );
+    assert_eq!(
+        of(
+            linear,
+            &counted(&conflicts[..1], &[("selected", 60.0), ("wait", 14.0)], None),
+            &|_| false
+        ),
+        []
+    );
+
+    // Warps that wait for memory, at a line: more stages, or more warps. The model alone does not know that they wait.
+    let swizzled = "mma/m64n64-w4x1-s2-b1-qsh-xor-always";
+    let waits = counted(
+        &[("sm_busy", 20.0)],
+        &[("long_scoreboard", 45.0), ("barrier", 5.0)],
+        Some(line("long_sb", 0.0)),
+    );
+    let claims = of(swizzled, &waits, &|_| false);
+    let claim = claims.iter().find(|claim| claim.lever == "stages").unwrap();
+    assert_eq!((claim.kind, claim.source), (ClaimKind::Latency, Source::Counters));
+    assert!(
+        claim
+            .evidence
+            .contains("45 % of the samples of warps wait for global memory"),
+        "{claim}"
+    );
+    assert!(
+        claim.line.is_some() && claim.expected.is_some_and(|gain| (-45.0..=-2.0).contains(&gain)),
+        "{claim}"
+    );
+    // Where device memory binds, that is the bottleneck, whatever warps wait for.
+    let bound = counted(&[("dram", 86.0), ("sm_busy", 12.0)], &[("long_scoreboard", 60.0)], None);
+    assert!(
+        of(swizzled, &bound, &|_| false)
+            .iter()
+            .all(|claim| claim.kind == ClaimKind::L2)
+    );
+}
+
+#[test]
+fn claims_of_counters_are_made_scored_and_trusted_apart() {
+    let mission = Problem::named("mission").unwrap();
+    let about = "mma/m64n64-w4x1-s2-b1-qsh-lin-always";
+    let conflicts = [
+        ("wavefronts", 2_400_000.0),
+        ("wavefronts_excess", 2_000_000.0),
+        ("shared", 80.0),
+    ];
+    let counters = counted(&conflicts, &[], Some(line("short_sb", 1500.0)));
+    let mut first = trial(0, about, Some(1.0));
+    first.counters = Some(Box::new(counters));
+    // A trial is a line of JSON, so a resumed run makes the same claims.
+    let text = serde_json::to_string(&first).unwrap();
+    assert_eq!(serde_json::from_str::<Trial>(&text).unwrap(), first);
+    let mut history = History::default();
+    history.add(first);
+    let mut insights = Insights::new(Advisor::new(&mission, Profile::named("h200").unwrap()));
+    insights.follow(&history, &space());
+    let proposed = "mma/m64n64-w4x1-s2-b1-qsh-xor-always";
+    let sources: Vec<Source> = insights
+        .open(about)
+        .filter(|of| of.proposes == proposed)
+        .map(|of| of.source)
+        .collect();
+    assert_eq!(sources, [Source::Model, Source::Counters]);
+    // It takes a third of the time: both claims come true, each in its own row.
+    history.add(trial(1, proposed, Some(0.3)));
+    insights.follow(&history, &space());
+    let of = |source: Source| {
+        let table = insights.table();
+        *table
+            .iter()
+            .find(|tally| (tally.kind, tally.source) == (ClaimKind::BankConflicts, source))
+            .unwrap()
+    };
+    assert_eq!((of(Source::Model).came_true, of(Source::Counters).came_true), (1, 1));
+    assert!(insights.trust(ClaimKind::BankConflicts, Source::Counters) > 0.5);
+    assert_eq!(insights.trust(ClaimKind::Waves, Source::Counters), 0.5);
+    let lines = Tally::table(&insights.table());
+    assert!(
+        lines.iter().any(|line| line.starts_with("bank-conflicts (ncu)")),
+        "{lines:?}"
+    );
+    assert!(lines.iter().all(|line| line.chars().count() <= 96), "{lines:?}");
+    // Files of before there were counters have neither.
+    let old = serde_json::to_value(insights.claims())
+        .unwrap()
+        .to_string()
+        .replace("\"source\":\"counters\",", "");
+    assert!(serde_json::from_str::<Claims>(&old).is_ok());
 }

@@ -33,6 +33,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
             plan_notes: Vec::new(),
         },
         rates: None,
+        counting: None,
         trials: 3,
         time: Duration::MAX,
         folder,

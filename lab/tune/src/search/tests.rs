@@ -119,7 +119,7 @@ fn a_halted_worker_examines_no_further_candidate() {
     let (sender, news) = channel();
     let halt = Interrupt::default();
     halt.ask();
-    work(&mut examiner, 0, &Mutex::new(jobs), None, &sender, &halt);
+    work(&mut examiner, 0, &Mutex::new(jobs), (None, None), &sender, &halt);
     assert!(news.try_recv().is_err());
     assert_eq!(examiner.worker.started, 0);
 }

@@ -147,8 +147,16 @@ fn weighed<'i>(
     let options: Vec<(String, Option<&Claim>, f64)> = around
         .into_iter()
         .map(|id| {
-            let claim = insights.open(parent).find(|claim| claim.proposes == id);
-            let weight = claim.map_or(1.0, |claim| weight(claim, insights.trust(claim.kind)));
+            let claims = insights.open(parent).filter(|claim| claim.proposes == id);
+            let weighed = claims.map(|claim| (claim, weight(claim, insights.trust(claim.kind, claim.source))));
+            // A warning counts before what model and counters promise.
+            let heaviest = weighed.reduce(|a, b| match (a.0.expected, b.0.expected) {
+                (None, _) => a,
+                (_, None) => b,
+                _ if b.1 > a.1 => b,
+                _ => a,
+            });
+            let (claim, weight) = heaviest.map_or((None, 1.0), |(claim, weight)| (Some(claim), weight));
             (id, claim, weight)
         })
         .collect();

@@ -9,7 +9,7 @@ use flashcore_bench::{DeviceIdentity, Interval};
 use flashcore_ir::Profile;
 use flashcore_problem::Problem;
 
-use crate::insight::{Advisor, Claim, ClaimKind};
+use crate::insight::{Advisor, Claim, ClaimKind, Source};
 use crate::journal::{Header, SCHEMA};
 use crate::space::{CPU, Space};
 use crate::trial::{Timed, Trial, Verdict};
@@ -39,6 +39,7 @@ pub(crate) fn trial(number: usize, id: &str, score: Option<f64>) -> Trial {
         fingerprint: None,
         same_as: None,
         seconds: 0.0,
+        counters: None,
     }
 }
 
@@ -96,6 +97,7 @@ pub(crate) fn made_up(from: &str, to: &str, kind: ClaimKind, expected: Option<f6
     Claim {
         about: from.to_string(),
         kind,
+        source: Source::Model,
         evidence: "made up".to_string(),
         line: None,
         lever: "tile_q".to_string(),

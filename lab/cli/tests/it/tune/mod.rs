@@ -351,7 +351,7 @@ fn json_keeps_its_keys() {
     let of_header = "case computes default devices executable inputs problem rates revision schema seed space start \
                      started_at strategy torture window";
     assert_eq!(keys(&run["run"]).join(" "), of_header);
-    let of_trial = "fingerprint id number origin reason same_as seconds timed unjudged verdict";
+    let of_trial = "counters fingerprint id number origin reason same_as seconds timed unjudged verdict";
     assert_eq!(keys(&run["trials"][0]).join(" "), of_trial);
     let of_timed = "against interval module ratio registers score us";
     assert_eq!(keys(&run["trials"][0]["timed"]).join(" "), of_timed);

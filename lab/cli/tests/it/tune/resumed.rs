@@ -138,3 +138,89 @@ fn a_ranked_run_that_is_taken_up_again_ranks_as_it_did() {
     assert_eq!(essence(&resumed), essence(&whole));
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+/// A stand-in for ncu that prints the counters of a kernel with bank conflicts, of any program.
+#[cfg(unix)]
+fn fake_ncu(home: &std::path::Path, on_profile: &str) -> std::path::PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let raw = "\"ID\",\"Kernel Name\",\"Block Size\",\"Grid Size\",\"derived__memory_l1_wavefronts_shared_excessive\",\
+               \"l1tex__data_pipe_lsu_wavefronts_mem_shared.sum\",\
+               \"l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.pct_of_peak_sustained_elapsed\"\n\
+               \"\",\"\",\"\",\"\",\"\",\"\",\"%\"\n\
+               \"0\",\"mma_x\",\"(128, 1, 1)\",\"(8, 8, 1)\",\"2,000,000\",\"2,400,000\",\"80\"\n";
+    std::fs::write(home.join("raw.csv"), raw).unwrap();
+    let path = home.join("ncu");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n--version) echo 'Version 2025.3.1.0 (build 1)';;\n*--page=raw*) cat {}/raw.csv;;\n\
+         *--page=source*) echo none;;\n*) echo x >> {}/profiled; {on_profile};;\nesac\n",
+        home.display(),
+        home.display()
+    );
+    std::fs::write(&path, script).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[cfg(unix)]
+#[test]
+fn counters_of_each_new_best_make_claims_that_a_resumed_run_makes_again() {
+    let home = folder("counters");
+    let file = home.join("space.json");
+    std::fs::write(&file, serde_json::to_string(&table_of_kernels()).unwrap()).unwrap();
+    let (device, kept) = (file.display(), home.join("run"));
+    let words = format!(
+        "tune mission --device replay:{device} --strategy elite+insights --budget 8 --counters --json --folder {}",
+        kept.display()
+    );
+    let ncu = fake_ncu(&home, "true");
+    let whole = json(flashcore(&words, &home).env("FLASHCORE_NCU", &ncu));
+    // The first, and those that were faster than the best: no other was profiled.
+    let trials = trials(&whole);
+    let counted = |trial: &&Trial| trial.counters.is_some();
+    let best = |trial: &&Trial| trial.number == 0 || trial.verdict == flashcore_tune::Verdict::Faster;
+    assert_eq!(
+        trials.iter().filter(counted).count(),
+        trials.iter().filter(best).count()
+    );
+    let profiled = || std::fs::read_to_string(home.join("profiled")).unwrap().lines().count();
+    assert_eq!(profiled(), trials.iter().filter(counted).count());
+    let claims = whole["claims"]["claims"].as_array().unwrap();
+    let of_counters = claims
+        .iter()
+        .find(|claim| claim["source"] == "counters")
+        .expect("a claim");
+    assert_eq!(
+        (&of_counters["kind"], &of_counters["lever"]),
+        (&"bank-conflicts".into(), &"swizzled".into())
+    );
+    assert!(
+        of_counters["evidence"]
+            .as_str()
+            .unwrap()
+            .starts_with("ncu: 2000000 of 2400000")
+    );
+    let confirmed = claims
+        .iter()
+        .filter(|claim| claim["source"] == "counters" && claim["score"] == "came-true");
+    assert!(confirmed.count() > 0, "{whole:#}");
+    let shown = flashcore(&format!("leaderboard {}", kept.display()), &home)
+        .output()
+        .unwrap();
+    let shown = super::words(&String::from_utf8(shown.stdout).unwrap());
+    assert!(shown.contains("bank-conflicts (ncu)"), "{shown}");
+    // Taken up again without ncu: the same claims, from what the trials kept.
+    let plain = words.replace(" --counters", "");
+    let again = json(&mut flashcore(&format!("{plain} --resume"), &home));
+    assert_eq!(again["claims"], whole["claims"]);
+    assert_eq!(profiled(), trials.iter().filter(counted).count());
+
+    // A machine without permission says so once, and the search goes on.
+    let ncu = fake_ncu(&home, "echo '==ERROR== ERR_NVGPUCTRPERM'; exit 1");
+    let words = words.replace("/run", "/other").replace(" --json", "");
+    let ran = flashcore(&words, &home).env("FLASHCORE_NCU", &ncu).output().unwrap();
+    let said = super::words(&String::from_utf8(ran.stderr).unwrap());
+    assert!(
+        ran.status.success() && said.matches("NVreg_RestrictProfilingToAdminUsers=0").count() == 1,
+        "{said}"
+    );
+}

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::insight::ClaimKind;
+use crate::insight::{ClaimKind, Source};
 use crate::space::CPU;
 use crate::tests::{made_up, trial, valley};
 
@@ -43,6 +43,7 @@ fn a_line_matches_the_document() {
     let claim = made_up("cpu/m64n64", "cpu/m128n64", ClaimKind::Room, Some(-8.5));
     let tally = Tally {
         kind: ClaimKind::Spills,
+        source: Source::Model,
         made: 3,
         tried: 2,
         came_true: 1,
@@ -69,9 +70,9 @@ fn a_line_matches_the_document() {
         concat!(
             r#"{"trials":[],"best":"cpu/m64n64","fastest":[{"id":"cpu/m64n64","levers":{"tile_kv":"64","tile_q":"64"},"#,
             r#""neighbours":[{"lever":"tile_q","to":"128","id":"cpu/m128n64"}]}],"#,
-            r#""turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","#,
+            r#""turned_down":[],"claims":[{"about":"cpu/m64n64","kind":"room","source":"model","#,
             r#""evidence":"made up","line":null,"lever":"tile_q","from":"64","to":"128","#,
-            r#""proposes":"cpu/m128n64","expected":-8.5}],"record":[{"kind":"spills","made":3,"tried":2,"#,
+            r#""proposes":"cpu/m128n64","expected":-8.5}],"record":[{"kind":"spills","source":"model","made":3,"tried":2,"#,
             r#""came_true":1,"sign_wrong":0,"failed":0,"expected":null,"measured":null}]}"#
         )
     );
