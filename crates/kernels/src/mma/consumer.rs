@@ -27,6 +27,9 @@ const RESCALE_THRESHOLD: f32 = 8.0;
 /// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
 const MAX_OFFSET: f32 = 6.0;
 
+/// Steps of Q that registers hold at most: with all 16 of head_dim 256, ptxas 13 spills two registers on sm_80 to sm_89.
+const MOST_STEPS_HELD: u32 = 15;
+
 /// Parts of a K block with speculative softmax. More cost more votes than they hide.
 const SPECULATIVE_PARTS: u32 = 2;
 
@@ -73,7 +76,7 @@ pub(super) struct Warp<'k, 'p, E> {
     pub(super) shape: &'p Shape,
     pub(super) place: &'p WarpPlace<'k>,
     q_place: Fragments<'k, E>,
-    /// Q's operands where registers hold them, by row block and step.
+    /// Q's operands where registers hold them, by row block and step; steps after the last are read for each K block.
     q_held: Vec<Vec<AOperand<E>>>,
     query_rows: QueryRows<'k>,
     /// The lane's first row among these.
@@ -125,7 +128,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     pub(super) fn load_q(&mut self) {
         for m in 0..self.levers.row_blocks() {
-            let steps = 0..padded(self.shape.head_dim) / STEP;
+            let steps = 0..(padded(self.shape.head_dim) / STEP).min(MOST_STEPS_HELD);
             let operand = |step| self.q_place.a(self.k, 16 * m, step * STEP);
             self.q_held.push(steps.map(operand).collect());
         }
@@ -261,12 +264,13 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
         self.k.verb("S += Q*K", || {
             for step in 0..padded(self.shape.head_dim) / STEP {
-                let q: Vec<_> = match self.levers.q_in_registers {
-                    true => self.q_held.iter().map(|block| block[step as usize]).collect(),
-                    false => (0..self.levers.row_blocks())
-                        .map(|m| self.q_place.a(self.k, 16 * m, step * STEP))
-                        .collect(),
-                };
+                let q: Vec<_> = (0..self.levers.row_blocks())
+                    .map(|m| {
+                        let held = self.q_held.get(m as usize).and_then(|block| block.get(step as usize));
+                        held.copied()
+                            .unwrap_or_else(|| self.q_place.a(self.k, 16 * m, step * STEP))
+                    })
+                    .collect();
                 for keys in keys.clone() {
                     let [left, right] = k_place.b_rows(self.k, keys * STEP, step * STEP);
                     for (scores, &q) in self.scores.iter().zip(&q) {

@@ -35,6 +35,8 @@ enum Only {
 const ANY: &[Target] = &[];
 /// Shared memory for two blocks of 96 KB an SM, or more.
 const HOPPER: &[Target] = &[Target::Sm90a, Target::Sm100];
+/// Shared memory for a block of 128 KB.
+const WIDE: &[Target] = &[Target::Sm80, Target::Sm90a, Target::Sm100];
 const AMPERE: &[Target] = &[Target::Sm80];
 const OTHERS: &[Target] = &[Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm120];
 use Size::{Decode, Large, Medium, Small};
@@ -79,7 +81,7 @@ const TABLE: &[Default] = &[
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
     Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: Some(Only::Keys(512)),
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks an SM even out short rows" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: None,
+    Default { targets: WIDE, head_dim: 256, sizes: &[Medium, Large], only: None,
         id: "m128n32-w8x1-s2-b1-qreg-xor-cond", why: "16 rows a warp leave room for their output and for Q in registers" },
     Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: None,
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "the same for log-sum-exp and for older compilers, which run out of registers above" },
@@ -90,10 +92,10 @@ const TABLE: &[Default] = &[
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
     Default { targets: ANY, head_dim: 128, sizes: &[Medium, Large], only: None,
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks of 48 KB fit an SM of 100 KB" },
-    Default { targets: ANY, head_dim: 240, sizes: &[Small, Medium, Large], only: None,
+    Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "one block of 96 KB fits an SM of 100 KB" },
     Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
-        id: "m64n16-w4x1-s2-b1-qreg-xor-cond", why: "tiles of 16 keys leave registers for Q" },
+        id: "m64n16-w4x1-s2-b1-qreg-xor-cond", why: "tiles of 16 keys leave registers where the compiler runs out of them above" },
     Default { targets: ANY, head_dim: 256, sizes: &[Small, Medium, Large], only: None,
         id: "m64n16-w4x1-s2-b1-qsh-xor-cond", why: "the smallest tiles, where others have no room" },
 ];
