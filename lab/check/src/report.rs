@@ -1,5 +1,7 @@
 //! [`CheckReport`]: the result of checking a plan.
 
+use std::collections::BTreeSet;
+
 use flashcore_ir::Target;
 use flashcore_ir::proof::LaunchRefusal;
 use flashcore_kernels::Tap;
@@ -122,4 +124,28 @@ pub struct CheckReport {
     pub memory: Vec<MemorySite>,
     /// Time of the simulations, seconds.
     pub seconds: f64,
+}
+
+impl CheckReport {
+    /// What is wrong: the kinds of all findings and the first of them, the refusals of the launch, or the wrong output.
+    /// `None` of a clean check.
+    pub fn fault(&self) -> Option<String> {
+        match self.verdict {
+            Verdict::Clean => None,
+            Verdict::Refused => {
+                let refusals: Vec<String> = self.refusals.iter().map(ToString::to_string).collect();
+                Some(refusals.join("; "))
+            }
+            Verdict::Findings => {
+                let kinds: BTreeSet<&str> = self.findings.iter().map(|found| found.finding.kind.name()).collect();
+                let first = self.findings.first().map(|found| found.finding.to_string());
+                let kinds = Vec::from_iter(kinds).join(", ");
+                Some(format!("{kinds}; {}", first.unwrap_or_default()))
+            }
+            Verdict::Wrong => Some(match (self.differs_under, &self.gate) {
+                (Some(schedule), _) => format!("the output under schedule {schedule} differs from the first"),
+                (None, gate) => gate.as_ref().map_or_else(String::new, ToString::to_string),
+            }),
+        }
+    }
 }

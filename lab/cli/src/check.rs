@@ -1,10 +1,8 @@
 //! `flashcore check`: proves the launch of a plan, simulates it and reports what is wrong.
 
-use std::sync::Arc;
-
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use flashcore_check::mutate::{Mutation, Operator, mutations};
+use flashcore_check::mutate::{self, Mutation, Operator};
 use flashcore_check::own::is_declaration;
 use flashcore_check::{CheckOptions, CheckReport};
 use flashcore_kernels::{Config, Plan, Tap};
@@ -169,27 +167,19 @@ fn taps() -> impl TypedValueParser<Value = Tap> {
     PossibleValuesParser::new(Tap::ALL.map(Tap::name)).map(|name| Tap::from_name(&name).unwrap_or(Tap::Scores))
 }
 
+/// A mistake by name.
+pub(crate) fn operator(name: &str) -> Result<Operator, String> {
+    let known = || format!("no mistake is named `{name}`; known are {}", style::list(Operator::ALL));
+    Operator::from_name(name).ok_or_else(known)
+}
+
 /// Plants a mistake such as `drop-barrier:2`. Places are counted through the kernels in their order.
 fn plant(mistake: &str, plan: &mut Plan) -> Result<Mutation, Failure> {
     let (name, number) = mistake.split_once(':').unwrap_or((mistake, "1"));
-    let Some(operator) = Operator::from_name(name) else {
-        let known = style::list(Operator::ALL);
-        let why = format!("no mistake is named `{name}`; known are {known}");
-        return Err(Failure::usage(why));
-    };
-    let mut count = 0;
-    let wanted = number.parse::<usize>().unwrap_or(0);
-    for step in plan.steps_mut() {
-        let places = mutations(&step.kernel).into_iter();
-        for mutation in places.filter(|mutation| mutation.operator == operator) {
-            count += 1;
-            if count == wanted {
-                step.kernel = Arc::new(mutation.apply(&step.kernel));
-                return Ok(mutation);
-            }
-        }
-    }
-    Err(Failure::usage(format!(
-        "`{mistake}`: this plan's kernels have {count} places for {name}; write {name}:N with N from 1"
-    )))
+    let operator = operator(name).map_err(Failure::usage)?;
+    mutate::plant(plan, operator, number.parse().unwrap_or(0)).map_err(|count| {
+        Failure::usage(format!(
+            "`{mistake}`: this plan's kernels have {count} places for {name}; write {name}:N with N from 1"
+        ))
+    })
 }

@@ -8,10 +8,12 @@ mod changes;
 mod operator;
 
 use std::fmt;
+use std::sync::Arc;
 
 use flashcore_ir::inst::{BinOp, Object};
 use flashcore_ir::ptx::mnemonic;
 use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
+use flashcore_kernels::Plan;
 
 use changes::changes;
 pub use operator::Operator;
@@ -132,6 +134,25 @@ pub fn object(inst: &Inst, kernel: &Kernel) -> Option<String> {
             buffer.map(|buffer| buffer.name.clone())
         }
     }
+}
+
+/// Plants a mistake in a plan, at the `number`th place (from 1) that its kernels have for it, in their order.
+///
+/// # Errors
+/// How many places there are, if they are fewer.
+pub fn plant(plan: &mut Plan, operator: Operator, number: usize) -> Result<Mutation, usize> {
+    let mut count = 0;
+    for step in plan.steps_mut() {
+        let places = mutations(&step.kernel).into_iter();
+        for mutation in places.filter(|mutation| mutation.operator == operator) {
+            count += 1;
+            if count == number {
+                step.kernel = Arc::new(mutation.apply(&step.kernel));
+                return Ok(mutation);
+            }
+        }
+    }
+    Err(count)
 }
 
 impl Mutation {
