@@ -11,28 +11,32 @@ use crate::store::Selector;
 use crate::{BenchError, CaseResult, Mode, Options, Ratio, Report, Result, Sample, Store, Turns, Verdict};
 
 /// The times of one subject on one problem.
-#[derive(Clone, Debug, PartialEq)]
-struct Entry {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Entry {
     /// Name of the problem.
-    case: String,
+    pub(crate) case: String,
     /// The problem in one line: what has to be equal.
-    problem: String,
+    pub(crate) problem: String,
     group: Group,
-    mode: Mode,
+    pub(crate) mode: Mode,
     turns: Option<Turns>,
-    label: String,
+    pub(crate) label: String,
     /// Whether it is a kernel of this project.
-    ours: bool,
+    pub(crate) ours: bool,
+    /// Whether an inspection passed; those that failed one are left out.
+    pub(crate) inspected: bool,
+    /// Why it was left out of the last rounds.
+    pub(crate) trouble: Option<String>,
     /// Samples, µs a run.
-    times: Vec<f64>,
+    pub(crate) times: Vec<f64>,
 }
 
 /// One side of a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Side {
     /// What it is, for people.
-    name: String,
-    entries: Vec<Entry>,
+    pub(crate) name: String,
+    pub(crate) entries: Vec<Entry>,
 }
 
 /// One subject on one problem, on both sides.
@@ -95,6 +99,8 @@ impl Side {
                         turns: recorded.measurement.turns,
                         label: subject.info.label.clone(),
                         ours: subject.info.is_ours(),
+                        inspected: found.is_some(),
+                        trouble: subject.trouble.clone(),
                         times: of.map(Sample::run_us).collect(),
                     };
                     if rejected || entry.times.is_empty() {
@@ -111,19 +117,20 @@ impl Side {
     /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does; else a
     /// run's key or a revision in the store at `store`.
     pub fn named(name: &str, store: &Path) -> Result<Side> {
-        let path = Path::new(name);
-        if path.is_file() {
-            return Side::of_store(&Store::open(path)?, &Selector::All, name);
-        }
-        if path.is_dir() {
-            return Side::of_store(&Store::open(path)?, &Selector::Latest, name);
-        }
-        let selector = match name {
-            "latest" => Selector::Latest,
-            _ => Selector::Prefix(name.to_string()),
-        };
-        Side::of_store(&Store::open(store)?, &selector, name)
+        let (store, selector) = named(name, store)?;
+        Side::of_store(&store, &selector, name)
     }
+}
+
+/// The runs that a command line names: see [`Side::named`].
+pub(crate) fn named(name: &str, store: &Path) -> Result<(Store, Selector)> {
+    let path = Path::new(name);
+    Ok(match name {
+        _ if path.is_file() => (Store::open(path)?, Selector::All),
+        _ if path.is_dir() => (Store::open(path)?, Selector::Latest),
+        "latest" => (Store::open(store)?, Selector::Latest),
+        _ => (Store::open(store)?, Selector::Prefix(name.to_string())),
+    })
 }
 
 impl Entry {
@@ -237,6 +244,8 @@ mod tests {
             turns: Some(Turns::Short),
             label: label.to_string(),
             ours: !label.starts_with("torch/"),
+            inspected: true,
+            trouble: None,
             times: (0..20).map(|i| us * (1.0 + 0.001 * f64::from(i % 4))).collect(),
         }
     }

@@ -9,6 +9,8 @@
 //! - [`run()`] does all of that for problems, kernels and [`peers`] on a GPU ([`gpu`]) or the host ([`cpu`]); every
 //!   number carries its identity into a [`Report`] and, sample by sample, into the evidence [`store`].
 //! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
+//! - [`parity`] compares kernels with float64 on random and adversarial problems.
+//! - [`gate`] judges a build against a baseline: kernels, findings, errors, times.
 //! - [`table`] prints reports; [`mod@compare`] compares configs, evidence files and revisions.
 //!
 //! ```
@@ -37,6 +39,7 @@ pub mod compare;
 pub mod cpu;
 pub mod defences;
 mod error;
+pub mod gate;
 pub mod gpu;
 pub mod host_clock;
 mod identity;
@@ -45,6 +48,7 @@ mod measure;
 pub mod micro;
 mod options;
 pub mod own;
+pub mod parity;
 mod patience;
 pub mod peers;
 pub mod planted;

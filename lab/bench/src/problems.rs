@@ -18,8 +18,9 @@ pub struct Case {
 type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
 
 /// Sets there are.
-pub(crate) const SETS: [(&str, Set); 7] = [
+pub(crate) const SETS: [(&str, Set); 8] = [
     ("mission", mission),
+    ("acceptance", acceptance),
     ("canonical", canonical),
     ("llama", llama),
     ("decode", decode),
@@ -65,6 +66,25 @@ fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     let names = ["mission", "mission-causal", "mission-b2", "mission-b2-causal"].into_iter();
     let named = |name| case(name, ProblemBuilder::from(&Problem::named(name)?).dtype(dtype));
     names.map(named).collect()
+}
+
+/// Five shapes of 512 rows and keys, each full and causal: what the gate judges ([`crate::gate`]). The mission's two, and
+/// three that change one size each: more heads, GPT-2's heads in a batch, larger heads.
+fn acceptance(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+    let mut cases = Vec::new();
+    for (batch, heads, head_dim) in [(1, 8, 64), (2, 8, 64), (1, 16, 64), (4, 12, 64), (1, 8, 128)] {
+        for (mask, suffix) in [(Mask::FULL, ""), (Mask::CAUSAL, "-causal")] {
+            let builder = Problem::builder()
+                .batch(batch)
+                .heads(heads, heads)
+                .seq_len(512)
+                .head_dim(head_dim)
+                .mask(mask)
+                .dtype(dtype);
+            cases.push(case(format!("s512-b{batch}-h{heads}-d{head_dim}{suffix}"), builder)?);
+        }
+    }
+    Ok(cases)
 }
 
 /// A grid of problems without grouped heads: head_dim, that of the values, heads and lengths; each full, then causal.

@@ -49,7 +49,7 @@ impl Python {
     }
 
     /// The first Python that runs some imports, or why the first that was tried does not.
-    fn importing(imports: &str) -> Result<Python, String> {
+    pub(crate) fn importing(imports: &str) -> Result<Python, String> {
         let named = std::env::var_os(PYTHON_VARIABLE).filter(|name| !name.is_empty());
         let candidates = match named {
             Some(name) => vec![name],

@@ -199,7 +199,7 @@ pub(crate) struct InputArgs {
     pub(crate) seed: u64,
 }
 
-fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
+pub(crate) fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
     PossibleValuesParser::new(InputKind::ALL.map(InputKind::name))
         .map(|name| InputKind::from_name(&name).unwrap_or(InputKind::Normal))
 }

@@ -80,6 +80,7 @@ pub(crate) struct BenchArgs {
 const BENCH_HELP: &str = "\
 Sets:
   mission     B1 and B2 H8 S512 D64, full and causal
+  acceptance  B1/2 H8, B1 H16, B4 H12 D64 and B1 H8 D128, S512, full and causal: what `gate` judges
   canonical   head_dim 64, 128, 256 × 512 to 16k × full and causal; 16,384 tokens, hidden 2,048
   llama       32/8 heads, D128, causal prefill of 8k
   decode      32/8 heads, D128, one row against 4k to 128k keys

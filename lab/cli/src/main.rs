@@ -13,6 +13,7 @@ mod explain;
 mod failure;
 mod first_run;
 mod foreign;
+mod gate;
 mod given;
 mod in_place;
 mod kbench;
@@ -23,6 +24,7 @@ mod machine;
 mod memory;
 mod museum;
 mod own;
+mod parity;
 mod plans;
 mod profile;
 mod progress;
@@ -73,6 +75,7 @@ Examples:
   flashcore list problems                          problems by name
   flashcore list levers                            what the parts of kernel ids mean
   flashcore bench mission --peers all              kernels and peers timed against each other
+  flashcore parity 200 --lengths                   random problems against float64
   flashcore profile mission                        hardware counters (ncu), and the prediction
   flashcore tune mission --budget 5m               search the fastest correct kernel here
 
@@ -106,6 +109,8 @@ enum Command {
     Explain(explain::ExplainArgs),
     List(list::ListArgs),
     Bench(bench::BenchArgs),
+    Parity(parity::ParityArgs),
+    Gate(gate::GateArgs),
     Compare(compare::CompareArgs),
     Evidence(evidence::EvidenceArgs),
     Tune(tune::args::TuneArgs),
@@ -160,6 +165,8 @@ fn main() -> ExitCode {
         Some(Command::Explain(args)) => explain::run(&args, &given),
         Some(Command::List(args)) => list::run(&args),
         Some(Command::Bench(args)) => bench::run(&args),
+        Some(Command::Parity(args)) => parity::run(&args),
+        Some(Command::Gate(args)) => gate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Evidence(args)) => evidence::run(&args),
         Some(Command::Tune(args)) => tune::run(&args),

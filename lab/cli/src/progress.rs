@@ -1,4 +1,4 @@
-//! Progress of a simulation on standard error: one line, kept up to date, on a terminal; plain lines
+//! Progress of a simulation, or of many problems, on standard error: one line, kept up to date, on a terminal; plain lines
 //! from time to time elsewhere.
 
 use std::io::IsTerminal;
@@ -33,20 +33,28 @@ impl Drop for Shown {
 /// Shows how many of `total` blocks of `what` are simulated. `estimate` is roughly the time in seconds
 /// that all of them take; it is shown until the first block is done.
 pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: Option<f64>) -> Shown {
+    watch(&format!("simulating {what}"), move |elapsed| {
+        line(&what, progress.blocks(), total, elapsed, estimate)
+    })
+}
+
+/// Shows what `line` says of the time since the start, until the result is dropped. `first` is shown on a terminal until
+/// then.
+pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'static) -> Shown {
     let is_terminal = std::io::stderr().is_terminal();
     let interval = match is_terminal {
         true => Some(TICK),
         false => interval(std::env::var(VARIABLE).ok().as_deref()),
     };
     let Some(interval) = interval else { return Shown(None) };
-    let spinner = is_terminal.then(|| style::spinner(&format!("simulating {what}")));
+    let spinner = is_terminal.then(|| style::spinner(first));
     let (stop, stopped) = mpsc::channel::<()>();
     let started = Instant::now();
     let thread = std::thread::spawn(move || {
         let mut wait = interval.min(FIRST);
         while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
             wait = interval;
-            let text = line(&what, progress.blocks(), total, started.elapsed(), estimate);
+            let text = line(started.elapsed());
             match &spinner {
                 Some(spinner) => spinner.0.set_message(text),
                 None => style::eprint(&format!("{text}\n")),
@@ -76,7 +84,7 @@ fn line(what: &str, done: u64, total: u64, elapsed: Duration, estimate: Option<f
     }
 }
 
-fn span(seconds: f64) -> String {
+pub(crate) fn span(seconds: f64) -> String {
     match seconds.round() as u64 {
         s if s < 100 => format!("{s} s"),
         s if s < 6000 => format!("{} min", s.div_ceil(60)),

@@ -10,7 +10,6 @@ mod cost_error;
 mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
-mod parity;
 mod pipes;
 mod scores;
 pub mod shipped;
@@ -32,7 +31,6 @@ enum Tool {
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
-    Parity(parity::Options),
     Pipes(pipes::Options),
     Scores(scores::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
@@ -46,7 +44,6 @@ pub fn run() -> ExitCode {
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
-        Tool::Parity(options) => parity::main(&options),
         Tool::Pipes(options) => pipes::main(&options),
         Tool::Scores(options) => scores::main(&options),
         Tool::SimSpeed => sim_speed::main(),
@@ -60,16 +57,4 @@ pub fn run() -> ExitCode {
 /// Writes a report as indented JSON.
 fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<(), Box<dyn Error>> {
     Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
-}
-
-/// The device's name and driver, for reports.
-fn device_name(device: &flashcore::Device) -> String {
-    match device.context() {
-        None => "cpu".to_string(),
-        Some(context) => {
-            let info = context.info();
-            let release = info.driver_release.as_deref().unwrap_or("unknown");
-            format!("{}, driver {release}", info.name)
-        }
-    }
 }

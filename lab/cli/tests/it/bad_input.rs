@@ -6,6 +6,27 @@ use crate::common::{assert_fits, command, flashcore, run, words};
 const USAGE: &[(&str, &str)] = &[
     // Files and pieces that are not there, flags that belong to files.
     ("explain no/such/file.ptx", "no/such/file.ptx: No such file"),
+    ("gate", "required arguments were not provided: --baseline <FILE>"),
+    ("gate --baseline no-such.json", "no-such.json: No such file"),
+    ("gate --write x --profile l5", "known are l4"),
+    ("gate --write x --slower 300%", "write a share above 0 and below 1"),
+    ("gate --write x --kernel cpu/m64n64", "runs on the CPU"),
+    (
+        "gate --write x --evidence no-such-run --store nowhere",
+        "no-such-run; allowed: a key or revision",
+    ),
+    ("parity 0", "0 is not in 1.."),
+    ("parity 3 --only 2", "cannot be used with"),
+    ("parity --family wmma", "invalid value 'wmma' for '--family"),
+    ("parity --device cpu --profile l4", "--profile is for --device sim"),
+    (
+        "parity --device cpu --plant drop-barrier",
+        "--plant is for --device sim",
+    ),
+    (
+        "parity --plant drop-everything",
+        "no mistake is named `drop-everything`; known are",
+    ),
     ("device --rates x.json --measure", "cannot be used with"),
     ("device --device cpu", "`cpu`: only GPUs are measured, as in cuda:0"),
     (

@@ -25,6 +25,7 @@ fn expect(code: i32, arguments: &str) {
 fn output_that_nobody_reads_is_no_failure() {
     expect(0, "explain llama8b-prefill-8k --ptx");
     expect(0, "check tiny --json");
+    expect(0, "parity 2 --device cpu --no-sdpa");
 }
 
 #[test]

@@ -1,0 +1,168 @@
+//! The gate: whether a build may be merged. It examines the [acceptance set](ACCEPTANCE) and judges what it finds against
+//! a [`Baseline`] that an earlier build wrote.
+//!
+//! [`examine`] chooses the kernel of each problem on each card, assembles it where there is a `ptxas`, simulates it, and
+//! computes the problems on a device; [`Evidence::read`] reads measured times from the evidence store. [`judge`] touches
+//! nothing: it says of each [`Check`] whether it passed, failed, or could not be judged, and why.
+
+mod baseline;
+mod evidence;
+mod judge;
+mod kernels;
+#[cfg(test)]
+mod tests;
+
+use flashcore::Device;
+use flashcore_check::mutate::Operator;
+use flashcore_ir::{Chip, Profile};
+use flashcore_kernels::Config;
+use flashcore_problem::InputKind;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::parity::Engine;
+use crate::{Case, Result, problems};
+
+pub use baseline::Baseline;
+pub use evidence::Evidence;
+pub use judge::{Allowed, Check, CheckName, Judged, Outcome, judge};
+pub use kernels::{Built, Simulated};
+
+/// The problem set that is examined.
+pub const ACCEPTANCE: &str = "acceptance";
+/// Seed of the inputs: errors of two builds are of the same numbers.
+const SEED: u64 = 1;
+
+/// A card that kernels are chosen for.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// Its name on the command line: `l4`, `sm_120`.
+    pub name: String,
+    /// What kernels are planned for.
+    pub chip: Chip,
+    /// The card, whose shipped plan table counts; `None` for an architecture.
+    pub profile: Option<&'static Profile>,
+}
+
+/// What to examine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Cards whose kernels are built and simulated.
+    pub cards: Vec<Card>,
+    /// The device that computes the problems; `None`: the simulator alone.
+    pub device: Option<Device>,
+    /// The kernel, in place of the library's choice.
+    pub kernel: Option<Config>,
+    /// A mistake to plant into each simulated kernel, at the first place that it has.
+    pub plant: Option<Operator>,
+}
+
+/// What a build was found to be.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct State {
+    /// The commit of the build.
+    pub revision: String,
+    /// The kernels of the set, once each.
+    pub built: Vec<Built>,
+    /// Why spills are unknown, where there is no assembler.
+    pub unassembled: Option<String>,
+    /// One simulation for each kernel and kind of mask.
+    pub simulated: Vec<Simulated>,
+    /// The set on the device.
+    pub computed: Vec<Computed>,
+    /// The device; `None` if there was none.
+    pub device: Option<String>,
+}
+
+/// A problem on the device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Computed {
+    /// Name of the problem.
+    pub case: String,
+    /// The kernel; `None` if there is none.
+    pub kernel: Option<String>,
+    /// Its error, if it is right.
+    pub error: Option<Error>,
+    /// What is wrong.
+    pub wrong: Option<String>,
+}
+
+/// An error against float64. Two builds are compared by the relative one: the largest is one element's, and varies more.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Error {
+    /// Where it was computed: `sim l4`, `cpu`, `sm_90`.
+    pub on: String,
+    /// Name of the problem.
+    pub case: String,
+    /// The kernel.
+    pub kernel: String,
+    /// `‖got − want‖ / ‖want‖`.
+    pub frobenius: f64,
+    /// Largest `|got − want|`.
+    pub max_abs: f64,
+}
+
+impl State {
+    /// Every error that was found.
+    pub fn errors(&self) -> impl Iterator<Item = &Error> {
+        let simulated = self.simulated.iter().filter_map(|simulated| simulated.error.as_ref());
+        simulated.chain(self.computed.iter().filter_map(|computed| computed.error.as_ref()))
+    }
+}
+
+/// Examines this build. `at` is told what is being done.
+///
+/// # Errors
+/// Plan tables that cannot be read. What is wrong with a kernel is part of the [`State`].
+pub fn examine(options: &Options, at: &(dyn Fn(&str) + Sync)) -> Result<State> {
+    let cases = problems::cases(ACCEPTANCE, None)?;
+    at("choosing kernels");
+    let chosen = kernels::choose(options, &cases)?;
+    at("assembling kernels");
+    let (built, unassembled) = kernels::build(&chosen);
+    let simulated = kernels::simulate(options, &chosen, at);
+    at("computing on the device");
+    let computed = options
+        .device
+        .iter()
+        .flat_map(|device| compute(device, options.kernel, &cases));
+    Ok(State {
+        revision: crate::revision().to_string(),
+        built,
+        unassembled,
+        simulated,
+        computed: computed.collect(),
+        device: options.device.as_ref().map(Device::to_string),
+    })
+}
+
+/// Computes the problems on a device. A kernel that was named runs on GPUs only.
+fn compute(device: &Device, kernel: Option<Config>, cases: &[Case]) -> Vec<Computed> {
+    let engine = Engine::Device(device.clone());
+    let on = device.target().map_or("cpu".to_string(), |target| target.to_string());
+    let one = |case: &Case| {
+        let given = kernel.and_then(|config| engine.given(&case.problem, config));
+        let drawn = given.unwrap_or_else(|| engine.choice(&case.problem));
+        let found = drawn.map(|drawn| {
+            let found = engine.compute(&drawn, &case.problem, (InputKind::Normal, SEED), None);
+            (drawn.kernel.to_string(), found)
+        });
+        let (kernel, found) = match found {
+            Ok((kernel, found)) => (Some(kernel), found),
+            Err(why) => (None, Err(why)),
+        };
+        Computed {
+            case: case.name.clone(),
+            error: found.as_ref().ok().map(|found| Error {
+                on: on.clone(),
+                case: case.name.clone(),
+                kernel: kernel.clone().unwrap_or_default(),
+                frobenius: found.out.frobenius,
+                max_abs: found.out.max_abs,
+            }),
+            kernel,
+            wrong: found.err().map(|wrong| wrong.to_string()),
+        }
+    };
+    cases.par_iter().map(one).collect()
+}

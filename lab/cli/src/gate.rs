@@ -1,0 +1,162 @@
+//! `flashcore gate`: judges this build against a baseline.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use flashcore::Device;
+use flashcore_bench::gate::{Allowed, Baseline, Card as GateCard, Evidence, Judged, Options, Outcome as Ended};
+use flashcore_bench::gate::{examine, judge};
+use flashcore_check::mutate::Operator;
+use serde_json::json;
+
+use crate::bench::share;
+use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, check, kernels, machine, style};
+
+/// Cards whose kernels are judged: one without warpgroup instructions, one with them.
+const CARDS: &str = "l4,h200";
+
+/// Judge this build on the acceptance set, against a baseline
+///
+/// The acceptance set is five shapes of 512 rows and keys, each full and causal (`bench acceptance`). The
+/// library's kernel for each of them must exist on each card and not spill, have no finding under the
+/// checking simulator, and compute the right output on the device. Its error must not be larger than the
+/// baseline's, its measured time not 3 % longer, and the evidence of that time must be complete. What
+/// could not be judged here, without a GPU, an assembler or evidence, is listed as not judged.
+#[derive(Args)]
+#[command(after_help = GATE_HELP)]
+pub(crate) struct GateArgs {
+    /// The baseline to judge against, from `gate --write`
+    #[arg(long, value_name = "FILE", required_unless_present = "write")]
+    baseline: Option<PathBuf>,
+    /// Write what is found as a baseline, if nothing fails
+    #[arg(long, value_name = "FILE")]
+    write: Option<PathBuf>,
+    /// The measured times of this build: a run's key or revision in the store, `latest`, a file or a folder
+    #[arg(long, value_name = "RUN")]
+    evidence: Option<String>,
+    /// What computes the set: best, cpu, cuda, cuda:N; sim is the simulator alone
+    #[arg(long, value_name = "DEVICE", default_value = "best")]
+    device: String,
+    /// Cards whose kernels are built and simulated (`list profiles`)
+    #[arg(long, value_name = "CARDS", value_delimiter = ',', default_value = CARDS, value_parser = Card::parse)]
+    profile: Vec<Card>,
+    /// The kernel to judge in place of the library's choice, by id
+    #[arg(long, value_name = "ID")]
+    kernel: Option<String>,
+    /// Plant a mistake into each simulated kernel that has a place for it, to see the gate fail, as `check
+    /// --plant`
+    #[arg(long, value_name = "MISTAKE", value_parser = check::operator)]
+    plant: Option<Operator>,
+    /// Most that a time may be longer than the baseline's, such as 3%
+    #[arg(long, value_name = "SHARE", default_value = "3%", value_parser = share)]
+    slower: f64,
+    /// Most that a relative error may be larger than the baseline's
+    #[arg(long, value_name = "SHARE", default_value = "10%", value_parser = share)]
+    error: f64,
+    /// Exit with 3 if a check could not be judged
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    keep: StoreArgs,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+    /// Write the summary in Markdown
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    markdown: Option<PathBuf>,
+}
+
+const GATE_HELP: &str = "\
+Examples:
+  flashcore gate --write base.json                      on the main branch, without times
+  flashcore gate --baseline base.json                   on a change
+  flashcore bench acceptance --peers none               on a GPU: the times of a build, then
+  flashcore gate --baseline base.json --evidence latest
+
+Environment:
+  FLASHCORE_PTXAS   an offline ptxas, which tells spills
+
+Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --strict and a check that
+  could not be judged";
+
+pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
+    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
+    let store = args.keep.path()?.unwrap_or_default();
+    let evidence = args
+        .evidence
+        .as_deref()
+        .map(|name| Evidence::read(name, &store))
+        .transpose()?;
+    let device: Option<Device> = match args.device.as_str() {
+        "sim" => None,
+        name => Some(machine::device(name)?),
+    };
+    let options = Options {
+        cards: args.profile.iter().map(of_gate).collect(),
+        device,
+        kernel: args.kernel.as_deref().map(kernels::gpu).transpose()?,
+        plant: args.plant,
+    };
+    let spinner = style::spinner("choosing kernels");
+    let state = examine(&options, &|what| spinner.0.set_message(what.to_string()))?;
+    drop(spinner);
+    let allowed = Allowed {
+        slower: args.slower,
+        error: args.error,
+    };
+    let judged = judge(&state, evidence.as_ref(), baseline.as_ref(), allowed);
+    if let Some(path) = &args.markdown {
+        style::write(path, judged.markdown())?;
+    }
+    style::show(
+        args.json,
+        || json!({ "judged": judged, "state": state }),
+        || page(&judged),
+    );
+    if judged.failed() {
+        return Ok(Outcome::Findings);
+    }
+    if let Some(path) = &args.write {
+        Baseline::of(&state, evidence).write(path)?;
+    }
+    match args.strict && judged.has_gaps() {
+        false => Ok(Outcome::Clean),
+        true => Err(Failure::environment(
+            "a check could not be judged, and --strict asks for all of them",
+        )),
+    }
+}
+
+fn of_gate(card: &Card) -> GateCard {
+    GateCard {
+        name: card.name().to_string(),
+        chip: card.chip,
+        profile: card.profile,
+    }
+}
+
+fn page(judged: &Judged) -> Page {
+    let against = judged
+        .baseline
+        .as_ref()
+        .map_or(String::new(), |of| format!(" against {of}"));
+    let mut page = Page::new(format_args!("revision {}{against}", judged.revision));
+    for check in &judged.checks {
+        let style = match check.outcome {
+            Ended::Passed => GOOD,
+            Ended::Failed => BAD,
+            Ended::NotJudged => DIM,
+        };
+        let (name, outcome, summary) = (check.name.to_string(), check.outcome, &check.summary);
+        page.field(&name, format_args!("{style}{outcome}{style:#}: {summary}"));
+        page.fields("", &check.details);
+    }
+    let (failed, gaps) = (judged.failed(), judged.has_gaps());
+    let verdict = match (failed, gaps) {
+        (true, _) => format!("{BAD}the gate fails{BAD:#}"),
+        (false, true) => format!("{GOOD}nothing failed{GOOD:#}; some checks were not judged"),
+        (false, false) => format!("{GOOD}the gate passes{GOOD:#}"),
+    };
+    page.line(verdict);
+    page
+}

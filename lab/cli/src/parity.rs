@@ -1,0 +1,251 @@
+//! `flashcore parity`: random and adversarial problems, each output against float64.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use flashcore::DType;
+use flashcore::testing::InputKind;
+use flashcore_bench::parity::{Engine, Mismatch, Options, Report, Sdpa, run as run_problems};
+use flashcore_check::mutate::Operator;
+use flashcore_kernels::FAMILIES;
+use serde_json::json;
+
+use crate::{BAD, CODE, Card, Failure, GOOD, Outcome, Page, args, check, machine, progress, style};
+
+/// Mismatches that are printed; `--json` has all.
+const SHOWN: usize = 20;
+/// Problems under the simulator, which is slower, if no number is given.
+const SIMULATED: u64 = 20;
+
+/// Compare kernels with float64 on random and adversarial problems
+///
+/// Every fourth problem runs the kernel that the library would choose for it; the others run one drawn
+/// from a random family. Every third problem has adversarial inputs. Each output starts as poison, every
+/// row of it is compared with float64, and the bytes between rows must not change. Where a Python has
+/// PyTorch, the float64 reference is itself compared with PyTorch's SDPA, in float64 on the host, on the
+/// problems that SDPA has. A mismatch is printed with its problem, its seed and the command that repeats
+/// it alone.
+#[derive(Args)]
+#[command(after_help = PARITY_HELP)]
+pub(crate) struct ParityArgs {
+    /// How many problems [default: 200, or 20 with --device sim]
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    problems: Option<u64>,
+    /// What problems, kernels and inputs are drawn by
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Only the problem of this number, as a mismatch names it
+    #[arg(long, value_name = "NUMBER", conflicts_with = "problems")]
+    only: Option<u64>,
+    /// Family of every kernel that is drawn; problems then have dtypes and strides that it serves
+    #[arg(long, value_parser = PossibleValuesParser::new(FAMILIES.map(|family| family.name)))]
+    family: Option<String>,
+    /// best, cpu, cuda, cuda:N, or sim
+    #[arg(long, value_name = "DEVICE", default_value = "best")]
+    device: String,
+    /// With --device sim: card to plan for (`list profiles`) [default: this machine's, else l4]
+    #[arg(long, value_name = "CARD", value_parser = Card::parse)]
+    profile: Option<Card>,
+    /// Problems of packed sequences, caches and pages, with NaN past every end
+    #[arg(long)]
+    lengths: bool,
+    /// Element type of every problem
+    #[arg(long, value_parser = args::dtype)]
+    dtype: Option<DType>,
+    /// Inputs of every problem
+    #[arg(long, value_name = "KIND", value_parser = args::input_kinds())]
+    inputs: Option<InputKind>,
+    /// With --device sim: plant a mistake into each kernel that has a place for it, to see it found, as
+    /// `check --plant`
+    #[arg(long, value_name = "MISTAKE", value_parser = check::operator)]
+    plant: Option<Operator>,
+    /// Do not look for PyTorch
+    #[arg(long)]
+    no_sdpa: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const PARITY_HELP: &str = "\
+Examples:
+  flashcore parity                                  200 problems on the best device
+  flashcore parity 1000 --family wgmma --seed 7     one family, other problems
+  flashcore parity 20 --device sim --profile h200   kernels for an H200, without one
+  flashcore parity 50 --lengths                     packed sequences, caches and pages
+
+Environment:
+  FLASHCORE_PYTHON   the Python with PyTorch [default: python3]
+
+Exit codes: 0 all are right, 1 a mismatch, 2 usage, 3 no driver or no such device";
+
+pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
+    let engine = engine(&args.device, args.profile)?;
+    let simulated = matches!(engine, Engine::Sim { .. });
+    if args.plant.is_some() && !simulated {
+        return Err(Failure::usage(
+            "--plant is for --device sim: nothing broken runs on a device",
+        ));
+    }
+    let usual = if simulated {
+        SIMULATED
+    } else {
+        Options::default().problems
+    };
+    let options = Options {
+        problems: args.problems.unwrap_or(usual),
+        seed: args.seed,
+        only: args.only,
+        inputs: args.inputs,
+        family: args.family.clone(),
+        dtype: args.dtype,
+        lengths: args.lengths,
+        plant: args.plant,
+    };
+    let (sdpa, absent) = match (!args.no_sdpa).then(Sdpa::start) {
+        Some(Ok(sdpa)) => (Some(sdpa), None),
+        Some(Err(why)) => (None, Some(why)),
+        None => (None, None),
+    };
+    let total = args.only.map_or(options.problems, |_| 1);
+    let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    let shown = {
+        let counts = counts.clone();
+        progress::watch("problems", move |elapsed| {
+            let [done, wrong] = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+            line(done, wrong, total, elapsed)
+        })
+    };
+    let mut report = run_problems(&engine, &options, sdpa.as_ref(), &|done, wrong| {
+        counts[0].store(done, Ordering::Relaxed);
+        counts[1].store(wrong, Ordering::Relaxed);
+    });
+    drop(shown);
+    report.sdpa.absent = absent;
+    style::show(args.json, || json!(report), || page(&report));
+    Ok(Outcome::of(report.mismatches.is_empty()))
+}
+
+/// Where kernels compute: a device by name, or the simulator for a card.
+pub(crate) fn engine(device: &str, profile: Option<Card>) -> Result<Engine, Failure> {
+    match (device, profile) {
+        ("sim", profile) => {
+            let card = profile.unwrap_or_else(Card::default);
+            Ok(Engine::sim(card.name(), card.chip))
+        }
+        (_, Some(_)) => Err(Failure::usage(
+            "--profile is for --device sim; other devices have their own profile",
+        )),
+        (name, None) => Ok(Engine::Device(machine::device(name)?)),
+    }
+}
+
+fn line(done: u64, wrong: u64, total: u64, elapsed: Duration) -> String {
+    let wrong = if wrong > 0 {
+        format!(", {wrong} wrong")
+    } else {
+        String::new()
+    };
+    let left = match done {
+        0 => String::new(),
+        _ => {
+            let seconds = elapsed.as_secs_f64() / done as f64 * (total - done) as f64;
+            format!(", about {} left", progress::span(seconds))
+        }
+    };
+    format!(
+        "{} of {} problems{wrong}{left}",
+        style::whole(done),
+        style::whole(total)
+    )
+}
+
+fn page(report: &Report) -> Page {
+    let (passed, wrong) = (report.passed, report.mismatches.len());
+    let mut page = Page::default();
+    let device = format!("on {}, seed {}", report.device, report.seed);
+    match wrong {
+        0 => page.wrap(2, format_args!("{GOOD}{passed} right{GOOD:#} {device}")),
+        _ => page.wrap(2, format_args!("{BAD}{wrong} wrong{BAD:#}, {passed} right {device}")),
+    }
+    if report.redrawn > 0 {
+        let more = style::count(report.redrawn, "more problem");
+        page.field("redrawn", format_args!("{more} that no kernel serves"));
+    }
+    let sdpa = &report.sdpa;
+    match (&sdpa.by, &sdpa.absent) {
+        (Some(by), _) => {
+            let (agreed, not) = (style::count(sdpa.agreed, "problem"), sdpa.not_served);
+            let why = sdpa
+                .why_not
+                .as_ref()
+                .map_or(String::new(), |why| format!(", such as: {why}"));
+            let text = format!(
+                "{by} agrees with float64 on {agreed} to {:.0e}; {not} not judged{why}",
+                sdpa.most
+            );
+            page.field("SDPA", text);
+        }
+        (None, Some(why)) => page.field("SDPA", why),
+        (None, None) => {}
+    }
+    for (name, family) in &report.families {
+        let (problems, kernels) = (
+            style::count(family.problems, "problem"),
+            style::count(family.kernels.len(), "kernel"),
+        );
+        let spilled = match family.spilled {
+            0 => String::new(),
+            count => format!(", {count} more that spilled"),
+        };
+        page.field(name, format_args!("{problems}, {kernels}{spilled}"));
+        for (of, worst) in &family.worst {
+            let errors = format!("max abs {:.1e}, relative {:.1e}", worst.max_abs, worst.frobenius);
+            page.field(
+                "",
+                format_args!("{of:<24} {errors}, {:.2} of what is allowed", worst.of_allowed),
+            );
+        }
+    }
+    report
+        .mismatches
+        .iter()
+        .take(SHOWN)
+        .for_each(|mismatch| add(&mut page, mismatch));
+    if wrong > SHOWN {
+        page.line(format_args!(
+            "\n{} more; --json has all",
+            style::whole((wrong - SHOWN) as u64)
+        ));
+    }
+    page
+}
+
+fn add(page: &mut Page, mismatch: &Mismatch) {
+    let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "none".to_string());
+    page.line(format_args!("\n{BAD}mismatch{BAD:#} in problem {}", mismatch.number));
+    page.field("problem", name(&mismatch.problem));
+    page.field(
+        "inputs",
+        format_args!("{}, seed {}", mismatch.inputs.unwrap_or("none"), mismatch.seed),
+    );
+    page.field("kernel", name(&mismatch.kernel));
+    page.field("what", &mismatch.what);
+    // Not wrapped, so that it can be copied.
+    page.line(format_args!("  {CODE}{}{CODE:#}", mismatch.command));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_has_what_is_left() {
+        let line = |done, wrong| line(done, wrong, 200, Duration::from_secs(10));
+        assert_eq!(line(0, 0), "0 of 200 problems");
+        assert_eq!(line(50, 2), "50 of 200 problems, 2 wrong, about 30 s left");
+    }
+}

@@ -1,0 +1,66 @@
+//! `flashcore parity`: kernels that are right, a planted mistake, and the command that repeats it.
+
+use crate::common::json::json;
+use crate::common::{command, flashcore, run, shown};
+
+#[test]
+fn kernels_of_the_host_are_right_and_no_pytorch_is_said() {
+    let ran = flashcore("parity 8 --device cpu --seed 3");
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    let words = ran.words();
+    assert!(words.contains("8 right on cpu, seed 3"), "{words}");
+    assert!(
+        words.contains("no SDPA as a second witness: it needs a Python with PyTorch"),
+        "{words}"
+    );
+    assert!(words.contains("pip install torch"), "{words}");
+}
+
+#[test]
+fn json_has_every_key() {
+    let report = json("parity 4 --device cpu --no-sdpa --json");
+    assert_eq!(report["passed"], 4);
+    assert_eq!(report["mismatches"], serde_json::json!([]));
+    assert!(
+        report["sdpa"]["by"].is_null() && report["sdpa"]["absent"].is_null(),
+        "{report}"
+    );
+    assert_eq!(report["families"]["cpu"]["problems"], 4);
+}
+
+#[test]
+fn a_mismatch_has_the_command_that_repeats_it() {
+    let found = flashcore("parity 2 --device sim --profile l4 --family mma --plant drop-barrier --no-sdpa");
+    assert_eq!(found.code, 1, "{}", found.stdout);
+    let mut lines = found.stdout.lines();
+    let line = lines.find_map(|line| line.split_once("flashcore parity --only "));
+    let (_, rest) = line.expect("a command that repeats it, in one line");
+    let again = flashcore(&format!("parity --only {rest} --no-sdpa"));
+    assert_eq!(again.code, 1, "{}", again.stdout);
+    let (_, mismatch) = again.stdout.split_once("mismatch").expect("a mismatch");
+    assert!(found.stdout.contains(mismatch), "{}", again.stdout);
+}
+
+/// A stand-in for a Python with PyTorch.
+#[cfg(unix)]
+#[test]
+fn what_pytorch_refuses_is_said() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("python");
+    // Asked to import PyTorch it says nothing; as SDPA it refuses the first problem.
+    let script = "#!/bin/sh\n[ \"$2\" = 'import torch' ] && exit 0\necho '{\"version\": \"9.9\"}'\nIFS= read -r line\n\
+                  echo '{\"error\": \"planted\"}'\n/bin/cat > /dev/null\n";
+    std::fs::write(&path, script).expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let mut words = command("parity 1 --device cpu");
+    let ran = run(words.env("FLASHCORE_PYTHON", &path));
+    assert_eq!(ran.code, 0, "{}", ran.stdout);
+    let text = ran.words();
+    assert!(text.contains("PyTorch 9.9 agrees with float64 on 0 problems"), "{text}");
+    assert!(
+        text.contains("1 not judged, such as: SDPA refuses it: planted"),
+        "{text}"
+    );
+    assert!(shown("parity 1 --device cpu --no-sdpa").contains("1 right"));
+}
