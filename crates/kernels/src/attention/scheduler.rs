@@ -389,7 +389,8 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
     let (blocks, heads) = (cluster * clusters.count, problem.num_heads() / clusters.heads);
     // Item `n` of block `b` is the `n * blocks + b`th.
-    let mut words = Vec::new();
+    let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
+    let mut words = Vec::with_capacity(longest * blocks * WORDS);
     let mut lengths = vec![0; clusters.count];
     clusters.deal(&costs, |place, number, chosen| {
         let at = lengths[chosen] * blocks + chosen * cluster;
