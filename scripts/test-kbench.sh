@@ -1,0 +1,58 @@
+#!/bin/bash
+# test-kbench.sh: judges PyTorch kernels, honest and cheating, for a robust-kbench task on the CPU with `flashcore kbench
+# verify`, and writes evidence/ci/kbench.jsonl. CI judges kernels without PyTorch, whose Linux wheel brings about 3 GB.
+# PYTHON names an interpreter; without PyTorch there, PyTorch is installed from PyPI into an empty virtual environment.
+# FLASHCORE names the command; without it, it is built.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python3}
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+work=$(mktemp -d)
+trap 'rm -r "$work"' EXIT
+
+flashcore=${FLASHCORE:-}
+if [[ -z $flashcore ]]; then
+    cargo build --quiet --manifest-path "$root/Cargo.toml" -p flashcore-cli
+    flashcore=${CARGO_TARGET_DIR:-$root/target}/debug/flashcore
+fi
+if ! "$python" -c "import torch" 2>/dev/null; then
+    "$python" -m venv "$work/env"
+    "$work/env/bin/pip" install --quiet torch numpy
+    python=$work/env/bin/python
+fi
+export FLASHCORE_PYTHON=$python
+
+revision=$(git -C "$root" rev-parse --short=12 HEAD) "$python" - "$flashcore" "$root" "$work" <<'PYTHON'
+import datetime, json, os, pathlib, platform, subprocess, sys, time
+import torch
+
+flashcore, root, work = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+kernels = root / "lab/bench/tests/data/kbench/torch"
+# The checks that each must fail, and no others.
+expected = {"honest": [], "cached": ["stale"], "no_max": ["values"], "fixed_length": ["lengths"], "late": ["stream"]}
+started = time.monotonic()
+claims = []
+for dtype in ("fp16", "bf16", "f32"):
+    task = work / f"tiny_{dtype}"
+    subprocess.run([flashcore, "kbench", "export", "tiny", task, "--task-only", "--dtype", dtype], check=True, stdout=subprocess.DEVNULL)
+    for kernel, wanted in expected.items():
+        command = [flashcore, "kbench", "verify", task, "--kernel", kernels / f"{kernel}.py", "--trust", "--device", "cpu"]
+        ran = subprocess.run(command + ["--multi", "--rounds", "2", "--calls", "5", "--seed", "1", "--json"], capture_output=True, text=True)
+        said = json.loads(ran.stdout) if ran.stdout else sys.exit(ran.stderr)
+        failed = [check["id"] for check in said["report"]["checks"] if check["status"] == "fail"]
+        ok = failed == wanted and said["passes_protocol"]
+        details = [check["detail"] for check in said["report"]["checks"] if check["status"] == "fail"]
+        print(f"{dtype} {kernel}: {failed or 'passes'} {details}", "" if ok else f"EXPECTED {wanted}")
+        claims.append({"run": "kbench", "claim": f"{kernel}, {dtype}: " + (f"passes the protocol and fails {wanted[0]}" if wanted else "passes"),
+                       "value": int(not ok), "unit": "unexpected verdicts", "ok": ok})
+run = {
+    "run": "kbench", "date": str(datetime.date.today()), "device": f"CPU, {os.cpu_count()} cores", "driver": None,
+    "revision": os.environ["revision"], "command": "scripts/test-kbench.sh", "raw": {}, "at": None,
+    "note": f"Python {platform.python_version()}, torch {torch.__version__}; problem tiny, {time.monotonic() - started:.0f} s",
+}
+out = root / "evidence/ci/kbench.jsonl"
+out.write_text("".join(json.dumps(row) + "\n" for row in [run, *claims]))
+unexpected = sum(claim["value"] for claim in claims)
+print(f"{out}: {unexpected} unexpected verdicts")
+sys.exit(unexpected > 0)
+PYTHON
