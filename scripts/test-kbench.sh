@@ -20,7 +20,7 @@ if ! "$python" -c "import torch" 2>/dev/null; then
     "$work/env/bin/pip" install --quiet torch numpy
     python=$work/env/bin/python
 fi
-export FLASHCORE_PYTHON=$python
+export FLASHCORE_PYTHON=$python FLASHCORE_CACHE_DIR=$work/cache
 
 revision=$(git -C "$root" rev-parse --short=12 HEAD) "$python" - "$flashcore" "$root" "$work" <<'PYTHON'
 import datetime, json, os, pathlib, platform, subprocess, sys, time

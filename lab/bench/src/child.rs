@@ -184,7 +184,7 @@ impl Child {
 
     fn once(&self, job: &Job, progress: &mut Progress<'_>) -> Result<End> {
         let failed = |reason: String| BenchError::Device(format!("{}: {reason}", self.program.display()));
-        let mut running = Running::start(self, job).map_err(&failed)?;
+        let mut running = Running::start(self, job, job.attended).map_err(&failed)?;
         let mut own: Option<(String, Doing)> = None;
         let (mut outcome, mut said_why) = (None, None);
         loop {
@@ -253,16 +253,18 @@ impl Progress<'_> {
 }
 
 /// A process that was started and sent its job.
-struct Running {
+pub(crate) struct Running {
     process: Process,
     /// Open if the process ends when it is closed.
     _stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
+    /// The lines of its standard output.
+    pub(crate) lines: Receiver<String>,
     errors: Option<JoinHandle<String>>,
 }
 
 impl Running {
-    fn start(child: &Child, job: &Job) -> Result<Running, String> {
+    /// Starts a process that reads its job in one line. An attended one keeps its input, at whose end it is to end.
+    pub(crate) fn start(child: &Child, job: &impl Serialize, attended: bool) -> Result<Running, String> {
         let mut input = serde_json::to_vec(job).map_err(|error| error.to_string())?;
         input.push(b'\n');
         let mut process = Command::new(&child.program)
@@ -295,14 +297,14 @@ impl Running {
         }
         Ok(Running {
             process,
-            _stdin: stdin.filter(|_| job.attended),
+            _stdin: stdin.filter(|_| attended),
             lines,
             errors,
         })
     }
 
     /// Waits for the end: the status, and the last line of standard error.
-    fn end(&mut self) -> Result<(std::process::ExitStatus, String), String> {
+    pub(crate) fn end(&mut self) -> Result<(std::process::ExitStatus, String), String> {
         let status = self.process.wait().map_err(|error| error.to_string())?;
         let said = self.errors.take().and_then(|thread| thread.join().ok());
         Ok((status, said.unwrap_or_default()))

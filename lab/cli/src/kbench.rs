@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::{Args, Subcommand};
 use flashcore_bench::BenchError;
 use flashcore_bench::kbench::{Group, Job, Report, Status, Task, verify};
+use flashcore_bench::own::{self, Trust};
 use flashcore_bench::python::PYTHON_VARIABLE;
 use flashcore_kernels::Plan;
 use serde_json::json;
@@ -64,7 +65,7 @@ struct ExportArgs {
 ///
 /// The kernel is a .cu file for PyTorch's extension loader, which needs nvcc and a GPU, or a .py file
 /// with a function `forward`. It and the task run in a Python process with your rights and without a
-/// sandbox: read them first, then give --trust.
+/// sandbox: read them first, then give --trust, once for their content.
 #[derive(Args)]
 #[command(after_help = "\
 Environment:
@@ -78,7 +79,7 @@ struct VerifyArgs {
     /// Kernel to judge
     #[arg(long, value_name = "FILE")]
     kernel: PathBuf,
-    /// Run the kernel and the task's Python
+    /// Let the kernel and the task's func_forward.py run, and remember their content
     #[arg(long)]
     trust: bool,
     /// cuda, cuda:N or cpu
@@ -218,11 +219,6 @@ fn check_ours(path: &Path) -> Result<(), Failure> {
 }
 
 fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
-    for path in [&args.folder.join("func_forward.py"), &args.kernel] {
-        if let Err(error) = std::fs::metadata(path) {
-            return Err(Failure::usage(format!("{}: {error}", path.display())));
-        }
-    }
     let is_known = args
         .kernel
         .extension()
@@ -231,10 +227,7 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
         let why = "is no kernel: allowed are .cu for PyTorch's extension loader and .py with a function `forward`";
         return Err(Failure::usage(format!("{} {why}", args.kernel.display())));
     }
-    if !args.trust {
-        let why = "would run with your rights, and so would the task's Python; read them, then give --trust";
-        return Err(Failure::usage(format!("{} {why}", args.kernel.display())));
-    }
+    may_run([&args.folder.join("func_forward.py"), &args.kernel], args.trust)?;
     let clock = || {
         SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -279,6 +272,30 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
     };
     style::show(args.json, json, || page(&title, &job, &report));
     Ok(Outcome::of(report.passes()))
+}
+
+/// Whether files may run with their present content.
+fn may_run(files: [&Path; 2], trusted: bool) -> Result<(), Failure> {
+    let trust = Trust::of_user()?;
+    let sum = |file: &Path| match std::fs::read(file) {
+        Ok(bytes) => Ok((own::hex(&bytes), std::path::absolute(file).map_err(Failure::failed)?)),
+        Err(error) => Err(Failure::usage(format!("{}: {error}", file.display()))),
+    };
+    let sums = [sum(files[0])?, sum(files[1])?];
+    for (sum, file) in &sums {
+        if trusted {
+            trust.add(sum, file)?;
+        } else if !trust.knows(sum)? {
+            let why = format!(
+                "{} is not trusted: this command runs it with your rights",
+                file.display()
+            );
+            let list = trust.file().display();
+            let help = format!("read it, then add --trust, once for this content, which is remembered in {list}");
+            return Err(Failure::usage(why).help(help));
+        }
+    }
+    Ok(())
 }
 
 fn page(title: &str, job: &Job, report: &Report) -> Page {

@@ -59,9 +59,9 @@ impl OwnArgs {
     fn may_run(&self, own: &Own) -> Result<(), Failure> {
         let trust = Trust::of_user()?;
         if self.trust {
-            return Ok(trust.add(own)?);
+            return Ok(trust.add(&own.sha256, &own.file)?);
         }
-        if trust.knows(own)? {
+        if trust.knows(&own.sha256)? {
             return Ok(());
         }
         let why = format!("{} is not trusted: this command {}", own.label, own.does());

@@ -1,14 +1,13 @@
 //! Runs the judge: a Python process that ends at a deadline.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::Report;
+use crate::child::{Child, Running};
 use crate::{BenchError, Result};
 
 const JUDGE: [(&str, &str); 2] = [
@@ -67,16 +66,6 @@ enum Whose {
     Machine,
 }
 
-/// The process, which does not outlive this.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Judges a kernel with the Python at `python`, and tells what it does.
 ///
 /// # Errors
@@ -90,38 +79,16 @@ pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Rep
     for (name, text) in JUDGE {
         std::fs::write(folder.path().join(name), text).map_err(|error| broken(error.to_string()))?;
     }
-    let input = serde_json::to_vec(job).map_err(|error| broken(error.to_string()))?;
+    let child = Child {
+        program: python.into(),
+        args: vec!["-B".into(), folder.path().join(JUDGE[0].0).into()],
+    };
     let started = Instant::now();
-    let child = Command::new(python)
-        .arg("-B")
-        .arg(folder.path().join(JUDGE[0].0))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut running = Running(child.map_err(|error| broken(error.to_string()))?);
-    if let Some(mut stdin) = running.0.stdin.take() {
-        // A process that died already says why on its other pipes.
-        let _ = stdin.write_all(&input);
-    }
-    // Read in a thread, so that a compiler that warns a lot does not block on a full pipe.
-    let errors = running.0.stderr.take().map(|stderr| {
-        std::thread::spawn(move || {
-            let lines = BufReader::new(stderr).lines().map_while(|line| line.ok());
-            lines.filter(|line| !line.trim().is_empty()).last().unwrap_or_default()
-        })
-    });
-    let (send, lines) = mpsc::channel();
-    if let Some(stdout) = running.0.stdout.take() {
-        std::thread::spawn(move || {
-            let mut lines = BufReader::new(stdout).lines().map_while(|line| line.ok());
-            while lines.next().is_some_and(|line| send.send(line).is_ok()) {}
-        });
-    }
+    let mut running = Running::start(&child, job, true).map_err(&broken)?;
     let mut doing = "starting".to_string();
     loop {
         let left = job.deadline.saturating_sub(started.elapsed());
-        let line = match lines.recv_timeout(left) {
+        let line = match running.lines.recv_timeout(left) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = job.deadline.as_secs_f64();
@@ -145,8 +112,7 @@ pub fn verify(python: &str, job: &Job, mut tell: impl FnMut(&str)) -> Result<Rep
             Err(error) => return Err(broken(format!("the judge said `{line}`: {error}"))),
         }
     }
-    let status = running.0.wait().map_err(|error| broken(error.to_string()))?;
-    let said = errors.and_then(|thread| thread.join().ok()).unwrap_or_default();
+    let (status, said) = running.end().map_err(broken)?;
     let kernel = job.kernel.display();
     Err(BenchError::Failed(format!(
         "{kernel}: the process ended ({status}) at: {doing}: {said}"

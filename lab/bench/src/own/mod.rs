@@ -105,7 +105,8 @@ impl Own {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// SHA-256 in hexadecimal digits, as [`Trust`] knows content.
+pub fn hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

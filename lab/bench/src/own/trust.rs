@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::Own;
 use crate::{BenchError, Result};
 
 /// The list of what a user has allowed to run.
@@ -40,11 +39,11 @@ impl Trust {
         &self.file
     }
 
-    /// Whether a kernel may run with its present content.
+    /// Whether a file of this content may run.
     ///
     /// # Errors
     /// A list that cannot be read, or that others than the user can write.
-    pub fn knows(&self, own: &Own) -> Result<bool> {
+    pub fn knows(&self, sha256: &str) -> Result<bool> {
         let text = match std::fs::read_to_string(&self.file) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -52,15 +51,15 @@ impl Trust {
         };
         self.check_private()?;
         let mut sums = text.lines().filter_map(|line| line.split_whitespace().next());
-        Ok(sums.any(|sum| sum == own.sha256))
+        Ok(sums.any(|sum| sum == sha256))
     }
 
-    /// Adds a kernel to the list. Only the user can read and write it.
+    /// Adds the content of a file to the list. Only the user can read and write it.
     ///
     /// # Errors
     /// A list that cannot be written, or that others can write.
-    pub fn add(&self, own: &Own) -> Result<()> {
-        if self.knows(own)? {
+    pub fn add(&self, sha256: &str, file: &Path) -> Result<()> {
+        if self.knows(sha256)? {
             return Ok(());
         }
         let write = || {
@@ -69,10 +68,10 @@ impl Trust {
             options.create(true).append(true);
             #[cfg(unix)]
             std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-            let path = own.file.display().to_string().replace('\n', " ");
+            let path = file.display().to_string().replace('\n', " ");
             options
                 .open(&self.file)?
-                .write_all(format!("{} {path}\n", own.sha256).as_bytes())
+                .write_all(format!("{sha256} {path}\n").as_bytes())
         };
         write().map_err(|error| self.wrong(error))?;
         self.check_private()
@@ -105,16 +104,10 @@ impl Trust {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Code;
     use super::*;
 
-    fn own(sha256: &str) -> Own {
-        Own {
-            label: "own/mine:f".to_string(),
-            file: PathBuf::from("/home/me/mine.py"),
-            sha256: sha256.to_string(),
-            code: Code::Python("f".to_string()),
-        }
+    fn add(trust: &Trust, sha256: &str) -> Result<()> {
+        trust.add(sha256, Path::new("/home/me/mine.py"))
     }
 
     #[test]
@@ -122,10 +115,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let trust = Trust::from_env(|name| (name == "XDG_CACHE_HOME").then(|| folder.path().into())).unwrap();
         assert_eq!(trust.file(), folder.path().join("flashcore/trusted"));
-        assert!(!trust.knows(&own("aa")).unwrap());
-        trust.add(&own("aa")).unwrap();
-        trust.add(&own("aa")).unwrap();
-        assert!(trust.knows(&own("aa")).unwrap() && !trust.knows(&own("ab")).unwrap());
+        assert!(!trust.knows("aa").unwrap());
+        add(&trust, "aa").unwrap();
+        add(&trust, "aa").unwrap();
+        assert!(trust.knows("aa").unwrap() && !trust.knows("ab").unwrap());
         let text = std::fs::read_to_string(trust.file()).unwrap();
         assert_eq!(text, "aa /home/me/mine.py\n");
         assert!(Trust::from_env(|_| None).is_err());
@@ -137,7 +130,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let trust = Trust::from_env(|name| (name == "FLASHCORE_CACHE_DIR").then(|| folder.path().into())).unwrap();
-        trust.add(&own("aa")).unwrap();
+        add(&trust, "aa").unwrap();
         let mode = |mode| std::fs::set_permissions(trust.file(), std::fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(
             std::fs::metadata(trust.file()).unwrap().permissions().mode() & 0o777,
@@ -146,13 +139,13 @@ mod tests {
         mode(0o666);
         assert!(
             trust
-                .knows(&own("aa"))
+                .knows("aa")
                 .unwrap_err()
                 .to_string()
                 .contains("other users can write it")
         );
-        assert!(trust.add(&own("ab")).is_err());
+        assert!(add(&trust, "ab").is_err());
         mode(0o644);
-        assert!(trust.knows(&own("aa")).unwrap());
+        assert!(trust.knows("aa").unwrap());
     }
 }

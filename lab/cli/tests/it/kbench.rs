@@ -1,8 +1,10 @@
 //! `flashcore kbench`: tasks are written, and kernels judged.
 
+use std::path::Path;
+
 use serde_json::Value;
 
-use crate::common::{command, flashcore, run, shown, words};
+use crate::common::{Ran, command, flashcore, run, shown};
 
 fn toy() -> String {
     format!("{}/../bench/tests/data/kbench/toy", env!("CARGO_MANIFEST_DIR"))
@@ -36,23 +38,46 @@ fn a_task_is_written_and_nobodys_file_is_overwritten() {
     assert!(said["kernel"].is_null() && said["card"].is_null() && !alone.join("forward.cu").exists());
 }
 
-/// With a Python, which tests of commands do not find by themselves.
-fn verify(kernel: &str, flags: &str) -> crate::common::Ran {
-    let toy = toy();
-    let mut command = command(&format!("kbench verify {toy} --kernel {toy}/{kernel} {flags}"));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    run(command.env("PATH", path).env_remove("FLASHCORE_PYTHON"))
+/// Verifies with a Python, which tests of commands do not find by themselves, and what is trusted in `home`.
+fn verify_in(home: &Path, task: &str, kernel: &str, flags: &str) -> Ran {
+    let mut command = command(&format!("kbench verify {task} --kernel {}/{kernel} {flags}", toy()));
+    command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    run(command.env_remove("FLASHCORE_PYTHON").env("FLASHCORE_CACHE_DIR", home))
+}
+
+fn verify(kernel: &str, flags: &str) -> Ran {
+    let home = tempfile::tempdir().unwrap();
+    verify_in(home.path(), &toy(), kernel, flags)
 }
 
 #[test]
 fn kernels_are_judged_only_when_they_are_trusted() {
-    let ran = verify("cached.py", "--device cpu");
+    let home = tempfile::tempdir().unwrap();
+    let quick = "--device cpu --rounds 1 --calls 1 --seed 3";
+    let ran = verify_in(home.path(), &toy(), "cached.py", quick);
+    let said = ran.words();
     assert!(
-        ran.code == 2 && ran.words().contains("read them, then give --trust"),
+        ran.code == 2 && said.contains("func_forward.py is not trusted: this command runs it"),
+        "{said}"
+    );
+    // Once for this content, the task's and the kernel's.
+    assert_eq!(
+        verify_in(home.path(), &toy(), "cached.py", &format!("{quick} --trust")).code,
+        1
+    );
+    let again = verify_in(home.path(), &toy(), "cached.py", quick);
+    assert!(
+        again.code == 1 && again.words().contains("and fails: stale"),
+        "{}",
+        again.stderr
+    );
+    let ran = verify_in(home.path(), &toy(), "honest.py", quick);
+    assert!(
+        ran.code == 2 && ran.words().contains("honest.py is not trusted"),
         "{}",
         ran.stderr
     );
-    let home = tempfile::tempdir().unwrap();
+
     let markdown = home.path().join("report.md");
     let flags = "--trust --device cpu --rounds 1 --calls 1 --seed 3";
     let ran = verify(
@@ -102,15 +127,10 @@ fn what_cannot_be_judged_has_its_exit_code() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("func_forward.py"), "import no_such_module\n").unwrap();
     std::fs::write(folder.path().join("config_forward.json"), "{}").unwrap();
-    let text = format!(
-        "kbench verify {} --kernel {}/honest.py --trust",
-        folder.path().display(),
-        toy()
-    );
-    let mut command = command(&text);
-    let ran = run(command.env("PATH", std::env::var_os("PATH").unwrap_or_default()));
+    let task = folder.path().display().to_string();
+    let ran = verify_in(folder.path(), &task, "honest.py", "--trust");
     assert!(
-        ran.code == 3 && words(&ran.stderr).contains("no_such_module"),
+        ran.code == 3 && ran.words().contains("no_such_module"),
         "{}",
         ran.stderr
     );

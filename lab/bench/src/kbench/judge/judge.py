@@ -1,6 +1,6 @@
 """Judges a kernel for a robust-kbench task: by that benchmark's protocol, and by checks that it lacks.
 
-Reads a job (one JSON object) from standard input and writes one JSON object per line to standard
+Reads a job (one line of JSON) from standard input, which stays open, and writes one JSON object per line to standard
 output: {"started": title}, {"compiled": seconds}, and at the end {"report": ...} or {"failed": [whose,
 why]}, where the task, the kernel or the machine is what nothing can be judged for.
 """
@@ -15,6 +15,7 @@ import random
 import re
 import statistics
 import sys
+import threading
 import time
 
 import judge_arrays
@@ -492,8 +493,15 @@ def first_line(error):
     return lines[0].strip() if lines else type(error).__name__
 
 
+def end_with_input():
+    """Whoever started this process is gone when its input ends."""
+    sys.stdin.read()
+    os._exit(1)
+
+
 def main():
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with_input, daemon=True).start()
     # What kernels and compilers print goes to standard error; events have the pipe for themselves.
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
