@@ -100,6 +100,23 @@ impl CaseResult {
         self.flops / self.bytes < 64.0
     }
 
+    /// Why a subject has no time, if it has none.
+    pub fn why_not(&self, label: &str) -> Option<String> {
+        if let Some((_, reason)) = self.absent.iter().find(|(absent, _)| absent == label) {
+            return Some(reason.clone());
+        }
+        match self
+            .measurement
+            .subjects
+            .iter()
+            .find(|subject| subject.info.label == label)
+        {
+            None => Some("it was not there".to_string()),
+            Some(subject) if subject.summary.is_some() && subject.trouble.is_none() => None,
+            Some(subject) => Some(subject.trouble.clone().unwrap_or("it was not timed".to_string())),
+        }
+    }
+
     /// The quickest of the subjects that `wanted` picks.
     pub fn quickest(&self, wanted: impl Fn(&Measured) -> bool) -> Option<&Measured> {
         self.measurement

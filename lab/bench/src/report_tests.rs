@@ -52,6 +52,22 @@ pub(crate) fn report_on(cases: Vec<Case>, shapes: &[&[(&str, f64)]]) -> Report {
 }
 
 #[test]
+fn a_subject_without_a_time_says_why() {
+    let mut result = report(&[&[("torch/flash", 10.0), ("own/mine", 20.0)]])
+        .results
+        .remove(0);
+    assert_eq!(result.why_not("own/mine"), None);
+    result.measurement.subjects[1].reject("REJECTED (wrong)".to_string());
+    result.absent.push(("own/other".to_string(), "HUNG".to_string()));
+    let why = |label: &str| result.why_not(label).unwrap();
+    assert_eq!(
+        (why("own/mine"), why("own/other")),
+        ("REJECTED (wrong)".to_string(), "HUNG".to_string())
+    );
+    assert!(why("own/third").contains("not there"));
+}
+
+#[test]
 fn the_seeds_rule_counts_shapes_that_beat_the_best_of_pytorch() {
     let shapes: [&[(&str, f64)]; 3] = [
         &[

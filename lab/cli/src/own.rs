@@ -5,14 +5,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use flashcore::Problem;
+use flashcore::{Device, Problem};
 use flashcore_bench::child::Child;
-use flashcore_bench::own::Trust;
-use flashcore_bench::{Own, Request};
+use flashcore_bench::own::{Code, Trust};
+use flashcore_bench::{Case, Options, Own, Request};
 use flashcore_check::own::{Declared, OwnError, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
 
-use crate::{Card, Failure, kernels, simulated, worker};
+use crate::{Card, Failure, bench, kernels, simulated, style, worker};
+
+/// Time for the rounds of a kernel that is only to be judged, milliseconds.
+const JUDGING_MS: f64 = 50.0;
 
 /// Kernels of the user among those of a command.
 #[derive(Args, Clone, Debug)]
@@ -54,6 +57,50 @@ impl OwnArgs {
             }
         }
         Ok((ids, all))
+    }
+
+    /// Kernels of the user that are declared PTX and may run, for `tune`.
+    pub(crate) fn declared(words: &[String], trust: bool) -> Result<Vec<Declared>, Failure> {
+        let args = OwnArgs { trust, deadline: 1 };
+        if let Some(word) = words.iter().find(|word| !Own::is_named(word)) {
+            let why = format!("--kernel {word}: allowed is FILE.toml, the declaration of a PTX kernel of your own");
+            return Err(Failure::usage(why).help("--start ID names the first candidate of the search"));
+        }
+        let (_, own) = args.ids(words)?;
+        let ptx = own.into_iter().map(|own| match own.code {
+            Code::Ptx(declared) => Ok(*declared),
+            Code::Python(_) => {
+                let why = format!(
+                    "{} is a Python function, which `tune` cannot examine; allowed: FILE.toml",
+                    own.label
+                );
+                Err(Failure::usage(why).help("`flashcore bench` and `compare` time Python functions"))
+            }
+        });
+        ptx.collect()
+    }
+
+    /// Judges kernels in another process, which they may hang or crash: why each is not right, if it is not.
+    pub(crate) fn judged(&self, device: &Device, case: &Case, own: &[Own]) -> Result<Vec<Option<String>>, Failure> {
+        let request = Request {
+            cases: vec![case.clone()],
+            kernels: own.iter().map(|own| own.label.clone()).collect(),
+            options: Options {
+                budget_ms: JUDGING_MS,
+                ..Options::default()
+            },
+            own: own.to_vec(),
+            ..Request::default()
+        };
+        let report = bench::measure(&Ok(None), device, &request, (&[], self.deadline()), None, &mut ())?;
+        let not_judged = || Some(style::list(&report.notes));
+        let why = |own: &Own| {
+            report
+                .results
+                .first()
+                .map_or_else(not_judged, |result| result.why_not(&own.label))
+        };
+        Ok(own.iter().map(why).collect())
     }
 
     fn may_run(&self, own: &Own) -> Result<(), Failure> {

@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::{Device, Problem};
+use flashcore_bench::own::is_own;
 use flashcore_bench::profile::{
     self, Goals, KernelProfile, LineRow, Ncu, NcuError, Peers, Predicted, ProfileRecord, Profiler, Said, Verdict,
 };
 use flashcore_bench::python::Python;
-use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, RunIdentity, Store, SubjectInfo};
+use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentity, Store, SubjectInfo};
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
+use crate::own::OwnArgs;
 use crate::{
     BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, StoreArgs, cost, kernels, machine, simulated, style,
     worker,
@@ -36,11 +38,12 @@ Environment:
   FLASHCORE_PYTHON   the Python with PyTorch and flashcore, for --peers [default: python3]
   FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
 
-Exit codes: 0 profiled or predicted, 1 failed, 2 usage, 3 no such device or no permission")]
+Exit codes: 0 profiled or predicted, 1 failed or a kernel of your own is not right, 2 usage, 3 no such device or no permission")]
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     problem: ProblemArgs,
-    /// Kernels by id (`list levers` explains ids), in place of the one that would be chosen
+    /// Kernels by id (`list levers` explains ids), in place of the one that would be chosen; kernels of your
+    /// own: FILE.toml, FILE.py:FUNCTION
     #[arg(long, value_name = "IDS", value_delimiter = ',', help_heading = "How")]
     kernel: Vec<String>,
     /// Peers too: all, none, or labels such as torch/cudnn,fa3
@@ -76,6 +79,8 @@ pub(crate) struct ProfileArgs {
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
+    #[command(flatten)]
+    own: OwnArgs,
     #[command(flatten)]
     keep: StoreArgs,
     /// A `Launch` as JSON, to be launched and nothing else: what runs under ncu
@@ -114,7 +119,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         problem: problem.clone(),
     };
     let device = machine::device(&args.device)?;
-    let (card, chosen) = plans(args, &problem, &device)?;
+    let (ids, own) = args.own.ids(&args.kernel)?;
+    let (card, chosen) = plans(args, &ids, &problem, &device)?;
     let ncu = match device.context() {
         None => Err("the device is the CPU".to_string()),
         Some(_) => Ncu::find().map_err(|error| error.to_string()),
@@ -124,6 +130,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         Err(why) => format!("predicted only ({why})"),
     };
     let mut all: Vec<Shown> = chosen.iter().map(|plan| predicted(plan, card)).collect();
+    let mut outcome = Outcome::Clean;
     let mut identity = None;
     if let (Ok(ncu), Some(context)) = (ncu, device.context()) {
         let program = worker::program()?.path;
@@ -131,12 +138,53 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         let run = RunIdentity::now(DeviceIdentity::cuda(context.info()));
         let name = format!("cuda:{}", context.info().ordinal);
         measure(args, &profiler, &name, &case, &chosen, &mut all)?;
+        if !own.is_empty() {
+            outcome = Outcome::of(add_own(args, &profiler, &device, &case, &own, &mut all)?);
+        }
         keep(args, &run, &case, &all)?;
         identity = Some(run);
+    } else {
+        all.extend(own.iter().map(|own| Shown {
+            subject: SubjectInfo::new(&own.label, LaunchMode::Plain),
+            tool: String::new(),
+            launches: Vec::new(),
+            predicted: None,
+            unpredicted: Some("only FlashCore's kernels are predicted".to_string()),
+        }));
     }
     let title = format!("{problem} on {}\n{source}", card.title());
     show(args, &all, &goals, &title, identity);
-    Ok(Outcome::Clean)
+    Ok(outcome)
+}
+
+/// Judges the kernels of the user in another process, since under ncu they have no deadline, and profiles those that are
+/// right. Returns whether all are.
+fn add_own(
+    args: &ProfileArgs,
+    profiler: &Profiler,
+    device: &Device,
+    case: &Case,
+    own: &[Own],
+    all: &mut Vec<Shown>,
+) -> Result<bool, Failure> {
+    let spinner = style::spinner("judging your own kernels");
+    let judged = args.own.judged(device, case, own)?;
+    drop(spinner);
+    let python = own.iter().any(Own::is_python).then(Python::find_for_own);
+    let python = python.transpose().map_err(Failure::environment)?;
+    let mut all_right = true;
+    for (own, why) in own.iter().zip(judged) {
+        if let Some(why) = why {
+            style::note(format_args!("{}: {why}", own.label));
+            all_right = false;
+            continue;
+        }
+        let _spinner = style::spinner(&format!("ncu profiles {}", own.label));
+        let read = profiler.own(python.as_ref(), case, own, &device.to_string());
+        let read = read.map_err(|error| unreadable(&error))?;
+        all.push(Shown::read(read.subject, read.tool, read.launches));
+    }
+    Ok(all_right)
 }
 
 fn goals(args: &ProfileArgs) -> Result<Goals, Failure> {
@@ -155,21 +203,21 @@ fn goals(args: &ProfileArgs) -> Result<Goals, Failure> {
 }
 
 /// The card to predict for and the plans to profile on it.
-fn plans(args: &ProfileArgs, problem: &Problem, device: &Device) -> Result<(Card, Vec<Plan>), Failure> {
+fn plans(args: &ProfileArgs, ids: &[String], problem: &Problem, device: &Device) -> Result<(Card, Vec<Plan>), Failure> {
     if let (Device::Cuda(_), Some(card)) = (device, args.profile) {
         let why = "is for predictions without a GPU; counters are of the card that is here";
         return Err(Failure::usage(format!("--profile {} {why}", card.name())));
     }
     let card = args.profile.unwrap_or_else(Card::default);
-    let ids: Vec<Option<String>> = match kernels::ids(&args.kernel)? {
-        ids if ids.is_empty() => vec![None],
-        ids => ids.into_iter().map(Some).collect(),
-    };
-    let plan = |id: &Option<String>| {
-        let config = id.as_deref().map(kernels::gpu).transpose()?;
+    let plan = |id: Option<&str>| {
+        let config = id.map(kernels::gpu).transpose()?;
         Ok(simulated::plan(problem, card, config)?.plan)
     };
-    Ok((card, ids.iter().map(plan).collect::<Result<_, Failure>>()?))
+    if args.kernel.is_empty() {
+        return Ok((card, vec![plan(None)?]));
+    }
+    let ids = ids.iter().filter(|id| !is_own(id)).map(|id| Some(id.as_str()));
+    Ok((card, ids.map(plan).collect::<Result<_, Failure>>()?))
 }
 
 /// A plan before anything is measured.

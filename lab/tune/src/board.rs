@@ -1,5 +1,6 @@
 //! The leaderboard: the finalists and the first candidate, timed against each other.
 
+use flashcore_bench::own::is_own;
 use flashcore_bench::{Interval, Measurement, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -172,8 +173,9 @@ impl Board {
         self.winner = winner.map(|row| row.id.clone());
     }
 
+    /// A kernel of the user cannot win: plan tables have ids of ours.
     fn is_clean(&self, row: &BoardRow) -> bool {
-        row.simulated.as_ref().map_or(!self.simulates, |check| check.ok)
+        !is_own(&row.id) && row.simulated.as_ref().map_or(!self.simulates, |check| check.ok)
     }
 
     fn first(&self) -> Option<&BoardRow> {
@@ -268,6 +270,13 @@ mod tests {
         found.rows[0].simulated = Some(Err("a race".to_string()).into());
         found.elect();
         assert_eq!(found.winner.as_deref(), Some("b"));
+        // A kernel of the user is ranked, and a plan table has no place for it.
+        let own = [row("start", None), row("own/mine", Some([0.5, 0.6]))];
+        let found = board(None, false, "start", &own);
+        assert_eq!(
+            (found.rows[0].id.as_str(), found.winner.as_deref()),
+            ("own/mine", Some("start"))
+        );
         let close = [row("start", None), row("b", Some([0.975, 0.985]))];
         let found = board(None, false, "start", &close);
         assert_eq!((found.winner.as_deref(), found.gain_of_winner()), (Some("start"), None));

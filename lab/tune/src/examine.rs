@@ -13,7 +13,7 @@ use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::RemoteRig;
-use crate::trial::{Timed, Verdict, times_as_long};
+use crate::trial::{History, Timed, Verdict, times_as_long};
 use crate::worker::protocol::{Opened, What};
 use crate::worker::{Stop, Worker};
 
@@ -72,6 +72,15 @@ pub(crate) struct Best {
     pub(crate) score: f64,
     /// Its time when it was tried, µs.
     pub(crate) us: f64,
+}
+
+impl Best {
+    pub(crate) fn of(history: &History) -> Option<Best> {
+        let trial = history.best()?;
+        let timed = trial.timed.as_ref()?;
+        let (id, score, us) = (trial.id.clone(), timed.score, timed.us);
+        Some(Best { id, score, us })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -4,6 +4,7 @@
 //! that fails is struck and the others are timed again, since its presence spoils their times.
 
 use flashcore_bench::defences::{inspect, inspect_again};
+use flashcore_bench::own::is_own;
 use flashcore_bench::{Measurement, Mode};
 use flashcore_problem::InputKind;
 
@@ -120,12 +121,19 @@ pub(crate) fn hold(
 /// since it was faster twice, and others may be ahead of it by a single time.
 fn finalists<'h>(history: &'h History, board: &Board, keep: usize) -> Vec<&'h Trial> {
     let may_meet = |trial: &&Trial| trial.same_as.is_none() && trial.id != board.start && !board.is_struck(&trial.id);
-    let mut finalists: Vec<&Trial> = history.ranked().into_iter().filter(may_meet).take(keep).collect();
-    let accepted = history.best().filter(may_meet);
+    let candidate = |trial: &&Trial| may_meet(trial) && !is_own(&trial.id);
+    let mut finalists: Vec<&Trial> = history.ranked().into_iter().filter(candidate).take(keep).collect();
+    let accepted = history.best().filter(candidate);
     if let Some(accepted) = accepted.filter(|best| keep > 0 && !finalists.iter().any(|one| one.id == best.id)) {
         finalists.truncate(keep - 1);
         finalists.push(accepted);
     }
+    // The user's kernels are no candidates of the search, so that they take no other's place.
+    let own = history
+        .ranked()
+        .into_iter()
+        .filter(|trial| is_own(&trial.id) && may_meet(trial));
+    finalists.extend(own);
     if board.start_failed.is_none() {
         finalists.extend(history.trial(&board.start));
         finalists.rotate_right(1);

@@ -27,8 +27,10 @@ const TRIALS: &str = "trials.jsonl";
 pub(crate) const SECONDS: &str = "seconds.json";
 pub(crate) const BOARD: &str = "board.json";
 pub(crate) const CLAIMS: &str = "claims.json";
+/// Trials of the user's kernels.
+pub(crate) const OWN: &str = "own.json";
 /// Results of a run, which hold until a trial is added.
-const RESULTS: [&str; 4] = [BOARD, CLAIMS, crate::peers::FILE, SECONDS];
+const RESULTS: [&str; 5] = [BOARD, CLAIMS, OWN, crate::peers::FILE, SECONDS];
 
 const LOCK_PATIENCE: Duration = Duration::from_millis(300);
 const LOCK_LOOK_UP: Duration = Duration::from_millis(10);
@@ -72,6 +74,9 @@ pub struct Header {
     pub rates: Option<String>,
     /// Candidates that are proposed before the first of them is judged.
     pub window: usize,
+    /// The user's kernels that meet the finalists: labels, with the SHA-256 of their content.
+    #[serde(default)]
+    pub own: Vec<String>,
     /// Seconds since 1970 (UTC) when it began.
     pub started_at: u64,
 }
@@ -97,7 +102,7 @@ impl Header {
     }
 
     /// What must be equal for a run to be resumed, shortened for messages.
-    fn identity(&self) -> [(&'static str, String); 13] {
+    fn identity(&self) -> [(&'static str, String); 14] {
         let join = |of: fn(&DeviceIdentity) -> String| self.devices.iter().map(of).collect::<Vec<_>>().join(", ");
         let short = |text: &str| text.chars().take(12).collect();
         let device = |it: &DeviceIdentity| {
@@ -118,6 +123,7 @@ impl Header {
             ("the first candidate", self.start.clone()),
             ("the source of rates", short(self.rates.as_deref().unwrap_or("nothing"))),
             ("the window", self.window.to_string()),
+            ("the kernels of the user", self.own.join(", ")),
         ]
     }
 }

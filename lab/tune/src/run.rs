@@ -7,17 +7,21 @@ use std::thread;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use flashcore_bench::{Case, DeviceIdentity, executable, revision};
+use flashcore_check::own::Declared;
 
 use crate::board::Board;
 use crate::counting::Counting;
 use crate::device_lock::{DeviceLock, Waits};
 use crate::error::TuneError;
-use crate::examine::Examiner;
+use crate::examine::{Best, Examiner};
 use crate::finals;
 use crate::gate::Gatekeeper;
 use crate::insight::{Claims, Insights};
 use crate::interrupt::Interrupt;
-use crate::journal::{BOARD, CLAIMS, Header, Journal, SCHEMA, SECONDS, board_of, digest, read_header, read_seconds};
+use crate::journal::{
+    BOARD, CLAIMS, Header, Journal, OWN, SCHEMA, SECONDS, board_of, digest, read_header, read_json, read_seconds,
+    sha256,
+};
 use crate::judge::Judge;
 use crate::search::{Look, Search};
 use crate::setup::Setup;
@@ -101,6 +105,8 @@ pub struct Outcome {
     pub history: History,
     /// `None` if nothing could be timed, or if the search was interrupted before the finals.
     pub board: Option<Board>,
+    /// Trials of the user's kernels; empty if the search was interrupted before them.
+    pub own: Vec<Trial>,
     /// Whether the search was interrupted.
     pub interrupted: bool,
     /// Whether a finished run was resumed with nothing left to do, so that this is its result.
@@ -129,7 +135,8 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let compilers = setup
         .chip
         .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
-    let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines);
+    let own = setup.own.as_slice();
+    let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines).with_own(own);
     let mut workers: Vec<Worker> = devices.iter().map(worker).collect();
     let header = header(&request, window, hellos(&mut workers)?)?;
     let (journal, before) = match request.resume {
@@ -194,17 +201,20 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
             let failed = failed.map(|trial| format!("{}: {}", trial.verdict, trial.reason));
             let board = Board::new(&setup.start, failed, setup.chip.is_some(), setup.timing.gain);
             let simulated = |board: Board| match setup.chip {
-                Some(chip) => simulated::look(board, &judge, chip),
+                Some(chip) => simulated::look(board, &judge, chip, own),
                 None => board,
             };
             let examiner = &mut examiners[0];
-            let held = finals::hold(&history, examiner, board, FINALISTS, &gate, &simulated, watcher)?;
+            let field = with_own(&history, examiner, own, watcher)?;
+            journal.keep(OWN, &&field.trials()[history.trials().len()..])?;
+            let held = finals::hold(&field, examiner, board, FINALISTS, &gate, &simulated, watcher)?;
             if let Some(board) = &held {
                 journal.keep(BOARD, board)?;
             }
             held
         }
     };
+    let own = read_json(&request.folder.join(OWN)).unwrap_or_default();
     let claims = strategy.insights(&history, &setup.space).map(Insights::claims);
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep(CLAIMS, claims)?;
@@ -221,12 +231,48 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         resumed: tried_before,
         history,
         board,
+        own,
         interrupted: request.interrupt.is_asked(),
         nothing_new,
         proposer_gone,
         claims,
         seconds,
     })
+}
+
+/// The history with trials of the user's kernels, each examined against the best of the search. They are no part of
+/// the search: a strategy has no levers for them.
+fn with_own(
+    history: &History,
+    examiner: &mut Examiner<'_>,
+    own: &[Declared],
+    watcher: &mut dyn Watcher,
+) -> Result<History, TuneError> {
+    let mut field = history.clone();
+    let best = Best::of(history);
+    for declared in own {
+        let Some(_held) = examiner.hold(&mut |device, waits| watcher.waits(device, waits)) else {
+            return Ok(field);
+        };
+        let (began, number) = (Instant::now(), field.trials().len());
+        let found = examiner.examine(number, &declared.label, best.as_ref())?;
+        let trial = Trial {
+            number,
+            id: declared.label.clone(),
+            origin: declared.file.clone(),
+            verdict: found.verdict,
+            reason: found.reason,
+            timed: found.timed,
+            unjudged: found.unjudged,
+            fingerprint: None,
+            same_as: None,
+            counters: None,
+            seconds: began.elapsed().as_secs_f64(),
+        };
+        field.add(trial.clone());
+        watcher.trial(&trial, &field);
+    }
+    Ok(field)
 }
 
 /// Starts workers, all at once, since taking a GPU takes seconds on hosts with several.
@@ -275,8 +321,15 @@ fn header(request: &Request, window: usize, hellos: Vec<Hello>) -> Result<Header
         default: request.setup.default.clone(),
         rates: request.rates.clone(),
         window,
+        own: request.setup.own.iter().map(identity_of).collect(),
         started_at: UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs()),
     })
+}
+
+/// Its label, and the sum of its declaration and its PTX.
+fn identity_of(declared: &Declared) -> String {
+    let content = serde_json::to_string(declared).unwrap_or_default();
+    format!("{} {}", declared.label, sha256(&content))
 }
 
 /// Devices of one run must be of one kind, so that a module serves all and times can be compared.

@@ -344,10 +344,7 @@ impl<'s> Search<'s> {
     }
 
     fn best(&self) -> Option<Best> {
-        let trial = self.history.best()?;
-        let timed = trial.timed.as_ref()?;
-        let (id, score, us) = (trial.id.clone(), timed.score, timed.us);
-        Some(Best { id, score, us })
+        Best::of(&self.history)
     }
 }
 

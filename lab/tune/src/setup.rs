@@ -6,6 +6,7 @@ use flashcore::cuda::DeviceInfo;
 use flashcore::plans::{PlanDevice, PlanTarget, Plans};
 use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
+use flashcore_check::own::Declared;
 use flashcore_ir::{Chip, Profile, Target};
 use flashcore_kernels::Family;
 use flashcore_problem::Problem;
@@ -41,6 +42,8 @@ pub struct Setup {
     pub rates_note: Option<String>,
     /// Errors of plan tables and rows that were skipped.
     pub plan_notes: Vec<String>,
+    /// The user's PTX kernels, which are examined after the search and meet its finalists.
+    pub own: Vec<Declared>,
 }
 
 const NEVER_MEASURED: &str = "predicted with the profile's rates: this card was never measured; `flashcore device --measure` \
@@ -87,6 +90,7 @@ impl Setup {
             advisor,
             rates_note,
             plan_notes: plans.notes().iter().map(ToString::to_string).collect(),
+            own: Vec::new(),
         })
     }
 
@@ -112,6 +116,7 @@ impl Setup {
             advisor: measured.advisor(problem),
             rates_note: None,
             plan_notes: Vec::new(),
+            own: Vec::new(),
         })
     }
 }

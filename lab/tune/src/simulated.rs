@@ -1,6 +1,7 @@
 //! Finalists under the simulator, which finds errors that a GPU tolerates or rarely shows.
 
-use flashcore_check::{CheckOptions, check_plan};
+use flashcore_check::own::{Declared, OwnError, check_declared};
+use flashcore_check::{CheckOptions, CheckReport, check_plan};
 use flashcore_ir::Chip;
 use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Problem};
@@ -15,11 +16,21 @@ const SCHEDULES: u32 = 2;
 
 /// Runs the kernels of a leaderboard under the simulator, on the small problems and adversarial
 /// inputs that candidates are judged on, and elects again.
-pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
+pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip, own: &[Declared]) -> Board {
     board.rows.par_iter_mut().for_each(|row| {
-        let config = row.id.parse().ok();
-        let found =
-            config.and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()));
+        let found = match own.iter().find(|declared| declared.label == row.id) {
+            Some(declared) => judge_all(judge, |problem, options| {
+                let checked = check_declared(declared, problem, chip.target, options);
+                match checked {
+                    Err(OwnError::NotServed(_)) => None,
+                    checked => Some(checked.map_err(|error| error.to_string())),
+                }
+            }),
+            None => {
+                let config = row.id.parse().ok();
+                config.and_then(|config| judge_plans(judge, |problem: &Problem| Plan::new(problem, &config, chip).ok()))
+            }
+        };
         row.simulated = found.map(Check::from);
     });
     board.elect();
@@ -28,12 +39,21 @@ pub(crate) fn look(mut board: Board, judge: &Judge, chip: Chip) -> Board {
 
 /// The simulator's finding on the shapes that have a plan; `None` if none has.
 fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option<Result<(), String>> {
+    judge_all(judge, |problem, options| {
+        Some(check_plan(&plan(problem)?, options).map_err(|error| error.to_string()))
+    })
+}
+
+/// The same of anything that is checked; `check` gives `None` for a shape that it does not serve.
+fn judge_all(
+    judge: &Judge,
+    check: impl Fn(&Problem, &CheckOptions) -> Option<Result<CheckReport, String>>,
+) -> Option<Result<(), String>> {
     let mut looked = None;
     let shapes = judge.shapes().into_iter();
     let normal = shapes.map(|problem| (problem, InputKind::Normal, 0));
     let hard = judge.cases.iter().map(|case| (&case.problem, case.kind, case.seed));
     for (index, (problem, inputs, seed)) in normal.chain(hard).enumerate() {
-        let Some(plan) = plan(problem) else { continue };
         let options = CheckOptions {
             inputs,
             seed,
@@ -41,9 +61,10 @@ fn judge_plans(judge: &Judge, plan: impl Fn(&Problem) -> Option<Plan>) -> Option
             first_schedule: FIRST_SCHEDULE + index as u64 * u64::from(SCHEDULES),
             ..CheckOptions::default()
         };
-        let report = match check_plan(&plan, &options) {
-            Ok(report) => report,
-            Err(error) => return Some(Err(error.to_string())),
+        let report = match check(problem, &options) {
+            None => continue,
+            Some(Ok(report)) => report,
+            Some(Err(error)) => return Some(Err(error)),
         };
         if report.verdict != flashcore_check::Verdict::Clean {
             let first = report.findings.first().map(|found| found.finding.to_string());
@@ -114,7 +135,23 @@ mod tests {
         };
         let mut board = Board::new(&id, None, true, 0.03);
         board.rows = vec![row];
-        let board = look(board, &judge, chip);
+        let board = look(board, &judge, chip, &[]);
         assert_eq!(board.rows[0].simulated, Some(Ok(()).into()));
+    }
+
+    #[test]
+    fn kernels_of_the_user_are_simulated_too() {
+        let problem = Problem::builder().heads(1, 1).seq_len(64).head_dim(64).build().unwrap();
+        let judge = Judge::new(&problem, 1).unwrap();
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel");
+        for (name, is_ok) in [("attention.toml", true), ("bad/wrong.toml", false)] {
+            let (declared, _) = Declared::read(&folder.join(name)).unwrap();
+            let mut board = Board::new("start", None, true, 0.03);
+            board.rows = vec![BoardRow::new(&declared.label, 1.0, Interval::UNKNOWN)];
+            let board = look(board, &judge, Target::Sm89.into(), &[declared]);
+            let check = board.rows[0].simulated.clone().unwrap();
+            assert_eq!(check.ok, is_ok, "{check:?}");
+            assert_eq!(board.winner, None);
+        }
     }
 }

@@ -32,8 +32,10 @@ def main():
 
 def call(job):
     """Calls the peer, the last time with the profiler on; returns its identity."""
-    found, absent = _peers.find("cuda")
     label = job["peer"]
+    if "own" in job:
+        return call_own(job, label)
+    found, absent = _peers.find("cuda")
     if label not in found:
         raise _peers.NotServed(absent.get(label, f"no peer has the name {label}; there are {', '.join(found)}"))
     import torch
@@ -48,16 +50,36 @@ def call(job):
             shape = (k.shape[0], k.shape[2])
             scales = tuple(torch.ones(shape, dtype=torch.float32, device=job["device"]) for _ in "qkv")
         run = found[label](q, k, v, scales=scales, **_options(job["problem"], q, k))
-        for _ in range(job["warm_up"]):
-            run()
-        torch.cuda.synchronize()
-        profiler = torch.cuda.cudart()
-        profiler.cudaProfilerStart()
-        out = run()
-        torch.cuda.synchronize()
-        profiler.cudaProfilerStop()
-        del out
+        profiled(torch, run, job["warm_up"])
     return json.loads(Subject(label, run, versions=_peers.versions()).info)
+
+
+def call_own(job, label):
+    """The same of a function of the user."""
+    import torch
+
+    from . import _own
+    from ._bench import Subject
+
+    torch.manual_seed(1)
+    with torch.cuda.device(job["device"]):
+        views = {name: tensor(torch, described, job["device"]) for name, described in job["tensors"].items()}
+        run = _own.load(job["own"]).bind(job["problem"], views)
+        profiled(torch, run, job["warm_up"])
+    return json.loads(Subject(label, run, versions=_own.versions()).info)
+
+
+def profiled(torch, run, warm_up):
+    """Calls a function so many times, and once more with the profiler on."""
+    for _ in range(warm_up):
+        run()
+    torch.cuda.synchronize()
+    profiler = torch.cuda.cudart()
+    profiler.cudaProfilerStart()
+    out = run()
+    torch.cuda.synchronize()
+    profiler.cudaProfilerStop()
+    del out
 
 
 def tensor(torch, described, device):

@@ -1,5 +1,7 @@
 //! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is.
 
+use std::path::{Path, PathBuf};
+
 use flashcore::testing::{InputKind, Inputs};
 use flashcore::{Device, KernelId};
 use flashcore_cuda::{Function, ModuleOptions, Stream};
@@ -8,8 +10,9 @@ use flashcore_problem::{Layout, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::gpu::{PreparedPlan, TensorSet, info_of};
-use crate::{BenchError, LaunchMode, Result, SubjectInfo};
+use crate::gpu::{KernelSubject, Launching, PreparedPlan, TensorSet, info_of};
+use crate::own::{Code, Own};
+use crate::{BenchError, LaunchMode, Result, Subject, SubjectInfo};
 
 /// Calls before the one that is profiled: the first loads code, the others warm caches.
 pub(super) const WARM_UP: usize = 3;
@@ -25,6 +28,9 @@ pub struct Launch {
     pub kernel: String,
     /// `cuda:0`.
     pub device: String,
+    /// The declaration of a kernel of the user in place of a config, and the SHA-256 of its content.
+    #[serde(default)]
+    pub own: Option<(PathBuf, String)>,
 }
 
 impl Launch {
@@ -34,6 +40,9 @@ impl Launch {
     /// # Errors
     /// A kernel that does not run on GPUs, a device that is none, a refusal, and what the driver says.
     pub fn run(&self) -> Result<SubjectInfo> {
+        if let Some((file, sha256)) = &self.own {
+            return self.run_own(file, sha256);
+        }
         let (device, kernel) = (self.device.parse::<Device>()?, self.kernel.parse()?);
         let (Device::Cuda(context), KernelId::Gpu(config)) = (&device, &kernel) else {
             let why = format!(
@@ -60,6 +69,48 @@ impl Launch {
         stream.synchronize()?;
         Ok(info_of(&plan, &functions, &options, LaunchMode::Plain))
     }
+
+    fn run_own(&self, file: &Path, sha256: &str) -> Result<SubjectInfo> {
+        let own = Own::read(&file.display().to_string())?;
+        let Code::Ptx(declared) = own.code else {
+            return Err(BenchError::Given(format!(
+                "{} is not the declaration of a kernel",
+                file.display()
+            )));
+        };
+        if own.sha256 != sha256 {
+            let why = format!("{} has changed since it was allowed to run", file.display());
+            return Err(BenchError::Given(why));
+        }
+        let device = self.device.parse::<Device>()?;
+        let Some(context) = device.context() else {
+            return Err(BenchError::Given(format!(
+                "{}: ncu profiles GPU kernels on a CUDA device",
+                self.device
+            )));
+        };
+        let stream = Stream::new(context)?;
+        let tensors = TensorSet::new(&stream, &self.problem, 0)?;
+        tensors.upload(&stream, &Inputs::generate(&self.problem, InputKind::Normal, SEED))?;
+        let sets = [tensors.tensors()];
+        // Bound and not yet launched.
+        let mut kernel = KernelSubject::declared(&stream, &declared, &self.problem, &sets, Launching::Plain)?;
+        for _ in 0..=WARM_UP {
+            kernel.call().map_err(|trouble| trouble.of(&self.kernel))?;
+        }
+        stream.synchronize()?;
+        Ok(kernel.info().clone())
+    }
+}
+
+/// The argument of `python -m flashcore._profile`, which calls a function of the user.
+pub(super) fn of_own(problem: &Problem, own: &Own, device: &str) -> Value {
+    let mut job = of_peer(problem, &own.label, device);
+    let layout = problem.o_layout();
+    let dtype = problem.out_dtype().name();
+    job["tensors"]["out"] = json!({ "dtype": dtype, "shape": layout.shape, "strides": layout.strides });
+    job["own"] = json!(own);
+    job
 }
 
 /// The argument of `python -m flashcore._profile`, which calls a peer.

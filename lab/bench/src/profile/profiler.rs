@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
+use serde_json::Value;
 
-use super::child::{Launch, Said, WARM_UP, of_peer};
+use super::child::{Launch, Said, WARM_UP, of_own, of_peer};
 use super::ncu::{Ncu, NcuError, Range};
 use super::{KernelProfile, ProfileRecord};
 use crate::python::Python;
-use crate::{Case, LaunchMode, SubjectInfo};
+use crate::{Case, LaunchMode, Own, SubjectInfo};
 
 /// The module of the Python package that calls a peer.
 const PEER_MODULE: [&str; 2] = ["-m", "flashcore._profile"];
@@ -43,8 +44,38 @@ impl Profiler {
             problem: case.problem.clone(),
             kernel: kernel.to_string(),
             device: device.to_string(),
+            own: None,
         };
-        let text = serde_json::to_string(&launch).map_err(|error| NcuError::Failed(error.to_string()))?;
+        self.launched(case, &launch, steps)
+    }
+
+    /// Reads the counters of one call of a kernel of the user, whatever a Python function launches. It should have been
+    /// judged before: it has no deadline here.
+    ///
+    /// # Errors
+    /// As [`kernel`](Profiler::kernel), and a Python function without a Python.
+    pub fn own(
+        &self,
+        python: Option<&Python>,
+        case: &Case,
+        own: &Own,
+        device: &str,
+    ) -> Result<ProfileRecord, NcuError> {
+        if own.is_python() {
+            let python = python.ok_or_else(|| NcuError::Failed("there is no Python for it".to_string()))?;
+            return self.called(python, case, &own.label, &of_own(&case.problem, own, device));
+        }
+        let launch = Launch {
+            problem: case.problem.clone(),
+            kernel: own.label.clone(),
+            device: device.to_string(),
+            own: Some((own.file.clone(), own.sha256.clone())),
+        };
+        self.launched(case, &launch, 1)
+    }
+
+    fn launched(&self, case: &Case, launch: &Launch, steps: usize) -> Result<ProfileRecord, NcuError> {
+        let text = serde_json::to_string(launch).map_err(|error| NcuError::Failed(error.to_string()))?;
         let program = [
             self.program.as_os_str(),
             "profile".as_ref(),
@@ -56,8 +87,9 @@ impl Profiler {
             count: steps,
         };
         let (launches, said) = self.ncu.profile(range, &program)?;
+        let kernel = &launch.kernel;
         let unknown = || SubjectInfo {
-            kernel: Some(kernel.to_string()),
+            kernel: launch.own.is_none().then(|| kernel.clone()),
             ..SubjectInfo::new(kernel, LaunchMode::Plain)
         };
         self.record(case, launches, &said, unknown)
@@ -68,7 +100,11 @@ impl Profiler {
     /// # Errors
     /// As [`kernel`](Profiler::kernel), and the reason of a peer that does not serve the problem.
     pub fn peer(&self, python: &Python, case: &Case, peer: &str, device: &str) -> Result<ProfileRecord, NcuError> {
-        let text = of_peer(&case.problem, peer, device).to_string();
+        self.called(python, case, peer, &of_peer(&case.problem, peer, device))
+    }
+
+    fn called(&self, python: &Python, case: &Case, peer: &str, job: &Value) -> Result<ProfileRecord, NcuError> {
+        let text = job.to_string();
         let mut program = vec![python.executable()];
         program.extend(PEER_MODULE.map(OsStr::new));
         program.push(text.as_ref());

@@ -36,6 +36,13 @@ pub(crate) struct TuneArgs {
     /// The first candidate [default: the library's choice]
     #[arg(long, value_name = "ID", help_heading = "Search")]
     pub(crate) start: Option<String>,
+    /// PTX kernels of your own (FILE.toml), which are examined after the search and meet its finalists; they
+    /// get no place in a plan table
+    #[arg(long, value_name = "FILES", value_delimiter = ',', help_heading = "Search")]
+    pub(crate) kernel: Vec<String>,
+    /// Let the files of --kernel run, and remember their content (docs/own-kernel.md)
+    #[arg(long, help_heading = "Search")]
+    pub(crate) trust: bool,
     /// Families to search: mma, wgmma, scalar, ladder, cpu [default: those that pay on the device]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) family: Vec<String>,
@@ -87,6 +94,7 @@ Examples:
   flashcore tune --device replay:shipped --budget 100 a search without a device
   flashcore tune mission --peers none                 without PyTorch at the end
   flashcore tune --torture --budget 40                with candidates that hang, crash and cheat
+  flashcore tune mission --kernel mine.toml --trust   with a kernel of your own in the finals
   flashcore tune --proposer 'python3 scripts/propose.py'
 
 Verdicts, in the order of the gates:

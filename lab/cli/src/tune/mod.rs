@@ -27,6 +27,7 @@ use flashcore_tune::{
 };
 use serde_json::{Value, json};
 
+use crate::own::OwnArgs;
 use crate::tune::args::{Budget, OUTSIDE, TuneArgs};
 use crate::tune::interrupt::{CtrlC, quoted, resume_command};
 use crate::tune::live::Live;
@@ -111,6 +112,13 @@ fn result(found: &Found, tour: bool, case: &Case) -> Page {
         leaderboard::add_board(&mut page, board);
     }
     leaderboard::add_failures(&mut page, &found.history);
+    page.fields(
+        "own",
+        found
+            .own
+            .iter()
+            .map(|trial| format!("{}: {}: {}", trial.id, trial.verdict, trial.reason)),
+    );
     if let Some(claims) = &found.claims {
         leaderboard::add_claims(&mut page, claims);
     }
@@ -123,6 +131,7 @@ fn json_of(found: &Found, comparison: Option<&PeerComparison>, plan: Option<&pla
         "run": found.header,
         "trials": found.history.trials(),
         "board": found.board,
+        "own": found.own,
         "peers": comparison,
         "claims": found.claims,
         "workers_started": found.workers_started,
@@ -173,6 +182,12 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
     let mut setup = Setup::new(&devices[0], &case.problem, &args.family, args.torture)?;
     if let Some(start) = &args.start {
         may_begin(start, &devices[0], &case.problem, &setup)?;
+    }
+    setup.own = OwnArgs::declared(&args.kernel, args.trust)?;
+    if !setup.own.is_empty() && devices[0].starts_with("replay:") {
+        return Err(Failure::usage(
+            "--kernel: a replay has times of its own configs only; name a GPU with --device",
+        ));
     }
     let device = setup.device.as_ref().filter(|_| !args.no_plan && !args.torture);
     let cannot_keep = device.and_then(|device| plan::cannot_keep(device, &case.problem));

@@ -139,6 +139,27 @@ fn a_file_runs_when_its_content_is_trusted() {
 }
 
 #[test]
+fn a_profile_without_a_gpu_has_no_prediction_of_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let attention = example("attention.toml");
+    let profile = format!("profile tiny --profile h200 --kernel scalar/naive-t128-v16,{attention}");
+    assert!(
+        with_cache(folder.path(), &profile)
+            .words()
+            .contains("own/attention is not trusted")
+    );
+    let ran = with_cache(folder.path(), &format!("{profile} --trust"));
+    assert_eq!(ran.code, 0, "{}", ran.words());
+    for part in [
+        "own/attention",
+        "only FlashCore's kernels are predicted",
+        "scalar/naive-t128-v16",
+    ] {
+        assert!(ran.words().contains(part), "{part}\n{}", ran.words());
+    }
+}
+
+#[test]
 fn bad_names_of_own_kernels_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let of_folder = |name: &str| folder.path().join(name).display().to_string();
@@ -185,6 +206,38 @@ fn bad_names_of_own_kernels_are_refused() {
         );
         assert!(
             ran.code == code && ran.words().contains(said),
+            "{arguments}: {}\n{}",
+            ran.code,
+            ran.words()
+        );
+    }
+    for (arguments, said) in [
+        (
+            "--kernel cpu/m16n16".to_string(),
+            "--kernel cpu/m16n16: allowed is FILE.toml",
+        ),
+        (
+            format!("--kernel {mine}:f --trust"),
+            "a Python function, which `tune` cannot examine",
+        ),
+        (
+            format!("--kernel {}", example("attention.toml")),
+            "own/attention is not trusted",
+        ),
+        (
+            format!("--device replay:shipped --kernel {} --trust", example("attention.toml")),
+            "--kernel: a replay has times of its own configs only",
+        ),
+    ] {
+        let typed = format!("tune mission --device cpu --budget 1 --peers none --no-plan {arguments}");
+        let typed = if arguments.starts_with("--device") {
+            typed.replace("--device cpu ", "")
+        } else {
+            typed
+        };
+        let ran = with_cache(folder.path(), &typed);
+        assert!(
+            ran.code == 2 && ran.words().contains(said),
             "{arguments}: {}\n{}",
             ran.code,
             ran.words()

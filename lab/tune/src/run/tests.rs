@@ -5,6 +5,7 @@ use crate::examine::Timing;
 use crate::space::{CPU, Space};
 use crate::strategy::Kind;
 use crate::tests::fake::{Fake, hello_of};
+use crate::trial::Verdict;
 
 /// A run with these workers; `name` is the folder's.
 fn request(name: &str, devices: &[&str], program: Program) -> Request {
@@ -31,6 +32,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
             advisor: None,
             rates_note: None,
             plan_notes: Vec::new(),
+            own: Vec::new(),
         },
         rates: None,
         counting: None,
@@ -117,4 +119,38 @@ fn a_run_with_a_fake_worker_ends_in_a_leaderboard() {
     let after = run(after, &mut ()).unwrap();
     assert!(after.board.is_some() && !after.nothing_new && after.history.trials().len() == 4);
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_kernel_of_the_user_is_examined_and_cannot_win() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
+    let (declared, _) = Declared::read(&path).unwrap();
+    // It is twice as fast as all else, and the other one does not come back.
+    let found = |name: &str, first: String| {
+        let fake = Fake { first, ..Fake::new() };
+        let mut request = request(name, &["cpu"], fake.program(name));
+        request.setup.own = vec![declared.clone()];
+        request.deadlines = Deadlines {
+            run: Duration::from_millis(200),
+            compile: Duration::from_millis(500),
+            ..Deadlines::default()
+        };
+        let folder = request.folder.clone();
+        let found = run(request, &mut ()).unwrap();
+        let kept: Vec<Trial> = read_json(&folder.join(OWN)).unwrap();
+        assert_eq!(found.own.len(), 1);
+        assert_eq!((&found.own[0].id, &kept[0].id), (&declared.label, &declared.label));
+        assert_eq!(found.header.own.len(), 1);
+        assert_eq!(
+            (found.history.trials().len(), found.history.trial(&declared.label)),
+            (3, None)
+        );
+        std::fs::remove_dir_all(folder).unwrap();
+        found
+    };
+    let timed = found("own-timed", String::new());
+    assert!(timed.own[0].timed.is_some(), "{:?}", timed.own);
+    let hung = found("own-hung", format!("*'\"open\"'*'{}'*) sleep 600;;", declared.label));
+    assert_eq!(hung.own[0].verdict, Verdict::Hung);
+    assert_ne!(hung.board.unwrap().winner, Some(declared.label));
 }

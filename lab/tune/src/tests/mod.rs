@@ -62,6 +62,7 @@ pub(crate) fn header() -> Header {
         default: None,
         rates: Some("profile".to_string()),
         window: 1,
+        own: Vec::new(),
         started_at: 5,
     }
 }

@@ -6,6 +6,7 @@ use flashcore_bench::gpu::Launching;
 use flashcore_bench::micro::{device, rates};
 use flashcore_bench::planted::{Conduct, InFinals};
 use flashcore_bench::{BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, Trouble, Workbench};
+use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
 use flashcore_problem::Problem;
@@ -79,13 +80,16 @@ pub(super) struct Real {
     stand: Stand,
     /// Recent kernels: a candidate is opened for several shapes, and the best with each candidate.
     kernels: KernelCache,
+    /// Kernels of the user.
+    own: Vec<Declared>,
 }
 
 impl Real {
-    pub(super) fn take(device: &flashcore::Device) -> Result<Real, BenchError> {
+    pub(super) fn take(device: &flashcore::Device, own: &[Declared]) -> Result<Real, BenchError> {
         Ok(Real {
             stand: Stand::new(device)?,
             kernels: KernelCache::default(),
+            own: own.to_vec(),
         })
     }
 
@@ -167,7 +171,9 @@ impl Device for Real {
     }
 
     fn open(&self, problem: &Problem, kernels: &[String], work: &mut dyn FnMut(Open<'_>)) -> Result<(), Failed> {
-        let built = kernels.iter().map(|id| self.built(problem, id));
+        let own = |id: &str| self.own.iter().find(|declared| declared.label == id);
+        let ours: Vec<&String> = kernels.iter().filter(|id| own(id).is_none()).collect();
+        let built = ours.iter().map(|id| self.built(problem, id));
         let built = built.collect::<Result<Vec<_>, _>>()?;
         let chain = (CHAIN_US * USUAL_RATE / problem.flops()).ceil().clamp(1.0, MAX_CHAIN) as u32;
         let in_finals = InFinals::default();
@@ -176,12 +182,18 @@ impl Device for Real {
             &built,
             Launching::GraphOf(chain),
             &in_finals,
-            |bench, failed| match failed.first() {
-                Some((kernel, error)) => Err(of_bench(&kernels[*kernel], error)),
-                None => {
-                    work(Open::Bench(bench, in_finals.clone()));
-                    Ok(())
+            |mut bench, failed| {
+                if let Some((kernel, error)) = failed.first() {
+                    return Err(of_bench(ours[*kernel], error));
                 }
+                let bed = bench.bed;
+                for (place, id) in kernels.iter().enumerate() {
+                    let Some(declared) = own(id) else { continue };
+                    let opened = bed.declared(declared, Launching::GraphOf(chain));
+                    bench.insert(place, opened.map_err(|error| of_bench(id, &error))?);
+                }
+                work(Open::Bench(bench, in_finals.clone()));
+                Ok(())
             },
         );
         opened.unwrap_or_else(|error| Err(of_bench("tensors", &error)))

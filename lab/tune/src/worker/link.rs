@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
+use flashcore_check::own::Declared;
 use serde::de::DeserializeOwned;
 
 use super::deadlines::{Deadlines, Needs};
@@ -60,6 +61,8 @@ impl Stop {
 pub(crate) struct Worker {
     program: Program,
     pub(crate) device: String,
+    /// Kernels of the user.
+    own: Vec<Declared>,
     deadlines: Deadlines,
     live: Option<Partner>,
     /// Its identity when it was first started; every later one must be the same.
@@ -75,6 +78,7 @@ impl Worker {
         Worker {
             program,
             device: device.to_string(),
+            own: Vec::new(),
             deadlines,
             live: None,
             hello: None,
@@ -82,6 +86,12 @@ impl Worker {
             started: 0,
             needs: Needs::default(),
         }
+    }
+
+    /// Lets it open kernels of the user, by their labels.
+    pub(crate) fn with_own(mut self, own: &[Declared]) -> Worker {
+        self.own = own.to_vec();
+        self
     }
 
     #[cfg(test)]
@@ -120,8 +130,8 @@ impl Worker {
         let partner = Partner::start(&mut command).map_err(|reason| format!("{path}: {reason}"))?;
         self.live = Some(partner);
         self.started += 1;
-        let (protocol, device) = (PROTOCOL, self.device.clone());
-        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device });
+        let (protocol, device, own) = (PROTOCOL, self.device.clone(), self.own.clone());
+        let hello: Result<Hello, Stop> = self.exchange(&Command::Hello { protocol, device, own });
         let started = match (hello, &self.hello) {
             (Ok(hello), Some(first)) if *first != hello => Err(changed(first, &hello)),
             (hello, _) => hello.map_err(Stop::reason),

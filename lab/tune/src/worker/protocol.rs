@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use flashcore_bench::defences::Run;
 use flashcore_bench::{Attributes, DeviceIdentity, Mode, Options};
+use flashcore_check::own::Declared;
 use flashcore_problem::Problem;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,7 +13,7 @@ use serde_json::Value;
 use crate::trial::Verdict;
 
 /// Version of the protocol. Every change that an older program would not understand raises it.
-pub(crate) const PROTOCOL: u32 = 7;
+pub(crate) const PROTOCOL: u32 = 8;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ask {
@@ -26,8 +27,14 @@ pub(crate) struct Ask {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(crate) enum Command {
-    /// Take a device. The first command, sent once. Result: [`Hello`].
-    Hello { protocol: u32, device: String },
+    /// Take a device. The first command, sent once. Kernels of the user are known by their labels from then on.
+    /// Result: [`Hello`].
+    Hello {
+        protocol: u32,
+        device: String,
+        #[serde(default)]
+        own: Vec<Declared>,
+    },
     /// Measure the device's rates with microbenchmarks and store them.
     Rates,
     /// Compile kernels into the driver's cache. Errors are reported when a kernel is opened.

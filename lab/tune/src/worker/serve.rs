@@ -9,6 +9,7 @@ use std::thread;
 
 use flashcore_bench::defences::{Output, census};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
+use flashcore_check::own::Declared;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 use rayon::prelude::*;
 
@@ -125,11 +126,11 @@ impl<W: Write> Session<W> {
     /// Waits for the first command and takes the device; `None` at the end of the input.
     fn take(&mut self) -> std::io::Result<Option<Box<dyn Device>>> {
         while let Some(ask) = self.next()? {
-            let Command::Hello { protocol, device } = &ask.command else {
+            let Command::Hello { protocol, device, own } = &ask.command else {
                 self.answer(ask.id, refused("the first command is `hello`"))?;
                 continue;
             };
-            match take(*protocol, device) {
+            match take(*protocol, device, own) {
                 Ok(device) => {
                     let hello = Hello {
                         protocol: PROTOCOL,
@@ -289,7 +290,7 @@ fn digest(bytes: &[u8]) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
+fn take(protocol: u32, device: &str, own: &[Declared]) -> Result<Box<dyn Device>, String> {
     if protocol != PROTOCOL {
         return Err(format!("protocol {protocol}; this worker speaks {PROTOCOL}"));
     }
@@ -307,7 +308,7 @@ fn take(protocol: u32, device: &str) -> Result<Box<dyn Device>, String> {
         Some(Ok(ordinal)) => flashcore::Device::cuda(ordinal).map_err(|error| error.to_string())?,
         _ => return Err(format!("`{device}` is no device; known are cpu, cuda:N, replay:FILE")),
     };
-    let real = Real::take(&taken).map_err(|error| error.to_string())?;
+    let real = Real::take(&taken, own).map_err(|error| error.to_string())?;
     Ok(Box::new(real))
 }
 

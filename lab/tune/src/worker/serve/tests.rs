@@ -30,6 +30,7 @@ fn a_session_on_the_host() {
     let hello = Command::Hello {
         protocol: PROTOCOL,
         device: "cpu".to_string(),
+        own: Vec::new(),
     };
     let open = |id: &str| Command::Open {
         problem: problem.clone(),
@@ -139,9 +140,41 @@ fn each_set_of_inputs_is_drawn_once_a_run() {
 
 #[test]
 fn another_protocol_or_an_unknown_device_is_refused() {
-    for (protocol, device, said) in [(99, "cpu", "speaks 7"), (PROTOCOL, "tpu", "no device")] {
+    for (protocol, device, said) in [(99, "cpu", "speaks 8"), (PROTOCOL, "tpu", "no device")] {
         let device = device.to_string();
-        let answers = answers(&[ask(1, Command::Hello { protocol, device })]);
+        let answers = answers(&[ask(
+            1,
+            Command::Hello {
+                protocol,
+                device,
+                own: Vec::new(),
+            },
+        )]);
         assert!(matches!(&answers[0].said, Said::Failed(failed) if failed.fatal && failed.reason.contains(said)));
+    }
+}
+
+#[test]
+fn a_kernel_of_the_user_needs_a_gpu() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/own-kernel/attention.toml");
+    let (declared, _) = Declared::read(&path).unwrap();
+    let hello = Command::Hello {
+        protocol: PROTOCOL,
+        device: "cpu".to_string(),
+        own: vec![declared],
+    };
+    let open = |id: &str| Command::Open {
+        problem: Problem::named("tiny").unwrap(),
+        kernels: vec![id.to_string(), "cpu/m16n16".to_string()],
+    };
+    let answers = answers(&[ask(1, hello), ask(2, open("own/attention")), ask(3, open("own/other"))]);
+    for (answer, said) in [(&answers[1], "runs on a GPU"), (&answers[2], "no kernel is named")] {
+        let Said::Failed(failed) = &answer.said else {
+            panic!("{answer:?}")
+        };
+        assert!(
+            failed.verdict == Verdict::Refused && failed.reason.contains(said),
+            "{failed:?}"
+        );
     }
 }
