@@ -210,6 +210,10 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
     };
     let runs = store.runs(&selector)?;
     let Some(run) = runs.iter().rfind(|run| run.profiles == 0) else {
+        if !runs.is_empty() {
+            let why = "that run has profiles and no times";
+            return Err(Failure::usage(why).help("`flashcore bench` makes times; `evidence show` prints profiles"));
+        }
         return Err(match store.runs(&Selector::All)?.is_empty() {
             true => Failure::usage(format!("{} has no run yet", store.path().display()))
                 .help("`flashcore bench` makes one; --store FOLDER names another store"),

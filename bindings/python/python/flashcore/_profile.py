@@ -35,9 +35,9 @@ def call(job):
     label = job["peer"]
     if "own" in job:
         return call_own(job, label)
-    found, absent = _peers.find("cuda")
+    found, absent = _peers.find("cuda", [label])
     if label not in found:
-        raise _peers.NotServed(absent.get(label, f"no peer has the name {label}; there are {', '.join(found)}"))
+        raise _peers.NotServed(absent.get(label, f"no peer has the name {label}"))
     import torch
 
     from ._bench import Subject, _options

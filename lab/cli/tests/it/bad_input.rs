@@ -257,6 +257,7 @@ const USAGE: &[(&str, &str)] = &[
         "strategy is magic; allowed: exhaustive, random, hill",
     ),
     ("tune --budget fast", "write trials as 200, or time as 90s, 5m or 1h"),
+    ("tune tiny --device cpu --counters", "the device is the CPU"),
     ("tune --device cpu,cpu", "several devices must be different GPUs"),
     (
         "tune tiny --device cpu --family tensor",

@@ -67,3 +67,53 @@ fn goals_and_files_that_make_no_sense_are_refused() {
     let ran = flashcore(&format!("profile --from {}", file.path().display()));
     assert!(ran.code == 2 && ran.words().contains("--page raw"), "{}", ran.words());
 }
+
+#[test]
+fn kept_counters_are_listed_and_shown_and_are_no_times() {
+    use flashcore_bench::profile::{ProfileRecord, csv};
+    use flashcore_bench::{DeviceIdentity, LaunchMode, Options, RunIdentity, Store, SubjectInfo, problems};
+
+    let text = std::fs::read_to_string(from()).expect("a file");
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Store::open(folder.path()).expect("a store");
+    let identity = RunIdentity::now(DeviceIdentity::cpu());
+    let run = store.begin_run(&identity, &Options::default(), None).expect("a run");
+    let case = problems::cases("mission", None).expect("a set").remove(0);
+    for launches in csv::read(&text).expect("a table").chunks(2) {
+        let record = ProfileRecord {
+            case: case.clone(),
+            subject: SubjectInfo::new("torch/cudnn", LaunchMode::Plain),
+            tool: "ncu 2025.3.1.0".to_string(),
+            launches: launches.to_vec(),
+            predicted: None,
+        };
+        run.add_profile(&record).expect("written");
+    }
+    run.finish().expect("finished");
+    let at = folder.path().display();
+    let list = words(&flashcore(&format!("evidence list --store {at}")).stdout);
+    assert!(list.contains("2 profiles"), "{list}");
+    let found = json(&format!("evidence list --store {at} --json"));
+    assert_eq!(
+        (&found["runs"][0]["profiles"], &found["runs"][0]["samples"]),
+        (&2.into(), &0.into())
+    );
+    let shown = flashcore(&format!("evidence show --store {at}")).stdout;
+    let plain = words(&shown);
+    assert!(
+        plain.contains("by ncu 2025.3.1.0") && plain.contains("torch/cudnn: mma_m32n128"),
+        "{plain}"
+    );
+    assert!(plain.contains("goal 30 reached"), "{plain}");
+    assert_fits("evidence show", &shown);
+    let found = json(&format!("evidence show --store {at} --json"));
+    assert_eq!(found["profiles"][0]["launches"][0]["counters"]["tensor"], 70.48);
+    assert!(found["profiles"][0]["predicted"].is_null());
+    // There is nothing to draw, and a chart says so.
+    let chart = flashcore(&format!("evidence chart lines --store {at}"));
+    assert!(
+        chart.code == 2 && chart.words().contains("profiles and no times"),
+        "{}",
+        chart.words()
+    );
+}
