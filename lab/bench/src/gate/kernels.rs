@@ -8,7 +8,7 @@ use flashcore_check::registers::{self, Unknown};
 use flashcore_check::{CheckOptions, check_plan};
 use flashcore_ir::{Kernel, Target};
 use flashcore_kernels::{KernelCache, select_among};
-use flashcore_problem::InputKind;
+use flashcore_problem::{InputKind, ProblemBuilder};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -44,7 +44,7 @@ pub struct Built {
 pub struct Simulated {
     /// The card.
     pub card: String,
-    /// The problem: the smallest of those that have this kernel and this mask.
+    /// A problem that has this kernel and this mask; one sequence of it was simulated, with two heads.
     pub case: String,
     /// The kernel.
     pub kernel: String,
@@ -131,21 +131,18 @@ pub(super) fn build(chosen: &[Chosen<'_>]) -> (Vec<Built>, Option<String>) {
     (built, unknown.into_iter().flatten().next())
 }
 
-/// Simulates each kernel once with each mask, on the smallest problem that has both: lengths, batch and heads are no part
-/// of a kernel.
+/// Simulates each kernel once with each mask, on one sequence of two heads: lengths, batch and heads are no part of a
+/// kernel.
 pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&str) + Sync)) -> Vec<Simulated> {
-    let mut smallest: BTreeMap<(String, String, String), (&Plan, &Chosen<'_>)> = BTreeMap::new();
+    let mut kernels: BTreeMap<(&str, String, String), (&Plan, &Chosen<'_>)> = BTreeMap::new();
     for one in chosen {
         let Ok(plan) = &one.plan else { continue };
         let names: Vec<&str> = plan.steps().map(|step| step.kernel.name()).collect();
-        let key = (one.card.name.clone(), names.join(" "), plan.problem.mask().to_string());
-        let known = smallest.entry(key).or_insert((plan, one));
-        if plan.problem.flops() < known.0.problem.flops() {
-            *known = (plan, one);
-        }
+        let key = (one.card.name.as_str(), names.join(" "), plan.problem.mask().to_string());
+        kernels.entry(key).or_insert((plan, one));
     }
-    let count = smallest.len();
-    let all = smallest.into_values().enumerate();
+    let count = kernels.len();
+    let all = kernels.into_values().enumerate();
     all.map(|(index, (plan, one))| {
         at(&format!(
             "simulating {} of {count}: {} for {}",
@@ -158,8 +155,28 @@ pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&s
     .collect()
 }
 
+/// The same kernel with less to do: one sequence of two heads, so that blocks still are of more than one. Where it does not
+/// serve that, it is simulated as it is.
+fn reduced(plan: &Plan, card: &Card) -> Plan {
+    let group = plan.problem.group_size();
+    let small = ProblemBuilder::from(&plan.problem)
+        .batch(1)
+        .heads(2 * group, 2)
+        .build()
+        .ok();
+    let small = small.and_then(|small| Plan::new(&small, &plan.config, card.chip).ok());
+    let names = |plan: &Plan| {
+        plan.steps()
+            .map(|step| step.kernel.name().to_string())
+            .collect::<Vec<_>>()
+    };
+    small
+        .filter(|small| names(small) == names(plan))
+        .unwrap_or_else(|| plan.clone())
+}
+
 fn simulate_one(options: &Options, plan: &Plan, one: &Chosen<'_>) -> Simulated {
-    let mut plan = plan.clone();
+    let mut plan = reduced(plan, one.card);
     if let Some(operator) = options.plant {
         // A kernel without such a place stays as it is.
         let _ = plant(&mut plan, operator, 1);
