@@ -17,6 +17,8 @@ const TOP: f64 = 56.0;
 const STEPS: usize = 158;
 /// Bands per buffer in the map.
 const BANDS: usize = 8;
+/// Height of a line of names.
+const NAME_HEIGHT: f64 = 14.0;
 
 fn begin(height: f64, title: &str, about: &str) -> Svg {
     let classes = [
@@ -39,14 +41,23 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
     const HEIGHT: f64 = 420.0;
     let total = f64::from(ledger.total_bytes().max(1));
     let about = "shared memory (down) over time (across): orange written, blue read, purple both";
-    let mut svg = begin(TOP + HEIGHT + 30.0, title, about);
+    let mut svg = begin(TOP + HEIGHT + 48.0, title, about);
     let end = end_of(log) as f64;
+    // Small buffers, such as barriers, have no room for a name.
+    let (mut named_to, mut unnamed) = (f64::NEG_INFINITY, Vec::new());
     for (id, buffer) in (0u32..).zip(&ledger.buffers) {
         let y = TOP + HEIGHT * f64::from(buffer.offset) / total;
         let height = HEIGHT * f64::from(buffer.bytes) / total;
         svg.rect("free", [FROM, y, TO - FROM, (height - 1.0).max(0.5)]);
         let name = format!("{} {} B", buffer.name, buffer.bytes);
-        svg.text([12.0, y + (height / 2.0).min(16.0)], "", name);
+        let at = y + (height / 2.0).min(16.0);
+        match at - named_to >= NAME_HEIGHT {
+            true => {
+                svg.text([12.0, at], "", name);
+                named_to = at;
+            }
+            false => unnamed.push(name),
+        }
         // By step and band: bit 0 for read, bit 1 for written.
         let mut cells = vec![[0u8; BANDS]; STEPS];
         for access in log.accesses.iter().filter(|access| access.buffer == id) {
@@ -64,6 +75,10 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
                 svg.rect(class, [x, y, width, (band_height - 0.3).max(0.3)]);
             }
         }
+    }
+    if !unnamed.is_empty() {
+        let rest = format!("also, too small for a name: {}", unnamed.join(", "));
+        svg.text([12.0, TOP + HEIGHT + 36.0], " font-size=\"11\"", rest);
     }
     finish(svg, log, TOP + HEIGHT + 18.0)
 }
