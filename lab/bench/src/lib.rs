@@ -11,6 +11,7 @@
 //! - [`kbench`] writes problems as robust-kbench tasks, and judges kernels for such tasks.
 //! - [`parity`] compares kernels with float64 on random and adversarial problems.
 //! - [`gate`] judges a build against a baseline: kernels, findings, errors, times.
+//! - [`gather`] reads evidence of all kinds, with an id for each number; [`document`] shows it as one file.
 //! - [`table`] prints reports; [`mod@compare`] compares configs, evidence files and revisions.
 //!
 //! ```
@@ -38,8 +39,10 @@ pub mod child;
 pub mod compare;
 pub mod cpu;
 pub mod defences;
+pub mod document;
 mod error;
 pub mod gate;
+pub mod gather;
 pub mod gpu;
 pub mod host_clock;
 mod identity;

@@ -9,6 +9,9 @@ use serde::Deserialize;
 use crate::{BenchError, Case, Result};
 
 mod place;
+mod write;
+
+pub use write::text;
 
 /// What to write into an empty file.
 const TOML_EXAMPLE: &str = "`[[problems]]`, then `heads = 8` and `seq = 4096` on separate lines";

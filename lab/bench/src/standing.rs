@@ -8,7 +8,7 @@ use flashcore_problem::{Mask, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
-use crate::{Interval, Measured, Mode, Ratio, Report};
+use crate::{CaseResult, Interval, Measured, Mode, Ratio, Report};
 
 /// Keys up to which a problem is short.
 const SHORT_KEYS: usize = 1024;
@@ -185,59 +185,71 @@ impl Standing {
     }
 }
 
+/// Our fastest kernel on each result of a mode compared with `base`.
+pub(crate) fn standing<'r>(
+    results: impl IntoIterator<Item = &'r CaseResult>,
+    base: &str,
+    mode: Mode,
+) -> Option<Standing> {
+    let (mut shapes, mut missing, mut most) = (Vec::new(), Vec::new(), 0);
+    for result in results.into_iter().filter(|result| result.measurement.mode == mode) {
+        let ours = |subject: &Measured| subject.info.is_ours() && subject.info.label != base;
+        let subjects = result.measurement.subjects.iter();
+        most = most.max(subjects.filter(|s| ours(s) && s.summary.is_some()).count());
+        let quickest = result.quickest(ours);
+        match quickest.and_then(|subject| Some((subject, subject.ratio?))) {
+            Some((subject, ratio)) if result.baseline().is_some_and(|subject| subject.info.label == base) => shapes
+                .push(Shape::new(
+                    &result.case.name,
+                    Group::of(&result.case.problem),
+                    &subject.info.label,
+                    &ratio,
+                )),
+            _ => missing.push(result.case.name.clone()),
+        }
+    }
+    let subject = match most {
+        1 => "our kernel".to_string(),
+        most => format!("the quickest of our kernels on each shape, of {most} at most"),
+    };
+    Standing::new(base, subject, mode, shapes, missing)
+}
+
 impl Report {
     /// Our fastest kernel on each problem compared with `base`, by mode. Only ratios paired by round count, so `base` must
     /// have been the baseline; problems where it was not, or where one of the two has no time, are listed as missing.
     pub fn standings(&self, base: &str) -> Vec<Standing> {
         let modes = [Mode::Hot, Mode::Cold, Mode::Sustained];
-        modes.into_iter().filter_map(|mode| self.standing(base, mode)).collect()
-    }
-
-    fn standing(&self, base: &str, mode: Mode) -> Option<Standing> {
-        let (mut shapes, mut missing, mut most) = (Vec::new(), Vec::new(), 0);
-        for result in self.results.iter().filter(|result| result.measurement.mode == mode) {
-            let ours = |subject: &Measured| subject.info.is_ours() && subject.info.label != base;
-            let subjects = result.measurement.subjects.iter();
-            most = most.max(subjects.filter(|s| ours(s) && s.summary.is_some()).count());
-            let quickest = result.quickest(ours);
-            match quickest.and_then(|subject| Some((subject, subject.ratio?))) {
-                Some((subject, ratio)) if result.baseline().is_some_and(|subject| subject.info.label == base) => shapes
-                    .push(Shape::new(
-                        &result.case.name,
-                        Group::of(&result.case.problem),
-                        &subject.info.label,
-                        &ratio,
-                    )),
-                _ => missing.push(result.case.name.clone()),
-            }
-        }
-        let subject = match most {
-            1 => "our kernel".to_string(),
-            most => format!("the quickest of our kernels on each shape, of {most} at most"),
-        };
-        Standing::new(base, subject, mode, shapes, missing)
+        modes
+            .into_iter()
+            .filter_map(|mode| standing(&self.results, base, mode))
+            .collect()
     }
 
     /// The peer that is the baseline of most problems, if any peer is.
     pub fn main_peer(&self) -> Option<&str> {
-        self.most_frequent_baseline(|subject| subject.info.is_peer())
+        most_frequent_baseline(&self.results, |subject| subject.info.is_peer())
     }
 
     /// The subject that is the baseline of most problems, a peer or a kernel of ours.
     pub fn main_baseline(&self) -> Option<&str> {
-        self.most_frequent_baseline(|_| true)
+        most_frequent_baseline(&self.results, |_| true)
     }
+}
 
-    fn most_frequent_baseline(&self, counts_in: impl Fn(&Measured) -> bool) -> Option<&str> {
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for result in &self.results {
-            if let Some(baseline) = result.baseline().filter(|subject| counts_in(subject)) {
-                *counts.entry(&baseline.info.label).or_default() += 1;
-            }
+/// The subject that is the baseline of most results, of those that count.
+pub(crate) fn most_frequent_baseline<'r>(
+    results: impl IntoIterator<Item = &'r CaseResult>,
+    counts_in: impl Fn(&Measured) -> bool,
+) -> Option<&'r str> {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for result in results {
+        if let Some(baseline) = result.baseline().filter(|subject| counts_in(subject)) {
+            *counts.entry(&baseline.info.label).or_default() += 1;
         }
-        let most = counts.into_iter().max_by_key(|(_, count)| *count);
-        most.map(|(label, _)| label)
     }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(label, _)| label)
 }
 
 impl Comparison {

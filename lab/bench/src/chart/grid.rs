@@ -2,10 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::{Chart, MAX_PX, WIDTH, identity, length, round, svg};
-use crate::standing::Shape;
+use super::{Chart, Drawing, MAX_PX, WIDTH, identity, length, round};
+use crate::standing::{Shape, Standing};
 use crate::table::{bracketed, geomean_text, times};
-use crate::{BenchError, Mode, Report, Result};
+use crate::{BenchError, CaseResult, Mode, Report, Result};
 
 const NAME: f64 = 132.0;
 /// Height of the heading, of a row, of the legend.
@@ -13,6 +13,8 @@ const HEAD: f64 = 20.0;
 const ROW: f64 = 34.0;
 const LEGEND: f64 = 40.0;
 const CELL: f64 = 80.0;
+/// Width that a cell's text needs.
+const LEAST_CELL: f64 = 44.0;
 
 /// Least speed-up of each colour, its class, whether text on it takes the page's colour, and its name in the legend.
 const CLASSES: [(f64, &str, bool, &str); 7] = [
@@ -66,9 +68,43 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
         let allowed = peer.unwrap_or("a subject that was timed in the same rounds as another kernel of ours");
         return Err(BenchError::bad_option("baseline", format!("{base} ({mode})"), allowed));
     };
+    let Grid { drawing, rows } = grid(&report.results, &standing);
+    let mut about = vec![format!("{mode}: {}; above 1 is faster", geomean_text(&standing))];
+    about.extend(identity(report));
+    let numbers = |shape: &Shape| {
+        let (case, subject) = (shape.case.clone(), shape.subject.clone());
+        vec![case, subject, times(shape.speedup), bracketed(Some(shape.interval))]
+    };
+    let shapes = rows.iter().flat_map(|row| row.cells.iter().flatten());
+    Ok(Chart {
+        title: title(base),
+        drawing,
+        about,
+        columns: vec!["problem", "kernel", "speed-up", "interval"],
+        rows: shapes.map(numbers).collect(),
+    })
+}
+
+fn title(base: &str) -> String {
+    format!("Speed compared with {base}")
+}
+
+/// The drawing and what is in it.
+struct Grid {
+    drawing: Drawing,
+    rows: Vec<Row>,
+}
+
+/// The drawing of a standing over some results.
+pub(crate) fn ratio_of<'r>(results: impl IntoIterator<Item = &'r CaseResult> + Clone, standing: &Standing) -> Drawing {
+    grid(results, standing).drawing
+}
+
+fn grid<'r>(results: impl IntoIterator<Item = &'r CaseResult> + Clone, standing: &Standing) -> Grid {
     let mut shapes: Vec<(Key, usize, Shape)> = Vec::new();
     for shape in &standing.shapes {
-        let result = report.results.iter().find(|result| result.case.name == shape.case);
+        let mut results = results.clone().into_iter();
+        let result = results.find(|result| result.case.name == shape.case);
         let Some(problem) = result.map(|result| &result.case.problem) else {
             continue;
         };
@@ -84,25 +120,13 @@ pub fn ratio(report: &Report, base: &str, mode: Mode) -> Result<Chart> {
     lengths.sort_unstable();
     lengths.dedup();
     let rows = rows(&lengths, shapes);
-    let title = format!("Speed compared with {base}");
-    let mut about = vec![format!("{mode}: {}; above 1 is faster", geomean_text(&standing))];
-    about.extend(identity(report));
-    let numbers = |shape: &Shape| {
-        let (case, subject) = (shape.case.clone(), shape.subject.clone());
-        vec![case, subject, times(shape.speedup), bracketed(Some(shape.interval))]
-    };
-    let shapes = rows.iter().flat_map(|row| row.cells.iter().flatten());
-    Ok(Chart {
-        drawing: draw(&title, &lengths, &rows),
-        title,
-        about,
-        columns: vec!["problem", "kernel", "speed-up", "interval"],
-        rows: shapes.map(numbers).collect(),
-    })
+    let drawing = draw(&title(&standing.base), &lengths, &rows);
+    Grid { drawing, rows }
 }
 
-fn draw(title: &str, lengths: &[usize], rows: &[Row]) -> Markup {
-    let width = ((WIDTH - NAME) / lengths.len().max(1) as f64).min(CELL);
+fn draw(title: &str, lengths: &[usize], rows: &[Row]) -> Drawing {
+    let width = ((WIDTH - NAME) / lengths.len().max(1) as f64).clamp(LEAST_CELL, CELL);
+    let all = WIDTH.max(NAME + width * lengths.len() as f64);
     let x = |column: usize| round(NAME + width * column as f64);
     let y = |row: usize| HEAD + ROW * row as f64;
     let bottom = y(rows.len());
@@ -118,7 +142,12 @@ fn draw(title: &str, lengths: &[usize], rows: &[Row]) -> Markup {
         }
         (legend(bottom + 12.0))
     };
-    svg(title, [WIDTH, bottom + LEGEND], MAX_PX, &body)
+    Drawing::new(
+        title,
+        [all, bottom + LEGEND],
+        (MAX_PX as f64 * all / WIDTH) as u32,
+        body,
+    )
 }
 
 /// Puts each problem into the first row of its key that is free at its length.

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::{Chart, MAX_PX, WIDTH, identity, round, svg};
+use super::{Chart, Drawing, MAX_PX, WIDTH, identity, round};
 use crate::table::{clip_to, number, span, times};
 use crate::{BenchError, CaseResult, Interval, Measured, Mode, Report, Result};
 
@@ -50,7 +50,7 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
         [] => all(result),
         names => names.iter().map(|name| named(result, name)).collect::<Result<_, _>>()?,
     };
-    let title = format!("{case}: µs a run");
+    let title = title(case);
     let mut about = vec![format!("{}, {}", result.case.problem, result.measurement.how())];
     about.extend(identity(report));
     let row = |rung: &Rung| {
@@ -72,13 +72,28 @@ pub fn ladder(report: &Report, case: &str, mode: Mode, rungs: &[RungName]) -> Re
     })
 }
 
+/// The drawing of a result's kernels, the slowest first, then its peers. `name` is what a kernel is called.
+pub(crate) fn ladder_of(result: &CaseResult, name: impl Fn(&str) -> Option<String>) -> Drawing {
+    let mut rungs = all(result);
+    for rung in &mut rungs {
+        if let Some(name) = name(&rung.name) {
+            rung.id = Some(std::mem::replace(&mut rung.name, name));
+        }
+    }
+    draw(&title(&result.case.name), &rungs)
+}
+
+fn title(case: &str) -> String {
+    format!("{case}: µs a run")
+}
+
 /// Over the first rung.
 fn speedup(rungs: &[Rung], rung: &Rung) -> String {
     let first = rungs.first().map_or(f64::NAN, |first| first.us);
     format!("{}×", times(first / rung.us))
 }
 
-fn draw(title: &str, rungs: &[Rung]) -> Markup {
+fn draw(title: &str, rungs: &[Rung]) -> Drawing {
     let scale = Scale::of(rungs.iter().map(|rung| rung.us));
     let bottom = RUNG * rungs.len() as f64;
     let peers = rungs.iter().filter(|rung| !rung.ours).map(|rung| rung.us);
@@ -101,7 +116,7 @@ fn draw(title: &str, rungs: &[Rung]) -> Markup {
             }
         }
     };
-    svg(title, [WIDTH, bottom + AXIS], MAX_PX, &body)
+    Drawing::new(title, [WIDTH, bottom + AXIS], MAX_PX, body)
 }
 
 fn draw_rung(rung: &Rung, speedup: &str, scale: &Scale) -> Markup {

@@ -3,15 +3,24 @@
 //! CSS classes give the colours, which follow the reader's scheme. An SVG stands alone; an HTML page has the same SVG,
 //! what the numbers are about, and the numbers as a table.
 
+mod bars;
 mod grid;
+mod history;
 mod ladder;
+mod roofline;
 mod speed;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
+pub(crate) use bars::{Shares, bars};
 pub use grid::ratio;
+pub(crate) use grid::ratio_of;
+pub use history::history;
+pub(crate) use ladder::ladder_of;
 pub use ladder::{RungName, ladder};
+pub(crate) use roofline::{Point, Roof, roofline};
 pub use speed::Speed;
+pub(crate) use speed::{is_drawn, work_of};
 
 use crate::report::Report;
 
@@ -54,7 +63,7 @@ const SHAPES: &str = ".line{stroke-width:1}.best{stroke-width:1;stroke-dasharray
 .curve{fill:none;stroke-width:1.6}.la{stroke-width:3}.bar{stroke-width:1.5}\
 text{font-family:system-ui,sans-serif;font-size:12px}.small{font-size:10px}.bold{font-weight:600}";
 
-fn style() -> String {
+fn style(if_dark: &str) -> String {
     let rules = |dark: bool| -> String {
         let rule = |(class, property, on_light, on_dark): &(&str, &str, &str, &str)| {
             format!(".{class}{{{property}:{}}}", if dark { on_dark } else { on_light })
@@ -62,7 +71,7 @@ fn style() -> String {
         COLOURS.iter().map(rule).collect()
     };
     let (light, dark) = (rules(false), rules(true));
-    format!("{SHAPES}{light}@media(prefers-color-scheme:dark){{{dark}}}")
+    format!("{SHAPES}{light}{if_dark}{{{dark}}}")
 }
 
 const PAGE_STYLE: &str = "\
@@ -74,18 +83,65 @@ svg{display:block;width:100%;height:auto;margin:1rem 0}.wide{overflow-x:auto}tab
 font-size:13px}th,td{padding:.2rem .6rem .2rem 0;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}\
 th:first-child,td:first-child{text-align:left}";
 
-/// An SVG element with its own colours, so that it can stand alone. It is shown at a width of `pixels`.
-fn svg(title: &str, [width, height]: [f64; 2], pixels: u32, body: &Markup) -> Markup {
-    html! {
-        svg xmlns="http://www.w3.org/2000/svg"
-            viewBox={ (-EDGE) " " (-EDGE) " " (width + 2.0 * EDGE) " " (round(height) + 2.0 * EDGE) }
-            width=(pixels) role="img" aria-label=(title) {
-            title { (title) }
-            style { (PreEscaped(style())) }
-            rect.paper x=(-EDGE) y=(-EDGE) width="100%" height="100%" {}
-            (body)
+/// A picture: what is inside of an SVG element, and its size.
+#[derive(Clone, Debug)]
+pub struct Drawing {
+    title: String,
+    /// Width and height in its own units.
+    size: [f64; 2],
+    /// Width at which it is shown, pixels.
+    pixels: u32,
+    body: Markup,
+}
+
+impl Drawing {
+    fn new(title: &str, size: [f64; 2], pixels: u32, body: Markup) -> Drawing {
+        Drawing {
+            title: title.to_string(),
+            size,
+            pixels,
+            body,
         }
     }
+
+    /// With its own colours, so that it can stand alone.
+    fn alone(&self) -> Markup {
+        self.element(
+            None,
+            html! { style { (PreEscaped(style("@media(prefers-color-scheme:dark)"))) } },
+        )
+    }
+
+    /// For a page that has [`page_style`], with a description for those who cannot see it.
+    pub(crate) fn within(&self, description: &str) -> Markup {
+        self.element(Some(description), html! {})
+    }
+
+    fn element(&self, description: Option<&str>, style: Markup) -> Markup {
+        let [width, height] = self.size;
+        html! {
+            svg xmlns="http://www.w3.org/2000/svg"
+                viewBox={ (-EDGE) " " (-EDGE) " " (width + 2.0 * EDGE) " " (round(height) + 2.0 * EDGE) }
+                width=(self.pixels) role="img" aria-label=(self.title) {
+                title { (self.title) }
+                @if let Some(description) = description { desc { (description) } }
+                (style)
+                rect.paper x=(-EDGE) y=(-EDGE) width="100%" height="100%" {}
+                (self.body)
+            }
+        }
+    }
+
+    /// Pixels in a page: the least width at which small letters can be read, and the width where there is room, with letters
+    /// somewhat larger than those of tables.
+    pub(crate) fn widths(&self) -> [u32; 2] {
+        [0.82, 1.35].map(|scale| ((self.size[0] * scale) as u32).min(self.pixels))
+    }
+}
+
+/// Colours of the drawings of a page. Printed pages are light.
+pub(crate) fn page_style() -> String {
+    style("@media screen and (prefers-color-scheme:dark)")
 }
 
 /// A chart, with what it is about and its numbers.
@@ -93,7 +149,7 @@ fn svg(title: &str, [width, height]: [f64; 2], pixels: u32, body: &Markup) -> Ma
 pub struct Chart {
     title: String,
     about: Vec<String>,
-    drawing: Markup,
+    drawing: Drawing,
     columns: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
@@ -101,7 +157,7 @@ pub struct Chart {
 impl Chart {
     /// The chart alone.
     pub fn svg(&self) -> String {
-        self.drawing.clone().into_string()
+        self.drawing.alone().into_string()
     }
 
     /// The chart in a page: heading, what it is about, the chart, its numbers as a table.
@@ -121,7 +177,7 @@ impl Chart {
                     @for line in &self.about {
                         p { (line) }
                     }
-                    (self.drawing)
+                    (self.drawing.alone())
                     div.wide {
                         table {
                             thead { tr { @for column in &self.columns { th { (column) } } } }

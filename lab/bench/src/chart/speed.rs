@@ -4,7 +4,7 @@ mod draw;
 
 use std::fmt::Write;
 
-use flashcore_problem::Mask;
+use flashcore_problem::{Mask, Problem};
 
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
 
@@ -30,7 +30,7 @@ struct Point {
     seq_len: usize,
     subject: String,
     tflops: f64,
-    /// The rounds' 10th and 90th percentile.
+    /// The rounds' 10th and 90th percentile; NaN where they are not known.
     range: [f64; 2],
 }
 
@@ -61,47 +61,60 @@ impl Speed {
     /// [`BenchError::Given`] if there is no such problem in the mode, or two of the same head_dim, mask and length.
     pub fn of_report(report: &Report, mode: Mode) -> Result<Speed> {
         let device = &report.run.device;
+        let drawn = report
+            .results
+            .iter()
+            .filter(|result| result.measurement.mode == mode && is_drawn(&result.case.problem));
+        let mut chart = Speed::of_results(drawn)?;
+        if chart.points.is_empty() {
+            let allowed = "one in which problems with a full or causal mask and equal lengths were measured";
+            return Err(BenchError::bad_option("mode", mode, allowed));
+        }
+        chart
+            .about
+            .insert(0, format!("{}, driver {}", device.name, device.driver));
+        chart
+            .about
+            .extend([format!("revision {}", report.run.revision), date(report.run.started_at)]);
+        Ok(chart)
+    }
+
+    /// The speeds of some results of one mode, each of a problem that [`is_drawn`].
+    pub(crate) fn of_results<'r>(results: impl IntoIterator<Item = &'r CaseResult>) -> Result<Speed> {
         let mut chart = Speed::default();
-        let mut dtypes: Vec<&str> = Vec::new();
+        let mut how: Vec<String> = Vec::new();
         let mut work: Vec<[usize; 2]> = Vec::new();
-        for result in &report.results {
-            let problem = &result.case.problem;
-            let is_drawn = problem.seq_len_q() == problem.seq_len_kv()
-                && [Mask::FULL, Mask::CAUSAL].contains(&problem.mask())
-                && result.measurement.mode == mode;
-            if !is_drawn {
-                continue;
+        let mut modes: Vec<Mode> = Vec::new();
+        for result in results {
+            let (problem, mode) = (&result.case.problem, result.measurement.mode);
+            let dtype = problem.dtype().name().to_string();
+            if !how.contains(&dtype) {
+                how.push(dtype);
             }
-            let dtype = problem.dtype().name();
-            if !dtypes.contains(&dtype) {
-                dtypes.push(dtype);
+            if !modes.contains(&mode) {
+                modes.push(mode);
             }
-            let sizes = [
-                problem.batch() * problem.seq_len_q(),
-                problem.num_heads() * problem.head_dim(),
-            ];
-            if !work.contains(&sizes) {
-                work.push(sizes);
+            if !work.contains(&work_of(problem)) {
+                work.push(work_of(problem));
             }
             for point in (0..SERIES.len()).filter_map(|series| best(result, series)) {
                 chart.add(point)?;
             }
         }
-        if chart.points.is_empty() {
-            let allowed = "one in which problems with a full or causal mask and equal lengths were measured";
-            return Err(BenchError::bad_option("mode", mode, allowed));
-        }
-        chart.about = vec![
-            format!("{}, driver {}", device.name, device.driver),
-            format!("{}, {mode}", dtypes.join(" and ")),
-        ];
+        let modes: Vec<String> = modes.iter().map(ToString::to_string).collect();
+        chart
+            .about
+            .push(format!("{}, {}", how.join(" and "), modes.join(" and ")));
         if let [[tokens, hidden]] = work[..] {
             chart.about.push(format!("{tokens} tokens, hidden size {hidden}"));
         }
-        chart
-            .about
-            .extend([format!("revision {}", report.run.revision), date(report.run.started_at)]);
         Ok(chart)
+    }
+
+    /// Says what device the numbers are of.
+    pub(crate) fn on(mut self, device: &str) -> Speed {
+        self.about.insert(0, device.to_string());
+        self
     }
 
     /// Reads what [`csv`](Speed::csv) wrote.
@@ -196,6 +209,19 @@ impl Speed {
             }
         }
     }
+}
+
+/// Whether a problem has a place in the chart: queries and keys are equally long, with a full or causal mask.
+pub(crate) fn is_drawn(problem: &Problem) -> bool {
+    problem.seq_len_q() == problem.seq_len_kv() && [Mask::FULL, Mask::CAUSAL].contains(&problem.mask())
+}
+
+/// Tokens, and heads times head_dim: equal for the problems of a grid.
+pub(crate) fn work_of(problem: &Problem) -> [usize; 2] {
+    [
+        problem.batch() * problem.seq_len_q(),
+        problem.num_heads() * problem.head_dim(),
+    ]
 }
 
 /// Which of [`SERIES`] a subject belongs to.

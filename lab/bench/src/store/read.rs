@@ -110,6 +110,11 @@ impl RunRow {
         Ok(Some(run))
     }
 
+    /// The file that it is in.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What is odd about it, a sentence each, for reports.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();

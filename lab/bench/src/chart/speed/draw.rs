@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::super::{Chart, length, round, svg};
+use super::super::{Chart, Drawing, length, round};
 use super::{Point, SERIES, Speed};
 
 /// Width of the chart, of the space for the scale, and of that for the names right of a panel.
@@ -63,15 +63,17 @@ impl Speed {
         format!("Attention forward, {device}: TFLOP/s by sequence length (higher is better)")
     }
 
-    fn draw<'s>(&'s self) -> Markup {
+    pub(crate) fn draw<'s>(&'s self) -> Drawing {
         // Full masks above, causal ones below: a panel for each head_dim.
         let by_mask = self.points.chunk_by(|a, b| a.causal == b.causal);
         let panels = |row: &'s [Point]| row.chunk_by(|a, b| a.head_dim == b.head_dim).collect();
         let rows: Vec<Vec<&[Point]>> = by_mask.map(panels).collect();
         let columns = rows.iter().map(Vec::len).max().unwrap_or(1) as f64;
         let points = || self.points.iter();
-        let most = points().map(|point| point.range[1]).fold(0.0, f64::max);
-        let step = 100.0 * (most / 500.0).ceil().max(1.0);
+        let most = points()
+            .map(|point| point.tflops.max(point.range[1]))
+            .fold(0.0, f64::max);
+        let step = step(most);
         let top = step * (most / step).ceil();
         let lengths = points().map(|point| point.seq_len);
         let axes = Axes {
@@ -104,8 +106,19 @@ impl Speed {
             }
         };
         let height = bottom + NOTE * notes.len() as f64;
-        svg(&self.heading(), [WIDTH, height], PIXELS, &body)
+        Drawing::new(&self.heading(), [WIDTH, height], PIXELS, body)
     }
+}
+
+/// Distance of the lines of the scale: whole hundreds on large GPUs; 1, 2 or 5 × 10ⁿ below 100.
+fn step(most: f64) -> f64 {
+    if most >= 100.0 {
+        return 100.0 * (most / 500.0).ceil();
+    }
+    let decade = 10f64.powf((most.max(1e-6) / 4.0).log10().floor());
+    let least = most / 5.0;
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * decade);
+    steps.into_iter().find(|step| *step >= least).unwrap_or(10.0 * decade)
 }
 
 fn legend() -> Markup {
@@ -180,7 +193,7 @@ impl Axes {
             path.line d=(levels.iter().map(|level| format!("M0 {}H{}", self.y(*level), round(self.width))).collect::<String>()) {}
             @if is_first {
                 @for level in &levels {
-                    text.soft.small x="-7" y=(self.y(*level) + 4.0) text-anchor="end" { (level) }
+                    text.soft.small x="-7" y=(self.y(*level) + 4.0) text-anchor="end" { (round(level * 100.0) / 100.0) }
                 }
             }
             @for keys in &lengths {
@@ -193,7 +206,7 @@ impl Axes {
                 @let points = line.iter().map(at).map(|[x, y]| format!("{x},{y}"));
                 @let marks = line.iter().map(at).map(|[x, y]| format!("M{x} {y}{}", shape(class)));
                 polyline class={ "curve l" (class) } points=(points.collect::<Vec<_>>().join(" ")) {}
-                path class={ "bar l" (class) } d=(line.iter().map(|point| self.bar(point)).collect::<String>()) {}
+                path class={ "bar l" (class) } d=(line.iter().filter(|point| point.range[0].is_finite()).map(|point| self.bar(point)).collect::<String>()) {}
                 path class={ "m" (class) } d=(marks.collect::<String>()) {}
             }
             @for (last, y) in self.names(panel) {

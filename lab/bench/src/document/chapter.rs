@@ -1,0 +1,218 @@
+//! A chapter: everything that was measured on one device with one driver. Numbers of different devices are kept apart.
+
+use std::collections::BTreeMap;
+
+use flashcore_ir::{PROFILES, Profile};
+use flashcore_problem::DType;
+
+use super::hardware::Prediction;
+use super::{Section, errors, hardware, origins, speeds, summary};
+use crate::gather::{EvidenceId, Figure, Gathered, Origin, Profiled, Timing};
+use crate::{Measured, Mode};
+
+/// What was measured on a device.
+#[derive(Clone, Debug)]
+pub struct Chapter<'g> {
+    /// Name of the device.
+    pub device: &'g str,
+    /// Its driver; empty where none is known.
+    pub driver: &'g str,
+    /// Identity of the board or the host, where recorded.
+    pub uuid: Option<&'g str>,
+    /// The runs.
+    pub origins: Vec<&'g Origin>,
+    /// Times of kernels.
+    pub timings: Vec<&'g Timing>,
+    /// Counters of kernels.
+    pub profiles: Vec<&'g Profiled>,
+    /// Other numbers.
+    pub figures: Vec<&'g Figure>,
+}
+
+/// A chapter for each device and driver, in the order in which they first appear. Runs that do not say which board they are
+/// of belong to the one board of that name and driver, if there is only one.
+pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
+    let mut chapters: Vec<Chapter<'_>> = Vec::new();
+    let boards = |origin: &Origin| {
+        let same = |other: &&Origin| (&other.device, &other.driver) == (&origin.device, &origin.driver);
+        let mut boards: Vec<&str> = gathered
+            .origins
+            .iter()
+            .filter(same)
+            .filter_map(|other| other.uuid.as_deref())
+            .collect();
+        boards.sort_unstable();
+        boards.dedup();
+        boards
+    };
+    let mut places = Vec::new();
+    for origin in &gathered.origins {
+        let uuid = origin.uuid.as_deref().or_else(|| match boards(origin)[..] {
+            [only] => Some(only),
+            _ => None,
+        });
+        let is_here = |chapter: &Chapter<'_>| {
+            (chapter.device, chapter.driver, chapter.uuid) == (&origin.device, &origin.driver, uuid)
+        };
+        let place = chapters.iter().position(is_here).unwrap_or(chapters.len());
+        if place == chapters.len() {
+            chapters.push(Chapter {
+                device: &origin.device,
+                driver: &origin.driver,
+                uuid,
+                origins: Vec::new(),
+                timings: Vec::new(),
+                profiles: Vec::new(),
+                figures: Vec::new(),
+            });
+        }
+        chapters[place].origins.push(origin);
+        places.push(place);
+    }
+    for timing in &gathered.timings {
+        chapters[places[timing.origin]].timings.push(timing);
+    }
+    for profiled in &gathered.profiles {
+        chapters[places[profiled.origin]].profiles.push(profiled);
+    }
+    for figure in &gathered.figures {
+        chapters[places[figure.origin]].figures.push(figure);
+    }
+    // Runs of which nothing is shown need no chapter, and those with times come first.
+    chapters
+        .retain(|chapter| !(chapter.timings.is_empty() && chapter.profiles.is_empty() && chapter.figures.is_empty()));
+    chapters.sort_by_key(|chapter| chapter.timings.is_empty());
+    chapters
+}
+
+impl<'g> Chapter<'g> {
+    /// Its sections: the heading with a summary, speeds, the hardware, the ladder, errors, what searches found, other
+    /// numbers, and where they come from.
+    pub fn sections(&self, gathered: &'g Gathered, predictions: &[Prediction], tuning: Vec<Section>) -> Vec<Section> {
+        let mut sections = vec![summary::section(self, gathered)];
+        sections.extend(speeds::sections(self));
+        sections.extend(hardware::sections(self, predictions));
+        sections.push(speeds::ladder(self));
+        sections.push(errors::section(self, gathered));
+        sections.extend(tuning);
+        sections.push(self.figures_about("Tuning: published figures", &["tune"]));
+        sections.push(self.figures_about("Profiler: published figures", &["pipes"]));
+        let shown = ["tune", "pipes", "correctness"];
+        let mut topics: Vec<&str> = self.figures.iter().map(|figure| figure.topic.as_str()).collect();
+        topics.sort_unstable();
+        topics.dedup();
+        for topic in topics.into_iter().filter(|topic| !shown.contains(topic)) {
+            sections.push(self.figures_about(&format!("Other figures: {topic}"), &[topic]));
+        }
+        sections.push(origins::section(self));
+        sections.retain(|section| !section.is_empty());
+        sections
+    }
+
+    /// Its heading.
+    pub fn title(&self) -> String {
+        match self.driver {
+            "" => self.device.to_string(),
+            driver => format!("{}, driver {driver}", self.device),
+        }
+    }
+
+    /// Whether a run belongs here.
+    pub fn is_of(&self, origin: &Origin) -> bool {
+        let same_board = self.uuid == origin.uuid.as_deref();
+        (self.device, self.driver) == (&origin.device, &origin.driver) && same_board
+    }
+
+    /// The card, where its datasheet is known.
+    pub fn profile(&self) -> Option<&'static Profile> {
+        let units = self.origins.iter().find_map(|origin| origin.units);
+        match units {
+            Some(units) => Profile::of_device(self.device, units),
+            // Published rows have only the name.
+            None => PROFILES
+                .iter()
+                .find_map(|profile| Profile::of_device(self.device, profile.sms)),
+        }
+    }
+
+    /// The element types and modes in which kernels of ours were timed, each with its measurements: one for each problem,
+    /// that with the most peers, and of equals the latest. The mode of screenings is not to be quoted.
+    pub(super) fn grids(&self) -> Vec<(DType, Mode, Vec<&'g Timing>)> {
+        let mut grids: BTreeMap<(String, String), (DType, Mode, Vec<&'g Timing>)> = BTreeMap::new();
+        for timing in &self.timings {
+            let (dtype, mode) = (timing.result.case.problem.dtype(), timing.mode());
+            if mode == Mode::Screen || ours(timing).is_none() {
+                continue;
+            }
+            let key = (dtype.name().to_string(), mode.to_string());
+            let (_, _, kept) = grids.entry(key).or_insert_with(|| (dtype, mode, Vec::new()));
+            let same = |other: &&'g Timing| other.result.case.problem == timing.result.case.problem;
+            match kept.iter().position(same) {
+                None => kept.push(timing),
+                Some(place) if peers(timing) >= peers(kept[place]) => kept[place] = timing,
+                Some(_) => {}
+            }
+        }
+        let mut grids: Vec<_> = grids.into_values().collect();
+        for (.., timings) in &mut grids {
+            timings.sort_by_key(|timing| place(timing));
+        }
+        // The largest first.
+        grids.sort_by_key(|(_, _, timings)| std::cmp::Reverse(timings.len()));
+        grids
+    }
+
+    /// The ids of the runs of some measurements.
+    pub(super) fn runs_of(&self, gathered: &Gathered, timings: &[&Timing]) -> Vec<EvidenceId> {
+        let mut ids: Vec<EvidenceId> = Vec::new();
+        for timing in timings {
+            let id = &gathered.origins[timing.origin].id;
+            if !ids.contains(id) {
+                ids.push(id.clone());
+            }
+        }
+        ids
+    }
+
+    /// A section with the figures about some topics.
+    pub(super) fn figures_about(&self, title: &str, topics: &[&str]) -> Section {
+        let mut section = Section::new(title);
+        let figures = self
+            .figures
+            .iter()
+            .filter(|figure| topics.contains(&figure.topic.as_str()));
+        section.tabulate(origins::figures(
+            "What was published, a row a number.",
+            figures.copied(),
+        ));
+        section
+    }
+}
+
+/// Our quickest kernel in a measurement.
+pub(super) fn ours(timing: &Timing) -> Option<&Measured> {
+    timing.result.quickest(|subject| subject.info.is_ours())
+}
+
+/// The quickest peer.
+pub(super) fn peer(timing: &Timing) -> Option<&Measured> {
+    timing.result.quickest(|subject| subject.info.is_peer())
+}
+
+fn peers(timing: &Timing) -> usize {
+    let is_peer = |subject: &&Measured| subject.info.is_peer() && subject.summary.is_some();
+    timing.result.measurement.subjects.iter().filter(is_peer).count()
+}
+
+/// Problems in tables: by head_dim, then mask, then length, decoding last.
+fn place(timing: &Timing) -> (bool, usize, String, usize, usize, String) {
+    let problem = &timing.result.case.problem;
+    (
+        problem.seq_len_q() == 1,
+        problem.head_dim(),
+        problem.mask().to_string(),
+        problem.seq_len_kv(),
+        problem.batch(),
+        timing.result.case.name.clone(),
+    )
+}

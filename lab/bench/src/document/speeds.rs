@@ -1,0 +1,230 @@
+//! Sections about speed: against length, compared with peers, and the ladder of kernels.
+
+use flashcore_kernels::{Config, rungs};
+use flashcore_problem::DType;
+
+use super::chapter::{Chapter, ours};
+use super::{Cell, Section, Table, count};
+use crate::chart::{Speed, is_drawn, ladder_of, ratio_of, work_of};
+use crate::gather::Timing;
+use crate::standing::{Standing, most_frequent_baseline, standing};
+use crate::table::{bracketed, geomean_text, number, span, times};
+use crate::{CaseResult, Mode};
+
+/// Fewest lengths for a chart against length.
+const LENGTHS: usize = 2;
+/// Fewest kernels of ours on one problem for a ladder, one of which is a rung below the default.
+const RUNGS: usize = 3;
+
+pub(super) fn sections(chapter: &Chapter<'_>) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for (dtype, mode, timings) in chapter.grids() {
+        let how = format!("{}, {mode}", dtype.name());
+        sections.push(speed(chapter, &how, &timings));
+        sections.extend(ratio(&how, dtype, mode, &timings));
+    }
+    sections
+}
+
+/// Speed against length, and every time as a table.
+fn speed(chapter: &Chapter<'_>, how: &str, timings: &[&Timing]) -> Section {
+    let mut section = Section::new(format!("Speed: {how}"));
+    let drawn = grid_of(timings);
+    let mut lengths: Vec<usize> = drawn.iter().map(|result| result.case.problem.seq_len_kv()).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    match Speed::of_results(drawn.iter().copied()) {
+        Ok(speed) if lengths.len() >= LENGTHS => {
+            let description = format!(
+                "TFLOP/s against the sequence length, {how}: FlashCore and its peers on {} of equal work, a panel for each \
+                 head size and mask. Points are medians; bars reach from the 10th to the 90th percentile where \
+                 samples are at hand.",
+                count(drawn.len(), "problem")
+            );
+            section.draw(speed.on(chapter.device).draw(), description);
+        }
+        _ => section.say("No chart: it takes problems of equal work at two lengths or more, full or causal."),
+    }
+    section.tabulate(times_table(how, timings));
+    section
+}
+
+/// The results with a place in the chart: of those with equal work (tokens, and heads times head size) the most.
+fn grid_of<'g>(timings: &[&'g Timing]) -> Vec<&'g CaseResult> {
+    let mut grids: Vec<([usize; 2], Vec<&'g CaseResult>)> = Vec::new();
+    for result in timings.iter().map(|timing| &timing.result) {
+        let problem = &result.case.problem;
+        // Shared K/V heads change the work of a problem of the same shape.
+        if !is_drawn(problem) || problem.num_heads() != problem.num_kv_heads() {
+            continue;
+        }
+        match grids.iter_mut().find(|(work, _)| *work == work_of(problem)) {
+            // One point for each place in the chart: two may differ in head_dim of V, or in layout.
+            Some((_, grid)) if grid.iter().any(|other| place(other) == place(result)) => {}
+            Some((_, grid)) => grid.push(result),
+            None => grids.push((work_of(problem), vec![result])),
+        }
+    }
+    let largest = grids.into_iter().rev().max_by_key(|(_, grid)| grid.len());
+    largest.map(|(_, grid)| grid).unwrap_or_default()
+}
+
+fn place(result: &CaseResult) -> (usize, String, usize) {
+    let problem = &result.case.problem;
+    (problem.head_dim(), problem.mask().to_string(), problem.seq_len_kv())
+}
+
+/// Every subject on every problem.
+fn times_table(how: &str, timings: &[&Timing]) -> Table {
+    let mut table = Table::new(
+        format!("Times, {how}: medians, their intervals, and time relative to the baseline of the same rounds."),
+        &[
+            "problem",
+            "subject",
+            "µs",
+            "interval",
+            "TFLOP/s",
+            "GB/s",
+            "× baseline",
+            "interval",
+            "evidence",
+        ],
+    );
+    for timing in timings {
+        let result = &timing.result;
+        for (place, (id, subject)) in timing.subjects().enumerate() {
+            let Some(summary) = subject.summary else { continue };
+            let known = summary.interval.hi.is_finite();
+            let (ratio, interval) = match subject.ratio {
+                Some(ratio) => (times(ratio.value), bracketed(Some(ratio.interval))),
+                None if place == result.measurement.baseline => ("baseline".to_string(), String::new()),
+                None => (String::new(), String::new()),
+            };
+            table.rows.push(vec![
+                Cell::text(&result.case.name),
+                Cell::code(&subject.info.label),
+                Cell::number(number(summary.p50)),
+                Cell::number(if known {
+                    span(summary.interval, number)
+                } else {
+                    "–".to_string()
+                }),
+                Cell::number(number(result.tflops(summary.p50))),
+                Cell::number(number(result.gbps(summary.p50))),
+                Cell::number(ratio),
+                Cell::number(interval),
+                Cell::Evidence(id.clone()),
+            ]);
+        }
+    }
+    table
+}
+
+/// The peer that most measurements compare with, and our speed-ups over it.
+pub(super) fn standing_of(timings: &[&Timing], mode: Mode) -> Option<Standing> {
+    let results = || timings.iter().map(|timing| &timing.result);
+    let base = most_frequent_baseline(results(), |subject| subject.info.is_peer())?;
+    standing(results(), base, mode)
+}
+
+fn ratio(how: &str, dtype: DType, mode: Mode, timings: &[&Timing]) -> Option<Section> {
+    let standing = standing_of(timings, mode)?;
+    let mut section = Section::new(format!("Ratio to {}: {how}", standing.base));
+    section.say(format!("{}. Above 1, FlashCore is faster.", geomean_text(&standing)));
+    let results = timings.iter().map(|timing| &timing.result);
+    let description = format!(
+        "How many times as fast as {} the quickest of our kernels is on {}, {} {mode}: green is faster, \
+         orange is slower. Ratios are paired by round.",
+        standing.base,
+        count(standing.shapes.len(), "problem"),
+        dtype.name(),
+    );
+    section.draw(ratio_of(results, &standing), description);
+    let mut table = Table::new(
+        format!("Speed-ups over {}, with their intervals.", standing.base),
+        &["problem", "kernel", "speed-up", "interval", "evidence"],
+    );
+    for shape in &standing.shapes {
+        let timing = timings.iter().find(|timing| timing.result.case.name == shape.case);
+        let Some(id) = timing.and_then(|timing| timing.id_of(&shape.subject)) else {
+            continue;
+        };
+        table.rows.push(vec![
+            Cell::text(&shape.case),
+            Cell::code(&shape.subject),
+            Cell::number(times(shape.speedup)),
+            Cell::number(bracketed(Some(shape.interval))),
+            Cell::Evidence(id.clone()),
+        ]);
+    }
+    section.tabulate(table);
+    Some(section)
+}
+
+/// The ladder: of the measurements in which an early kernel took part that with the most kernels.
+pub(super) fn ladder(chapter: &Chapter<'_>) -> Section {
+    let mut section = Section::new("The ladder");
+    let kernels = |timing: &Timing| {
+        let subjects = timing.result.measurement.subjects.iter();
+        subjects
+            .filter(|subject| subject.info.is_ours() && subject.summary.is_some())
+            .count()
+    };
+    let is_early = |timing: &&&Timing| {
+        let mut subjects = timing.result.measurement.subjects.iter();
+        subjects.any(|subject| {
+            let family = subject.info.label.split('/').next();
+            subject.summary.is_some() && matches!(family, Some("ladder" | "scalar"))
+        })
+    };
+    let timings = chapter
+        .timings
+        .iter()
+        .filter(is_early)
+        .filter(|timing| kernels(timing) >= RUNGS);
+    let Some(timing) = timings.max_by_key(|timing| kernels(timing)) else {
+        return section;
+    };
+    let result = &timing.result;
+    let steps = ours(timing).and_then(|last| last.summary).map(|last| last.p50);
+    let first = result
+        .measurement
+        .subjects
+        .iter()
+        .filter(|subject| subject.info.is_ours());
+    let first = first
+        .filter_map(|subject| subject.summary)
+        .map(|summary| summary.p50)
+        .fold(0.0, f64::max);
+    if let Some(last) = steps {
+        section.say(format!(
+            "{} kernels of ours on {} ({}), from {} to {} µs: {} times as fast.",
+            kernels(timing),
+            result.case.name,
+            result.case.problem,
+            number(first),
+            number(last),
+            times(first / last),
+        ));
+    }
+    let description = format!(
+        "Time of each kernel on {} on a logarithmic scale, from the slowest of ours to the quickest, then peers; the \
+         dashed mark is the quickest peer.",
+        result.case.name
+    );
+    let rungs = match chapter.profile() {
+        Some(card) => rungs(&result.case.problem, card),
+        None => Vec::new(),
+    };
+    let name = |label: &str| {
+        let config: Config = label.parse().ok()?;
+        let rung = rungs.iter().find(|rung| rung.config == config)?;
+        Some(rung.label.to_string())
+    };
+    section.draw(ladder_of(result, name), description);
+    section.tabulate(times_table(
+        &format!("{}, {}", result.case.problem.dtype().name(), timing.mode()),
+        &[timing],
+    ));
+    section
+}

@@ -1,0 +1,51 @@
+//! Evidence ids: ten hexadecimal digits that name a number wherever it is shown.
+
+use std::fmt;
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+/// Digits of an id: with 10,000 numbers in one report, two share an id with a probability of 5 in 100,000.
+const DIGITS: usize = 10;
+/// Fewest digits of an id that [`EvidenceId::begins`] accepts.
+pub const FEWEST_DIGITS: usize = 4;
+
+/// The id of a number: the beginning of the SHA-256 of what the number is. The same number has the same id in every
+/// report, on every machine.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct EvidenceId(String);
+
+impl EvidenceId {
+    /// The id of what these parts say: a kind, the key of a run, and what in it.
+    ///
+    /// ```
+    /// use flashcore_bench::gather::EvidenceId;
+    /// let id = EvidenceId::of(&["stored", "18a3", "0", "1"]);
+    /// assert_eq!(id.to_string().len(), 10);
+    /// assert_ne!(id, EvidenceId::of(&["stored", "18a3", "01"]));
+    /// assert!(id.begins(&id.to_string()[..4]) && !id.begins("") && !id.begins("xyzw"));
+    /// ```
+    pub fn of(parts: &[&str]) -> EvidenceId {
+        let mut hash = Sha256::new();
+        for part in parts {
+            // Lengths keep `a`, `bc` and `ab`, `c` apart.
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        let digits = hash.finalize();
+        let digits: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+        EvidenceId(digits[..DIGITS].to_string())
+    }
+
+    /// Whether it begins with this text, of [`FEWEST_DIGITS`] or more.
+    pub fn begins(&self, text: &str) -> bool {
+        text.len() >= FEWEST_DIGITS && self.0.starts_with(&text.to_ascii_lowercase())
+    }
+}
+
+impl fmt::Display for EvidenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}

@@ -1,0 +1,257 @@
+//! Evidence from wherever it is kept, in one form: runs of the store, exports of runs, and published rows (`evidence/`
+//! in the repository). Every number has an [`EvidenceId`], under which [`Gathered::find`] has it again.
+
+mod id;
+mod published;
+mod recipe;
+mod stored;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+pub use id::{EvidenceId, FEWEST_DIGITS};
+pub use recipe::{Recipe, Recorded};
+
+use crate::profile::ProfileRecord;
+use crate::store::Selector;
+use crate::{BenchError, CaseResult, Interval, Measured, Mode, Options, Result, Store};
+
+/// Where a number comes from: a run of a command, on a device, by a build.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Origin {
+    /// Its id: that of all its numbers together.
+    pub id: EvidenceId,
+    /// Its key in the store, or its name among published rows.
+    pub key: String,
+    /// The file that it was read from.
+    pub path: PathBuf,
+    /// Name of the device.
+    pub device: String,
+    /// Its driver; empty where none is known.
+    pub driver: String,
+    /// Identity of the board or the host, where it was recorded.
+    pub uuid: Option<String>,
+    /// Streaming multiprocessors, or threads of a host, where recorded.
+    pub units: Option<u32>,
+    /// Git revision of the build, where recorded.
+    pub revision: Option<String>,
+    /// Day (UTC), `2026-11-22`.
+    pub date: String,
+    /// The command that was run, where recorded.
+    pub command: Option<String>,
+    /// Settings of the protocol, where recorded.
+    pub options: Option<Options>,
+    /// What else a reader must know, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What was measured of one problem in one mode.
+#[derive(Clone, Debug)]
+pub struct Timing {
+    /// Place of its origin in [`Gathered::origins`].
+    pub origin: usize,
+    /// The measurement. Of published rows the quantiles of times are NaN, and intervals are known only for ratios.
+    pub result: CaseResult,
+    /// The ids of its subjects, in their order.
+    pub ids: Vec<EvidenceId>,
+}
+
+impl Timing {
+    /// The subjects, each with its id.
+    pub fn subjects(&self) -> impl Iterator<Item = (&EvidenceId, &Measured)> {
+        self.ids.iter().zip(&self.result.measurement.subjects)
+    }
+
+    /// The mode.
+    pub fn mode(&self) -> Mode {
+        self.result.measurement.mode
+    }
+
+    /// The id of a subject of the measurement, by its label.
+    pub fn id_of(&self, label: &str) -> Option<&EvidenceId> {
+        self.subjects()
+            .find(|(_, subject)| subject.info.label == label)
+            .map(|(id, _)| id)
+    }
+}
+
+/// Counters of a kernel on a problem.
+#[derive(Clone, Debug)]
+pub struct Profiled {
+    /// Place of its origin in [`Gathered::origins`].
+    pub origin: usize,
+    /// Its id.
+    pub id: EvidenceId,
+    /// What was read.
+    pub record: ProfileRecord,
+}
+
+/// A published number that is no time of a kernel on a problem.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Place of its origin in [`Gathered::origins`].
+    pub origin: usize,
+    /// Its id.
+    pub id: EvidenceId,
+    /// What it is.
+    pub what: String,
+    /// Its value, as text.
+    pub value: String,
+    /// Its unit.
+    pub unit: String,
+    /// What else the row says, as `key value`.
+    pub details: String,
+    /// Name of its file without the extension: what the file is about.
+    pub topic: String,
+}
+
+/// Everything that was found in the sources.
+#[derive(Clone, Debug, Default)]
+pub struct Gathered {
+    /// The runs.
+    pub origins: Vec<Origin>,
+    /// Times of kernels, in the order of the sources.
+    pub timings: Vec<Timing>,
+    /// Counters of kernels.
+    pub profiles: Vec<Profiled>,
+    /// Other published numbers.
+    pub figures: Vec<Figure>,
+    /// What is odd about the sources, a sentence each.
+    pub notes: Vec<String>,
+}
+
+/// What an id names.
+#[derive(Clone, Copy, Debug)]
+pub enum Found<'g> {
+    /// A whole run.
+    Run(&'g Origin),
+    /// The time of a subject: its measurement, and its place there.
+    Time(&'g Timing, usize),
+    /// Counters of a kernel.
+    Profile(&'g Profiled),
+    /// Another published number.
+    Figure(&'g Figure),
+}
+
+impl Gathered {
+    /// Adds runs of a store.
+    ///
+    /// # Errors
+    /// Nothing is selected, or what is selected cannot be read.
+    pub fn add_stored(&mut self, store: &Store, selector: &Selector) -> Result<()> {
+        stored::add(self, store, selector)
+    }
+
+    /// Adds files: exports of runs, and published rows; of a folder all its `.jsonl` files.
+    ///
+    /// # Errors
+    /// A path that is neither, a folder without such files, a line that is no row.
+    pub fn add_files(&mut self, paths: &[PathBuf]) -> Result<()> {
+        let mut published = published::Rows::default();
+        let mut read: BTreeSet<PathBuf> = BTreeSet::new();
+        for path in paths {
+            for file in files_of(path)? {
+                // Given twice, as itself and by its folder.
+                if !read.insert(file.canonicalize().unwrap_or_else(|_| file.clone())) {
+                    continue;
+                }
+                match published::is_published(&file)? {
+                    true => published.read(&file)?,
+                    false => self.add_stored(&Store::open(&file)?, &Selector::All)?,
+                }
+            }
+        }
+        published.add_to(self);
+        Ok(())
+    }
+
+    /// What an id, or its first digits, names: one thing, or none, or several.
+    pub fn find(&self, id: &str) -> Vec<Found<'_>> {
+        let runs = self
+            .origins
+            .iter()
+            .filter(|origin| origin.id.begins(id))
+            .map(Found::Run);
+        let times = self.timings.iter().flat_map(|timing| {
+            let found = timing.ids.iter().enumerate().filter(|(_, known)| known.begins(id));
+            found.map(move |(place, _)| Found::Time(timing, place))
+        });
+        let figures = self.figures.iter().filter(|figure| figure.id.begins(id));
+        let profiles = self.profiles.iter().filter(|profiled| profiled.id.begins(id));
+        let measured = times.chain(profiles.map(Found::Profile));
+        runs.chain(measured).chain(figures.map(Found::Figure)).collect()
+    }
+
+    /// Whether there is no number at all.
+    pub fn is_empty(&self) -> bool {
+        self.timings.is_empty() && self.profiles.is_empty() && self.figures.is_empty()
+    }
+}
+
+impl Found<'_> {
+    /// The id.
+    pub fn id(&self) -> &EvidenceId {
+        match self {
+            Found::Run(origin) => &origin.id,
+            Found::Time(timing, place) => &timing.ids[*place],
+            Found::Profile(profiled) => &profiled.id,
+            Found::Figure(figure) => &figure.id,
+        }
+    }
+
+    /// What it names, in a line.
+    pub fn what(&self) -> String {
+        match self {
+            Found::Run(origin) => format!("run {}", origin.key),
+            Found::Time(timing, place) => {
+                let label = &timing.result.measurement.subjects[*place].info.label;
+                format!("{}, {}, {label}", timing.result.case.name, timing.mode())
+            }
+            Found::Profile(Profiled { record, .. }) => {
+                format!("counters of {} on {}", record.subject.label, record.case.name)
+            }
+            Found::Figure(figure) => figure.what.clone(),
+        }
+    }
+
+    /// Where it comes from.
+    pub fn origin<'g>(&self, gathered: &'g Gathered) -> Option<&'g Origin> {
+        let place = match self {
+            Found::Run(origin) => return gathered.origins.iter().find(|known| known.id == origin.id),
+            Found::Time(timing, _) => timing.origin,
+            Found::Profile(profiled) => profiled.origin,
+            Found::Figure(figure) => figure.origin,
+        };
+        gathered.origins.get(place)
+    }
+}
+
+/// The median and its interval, where the subject was timed.
+pub fn time_of(subject: &Measured) -> Option<(f64, Option<Interval>)> {
+    let summary = subject.summary?;
+    let interval = Some(summary.interval).filter(|interval| interval.hi.is_finite());
+    Some((summary.p50, interval))
+}
+
+/// The files that a path means: itself, or the `.jsonl` files in the folder, by name.
+fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let unread = |error| BenchError::Given(format!("{}: {error}", path.display()));
+    let entries = std::fs::read_dir(path).map_err(unread)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut files: Vec<PathBuf> = paths.collect::<std::io::Result<_>>().map_err(unread)?;
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "jsonl"));
+    files.sort();
+    match files.is_empty() {
+        true => Err(BenchError::Given(format!(
+            "{} has no evidence: no file in it ends in .jsonl",
+            path.display()
+        ))),
+        false => Ok(files),
+    }
+}
+
+#[cfg(test)]
+mod tests;
