@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::board::Board;
 use crate::default::DefaultKernel;
 use crate::error::TuneError;
+use crate::insight::Claims;
 use crate::space::Space;
 use crate::trial::Trial;
 
@@ -237,6 +238,11 @@ pub fn board_of(folder: &Path) -> Result<Option<Board>, TuneError> {
 pub fn read_seconds(folder: &Path) -> Option<f64> {
     let seconds: f64 = read_json(&folder.join(SECONDS)).ok()?;
     (seconds.is_finite() && seconds >= 0.0).then_some(seconds)
+}
+
+/// The claims of the run in a folder; `None` if it made none, or they cannot be read.
+pub fn read_claims(folder: &Path) -> Option<Claims> {
+    read_json(&folder.join(CLAIMS)).ok()
 }
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> std::io::Result<T> {

@@ -7,7 +7,7 @@ use flashcore_bench::problem_file;
 use flashcore_problem::Tolerance;
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
-use flashcore_tune::journal::{Header, board_of, read_header, read_seconds, read_trials};
+use flashcore_tune::journal::{Header, board_of, read_claims, read_header, read_seconds, read_trials};
 use flashcore_tune::runs::{self, Found};
 use flashcore_tune::{History, PeerComparison, Verdict, times_as_long};
 use serde_json::json;
@@ -56,8 +56,7 @@ pub(crate) fn run(args: &LeaderboardArgs) -> Result<Outcome, Failure> {
     }
     let board = board_of(&folder)?;
     let comparison = board.as_ref().and_then(|board| PeerComparison::read(&folder, board));
-    let claims = std::fs::read_to_string(folder.join("claims.json"));
-    let claims: Option<Claims> = claims.ok().and_then(|text| serde_json::from_str(&text).ok());
+    let claims = read_claims(&folder);
     let seconds = read_seconds(&folder);
     let json = || {
         let trials = history.trials();
