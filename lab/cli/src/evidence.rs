@@ -37,6 +37,12 @@ pub(crate) struct StoreArgs {
 }
 
 impl StoreArgs {
+    /// This folder; where none is given, this host's.
+    pub(crate) fn at(store: Option<PathBuf>) -> StoreArgs {
+        let no_store = false;
+        StoreArgs { store, no_store }
+    }
+
     pub(crate) fn path(&self) -> Result<Option<PathBuf>, Failure> {
         if self.no_store {
             return Ok(None);
@@ -125,7 +131,7 @@ pub(crate) fn opened(keep: &StoreArgs) -> Result<Store, Failure> {
     Ok(Store::open(&keep.path()?.ok_or_else(none)?)?)
 }
 
-fn selector(run: &str) -> Selector {
+pub(crate) fn selector(run: &str) -> Selector {
     match run {
         "all" => Selector::All,
         "latest" => Selector::Latest,

@@ -28,8 +28,11 @@ mod parity;
 mod plans;
 mod profile;
 mod progress;
+mod report;
+mod reproduce;
 mod run;
 mod simulated;
+mod sources;
 mod style;
 mod tune;
 mod watch;
@@ -77,6 +80,7 @@ Examples:
   flashcore bench mission --peers all              kernels and peers timed against each other
   flashcore parity 200 --lengths                   random problems against float64
   flashcore profile mission                        hardware counters (ncu), and the prediction
+  flashcore report -o report.html                  what was measured here, as one file
   flashcore tune mission --budget 5m               search the fastest correct kernel here
 
 Problems:
@@ -113,6 +117,8 @@ enum Command {
     Gate(gate::GateArgs),
     Compare(compare::CompareArgs),
     Evidence(evidence::EvidenceArgs),
+    Report(report::ReportArgs),
+    Reproduce(reproduce::ReproduceArgs),
     Tune(tune::args::TuneArgs),
     Leaderboard(tune::leaderboard::LeaderboardArgs),
     Plans(plans::PlansArgs),
@@ -169,6 +175,8 @@ fn main() -> ExitCode {
         Some(Command::Gate(args)) => gate::run(&args),
         Some(Command::Compare(args)) => compare::run(&args),
         Some(Command::Evidence(args)) => evidence::run(&args),
+        Some(Command::Report(args)) => report::run(&args),
+        Some(Command::Reproduce(args)) => reproduce::run(&args),
         Some(Command::Tune(args)) => tune::run(&args),
         Some(Command::Leaderboard(args)) => tune::leaderboard::run(&args),
         Some(Command::Plans(args)) => plans::run(&args),

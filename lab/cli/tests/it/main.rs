@@ -13,6 +13,7 @@ mod own;
 mod parity;
 mod problem_files;
 mod profile;
+mod report;
 mod repository;
 mod revision;
 mod tune;

@@ -1,0 +1,160 @@
+//! `flashcore report`: what runs, profiles and searches found, as one file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use flashcore_bench::document::{Document, Prediction, Section, chapters};
+
+use crate::sources::{SourceArgs, Sources};
+use crate::{Failure, Outcome, style};
+
+/// Write what was measured as one file, in HTML or Markdown
+///
+/// For each device: a summary in words, speed against length with peers and intervals, ratios to a peer, the roofline,
+/// busy shares of the card's units (counters of `flashcore profile`, else the cost model's predictions, which are marked),
+/// shared memory over time, errors, the ladder of kernels, searches, and where each number comes from. An HTML file has its
+/// pictures in it and needs no network and no script. Each number has an id, which `flashcore reproduce` resolves.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  flashcore report -o report.html                       all that the store has
+  flashcore report latest -o report.md                  the latest run, in Markdown
+  flashcore report evidence/h200 -o report.html         published rows (in the repository)
+  flashcore report runs.jsonl tune/mission-cuda-0-1     an export, and a search
+
+Exit codes: 0 written, 1 the file cannot be written, 2 usage, 3 the store cannot be read")]
+pub(crate) struct ReportArgs {
+    #[command(flatten)]
+    sources: SourceArgs,
+    /// The file to write: .html or .md [default: Markdown to standard output]
+    #[arg(long, short, value_name = "FILE", help_heading = "Output")]
+    output: Option<PathBuf>,
+    /// The heading
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "FlashCore: what was measured",
+        help_heading = "Output"
+    )]
+    title: String,
+    /// Leave out what is simulated: predicted shares, and shared memory over time
+    #[arg(long, help_heading = "Output")]
+    no_simulation: bool,
+}
+
+pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
+    let form = args.form()?;
+    let sources = args.sources.read()?;
+    let document = args.document(&sources);
+    let text = match form {
+        Form::Html => document.html(),
+        Form::Markdown => document.markdown(),
+    };
+    match &args.output {
+        None => style::print(&text),
+        Some(path) => {
+            style::write(path, text)?;
+            let times = sources
+                .gathered
+                .timings
+                .iter()
+                .map(|timing| timing.ids.len())
+                .sum::<usize>();
+            let found = [
+                style::count(sources.gathered.origins.len(), "run"),
+                style::count(times, "time"),
+                style::count(sources.gathered.profiles.len(), "profile"),
+                style::count(sources.gathered.figures.len(), "published figure"),
+                style::count(sources.searches.len(), "tuning run"),
+            ];
+            style::print(&style::wrap(&format!("{}: {}", path.display(), style::list(found)), 2));
+        }
+    }
+    Ok(Outcome::Clean)
+}
+
+enum Form {
+    Html,
+    Markdown,
+}
+
+impl ReportArgs {
+    /// The form that the file's name asks for, checked before anything is read.
+    fn form(&self) -> Result<Form, Failure> {
+        let Some(path) = &self.output else {
+            return Ok(Form::Markdown);
+        };
+        let form = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("html") => Form::Html,
+            Some("md") => Form::Markdown,
+            _ => {
+                let why = format!("{} names no form of a report; allowed: .html, .md", path.display());
+                return Err(Failure::usage(why));
+            }
+        };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match folder.filter(|folder| !folder.is_dir()) {
+            Some(folder) => Err(Failure::usage(format!("there is no folder {}", folder.display()))
+                .help("make it first, or name a file in another folder with -o")),
+            None => Ok(form),
+        }
+    }
+
+    fn document(&self, Sources { gathered, searches }: &Sources) -> Document {
+        let words = self.sources.words();
+        let mut document = Document {
+            title: self.title.clone(),
+            about: Vec::new(),
+            sections: Vec::new(),
+        };
+        let chapters = chapters(gathered);
+        let mut devices: Vec<String> = chapters.iter().map(|chapter| chapter.title()).collect();
+        let alone: Vec<Section> = searches
+            .iter()
+            .filter(|told| !chapters.iter().any(|chapter| chapter.is_of(&told.origin)))
+            .flat_map(|told| {
+                let title = format!("{} (searches)", told.origin.device);
+                [Section::chapter(title), told.section()]
+            })
+            .collect();
+        devices.extend(
+            alone
+                .iter()
+                .filter(|section| section.level == 2)
+                .map(|section| section.title.clone()),
+        );
+        if devices.len() > 1 {
+            document.about.push(format!(
+                "{} devices, or drivers of one, are kept apart, a chapter each: their times are not to be compared.",
+                devices.len()
+            ));
+        }
+        document.about.push(format!(
+            "Where a number comes from: flashcore reproduce EVIDENCE_ID{words}"
+        ));
+        document.about.push(format!("Made by: flashcore report{words}"));
+        document
+            .about
+            .extend(gathered.notes.iter().map(|note| format!("Note: {note}.")));
+        for chapter in &chapters {
+            let mut predictions = match self.no_simulation {
+                true => Vec::new(),
+                false => Prediction::wanted(chapter),
+            };
+            let spinner = style::spinner(&format!("simulating kernels for {}", chapter.title()));
+            predictions.iter_mut().for_each(Prediction::compute);
+            // A map is large, and the others are of the same kind.
+            if let Some(first) = predictions.first_mut() {
+                first.draw();
+            }
+            drop(spinner);
+            let of_chapter = searches.iter().filter(|told| chapter.is_of(&told.origin));
+            let tuning = of_chapter.map(|told| told.section()).collect();
+            document
+                .sections
+                .extend(chapter.sections(gathered, &predictions, tuning));
+        }
+        document.sections.extend(alone);
+        document
+    }
+}

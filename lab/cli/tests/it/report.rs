@@ -1,0 +1,205 @@
+//! `flashcore report` and `flashcore reproduce`: on the store, on published rows, on searches, and on what is none.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{assert_fits, command, run};
+
+/// The repository's published rows.
+const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../evidence/cpu");
+
+/// A command in a folder, whose data folder is in it too, with made-up times of kernels on the host.
+fn there(folder: &Path, arguments: &str) -> Command {
+    let mut command = command(arguments);
+    command
+        .current_dir(folder)
+        .env("XDG_DATA_HOME", folder.join("data"))
+        .env("FLASHCORE_CPU_NAME", "Some CPU")
+        .env("FLASHCORE_PYTHON", "/no/such/python")
+        .env("FLASHCORE_HOST_TIMES", folder.join("times.json"));
+    command
+}
+
+fn times(folder: &Path, text: &str) {
+    std::fs::write(folder.join("times.json"), text).unwrap();
+}
+
+/// A folder with a bench of two kernels of the host in its store.
+fn benched() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    times(folder.path(), r#"{"cpu/m16n16": 900, "cpu/m32n16": 1000}"#);
+    let bench = "bench tiny --device cpu --kernel cpu/m16n16,cpu/m32n16 --peers none --budget 0.01";
+    let ran = run(&mut there(folder.path(), bench));
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    folder
+}
+
+/// The id in the first line of Markdown that has this text, which ends in it.
+fn id_of<'t>(markdown: &'t str, text: &str) -> &'t str {
+    let line = markdown
+        .lines()
+        .find(|line| line.contains(text))
+        .unwrap_or_else(|| panic!("{text}: {markdown}"));
+    line.trim_end_matches(" |")
+        .trim_end_matches('`')
+        .rsplit('`')
+        .next()
+        .unwrap()
+}
+
+#[test]
+fn the_store_makes_a_report_whose_numbers_are_reproduced() {
+    let folder = benched();
+    let at = folder.path();
+    let ran = run(&mut there(at, "report"));
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{}", ran.stdout);
+    let markdown = ran.stdout;
+    assert!(markdown.starts_with("# FlashCore: what was measured\n"), "{markdown}");
+    let id = id_of(&markdown, "| tiny | `cpu/m16n16` | 900.0 |");
+    let shown = run(&mut there(at, &format!("reproduce {id}")));
+    assert_eq!((shown.code, shown.stderr.as_str()), (0, ""));
+    assert_fits("reproduce", &shown.stdout);
+    let words = shown.words();
+    let command = "flashcore bench tiny --kernel cpu/m16n16,cpu/m32n16 --peers none";
+    for expected in [
+        "tiny, hot, cpu/m16n16",
+        "value 900.000 µs",
+        "device Some CPU",
+        "here device, driver and build",
+    ] {
+        assert!(words.contains(expected), "{expected}: {words}");
+    }
+    assert!(
+        words.contains(command) || words.contains("flashcore bench tiny --kernel cpu/m16n16 --peers none"),
+        "{words}"
+    );
+    // The same times again, then others.
+    let again = format!("reproduce {id} --run --budget 0.01 --no-store");
+    let same = run(&mut there(at, &again));
+    assert_eq!(same.code, 0, "{}{}", same.stdout, same.stderr);
+    assert!(
+        same.words().contains("reproduced: the intervals overlap"),
+        "{}",
+        same.words()
+    );
+    times(at, r#"{"cpu/m16n16": 1100, "cpu/m32n16": 1000}"#);
+    let slower = run(&mut there(at, &again));
+    assert_eq!(slower.code, 1, "{}{}", slower.stdout, slower.stderr);
+    let words = slower.words();
+    assert!(
+        words.contains("now 1100.000 µs") && words.contains("not reproduced"),
+        "{words}"
+    );
+    let json = run(&mut there(at, &format!("reproduce {id} --json")));
+    let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(json["recipe"]["id"], id);
+    assert!(json["recipe"]["command"].is_string() && json["again"].is_null());
+    assert_eq!(json["recipe"]["time"]["us"], 900.0);
+}
+
+#[test]
+fn reports_of_files_name_their_form_and_what_is_in_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let ran = run(&mut there(at, &format!("report {PUBLISHED} -o report.html")));
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+    assert!(ran.stdout.starts_with("report.html: 1 run, "), "{}", ran.stdout);
+    let page = std::fs::read_to_string(at.join("report.html")).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.contains("cpu-vs-torch"));
+    let ran = run(&mut there(at, &format!("report {PUBLISHED} -o report.md")));
+    assert_eq!(ran.code, 0);
+    let markdown = std::fs::read_to_string(at.join("report.md")).unwrap();
+    let id = id_of(&markdown, "h8-s512-d64-f32-full");
+    let shown = run(&mut there(at, &format!("reproduce {id} {PUBLISHED}")));
+    let words = shown.words();
+    assert_eq!(shown.code, 0, "{words}");
+    for expected in [
+        "h8-s512-d64-f32-full",
+        "value 1.077 ms",
+        "the device was Intel Xeon",
+        "bench_cpu_vs_torch.py",
+    ] {
+        assert!(words.contains(expected), "{expected}: {words}");
+    }
+    let again = run(&mut there(at, &format!("reproduce {id} {PUBLISHED} --run")));
+    assert_eq!(again.code, 1);
+    assert!(
+        again.words().contains("is no time of a kernel or peer"),
+        "{}",
+        again.words()
+    );
+}
+
+#[test]
+fn a_search_has_its_history_in_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    times(at, r#"{"cpu/m16n16": 900, "cpu/m32n16": 500}"#);
+    let ran = run(&mut there(at, "tune tiny --device cpu --budget 6 --folder search"));
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    let report = run(&mut there(at, "report search"));
+    assert_eq!(report.code, 0, "{}", report.stderr);
+    let markdown = report.stdout;
+    assert!(
+        markdown.contains("### Tuning: tiny") && markdown.contains("| trial | kernel |"),
+        "{markdown}"
+    );
+    let id = id_of(&markdown, "| 0 | `cpu/");
+    let shown = run(&mut there(at, &format!("reproduce {id} search")));
+    assert!(
+        shown.words().contains("trial 0 of the search on tiny"),
+        "{}",
+        shown.words()
+    );
+}
+
+#[test]
+fn what_cannot_be_reported_is_said() {
+    let folder = benched();
+    let at = folder.path();
+    std::fs::write(at.join("broken.jsonl"), "no evidence\n").unwrap();
+    std::fs::write(at.join("row.jsonl"), "{\"run\":\"a\",\"date\":1}\n").unwrap();
+    std::fs::create_dir(at.join("empty")).unwrap();
+    for (arguments, code, expected) in [
+        (
+            "report nothing",
+            2,
+            "no run has a key or a revision that begins with `nothing`",
+        ),
+        ("report no/such.jsonl", 2, "no/such.jsonl: no such file or folder"),
+        ("report broken.jsonl", 2, "broken.jsonl is not an evidence file"),
+        (
+            "report row.jsonl",
+            2,
+            "row.jsonl: line 1: `date` is not there, or is no text",
+        ),
+        ("report empty", 2, "empty has no evidence: no file in it ends in .jsonl"),
+        (
+            "report -o report.pdf",
+            2,
+            "report.pdf names no form of a report; allowed: .html, .md",
+        ),
+        ("report -o no/such/report.html", 2, "there is no folder no/such"),
+        (
+            "report --store other",
+            2,
+            "other has no run yet, and there is no search",
+        ),
+        ("reproduce 0000000000 --no-store", 2, "--run"),
+        ("reproduce xyz", 2, "`xyz` is no evidence id: 4 to 10 of the digits"),
+        ("reproduce abc", 2, "`abc` is no evidence id"),
+        (
+            "reproduce 0000000000",
+            2,
+            "no number of these sources has the id `0000000000`",
+        ),
+        ("reproduce 0000000000 --budget 3", 2, "--run"),
+    ] {
+        let ran = run(&mut there(at, arguments));
+        let words = ran.words();
+        assert_eq!(ran.code, code, "flashcore {arguments}: {words}");
+        assert!(words.contains(expected), "flashcore {arguments}: {words}");
+        assert!(!words.contains("panicked"), "{words}");
+        assert_fits(arguments, &ran.stderr);
+    }
+}
