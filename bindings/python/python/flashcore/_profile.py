@@ -51,7 +51,7 @@ def call(job):
             scales = tuple(torch.ones(shape, dtype=torch.float32, device=job["device"]) for _ in "qkv")
         run = found[label](q, k, v, scales=scales, **_options(job["problem"], q, k))
         profiled(torch, run, job["warm_up"])
-    return json.loads(Subject(label, run, versions=_peers.versions()).info)
+    return json.loads(Subject(label, run, versions=_peers.versions(label)).info)
 
 
 def call_own(job, label):
