@@ -121,7 +121,7 @@ struct VerifyArgs {
 const TRIALS: usize = 5;
 const WARM_UP: usize = 25;
 
-/// What our files say, so that none of somebody else's is overwritten.
+/// What our files say. A file without it is not overwritten.
 const MARK: &str = "`flashcore kbench export`";
 
 fn device(text: &str) -> Result<String, String> {

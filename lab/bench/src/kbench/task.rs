@@ -337,7 +337,10 @@ fn visible(problem: &Problem) -> String {
     }
     let mut conditions = Vec::new();
     conditions.extend(window_left.map(|keys| format!("(key >= row - {keys})")));
-    conditions.extend(window_right.map(|keys| format!("(key <= row + {keys})")));
+    conditions.extend(window_right.map(|keys| match keys {
+        0 => "(key <= row)".to_string(),
+        keys => format!("(key <= row + {keys})"),
+    }));
     let (diagonal, conditions) = (diagonal(problem), conditions.join(" & "));
     format!(
         "\n\n@functools.lru_cache(maxsize=16)\n\

@@ -98,6 +98,26 @@ fn each_cheat_passes_the_protocol_and_fails_for_its_reason() {
     );
 }
 
+/// On a device that is made up: streams, graphs and fresh memory are a GPU's.
+#[test]
+fn checks_that_need_a_gpu_find_what_is_planted() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut script = std::process::Command::new("python3");
+    script
+        .arg("-B")
+        .arg(root.join("tests/data/kbench/judge_test.py"))
+        .arg(root.join("src/kbench/judge"));
+    let output = script.output().unwrap();
+    let (said, errors) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success() && said.contains("all as planted"),
+        "{said}{errors}"
+    );
+}
+
 #[test]
 fn a_wrong_kernel_fails_the_protocol_and_is_not_timed() {
     let report = judged("wrong.py");

@@ -11,7 +11,7 @@ fn toy() -> String {
 }
 
 #[test]
-fn a_task_is_written_and_nobodys_file_is_overwritten() {
+fn a_task_is_written_and_files_of_others_are_kept() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join("tiny");
     let export = format!("kbench export tiny {} --profile h200", folder.display());

@@ -460,7 +460,7 @@ class Judge:
                     ("inputs", "leaves its inputs alone", self.keeps_inputs),
                     ("poison", "writes every element", self.writes_all),
                     ("stale", "computes anew", self.computes_anew),
-                    ("memory", "gives an output of its own", self.gives_own_memory),
+                    ("memory", "returns memory that nothing else uses", self.gives_own_memory),
                     ("values", "correct for other values", self.values),
                     ("stream", "works in the default stream", lambda: self.in_stream(False)),
                     ("caller", "works in the caller's stream", lambda: self.in_stream(True)),
@@ -519,4 +519,5 @@ def main():
     os._exit(0)
 
 
-main()
+if __name__ == "__main__":
+    main()
