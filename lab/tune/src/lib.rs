@@ -8,7 +8,8 @@
 //! - [`run()`]: a search from beginning to end; [`journal`]: its files; [`board`]: its leaderboard.
 //! - [`device_lock`]: one candidate at a time on a device; [`rates`]: measured rates of a GPU.
 //! - [`plans`]: which winners become rows of plan tables.
-//! - [`Gatekeeper`]: the gates that need no device.
+//! - [`Gatekeeper`]: the gates that need no device; [`PredictedSearch`]: a search for a card that is not
+//!   here.
 
 pub mod board;
 mod counting;
@@ -26,6 +27,7 @@ mod judge;
 mod partner;
 mod peers;
 pub mod plans;
+mod predicted;
 pub mod rates;
 mod remote;
 pub mod replay;
@@ -51,6 +53,7 @@ pub use gate::Gatekeeper;
 pub use history::Told;
 pub use interrupt::Interrupt;
 pub use peers::PeerComparison;
+pub use predicted::{Finalist, PredictedSearch};
 pub use run::{Outcome, Request, Watcher, run};
 pub use setup::Setup;
 pub use space::Space;

@@ -8,6 +8,7 @@ mod live;
 mod overview;
 mod peers;
 mod plan;
+mod predicted;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -36,6 +37,9 @@ use crate::{CODE, DIM, Failure, Outcome, Page, machine, style, without_gpu, work
 const PROPOSER_DEADLINE: Duration = Duration::from_secs(300);
 
 pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
+    if args.predicted {
+        return predicted::run(args);
+    }
     let problem = args.problem.problem()?;
     let case = Case {
         name: args.problem.label(&problem),

@@ -264,6 +264,9 @@ const USAGE: &[(&str, &str)] = &[
         "family is tensor; allowed: mma, wgmma",
     ),
     ("tune --device foo", "device is foo; allowed: best, cpu, cuda:N"),
+    ("tune --predicted --profile sm_89", "is an architecture, not a card"),
+    ("tune --predicted --device cpu", "cannot be used with"),
+    ("tune --profile l4", "--predicted"),
     ("tune --device sim", "device is sim; allowed: best, cpu, cuda:N"),
     (
         "tune tiny --device cpu --family mma",
