@@ -484,7 +484,9 @@ fn add_lines(page: &mut Page, lines: &[LineRow], most: usize) {
             percent(predicted.map(|line| line.share)),
             whole(measured.map(|line| line.wavefronts_excess)),
             whole(predicted.map(|line| line.wavefronts_excess)),
-            line.file.rsplit('/').next().unwrap_or(&line.file),
+            line.file
+                .rsplit_once("/src/")
+                .map_or(line.file.as_str(), |(_, file)| file),
             line.line,
             measured.map_or("", |line| line.source.trim()),
         );

@@ -258,24 +258,20 @@ fn rows(run: &RunRow, records: &[ProfileRecord], list: &[Entry]) -> Result<Strin
         &Predictions::of(&unseen(records, list)),
     ));
     let tenth = |value: f64| (10.0 * value).round() / 10.0;
-    for row in &all.shares {
+    for conflicts in &all.conflicts {
+        let (case, kernel) = (&conflicts.case, &conflicts.kernel);
+        let of_kernel = all
+            .shares
+            .iter()
+            .filter(|row| (&row.case, &row.kernel) == (case, kernel));
+        let shares = of_kernel.map(|row| (row.key.to_string(), json!([tenth(row.measured), tenth(row.predicted)])));
         lines.push(json!({
             "run": RUN,
-            "claim": format!("{} busy, {}", row.key, row.case),
-            "value": tenth(row.measured),
+            "claim": format!("busy pipes, measured and predicted, {case}"),
+            "value": shares.collect::<serde_json::Map<_, _>>(),
             "unit": "% of the launch",
-            "kernel": row.kernel,
-            "predicted": tenth(row.predicted),
-        }));
-    }
-    for row in &all.conflicts {
-        lines.push(json!({
-            "run": RUN,
-            "claim": format!("wavefronts by bank conflicts, {}", row.case),
-            "value": row.measured,
-            "unit": "wavefronts",
-            "kernel": row.kernel,
-            "predicted": row.predicted,
+            "kernel": kernel,
+            "wavefronts_by_conflicts": [conflicts.measured, conflicts.predicted],
         }));
     }
     let lines = lines.iter().map(Value::to_string);

@@ -10,9 +10,10 @@ use super::Report;
 use crate::child::{Child, Running};
 use crate::{BenchError, Result};
 
-const JUDGE: [(&str, &str); 2] = [
+const JUDGE: [(&str, &str); 3] = [
     ("judge.py", include_str!("judge/judge.py")),
     ("judge_arrays.py", include_str!("judge/judge_arrays.py")),
+    ("judge_task.py", include_str!("judge/judge_task.py")),
 ];
 
 /// What is judged, and how.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_check::source::quote;
+
 use super::{KernelProfile, LineProfile};
 
 const HEAD: &str = "\"ID\"";
@@ -57,10 +59,12 @@ pub fn lines(text: &str) -> Vec<LineProfile> {
                     let at = names.iter().position(|known| known == name);
                     at.and_then(|at| number(row.get(at)?)).unwrap_or(0.0)
                 };
+                // `<Unable to open source file>` where ncu ran in another folder than the source.
+                let text = row.get(1).filter(|text| !text.starts_with('<')).cloned();
                 lines.push(LineProfile {
+                    source: text.or_else(|| quote(&file, line)).unwrap_or_default(),
                     file: file.clone(),
                     line,
-                    source: row.get(1).cloned().unwrap_or_default(),
                     samples: of("# Samples"),
                     instructions: of("Instructions Executed"),
                     wavefronts: of("L1 Wavefronts Shared"),

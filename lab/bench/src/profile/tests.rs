@@ -104,7 +104,7 @@ fn a_source_page_reads_as_lines_most_sampled_first() {
         \"Line No\",\"Source\",\"Address\",\"Source\",\"# Samples\",\"Instructions Executed\",\"L1 Wavefronts Shared Excessive\",\"L1 Wavefronts Shared\",\"stall_wait\",\"stall_wait_not_issued\",\"stall_long_sb\",\"stall_selected\"\n\
         \"10\",\"let a = b(\"\"c\"\");\",\"-\",\"-\",\"3\",\"1,024\",\"0\",\"2048\",\"1\",\"9\",\"2\",\"7\"\n\
         \"\",\"\",\"0x10\",\"LDS R1, [R2]\",\"3\",\"1024\",\"0\",\"2048\",\"1\",\"9\",\"2\",\"7\"\n\
-        \"11\",\"d(a);\",\"-\",\"-\",\"7\",\"512\",\"64\",\"576\",\"0\",\"0\",\"0\",\"7\"\n";
+        \"11\",\"<Unable to open source file>\",\"-\",\"-\",\"7\",\"512\",\"64\",\"576\",\"0\",\"0\",\"0\",\"7\"\n";
     let lines = csv::lines(text);
     assert_eq!(lines.len(), 2);
     assert_eq!(
@@ -112,6 +112,7 @@ fn a_source_page_reads_as_lines_most_sampled_first() {
         (11, 7.0, 64.0)
     );
     assert_eq!(lines[1].source, "let a = b(\"c\");");
+    assert_eq!(lines[0].source, "", "a file that is not there");
     assert_eq!(
         (lines[1].file.as_str(), lines[1].instructions),
         ("crates/kernels/src/mma/warp.rs", 1024.0)
