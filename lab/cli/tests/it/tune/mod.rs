@@ -349,8 +349,8 @@ fn json_keeps_its_keys() {
     let of_run =
         "board claims folder interrupted own peers plan proposer_gone resume run seconds trials workers_started";
     assert_eq!(keys(&run).join(" "), of_run);
-    let of_header = "case computes default devices executable inputs problem rates revision schema seed space start \
-                     started_at strategy torture window";
+    let of_header = "case computes default devices executable inputs own problem rates revision schema seed space \
+                     start started_at strategy torture window";
     assert_eq!(keys(&run["run"]).join(" "), of_header);
     let of_trial = "counters fingerprint id number origin reason same_as seconds timed unjudged verdict";
     assert_eq!(keys(&run["trials"][0]).join(" "), of_trial);
