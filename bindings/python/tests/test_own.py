@@ -24,7 +24,7 @@ def own(path, function, sha256=None):
 
 
 def benched(*functions, **how):
-    """The bench of these functions beside one kernel of ours, by label, and those that are absent."""
+    """Benches these functions with one of our kernels: results by label, and those that are absent."""
     labels = [function["label"] for function in functions]
     asked = request(kernels=["cpu/m16n128", *labels], own=list(functions), **how)
     result = _bench.run(asked, device="cpu", peers=[])["results"][0]

@@ -127,8 +127,8 @@ fn measure(options: &Options, store: &Store, list: &[Entry], profile: &Profile) 
     let Device::Cuda(context) = &device else {
         return Err("profiles are of GPUs".into());
     };
-    let beside = || Some(std::env::current_exe().ok()?.with_file_name("flashcore"));
-    let program = options.flashcore.clone().or_else(beside).filter(|path| path.is_file());
+    let sibling = || Some(std::env::current_exe().ok()?.with_file_name("flashcore"));
+    let program = options.flashcore.clone().or_else(sibling).filter(|path| path.is_file());
     let program = program.ok_or("there is no `flashcore` beside this program; --flashcore names one")?;
     let profiler = Profiler {
         ncu: Ncu::find()?,

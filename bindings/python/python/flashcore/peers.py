@@ -1,4 +1,4 @@
-"""Other implementations of attention, as functions to be timed beside ours on the very same tensors.
+"""Other implementations of attention, as functions to be timed with ours on the same tensors.
 
     >>> found, absent = flashcore.peers.find("cuda")
     >>> run = found["torch/cudnn"](q, k, v, causal=True)   # [batch, seq, heads, head_dim], any strides

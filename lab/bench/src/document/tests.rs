@@ -163,7 +163,7 @@ fn devices_are_kept_apart_and_a_run_without_a_board_joins_the_only_one() {
     let [l4, cpu] = rest;
     let h200 = "NVIDIA H200, driver 580.1/13000";
     assert_eq!(named(&gathered), [one(h200, 2), l4.clone(), cpu.clone()]);
-    // A second board of that name: nobody knows whose the published row is.
+    // With a second board of that name, the published row may be of either.
     gathered
         .origins
         .push(origin("run-4", ["NVIDIA H200", "580.1/13000", "GPU-9"], 132));

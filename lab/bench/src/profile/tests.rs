@@ -195,7 +195,7 @@ fn counters_are_evidence_with_identity_and_come_back_trimmed() {
     assert!(error.contains("line 2"), "{error}");
 }
 
-/// A stand-in for ncu in a folder of its own: a script that prints recorded pages, and what the program said.
+/// A stand-in for ncu in a new folder: a script that prints recorded pages, and what the program said.
 #[cfg(unix)]
 fn fake_ncu(folder: &std::path::Path, on_export: &str) -> Ncu {
     use std::os::unix::fs::PermissionsExt;

@@ -182,7 +182,7 @@ class TorchArrays:
             self.torch.cuda.manual_seed(seed)
 
     def trial_seeds(self, count):
-        # The benchmark's own: everybody can know them.
+        # The benchmark's own seeds are public.
         self.torch.manual_seed(42)
         return [int(self.torch.randint(0, 2**32 - 1, (1,)).item()) for _ in range(count)]
 
