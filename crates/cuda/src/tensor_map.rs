@@ -80,6 +80,7 @@ mod tests {
             byte_strides: vec![128],
             box_dims: vec![64, 64],
             swizzle: Swizzle::B128,
+            ragged: None,
         };
         let check = |address, bytes| recipe.check(&spec_of(DeviceSlice::pretend(address, bytes)));
         assert_eq!(check(0x1000, 12_800), Ok(()));

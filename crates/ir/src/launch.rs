@@ -58,6 +58,8 @@ pub struct TensorBox {
     pub dims: [u32; 5],
     /// How the box is laid out in shared memory.
     pub swizzle: crate::Swizzle,
+    /// The dimension that holds the rows of many sequences, if the map is [ragged](crate::ragged).
+    pub ragged: Option<u32>,
 }
 
 impl TensorBox {
@@ -73,7 +75,8 @@ impl TensorBox {
 
     /// The recipe of a tensor map of these boxes, for the tensor that begins at `byte_offset` of
     /// the buffer in slot `slot`: `dims` elements along each dimension, innermost first,
-    /// `byte_strides` between them along each but the innermost.
+    /// `byte_strides` between them along each but the innermost. Along the dimension of a
+    /// [ragged](crate::ragged) map, as many as the rows of all sequences.
     pub fn recipe(&self, slot: usize, byte_offset: u64, dims: Vec<u64>, byte_strides: Vec<u64>) -> TensorMapRecipe {
         TensorMapRecipe {
             slot,
@@ -83,6 +86,7 @@ impl TensorBox {
             byte_strides,
             box_dims: self.dims().to_vec(),
             swizzle: self.swizzle,
+            ragged: self.ragged,
         }
     }
 }
@@ -121,6 +125,16 @@ pub enum TensorMapProblem {
     /// A tensor that reaches past its buffer.
     #[error("the tensor reaches over {needed} B from its start, the buffer has {given} B there")]
     Reach { needed: u128, given: u64 },
+    /// A ragged map that would need more than 5 dimensions, or whose rows are in none of its own.
+    #[error(
+        "a ragged tensor map of {rank} dimensions with rows along dimension {dim}; 2 or 3 are possible, rows along 1 or 2"
+    )]
+    RaggedRank { dim: u32, rank: usize },
+    /// Rows whose coordinates a ragged map cannot have.
+    #[error(
+        "a ragged tensor map of {rows} rows, {stride} B apart; at most 2^30 rows are possible, 16 B to 2^34 - 16 B apart"
+    )]
+    RaggedRows { rows: u64, stride: u64 },
 }
 
 /// How to make a tensor map (`cuTensorMapEncodeTiled`) once the buffer's address is known.
@@ -141,6 +155,9 @@ pub struct TensorMapRecipe {
     pub box_dims: Vec<u32>,
     /// How the box is laid out in shared memory.
     pub swizzle: crate::Swizzle,
+    /// The dimension that holds the rows of many sequences, if the map is [ragged](crate::ragged). What the
+    /// hardware reads are then [`Self::encoded`] dimensions.
+    pub ragged: Option<u32>,
 }
 
 const TENSOR_MAP_ELEMENTS: [ScalarType; 4] = [ScalarType::F16, ScalarType::BF16, ScalarType::F32, ScalarType::E4M3];
@@ -186,6 +203,7 @@ impl TensorMapRecipe {
             let (given, swizzle) = (row, self.swizzle);
             return Err(TensorMapProblem::Row { given, swizzle });
         }
+        self.check_ragged()?;
         let outer = self.dims[1..].iter().zip(&self.byte_strides);
         let needed = outer
             .map(|(&dim, &stride)| u128::from(dim - 1) * u128::from(stride))
@@ -274,6 +292,7 @@ mod tests {
             rank: 4,
             dims: [64, 128, 1, 1, 1],
             swizzle: crate::Swizzle::B128,
+            ragged: None,
         };
         assert_eq!(boxes.bytes(), 16_384);
         boxes.recipe(0, 0, vec![128, 100, 3, 2], vec![768, 256, 76_800])

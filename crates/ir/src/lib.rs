@@ -7,7 +7,7 @@
 //! - [`builder`]: the kernel as a whole, control flow; [`value`], [`mod@pointer`]: arithmetic;
 //!   [`memory`], [`sync`]: the instructions that touch memory and other threads;
 //!   [`tile`], [`fragment`]: tiles in shared memory and in the registers of a warp.
-//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`wgmma`],
+//! - Hopper: [`pipeline`] (made of [`mbarrier`]s), [`tensor_copy`], [`ragged`], [`wgmma`],
 //!   [`cluster`], [`Role`].
 //! - [`inst`], [`kernel`]: what all that builds. [`ptx`] prints it.
 //! - [`shared`]: the ledger of shared memory. [`target`], [`profile`]: architectures and cards.
@@ -30,6 +30,7 @@ pub mod pipeline;
 pub mod profile;
 pub mod proof;
 pub mod ptx;
+pub mod ragged;
 pub mod shared;
 pub mod site;
 pub mod sync;

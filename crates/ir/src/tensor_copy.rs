@@ -26,10 +26,11 @@ pub struct TensorMap<'k> {
     k: &'k KernelBuilder,
     addr: Val<'k, u64>,
     param: u32,
-    boxes: TensorBox,
+    pub(crate) boxes: TensorBox,
 }
 
-/// A place in a tensor, and how to copy from there. Made by [`TensorMap::at`].
+/// A place in a tensor, and how to copy from there. Made by [`TensorMap::at`] and
+/// [`RaggedRows::at`](crate::ragged::RaggedRows::at).
 #[derive(Clone, Debug)]
 pub struct BoxAt<'k> {
     map: TensorMap<'k>,
@@ -55,6 +56,7 @@ impl KernelBuilder {
 
     #[track_caller]
     fn tensor_map(&self, name: &str, boxes: TensorBox, writable: bool) -> TensorMap<'_> {
+        self.check_ragged_boxes(boxes);
         let (dst, param) = self.declare_param(name, ParamKind::TensorMap { boxes, writable }, RegClass::B64);
         TensorMap {
             k: self,
@@ -161,6 +163,16 @@ impl<'k> TensorMap<'k> {
     /// Coordinates outside the tensor (negative ones too, as two's complement) are allowed.
     #[track_caller]
     pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
+        if self.boxes.ragged.is_some() {
+            self.k
+                .invalid("a box of a ragged tensor map; say of which sequence, with `rows(first, len)`");
+        }
+        self.box_at(rows.to_vec(), &[])
+    }
+
+    /// The box at the coordinates of its rows, with those that the dimensions of a ragged map have besides.
+    #[track_caller]
+    pub(crate) fn box_at(&self, rows: Vec<Val<'k, u32>>, besides: &[Val<'k, u32>]) -> BoxAt<'k> {
         let outer = self.boxes.rank as usize - 1;
         if rows.len() != outer {
             self.k.invalid(format!(
@@ -171,7 +183,7 @@ impl<'k> TensorMap<'k> {
         BoxAt {
             map: *self,
             column: 0,
-            outer: rows.iter().map(|row| row.operand()).collect(),
+            outer: rows.iter().chain(besides).map(|row| row.operand()).collect(),
             multicast: None,
             hint: L2Hint::None,
         }
@@ -261,6 +273,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
             rank: outer.len().min(4) as u32 + 1,
             dims,
             swizzle: self.swizzle(),
+            ragged: None,
         }
     }
 

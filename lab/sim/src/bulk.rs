@@ -77,25 +77,26 @@ struct Run {
 
 /// The rows of the box at `at`, each with its bytes inside the tensor.
 fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
-    let recipe = &map.recipe;
-    let element = u64::from(recipe.element.bytes());
-    let row_bytes = recipe.box_dims[0] as usize * element as usize;
-    let rows: u32 = recipe.box_dims[1..].iter().product();
+    let encoded = &map.encoded;
+    let element = u64::from(map.recipe.element.bytes());
+    let row_bytes = encoded.box_dims[0] as usize * element as usize;
+    let rows: u32 = encoded.box_dims[1..].iter().product();
     let mut found = Vec::new();
     for row in 0..rows {
-        let (mut rest, mut offset, mut inside) = (row, recipe.byte_offset, true);
-        for dim in 1..recipe.dims.len() {
-            let index = i64::from(at[dim]) + i64::from(rest % recipe.box_dims[dim]);
-            rest /= recipe.box_dims[dim];
-            inside &= index >= 0 && (index as u64) < recipe.dims[dim];
-            offset = offset.wrapping_add((index as u64).wrapping_mul(recipe.byte_strides[dim - 1]));
+        let (mut rest, mut offset, mut inside) = (row, map.recipe.byte_offset, true);
+        for dim in 1..encoded.dims.len() {
+            let index = i64::from(at[dim]) + i64::from(rest % encoded.box_dims[dim]);
+            rest /= encoded.box_dims[dim];
+            inside &= index >= 0 && (index as u64) < encoded.dims[dim];
+            // Modulo 2^64, which ragged maps count on.
+            offset = offset.wrapping_add((index as u64).wrapping_mul(encoded.byte_strides[dim - 1]));
         }
         let first = i64::from(at[0]).max(0);
-        let last = (i64::from(at[0]) + i64::from(recipe.box_dims[0])).min(recipe.dims[0].min(1 << 40) as i64);
+        let last = (i64::from(at[0]) + i64::from(encoded.box_dims[0])).min(encoded.dims[0].min(1 << 40) as i64);
         if inside && first < last {
             found.push(Run {
                 within: row as usize * row_bytes + (first - i64::from(at[0])) as usize * element as usize,
-                offset: offset + first as u64 * element,
+                offset: offset.wrapping_add(first as u64 * element),
                 bytes: (last - first) as usize * element as usize,
             });
         }
@@ -311,11 +312,26 @@ impl<'m> Cluster<'m> {
         });
     }
 
+    /// The [`runs`] of a box; reports and leaves out those outside the buffer, which only ragged maps can have.
+    fn runs_in_buffer(&mut self, by: Lane<'_>, param: usize, map: &TensorMap, at: &[i32]) -> Vec<Run> {
+        let region = &self.machine.regions[param];
+        let end = |run: &Run| run.offset.checked_add(run.bytes as u64);
+        let (inside, outside): (Vec<Run>, Vec<Run>) = runs(map, at)
+            .into_iter()
+            .partition(|run| end(run).is_some_and(|end| end <= region.bytes));
+        if let Some(run) = outside.first() {
+            let address = region.base.wrapping_add(run.offset);
+            let access = (run.bytes as u32, map.recipe.element.bytes());
+            self.refuse_global(by.warp, by.pc, by.bit(), address, param as u16, access);
+        }
+        inside
+    }
+
     /// The words of a box; zero outside the tensor.
     fn read_box(&mut self, by: Lane<'_>, param: usize, map: &TensorMap, at: &[i32]) -> Vec<u32> {
         let region = &self.machine.regions[param];
         let mut bytes = vec![0u8; map.bytes as usize];
-        for run in runs(map, at) {
+        for run in self.runs_in_buffer(by, param, map, at) {
             let row = &mut bytes[run.within..run.within + run.bytes];
             if region.overlaid {
                 // Reads 2 bytes at a time, like loads of the thread.
@@ -356,7 +372,7 @@ impl<'m> Cluster<'m> {
         }
         let at = self.coordinates(by, at);
         let writer = (WriterKind::Agent, machine.actors.store_writes_of(by.thread()));
-        for run in runs(map, &at) {
+        for run in self.runs_in_buffer(by, param, map, &at) {
             let row = &bytes[run.within..run.within + run.bytes];
             for (i, part) in row.chunks(2).enumerate() {
                 let offset = run.offset + 2 * i as u64;

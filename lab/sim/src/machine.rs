@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use flashcore_ir::proof::{LaunchRefusal, prove_buffers, prove_launch};
+use flashcore_ir::ragged::EncodedDims;
 use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
 
 use crate::clock::{ActorId, ActorKind, Actors};
@@ -59,6 +60,8 @@ impl Region {
 #[derive(Clone, Debug)]
 pub(crate) struct TensorMap {
     pub(crate) recipe: TensorMapRecipe,
+    /// As the hardware reads it.
+    pub(crate) encoded: EncodedDims,
     pub(crate) bytes: u32,
 }
 
@@ -301,8 +304,10 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
             continue;
         };
         let name = || param.name.clone();
-        let same =
-            recipe.box_dims == boxes.dims() && recipe.element == boxes.element && recipe.swizzle == boxes.swizzle;
+        let same = recipe.box_dims == boxes.dims()
+            && recipe.element == boxes.element
+            && recipe.swizzle == boxes.swizzle
+            && recipe.ragged == boxes.ragged;
         if !same {
             return Err(SimError::TensorBox {
                 name: name(),
@@ -317,6 +322,7 @@ fn bind_maps(kernel: &Kernel, launch: &Launch) -> Result<Vec<Option<TensorMap>>,
         }
         maps.push(Some(TensorMap {
             recipe: recipe.clone(),
+            encoded: recipe.encoded(),
             bytes: boxes.bytes(),
         }));
     }

@@ -80,17 +80,18 @@ impl Driver {
         swizzle: u32,
     ) -> CallResult<CUtensorMap_st> {
         let mut map = CUtensorMap_st { opaque: [0; 16] };
+        let encoded = recipe.encoded();
         // SAFETY: rule 2 of `raw`; the check of the recipe has every array as long as the rank asks for,
         // and the address is a number that the driver stores.
         let code = unsafe {
             (self.table.cuTensorMapEncodeTiled)(
                 &mut map,
                 element,
-                recipe.dims.len() as u32,
+                encoded.dims.len() as u32,
                 ptr::without_provenance_mut(address as usize),
-                recipe.dims.as_ptr(),
-                recipe.byte_strides.as_ptr(),
-                recipe.box_dims.as_ptr(),
+                encoded.dims.as_ptr(),
+                encoded.byte_strides.as_ptr(),
+                encoded.box_dims.as_ptr(),
                 [1; 5].as_ptr(),
                 tensor_map_interleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 swizzle,

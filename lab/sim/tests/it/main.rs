@@ -13,6 +13,7 @@ mod hopper;
 mod hopper_attention;
 mod numerics;
 mod products;
+mod ragged;
 mod random_programs;
 mod resident;
 mod warpgroups;

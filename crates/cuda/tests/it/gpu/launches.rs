@@ -216,6 +216,7 @@ pub(crate) fn tensor_map(bench: &Bench) -> Outcome {
         ],
         box_dims: vec![64, ROWS as u32, 1, 1],
         swizzle: Swizzle::B128,
+        ragged: None,
     };
     if bench.context.info().compute_capability.0 < 9 {
         return refused(

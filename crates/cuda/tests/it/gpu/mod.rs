@@ -15,6 +15,7 @@ mod launches;
 mod memory;
 mod modules;
 mod ptx;
+mod ragged;
 mod tables;
 
 use std::sync::Mutex;
@@ -104,6 +105,7 @@ tests! {
     clusters = launches::clusters;
     dependent_launches_keep_their_order = launches::dependent;
     tensor_map_boxes_swizzle_zero_fill = launches::tensor_map;
+    tensor_map_ragged_copies_end_with_their_sequence = ragged::copies;
     events_agree_with_the_clock = launches::timing;
     launch_overhead = launches::overhead;
     eight_threads_at_once = launches::threads;
