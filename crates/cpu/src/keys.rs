@@ -1,19 +1,58 @@
-//! Reads K and V of one head as dense f32 rows, and stores output rows.
+//! Reads rows of Q, K and V as f32, and rounds output rows.
 
-use std::borrow::Cow;
+use std::ops::Range;
 
 use flashcore_problem::tensor::read_element;
 use flashcore_problem::{DType, Sequence, TensorView};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// Rows of one (sequence, head) of a tensor: row `s` is `data[s * dim..][..dim]`.
-pub(crate) type Rows<'a> = Cow<'a, [f32]>;
+/// K or V of one (sequence, head).
+pub(crate) struct HeadRows<'t> {
+    tensor: &'t TensorView<'t>,
+    sequence: &'t Sequence<'t>,
+    head: usize,
+    /// All rows, dense, if the tensor has them so.
+    dense: Option<&'t [f32]>,
+}
 
-/// Borrows the rows if the tensor is f32 with dense rows.
-///
-/// Strided f32 rows are copied: with a power-of-two stride a tile would map to a few cache sets.
-pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, sequence: &Sequence<'_>, h: usize) -> Option<&'a [f32]> {
+impl<'t> HeadRows<'t> {
+    pub(crate) fn new(tensor: &'t TensorView<'t>, sequence: &'t Sequence<'t>, head: usize) -> HeadRows<'t> {
+        HeadRows {
+            tensor,
+            sequence,
+            head,
+            dense: borrow_rows(tensor, sequence, head),
+        }
+    }
+
+    /// The rows of `keys` as `[keys][stride]` f32, borrowed if the tensor has them so, else widened
+    /// into `to`, with zeros past head_dim.
+    ///
+    /// Strided f32 rows are copied, too: with a power-of-two stride they map to a few cache sets.
+    /// A row on no page is zero; no query row sees it.
+    #[inline(always)]
+    pub(crate) fn pack<'r>(&self, keys: Range<usize>, stride: usize, to: &'r mut [f32]) -> &'r [f32]
+    where
+        't: 'r,
+    {
+        let dim = self.tensor.layout().shape[3];
+        if let (Some(rows), true) = (self.dense, dim == stride) {
+            return &rows[keys.start * dim..keys.end * dim];
+        }
+        let to = &mut to[..keys.len() * stride];
+        for (key, row) in keys.zip(to.chunks_exact_mut(stride)) {
+            match self.sequence.kv_row(key) {
+                Some([b, s]) => copy_row(self.tensor, b, s, self.head, &mut row[..dim]),
+                None => row[..dim].fill(0.0),
+            }
+            row[dim..].fill(0.0);
+        }
+        to
+    }
+}
+
+fn borrow_rows<'a>(tensor: &TensorView<'a>, sequence: &Sequence<'_>, h: usize) -> Option<&'a [f32]> {
     let dim = tensor.layout().shape[3];
     if tensor.dtype() != DType::F32 || tensor.layout().strides[1] != dim as i64 || !sequence.is_contiguous() {
         return None;
@@ -26,7 +65,7 @@ pub(crate) fn borrow_rows<'a>(tensor: &TensorView<'a>, sequence: &Sequence<'_>, 
 }
 
 /// Copies one row, widened to f32. e4m3 elements are multiplied by their scale.
-#[inline]
+#[inline(always)] // into code that is compiled for an instruction set
 pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, out: &mut [f32]) {
     let at = tensor.layout().offset(b, s, h, 0);
     let size = tensor.dtype().size_bytes();
@@ -39,20 +78,36 @@ pub(crate) fn copy_row(tensor: &TensorView<'_>, b: usize, s: usize, h: usize, ou
         }
         DType::BF16 => {
             for (x, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-                *x = bf16::from_ne_bytes(*bytes).to_f32();
+                // `bf16::to_f32` quiets NaN, which is a branch.
+                *x = f32::from_bits(u32::from(u16::from_ne_bytes(*bytes)) << 16);
             }
         }
-        // `half` converts whole slices with the CPU's conversion instructions.
-        DType::F16 => match bytemuck::try_cast_slice::<u8, f16>(bytes) {
-            Ok(elements) => elements.convert_to_f32_slice(out),
-            Err(_) => copy_elements(tensor.dtype(), bytes, out),
-        },
+        DType::F16 => {
+            for (x, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *x = widen_f16(u16::from_ne_bytes(*bytes));
+            }
+        }
         DType::E4M3 => {
             copy_elements(tensor.dtype(), bytes, out);
             let scale = tensor.scale(b, h);
             out.iter_mut().for_each(|x| *x *= scale);
         }
     }
+}
+
+/// An f16 as f32, exactly, without branches: the loop around it becomes vector code.
+#[inline(always)]
+fn widen_f16(bits: u16) -> f32 {
+    // The difference of the exponents' biases, and f16's smallest normal number, as f32.
+    const BIAS: u32 = (127 - 15) << 23;
+    const SMALLEST: f32 = f32::from_bits(BIAS + (1 << 23));
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let normal = magnitude + BIAS;
+    // As a normal number with exponent 1, less that number: exact, and no f32 is subnormal.
+    let subnormal = (f32::from_bits(normal + (1 << 23)) - SMALLEST).to_bits();
+    let finite = if magnitude < 1 << 23 { subnormal } else { normal };
+    let widened = if magnitude >= 31 << 23 { normal + BIAS } else { finite };
+    f32::from_bits(widened | u32::from(bits >> 15) << 31)
 }
 
 fn copy_elements(dtype: DType, bytes: &[u8], out: &mut [f32]) {
@@ -75,6 +130,7 @@ pub(crate) fn store_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
                 *bytes = bf16::from_f32(*x).to_ne_bytes();
             }
         }
+        // `half` converts whole slices with the CPU's conversion instructions.
         DType::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(bytes) {
             Ok(elements) => elements.convert_from_f32_slice(values),
             Err(_) => store_elements(dtype, values, bytes),
@@ -86,5 +142,19 @@ pub(crate) fn store_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
 fn store_elements(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     for (i, &x) in values.iter().enumerate() {
         flashcore_problem::tensor::write_element(dtype, bytes, i, x);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_f16_is_widened_exactly() {
+        for bits in 0..=u16::MAX {
+            let (got, want) = (widen_f16(bits), f16::from_bits(bits).to_f32());
+            let nan = got.is_nan() && want.is_nan();
+            assert!(nan || got.to_bits() == want.to_bits(), "{bits:#06x}: {got} for {want}");
+        }
     }
 }

@@ -22,7 +22,9 @@
 mod config;
 mod error;
 mod keys;
+mod output;
 mod panel;
+mod rows;
 mod schedule;
 mod simd;
 mod tile;
@@ -31,6 +33,8 @@ mod workspace;
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
 use flashcore_problem::{Lengths, Problem, TensorView, TensorViewMut};
+use output::Output;
+use schedule::Schedule;
 pub use simd::SimdLevel;
 
 /// Computes attention on rayon's current thread pool with default options.
@@ -95,10 +99,16 @@ pub fn attention_with(
         config.check()?;
     }
     let run = || {
-        let config = options
-            .config
-            .unwrap_or_else(|| default_config(problem, rayon::current_num_threads()));
-        schedule::run(problem, &q, &k, &v, &sequences, out, lse, config, arch);
+        let threads = rayon::current_num_threads();
+        let schedule = Schedule {
+            problem,
+            tensors: [q, k, v],
+            sequences: &sequences,
+            config: options.config.unwrap_or_else(|| default_config(problem, threads)),
+            output: Output::new(out, lse),
+            arch,
+        };
+        schedule.run();
     };
     match options.pool {
         Some(pool) => pool.install(run),
@@ -111,6 +121,7 @@ pub fn attention_with(
 pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
     const TILES_A_THREAD: usize = 4;
     let rows = problem.lse_len();
+    let rows = rows * schedule::key_ranges(rows, problem.seq_len_kv());
     let tile_q = [128, 64, 32]
         .into_iter()
         .find(|tile_q| rows / tile_q >= threads * TILES_A_THREAD)

@@ -56,7 +56,7 @@ impl PanelBlock<'_> {
         // The scores stay unscaled; `softmax` applies this factor inside the exponential.
         let mut factor = self.problem.softmax_scale() * std::f32::consts::LOG2_E;
         if let Some(cap) = self.problem.softcap() {
-            soft_cap(simd, s, self.problem.softmax_scale(), cap);
+            soft_cap(simd, s.as_flattened_mut(), self.problem.softmax_scale(), cap);
             factor = std::f32::consts::LOG2_E;
         }
         if !self.all_visible {
@@ -123,9 +123,9 @@ fn scores<S: Simd, const NV: usize>(simd: S, k: &[f32], q: &[[S::f32s; NV]], s: 
 
 /// `s ← cap·tanh(s·scale / cap)`.
 #[inline(always)]
-fn soft_cap<S: Simd, const NV: usize>(simd: S, s: &mut [[S::f32s; NV]], scale: f32, cap: f32) {
+pub(crate) fn soft_cap<S: Simd>(simd: S, s: &mut [S::f32s], scale: f32, cap: f32) {
     let (inner, outer) = (simd.splat_f32s(scale / cap), simd.splat_f32s(cap));
-    for s in s.as_flattened_mut() {
+    for s in s {
         *s = simd.mul_f32s(outer, tanh(simd, simd.mul_f32s(*s, inner)));
     }
 }

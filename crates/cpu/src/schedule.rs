@@ -1,160 +1,222 @@
-//! Splits a problem into tiles and distributes them over threads.
+//! Splits a problem into work items and distributes them over threads.
+//!
+//! An item is one tile of query rows and one range of its keys. Where rows are few, as in decode,
+//! the keys are split into many ranges (split-KV), and the thread that finishes the last range of a
+//! tile merges them, in the order of keys. Ranges depend on the problem alone, so the threads that
+//! there are do not change the result.
 
-use std::borrow::Cow;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use flashcore_problem::{Layout, Problem, Sequence, TensorView, TensorViewMut};
+use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::Arch;
-use rayon::prelude::*;
+use rayon::Scope;
 
 use crate::CpuConfig;
-use crate::keys::{Rows, borrow_rows, copy_row};
-use crate::tile::{OutputRow, TileRun, TileTask, cut};
+use crate::keys::HeadRows;
+use crate::output::Output;
+use crate::tile::{TileRun, TileTask, cut};
 use crate::workspace::Workspace;
 
-/// Most bytes of f32 copies of K and V that are alive at once.
-const COPY_BUDGET: usize = 256 << 20;
+/// Fewest keys of a range. An item costs about a microsecond besides its work; 256 keys of
+/// head_dim 128 take tens.
+const MIN_SPLIT: usize = 256;
 
-const COPY_ROWS: usize = 256;
+/// Keys are split until query rows times ranges reach this: work for all threads of a host, and few
+/// partial rows in memory.
+const SPLIT_ROWS: usize = 4096;
 
-/// Computes attention on rayon's current thread pool. The caller has checked all arguments.
-#[allow(clippy::too_many_arguments)] // all arguments of one call
-pub(crate) fn run(
-    problem: &Problem,
-    q: &TensorView<'_>,
-    k: &TensorView<'_>,
-    v: &TensorView<'_>,
-    sequences: &[Sequence<'_>],
-    out: &mut TensorViewMut<'_>,
-    lse: Option<&mut [f32]>,
-    config: CpuConfig,
-    arch: Arch,
-) {
-    let (group, num_kv_heads) = (problem.group_size(), problem.num_kv_heads());
-    let mut unwanted = Vec::new();
-    let lse = lse.unwrap_or_else(|| {
-        unwanted.resize(problem.lse_len(), 0.0);
-        &mut unwanted
-    });
-    let size = problem.out_dtype().size_bytes();
-    let mut rows = split_rows(problem.o_layout(), size, out.bytes_mut(), lse);
-    let mut rows = by_sequence(problem, sequences, &mut rows);
-    let mut rows = rows.as_mut_slice();
+/// Multiply-adds for which another thread is woken: tens of microseconds, as long as that takes.
+const WORK_A_THREAD: usize = 1 << 19;
 
-    let bytes_a_head = problem.seq_len_kv() * (problem.head_dim() + problem.head_dim_v()) * size_of::<f32>();
-    let heads_at_once = (COPY_BUDGET / bytes_a_head).max(1);
-    let heads: Vec<(&Sequence<'_>, usize)> = sequences
-        .iter()
-        .filter(|sequence| sequence.len_q > 0)
-        .flat_map(|sequence| (0..num_kv_heads).map(move |h| (sequence, h)))
-        .collect();
-    for heads in heads.chunks(heads_at_once) {
-        let [k, v] = dense_rows([k, v], heads);
-        let mut tasks = Vec::new();
-        for ((&(sequence, kv_head), k), v) in heads.iter().zip(&k).zip(&v) {
-            for tile in cut(group, sequence.len_q, config.tile_q) {
-                let (out, rest) = std::mem::take(&mut rows).split_at_mut(tile.len());
-                rows = rest;
-                tasks.push(TileTask {
-                    problem,
-                    q,
-                    sequence,
-                    first_row: kv_head * group * sequence.len_q + tile.start,
-                    k,
-                    v,
-                    out,
-                    tile_kv: config.tile_kv,
-                });
+thread_local! {
+    /// Scratch memory, kept between calls: fresh memory costs a page fault per 4 KiB.
+    static WORKSPACE: RefCell<Workspace> = RefCell::default();
+}
+
+/// One tile of query rows.
+struct Tile<'t> {
+    sequence: &'t Sequence<'t>,
+    kv_head: usize,
+    /// Indices into `[group_size, len_q]`.
+    rows: Range<usize>,
+    /// Results of the ranges of keys that are finished. Unused if there is one range.
+    partials: Mutex<Partials>,
+}
+
+#[derive(Default)]
+struct Partials {
+    finished: usize,
+    /// `[ranges]`, each `[rows][head_dim_v + 2]`: unnormalised O, maximum, sum.
+    ranges: Vec<Vec<f32>>,
+}
+
+/// The tensors of one call, and how it is split.
+pub(crate) struct Schedule<'c> {
+    pub(crate) problem: &'c Problem,
+    pub(crate) tensors: [TensorView<'c>; 3],
+    pub(crate) sequences: &'c [Sequence<'c>],
+    pub(crate) output: Output<'c>,
+    pub(crate) config: CpuConfig,
+    pub(crate) arch: Arch,
+}
+
+impl Schedule<'_> {
+    /// Computes all rows on the calling thread and on those of rayon's current pool.
+    pub(crate) fn run(&self) {
+        let group = self.problem.group_size();
+        let rows: usize = self.sequences.iter().map(|sequence| sequence.len_q).sum();
+        let ranges = key_ranges(rows * self.problem.num_heads(), self.problem.seq_len_kv());
+        let (mut tiles, mut items) = (Vec::new(), Vec::new());
+        for sequence in self.sequences.iter().filter(|sequence| sequence.len_q > 0) {
+            let first = tiles.len();
+            for kv_head in 0..self.problem.num_kv_heads() {
+                for rows in cut(group, sequence.len_q, self.config.tile_q) {
+                    tiles.push(Tile {
+                        sequence,
+                        kv_head,
+                        rows,
+                        partials: Mutex::default(),
+                    });
+                }
+            }
+            // A sequence without keys has one range, which is empty.
+            let size = self.range_size(sequence, ranges);
+            for start in (0..sequence.len_kv.max(1)).step_by(size) {
+                // Heads of the same keys follow each other: they share pages of memory.
+                let keys = start.min(sequence.len_kv)..(start + size).min(sequence.len_kv);
+                items.extend((first..tiles.len()).map(|tile| (tile, keys.clone())));
             }
         }
-        // Tiles are taken from the end: the last tiles of a causal head see the most keys, so the
-        // longest run first.
-        let tasks = Mutex::new(tasks);
-        let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        rayon::scope(|scope| {
-            for _ in 0..rayon::current_num_threads() {
-                scope.spawn(|_| {
-                    let mut workspace = Workspace::default();
-                    while let Some(task) = next() {
-                        arch.dispatch(TileRun(task, &mut workspace));
-                    }
-                });
-            }
+        let work = rows * self.problem.num_heads() * self.problem.seq_len_kv();
+        let work = work.saturating_mul(self.problem.head_dim() + self.problem.head_dim_v());
+        let threads = (1 + work / WORK_A_THREAD).min(items.len());
+        // From the end: the last tiles of a causal head see the most keys, so the longest run first.
+        let left = AtomicUsize::new(items.len());
+        let drain = || {
+            WORKSPACE.with_borrow_mut(|workspace| {
+                while let Ok(item) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+                {
+                    let (tile, keys) = &items[item - 1];
+                    self.item(&tiles[*tile], keys.clone(), ranges, workspace);
+                }
+            });
+        };
+        rayon::in_place_scope(|scope| {
+            wake(
+                scope,
+                threads.min(rayon::current_num_threads()).saturating_sub(1),
+                &drain,
+            );
+            drain();
         });
     }
-}
 
-/// Dense f32 rows of K and V for each (sequence, head): borrowed if the tensor already has them,
-/// otherwise copied in one parallel pass. Rows on no page are zero; no query row sees them.
-fn dense_rows<'a>(tensors: [&TensorView<'a>; 2], heads: &[(&Sequence<'_>, usize)]) -> [Vec<Rows<'a>>; 2] {
-    let mut dense = tensors.map(|tensor| {
-        let rows = |&(sequence, h): &(&Sequence<'_>, usize)| match borrow_rows(tensor, sequence, h) {
-            Some(rows) => Cow::Borrowed(rows),
-            None => Cow::Owned(vec![0.0; sequence.len_kv * tensor.layout().shape[3]]),
+    /// Keys of a range: whole K blocks.
+    fn range_size(&self, sequence: &Sequence<'_>, ranges: usize) -> usize {
+        let size = sequence.len_kv.div_ceil(ranges).max(MIN_SPLIT);
+        size.next_multiple_of(self.config.tile_kv)
+    }
+
+    fn item(&self, tile: &Tile<'_>, keys: Range<usize>, ranges: usize, workspace: &mut Workspace) {
+        let (problem, sequence) = (self.problem, tile.sequence);
+        let [q, k, v] = &self.tensors;
+        let task = TileTask {
+            problem,
+            q,
+            sequence,
+            k: HeadRows::new(k, sequence, tile.kv_head),
+            v: HeadRows::new(v, sequence, tile.kv_head),
+            first_row: tile.kv_head * problem.group_size() * sequence.len_q + tile.rows.start,
+            rows: tile.rows.len(),
+            keys: keys.clone(),
+            tile_kv: self.config.tile_kv,
         };
-        heads.iter().map(rows).collect::<Vec<Rows<'a>>>()
-    });
-    let mut copies = Vec::new();
-    for (tensor, dense) in tensors.into_iter().zip(&mut dense) {
-        let dim = tensor.layout().shape[3];
-        for (&(sequence, h), rows) in heads.iter().zip(dense) {
-            if let Cow::Owned(rows) = rows {
-                let chunks = rows.chunks_mut(COPY_ROWS * dim).enumerate();
-                copies.extend(chunks.map(|(i, out)| (tensor, sequence, h, i * COPY_ROWS, out)));
-            }
+        let place = |row: usize| {
+            let row = task.first_row + row;
+            let [b, s] = sequence.q_row(row % sequence.len_q);
+            [b, s, row / sequence.len_q]
+        };
+        let size = self.range_size(sequence, ranges);
+        let ranges = sequence.len_kv.div_ceil(size);
+        if ranges <= 1 {
+            let store = &mut |row, max, sum, values: &mut [f32]| self.output.store(place(row), max, sum, values);
+            self.arch.dispatch(TileRun {
+                task: &task,
+                workspace,
+                store,
+            });
+            return;
+        }
+
+        let width = problem.head_dim_v() + 2;
+        let mut partial = vec![0.0; task.rows * width];
+        let store = &mut |row: usize, max, sum, values: &mut [f32]| {
+            let partial = &mut partial[row * width..][..width];
+            partial[..width - 2].copy_from_slice(values);
+            partial[width - 2..].copy_from_slice(&[max, sum]);
+        };
+        self.arch.dispatch(TileRun {
+            task: &task,
+            workspace,
+            store,
+        });
+        let mut partials = tile.partials.lock().unwrap_or_else(PoisonError::into_inner);
+        partials.ranges.resize(ranges, Vec::new());
+        partials.ranges[keys.start / size] = partial;
+        partials.finished += 1;
+        if partials.finished < ranges {
+            return;
+        }
+        let partials = std::mem::take(&mut partials.ranges);
+        for row in 0..task.rows {
+            let mut row_of = partials.iter().map(|partial| &partial[row * width..][..width]);
+            let (max, sum, mut values) = merge(&mut row_of);
+            self.output.store(place(row), max, sum, &mut values);
         }
     }
-    copies.into_par_iter().for_each(|(tensor, sequence, h, first, out)| {
-        for (key, out) in (first..).zip(out.chunks_exact_mut(tensor.layout().shape[3])) {
-            if let Some([b, s]) = sequence.kv_row(key) {
-                copy_row(tensor, b, s, h, out);
-            }
-        }
-    });
-    dense
 }
 
-/// The rows of the sequences, in the order sequence, head, row: that of tiles.
-fn by_sequence<'a>(problem: &Problem, sequences: &[Sequence<'_>], rows: &mut [OutputRow<'a>]) -> Vec<OutputRow<'a>> {
-    let [_, ns, nh, _] = problem.o_layout().shape;
-    let mut ordered = Vec::with_capacity(rows.len());
-    for sequence in sequences {
-        for h in 0..nh {
-            let places = (0..sequence.len_q).map(|row| sequence.q_row(row));
-            ordered.extend(places.map(|[b, s]| std::mem::take(&mut rows[(b * nh + h) * ns + s])));
-        }
-    }
-    ordered
+/// How many ranges the keys of a sequence are split into at most, for this many query rows.
+pub(crate) fn key_ranges(rows: usize, seq_len_kv: usize) -> usize {
+    (SPLIT_ROWS / rows.max(1)).min(seq_len_kv / MIN_SPLIT).max(1)
 }
 
-/// The bytes of each row of head_dim elements and its log-sum-exp, in the order `[batch, heads, seq]`
-/// for every layout.
-fn split_rows<'a>(layout: &Layout, size: usize, bytes: &'a mut [u8], lse: &'a mut [f32]) -> Vec<OutputRow<'a>> {
-    let [nb, ns, nh, nd] = layout.shape;
-    // Dimensions by descending stride. In that order rows are ascending in memory, because the
-    // elements of an output do not overlap.
-    let mut dims = [
-        (layout.strides[0], nb, nh * ns),
-        (layout.strides[1], ns, 1),
-        (layout.strides[2], nh, ns),
-    ];
-    dims.sort_by_key(|&(stride, count, _)| std::cmp::Reverse((stride, count)));
-    let [outer, middle, inner] = dims;
-    let row = |lse| OutputRow { out: &mut [], lse };
-    let mut rows: Vec<OutputRow<'a>> = lse.chunks_mut(1).map(row).collect();
-    let (mut rest, mut at) = (bytes, 0);
-    for i in 0..outer.1 {
-        for j in 0..middle.1 {
-            for k in 0..inner.1 {
-                let start = i * outer.0 as usize + j * middle.0 as usize + k * inner.0 as usize;
-                let (_, from_row) = std::mem::take(&mut rest).split_at_mut((start - at) * size);
-                let (row, after) = from_row.split_at_mut(nd * size);
-                rows[i * outer.2 + j * middle.2 + k * inner.2].out = row;
-                (rest, at) = (after, start + nd);
-            }
+/// Starts `count` threads. Each wakes others first, because to wake one takes microseconds.
+fn wake<'s>(scope: &Scope<'s>, count: usize, work: &'s (impl Fn() + Sync)) {
+    let mut rest = count;
+    while rest > 0 {
+        let others = (rest - 1) / 2;
+        scope.spawn(move |scope| {
+            wake(scope, others, work);
+            work();
+        });
+        rest -= 1 + others;
+    }
+}
+
+/// Maximum, sum and unnormalised output of a row from those of ranges of its keys.
+fn merge<'p>(ranges: &mut (impl Iterator<Item = &'p [f32]> + Clone)) -> (f32, f32, Vec<f32>) {
+    let max = ranges
+        .clone()
+        .fold(f32::NEG_INFINITY, |max, range| max.max(range[range.len() - 2]));
+    // A fully masked row keeps the maximum −∞. Subtract 0 there, because −∞ − −∞ is NaN.
+    let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
+    let (mut sum, mut values) = (0.0, Vec::new());
+    for range in ranges {
+        let [range @ .., range_max, range_sum] = range else {
+            continue;
+        };
+        let weight = (range_max - base).exp2();
+        sum += range_sum * weight;
+        values.resize(range.len(), 0.0);
+        for (value, x) in values.iter_mut().zip(range) {
+            *value += x * weight;
         }
     }
-    rows
+    (max, sum, values)
 }
 
 #[cfg(test)]
@@ -162,30 +224,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn split_rows_orders_rows_by_batch_head_seq() {
-        let shape = [2, 3, 4, 8];
-        let padded = Layout {
-            shape,
-            strides: [3 * 50, 50, 10, 1],
-        };
-        let one_head = Layout {
-            shape: [2, 3, 1, 8],
-            strides: [24, 8, 0, 1],
-        };
-        for layout in [Layout::bshd(shape), Layout::bhsd(shape), padded, one_head] {
-            let [nb, ns, nh, _] = layout.shape;
-            let mut bytes: Vec<u8> = (0..layout.span()).map(|i| i as u8).collect();
-            let mut lse = vec![0.0; nb * ns * nh];
-            let rows = split_rows(&layout, 1, &mut bytes, &mut lse);
-            let mut rows = rows.iter();
-            for b in 0..nb {
-                for h in 0..nh {
-                    for s in 0..ns {
-                        let row = &rows.next().unwrap().out;
-                        assert_eq!((row.len(), row[0]), (8, layout.offset(b, s, h, 0) as u8));
-                    }
-                }
-            }
-        }
+    fn merging_is_the_softmax_of_all_keys() {
+        // Scores 1, 3 (log2) and values 5, 7; the second range is masked.
+        let ranges: [&[f32]; 3] = [&[5.0, 1.0, 1.0], &[0.0, f32::NEG_INFINITY, 0.0], &[7.0, 3.0, 1.0]];
+        let (max, sum, values) = merge(&mut ranges.into_iter());
+        assert_eq!((max, sum, values[0]), (3.0, 1.25, 8.25));
+        let masked: [&[f32]; 2] = [&[0.0, f32::NEG_INFINITY, 0.0]; 2];
+        assert_eq!(merge(&mut masked.into_iter()), (f32::NEG_INFINITY, 0.0, vec![0.0]));
+        // A range whose scores are all NaN.
+        let nan: [&[f32]; 2] = [&[f32::NAN, f32::NEG_INFINITY, f32::NAN], &[7.0, 3.0, 1.0]];
+        let (_, sum, values) = merge(&mut nan.into_iter());
+        assert!(sum.is_nan() && values[0].is_nan());
+    }
+
+    #[test]
+    fn keys_are_split_where_rows_are_few() {
+        assert_eq!(key_ranges(32, 8192), 32);
+        assert_eq!(key_ranges(8 * 32, 2048), 8);
+        assert_eq!(key_ranges(8 * 512, 512), 1);
+        assert_eq!(key_ranges(8 * 2048, 2048), 1);
+        assert_eq!(key_ranges(1, 0), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel: attention of one tile of query rows.
+//! The kernel: attention of one tile of query rows. [`crate::rows`] is the one for decode.
 //!
 //! All matrices are transposed. A vector holds one column of several **query rows**, one row per
 //! lane. A *panel* is a few vectors of rows.
@@ -7,7 +7,8 @@
 //! - Softmax maximum, sum and rescale are per lane, with no operation across lanes.
 //! - `Oᵀ = Vᵀ·Pᵀ`: each element of V is broadcast and multiplied with a row of `Pᵀ`.
 //!
-//! K and V are read in memory order; only Q and O are transposed, once per tile. Both products use
+//! K and V are read in memory order, a block at a time, and widened to f32 once per tile; only Q and
+//! O are transposed. Both products use
 //! one micro-kernel of four rows by one panel with its accumulators in registers. It reaches the
 //! machine's peak while the panel fits in the L1 cache.
 //!
@@ -19,64 +20,91 @@ use std::ops::Range;
 use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::{Simd, WithSimd};
 
-use crate::keys::{copy_row, store_row};
+use crate::keys::{HeadRows, copy_row};
 use crate::panel::PanelBlock;
+use crate::rows;
 use crate::workspace::{PanelSpan, Workspace};
 
-/// One tile: query rows, the K and V they attend to, and the outputs.
-pub(crate) struct TileTask<'t, 'a> {
+/// Most query rows of a K/V head that [`crate::rows`] computes, without panels.
+const FEW_ROWS: usize = 8;
+
+/// One tile: query rows, and the keys they attend to.
+pub(crate) struct TileTask<'t> {
     pub(crate) problem: &'t Problem,
-    pub(crate) q: &'t TensorView<'a>,
+    pub(crate) q: &'t TensorView<'t>,
     pub(crate) sequence: &'t Sequence<'t>,
-    /// K and V of the one K/V head of these rows: `[len_kv][head_dim]`, `[len_kv][head_dim_v]`.
-    pub(crate) k: &'t [f32],
-    pub(crate) v: &'t [f32],
-    /// The first row as an index into `[num_heads, len_q]`.
+    /// K and V of the one K/V head of these rows.
+    pub(crate) k: HeadRows<'t>,
+    pub(crate) v: HeadRows<'t>,
+    /// The first row as an index into `[num_heads, len_q]`, and how many follow each other.
     pub(crate) first_row: usize,
-    pub(crate) out: &'t mut [OutputRow<'a>],
+    pub(crate) rows: usize,
+    /// Other keys are left out.
+    pub(crate) keys: Range<usize>,
     pub(crate) tile_kv: usize,
 }
 
-/// Where a query row of a head goes.
-#[derive(Default)]
-pub(crate) struct OutputRow<'a> {
-    /// Its bytes.
-    pub(crate) out: &'a mut [u8],
-    /// Its log-sum-exp, one element.
-    pub(crate) lse: &'a mut [f32],
-}
+/// Takes a row of the tile, its maximum in log2 units, its sum, and its unnormalised output, which
+/// it may change.
+pub(crate) type Store<'t> = dyn FnMut(usize, f32, f32, &mut [f32]) + 't;
 
 /// A tile on its way to the instruction set it is computed with.
-pub(crate) struct TileRun<'t, 'a>(pub(crate) TileTask<'t, 'a>, pub(crate) &'t mut Workspace);
+pub(crate) struct TileRun<'t, 's> {
+    pub(crate) task: &'t TileTask<'t>,
+    pub(crate) workspace: &'t mut Workspace,
+    pub(crate) store: &'t mut Store<'s>,
+}
 
 impl WithSimd for TileRun<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
+        let TileRun { task, workspace, store } = self;
+        // The choice depends on the sequence and not on the tile, so that a row's bits do not
+        // depend on `tile_q`.
+        let few_rows = task.problem.group_size() * task.sequence.len_q <= FEW_ROWS;
         // 4×4 accumulators with operands fill 32 registers; 4×2 fit in 16.
-        if S::REGISTER_COUNT >= 32 {
-            self.0.run::<S, 4>(simd, self.1);
-        } else {
-            self.0.run::<S, 2>(simd, self.1);
+        match (few_rows, S::REGISTER_COUNT >= 32) {
+            (true, true) => rows::run::<S, 4>(task, simd, workspace, store),
+            (true, false) => rows::run::<S, 2>(task, simd, workspace, store),
+            (false, true) => task.run::<S, 4>(simd, workspace, store),
+            (false, false) => task.run::<S, 2>(simd, workspace, store),
         }
     }
 }
 
-impl TileTask<'_, '_> {
+impl TileTask<'_> {
+    /// Widens Q's row of the tile into `to`.
+    #[inline(always)]
+    pub(crate) fn copy_q(&self, row: usize, to: &mut [f32]) {
+        let (h, row) = (
+            (self.first_row + row) / self.sequence.len_q,
+            (self.first_row + row) % self.sequence.len_q,
+        );
+        let [b, s] = self.sequence.q_row(row);
+        copy_row(self.q, b, s, h, to);
+    }
+
+    /// The keys that a row of the tile sees, of those of the task.
+    #[inline(always)]
+    pub(crate) fn visible(&self, row: usize) -> Range<usize> {
+        let seen = self.sequence.keys.keys((self.first_row + row) % self.sequence.len_q);
+        seen.start.max(self.keys.start)..seen.end.min(self.keys.end)
+    }
+
     /// `NV`: vectors per panel.
     #[inline(always)]
-    fn run<S: Simd, const NV: usize>(self, simd: S, workspace: &mut Workspace) {
-        let TileTask { problem, tile_kv, .. } = self;
+    fn run<S: Simd, const NV: usize>(&self, simd: S, workspace: &mut Workspace, store: &mut Store<'_>) {
+        let TileTask { problem, tile_kv, .. } = *self;
         let dims = [problem.head_dim(), problem.head_dim_v()];
-        let len_q = self.sequence.len_q;
         let panel = NV * S::F32_LANES;
-        let scratch = workspace.scratch(self.out.len(), dims, tile_kv, panel);
+        let scratch = workspace.scratch(self.rows, dims, tile_kv, panel);
 
         for (i, range) in scratch.ranges.iter_mut().enumerate() {
-            *range = self.sequence.keys.keys((self.first_row + i) % len_q);
+            *range = self.visible(i);
         }
-        let first_rows = (0..self.out.len()).step_by(panel);
+        let first_rows = (0..self.rows).step_by(panel);
         let panels = first_rows.map(|first| PanelSpan::of(first, panel, scratch.ranges, S::F32_LANES));
         scratch.spans.extend(panels);
         let spans = scratch.spans.as_slice();
@@ -89,9 +117,7 @@ impl TileTask<'_, '_> {
             let q = &mut scratch.q[span.rows.start * dims[0]..][..width * dims[0]];
             q.fill(0.0);
             for (lane, row) in span.rows.clone().enumerate() {
-                let (h, row) = ((self.first_row + row) / len_q, (self.first_row + row) % len_q);
-                let [b, s] = self.sequence.q_row(row);
-                copy_row(self.q, b, s, h, &mut scratch.row[..dims[0]]);
+                self.copy_q(row, &mut scratch.row[..dims[0]]);
                 for (column, &x) in q.chunks_exact_mut(width).zip(scratch.row.iter()) {
                     column[lane] = x;
                 }
@@ -105,25 +131,28 @@ impl TileTask<'_, '_> {
         while block.end < last_key {
             let next = (block.end / tile_kv + 1) * tile_kv;
             block = block.end..next.min(last_key);
+            let k = self.k.pack(block.clone(), dims[0], scratch.k);
+            let v = self.v.pack(block.clone(), dims[1], scratch.v);
+            let first = block.start;
             for span in spans {
                 // Skips keys that the whole panel masks: half a block per row of a causal mask.
                 let block = block.start.max(span.any.start)..block.end.min(span.any.end);
                 if block.is_empty() {
                     continue;
                 }
-                let (first, width) = (span.rows.start, span.width);
+                let (packed, row, width) = (block.start - first..block.end - first, span.rows.start, span.width);
                 let work = PanelBlock {
                     problem,
-                    k: &self.k[block.start * dims[0]..block.end * dims[0]],
-                    v: &self.v[block.start * dims[1]..block.end * dims[1]],
+                    k: &k[packed.start * dims[0]..packed.end * dims[0]],
+                    v: &v[packed.start * dims[1]..packed.end * dims[1]],
                     ranges: &scratch.ranges[span.rows.clone()],
                     all_visible: span.all.start <= block.start && block.end <= span.all.end,
                     block,
-                    q: &scratch.q[first * dims[0]..][..width * dims[0]],
+                    q: &scratch.q[row * dims[0]..][..width * dims[0]],
                     s: &mut scratch.s[..width * tile_kv],
-                    o: &mut scratch.o[first * dims[1]..][..width * dims[1]],
-                    max: &mut scratch.max[first..][..width],
-                    sum: &mut scratch.sum[first..][..width],
+                    o: &mut scratch.o[row * dims[1]..][..width * dims[1]],
+                    max: &mut scratch.max[row..][..width],
+                    sum: &mut scratch.sum[row..][..width],
                 };
                 match width / S::F32_LANES {
                     1 => work.run::<S, 1>(simd),
@@ -137,15 +166,10 @@ impl TileTask<'_, '_> {
         for span in spans {
             let o = &scratch.o[span.rows.start * dims[1]..][..span.width * dims[1]];
             for (lane, row) in span.rows.clone().enumerate() {
-                let (max, sum) = (scratch.max[row], scratch.sum[row]);
-                // A fully masked row has sum 0 and output 0.
-                let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
                 for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
-                    *x = column[lane] * inverse;
+                    *x = column[lane];
                 }
-                store_row(problem.out_dtype(), &scratch.row[..dims[1]], self.out[row].out);
-                // The maximum is in log2 units. −∞ + ln 0 is −∞ as required.
-                self.out[row].lse[0] = (f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln()) as f32;
+                store(row, scratch.max[row], scratch.sum[row], &mut scratch.row[..dims[1]]);
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::rows::RowScratch;
+
 /// Scratch buffers of one thread. They grow as needed and are reused for every tile.
 #[derive(Default)]
 pub(crate) struct Workspace {
@@ -19,6 +21,9 @@ pub(crate) struct Scratch<'w> {
     pub(crate) o: &'w mut [f32],
     /// Sᵀ, later Pᵀ, of one panel and one K block: `[keys][panel width]`.
     pub(crate) s: &'w mut [f32],
+    /// A K block as f32: `[tile_kv][head_dim]`, and of V.
+    pub(crate) k: &'w mut [f32],
+    pub(crate) v: &'w mut [f32],
     /// Running maximum of each row's scores in log2 units.
     pub(crate) max: &'w mut [f32],
     /// Running sum of `exp(score − maximum)` of each row.
@@ -74,28 +79,21 @@ impl Workspace {
             whole_rows * dims[0],
             whole_rows * dims[1],
             tile_kv * panel.next_multiple_of(LINE),
+            tile_kv * dims[0],
+            tile_kv * dims[1],
             whole_rows,
             whole_rows,
         ];
-        let total: usize = sizes.iter().sum();
-        if self.floats.len() < total + LINE {
-            self.floats = vec![0.0; total + LINE];
-        }
         self.row.resize(dims[0].max(dims[1]), 0.0);
         self.ranges.resize(rows, 0..0);
         self.spans.clear();
-        // An unaligned vector would cross a cache line at every load.
-        let aligned = self.floats.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
-        let mut rest = &mut self.floats[aligned..];
-        let [q, o, s, max, sum] = sizes.map(|size| {
-            let (slice, after) = std::mem::take(&mut rest).split_at_mut(size);
-            rest = after;
-            slice
-        });
+        let [q, o, s, k, v, max, sum] = split_aligned(&mut self.floats, sizes);
         Scratch {
             q,
             o,
             s,
+            k,
+            v,
             max,
             sum,
             row: &mut self.row,
@@ -103,6 +101,42 @@ impl Workspace {
             spans: &mut self.spans,
         }
     }
+
+    /// Buffers for a tile of few rows, zeroed: head_dim of K and V and the keys of a block as
+    /// multiples of a cache line, and how many rows of K or V are widened at a time.
+    pub(crate) fn rows(&mut self, rows: usize, dims: [usize; 2], keys: usize, packed: usize) -> RowScratch<'_> {
+        let packed = packed * dims[0].max(dims[1]);
+        let sizes = [rows * dims[0], rows * dims[1], rows * keys, packed, rows, rows];
+        let slices = split_aligned(&mut self.floats, sizes);
+        let [q, o, s, packed, max, sum] = slices.map(|slice| {
+            slice.fill(0.0);
+            slice
+        });
+        RowScratch {
+            q,
+            o,
+            s,
+            packed,
+            max,
+            sum,
+        }
+    }
+}
+
+/// Slices of these sizes, each aligned to a cache line: an unaligned vector would cross one at every
+/// load.
+fn split_aligned<const N: usize>(floats: &mut Vec<f32>, sizes: [usize; N]) -> [&mut [f32]; N] {
+    let total: usize = sizes.iter().map(|size| size.next_multiple_of(LINE)).sum();
+    if floats.len() < total + LINE {
+        *floats = vec![0.0; total + LINE];
+    }
+    let aligned = floats.as_ptr().align_offset(LINE * size_of::<f32>()).min(LINE);
+    let mut rest = &mut floats[aligned..];
+    sizes.map(|size| {
+        let (slice, after) = std::mem::take(&mut rest).split_at_mut(size.next_multiple_of(LINE));
+        rest = after;
+        &mut slice[..size]
+    })
 }
 
 #[cfg(test)]
@@ -126,7 +160,15 @@ mod tests {
             let scratch = workspace.scratch(rows, [8, 72], 12, 64);
             assert!(scratch.q.len() >= rows * 8 && scratch.o.len() >= rows * 72 && scratch.s.len() >= 12 * 64);
             assert!(scratch.max.len() >= rows && scratch.sum.len() >= rows && scratch.row.len() == 72);
-            for slice in [scratch.q, scratch.o, scratch.s, scratch.max, scratch.sum] {
+            for slice in [
+                scratch.q,
+                scratch.o,
+                scratch.s,
+                scratch.k,
+                scratch.v,
+                scratch.max,
+                scratch.sum,
+            ] {
                 assert_eq!(slice.as_ptr() as usize % 64, 0);
             }
         }
