@@ -332,10 +332,10 @@ fn show(args: &ProfileArgs, all: &[Shown], goals: &Goals, title: &str, identity:
 pub(crate) fn add_kept(page: &mut Page, records: Vec<ProfileRecord>) {
     for record in records {
         let (case, tool) = (&record.case, &record.tool);
-        page.line(format_args!(
-            "\n{HEAD}{}{HEAD:#}: {}, by {tool}",
-            case.name, case.problem
-        ));
+        // A problem without a name is named by its sizes.
+        let sizes = Some(format!(": {}", case.problem)).filter(|sizes| sizes[2..] != case.name);
+        let sizes = sizes.unwrap_or_default();
+        page.line(format_args!("\n{HEAD}{}{HEAD:#}{sizes}, by {tool}", case.name));
         let shown = Shown {
             predicted: record.predicted,
             ..Shown::read(record.subject, record.tool, record.launches)

@@ -72,8 +72,12 @@ pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
     for timing in &gathered.timings {
         chapters[places[timing.origin]].timings.push(timing);
     }
+    // Of a kernel that was profiled again, the latest.
     for profiled in &gathered.profiles {
-        chapters[places[profiled.origin]].profiles.push(profiled);
+        let key = |other: &Profiled| (other.record.case.name.clone(), other.record.subject.label.clone());
+        let shown = &mut chapters[places[profiled.origin]].profiles;
+        shown.retain(|other| key(other) != key(profiled));
+        shown.push(profiled);
     }
     for figure in &gathered.figures {
         chapters[places[figure.origin]].figures.push(figure);

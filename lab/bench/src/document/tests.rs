@@ -204,6 +204,19 @@ fn every_number_has_an_id_that_names_one_thing() {
 }
 
 #[test]
+fn of_a_kernel_that_was_profiled_again_the_latest_is_shown() {
+    let mut gathered = gathered();
+    let mut again = gathered.profiles[0].clone();
+    again.id = EvidenceId::of(&["profile", "run-1", "1"]);
+    gathered.profiles.push(again);
+    let shown: Vec<&EvidenceId> = chapters(&gathered)
+        .iter()
+        .flat_map(|chapter| chapter.profiles.iter().map(|profiled| &profiled.id))
+        .collect();
+    assert_eq!(shown, [&gathered.profiles[1].id]);
+}
+
+#[test]
 fn where_there_are_no_counters_predictions_stand_and_say_so() {
     let mut gathered = gathered();
     gathered.profiles.clear();
