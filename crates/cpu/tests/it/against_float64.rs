@@ -2,8 +2,8 @@
 
 use flashcore_cpu::{CpuConfig, Options, SimdLevel, attention, attention_with};
 use flashcore_problem::{
-    DType, InputKind, Inputs, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, RandomLimits, SOFTCAPS, Tensor, Tolerance,
-    compare, compare_lse, others_untouched, random_problem, reference, reference_rows,
+    DType, InputKind, Inputs, KvLengths, MAX_SOFTMAX_SCALE, Mask, POISON, Problem, RandomLimits, SOFTCAPS, Tensor,
+    Tolerance, compare, compare_lse, others_untouched, random_problem, reference, reference_rows,
 };
 
 /// Output and log-sum-exp. The latter is empty unless the problem requests it.
@@ -202,6 +202,49 @@ fn results_do_not_depend_on_threads_or_query_tiles() {
             answers.push((out.bytes().to_vec(), bits));
         }
         assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{problem}");
+    }
+}
+
+/// Decode, whose keys are split: over grouped heads, in every dtype and over pages, with masks that
+/// end inside a range of keys.
+#[test]
+fn split_keys_are_right_and_do_not_depend_on_threads() {
+    let pools = [1, 2, 3, 16].map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build().unwrap());
+    let build = |seed: usize| {
+        let (group, rows, head_dim) = ([1, 4, 3, 8][seed % 4], 1 + seed % 3, [128, 72, 64][seed % 3]);
+        let builder = Problem::builder().batch(2).heads(2 * group, 2).head_dim(head_dim);
+        let builder = builder.seq_len_q(rows).seq_len_kv(1100 + 37 * seed).mask(Mask::CAUSAL);
+        let dtypes = [DType::F32, DType::F16, DType::BF16];
+        let builder = builder.dtype(dtypes[seed % 3]).return_lse(true);
+        match seed % 2 {
+            0 => builder.build(),
+            _ => builder
+                .kv_lengths(KvLengths::Paged {
+                    page_size: 16,
+                    pages: 400,
+                    max_pages: 120,
+                })
+                .build(),
+        }
+    };
+    for seed in 0..8 {
+        let problem = build(seed).unwrap();
+        let options = Options::default();
+        assert_right(&options, &problem, InputKind::Normal, seed as u64);
+        let inputs = Inputs::generate(&problem, InputKind::Normal, seed as u64);
+        let (out, lse) = compute(&options, &problem, &inputs);
+        for pool in &pools {
+            let options = Options {
+                pool: Some(pool),
+                ..Options::default()
+            };
+            let (again, of_rows) = compute(&options, &problem, &inputs);
+            assert_eq!(out.bytes(), again.bytes(), "{problem}");
+            assert!(
+                lse.iter().zip(&of_rows).all(|(a, b)| a.to_bits() == b.to_bits()),
+                "{problem}"
+            );
+        }
     }
 }
 
