@@ -4,6 +4,7 @@
 //! documentation and the tests all read these maps.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::builder::KernelBuilder;
 use crate::inst::{Inst, MmaAcc, MmaInput, Operand};
@@ -195,9 +196,14 @@ impl KernelBuilder {
     /// fp16 accumulators for 16 rows × `8 · tiles` columns, set to zero.
     #[track_caller]
     pub fn acc_f16(&self, name: &str, tiles: u32) -> AccF16<'_> {
-        let acc: AccF16<'_> = self.accumulators(name, tiles);
+        let acc = self.acc_f16_unwritten(name, tiles);
         acc.zero();
         acc
+    }
+
+    /// The same without a first value.
+    pub fn acc_f16_unwritten(&self, name: &str, tiles: u32) -> AccF16<'_> {
+        self.accumulators(name, tiles)
     }
 
     fn accumulators<T: Accumulated>(&self, name: &str, tiles: u32) -> Acc<'_, T> {
@@ -238,9 +244,9 @@ impl KernelBuilder {
         self.product(acc, tile, a, b);
     }
 
-    /// `acc[tile] += a · b` with fp16 accumulators.
+    /// `acc[tile] += a · b` with fp16 accumulators. Of bf16 there is no such instruction, so it does not build.
     #[track_caller]
-    pub fn mma_f16(&self, acc: AccF16<'_>, tile: u32, a: AOperand<half::f16>, b: BOperand<half::f16>) {
+    pub fn mma_f16<E: MmaElement>(&self, acc: AccF16<'_>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
         self.product(acc, tile, a, b);
     }
 
@@ -299,7 +305,13 @@ impl<'k, T: Accumulated> Acc<'k, T> {
     /// Sets every element to zero.
     #[track_caller]
     pub fn zero(&self) {
-        for i in 0..T::LAYOUT.regs * self.tiles {
+        self.zero_tiles(0..self.tiles);
+    }
+
+    /// Sets every element of some tiles of 8 columns to zero.
+    #[track_caller]
+    pub fn zero_tiles(&self, tiles: Range<u32>) {
+        for i in T::LAYOUT.regs * tiles.start..T::LAYOUT.regs * tiles.end {
             let (dst, src) = (self.first.plus(i), Operand::Imm(0));
             self.k.emit(Inst::Mov { dst, src });
         }

@@ -101,6 +101,7 @@ pub struct Kernel {
     pub(crate) params: Vec<Param>,
     pub(crate) threads: u32,
     pub(crate) min_blocks_per_sm: Option<u32>,
+    pub(crate) max_registers: Option<u32>,
     pub(crate) cluster: Option<u32>,
     pub(crate) ledger: Ledger,
     pub(crate) body: Vec<Node>,
@@ -119,6 +120,7 @@ impl Kernel {
             params: Vec::new(),
             threads,
             min_blocks_per_sm: None,
+            max_registers: None,
             cluster: None,
             ledger: Ledger::default(),
             body: Vec::new(),
@@ -146,6 +148,10 @@ impl Kernel {
     /// Blocks an SM that the compiler is asked to leave registers for, if stated.
     pub fn min_blocks_per_sm(&self) -> Option<u32> {
         self.min_blocks_per_sm
+    }
+    /// Registers a thread that the compiler may use at most, if stated.
+    pub fn max_registers(&self) -> Option<u32> {
+        self.max_registers
     }
     /// Blocks along x of the cluster that it must be launched in, if it is made for one.
     pub fn cluster(&self) -> Option<u32> {

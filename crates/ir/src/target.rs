@@ -217,8 +217,8 @@ impl fmt::Display for Target {
 }
 
 impl Limits {
-    /// Registers that a thread of a block of `threads` can have at launch where the block has an SM
-    /// to itself: what ptxas allots kernels with `.maxntid` and `.minnctapersm 1` that set
+    /// Registers that a thread can have at launch where the blocks that an SM runs at a time have
+    /// `threads` together: what ptxas allots kernels with `.maxntid` and `.minnctapersm` that set
     /// registers later.
     pub fn launch_registers(&self, threads: u32) -> u32 {
         let partition = self.registers_per_sm / self.partitions_per_sm;

@@ -15,7 +15,14 @@ pub use ids::id_parts;
 use ids::with_words_of_today;
 
 /// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
-pub type Values = [u32; 11];
+pub type Values = [u32; 13];
+
+/// A family's values, with those beyond the last.
+pub const fn padded<const LEVERS: usize>(levers: [u32; LEVERS]) -> Values {
+    let mut values: Values = [0; 13];
+    values.split_at_mut(LEVERS).0.copy_from_slice(&levers);
+    values
+}
 
 /// One lever of a family.
 #[derive(Clone, Copy, Debug)]
@@ -105,14 +112,14 @@ impl Lever {
         Lever::new(name, Part::Number(letters, None), values, meaning)
     }
 
-    /// The same, where ids leave out the value 1.
+    /// The same, where ids leave out the first value.
     pub const fn optional(
         name: &'static str,
         letters: &'static str,
         values: &'static [u32],
         meaning: &'static str,
     ) -> Lever {
-        Lever::new(name, Part::Number(letters, Some(1)), values, meaning)
+        Lever::new(name, Part::Number(letters, Some(values[0])), values, meaning)
     }
 
     /// A multiple of the value after letters, both depending on the levers before.
@@ -131,8 +138,24 @@ impl Lever {
         words: &'static [(&'static str, &'static str)],
         meaning: &'static str,
     ) -> Lever {
-        let values = PLACES.split_at(words.len()).0;
-        Lever::new(name, Part::Words(words), values, meaning)
+        Lever::new(name, Part::Words(words), PLACES.split_at(words.len()).0, meaning)
+    }
+
+    /// Two words, the second less exact: searches take the first.
+    pub const fn asked_for(
+        name: &'static str,
+        words: &'static [(&'static str, &'static str); 2],
+        meaning: &'static str,
+    ) -> Lever {
+        Lever::new(name, Part::Words(words), &[0], meaning).up_to(1)
+    }
+
+    /// Values that lists show: those that are searched, and all words.
+    fn shown(&self) -> &'static [u32] {
+        match self.part {
+            Part::Words(words) => PLACES.split_at(words.len()).0,
+            Part::Number(..) | Part::Scaled(_) => self.values,
+        }
     }
 
     /// Values from 1 to `most` are allowed, too.
@@ -216,7 +239,7 @@ impl Family {
     /// The config of an id without the family's name. Whether its values are allowed is [`Self::check`]'s to say.
     pub fn read_levers(&self, id: &str) -> Option<Values> {
         let id = &with_words_of_today(id);
-        let (mut values, mut rest) = ([0; 11], id.as_str());
+        let (mut values, mut rest) = (Values::default(), id.as_str());
         for (at, lever) in self.levers.iter().enumerate() {
             (values[at], rest) = lever.read(&values, rest)?;
         }
@@ -226,7 +249,7 @@ impl Family {
     /// At which lever an id of this family cannot be read, and what it may have there.
     pub(crate) fn unread(&self, id: &str) -> Option<String> {
         let id = with_words_of_today(id);
-        let (mut values, mut rest) = ([0; 11], id.strip_prefix(self.name)?.strip_prefix('/')?);
+        let (mut values, mut rest) = (Values::default(), id.strip_prefix(self.name)?.strip_prefix('/')?);
         for (at, lever) in self.levers.iter().enumerate() {
             let Some(read) = lever.read(&values, rest) else {
                 let allowed = match lever.part {
@@ -315,7 +338,7 @@ impl Family {
 
     /// The combination of a number, a digit for each lever.
     fn combination(&self, mut number: usize) -> Values {
-        let mut values = [0; 11];
+        let mut values = Values::default();
         for (value, lever) in values.iter_mut().zip(self.levers) {
             *value = lever.values[number % lever.values.len()];
             number /= lever.values.len();
@@ -409,6 +432,7 @@ impl Family {
     pub fn mutate(&self, values: &Values, levers: usize, rng: &mut Rng) -> Option<Values> {
         let mut tries = (0..TRIES).filter_map(|_| {
             let mut places: Vec<usize> = (0..self.levers.len()).collect();
+            places.retain(|&at| self.levers[at].values.len() > 1);
             let mut mutant = *values;
             for _ in 0..levers.min(places.len()) {
                 let at = places.swap_remove(rng.below(places.len()));
@@ -461,8 +485,8 @@ impl Family {
             LeverInfo {
                 name: lever.name,
                 meaning: lever.meaning,
-                values: lever.values.iter().map(|&value| lever.print(value)).collect(),
-                in_ids: lever.values.iter().map(in_ids).collect(),
+                values: lever.shown().iter().map(|&value| lever.print(value)).collect(),
+                in_ids: lever.shown().iter().map(in_ids).collect(),
             }
         };
         self.levers.iter().enumerate().map(describe).collect()

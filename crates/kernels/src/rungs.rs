@@ -1,9 +1,10 @@
-//! The ladder: configs of families `scalar`, `ladder` and `mma`, each with one idea more than the last.
+//! The ladder: configs of families `scalar`, `ladder` and `mma`, each with one idea more than the last, up to what the
+//! library runs.
 
 use flashcore_ir::Chip;
 use flashcore_problem::Problem;
 
-use crate::{Config, Plan, mma, scalar};
+use crate::{Config, KernelCache, Plan, Suggestion, mma, scalar, select_among};
 
 /// A rung of the ladder: what it is called, and the config that it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,9 +15,10 @@ pub struct Rung {
     pub config: Config,
 }
 
-/// The ladder for a problem on a target, lowest rung first: from a thread a row to the default of family `mma`. Each
+/// The ladder for a problem on a target, lowest rung first: from a thread a row to what the library runs there. Each
 /// rung differs from the one before in what its label says; rows, keys a tile and warps are the same from `hybrid`
-/// to `+ swizzle`.
+/// to `+ swizzle`. Then come `tuned`, the default of family `mma`, and `default`, where the library runs another one:
+/// of `suggestions`, such as rows of a plan table, the first that serves, as [`select_among`] chooses.
 ///
 /// Whether a rung serves a problem, its plan says; scalar rungs come with accesses as wide as the strides allow, and
 /// `tuned` is left out where family `mma` has no default.
@@ -25,12 +27,12 @@ pub struct Rung {
 /// use flashcore_ir::Target;
 /// use flashcore_kernels::rungs;
 /// use flashcore_problem::Problem;
-/// let rungs = rungs(&Problem::named("mission")?, Target::Sm89);
+/// let rungs = rungs(&Problem::named("mission")?, Target::Sm89, &[]);
 /// assert_eq!(rungs[0].config.to_string(), "scalar/naive-t128-v16");
 /// assert_eq!((rungs[3].label, rungs[7].label), ("hybrid", "tuned"));
 /// # Ok::<(), flashcore_problem::ProblemError>(())
 /// ```
-pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
+pub fn rungs(problem: &Problem, chip: impl Into<Chip>, suggestions: &[Suggestion]) -> Vec<Rung> {
     let chip = chip.into();
     const UNTUNED: [(&str, &str); 7] = [
         ("naive", "scalar/naive-t128-v16"),
@@ -57,6 +59,13 @@ pub fn rungs(problem: &Problem, chip: impl Into<Chip>) -> Vec<Rung> {
         .map(|proposal| Config::Mma(proposal.config))
         .find(|config| Plan::new(problem, config, chip).is_ok());
     rungs.extend(tuned.map(|config| Rung { label: "tuned", config }));
+    let choice = select_among(problem, chip, mma::ALIGNMENT, suggestions, &KernelCache::default());
+    let run = choice.ok().map(|choice| choice.plan.config);
+    let run = run.filter(|config| rungs.last().is_none_or(|rung| rung.config != *config));
+    rungs.extend(run.map(|config| Rung {
+        label: "default",
+        config,
+    }));
     rungs
 }
 
@@ -69,11 +78,39 @@ mod tests {
     fn every_rung_serves_the_problem_it_is_about_on_every_card() {
         let problem = Problem::named("mission").unwrap();
         for target in [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120] {
-            let rungs = rungs(&problem, target);
+            let rungs = rungs(&problem, target, &[]);
             assert_eq!(rungs.len(), 8);
             for rung in &rungs {
                 Plan::new(&problem, &rung.config, target).unwrap_or_else(|refusal| panic!("{}: {refusal}", rung.label));
             }
+        }
+    }
+
+    #[test]
+    fn the_last_rung_is_what_the_library_runs() {
+        let kernels = KernelCache::default();
+        for name in ["mission", "llama"] {
+            let problem = match name {
+                "mission" => Problem::named(name).unwrap(),
+                _ => Problem::builder()
+                    .heads(32, 8)
+                    .seq_len(8192)
+                    .head_dim(128)
+                    .build()
+                    .unwrap(),
+            };
+            for target in [Target::Sm89, Target::Sm90a] {
+                let last = rungs(&problem, target, &[]).pop().unwrap().config;
+                let choice = select_among(&problem, target, mma::ALIGNMENT, &[], &kernels).unwrap();
+                assert_eq!(last, choice.plan.config, "{name} on {target}");
+            }
+            let config = "mma/m64n32-w4x1-s2-b1-qreg-xor-cond".parse().unwrap();
+            let row = Suggestion {
+                config,
+                why: "a row of a table".to_string(),
+            };
+            let last = rungs(&problem, Target::Sm90a, &[row]).pop().unwrap();
+            assert_eq!((last.label, last.config), ("default", config));
         }
     }
 }

@@ -91,13 +91,6 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         HeadTile { tile, head_dim, slabs }
     }
 
-    /// Column `col` of the row that begins at `row` (column 0, or `within` past it). Not for swizzled tiles.
-    #[track_caller]
-    pub(crate) fn column(&self, row: SharedPtr<'k, E>, col: u32) -> SharedPtr<'k, E> {
-        self.tile
-            .ahead(row.plus((col % self.tile.cols()) as i32), col / self.tile.cols())
-    }
-
     /// Elements from one stage to the next.
     pub(crate) fn stage_elements(&self) -> u32 {
         self.slabs * self.tile.stage_bytes() / E::BYTES
@@ -163,6 +156,11 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
                     .if_(row.lt(self.tile.tile.rows()).divergent(), || body(row, past));
             }
         }
+    }
+
+    /// Whether every thread has as many chunks.
+    pub(crate) fn are_whole(&self) -> bool {
+        self.tile.tile.rows().is_multiple_of(self.row_step)
     }
 
     /// Calls `body` for each of this thread's chunks: with its row, its column in the head, and its place in the first

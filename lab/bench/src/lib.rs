@@ -61,6 +61,7 @@ pub mod profile;
 mod protocol;
 pub mod python;
 mod report;
+mod scores;
 mod session;
 mod stand;
 pub mod standing;

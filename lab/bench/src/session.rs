@@ -37,6 +37,9 @@ pub struct Request {
     /// Inspect subjects before and after timing. Off only where the caller has judged the output, or times what is
     /// known to be wrong.
     pub inspect: bool,
+    /// `S = Q·Kᵀ` by itself instead of attention: kernels are those of
+    /// [`scores`](flashcore_kernels::ladder::scores), and nothing is kept.
+    pub scores: bool,
     /// Rank many kernels: screen them all, then measure the best in the modes asked for.
     pub sweep: Option<Sweep>,
     /// Kernels of the user, which take part in all problems that they serve. Those in Python are made by the
@@ -56,6 +59,7 @@ impl Default for Request {
             baseline: None,
             plain: false,
             inspect: true,
+            scores: false,
             sweep: None,
             own: Vec::new(),
             failed: Vec::new(),
@@ -102,6 +106,12 @@ pub fn run(
         return Err(BenchError::Nothing("no problem or no mode was given".to_string()));
     }
     let stand = Stand::new(device)?;
+    if request.scores && stand.gpu.is_none() {
+        return Err(BenchError::Given(format!(
+            "bench scores needs a CUDA device; {device} is none"
+        )));
+    }
+    let store = store.filter(|_| !request.scores);
     let floor = match &stand.gpu {
         Some((stream, tools)) => gpu::floor(tools, stream)?.summary,
         None => None,
@@ -139,6 +149,10 @@ pub fn run(
     let cache = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
         session.watcher.case(case, index, request.cases.len());
+        if let (true, Some((stream, tools))) = (request.scores, &stand.gpu) {
+            session.scores(case, (stream, tools), peers)?;
+            continue;
+        }
         let (kernels, mut absent) = built(request, &case.problem, &attention, &cache);
         let in_finals = InFinals::default();
         let opened = stand.open(&case.problem, &kernels, launching, &in_finals, |bench, failed| {

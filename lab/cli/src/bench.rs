@@ -88,6 +88,10 @@ Sets:
   fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
   head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k too
 
+Q*K alone:
+  flashcore bench scores [PROBLEMS]   scale * Q*K^T by tensor cores, by FMAs and by cuBLAS, scores written,
+                                      every key, without attention; nothing is kept
+
 Sweeps:
   flashcore bench mission llama --kernel ids.txt --sweep
   flashcore bench mission --kernel 'scalar/tiled*' --sweep=4 --budget 1 --json
@@ -178,8 +182,21 @@ pub(crate) fn options(device: &Device) -> Options {
 }
 
 pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
-    let device = machine::device(&args.device)?;
-    let cases = cases(&args.problems, args.dtype)?;
+    let scores = args.problems.first().is_some_and(|word| word == SCORES);
+    if scores {
+        check_scores(args)?;
+    }
+    let device = match (scores, args.device.as_str()) {
+        // A product by itself is a GPU's: without one, the error says what is missing.
+        (true, "best") => machine::device("cuda")?,
+        (_, name) => machine::device(name)?,
+    };
+    let problems = match args.problems.as_slice() {
+        [_] if scores => vec!["mission".to_string()],
+        [_, named @ ..] if scores => named.to_vec(),
+        all => all.to_vec(),
+    };
+    let cases = cases(&problems, args.dtype)?;
     let usual = Sweep::default().budget_ms;
     let budget_ms = args.protocol.budget.map_or(usual, |seconds| seconds * 1e3);
     let sweep = args.sweep.map(|keep| Sweep { keep, budget_ms });
@@ -193,9 +210,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         baseline: args.baseline.clone(),
         sweep,
         own,
+        scores,
         ..args.protocol.request(&device)
     };
-    let (store, deadline) = (args.keep.path()?, args.own.deadline());
+    let store = args.keep.path()?.filter(|_| !scores);
+    let deadline = args.own.deadline();
     let report = bench(&device, &request, &args.peers, deadline, store.as_deref(), args.json)?;
     if let Some(path) = &args.markdown {
         style::write(path, table::markdown(&report))?;
@@ -232,6 +251,26 @@ fn not_judged(rule: &SeedsRule) -> Failure {
     let (shapes, needed) = (style::count(rule.shapes.len(), "shape"), rule.needed);
     let why = format!("the rule cannot be judged: a peer was timed on {shapes}, and the rule needs {needed}");
     Failure::environment(why).help("bench two or more problems with `--peers all` and a Python with PyTorch")
+}
+
+/// In place of a problem: the product of queries and keys alone.
+const SCORES: &str = "scores";
+
+/// Refuses flags that `bench scores` has no use for.
+fn check_scores(args: &BenchArgs) -> Result<(), Failure> {
+    let given = [
+        ("--kernel", !args.kernel.is_empty()),
+        ("--sweep", args.sweep.is_some()),
+        ("--baseline", args.baseline.is_some()),
+        ("--seeds-rule", args.seeds_rule),
+    ];
+    match given.into_iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((flag, _)) => {
+            let why = format!("`bench scores` times the same kernels whatever {flag} says: leave {flag} out");
+            Err(Failure::usage(why))
+        }
+    }
 }
 
 pub(crate) fn cases(names: &[String], dtype: Option<DType>) -> Result<Vec<Case>, Failure> {

@@ -8,7 +8,7 @@ use flashcore_check::foreign;
 use flashcore_kernels::Config;
 use flashcore_problem::Problem;
 
-use crate::{Card, Failure};
+use crate::{Card, Failure, simulated};
 
 pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
     match id.parse::<KernelId>()? {
@@ -33,9 +33,11 @@ pub(crate) fn all() -> Vec<String> {
     [on(false), on(true)].concat()
 }
 
-pub(crate) fn rungs(problem: &Problem, card: Card) -> impl Iterator<Item = (String, &'static str)> {
-    let rungs = flashcore_kernels::rungs(problem, card.chip).into_iter();
-    rungs.map(|rung| (rung.config.to_string(), rung.label))
+/// The ladder up to what the library runs on a card, by its plan tables.
+pub(crate) fn rungs(problem: &Problem, card: Card) -> Result<Vec<(String, &'static str)>, Failure> {
+    let rows = simulated::plans(card)?.suggestions(problem);
+    let rungs = flashcore_kernels::rungs(problem, card.chip, &rows).into_iter();
+    Ok(rungs.map(|rung| (rung.config.to_string(), rung.label)).collect())
 }
 
 /// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the mission
@@ -47,7 +49,7 @@ pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
         let is_word = KERNEL_WORDS.contains(&word.as_str());
         if word == "ladder" {
             let problem = Problem::named("mission")?;
-            ids.extend(rungs(&problem, Card::default()).map(|(id, _)| id));
+            ids.extend(rungs(&problem, Card::default())?.into_iter().map(|(id, _)| id));
         } else if let Some(prefix) = word.strip_suffix('*') {
             ids.extend(begin_with(prefix)?);
         } else if !is_word && Path::new(word).is_file() {

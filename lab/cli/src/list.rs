@@ -137,7 +137,7 @@ fn ladder(args: &ListArgs) -> Result<(Page, Value), Failure> {
     let card = args.profile.unwrap_or_else(Card::default);
     let mut page = Page::new(format_args!("# The ladder for {problem} on {}", card.title()));
     let mut all = Vec::new();
-    for (id, name) in kernels::rungs(&problem, card) {
+    for (id, name) in kernels::rungs(&problem, card)? {
         page.line(format_args!("{id}={name}"));
         all.push(json!({ "kernel": id, "name": name }));
     }

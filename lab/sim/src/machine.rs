@@ -156,7 +156,10 @@ impl<'a> Machine<'a> {
             // Swizzles permute address bits, so each block's memory is aligned to the largest
             // swizzle span.
             shared_bytes: kernel.ledger().total_bytes().next_multiple_of(1024),
-            launch_registers: Target::Sm90a.limits().launch_registers(kernel.threads()),
+            launch_registers: {
+                let blocks = kernel.min_blocks_per_sm().unwrap_or(1);
+                Target::Sm90a.limits().launch_registers(blocks * kernel.threads())
+            },
             communicates,
         })
     }
@@ -175,7 +178,10 @@ impl<'a> Machine<'a> {
     pub(crate) fn resident_clusters(&self) -> u64 {
         let (chip, kernel) = (self.options.chip, self.kernel);
         let limits = chip.target.limits();
-        let registers = self.program.registers().min(limits.registers_per_thread);
+        let most = limits
+            .registers_per_thread
+            .min(kernel.max_registers().unwrap_or(u32::MAX));
+        let registers = self.program.registers().min(most);
         let shared = self.launch.dynamic_shared_bytes.max(kernel.ledger().total_bytes());
         let fit = limits.occupancy(kernel.threads(), registers, shared).blocks_per_sm;
         // The compiler leaves registers for as many blocks as the kernel asks for.

@@ -11,7 +11,6 @@ mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
 mod pipes;
-mod scores;
 pub mod shipped;
 mod sim_speed;
 
@@ -32,7 +31,6 @@ enum Tool {
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
     Pipes(pipes::Options),
-    Scores(scores::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
 }
@@ -45,7 +43,6 @@ pub fn run() -> ExitCode {
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Pipes(options) => pipes::main(&options),
-        Tool::Scores(options) => scores::main(&options),
         Tool::SimSpeed => sim_speed::main(),
     };
     ran.unwrap_or_else(|error| {

@@ -38,7 +38,7 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
     source = PeerSource(device.partition(":")[0], peers, plain=request.get("plain", False))
     failed = {label for label, _ in request.get("failed", [])}
     source.own = [own for own in request.get("own", []) if "python" in own["code"] and own["label"] not in failed]
-    source.watcher = watcher
+    source.watcher, source.scores = watcher, request.get("scores", False)
     try:
         return json.loads(_run_bench(device, json.dumps(request), source, store=store, watcher=watcher))
     finally:
@@ -139,9 +139,11 @@ class PeerSource:
         self.wanted = [*self.found, *self.absent] if wanted == "all" else list(wanted)
         self.known = _peers.NAMES if kind == "cuda" else tuple(self.found)
         self.plain, self.before = plain, None
-        self.own, self.watcher = [], None
+        self.own, self.watcher, self.scores = [], None, False
 
     def absences(self):
+        if self.scores:
+            return []
         reasons = {}
         for name in self.wanted:
             if name not in self.found:
@@ -152,7 +154,7 @@ class PeerSource:
     def peers(self, case, place, tensors):
         """For each peer a subject that has run once, or its name and why it does not serve the problem."""
         wanted = [name for name in self.wanted if name in self.found]
-        if not wanted and not self.own:
+        if not wanted and not self.own and "scores" not in tensors:
             return []
         try:
             import torch
@@ -169,6 +171,8 @@ class PeerSource:
                 self.before = torch.cuda.current_stream(ordinal)
             # For all that follows: peers are called in the bench's stream, without a guard around each call.
             torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=ordinal))
+        if "scores" in tensors:
+            return [self._cublas(torch, json.loads(case)["problem"], tensors, place)]
         q, k, v = (_wrapped(torch, tensors[name], place) for name in "qkv")
         scales = None
         if "q_scale" in tensors:
@@ -187,6 +191,21 @@ class PeerSource:
         for own in self.own:
             made.append(self._made_own(own, problem, views, torch, tensors["out"], on_gpu=place is not None))
         return made
+
+    def _cublas(self, torch, problem, tensors, place):
+        """`scale * Q K^T` of all heads by one call of cuBLAS, into the tensor that all subjects write."""
+        label = "torch/baddbmm"
+        try:
+            q, k = (_matrices(_wrapped(torch, tensors[name], place).transpose(1, 2), name) for name in "qk")
+            if len(q) != len(k):
+                raise _peers.NotServed("a batched product has as many K as Q; grouped heads would be copied")
+            scores = _matrices(_wrapped(torch, tensors["scores"], place), "scores")
+            scale = problem["softmax_scale"]
+            run = lambda: torch.baddbmm(scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)
+            make = _PlainPeer if self.plain else _GraphPeer
+            return make(torch, label, run, None, versions={"torch": torch.__version__})
+        except Exception as error:  # as for every peer
+            return (label, (str(error) or type(error).__name__).splitlines()[0])
 
     def _made_own(self, own, problem, views, torch, out, on_gpu=False):
         """A function of the user as a subject that has run once, or its label and why it does not serve the problem."""
@@ -236,6 +255,14 @@ def _options(problem, q, k):
         "softcap": problem["softcap"],
         "scale": problem["softmax_scale"],
     }
+
+
+def _matrices(tensor, name):
+    """A tensor `[batch, heads, rows, columns]` as one of matrices, without copying."""
+    matrices = tensor.flatten(0, 1)
+    if matrices.data_ptr() != tensor.data_ptr():
+        raise _peers.NotServed(f"{name} is no batch of matrices; it would be copied")
+    return matrices
 
 
 class _OnDevice:

@@ -176,6 +176,17 @@ impl KernelBuilder {
         self.state.borrow_mut().kernel.min_blocks_per_sm = Some(blocks);
     }
 
+    /// Lets the compiler use this many registers a thread at most (`.maxnreg`); it spills what does not fit.
+    #[track_caller]
+    pub fn max_registers(&self, registers: u32) {
+        if !(16..=255).contains(&registers) {
+            self.invalid(format!(
+                "{registers} registers a thread at most; 16 to 255 are possible"
+            ));
+        }
+        self.state.borrow_mut().kernel.max_registers = Some(registers);
+    }
+
     /// A constant as a value.
     pub fn constant<T: Literal>(&self, value: T) -> Val<'_, T> {
         Val::from_operand(self, Operand::Imm(value.bits()))

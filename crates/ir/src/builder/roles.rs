@@ -89,7 +89,7 @@ impl KernelBuilder {
     #[track_caller]
     fn play(&self, role: Role<'_>) {
         if let Some(regs) = role.registers {
-            let launch = launch_registers(self.threads());
+            let launch = self.launch_registers();
             if regs != launch {
                 let raise = regs > launch;
                 self.emit(Inst::SetMaxRegs { regs, raise });
@@ -98,16 +98,22 @@ impl KernelBuilder {
         (role.body)();
     }
 
+    /// Registers a thread at launch.
+    fn launch_registers(&self) -> u32 {
+        let blocks = self.state.borrow().kernel.min_blocks_per_sm.unwrap_or(1);
+        Target::Sm90a.limits().launch_registers(blocks * self.threads())
+    }
+
     #[track_caller]
     fn check_registers(&self, roles: &[Role<'_>]) {
         if roles.iter().all(|role| role.registers.is_none()) {
             return;
         }
-        // Without it the compiler may aim at two blocks an SM, and the pool is another.
-        if self.state.borrow().kernel.min_blocks_per_sm != Some(1) {
+        // Without it the compiler may aim at any number, and the pool is another.
+        if self.state.borrow().kernel.min_blocks_per_sm.is_none() {
             self.invalid(
-                "roles with registers in a kernel without `min_blocks_per_sm(1)`, by which the compiler sizes the pool \
-                 of registers",
+                "roles with registers in a kernel without `min_blocks_per_sm`, by which the compiler sizes the pool of \
+                 registers",
             );
         }
         let mut needed = 0;
@@ -124,7 +130,7 @@ impl KernelBuilder {
                 )),
             }
         }
-        let launch = launch_registers(self.threads());
+        let launch = self.launch_registers();
         let pool = launch * self.threads();
         if needed > pool {
             let parts: Vec<String> = roles
@@ -138,9 +144,4 @@ impl KernelBuilder {
             ));
         }
     }
-}
-
-/// Registers a thread at launch, for a block that has an SM to itself.
-fn launch_registers(threads: u32) -> u32 {
-    Target::Sm90a.limits().launch_registers(threads)
 }

@@ -1,7 +1,7 @@
 //! Which instructions there are: combinations of fields that PTX does not have, and what each
 //! instruction requires of a target.
 
-use super::{AtomOp, BinOp, Cache, ClusterInst, Cvt, Inst, Scope, Space, Special};
+use super::{AtomOp, BinOp, Cache, ClusterInst, Cvt, Inst, MmaAcc, MmaInput, Scope, Space, Special};
 use crate::target::Requirement;
 use crate::types::ScalarType;
 
@@ -55,6 +55,13 @@ impl Inst {
                 }
                 (op, ty) => (Requirement::BASE, Some(format!("redux has no {op:?} of {}", ty.ptx()))),
             },
+            Inst::Mma { input, acc, .. } => match (input, acc) {
+                (MmaInput::BF16, MmaAcc::F16) => {
+                    let why = "mma.sync has no fp16 accumulators for bf16; f32 ones are possible";
+                    (Requirement::BASE, Some(why.to_string()))
+                }
+                (MmaInput::F16, MmaAcc::F16 | MmaAcc::F32) | (MmaInput::BF16, MmaAcc::F32) => EVERYWHERE,
+            },
             // PTX ISA, `setmaxnreg`.
             Inst::SetMaxRegs { regs, .. } => {
                 let is_possible = regs.is_multiple_of(8) && (24..=256).contains(regs);
@@ -102,7 +109,6 @@ impl Inst {
             | Inst::SharedBase { .. }
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
-            | Inst::Mma { .. }
             | Inst::Shfl { .. }
             | Inst::Vote { .. }
             | Inst::BarSync { .. }

@@ -105,6 +105,9 @@ impl<'a> Writer<'a> {
         if let Some(blocks) = kernel.min_blocks_per_sm {
             let _ = writeln!(text, ".minnctapersm {blocks}");
         }
+        if let Some(registers) = kernel.max_registers {
+            let _ = writeln!(text, ".maxnreg {registers}");
+        }
         text.push_str("{\n");
         for class in RegClass::ALL {
             let count = kernel.num_regs(class);

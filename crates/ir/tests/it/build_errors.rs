@@ -3,7 +3,7 @@
 
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::{BuildError, BuildErrorKind, Cache, Kernel, KernelBuilder, Swizzle, TileShape};
-use half::f16;
+use half::{bf16, f16};
 
 /// The only mistake of a kernel.
 #[track_caller]
@@ -326,6 +326,20 @@ fn lanes_barriers_and_dimensions_that_do_not_exist() {
         ),
     ] {
         assert!(text.contains(wanted), "{text}");
+    }
+}
+
+#[test]
+fn products_and_caps_that_do_not_exist() {
+    let why = message(|k| {
+        let word = k.constant(1.0f32).pack_bf16(k.constant(1.0f32));
+        let (a, b) = (k.a_operand::<bf16>(&[word; 4]), k.b_operand::<bf16>(&[word; 2]));
+        k.mma_f16(k.acc_f16("acc", 1), 0, a, b);
+    });
+    assert!(why.contains("no fp16 accumulators for bf16"), "{why}");
+    for registers in [8, 256] {
+        let why = message(|k| k.max_registers(registers));
+        assert!(why.contains("16 to 255 are possible"), "{why}");
     }
 }
 

@@ -23,9 +23,9 @@ fn every_family_is_sound() {
         let printed: BTreeSet<String> = all.iter().map(|values| family.id(values)).collect();
         assert_eq!(printed.len(), all.len(), "a config is listed twice");
         for lever in family.levers {
-            let values: BTreeSet<String> = lever.values.iter().map(|&value| lever.print(value)).collect();
+            let values: BTreeSet<String> = lever.shown().iter().map(|&value| lever.print(value)).collect();
             assert!(
-                values.len() >= 2 && values.len() == lever.values.len(),
+                values.len() >= 2 && values.len() == lever.shown().len(),
                 "{} has two values or more, each with its own part of the id",
                 lever.name
             );
@@ -53,6 +53,27 @@ fn every_family_is_sound() {
             }
         }
     }
+}
+
+#[test]
+fn what_must_be_asked_for_is_read_and_never_proposed() {
+    let family = crate::mma::FAMILY;
+    let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond-acc16";
+    let asked = family.read(id).unwrap();
+    assert!(family.owns(id) && family.id(&asked) == id);
+    let usual = family.read("mma/m64n64-w4x1-s2-b1-qreg-xor-cond").unwrap();
+    assert!(!family.neighbours(&usual).contains(&asked) && family.neighbours(&asked).contains(&usual));
+    let at = family
+        .levers
+        .iter()
+        .position(|lever| lever.name == "f16_scores")
+        .unwrap();
+    let mut rng = Rng::new(5);
+    for _ in 0..200 {
+        assert_eq!(family.sample(&mut rng)[at], 0);
+        assert_eq!(family.mutate(&usual, 2, &mut rng).unwrap()[at], 0);
+    }
+    assert_eq!(family.described()[at].values, ["false", "true"]);
 }
 
 #[test]

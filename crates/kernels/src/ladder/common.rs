@@ -1,7 +1,9 @@
 //! What the kernels of the family share: who computes what, plain copies into shared memory, scores on tensor cores.
 
+use std::cell::RefCell;
+
 use flashcore_ir::fragment::{Acc, MmaElement};
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var, Widen};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var, Widen};
 
 use super::Config;
 use crate::attention::lengths::TensorParam;
@@ -51,6 +53,9 @@ impl<'k, E: MmaElement> Block<'k, E> {
     }
 }
 
+/// Chunks that a thread reads before it stores them: memory is waited for once a batch, and registers hold one.
+const BATCH: usize = 4;
+
 /// Copies rows `first..` of a head into a tile, through registers; rows at or past `len` and the padding become zero.
 #[track_caller]
 pub(super) fn load_tile<'k, E: MmaElement + Widen>(
@@ -61,18 +66,32 @@ pub(super) fn load_tile<'k, E: MmaElement + Widen>(
     first: Val<'k, u32>,
     len: Val<'k, u32>,
 ) {
-    k.verb("load_tile", || {
-        tile.chunks(k).for_each(|row, column, place| {
+    let copy = |batch: &[(Val<'k, u32>, Val<'k, u32>, SharedPtr<'k, E>)]| {
+        let mut read = Vec::new();
+        for &(row, column, _) in batch {
+            // What does not exist is read from the last chunk that does, and not used.
+            let from = tensor
+                .row(head, (first + row).min(len - 1))
+                .offset(column.min(tile.head_dim - CHUNK));
+            read.push(from.load_words(CHUNK / 2, Cache::ReadOnly));
+        }
+        for (&(row, column, place), words) in batch.iter().zip(read) {
             let exists = (first + row).lt(len) & column.lt(tile.head_dim);
             k.if_else(
                 exists.divergent(),
-                || {
-                    let from = tensor.row(head, first + row).offset(column);
-                    place.store_words(&from.load_words(CHUNK / 2, Cache::ReadOnly), Cache::Default);
-                },
+                || place.store_words(&words, Cache::Default),
                 || place.store_f32s(&vec![k.constant(0.0); CHUNK as usize], 16, Cache::Default),
             );
-        });
+        }
+    };
+    k.verb("load_tile", || {
+        let chunks = tile.chunks(k);
+        if !chunks.are_whole() {
+            return chunks.for_each(|row, column, place| copy(&[(row, column, place)]));
+        }
+        let all = RefCell::new(Vec::new());
+        chunks.for_each(|row, column, place| all.borrow_mut().push((row, column, place)));
+        all.into_inner().chunks(BATCH).for_each(copy);
     });
 }
 

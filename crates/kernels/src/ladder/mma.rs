@@ -5,11 +5,11 @@
 //! and packed in pairs, are operand A of `O += P·V` as they stand (FlashAttention-2). What is still missing:
 //! copies that overlap with computing, and tiles laid out so that `ldmatrix` meets no bank conflicts.
 
-use flashcore_ir::fragment::{Acc, MmaElement};
+use flashcore_ir::fragment::{AOperand, Acc, MmaElement};
 use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
-use super::Config;
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
+use super::{Config, P};
 use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
@@ -63,7 +63,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
             of_row(out, half).for_each(|(_, out)| out.mul_assign(rescale));
             of_row(scores, half).for_each(|(key, p)| tap(Tap::Probabilities, row, key, p));
         }
-        accumulate(k, out, scores, &v_place);
+        accumulate(k, out, scores, levers.p, &v_place);
     });
 
     for (half, row) in rows.iter().enumerate() {
@@ -84,19 +84,42 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     }
 }
 
-/// `O += P·V`: P is rounded where it stands.
+/// `O += P·V`: P is rounded where it stands. For f32, what rounding took away is another operand.
 #[track_caller]
-fn accumulate<'k, E: MmaElement>(k: &'k KernelBuilder, out: Acc<'k>, p: Acc<'k>, v_place: &Fragments<'k, E>) {
+fn accumulate<'k, E: MmaElement>(
+    k: &'k KernelBuilder,
+    out: Acc<'k>,
+    p: Acc<'k>,
+    precision: P,
+    v_place: &Fragments<'k, E>,
+) {
     k.verb("O += P*V", || {
         for step in 0..p.tiles() / 2 {
-            let p = p.to_a_step(step);
+            let mut terms = vec![p.to_a_step(step)];
+            if precision == P::F32 {
+                terms.push(rest(k, p, step));
+            }
             for column in 0..out.tiles() / 2 {
                 let [left, right] = v_place.b_cols(k, step * STEP, column * STEP);
-                k.mma(out, 2 * column, p, left);
-                k.mma(out, 2 * column + 1, p, right);
+                for &term in &terms {
+                    k.mma(out, 2 * column, term, left);
+                    k.mma(out, 2 * column + 1, term, right);
+                }
             }
         }
     });
+}
+
+/// What rounding to `E` takes away of columns `16·step` to `16·step + 15`, rounded itself, as an operand A.
+#[track_caller]
+fn rest<'k, E: MmaElement>(k: &'k KernelBuilder, p: Acc<'k>, step: u32) -> AOperand<E> {
+    let words = [0, 1, 2, 3].map(|word| {
+        let first = 8 * step + 2 * word;
+        let pair = [first, first + 1].map(|register| p.var(register).get());
+        let rounded = E::widen(E::pack(pair[0], pair[1]));
+        E::pack(pair[0] - rounded[0], pair[1] - rounded[1])
+    });
+    k.a_operand(&words)
 }
 
 /// Columns, from the lane's first, and registers of one of a lane's two rows of an accumulator.

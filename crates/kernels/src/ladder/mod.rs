@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_lengths, check_problem, launch};
 use crate::attention::tap::Tap;
-use crate::family::{Family, Lever, Values};
+use crate::family::{self, Constraint, Family, Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 use common::WARP_ROWS;
 
@@ -34,6 +34,22 @@ pub enum Kind {
     Mma,
 }
 
+/// What `O += P·V` takes P as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum P {
+    /// As is usual: f32 in [`Kind::Hybrid`], rounded to the problem's dtype in [`Kind::Mma`].
+    Usual,
+    /// Rounded to the problem's dtype: [`Kind::Hybrid`] alone.
+    SixteenBits,
+    /// f32, as the sum of two terms in the problem's dtype with a product each: [`Kind::Mma`] alone. Of 24 bits fp16
+    /// keeps 22, bf16 16.
+    F32,
+}
+
+impl P {
+    const ALL: [P; 3] = [P::Usual, P::SixteenBits, P::F32];
+}
+
 /// A rung and the little it lets one choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -43,6 +59,8 @@ pub struct Config {
     pub warps: u32,
     /// Keys a tile.
     pub cols: u32,
+    /// What `O += P·V` takes P as.
+    pub p: P,
 }
 
 /// The family's levers.
@@ -66,22 +84,39 @@ pub const FAMILY: Family = Family {
             &[32, 64],
             "keys per tile: more keys need fewer barriers, fewer keys need less shared memory",
         ),
+        Lever::words(
+            "p",
+            &[("usual", ""), ("16-bit", "-p16"), ("f32", "-pf32")],
+            "P of O += P*V: f32 (usual in hybrid; in mma two terms of 16 bits) or 16 bits (usual in mma)",
+        ),
     ],
-    constraints: &[],
+    constraints: &[
+        Constraint {
+            lever: "p",
+            rule: "p16 in hybrid, where P is f32 without it",
+            holds: |&[kind, _, _, p, ..]| p != P::SixteenBits as u32 || kind == Kind::Hybrid as u32,
+        },
+        Constraint {
+            lever: "p",
+            rule: "pf32 in mma, where P has 16 bits without it",
+            holds: |&[kind, _, _, p, ..]| p != P::F32 as u32 || kind == Kind::Mma as u32,
+        },
+    ],
     tile: |&[_, warps, cols, ..]| WARP_ROWS * warps * cols,
     repeated: Some((1, "-w")),
 };
 
 impl From<Config> for Values {
-    fn from(Config { kind, warps, cols }: Config) -> Values {
-        [kind as u32, warps, cols, 0, 0, 0, 0, 0, 0, 0, 0]
+    fn from(Config { kind, warps, cols, p }: Config) -> Values {
+        family::padded([kind as u32, warps, cols, p as u32])
     }
 }
 
 impl From<Values> for Config {
-    fn from([kind, warps, cols, ..]: Values) -> Config {
+    fn from([kind, warps, cols, p, ..]: Values) -> Config {
         let kind = if kind == 0 { Kind::Hybrid } else { Kind::Mma };
-        Config { kind, warps, cols }
+        let p = P::ALL[p as usize];
+        Config { kind, warps, cols, p }
     }
 }
 
@@ -182,6 +217,7 @@ mod tests {
             kind: Kind::Mma,
             warps: 3,
             cols: 64,
+            p: P::Usual,
         })) else {
             panic!("three warps");
         };

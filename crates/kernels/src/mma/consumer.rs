@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
-use flashcore_ir::fragment::AOperand;
-use flashcore_ir::{Element, KernelBuilder, Val, Var};
+use flashcore_ir::fragment::{AOperand, AccF16};
+use flashcore_ir::{Element, KernelBuilder, Val, Var, Widen};
+use half::f16;
 
 use super::producer::Block;
 use super::{Config, Rescale};
@@ -83,6 +84,8 @@ pub(super) struct Warp<'k, 'p, E> {
     first_row: Val<'k, u32>,
     /// `S`, `O` and row state, by row block; of rows both halves of each.
     scores: Vec<RowTile<'k>>,
+    /// `S` as it is accumulated in fp16, by row block; none otherwise.
+    f16_scores: Vec<AccF16<'k>>,
     pub(super) out: Vec<RowTile<'k>>,
     pub(super) rows: Vec<Row<'k>>,
     /// First key of the K block at hand, in builds with a tap.
@@ -119,6 +122,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             scores: (0..levers.row_blocks())
                 .map(|m| RowTile(k.acc_unwritten(&format!("s{m}"), tiles)))
                 .collect(),
+            f16_scores: match levers.f16_scores {
+                true => (0..levers.row_blocks())
+                    .map(|m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles))
+                    .collect(),
+                false => Vec::new(),
+            },
             out,
             rows,
             tapped_key: shape.tap.map(|_| k.var_unwritten("tapped_key")),
@@ -252,6 +261,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     #[track_caller]
     fn clear_scores(&self, steps: Range<u32>) {
+        for block in &self.f16_scores {
+            block.zero_tiles(2 * steps.start..2 * steps.end);
+        }
+        if self.levers.f16_scores {
+            return;
+        }
         for block in &self.scores {
             for register in RowTile::registers(steps.clone()) {
                 block.var(register).set(0.0);
@@ -259,7 +274,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// Scores of some steps of 16 keys.
+    /// Scores of some steps of 16 keys, which were cleared before.
     #[track_caller]
     fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
         self.k.verb("S += Q*K", || {
@@ -273,9 +288,34 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
                     .collect();
                 for keys in keys.clone() {
                     let [left, right] = k_place.b_rows(self.k, keys * STEP, step * STEP);
+                    for (scores, &q) in self.f16_scores.iter().zip(&q) {
+                        self.k.mma_f16(*scores, 2 * keys, q, left);
+                        self.k.mma_f16(*scores, 2 * keys + 1, q, right);
+                    }
+                    if self.levers.f16_scores {
+                        continue;
+                    }
                     for (scores, &q) in self.scores.iter().zip(&q) {
                         self.k.mma(scores.0, 2 * keys, q, left);
                         self.k.mma(scores.0, 2 * keys + 1, q, right);
+                    }
+                }
+            }
+        });
+        if self.levers.f16_scores {
+            self.widen_scores(keys);
+        }
+    }
+
+    /// Scores that were accumulated in fp16 become f32.
+    #[track_caller]
+    fn widen_scores(&self, steps: Range<u32>) {
+        self.k.verb("widen", || {
+            for (scores, halves) in self.scores.iter().zip(&self.f16_scores) {
+                // A word has the elements of two neighbouring f32 accumulators.
+                for word in 4 * steps.start..4 * steps.end {
+                    for (e, score) in f16::widen(halves.var(word).get()).into_iter().enumerate() {
+                        scores.var(2 * word + e as u32).set(score);
                     }
                 }
             }

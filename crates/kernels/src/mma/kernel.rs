@@ -18,6 +18,9 @@ use crate::tiles::{Fragments, HeadTile, StagedFragments, a_lane, b_lane};
 
 pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
+    if levers.max_registers > 0 {
+        k.max_registers(levers.max_registers);
+    }
     let params = Params::<E>::declare(k, shape);
     let (params, block) = Block::new(k, params, levers);
     params.if_has_row(block.first_row, block.rows.count, || {

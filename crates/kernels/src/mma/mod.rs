@@ -19,7 +19,7 @@ use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid, launch};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
-use crate::family::{Constraint, Family, Lever, Values};
+use crate::family::{self, Constraint, Family, Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
@@ -58,6 +58,12 @@ pub struct Config {
     /// queries and many keys, for a second launch and partials that go through memory. The kernel is the same
     /// for all values above 1.
     pub splits: u32,
+    /// `S = Q·Kᵀ` is accumulated in fp16, at twice the rate on consumer cards: scores have 11 bits, and beyond 65,504
+    /// before the scale the output is NaN. `O += P·V` is accumulated in f32 all the same. No search and no default
+    /// takes it; bf16 has no such instruction.
+    pub f16_scores: bool,
+    /// Registers a thread at most (`.maxnreg`), 0 for as many as [`Self::min_blocks`] leaves.
+    pub max_registers: u32,
 }
 
 /// The family's levers. It has tens of thousands of configs: a search draws from them.
@@ -124,6 +130,18 @@ pub const FAMILY: Family = Family {
             "blocks that share the keys of a row (split-KV): more blocks, but a second launch",
         )
         .up_to(split::MAX_SPLITS),
+        Lever::asked_for(
+            "f16_scores",
+            &[("false", ""), ("true", "-acc16")],
+            "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only",
+        ),
+        Lever::optional(
+            "max_registers",
+            "-r",
+            &[0, 96, 128, 168],
+            "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for",
+        )
+        .up_to(MOST_REGISTERS),
     ],
     constraints: &[
         Constraint {
@@ -140,6 +158,15 @@ pub const FAMILY: Family = Family {
             lever: "warps",
             rule: "2 to 16 warps a block, with kv_warps",
             holds: |&[_, _, warps, kv_warps, ..]| (2..=16).contains(&(warps * kv_warps)),
+        },
+        Constraint {
+            lever: "max_registers",
+            rule: "only with b1: a multiple of 8 below what a thread has without it, and that no min_blocks leaves",
+            holds: |&[_, _, warps, kv_warps, _, min_blocks, .., most]| {
+                let left = |blocks| registers_left(32 * warps * kv_warps, blocks);
+                let is_new = most.is_multiple_of(8) && most < left(1) && !(2..=4).any(|blocks| left(blocks) == most);
+                most == 0 || min_blocks == 1 && is_new
+            },
         },
     ],
     tile: |&[rows, cols, ..]| rows * cols,
@@ -160,12 +187,26 @@ impl From<Config> for Values {
             rescale,
             pack_heads,
             splits,
+            f16_scores,
+            max_registers,
         } = config;
-        let [q_reg, xor, gqa] = [q_in_registers, swizzled, pack_heads].map(u32::from);
+        let [q_reg, xor, gqa, acc16] = [q_in_registers, swizzled, pack_heads, f16_scores].map(u32::from);
         let rescale = rescale as u32;
-        [
-            rows, cols, warps, kv_warps, stages, min_blocks, q_reg, xor, rescale, gqa, splits,
-        ]
+        family::padded([
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            stages,
+            min_blocks,
+            q_reg,
+            xor,
+            rescale,
+            gqa,
+            splits,
+            acc16,
+            max_registers,
+        ])
     }
 }
 
@@ -183,6 +224,8 @@ impl From<Values> for Config {
             rescale,
             gqa,
             splits,
+            acc16,
+            max_registers,
         ] = values;
         Config {
             rows,
@@ -196,12 +239,23 @@ impl From<Values> for Config {
             rescale: Rescale::ALL[rescale as usize],
             pack_heads: gqa == 1,
             splits,
+            f16_scores: acc16 == 1,
+            max_registers,
         }
     }
 }
 
 /// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;
+
+/// The largest cap that is one: a thread has 255 registers at most.
+const MOST_REGISTERS: u32 = 248;
+
+/// Registers a thread that the compiler may take where so many blocks of so many threads are to fit an SM.
+fn registers_left(threads: u32, min_blocks: u32) -> u32 {
+    let blocks = (threads * min_blocks).max(1);
+    (65_536 / blocks / 8 * 8).min(255)
+}
 
 impl Config {
     /// Threads a block.
@@ -275,7 +329,12 @@ impl Config {
         };
         let state = 6 * blocks;
         let needed = output + scores + query + state + SCRATCH_REGISTERS;
-        let allowed = (65_536 / (self.threads() * self.min_blocks) / 8 * 8).min(255);
+        let left = registers_left(self.threads(), self.min_blocks);
+        let allowed = if self.max_registers == 0 {
+            left
+        } else {
+            left.min(self.max_registers)
+        };
         let remedy = "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less";
         Refusal::check_registers(needed, allowed, remedy, || {
             format!(
@@ -311,6 +370,14 @@ pub(crate) fn plan(
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
+    if config.f16_scores && problem.dtype() != DType::F16 {
+        let what = format!("accumulation in fp16 (acc16) for {}", problem.dtype());
+        return Err(Refusal::unsupported(
+            NAME,
+            what,
+            "fp16 problems have it; leave acc16 out of the id",
+        ));
+    }
     if problem.has_lengths() && config.splits > 1 {
         let allowed = "1 for packed sequences, caches with lengths and pages";
         return Err(Refusal::lever("splits", config.splits, allowed));
@@ -368,4 +435,45 @@ fn check_shared_memory(config: &Config, shape: &Shape, target: Target) -> Result
         + tile_bytes(config.cols, shape.head_dim_v, config.stages);
     let needed = tile_bytes(config.rows, shape.head_dim, 1) + keys;
     Refusal::check_shared_memory(needed, target, || config.remedy_for_shared_memory())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config as AnyConfig, Plan};
+
+    fn planned(dtype: DType, id: &str) -> Result<Plan, String> {
+        let problem = Problem::builder().heads(2, 2).seq_len(128).head_dim(64).dtype(dtype);
+        let config: AnyConfig = id.parse().map_err(|error| format!("{error}"))?;
+        Plan::new(&problem.build().unwrap(), &config, Target::Sm89).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn scores_in_fp16_are_for_fp16_and_for_who_names_them() {
+        let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond-acc16";
+        let ptx = planned(DType::F16, id).unwrap().main.kernel.to_ptx();
+        let count = |what: &str| ptx.matches(what).count();
+        assert!(count("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16") > 0, "{ptx}");
+        assert!(count("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") > 0, "{ptx}");
+        let refusal = planned(DType::BF16, id).unwrap_err();
+        assert!(refusal.contains("acc16") && refusal.contains("bf16"), "{refusal}");
+        assert!(!FAMILY.configs().any(|values| Config::from(values).f16_scores));
+        assert!(defaults().iter().all(|(config, ..)| !config.f16_scores));
+    }
+
+    #[test]
+    fn a_cap_on_registers_is_one_that_launch_bounds_do_not_give() {
+        let id = "mma/m32n64-w2x1-s2-b1-qsh-xor-cond-r128";
+        let ptx = planned(DType::F16, id).unwrap().main.kernel.to_ptx();
+        assert!(ptx.contains(".minnctapersm 1\n.maxnreg 128\n"), "{ptx}");
+        for (id, what) in [
+            ("mma/m64n64-w4x1-s2-b1-qsh-xor-cond-r128", "min_blocks leaves"),
+            ("mma/m32n64-w2x1-s2-b2-qsh-xor-cond-r128", "only with b1"),
+            ("mma/m32n64-w2x1-s2-b1-qsh-xor-cond-r100", "multiple of 8"),
+            ("mma/m32n64-w2x1-s2-b1-qreg-xor-cond-r64", "registers"),
+        ] {
+            let refusal = planned(DType::F16, id).unwrap_err();
+            assert!(refusal.contains(what), "{id}: {refusal}");
+        }
+    }
 }

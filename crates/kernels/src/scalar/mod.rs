@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, launch};
 use crate::attention::tap::Tap;
-use crate::family::{Constraint, Family, Lever, Values};
+use crate::family::{self, Constraint, Family, Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 
 /// The family's name.
@@ -79,7 +79,7 @@ impl From<Config> for Values {
     fn from(config: Config) -> Values {
         let place = TILES.iter().position(|tile| config.tile == Some(*tile));
         let tile = place.map_or(0, |place| place as u32 + 1);
-        [tile, config.warps, config.vector_bytes, 0, 0, 0, 0, 0, 0, 0, 0]
+        family::padded([tile, config.warps, config.vector_bytes])
     }
 }
 

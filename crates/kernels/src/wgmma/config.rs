@@ -10,7 +10,7 @@ use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::scheduler::{MOST_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
-use crate::family::{Constraint, Family, Lever, Values};
+use crate::family::{self, Constraint, Family, Lever, Values};
 
 const ROWS: [u32; 3] = [64, 128, 192];
 const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
@@ -34,9 +34,6 @@ pub(super) const OUT_BYTES: u32 = 2;
 
 /// Mbarriers, and what aligning the tiles may cost.
 pub(super) const SLACK_BYTES: u32 = 1024;
-
-/// Bytes of shared memory that a block may have.
-const ROOM: u32 = Target::Sm90a.limits().shared_per_block;
 
 /// The levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +60,11 @@ pub struct Config {
     /// Q, or as many of its columns as fit, is loaded to registers once per Q tile, and not read from shared memory
     /// again for each K block.
     pub q_in_registers: bool,
+    /// Blocks that an SM runs at a time, its registers and shared memory shared among them: two blocks of one warpgroup
+    /// each overlap without waiting for each other.
+    pub min_blocks: u32,
+    /// Registers of a thread that computes, 0 for as many as there are. What it leaves the producer gets, up to 56.
+    pub max_registers: u32,
 }
 
 /// The family's levers.
@@ -111,12 +113,40 @@ pub const FAMILY: Family = Family {
             "blocks that share the keys of a Q tile (split-KV): more blocks, but a second launch",
         )
         .up_to(MOST_SPLITS),
+        Lever::optional(
+            "min_blocks",
+            "-b",
+            &[1, 2],
+            "blocks per SM that registers and shared memory are left for",
+        ),
+        Lever::optional(
+            "max_registers",
+            "-r",
+            &[0, 152, 224],
+            "registers per consumer thread, 0 for as many as there are: what is left goes to the producer",
+        )
+        .up_to(240),
     ],
-    constraints: &[Constraint {
-        lever: "pingpong",
-        rule: "one warpgroup has nobody to hand them to",
-        holds: |&[rows, _, _, _, pingpong, ..]| pingpong == 0 || rows > 64,
-    }],
+    constraints: &[
+        Constraint {
+            lever: "pingpong",
+            rule: "one warpgroup has nobody to hand them to",
+            holds: |&[rows, _, _, _, pingpong, ..]| pingpong == 0 || rows > 64,
+        },
+        Constraint {
+            lever: "min_blocks",
+            rule: "two blocks per SM have 64 rows each: more warpgroups have too few registers",
+            holds: |&[rows, _, _, _, _, _, _, _, min_blocks, ..]| min_blocks == 1 || rows == 64,
+        },
+        Constraint {
+            lever: "max_registers",
+            rule: "a multiple of 8, less than a consumer thread has without it, by 56 at most",
+            holds: |&[rows, _, _, _, _, _, _, _, min_blocks, most, ..]| {
+                let (_, usual) = role_registers(rows, min_blocks);
+                most == 0 || most.is_multiple_of(8) && (usual - usual.min(56)..usual).contains(&most)
+            },
+        },
+    ],
     tile: |&[rows, cols, ..]| rows * cols,
     repeated: None,
 };
@@ -138,15 +168,41 @@ impl From<Config> for Values {
             rescale,
             splits,
             q_in_registers,
+            min_blocks,
+            max_registers,
         } = config;
         let [pingpong, q_reg] = [pingpong, q_in_registers].map(u32::from);
         let rescale = rescale as u32;
-        [rows, cols, stages, cluster, pingpong, rescale, q_reg, splits, 0, 0, 0]
+        family::padded([
+            rows,
+            cols,
+            stages,
+            cluster,
+            pingpong,
+            rescale,
+            q_reg,
+            splits,
+            min_blocks,
+            max_registers,
+        ])
     }
 }
 
 impl From<Values> for Config {
-    fn from([rows, cols, stages, cluster, pingpong, rescale, q_reg, splits, ..]: Values) -> Config {
+    fn from(values: Values) -> Config {
+        let [
+            rows,
+            cols,
+            stages,
+            cluster,
+            pingpong,
+            rescale,
+            q_reg,
+            splits,
+            min_blocks,
+            max_registers,
+            ..,
+        ] = values;
         Config {
             rows,
             cols,
@@ -156,9 +212,24 @@ impl From<Values> for Config {
             rescale: Rescale::ALL[rescale as usize],
             splits,
             q_in_registers: q_reg == 1,
+            min_blocks,
+            max_registers,
         }
     }
 }
+
+/// Registers of a thread that copies, and of one that computes, with so many rows a block and blocks an SM.
+const fn role_registers(rows: u32, min_blocks: u32) -> (u32, u32) {
+    match (rows, min_blocks) {
+        (64, 1) => (56, 240),
+        (64, _) => (40, 216),
+        (128, _) => (40, 232),
+        _ => (32, 160),
+    }
+}
+
+/// Registers that a thread that copies has use for.
+const PRODUCER_REGISTERS: u32 = 56;
 
 impl Config {
     /// The config of an id without the family's name, such as `m128n128-s2-pingpong-cond`.
@@ -179,10 +250,13 @@ impl Config {
 
     /// Registers of a thread that copies, and of one that computes.
     pub(super) fn registers(&self) -> (u32, u32) {
-        match self.warpgroups() {
-            1 => (56, 240),
-            2 => (40, 232),
-            _ => (32, 160),
+        let (producer, consumer) = role_registers(self.rows, self.min_blocks);
+        match self.max_registers {
+            0 => (producer, consumer),
+            most => {
+                let left = producer + self.warpgroups() * (consumer - most.min(consumer));
+                (left.min(PRODUCER_REGISTERS), most)
+            }
         }
     }
 
@@ -203,7 +277,28 @@ impl Config {
 
     /// Tiles of Q: two where there is room, so that the next is there when it is wanted.
     pub(super) fn q_stages(&self, shape: &Shape) -> u32 {
-        if self.shared_bytes(shape, 2) <= ROOM { 2 } else { 1 }
+        if self.shared_bytes(shape, 2) <= self.room() {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// Bytes of shared memory that a block may have.
+    fn room(&self) -> u32 {
+        let limits = Target::Sm90a.limits();
+        let share = limits.shared_per_sm / self.min_blocks.max(1) - limits.shared_reserved_per_block;
+        share.min(limits.shared_per_block)
+    }
+
+    /// Refuses more blocks an SM than its shared memory has room for.
+    pub(super) fn check_blocks(&self, shape: &Shape) -> Result<(), Refusal> {
+        let (needed, room) = (self.shared_bytes(shape, 1), self.room());
+        if self.min_blocks == 1 || needed <= room {
+            return Ok(());
+        }
+        let allowed = format!("1: a block needs {needed} B of shared memory, and of two each may have {room}");
+        Err(Refusal::lever("min_blocks", self.min_blocks, allowed))
     }
 
     fn shared_bytes(&self, shape: &Shape, q_stages: u32) -> u32 {
@@ -221,7 +316,7 @@ impl Config {
         query + keys + values + output + SLACK_BYTES
     }
 
-    /// The levers that alone bring its shared memory within [`ROOM`], each by the least change that does, and what it
+    /// The levers that alone bring its shared memory within [`Self::room`], each by the least change that does, and what it
     /// saves.
     pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
         let shape = &Shape::new(problem, ALIGNMENT, None).in_splits(self.splits);
@@ -232,7 +327,7 @@ impl Config {
         let cols = less(&COLS, self.cols).filter(|cols| cols.is_multiple_of(step));
         let mut remedies = Vec::new();
         let mut offer = |lever, from, lower: Vec<(u32, Config)>| {
-            let fits = |config: &Config| FAMILY.allows(&Values::from(*config)) && bytes(config) <= ROOM;
+            let fits = |config: &Config| FAMILY.allows(&Values::from(*config)) && bytes(config) <= config.room();
             if let Some((to, config)) = lower.into_iter().find(|(_, config)| fits(config)) {
                 remedies.push(format!("{lever} {from} to {to} saves {} B", saved(&config)));
             }
@@ -296,7 +391,7 @@ impl Config {
     /// not of those that warpgroups take from the producer.
     fn check_product(&self, output: u32) -> Result<(), Refusal> {
         let needed = output + REGISTERS_BESIDE_A_PRODUCT;
-        let allowed = (65_536 / self.threads()).min(255);
+        let allowed = (65_536 / (self.threads() * self.min_blocks)).min(255);
         Refusal::check_registers(needed, allowed, "fewer rows a tile leave more to a thread", || {
             format!("output {output}, everything else during a product {REGISTERS_BESIDE_A_PRODUCT}")
         })

@@ -46,6 +46,8 @@ const fn free(rows: u32, cols: u32, stages: u32) -> Config {
         rescale: Rescale::Speculative,
         splits: 1,
         q_in_registers: false,
+        min_blocks: 1,
+        max_registers: 0,
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) struct Context<'k, 'p, E: Probability> {
 }
 
 pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
-    k.min_blocks_per_sm(1);
+    k.min_blocks_per_sm(levers.min_blocks);
     if levers.cluster > 1 {
         k.in_clusters_of(levers.cluster);
     }

@@ -83,6 +83,7 @@ pub(crate) fn plan(
         ));
     }
     config.check_registers(&shape)?;
+    config.check_blocks(&shape)?;
 
     // How many splits there are is the table's to say.
     let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
@@ -94,7 +95,8 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, shape),
         })
     })?;
-    let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), chip.sms);
+    let at_once = chip.sms * config.min_blocks;
+    let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), at_once);
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
     let dtype = problem.dtype();
     add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout())?;

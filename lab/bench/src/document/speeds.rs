@@ -213,7 +213,7 @@ pub(super) fn ladder(chapter: &Chapter<'_>) -> Section {
         result.case.name
     );
     let rungs = match chapter.profile() {
-        Some(card) => rungs(&result.case.problem, card),
+        Some(card) => rungs(&result.case.problem, card, &[]),
         None => Vec::new(),
     };
     let name = |label: &str| {

@@ -219,7 +219,10 @@ impl SeenStep {
         let blocks = self.kernel.min_blocks_per_sm().unwrap_or(1).max(1);
         let unit = (limits.register_unit_per_warp / 32).max(1);
         let registers = limits.registers_per_sm / (self.threads * blocks).max(1);
-        (registers / unit * unit).min(limits.registers_per_thread)
+        let most = limits
+            .registers_per_thread
+            .min(self.kernel.max_registers().unwrap_or(u32::MAX));
+        (registers / unit * unit).min(most)
     }
 }
 

@@ -141,9 +141,9 @@ const PLANTED: &[Planted] = &[
     Planted { id: HYBRID, operator: Operator::ShrinkBuffer, line: "let s_tile", object: "s_tile", found: Some((OutOfBounds, "s_tile")) },
     Planted { id: HYBRID, operator: Operator::ShrinkBuffer, line: "let v_tile", object: "v_tile", found: Some((OutOfBounds, "v_tile")) },
     Planted { id: MMA, operator: Operator::ShrinkBuffer, line: "let k_tile", object: "k_tile", found: Some((OutOfBounds, "k_tile")) },
-    // Tails of keys, rows and columns unmasked.
-    Planted { id: HYBRID, operator: Operator::BoundOne, line: "load_tile(", object: "", found: Some((OutOfBounds, "k")) },
-    Planted { id: HYBRID, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
+    // Tails of rows and columns unmasked. Tiles of K and V are read up to the last row, whatever the bound.
+    Planted { id: HYBRID, operator: Operator::BoundOne, line: "k.if_(row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
+    Planted { id: HYBRID, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "lse")) },
     Planted { id: MMA, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
     // The mask left out; an output or a log-sum-exp never stored.
     Planted { id: HYBRID, operator: Operator::Unmask, line: "softmax(&row", object: "", found: None },

@@ -5,6 +5,7 @@ mod bank_conflicts;
 mod common;
 mod cost;
 mod defaults_fit;
+mod f16_scores;
 mod fp8;
 mod hopper_mutants;
 mod ladder;

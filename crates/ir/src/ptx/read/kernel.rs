@@ -88,6 +88,7 @@ impl PtxModule {
         Ok(Kernel {
             params: reader.params,
             min_blocks_per_sm: entry.min_blocks_per_sm,
+            max_registers: entry.max_registers,
             cluster,
             ledger: ledger.clone(),
             body,
