@@ -138,7 +138,11 @@ impl Config {
 /// Refuses what spills, by a few bytes, with the copies of a tile in flight through registers (ptxas 12.0 and 13.0).
 fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    if config.cols < 64 || head_dim <= 208 {
+    let most = match config.kind {
+        Kind::Hybrid => 192,
+        Kind::Mma => 208,
+    };
+    if config.cols < 64 || head_dim <= most {
         return Ok(());
     }
     let what = format!("head_dim {head_dim} with 64 keys a tile: registers would spill");
