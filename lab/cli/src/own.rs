@@ -8,7 +8,7 @@ use clap::Args;
 use flashcore::{Device, Problem};
 use flashcore_bench::child::Child;
 use flashcore_bench::own::{Code, Trust};
-use flashcore_bench::{Case, Options, Own, Request};
+use flashcore_bench::{Case, Options, Own, Report, Request};
 use flashcore_check::own::{Declared, OwnError, check_declared};
 use flashcore_check::{CheckOptions, CheckReport};
 
@@ -29,6 +29,14 @@ pub(crate) struct OwnArgs {
     /// first call may take 6 times as long, building it 30 times
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
     deadline: u64,
+}
+
+/// What was found of a kernel of the user on a problem.
+pub(crate) enum Judged {
+    Right,
+    /// It raised an error, which says that it does not serve the problem.
+    NotServed(String),
+    Wrong(String),
 }
 
 impl OwnArgs {
@@ -82,17 +90,7 @@ impl OwnArgs {
 
     /// Judges kernels in another process, which they may hang or crash: why each is not right, if it is not.
     pub(crate) fn judged(&self, device: &Device, case: &Case, own: &[Own]) -> Result<Vec<Option<String>>, Failure> {
-        let request = Request {
-            cases: vec![case.clone()],
-            kernels: own.iter().map(|own| own.label.clone()).collect(),
-            options: Options {
-                budget_ms: JUDGING_MS,
-                ..Options::default()
-            },
-            own: own.to_vec(),
-            ..Request::default()
-        };
-        let report = bench::measure(&Ok(None), device, &request, (&[], self.deadline()), None, &mut ())?;
+        let report = self.judge(device, std::slice::from_ref(case), own)?;
         let not_judged = || Some(style::list(&report.notes));
         let why = |own: &Own| {
             report
@@ -101,6 +99,41 @@ impl OwnArgs {
                 .map_or_else(not_judged, |result| result.why_not(&own.label))
         };
         Ok(own.iter().map(why).collect())
+    }
+
+    /// The same of one kernel on many problems, up to the one on which it hung or crashed.
+    pub(crate) fn judged_on(&self, device: &Device, cases: &[Case], own: &Own) -> Result<Vec<Judged>, Failure> {
+        let report = self.judge(device, cases, std::slice::from_ref(own))?;
+        let mut all = Vec::new();
+        for case in cases {
+            let result = report.results.iter().find(|result| result.case == *case);
+            let why = result.map_or_else(|| Some(style::list(&report.notes)), |result| result.why_not(&own.label));
+            let timed = result.is_some_and(|result| result.absent.iter().all(|(label, _)| *label != own.label));
+            match (why, report.failed.first()) {
+                (None, _) => all.push(Judged::Right),
+                (Some(_), Some((_, reason))) => {
+                    all.push(Judged::Wrong(reason.clone()));
+                    break;
+                }
+                (Some(why), None) if timed => all.push(Judged::Wrong(why)),
+                (Some(why), None) => all.push(Judged::NotServed(why)),
+            }
+        }
+        Ok(all)
+    }
+
+    fn judge(&self, device: &Device, cases: &[Case], own: &[Own]) -> Result<Report, Failure> {
+        let request = Request {
+            cases: cases.to_vec(),
+            kernels: own.iter().map(|own| own.label.clone()).collect(),
+            options: Options {
+                budget_ms: JUDGING_MS,
+                ..Options::default()
+            },
+            own: own.to_vec(),
+            ..Request::default()
+        };
+        bench::measure(&Ok(None), device, &request, (&[], self.deadline()), None, &mut ())
     }
 
     fn may_run(&self, own: &Own) -> Result<(), Failure> {

@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// The flags of a command that name it.
-    pub(super) fn flags(&self) -> String {
+    pub fn flags(&self) -> String {
         match self {
             Engine::Device(device) => format!("--device {device}"),
             Engine::Sim { card, .. } => format!("--device sim --profile {card}"),

@@ -8,6 +8,7 @@
 //! afterwards.
 
 mod engine;
+mod own;
 mod tally;
 mod witness;
 
@@ -23,6 +24,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 pub use engine::{Engine, Wrong};
+pub use own::problem_served;
 pub use tally::{OfFamily, Report, Worst};
 pub use witness::{Sdpa, Witnessed};
 

@@ -13,6 +13,9 @@ use flashcore_check::mutate::Operator;
 use flashcore_kernels::FAMILIES;
 use serde_json::json;
 
+mod own;
+
+use crate::own::OwnArgs;
 use crate::{BAD, CODE, Card, Failure, GOOD, Outcome, Page, args, check, machine, progress, style};
 
 /// Mismatches that are printed; `--json` has all.
@@ -31,7 +34,7 @@ const SIMULATED: u64 = 20;
 #[derive(Args)]
 #[command(after_help = PARITY_HELP)]
 pub(crate) struct ParityArgs {
-    /// How many problems [default: 200, or 20 with --device sim]
+    /// How many problems [default: 200, or 20 with --device sim or --kernel]
     #[arg(value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     problems: Option<u64>,
     /// What problems, kernels and inputs are drawn by
@@ -65,6 +68,16 @@ pub(crate) struct ParityArgs {
     /// Do not look for PyTorch
     #[arg(long)]
     no_sdpa: bool,
+    /// Judge kernels of your own in place of FlashCore's: FILE.toml, FILE.py:FUNCTION, on problems that they serve
+    #[arg(
+        long,
+        value_name = "FILES",
+        value_delimiter = ',',
+        conflicts_with_all = ["family", "lengths", "dtype", "inputs", "plant"]
+    )]
+    kernel: Vec<String>,
+    #[command(flatten)]
+    own: OwnArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -76,6 +89,7 @@ Examples:
   flashcore parity 1000 --family wgmma --seed 7     one family, other problems
   flashcore parity 20 --device sim --profile h200   kernels for an H200, without one
   flashcore parity 50 --lengths                     packed sequences, caches and pages
+  flashcore parity --kernel mine.toml --trust       a kernel of your own (docs/own-kernel.md)
 
 Environment:
   FLASHCORE_PYTHON   the Python with PyTorch [default: python3]
@@ -83,6 +97,9 @@ Environment:
 Exit codes: 0 all are right, 1 a mismatch, 2 usage, 3 no driver or no such device";
 
 pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
+    if !args.kernel.is_empty() {
+        return own::run(args);
+    }
     let engine = engine(&args.device, args.profile)?;
     let simulated = matches!(engine, Engine::Sim { .. });
     if args.plant.is_some() && !simulated {
