@@ -95,7 +95,8 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, shape),
         })
     })?;
-    let at_once = chip.sms * config.min_blocks;
+    // Whoever wants one tile a block gives as many SMs as a number holds.
+    let at_once = chip.sms.saturating_mul(config.min_blocks);
     let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), at_once);
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
     let dtype = problem.dtype();

@@ -155,3 +155,23 @@ fn levers_save_what_a_refusal_says() {
     }
     assert!(offers >= 2, "{remedy}");
 }
+
+/// Two blocks an SM, also where a plan is asked for with more SMs than there are.
+#[test]
+fn two_blocks_an_sm_share_its_registers() {
+    let problem = Problem::builder()
+        .heads(4, 4)
+        .seq_len(512)
+        .head_dim(64)
+        .build()
+        .unwrap();
+    let blocks = |id: &str, sms| {
+        let target = Target::Sm90a;
+        let plan = crate::Plan::new(&problem, &id.parse().unwrap(), Chip { target, sms }).unwrap();
+        (plan.main.launch.grid[0], plan.main.kernel.to_ptx())
+    };
+    assert_eq!(blocks("wgmma/m64n64-s2-free-cond", 8).0, 8);
+    let (two, ptx) = blocks("wgmma/m64n64-s2-free-cond-b2", 8);
+    assert!(two == 16 && ptx.contains(".minnctapersm 2") && ptx.contains("setmaxnreg.inc.sync.aligned.u32 216"));
+    assert_eq!(blocks("wgmma/m64n64-s2-free-cond-b2", u32::MAX).0, 32);
+}
