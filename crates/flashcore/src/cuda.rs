@@ -160,8 +160,14 @@ impl CudaAttention {
                 })
         };
         // Nothing is enqueued before all of it can be.
+        let plan = &prepared.choice.plan;
+        let first = if tensors.reuse_schedule {
+            plan.schedule_steps()
+        } else {
+            0
+        };
         let mut launches = Vec::with_capacity(prepared.functions.len());
-        for (step, function) in prepared.choice.plan.steps().zip(&prepared.functions) {
+        for (step, function) in plan.steps().zip(&prepared.functions).skip(first) {
             let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
             launches.push(function.prepare(&step.launch, &buffers)?);
         }

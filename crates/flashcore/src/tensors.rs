@@ -30,6 +30,12 @@ pub struct DeviceTensors<'a> {
     /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple
     /// of 16; most plans ask for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
+    /// The workspace still holds the schedule that an earlier call made, and it is used again: the
+    /// last call with this workspace was for the same problem, on the same device, and lengths have
+    /// the same values as then. Layers of a model step do so after the first. Only plans for lengths
+    /// on the device have a schedule; others ignore this. If it is not so, results are wrong, and
+    /// any memory may be read or written.
+    pub reuse_schedule: bool,
 }
 
 /// Scales of e4m3 tensors in device memory, each f32 `[batch, num_kv_heads]`, dense. An element
@@ -57,6 +63,7 @@ impl<'a> DeviceTensors<'a> {
             scales: None,
             lengths: Lengths::default(),
             workspace: None,
+            reuse_schedule: false,
         }
     }
 

@@ -18,7 +18,8 @@ pub struct Plan {
     pub config: Config,
     /// The architecture it was resolved for.
     pub target: Target,
-    /// What runs before the main step, such as the one that transposes V for it.
+    /// What runs before the main step: where lengths are on the device the one that makes a schedule of
+    /// them; or the one that transposes V.
     pub before: Vec<Step>,
     /// The main step.
     pub main: Step,
@@ -100,10 +101,7 @@ impl Plan {
         let alone = |main| (Vec::new(), main, Vec::new());
         let (before, main, then) = match config {
             Config::Ladder(config) => alone(crate::ladder::plan(problem, config, kernels, tap)?),
-            Config::Mma(config) => {
-                let (main, then) = crate::mma::plan(problem, config, target, kernels, tap)?;
-                (Vec::new(), main, then)
-            }
+            Config::Mma(config) => crate::mma::plan(problem, config, chip, kernels, tap)?,
             Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, tap)?),
             Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, tap)?,
         };
@@ -131,6 +129,16 @@ impl Plan {
     pub fn steps_mut(&mut self) -> impl Iterator<Item = &mut Step> {
         let before = self.before.iter_mut();
         before.chain(std::iter::once(&mut self.main)).chain(&mut self.then)
+    }
+
+    /// How many of the first steps depend on nothing but the lengths' values: the work lists that they leave in the
+    /// workspace serve all calls with the same ones, such as those of a model's layers.
+    pub fn schedule_steps(&self) -> usize {
+        if self.problem.has_lengths() {
+            self.before.len()
+        } else {
+            0
+        }
     }
 
     /// Bytes of workspace that the caller must bring for all steps together; 0 for most plans.

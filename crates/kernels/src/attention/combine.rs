@@ -15,9 +15,10 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::epilogue::{log_sum_exp, normaliser};
-use super::lengths::TensorParam;
-use super::params::{Shape, add_lse, add_tensor};
-use super::split::{self, Partials};
+use super::lengths::{QueryRows, TensorParam};
+use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
+use super::schedule::{Combined, Schedule};
+use super::split::{self, Partial, Partials};
 use crate::Refusal;
 use crate::family::{Values, with};
 use crate::step::{Identity, KernelCache, Step};
@@ -88,6 +89,62 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
     Ok(Step { kernel, launch })
 }
 
+/// The step that merges what a [`Schedule`] has in pieces. `shape` is that of the main kernel.
+pub(crate) fn listed_step(
+    problem: &Problem,
+    shape: &Shape,
+    schedule: &Schedule,
+    kernels: &KernelCache,
+) -> Result<Step, Refusal> {
+    // Nothing of it depends on how scores come about.
+    let shape = Shape {
+        head_dim: shape.head_dim_v,
+        softcap: false,
+        ..*shape
+    };
+    let threads = Threads::new(schedule.usual_pieces(), shape.head_dim_v);
+    let mut levers = with(&Values::default(), 0, threads.groups * BATCH);
+    levers[1] = schedule.pieces.rows;
+    levers[2] = u32::from(schedule.pieces.pack_heads);
+    let family = "combine_listed";
+    let kernel = kernels.get_or_build(
+        Identity { family, levers, shape },
+        |&[splits, rows, packed, ..], shape| {
+            let threads = Threads::new(splits, shape.head_dim_v);
+            let gqa = if packed == 1 { "_gqa" } else { "" };
+            let name = shape.kernel_name(&format!("combine_g{}_m{rows}{gqa}", threads.groups));
+            Kernel::build(name, threads.count(), |k| match shape.dtype {
+                DType::F16 => listed_body::<f16>(k, threads, rows, packed == 1, shape),
+                _ => listed_body::<bf16>(k, threads, rows, packed == 1, shape),
+            })
+        },
+    )?;
+    let blocks = schedule.rows(problem).div_ceil(threads.rows);
+    let mut launch = Launch::of(&kernel, [blocks, schedule.grid, 1]);
+    add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());
+    add_rows(&mut launch, problem, &shape);
+    schedule.add_to_combine(&mut launch);
+    Ok(Step { kernel, launch })
+}
+
+/// The place of a thread in its block.
+struct Place<'k> {
+    column: Val<'k, u32>,
+    row: Val<'k, u32>,
+    group: Val<'k, u32>,
+}
+
+impl<'k> Place<'k> {
+    #[track_caller]
+    fn new(k: &'k KernelBuilder, threads: Threads) -> Self {
+        Place {
+            column: k.thread_idx() % threads.row_threads * COLUMNS,
+            row: k.thread_idx() / threads.row_threads % threads.rows,
+            group: k.thread_idx() / (threads.row_threads * threads.rows),
+        }
+    }
+}
+
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
     let lse: Option<GlobalPtr<'_, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
@@ -97,12 +154,84 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     let rows = k.param::<u32>("rows");
     let splits = k.param::<u32>("splits");
 
-    let column = k.thread_idx() % threads.row_threads * COLUMNS;
-    let row_in_block = k.thread_idx() / threads.row_threads % threads.rows;
-    let group = k.thread_idx() / (threads.row_threads * threads.rows);
-    let row = k.block_idx(0) * threads.rows + row_in_block;
+    let place = Place::new(k, threads);
+    let row = k.block_idx(0) * threads.rows + place.row;
+    let partial = |split| partials.at(row, split, splits);
+    merge(
+        k,
+        threads,
+        &place,
+        || row.lt(rows),
+        splits,
+        partial,
+        |merged| {
+            let batch_head = row / seq_len_q;
+            let head = out.head(batch_head / num_heads, batch_head % num_heads);
+            let out_row = out.row(head, row % seq_len_q);
+            merged.store(out_row, place.column);
+            if let Some(lse) = lse {
+                k.if_(place.column.eq(0).divergent(), || {
+                    let value = log_sum_exp(merged.offset.get(), merged.sum.get());
+                    lse.offset(row).store(value);
+                });
+            }
+        },
+    );
+}
+
+/// The same for the tiles that a [schedule](super::schedule) has in pieces: block `(x, y)` merges some rows of the tile that
+/// begins in block `y` of the main kernel, if one does.
+fn listed_body<E: MmaElement + Widen>(
+    k: &KernelBuilder,
+    threads: Threads,
+    tile_rows: u32,
+    pack_heads: bool,
+    shape: &Shape,
+) {
+    let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
+    let params = RowParams::declare(k, shape);
+    let partials = Partials::to_read(k, shape.head_dim_v);
+    let tile = Combined::declare(k).at(k.block_idx(1));
+    k.if_(tile.count.ne(0).uniform(), || {
+        let (params, first) = params.of_sequence(tile.batch);
+        let out = out.starting_at(first.q);
+        let packed = pack_heads.then_some(params.group_size);
+        let rows = QueryRows {
+            batch: tile.batch,
+            head: tile.head,
+            count: packed.map_or(params.seq_len_q, |group| params.seq_len_q * group),
+            packed,
+        };
+        let place = Place::new(k, threads);
+        let row_in_tile = k.block_idx(0) * threads.rows + place.row;
+        let row = tile.tile * tile_rows + row_in_tile;
+        let exists = || row_in_tile.lt(tile_rows) & row.lt(rows.count);
+        let partial = |piece| partials.at(tile.slot + piece, row_in_tile, k.constant(tile_rows));
+        merge(k, threads, &place, exists, tile.count, partial, |merged| {
+            merged.store(rows.of(&out, row), place.column);
+            if shape.lse {
+                k.if_(place.column.eq(0).divergent(), || {
+                    let (batch_head, query) = rows.batch_head_and_query(params.num_heads, row);
+                    params.store_lse(batch_head, query, merged.offset.get(), merged.sum.get());
+                });
+            }
+        });
+    });
+}
+
+/// Merges the partials of a row, where it exists, and calls `store` in the threads that then have it, four columns each.
+fn merge<'k>(
+    k: &'k KernelBuilder,
+    threads: Threads,
+    place: &Place<'k>,
+    exists: impl Fn() -> Val<'k, bool>,
+    splits: Val<'k, u32>,
+    partial: impl Fn(Val<'k, u32>) -> Partial<'k>,
+    store: impl FnOnce(&Merged<'k>),
+) {
+    let Place { column, row, group } = *place;
     // Threads that fill up the last warp belong to no group.
-    let at_work = row.lt(rows) & group.lt(threads.groups);
+    let at_work = exists() & group.lt(threads.groups);
 
     let mine = Merged::nothing(k);
     let shared = (threads.groups > 1).then(|| Exchange::declare(k, threads));
@@ -112,7 +241,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
             for i in 0..BATCH {
                 let split = first + i * threads.groups;
                 // Past the last split the last one again, to count for nothing.
-                let part = partials.at(row, split.min(splits - 1), splits);
+                let part = partial(split.min(splits - 1));
                 found.push(Found {
                     counts: Some(split.lt(splits)),
                     sums: part.sums.load_words(2, Cache::Default),
@@ -122,36 +251,21 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
             mine.add(&found);
         });
         if let Some(shared) = &shared {
-            shared.store(&mine, group, row_in_block, column);
+            shared.store(&mine, group, row, column);
         }
     });
     let mut stores = at_work;
     if let Some(shared) = &shared {
         k.barrier();
-        stores = row.lt(rows) & group.eq(0);
+        stores = exists() & group.eq(0);
         k.if_(stores.divergent(), || {
             let others: Vec<_> = (1..threads.groups)
-                .map(|group| shared.load(group, row_in_block, column))
+                .map(|group| shared.load(group, row, column))
                 .collect();
             mine.add(&others);
         });
     }
-    k.if_(stores.divergent(), || {
-        let batch_head = row / seq_len_q;
-        let head = out.head(batch_head / num_heads, batch_head % num_heads);
-        let out_row = out.row(head, row % seq_len_q);
-        let norm = normaliser(mine.sum.get());
-        let values = mine.out.map(|value| value * norm);
-        out_row
-            .offset(column)
-            .store_f32s(&values, COLUMNS * E::BYTES, Cache::Default);
-        if let Some(lse) = lse {
-            k.if_(column.eq(0).divergent(), || {
-                let value = log_sum_exp(mine.offset.get(), mine.sum.get());
-                lse.offset(row).store(value);
-            });
-        }
-    });
+    k.if_(stores.divergent(), || store(&mine));
 }
 
 struct Found<'k> {
@@ -176,6 +290,15 @@ impl<'k> Merged<'k> {
             sum: k.var(0.0),
             out: [k.var(0.0), k.var(0.0), k.var(0.0), k.var(0.0)],
         }
+    }
+
+    /// Normalises the thread's columns and stores them in a row.
+    #[track_caller]
+    fn store<E: MmaElement + Widen>(&self, row: GlobalPtr<'k, E>, column: Val<'k, u32>) {
+        let norm = normaliser(self.sum.get());
+        let values = self.out.map(|value| value * norm);
+        row.offset(column)
+            .store_f32s(&values, COLUMNS * E::BYTES, Cache::Default);
     }
 
     /// Adds partials, in order, relative to the highest maximum of all: that of the lowest offset.

@@ -19,6 +19,7 @@ pub(crate) fn kinds(problem: &Problem) -> LengthKinds {
 
 /// The parameters of lengths, where some are not equal. [`LengthParams::add_to_launch`] gives the arguments in the same
 /// order.
+#[derive(Clone)]
 pub(crate) struct LengthParams<'k> {
     values: Lengths<GlobalPtr<'k, i32>>,
     /// Whether the mask's diagonal ends at the last key: 1, else 0.
@@ -85,62 +86,78 @@ fn rows_of<'k>(
     (first, len.reinterpret())
 }
 
+/// Where the first row of a sequence is, if sequences follow each other.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstRows<'k> {
+    pub q: Option<Val<'k, u32>>,
+    k: Option<Val<'k, u32>>,
+}
+
 impl<'k, E: Element> Params<'k, E> {
     /// The parameters as they are for a sequence: lengths, band, and where its rows begin. With equal lengths they are the
     /// same, and nothing is computed.
     #[track_caller]
     pub(crate) fn of_sequence(mut self, batch: Val<'k, u32>) -> Self {
-        let Some(lengths) = &self.rows.lengths else {
-            return self;
-        };
-        let values = &lengths.values;
-        let (q_first, len_q) = rows_of(
-            batch,
-            self.rows.seq_len_q,
-            values.cu_seqlens_q.zip(lengths.total_q),
-            values.seqused_q,
-        );
-        let (k_first, len_kv) = rows_of(
-            batch,
-            self.rows.seq_len_kv,
-            values.cu_seqlens_k.zip(lengths.total_k),
-            values.seqused_k,
-        );
-        if let Some(first) = q_first {
-            for tensor in [&mut self.q, &mut self.out] {
-                tensor.base = tensor.row(tensor.base, first);
-            }
-            self.rows.lse = self.rows.lse.map(|lse| lse.offset(first));
-            self.rows.lse_rows = lengths.total_q.map(Val::reinterpret);
+        let (rows, first) = self.rows.of_sequence(batch);
+        for tensor in [&mut self.q, &mut self.out] {
+            *tensor = tensor.starting_at(first.q);
         }
-        if let Some(first) = k_first {
-            for tensor in [&mut self.k, &mut self.v] {
-                tensor.base = tensor.row(tensor.base, first);
-            }
+        for tensor in [&mut self.k, &mut self.v] {
+            *tensor = tensor.starting_at(first.k);
+            tensor.pages = rows.pages_of(batch);
         }
-        if let (Some(table), Some([page_size, pages, max_pages])) = (values.block_table, lengths.paged) {
-            let table = table.offset_strided(batch, max_pages);
-            for tensor in [&mut self.k, &mut self.v] {
-                tensor.pages = Some(Pages {
-                    table,
-                    page_size,
-                    pages,
-                    last_key: len_kv.max(1) - 1,
-                });
-            }
-        }
-        let shift = (len_kv - len_q).reinterpret::<i32>() * lengths.bottom_right;
-        self.rows.band = Band {
-            lo: self.rows.band.lo + shift,
-            hi: self.rows.band.hi + shift,
-            len: len_kv.reinterpret(),
-        };
-        (self.rows.seq_len_q, self.rows.seq_len_kv) = (len_q, len_kv);
-        self
+        Params { rows, ..self }
     }
 }
 
 impl<'k> RowParams<'k> {
+    /// The same without tensors, and the first rows of the sequence in them.
+    #[track_caller]
+    pub(crate) fn of_sequence(&self, batch: Val<'k, u32>) -> (Self, FirstRows<'k>) {
+        let mut rows = self.clone();
+        let Some(lengths) = &self.lengths else {
+            return (rows, FirstRows { q: None, k: None });
+        };
+        let values = &lengths.values;
+        let (q, len_q) = rows_of(
+            batch,
+            self.seq_len_q,
+            values.cu_seqlens_q.zip(lengths.total_q),
+            values.seqused_q,
+        );
+        let (k, len_kv) = rows_of(
+            batch,
+            self.seq_len_kv,
+            values.cu_seqlens_k.zip(lengths.total_k),
+            values.seqused_k,
+        );
+        if let Some(first) = q {
+            rows.lse = self.lse.map(|lse| lse.offset(first));
+            rows.lse_rows = lengths.total_q.map(Val::reinterpret);
+        }
+        let shift = (len_kv - len_q).reinterpret::<i32>() * lengths.bottom_right;
+        rows.band = Band {
+            lo: self.band.lo + shift,
+            hi: self.band.hi + shift,
+            len: len_kv.reinterpret(),
+        };
+        (rows.seq_len_q, rows.seq_len_kv) = (len_q, len_kv);
+        (rows, FirstRows { q, k })
+    }
+
+    /// The pages of a sequence whose parameters these are, if K and V are in pages.
+    #[track_caller]
+    fn pages_of(&self, batch: Val<'k, u32>) -> Option<Pages<'k>> {
+        let lengths = self.lengths.as_ref()?;
+        let (table, [page_size, pages, max_pages]) = lengths.values.block_table.zip(lengths.paged)?;
+        Some(Pages {
+            table: table.offset_strided(batch, max_pages),
+            page_size,
+            pages,
+            last_key: self.seq_len_kv.max(1) - 1,
+        })
+    }
+
     /// Runs `compute` where `first_row` is one of the sequence's `count` rows. The grid is that of the bounds: blocks past
     /// the end of their sequence have nothing to do. With equal lengths there are none.
     #[track_caller]
@@ -200,6 +217,13 @@ impl<'k, E: Element> TensorParam<'k, E> {
             None => self.base.offset_strided(batch, self.batch_stride),
         };
         of_batch.offset_strided(head, self.head_stride)
+    }
+
+    /// The same tensor from one of its rows on.
+    #[track_caller]
+    pub(crate) fn starting_at(self, first: Option<Val<'k, u32>>) -> Self {
+        let base = first.map_or(self.base, |first| self.row(self.base, first));
+        TensorParam { base, ..self }
     }
 
     /// Whether rows are found with [`Self::key_row`] only.

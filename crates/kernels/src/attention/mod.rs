@@ -8,6 +8,7 @@ pub(crate) mod lengths;
 pub(crate) mod mask;
 pub(crate) mod params;
 pub(crate) mod row_tile;
+pub(crate) mod schedule;
 pub(crate) mod scheduler;
 pub(crate) mod score_mod;
 pub(crate) mod softmax;

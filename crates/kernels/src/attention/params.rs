@@ -31,6 +31,8 @@ pub(crate) struct Shape {
     pub tap: Option<Tap>,
     /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,
+    /// Whether blocks take their work from a [schedule](super::schedule), and leave partials of tiles in pieces.
+    pub listed: bool,
     pub lengths: LengthKinds,
 }
 
@@ -45,7 +47,24 @@ impl Shape {
             vector_bytes,
             tap,
             split: false,
+            listed: false,
             lengths: kinds(problem),
+        }
+    }
+
+    /// That of a kernel which reads nothing but lengths.
+    pub(crate) fn of_lengths(lengths: LengthKinds) -> Shape {
+        Shape {
+            head_dim: 0,
+            head_dim_v: 0,
+            dtype: DType::F32,
+            softcap: false,
+            lse: false,
+            vector_bytes: 4,
+            tap: None,
+            split: false,
+            listed: false,
+            lengths,
         }
     }
 
@@ -71,26 +90,32 @@ impl Shape {
         let lse = if self.lse { "_lse" } else { "" };
         let split = if self.split { "_split" } else { "" };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
-        let lengths = Lengths::<()>::NAMES
-            .into_iter()
-            .filter(|name| self.lengths.named(name).is_some());
-        let lengths: String = lengths.map(|name| format!("_{name}")).collect();
+        let listed = if self.listed { "_listed" } else { "" };
+        let lengths = self.lengths_name();
         format!(
-            "{id}_{}_d{}{v}{softcap}{lse}{split}{lengths}{tap}",
+            "{id}_{}_d{}{v}{softcap}{lse}{split}{listed}{lengths}{tap}",
             self.dtype, self.head_dim
         )
+    }
+
+    /// The lengths in a kernel's entry name.
+    pub(crate) fn lengths_name(&self) -> String {
+        let names = Lengths::<()>::NAMES.into_iter();
+        let names = names.filter(|name| self.lengths.named(name).is_some());
+        names.map(|name| format!("_{name}")).collect()
     }
 }
 
 /// The parameters of kernels that read and write tensors by address; what is not tensors by [`Deref`].
 /// [`launch`] gives the arguments in the same order.
+#[derive(Clone)]
 pub(crate) struct Params<'k, E> {
     pub q: TensorParam<'k, E>,
     pub k: TensorParam<'k, E>,
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
     pub(super) rows: RowParams<'k>,
-    /// Where a kernel that is split stores its partials, in place of `out` and `lse`.
+    /// Where a kernel that is split stores its partials, in place of `out` and `lse`, or one that is listed some of them.
     pub partials: Option<Partials<'k>>,
 }
 
@@ -103,6 +128,7 @@ impl<'k, E> Deref for Params<'k, E> {
 }
 
 /// The parameters of every attention kernel after its tensors. [`add_rows`] gives the arguments in the same order.
+#[derive(Clone)]
 pub(crate) struct RowParams<'k> {
     pub lse: Option<GlobalPtr<'k, f32>>,
     /// Rows of a head in `lse` where they are packed; else those of the sequence.
@@ -128,7 +154,7 @@ impl<'k, E: Element> Params<'k, E> {
             v: TensorParam::declare(k, "v", k.param_ptr("v")),
             out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
             rows: RowParams::declare(k, shape),
-            partials: shape.split.then(|| Partials::to_write(k, shape.head_dim_v)),
+            partials: (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v)),
         }
     }
 }
@@ -191,7 +217,7 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
         Arg::I32(range.lo),
         Arg::I32(range.hi),
     ]);
-    ScoreMod::add_to_launch(launch, problem);
+    ScoreMod::add_to_launch(launch, problem, shape);
     if let Some(tap) = shape.tap {
         tap::extend_launch(launch, problem, tap);
     }

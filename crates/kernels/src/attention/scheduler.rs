@@ -11,24 +11,14 @@ use std::sync::Arc;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
-use super::block_range::{BlockOrder, BlockRange, share};
+use super::block_range::{BlockOrder, share};
 
-/// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low end,
-/// at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully masked
-/// ones of each warpgroup, and the split; all iterations.
-const WORDS: usize = 8;
+mod item;
 
-/// The word of an item with the fully masked iterations of each warpgroup, and the split.
-const FULLY_MASKED: usize = 6;
+pub(crate) use item::{FULLY_MASKED, MOST, Place, Tile, WORDS, WorkItem};
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;
-
-/// In place of a number of fully masked iterations: the warpgroup has no rows.
-const NO_ROWS: u32 = 0xff;
-
-/// Batches, heads, Q tiles and K blocks that an item can name.
-pub(crate) const MOST: usize = 1 << 16;
 
 /// Splits of the keys that an item can name, less those that might make it look like [`END`].
 pub(crate) const MOST_SPLITS: u32 = 128;
@@ -36,11 +26,8 @@ pub(crate) const MOST_SPLITS: u32 = 128;
 /// Bytes of K and V that should be read at a time: about half of an H200's L2 cache.
 const L2_BYTES: usize = 32 << 20;
 
-/// Warpgroups at most that share a Q tile: three in each block of a cluster.
-const GROUPS: usize = 6;
-
 /// K blocks' worth of work that a tile costs besides its K blocks: its first and last products, which nothing overlaps.
-const TILE_COST: u64 = 2;
+pub(crate) const TILE_COST: u64 = 2;
 /// The same in keys: what fits times of 102 problems best (`wgmma/defaults/measured`).
 const TILE_KEYS: u64 = 96;
 
@@ -67,13 +54,6 @@ pub(crate) struct WorkList<'k> {
     this: Var<'k, u32>,
 }
 
-/// A Q tile and its K blocks.
-pub(crate) struct WorkItem<'k> {
-    words: Vec<Val<'k, u32>>,
-    rows: u32,
-    cols: u32,
-}
-
 /// As much of the next item as is needed while the current one is computed.
 pub(crate) struct NextItem<'k> {
     fully_masked: Val<'k, u32>,
@@ -95,13 +75,7 @@ impl<'k> WorkList<'k> {
     #[track_caller]
     pub(crate) fn this(&self) -> WorkItem<'k> {
         let place = self.table.offset(self.this.get() * WORDS as u32);
-        let mut words = place.load_words(4, Cache::ReadOnly);
-        words.extend(place.plus(4).load_words(4, Cache::ReadOnly));
-        WorkItem {
-            words,
-            rows: self.rows,
-            cols: self.cols,
-        }
+        WorkItem::read(place, self.rows, self.cols, false)
     }
 
     #[track_caller]
@@ -131,163 +105,12 @@ impl<'k> NextItem<'k> {
     }
 }
 
-impl<'k> WorkItem<'k> {
-    #[track_caller]
-    pub(crate) fn batch(&self) -> Val<'k, u32> {
-        self.low(0)
-    }
-
-    #[track_caller]
-    pub(crate) fn kv_head(&self) -> Val<'k, u32> {
-        self.high(0)
-    }
-
-    #[track_caller]
-    pub(crate) fn head(&self) -> Val<'k, u32> {
-        self.low(1)
-    }
-
-    #[track_caller]
-    pub(crate) fn first_row(&self) -> Val<'k, u32> {
-        self.high(1) * self.rows
-    }
-
-    #[track_caller]
-    pub(crate) fn split(&self) -> Val<'k, u32> {
-        self.words[FULLY_MASKED] >> 24u32
-    }
-
-    pub(crate) fn n_blocks(&self) -> Val<'k, u32> {
-        self.words[7]
-    }
-
-    #[track_caller]
-    pub(crate) fn masked(&self) -> Val<'k, u32> {
-        self.high(5)
-    }
-
-    #[track_caller]
-    pub(crate) fn first_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
-        let whole = self.words[4] + n_block * self.cols;
-        let masked = n_block.lt(self.masked());
-        masked.select(self.first_masked_key(n_block), whole)
-    }
-
-    /// The same where the block needs a mask.
-    #[track_caller]
-    pub(crate) fn first_masked_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
-        let past = n_block * self.cols;
-        n_block
-            .lt(self.low(5))
-            .select(self.words[2] + past, self.words[3] - past)
-    }
-
-    /// K blocks, the first ones, that are fully masked for a warpgroup's rows; all of them if it has no rows. A warpgroup
-    /// alone has rows, and no such block.
-    #[track_caller]
-    pub(crate) fn fully_masked(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
-        if self.rows == 64 {
-            return warpgroup.builder().constant(0);
-        }
-        let blocks = self.words[FULLY_MASKED] >> (warpgroup * 8) & 0xff;
-        blocks.eq(NO_ROWS).select(self.n_blocks(), blocks)
-    }
-
-    #[track_caller]
-    fn low(&self, word: usize) -> Val<'k, u32> {
-        self.words[word] & 0xffff
-    }
-
-    #[track_caller]
-    fn high(&self, word: usize) -> Val<'k, u32> {
-        self.words[word] >> 16u32
-    }
-}
-
-/// A Q tile of a block, or of a cluster's blocks together, and its K blocks.
-#[derive(Clone, Debug, PartialEq)]
-struct Tile {
-    order: BlockOrder<i64>,
-    /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows.
-    fully_masked: [u32; GROUPS],
-}
-
-impl Tile {
-    fn new(seen: &KeyRange, seq_len_q: usize, tile: usize, rows: usize, cols: usize) -> Tile {
-        let (first, last) = (tile * rows, (tile * rows + rows).min(seq_len_q) - 1);
-        let range = Tile::range(seen, seq_len_q, tile, rows, cols);
-        let order = BlockOrder::descending(range);
-        let fully_masked = std::array::from_fn(|group| {
-            let first = first + 64 * group;
-            if 64 * group >= rows || first >= seq_len_q {
-                return NO_ROWS;
-            }
-            let end = seen.keys((first + 63).min(last)).end.div_ceil(cols) as i64;
-            let out_of_range = if order.masked_low == 0 { range.end - end } else { 0 };
-            out_of_range.min(order.masked).min(order.count - 1) as u32
-        });
-        Tile { order, fully_masked }
-    }
-
-    fn range(seen: &KeyRange, seq_len_q: usize, tile: usize, rows: usize, cols: usize) -> BlockRange<i64> {
-        let (first, last) = (tile * rows, (tile * rows + rows).min(seq_len_q) - 1);
-        let visible = |row: usize| {
-            let keys = seen.keys(row);
-            (keys.start as i64, keys.end as i64)
-        };
-        BlockRange::between(visible(first), visible(last), cols as u32)
-    }
-
-    /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of which
-    /// the mask leaves nothing: an empty split still writes zeros and its offset.
-    fn split(&self, index: usize, count: usize, past: usize) -> Tile {
-        let (begin, blocks) = share(self.order.count, index as i64, count as i64);
-        let order = match blocks {
-            0 => BlockOrder {
-                low: past as i64,
-                masked_low: 0,
-                high: past as i64,
-                whole: past as i64 - 1,
-                masked: 1,
-                count: 1,
-                descending: true,
-            },
-            _ => self.order.part(begin, blocks),
-        };
-        let fully_masked = self.fully_masked.map(|of_group| match of_group {
-            NO_ROWS => NO_ROWS,
-            of_group => of_group.saturating_sub(begin as u32).min(order.count as u32 - 1),
-        });
-        Tile { order, fully_masked }
-    }
-
-    /// The item of the block whose tile it is, and whose warpgroups are those from `first_group` on.
-    fn words(
-        &self,
-        [batch, head, kv_head, tile]: [usize; 4],
-        split: usize,
-        first_group: usize,
-        cols: usize,
-    ) -> [u32; WORDS] {
-        let order = &self.order;
-        let of_group = |group: usize| self.fully_masked.get(first_group + group).copied().unwrap_or(NO_ROWS);
-        let pair = |low: usize, high: usize| (high << 16 | low) as u32;
-        let key = |base: i64| (base * cols as i64) as u32;
-        let masked_low = order.masked_low.clamp(0, order.count);
-        [
-            pair(batch, kv_head),
-            pair(head, tile),
-            key(order.low),
-            key(order.high),
-            key(order.whole),
-            pair(masked_low as usize, order.masked as usize),
-            of_group(0) | of_group(1) << 8 | of_group(2) << 16 | (split as u32) << 24,
-            order.count as u32,
-        ]
-    }
-
-    fn cost(&self) -> u64 {
-        self.order.count as u64 + TILE_COST
+/// First key that a row sees, and one past the last.
+fn visible(seen: &KeyRange) -> impl Fn(i64) -> (i64, i64) {
+    let seen = *seen;
+    move |row| {
+        let keys = seen.keys(row as usize);
+        (keys.start as i64, keys.end as i64)
     }
 }
 
@@ -332,7 +155,13 @@ impl Clusters {
         let (seen, splits) = (problem.key_range(), i64::from(tiling.splits));
         let (seq_len_q, rows) = (problem.seq_len_q(), self.tiles * tiling.rows as usize);
         (0..self.per_head).flat_map(move |index| {
-            let range = Tile::range(&seen, seq_len_q, index, rows, tiling.cols as usize);
+            let range = Tile::range(
+                &visible(&seen),
+                (index * rows) as i64,
+                seq_len_q as i64,
+                rows as u32,
+                tiling.cols,
+            );
             let blocks = BlockOrder::descending(range).count;
             (0..splits).map(move |split| share(blocks, split, splits).1.max(1) as u64)
         })
@@ -378,14 +207,15 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let clusters = Clusters::new(problem, tiling, sms);
     let (rows, cols) = (clusters.tiles * tiling.rows as usize, tiling.cols as usize);
     let (splits, past) = (tiling.splits as usize, problem.seq_len_kv().div_ceil(cols));
-    let mut order: Vec<(usize, usize, Tile)> = (0..clusters.per_head)
+    let mut order: Vec<(usize, usize, Tile<i64>)> = (0..clusters.per_head)
         .flat_map(|index| {
-            let tile = Tile::new(seen, problem.seq_len_q(), index, rows, cols);
+            let (first, end) = ((index * rows) as i64, problem.seq_len_q() as i64);
+            let tile = Tile::new(visible(seen), first, end, rows as u32, tiling.cols);
             (0..splits).map(move |split| (index, split, tile.split(split, splits, past)))
         })
         .collect();
-    order.sort_by_key(|&(index, split, ref tile)| (Reverse(tile.cost()), Reverse(index), split));
-    let costs: Vec<u64> = order.iter().map(|(.., tile)| tile.cost()).collect();
+    order.sort_by_key(|&(index, split, ref tile)| (Reverse(cost(tile)), Reverse(index), split));
+    let costs: Vec<u64> = order.iter().map(|(.., tile)| cost(tile)).collect();
     let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
     let (blocks, heads) = (cluster * clusters.count, problem.num_heads() / clusters.heads);
     // Item `n` of block `b` is the `n * blocks + b`th.
@@ -403,13 +233,24 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
         let kv_head = head / problem.group_size();
         for rank in 0..cluster {
             let (other, neighbour) = (rank % clusters.heads, rank % clusters.tiles);
-            let place = [batch, head + other, kv_head, index * clusters.tiles + neighbour];
-            let item = tile.words(place, *split, neighbour * groups, cols);
-            words[(at + rank) * WORDS..][..WORDS].copy_from_slice(&item);
+            let place = Place {
+                batch,
+                head: head + other,
+                kv_head,
+                tile: index * clusters.tiles + neighbour,
+                split: *split,
+                slot: 0,
+            };
+            let item = tile.words(place.map(|number| number as i64), neighbour * groups, tiling.cols);
+            words[(at + rank) * WORDS..][..WORDS].copy_from_slice(&item.map(|word| word as u32));
         }
     });
     words.resize(words.len() + blocks * WORDS, END);
     (blocks as u32, words.into())
+}
+
+fn cost(tile: &Tile<i64>) -> u64 {
+    tile.order.count as u64 + TILE_COST
 }
 
 /// The K blocks of the block with most to do.

@@ -25,10 +25,11 @@ impl<'k> ScoreMod<'k> {
         }
     }
 
-    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
+    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, shape: &Shape) {
         let exponent_scale = problem.softcap().unwrap_or(problem.softmax_scale()) * LOG2_E;
         launch.args.push(Arg::F32(exponent_scale));
-        let softcap_scale = problem.softcap().map(|cap| Arg::F32(problem.softmax_scale() / cap));
+        let softcap = problem.softcap().filter(|_| shape.softcap);
+        let softcap_scale = softcap.map(|cap| Arg::F32(problem.softmax_scale() / cap));
         launch.args.extend(softcap_scale);
     }
 

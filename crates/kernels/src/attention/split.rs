@@ -16,7 +16,7 @@ use super::params::push_buffer;
 use crate::Refusal;
 
 /// Alignment of the workspace in bytes: as the widest accesses need.
-const ALIGN: u32 = 16;
+pub(crate) const ALIGN: u32 = 16;
 
 /// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;

@@ -160,6 +160,7 @@ pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> 
 }
 
 /// The parameters of a tap. [`extend_launch`] gives their arguments.
+#[derive(Clone)]
 pub(crate) struct TapParams<'k> {
     tap: Tap,
     values: GlobalPtr<'k, f32>,

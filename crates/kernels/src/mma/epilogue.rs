@@ -4,7 +4,7 @@
 use flashcore_ir::{Cache, TileShape, Val};
 
 use super::consumer::Warp;
-use super::producer::Block;
+use super::producer::{Block, Keys};
 use crate::attention::epilogue::normaliser;
 use crate::attention::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
 use crate::attention::softmax::{Row, SixteenBits};
@@ -23,23 +23,41 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         rows.map(|(i, row)| (i / 2, i % 2, self.warp.out[i / 2], *row))
     }
 
-    /// Rounds the output into shared memory and stores it from there, 16 bytes an access.
+    /// Stores the output, or the partials of a piece.
     #[track_caller]
     pub(super) fn store(&self, q_tile: HeadTile<'k, E>) {
+        self.in_pieces(|| self.store_partials(), || self.store_output(q_tile));
+    }
+
+    /// Does one thing where the block has a piece of its rows' keys, the other where it has all of them.
+    #[track_caller]
+    fn in_pieces(&self, piece: impl FnOnce(), whole: impl FnOnce()) {
+        match &self.block.keys {
+            Keys::All => whole(),
+            Keys::Split(_) => piece(),
+            Keys::Item(item) => self.warp.k.if_else(item.slot().ne(0).uniform(), piece, whole),
+        }
+    }
+
+    #[track_caller]
+    fn store_partials(&self) {
+        let Warp { k, shape, .. } = *self.warp;
+        let column = lane_column(k);
+        for (m, half, out, row) in self.rows() {
+            let (sum, at) = (row.total(), self.warp.row(m, half));
+            k.if_(at.lt(self.block.rows.count).divergent(), || {
+                if let Some(partial) = self.partial(at) {
+                    partial.store_row(&out, half, column, shape.head_dim_v, &row.max, sum);
+                }
+            });
+        }
+    }
+
+    /// Rounds the output into shared memory and stores it from there, 16 bytes an access.
+    #[track_caller]
+    fn store_output(&self, q_tile: HeadTile<'k, E>) {
         let Warp { k, levers, shape, .. } = *self.warp;
         let head_dim_v = shape.head_dim_v;
-        if shape.split {
-            let column = lane_column(k);
-            for (m, half, out, row) in self.rows() {
-                let (sum, at) = (row.total(), self.warp.row(m, half));
-                k.if_(at.lt(self.block.rows.count).divergent(), || {
-                    if let Some(partial) = self.partial(at) {
-                        partial.store_row(&out, half, column, head_dim_v, &row.max, sum);
-                    }
-                });
-            }
-            return;
-        }
         let fits = tile_bytes(levers.rows, head_dim_v, 1) <= tile_bytes(levers.rows, shape.head_dim, 1);
         let out_tile = if fits {
             HeadTile::reusing(k, "out_tile", levers.rows, head_dim_v, levers.swizzled, q_tile)
@@ -83,12 +101,21 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         });
     }
 
-    /// The block's partial of a row, if it is one of several splits.
+    /// The block's partial of a row, if it may have a piece of its keys.
     #[track_caller]
     fn partial(&self, row: Val<'k, u32>) -> Option<Partial<'k>> {
-        let (partials, split, params) = (self.warp.params.partials?, self.block.split?, self.warp.params);
-        let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
-        Some(partials.at(batch_head.fma(params.seq_len_q, query), split.index, split.count))
+        let (partials, params, k) = (self.warp.params.partials?, self.warp.params, self.warp.k);
+        match &self.block.keys {
+            Keys::All => None,
+            Keys::Split(split) => {
+                let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
+                Some(partials.at(batch_head.fma(params.seq_len_q, query), split.index, split.count))
+            }
+            Keys::Item(item) => {
+                let rows = k.constant(self.warp.levers.rows);
+                Some(partials.at(item.slot() - 1, row - self.block.first_row, rows))
+            }
+        }
     }
 
     /// Merges the results of the warps along the keys, and stores them.
@@ -169,22 +196,24 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
                 out.push(second_first.select(read[1 - quad][i], read[quad][i]));
             }
             let row = self.block.first_row + row_in_tile;
-            if self.warp.shape.split {
+            let store_partial = || {
                 k.if_(row.lt(self.block.rows.count).divergent(), || {
                     if let Some(partial) = self.partial(row) {
                         partial.out.offset(column).store_f32s(&out, 16, Cache::Default);
                         k.if_(column.eq(0).divergent(), || partial.store_sum(offset, sum));
                     }
                 });
-                return;
-            }
-            let norm = normaliser(sum);
-            k.if_(row.lt(self.block.rows.count).divergent(), || {
-                let values: Vec<_> = out.iter().map(|&value| value * norm).collect();
-                let out_row = self.block.rows.of(&self.warp.params.out, row);
-                out_row.offset(column).store_f32s(&values, 16, Cache::Default);
-            });
-            self.store_lse(row, sum, offset, column);
+            };
+            let store_whole = || {
+                let norm = normaliser(sum);
+                k.if_(row.lt(self.block.rows.count).divergent(), || {
+                    let values: Vec<_> = out.iter().map(|&value| value * norm).collect();
+                    let out_row = self.block.rows.of(&self.warp.params.out, row);
+                    out_row.offset(column).store_f32s(&values, 16, Cache::Default);
+                });
+                self.store_lse(row, sum, offset, column);
+            };
+            self.in_pieces(store_partial, store_whole);
         });
     }
 }

@@ -3,6 +3,9 @@
 //! A block computes `rows` query rows of one head. Its warps share the rows, and with `kv_warps` also the keys of each
 //! K block. K and V come through a ring of stages filled by asynchronous copies.
 //!
+//! Where lengths are on the device, blocks may work through lists of items, each a Q tile or a piece of one, made by a
+//! [schedule](crate::attention::schedule).
+//!
 //! K blocks that need a mask come first, so that the long loop over the others has none. One barrier per K block says
 //! both that the block has arrived and that its predecessor's stage may be overwritten.
 
@@ -13,6 +16,7 @@ use super::epilogue::Epilogue;
 use super::producer::{Block, Edges, Ring};
 use super::{Config, Rescale};
 use crate::attention::params::{Params, Shape};
+use crate::attention::schedule::Listed;
 use crate::attention::softmax::SixteenBits;
 use crate::tiles::{Fragments, HeadTile, StagedFragments, a_lane, b_lane};
 
@@ -22,6 +26,15 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
         k.max_registers(levers.max_registers);
     }
     let params = Params::<E>::declare(k, shape);
+    if shape.listed {
+        Listed::declare(k, levers.rows, levers.cols).for_each(k, |item| {
+            let (params, block) = Block::of_item(params, item, levers);
+            compute(k, levers, shape, &params, &block);
+            // No copy of the next item's may overwrite a tile that a warp still reads.
+            k.barrier();
+        });
+        return;
+    }
     let (params, block) = Block::new(k, params, levers);
     params.if_has_row(block.first_row, block.rows.count, || {
         compute(k, levers, shape, &params, &block)

@@ -11,7 +11,7 @@ mod producer;
 
 use std::fmt;
 
-use flashcore_ir::{Kernel, Target};
+use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
@@ -363,10 +363,10 @@ fn most_keys(problem: &Problem) -> u64 {
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,
-    target: Target,
+    chip: Chip,
     kernels: &KernelCache,
     tap: Option<Tap>,
-) -> Result<(Step, Vec<Step>), Refusal> {
+) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
@@ -383,9 +383,13 @@ pub(crate) fn plan(
         return Err(Refusal::lever("splits", config.splits, allowed));
     }
     let whole = Shape::new(problem, ALIGNMENT, tap);
-    let shape = whole.in_splits(config.splits);
+    let schedule = config.schedule(problem, chip)?;
+    let shape = Shape {
+        listed: schedule.is_some(),
+        ..whole.in_splits(config.splits)
+    };
     config.check_registers(&shape)?;
-    check_shared_memory(config, &shape, target)?;
+    check_shared_memory(config, &shape, chip.target)?;
 
     // How many splits there are is the grid's to say.
     let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
@@ -397,6 +401,12 @@ pub(crate) fn plan(
         })
     })?;
 
+    if let Some(schedule) = schedule {
+        let mut launch = launch(problem, &shape, &kernel, [schedule.grid, 1, 1]);
+        schedule.add_to_main(&mut launch);
+        let then = vec![combine::listed_step(problem, &shape, &schedule, kernels)?];
+        return Ok((vec![schedule.step(problem, kernels)?], Step { kernel, launch }, then));
+    }
     let (heads, tiles) = config.heads_and_tiles(problem);
     let (together, groups) = match shape.split {
         true => (heads, config.splits as usize),
@@ -412,7 +422,7 @@ pub(crate) fn plan(
         split::add_to_launch(&mut launch, problem, config.splits, true);
         then.push(combine::step(problem, &whole, config.splits, kernels)?);
     }
-    Ok((Step { kernel, launch }, then))
+    Ok((Vec::new(), Step { kernel, launch }, then))
 }
 
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.

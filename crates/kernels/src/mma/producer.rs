@@ -1,12 +1,16 @@
 //! The block's rows and K blocks, and K and V on their way into shared memory.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
+use flashcore_ir::{Chip, GlobalPtr, KernelBuilder, Val};
+use flashcore_problem::Problem;
 
-use super::Config;
+use super::{Config, NAME};
+use crate::Refusal;
 use crate::attention::block_range::{BlockOrder, block_range, share};
 use crate::attention::lengths::{QueryRows, TensorParam};
 use crate::attention::params::Params;
+use crate::attention::schedule::{Pieces, Schedule};
+use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
 use crate::attention::split::Split;
 use crate::tiles::{Chunks, HeadTile};
@@ -15,8 +19,16 @@ pub(super) struct Block<'k> {
     pub(super) rows: QueryRows<'k>,
     pub(super) kv_head: Val<'k, u32>,
     pub(super) first_row: Val<'k, u32>,
-    /// The block's split of the keys, if others have some too.
-    pub(super) split: Option<Split<'k>>,
+    pub(super) keys: Keys<'k>,
+}
+
+/// Which K blocks of its rows a block computes.
+pub(super) enum Keys<'k> {
+    All,
+    /// Its split of them.
+    Split(Split<'k>),
+    /// Those of an item, which may be a piece.
+    Item(WorkItem<'k>),
 }
 
 impl<'k> Block<'k> {
@@ -49,19 +61,29 @@ impl<'k> Block<'k> {
             (index / params.num_heads, head, head / group)
         };
         let params = params.of_sequence(batch);
-        let packed = levers.pack_heads.then_some(group);
-        let count = packed.map_or(params.seq_len_q, |group| params.seq_len_q * group);
-        let rows = QueryRows {
-            batch,
-            head,
-            count,
-            packed,
-        };
         let block = Block {
-            rows,
+            rows: query_rows(&params, batch, head, levers),
             kv_head,
             first_row,
-            split,
+            keys: split.map_or(Keys::All, Keys::Split),
+        };
+        (params, block)
+    }
+
+    /// That of a work item.
+    #[track_caller]
+    pub(super) fn of_item<E: MmaElement>(
+        params: Params<'k, E>,
+        item: WorkItem<'k>,
+        levers: &Config,
+    ) -> (Params<'k, E>, Self) {
+        let batch = item.batch();
+        let params = params.of_sequence(batch);
+        let block = Block {
+            rows: query_rows(&params, batch, item.head(), levers),
+            kv_head: item.kv_head(),
+            first_row: item.first_row(),
+            keys: Keys::Item(item),
         };
         (params, block)
     }
@@ -75,21 +97,59 @@ impl<'k> Block<'k> {
         k.cp_async_commit();
     }
 
-    /// The K blocks that the rows see, or the block's share of them. The first one sets the maxima of the rows, and speculative
+    /// The K blocks that the rows see, or the block's part of them. The first one sets the maxima of the rows, and speculative
     /// rescaling does that only where there is a mask.
     #[track_caller]
     pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
+        let speculative = levers.rescale == Rescale::Speculative;
+        let first_masked = |part: BlockOrder<_>| if speculative { part.first_masked() } else { part };
+        if let Keys::Item(item) = &self.keys {
+            return first_masked(item.order());
+        }
         let last_row = (self.first_row + (levers.rows - 1)).min(self.rows.count - 1);
         let (first, last) = (self.rows.query(self.first_row), self.rows.query(last_row));
         let range = block_range(&params.band, first.reinterpret(), last.reinterpret(), levers.cols);
-        let speculative = levers.rescale == Rescale::Speculative;
         let all = BlockOrder::ascending(range, speculative);
-        let Some(split) = self.split else {
+        let Keys::Split(split) = &self.keys else {
             return all;
         };
         let (begin, count) = share(all.count.reinterpret::<u32>(), split.index, split.count);
-        let part = all.part(begin.reinterpret(), count.reinterpret());
-        if speculative { part.first_masked() } else { part }
+        first_masked(all.part(begin.reinterpret(), count.reinterpret()))
+    }
+}
+
+impl Config {
+    /// The work lists of a problem whose lengths are on the device, made there, where heads are packed: no other tile reads
+    /// the same keys then, so it does not matter for the L2 cache which tiles run together. Other tiles have a block
+    /// each.
+    pub(super) fn schedule(&self, problem: &Problem, chip: Chip) -> Result<Option<Schedule>, Refusal> {
+        if !(problem.has_lengths() && self.pack_heads) {
+            return Ok(None);
+        }
+        let pieces = Pieces {
+            rows: self.rows,
+            cols: self.cols,
+            pack_heads: self.pack_heads,
+            least: self.stages - 1,
+        };
+        Schedule::new(NAME, problem, pieces, chip.sms * self.min_blocks).map(Some)
+    }
+}
+
+/// The rows of a sequence, with the lengths in its parameters.
+#[track_caller]
+fn query_rows<'k, E>(
+    params: &Params<'k, E>,
+    batch: Val<'k, u32>,
+    head: Val<'k, u32>,
+    levers: &Config,
+) -> QueryRows<'k> {
+    let packed = levers.pack_heads.then_some(params.group_size);
+    QueryRows {
+        batch,
+        head,
+        count: packed.map_or(params.seq_len_q, |group| params.seq_len_q * group),
+        packed,
     }
 }
 

@@ -4,18 +4,19 @@
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (60: four of each
 //! combination of axes).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::{BufferSpec, Target};
+use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, mma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::tensor::write_element;
 use flashcore_problem::{
     DType, InputKind, KvLengths, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, random_problem,
 };
-use flashcore_sim::{FindingKind, SimOptions, simulate};
+use flashcore_sim::{Finding, FindingKind, SimOptions, Written, simulate};
 
 use crate::common::number;
 use crate::planted::{check_with, quoted};
@@ -141,6 +142,11 @@ fn ragged(config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
 }
 
 const PACKED: KvLengths = KvLengths::Packed { total: 110, used: true };
+const PAGED_LONG: KvLengths = KvLengths::Paged {
+    page_size: 16,
+    pages: 120,
+    max_pages: 57,
+};
 const PAGED: KvLengths = KvLengths::Paged {
     page_size: 5,
     pages: 40,
@@ -197,6 +203,119 @@ fn planted_mistakes_are_found() {
     }
 }
 
+/// Mistakes in the schedule and in what follows from it: the step, what breaks, and where.
+#[rustfmt::skip]
+const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 10] = [
+    ("the number of keys of the next sequence", 0, Operator::NextAccess, "seqused_k"),
+    ("the first row of the sequence before", 0, Operator::PreviousAccess, "cu_seqlens_q"),
+    ("the number of tiles rounded down", 0, Operator::DropAddend, "let tiles = (rows"),
+    ("sums of the round before: a missing barrier", 0, Operator::DropBarrier, "k.barrier();"),
+    ("a piece begins a K block late", 0, Operator::OffsetOne, "let (first, end) = (start"),
+    ("a piece has another slot", 0, Operator::OffsetOne, "let slot = first_block"),
+    ("the list of pieces is not reset", 0, Operator::DropStore, "store_words(&nothing"),
+    ("an item is not written", 0, Operator::DropStore, "schedule_items"),
+    ("a piece counted twice", 2, Operator::BoundOne, "split.lt(splits)"),
+    ("the next partial", 2, Operator::NextAccess, "split_sums"),
+];
+
+#[test]
+fn mistakes_in_the_schedule_are_found() {
+    for (name, step, operator, place) in PLANTED_IN_SCHEDULE {
+        let plan = ragged(MMA, PAGED, Mask::CAUSAL);
+        let kernel = plan.steps().nth(step).unwrap().kernel.clone();
+        let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
+        let here = all.filter(|m| m.object.as_deref() == Some(place) || quoted(m.line).contains(place));
+        let here: Vec<_> = here.collect();
+        assert!(!here.is_empty(), "{name}: nowhere to plant it");
+        let found = |seed: u64| {
+            let mut options = CheckOptions {
+                seed,
+                ..CheckOptions::default()
+            };
+            options.sim.max_instructions = 1_000_000;
+            here.iter().any(|mutation| {
+                let mut mutant = plan.clone();
+                let step = mutant.steps_mut().nth(step).unwrap();
+                step.kernel = Arc::new(mutation.apply(&kernel));
+                check_plan(&mutant, &options).unwrap().verdict != Verdict::Clean
+            })
+        };
+        assert!((0..6).any(found), "{name}");
+    }
+}
+
+/// Long caches in few sequences: most blocks of the grid have a piece, and pieces are merged.
+#[test]
+fn decoding_from_long_caches_splits_keys() {
+    for kv_lengths in [KvLengths::Cache, PAGED_LONG] {
+        for (group, rows, mask) in [(4, 1, Mask::FULL), (3, 4, Mask::CAUSAL)] {
+            let problem = Problem::builder()
+                .batch(3)
+                .heads(2 * group, 2)
+                .head_dim(32)
+                .seq_len_q(rows)
+                .seq_len_kv(900)
+                .mask(mask)
+                .return_lse(true);
+            let problem = problem.kv_lengths(kv_lengths).dtype(DType::BF16).build().unwrap();
+            for config in [
+                MMA,
+                "mma/m16n32-w1x2-s2-b1-qreg-xor-spec-gqa",
+                "mma/m32n64-w2x1-s3-b2-qsh-xor-always-gqa",
+            ] {
+                let Ok(config) = config.parse() else { panic!("{config}") };
+                let chip = Chip {
+                    target: Target::Sm80,
+                    sms: 13,
+                };
+                let plan = Plan::new(&problem, &config, chip).unwrap();
+                assert_eq!(plan.steps().count(), 3);
+                for seed in 0..3 {
+                    let options = CheckOptions {
+                        seed,
+                        ..CheckOptions::default()
+                    };
+                    let report = check_plan(&plan, &options).unwrap();
+                    assert_eq!(
+                        report.verdict,
+                        Verdict::Clean,
+                        "{problem} by {config}, seed {seed}\n{report}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Runs all steps of a plan on buffers with the contents that `content` gives, and returns the buffers by name, and all
+/// findings.
+fn run_steps(
+    plan: &Plan,
+    mut content: impl FnMut(&BufferSpec) -> Vec<u8>,
+) -> (BTreeMap<&'static str, Vec<u8>>, Vec<Finding>) {
+    let (mut buffers, mut findings) = (BTreeMap::new(), Vec::new());
+    for spec in plan.steps().flat_map(|step| &step.launch.buffers) {
+        buffers.entry(spec.name).or_insert_with(|| content(spec));
+    }
+    let workspace = vec![POISON; plan.workspace_bytes() as usize];
+    buffers.entry("workspace").and_modify(|bytes| *bytes = workspace);
+    let mut written = Written::default();
+    for step in plan.steps() {
+        let mut options = SimOptions::default();
+        let specs = &step.launch.buffers;
+        let slot = specs.iter().position(|spec| spec.name == "workspace");
+        options.written.extend(slot.map(|slot| (slot, written.clone())));
+        let mut bytes: Vec<Vec<u8>> = specs.iter().map(|spec| buffers[spec.name].clone()).collect();
+        let report = simulate(&step.kernel, &step.launch, &mut bytes, &options).unwrap();
+        if let Some(more) = slot.and_then(|slot| report.written.get(&slot)) {
+            written.add(more);
+        }
+        findings.extend(report.findings);
+        buffers.extend(specs.iter().map(|spec| spec.name).zip(bytes));
+    }
+    (buffers, findings)
+}
+
 /// Whatever the values are, no address leaves its tensor.
 #[test]
 fn hostile_values_touch_no_foreign_memory() {
@@ -211,22 +330,15 @@ fn hostile_values_touch_no_foreign_memory() {
         let plans = masks.map(|mask| ragged(config, kv_lengths, mask));
         for round in 0..20 {
             let plan = &plans[round % 2];
-            let specs = plan.main.launch.buffers.iter();
-            let mut buffers: Vec<Vec<u8>> = specs
-                .map(|spec| match Lengths::<i32>::NAMES.contains(&spec.name) {
-                    true => (0..spec.bytes / 4)
-                        .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
-                        .collect(),
-                    false => vec![0; spec.bytes as usize],
-                })
-                .collect();
-            let options = SimOptions::default();
-            let report = simulate(&plan.main.kernel, &plan.main.launch, &mut buffers, &options).unwrap();
+            let content = |spec: &BufferSpec| match Lengths::<i32>::NAMES.contains(&spec.name) {
+                true => (0..spec.bytes / 4)
+                    .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
+                    .collect(),
+                false => vec![0; spec.bytes as usize],
+            };
+            let (_, findings) = run_steps(plan, content);
             // Sequences that overlap write the same rows; that is all there may be.
-            let worse = report
-                .findings
-                .iter()
-                .find(|finding| finding.kind != FindingKind::BlockRace);
+            let worse = findings.iter().find(|finding| finding.kind != FindingKind::BlockRace);
             assert!(worse.is_none(), "round {round}: {worse:?}");
         }
     }
@@ -277,13 +389,10 @@ fn values_beyond_bounds_are_cut_to_them() {
                         bytes
                     }
                 };
-                let mut buffers: Vec<Vec<u8>> = plan.main.launch.buffers.iter().map(content).collect();
-                let options = SimOptions::default();
-                let report = simulate(&plan.main.kernel, &plan.main.launch, &mut buffers, &options).unwrap();
-                assert!(report.is_clean(), "{config}: {:?}", report.findings);
-                let specs = plan.main.launch.buffers.iter().zip(buffers);
-                let written = specs.filter(|(spec, _)| spec.written);
-                written.map(|(_, bytes)| bytes).collect::<Vec<_>>()
+                let (mut buffers, findings) = run_steps(&plan, content);
+                assert!(findings.is_empty(), "{config}: {findings:?}");
+                buffers.retain(|name, _| ["out", "lse"].contains(name));
+                buffers
             };
             assert!(output(&given, q.1) == output(&meant, q.2), "{config}, {kv_lengths:?}");
         }

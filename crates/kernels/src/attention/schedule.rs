@@ -1,0 +1,291 @@
+//! The schedule of a launch whose lengths are on the device: a kernel that reads them and makes the work lists of the main
+//! kernel.
+//!
+//! It is stream-K (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on
+//! the GPU", 2023). The Q tiles of all heads and sequences form one line, each as long as its cost: its K blocks, and
+//! [`TILE_COST`] for its first and last products. The line is cut into as many ranges of equal length as the main kernel
+//! has blocks. A tile that a cut falls into is computed in pieces, and [`combine`](super::combine) merges their partials. A
+//! cut that would leave a piece shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile.
+//!
+//! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
+//! sequences, of one head), and G blocks:
+//!
+//! - A block has at most the tiles that begin in its range, and the one that its range begins in. Tile `k`, or its piece,
+//!   is item `k + i` of block `i`: at most `H·T + G` items, those of a block next to each other.
+//! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in pieces
+//!   begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than `2·G`.
+//! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`.
+//!
+//! One block of threads makes everything, without atomics: the same lengths give the same words.
+
+use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
+use flashcore_problem::{Problem, QLengths};
+
+use super::lengths::kinds;
+use super::params::{Shape, add_rows, push_buffer};
+use super::scheduler::{MOST, TILE_COST, WORDS, WorkItem};
+use super::split::ALIGN;
+use crate::Refusal;
+use crate::family::Values;
+use crate::step::{Identity, KernelCache, Step};
+
+mod kernel;
+
+/// Threads of the block that makes a schedule.
+const THREADS: u32 = 1024;
+
+/// Blocks of a main kernel at most: the cuts of the line are in shared memory.
+pub(crate) const MOST_BLOCKS: u32 = 2048;
+
+/// Words of a block's range of items: its first, and one past the last.
+const RANGE_WORDS: u32 = 2;
+
+/// Words of a tile in pieces: how many there are, then the first two words of its items.
+const COMBINED_WORDS: u32 = 4;
+
+/// Words of a row tile: its sequence and number there; the cost of all row tiles before it.
+const ROW_TILE_WORDS: u32 = 2;
+
+/// The tiles of a main kernel, and which pieces of them are worth a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pieces {
+    /// Query rows of a Q tile.
+    pub rows: u32,
+    /// Keys of a K block.
+    pub cols: u32,
+    /// Whether the rows of a tile are those of all heads that share K and V.
+    pub pack_heads: bool,
+    /// K blocks of a piece at least: what a block has on its way at once takes as long as one.
+    pub least: u32,
+}
+
+/// What a schedule is made for, and how large it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    pub pieces: Pieces,
+    /// Blocks of the main kernel.
+    pub grid: u32,
+    batch: u32,
+    /// Heads with tiles of their own.
+    heads: u32,
+    /// Q tiles of all sequences, of one head.
+    row_tiles: u32,
+    head_dim_v: u32,
+}
+
+/// Where the parts of a schedule are in the workspace, in bytes.
+struct Places {
+    partial_sums: u64,
+    ranges: u64,
+    combined: u64,
+    items: u64,
+    row_tiles: u64,
+    first_tiles: u64,
+    end: u64,
+}
+
+impl Schedule {
+    /// # Errors
+    /// Bounds beyond what items and costs can count.
+    pub(crate) fn new(family: &'static str, problem: &Problem, pieces: Pieces, grid: u32) -> Result<Schedule, Refusal> {
+        let (heads, group) = match pieces.pack_heads {
+            true => (problem.num_kv_heads(), problem.group_size()),
+            false => (problem.num_heads(), 1),
+        };
+        let (batch, rows) = (problem.batch(), pieces.rows as usize);
+        let of_sequence = (problem.seq_len_q() * group).div_ceil(rows);
+        let row_tiles = match problem.q_lengths() {
+            QLengths::Equal => batch * of_sequence,
+            QLengths::Packed { total, .. } => (total * group / rows + batch).min(batch * of_sequence),
+        };
+        let n_blocks = problem.seq_len_kv().div_ceil(pieces.cols as usize);
+        let most = batch.max(heads).max(of_sequence).max(n_blocks);
+        let grid = grid.clamp(1, MOST_BLOCKS);
+        let cost = (heads * row_tiles) as u64 * (n_blocks as u64 + TILE_COST) + u64::from(grid * pieces.least.max(1));
+        if most >= MOST || cost > i32::MAX as u64 {
+            let what = format!(
+                "{batch} sequences of up to {of_sequence} by {n_blocks} tiles in {heads} heads, a cost of {cost} (at most \
+                 65535 of each, and 2147483647)"
+            );
+            return Err(Refusal::unsupported(
+                family,
+                what,
+                "lower seq_len_q, seq_len_kv or batch",
+            ));
+        }
+        Ok(Schedule {
+            pieces,
+            grid,
+            batch: batch as u32,
+            heads: heads as u32,
+            row_tiles: row_tiles as u32,
+            head_dim_v: problem.head_dim_v() as u32,
+        })
+    }
+
+    fn places(&self) -> Places {
+        let mut end = 0;
+        let mut next = |words: u64| {
+            let start = end;
+            end = (end + 4 * words).next_multiple_of(u64::from(ALIGN));
+            start
+        };
+        let [grid, row_tiles] = [self.grid, self.row_tiles].map(u64::from);
+        let rows = 2 * grid * u64::from(self.pieces.rows);
+        // Partials begin the workspace.
+        next(rows * u64::from(self.head_dim_v));
+        Places {
+            partial_sums: next(2 * rows),
+            ranges: next(u64::from(RANGE_WORDS) * grid),
+            combined: next(u64::from(COMBINED_WORDS) * grid),
+            items: next(WORDS as u64 * (u64::from(self.heads) * row_tiles + grid)),
+            row_tiles: next(u64::from(ROW_TILE_WORDS) * (row_tiles + 2)),
+            first_tiles: next(u64::from(self.batch)),
+            end,
+        }
+    }
+
+    /// Adds the workspace, and pointers to parts of it.
+    fn add_to_launch(&self, launch: &mut Launch, written: bool, parts: impl FnOnce(&Places) -> Vec<u64>) {
+        let places = self.places();
+        let slot = push_buffer(launch, "workspace", places.end as usize, ALIGN, written);
+        let pointers = parts(&places).into_iter();
+        launch
+            .args
+            .extend(pointers.map(|byte_offset| Arg::Buffer { slot, byte_offset }));
+    }
+
+    /// Adds what a main kernel takes that has [`Partials`] and a [`Listed`].
+    pub(crate) fn add_to_main(&self, launch: &mut Launch) {
+        self.add_to_launch(launch, true, |at| vec![0, at.partial_sums, at.ranges, at.items]);
+    }
+
+    /// Adds what `combine` takes: [`Partials`] and [`Combined`].
+    pub(crate) fn add_to_combine(&self, launch: &mut Launch) {
+        self.add_to_launch(launch, false, |at| vec![0, at.partial_sums, at.combined]);
+    }
+
+    /// Rows of a tile that there can be.
+    pub(crate) fn rows(&self, problem: &Problem) -> u32 {
+        let group = if self.pieces.pack_heads {
+            problem.group_size()
+        } else {
+            1
+        };
+        self.pieces.rows.min((problem.seq_len_q() * group) as u32)
+    }
+
+    /// About how many pieces a tile has, if all are as long.
+    pub(crate) fn usual_pieces(&self) -> u32 {
+        self.grid.div_ceil((self.heads * self.row_tiles).max(1)) + 1
+    }
+
+    /// The step that makes it.
+    pub(crate) fn step(&self, problem: &Problem, kernels: &KernelCache) -> Result<Step, Refusal> {
+        let Pieces { rows, cols, .. } = self.pieces;
+        let mut levers = Values::default();
+        levers[..3].copy_from_slice(&[rows, cols, u32::from(self.pieces.pack_heads)]);
+        let (family, shape) = ("schedule", Shape::of_lengths(kinds(problem)));
+        let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+            let &[rows, cols, packed, ..] = levers;
+            let gqa = if packed == 1 { "_gqa" } else { "" };
+            let name = format!("schedule_m{rows}n{cols}{gqa}{}", shape.lengths_name());
+            let tiles = kernel::Tiles {
+                rows,
+                cols,
+                pack_heads: packed == 1,
+            };
+            Kernel::build(name, THREADS, |k| kernel::body(k, tiles, shape))
+        })?;
+        let mut launch = Launch::of(&kernel, [1, 1, 1]);
+        add_rows(&mut launch, problem, &shape);
+        self.add_to_launch(&mut launch, true, |at| {
+            vec![at.ranges, at.combined, at.items, at.row_tiles, at.first_tiles]
+        });
+        let numbers = [
+            self.batch,
+            self.heads,
+            self.row_tiles,
+            self.grid,
+            self.pieces.least.max(1),
+        ];
+        launch.args.extend(numbers.map(Arg::U32));
+        Ok(Step { kernel, launch })
+    }
+}
+
+/// The work lists that a schedule has, as the main kernel reads them.
+#[derive(Clone, Copy)]
+pub(crate) struct Listed<'k> {
+    ranges: GlobalPtr<'k, u32>,
+    items: GlobalPtr<'k, u32>,
+    rows: u32,
+    cols: u32,
+}
+
+impl<'k> Listed<'k> {
+    /// [`Schedule::add_to_main`] gives the arguments.
+    #[track_caller]
+    pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
+        Listed {
+            ranges: k.param_ptr("schedule_ranges"),
+            items: k.param_ptr("schedule_items"),
+            rows,
+            cols,
+        }
+    }
+
+    /// Runs `body` for each item of the block, which may have none.
+    #[track_caller]
+    pub(crate) fn for_each(&self, k: &'k KernelBuilder, body: impl FnOnce(WorkItem<'k>)) {
+        let range = self.ranges.offset(k.block_idx(0) * RANGE_WORDS);
+        let range = range.load_words(RANGE_WORDS, Cache::Default);
+        k.for_uniform(range[0], range[1], 1, |index| {
+            body(WorkItem::read(
+                self.items.offset(index * WORDS as u32),
+                self.rows,
+                self.cols,
+                true,
+            ));
+        });
+    }
+}
+
+/// The tiles in pieces, as `combine` reads them: one that begins in each block of the main kernel, if any does.
+#[derive(Clone, Copy)]
+pub(crate) struct Combined<'k>(GlobalPtr<'k, u32>);
+
+/// A tile in pieces.
+pub(crate) struct InPieces<'k> {
+    pub batch: Val<'k, u32>,
+    pub head: Val<'k, u32>,
+    /// Number of the Q tile.
+    pub tile: Val<'k, u32>,
+    /// Slot of the first piece; those of the others follow.
+    pub slot: Val<'k, u32>,
+    /// How many there are; 0 if no such tile begins in the block.
+    pub count: Val<'k, u32>,
+}
+
+impl<'k> Combined<'k> {
+    #[track_caller]
+    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+        Combined(k.param_ptr("schedule_combined"))
+    }
+
+    /// The tile that begins in a block of the main kernel.
+    #[track_caller]
+    pub(crate) fn at(&self, block: Val<'k, u32>) -> InPieces<'k> {
+        let words = self.0.offset(block * COMBINED_WORDS).load_words(4, Cache::Default);
+        InPieces {
+            batch: words[1] & 0xffff,
+            head: words[2] & 0xffff,
+            tile: words[2] >> 16u32,
+            slot: block + block + 1,
+            count: words[0],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,292 @@
+//! The lists that the kernel makes are those of a host that walks along the line, and have every K block once.
+
+use std::collections::BTreeMap;
+
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{CausalAlign, KvLengths, Lengths, Mask, POISON, Problem, QLengths, random_lengths};
+use flashcore_sim::{SimOptions, simulate};
+use proptest::prelude::*;
+
+use super::*;
+use crate::attention::scheduler::{Place, Tile};
+
+/// A schedule as its readers see it.
+#[derive(Debug, PartialEq)]
+struct Lists {
+    /// By block.
+    items: Vec<Vec<[u32; WORDS]>>,
+    /// By block: pieces, and the first two words of their items.
+    combined: Vec<[u32; 3]>,
+}
+
+/// What the kernel makes, run in the simulator.
+fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
+    let step = schedule.step(problem, &KernelCache::default()).unwrap();
+    let contents = step.launch.buffers.iter().map(|spec| match lengths.named(spec.name) {
+        Some(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        None => vec![POISON; spec.bytes as usize],
+    });
+    let mut buffers: Vec<Vec<u8>> = contents.collect();
+    let options = SimOptions {
+        seed: 3,
+        ..SimOptions::default()
+    };
+    let report = simulate(&step.kernel, &step.launch, &mut buffers, &options).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    let workspace = step.launch.buffers.iter().position(|spec| spec.name == "workspace");
+    let bytes = &buffers[workspace.unwrap()];
+    let places = schedule.places();
+    let words = |start: u64, index: u32, count: usize| -> Vec<u32> {
+        let start = start as usize + 4 * count * index as usize;
+        let words = bytes[start..start + 4 * count].chunks(4);
+        words.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    };
+    let items = |block| {
+        let range = words(places.ranges, block, 2);
+        let items = (range[0]..range[1]).map(|index| words(places.items, index, WORDS).try_into().unwrap());
+        items.collect()
+    };
+    Lists {
+        items: (0..schedule.grid).map(items).collect(),
+        combined: (0..schedule.grid)
+            .map(|block| words(places.combined, block, 4)[..3].try_into().unwrap())
+            .collect(),
+    }
+}
+
+/// The Q tiles of all sequences and heads in the order of the line, each with its batch, head and number.
+fn line(problem: &Problem, pieces: Pieces, lengths: &Lengths<Vec<i32>>) -> Vec<([u32; 3], Tile<i64>)> {
+    let group = if pieces.pack_heads { problem.group_size() } else { 1 };
+    let mut line = Vec::new();
+    for (batch, sequence) in problem.sequences(&lengths.as_slices()).unwrap().iter().enumerate() {
+        let (rows, seen) = (sequence.len_q * group, sequence.keys);
+        for number in 0..rows.div_ceil(pieces.rows as usize) {
+            let visible = |row: i64| {
+                let keys = seen.keys(row as usize / group);
+                (keys.start as i64, keys.end as i64)
+            };
+            let first = number as i64 * i64::from(pieces.rows);
+            let tile = Tile::new(visible, first, rows as i64, pieces.rows, pieces.cols);
+            let heads = 0..problem.num_heads() / group;
+            line.extend(heads.map(|head| ([batch, head * group, number].map(|x| x as u32), tile.clone())));
+        }
+    }
+    line
+}
+
+/// The same lists from the definition: ranges of equal cost, a cut that leaves too short a piece moved to the nearest end.
+fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
+    let (grid, least) = (schedule.grid as u64, u64::from(schedule.pieces.least.max(1)));
+    let line = line(problem, schedule.pieces, lengths);
+    let cost = |tile: &Tile<i64>| tile.order.count as u64 + TILE_COST;
+    let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
+    let each = total.div_ceil(grid).max(least);
+    let mut lists = Lists {
+        items: vec![Vec::new(); grid as usize],
+        combined: vec![[0; 3]; grid as usize],
+    };
+    let mut start = 0;
+    for ([batch, head, number], tile) in &line {
+        let (blocks, end) = (tile.order.count as u64, start + cost(tile));
+        // K blocks before each cut in the tile, and the block of the grid that begins there.
+        let mut cuts = BTreeMap::from([(0, (start / each) as usize)]);
+        for cut in start.div_ceil(each)..end.div_ceil(each) {
+            let past = cut * each - start;
+            let done = past.saturating_sub(TILE_COST);
+            let (short_first, short_rest) = (done < least, blocks - done < least);
+            match (short_first, short_rest) {
+                (false, false) => drop(cuts.insert(done, cut as usize)),
+                (true, false) => drop(cuts.insert(0, cut as usize)),
+                (true, true) if 2 * past <= cost(tile) => drop(cuts.insert(0, cut as usize)),
+                _ => {}
+            }
+        }
+        let first = cuts[&0];
+        // A cut before that moved to the beginning of this tile.
+        let ends: Vec<u64> = cuts.keys().skip(1).copied().chain([blocks]).collect();
+        for ((begin, &block), end) in cuts.iter().zip(ends) {
+            let whole = cuts.len() == 1;
+            let part = tile.part(*begin as i64, (end - begin) as i64);
+            let kv_head = head / problem.group_size() as u32;
+            let place = Place {
+                batch: *batch,
+                head: *head,
+                kv_head,
+                tile: *number,
+                split: 0,
+                slot: if whole { 0 } else { (first + block + 2) as u32 },
+            };
+            let words = part.words(place.map(i64::from), 0, schedule.pieces.cols);
+            let words = words.map(|word| word as u32);
+            lists.items[block].push(words);
+            if !whole {
+                lists.combined[first] = [cuts.len() as u32, words[0], words[1]];
+            }
+        }
+        start = end;
+    }
+    lists
+}
+
+/// A random problem with lengths, its pieces, and the blocks of its main kernel.
+fn drawn(seed: u64) -> (Problem, Pieces, u32) {
+    let mut rng = Rng::new(seed);
+    let (batch, kv_heads, group) = (rng.between(1, 6), rng.between(1, 3), rng.between(1, 5));
+    let (rows, keys) = (rng.between(1, 90), rng.between(1, 4000));
+    let q_lengths = match rng.below(3) {
+        0 => QLengths::Equal,
+        _ => QLengths::Packed {
+            total: rng.between(1, batch * rows),
+            used: rng.chance(0.5),
+        },
+    };
+    let kv_lengths = match rng.below(3) {
+        0 => KvLengths::Packed {
+            total: rng.between(1, batch * keys),
+            used: rng.chance(0.5),
+        },
+        _ => KvLengths::Cache,
+    };
+    let masks = [
+        Mask::FULL,
+        Mask::CAUSAL,
+        Mask {
+            align: CausalAlign::TopLeft,
+            ..Mask::CAUSAL
+        },
+        Mask::window(Some(70), Some(9)),
+    ];
+    let problem = Problem::builder()
+        .batch(batch)
+        .heads(kv_heads * group, kv_heads)
+        .head_dim(64)
+        .seq_len_q(rows)
+        .seq_len_kv(keys)
+        .q_lengths(q_lengths)
+        .kv_lengths(kv_lengths)
+        .mask(masks[rng.below(masks.len())]);
+    let pieces = Pieces {
+        rows: [16, 64, 128, 192][rng.below(4)],
+        cols: [16, 32, 80][rng.below(3)],
+        pack_heads: rng.chance(0.6),
+        least: rng.between(1, 4) as u32,
+    };
+    (problem.build().unwrap(), pieces, rng.between(1, 40) as u32)
+}
+
+#[test]
+fn the_kernel_makes_the_lists_of_the_host() {
+    let (mut in_pieces, mut empty) = (0, 0);
+    for seed in 0..40 {
+        let (problem, pieces, grid) = drawn(seed);
+        let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
+        let lengths = random_lengths(&problem, seed);
+        let expected = on_host(&problem, &schedule, &lengths);
+        let made = on_device(&problem, &schedule, &lengths);
+        assert_eq!(made, expected, "seed {seed}: {problem}, {pieces:?}, {lengths:?}");
+        in_pieces += expected.combined.iter().filter(|combined| combined[0] > 0).count();
+        empty += expected.items.iter().filter(|items| items.is_empty()).count();
+    }
+    assert!(
+        in_pieces > 100 && empty > 20,
+        "{in_pieces} tiles in pieces, {empty} blocks without items"
+    );
+}
+
+/// More sequences and row tiles than threads, so that sums go over several rounds, and a grid of its own for each.
+#[test]
+fn many_sequences_take_several_rounds() {
+    let problem = Problem::builder()
+        .batch(1500)
+        .heads(4, 2)
+        .head_dim(64)
+        .seq_len_q(9)
+        .seq_len_kv(40)
+        .kv_lengths(KvLengths::Cache)
+        .build()
+        .unwrap();
+    let pieces = Pieces {
+        rows: 16,
+        cols: 16,
+        pack_heads: true,
+        least: 1,
+    };
+    let schedule = Schedule::new("test", &problem, pieces, 1100).unwrap();
+    let lengths = random_lengths(&problem, 4);
+    let expected = on_host(&problem, &schedule, &lengths);
+    assert!(expected.items.iter().map(Vec::len).sum::<usize>() > 3000);
+    assert!(on_device(&problem, &schedule, &lengths) == expected);
+}
+
+/// Lengths that contradict the problem may leave tiles out, but no item leaves its memory (the simulator would find it),
+/// and what a main kernel reads is written.
+#[test]
+fn hostile_lengths_stay_in_the_buffer() {
+    let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
+    for seed in 0..20 {
+        let (problem, pieces, grid) = drawn(seed);
+        let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
+        let mut rng = Rng::new(seed);
+        let entries = problem.length_entries();
+        let lengths = entries.map(|&count| (0..count).map(|_| *rng.pick(&values).unwrap()).collect::<Vec<i32>>());
+        let lists = on_device(&problem, &schedule, &lengths);
+        for item in lists.items.iter().flatten() {
+            let (batch, blocks) = (item[0] & 0xffff, item[7] & 0xffff);
+            let most = problem.seq_len_kv().div_ceil(pieces.cols as usize).max(1);
+            assert!(batch < problem.batch() as u32 && (1..=most as u32).contains(&blocks));
+            assert!(item[7] >> 16 <= 2 * grid, "slot {}", item[7] >> 16);
+        }
+    }
+}
+
+proptest! {
+    /// Of the host's lists, which are the kernel's: every K block of every tile once, pieces in key order in slots next to
+    /// each other, no slot twice, costs even, and sizes within those of the buffer.
+    #[test]
+    fn every_block_of_keys_is_in_one_piece(seed in 0u64..100_000) {
+        let (problem, pieces, grid) = drawn(seed);
+        let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
+        let lengths = random_lengths(&problem, seed);
+        let lists = on_host(&problem, &schedule, &lengths);
+        let line = line(&problem, pieces, &lengths);
+        prop_assert!(line.len() as u32 <= schedule.heads * schedule.row_tiles);
+        prop_assert!(lists.items.iter().map(Vec::len).sum::<usize>() <= line.len() + grid as usize);
+        let mut of_tile: BTreeMap<(u32, u32), Vec<[u32; WORDS]>> = BTreeMap::new();
+        for item in lists.items.iter().flatten() {
+            of_tile.entry((item[0], item[1])).or_default().push(*item);
+        }
+        prop_assert_eq!(of_tile.len(), line.len());
+        let mut slots = Vec::new();
+        for ([batch, head, number], tile) in &line {
+            let kv_head = head / problem.group_size() as u32;
+            let items = &of_tile[&(kv_head << 16 | batch, number << 16 | head)];
+            let counts: Vec<i64> = items.iter().map(|item| i64::from(item[7] & 0xffff)).collect();
+            prop_assert_eq!(counts.iter().sum::<i64>(), tile.order.count);
+            let mut begin = 0;
+            for (item, &count) in items.iter().zip(&counts) {
+                let whole = tile.part(begin, count).order.whole * i64::from(pieces.cols);
+                prop_assert_eq!(item[4], whole as u32, "pieces in order");
+                prop_assert!(items.len() == 1 || count >= i64::from(pieces.least));
+                begin += count;
+            }
+            let first = items[0][7] >> 16;
+            if items.len() == 1 {
+                prop_assert_eq!(first, 0);
+                continue;
+            }
+            // Slots are stored with 1 added.
+            let block = ((first - 2) / 2) as usize;
+            prop_assert_eq!(lists.combined[block], [items.len() as u32, items[0][0], items[0][1]]);
+            for (i, item) in items.iter().enumerate() {
+                prop_assert_eq!(item[7] >> 16, 2 * block as u32 + 2 + i as u32);
+                slots.push((item[7] >> 16) - 1);
+            }
+        }
+        let count = slots.len();
+        slots.sort_unstable();
+        slots.dedup();
+        prop_assert!(slots.len() == count && slots.last().is_none_or(|&last| last < 2 * grid));
+        let in_pieces = lists.combined.iter().filter(|combined| combined[0] > 0).count();
+        prop_assert_eq!(in_pieces, of_tile.values().filter(|items| items.len() > 1).count());
+    }
+}

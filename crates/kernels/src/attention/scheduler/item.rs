@@ -1,0 +1,282 @@
+//! The work item: a Q tile of a head and its K blocks, or some of them, in eight words. The host and a kernel
+//! ([`schedule`](super::super::schedule)) write the same words, from one function over [`Index`].
+
+use flashcore_ir::{Cache, GlobalPtr, Val};
+
+use super::super::block_range::{BlockOrder, BlockRange, Index, share};
+
+/// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low end,
+/// at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully masked
+/// ones of each warpgroup, and the split; all iterations, and the slot of a partial.
+pub(crate) const WORDS: usize = 8;
+
+/// The word of an item with the fully masked iterations of each warpgroup, and the split.
+pub(crate) const FULLY_MASKED: usize = 6;
+
+/// In place of a number of fully masked iterations: the warpgroup has no rows.
+pub(crate) const NO_ROWS: u32 = 0xff;
+
+/// Batches, heads, Q tiles and K blocks that an item can name.
+pub(crate) const MOST: usize = 1 << 16;
+
+/// Warpgroups that an item has fully masked iterations of: those of a block.
+const GROUPS: usize = 3;
+
+/// A Q tile of a block, or of a cluster's blocks together, and its K blocks.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tile<I> {
+    pub order: BlockOrder<I>,
+    /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows. A warpgroup alone has rows,
+    /// and no such iterations.
+    pub fully_masked: Vec<I>,
+}
+
+/// Where an item lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<I> {
+    pub batch: I,
+    pub head: I,
+    pub kv_head: I,
+    /// Number of the Q tile.
+    pub tile: I,
+    pub split: I,
+    /// The slot of its partial and 1; 0 if it is the whole tile.
+    pub slot: I,
+}
+
+impl<I> Place<I> {
+    #[track_caller]
+    pub(crate) fn map<J>(self, form: impl Fn(I) -> J) -> Place<J> {
+        Place {
+            batch: form(self.batch),
+            head: form(self.head),
+            kv_head: form(self.kv_head),
+            tile: form(self.tile),
+            split: form(self.split),
+            slot: form(self.slot),
+        }
+    }
+}
+
+impl<I: Index> Tile<I> {
+    /// The tile of `rows` rows, those below `end` of a head, that begins at row `first`; `visible` gives the first key that
+    /// a row sees, and one past the last.
+    #[track_caller]
+    pub(crate) fn new(visible: impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: u32) -> Tile<I> {
+        let number = |value: u32| first.constant(value as i32);
+        let last = (first + number(rows)).at_most(end) - number(1);
+        let range = Tile::range(&visible, first, end, rows, cols);
+        let order = BlockOrder::descending(range);
+        let of_group = |group: u32| {
+            let first = first + number(64 * group);
+            let end_key = visible((first + number(63)).at_most(last)).1;
+            let end_block = (end_key + number(cols - 1)).floor_div(number(cols));
+            let out_of_range = I::select(order.masked_low.is(number(0)), range.end - end_block, number(0));
+            let fully_masked = out_of_range.at_most(order.masked).at_most(order.count - number(1));
+            I::select(first.is_below(end), fully_masked, number(NO_ROWS))
+        };
+        let fully_masked = match rows {
+            ..=64 => vec![number(0)],
+            _ => (0..rows.div_ceil(64)).map(of_group).collect(),
+        };
+        Tile { order, fully_masked }
+    }
+
+    /// The K blocks alone.
+    #[track_caller]
+    pub(crate) fn range(visible: &impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: u32) -> BlockRange<I> {
+        let last = (first + first.constant(rows as i32)).at_most(end) - first.constant(1);
+        BlockRange::between(visible(first), visible(last), cols)
+    }
+
+    /// `count` of the K blocks, those of the iterations from `begin` on; at least one.
+    #[track_caller]
+    pub(crate) fn part(&self, begin: I, count: I) -> Tile<I> {
+        Tile {
+            order: self.order.part(begin, count),
+            fully_masked: self.after(begin, count),
+        }
+    }
+
+    /// The fully masked ones of `count` iterations from `begin` on, at most all but the last.
+    #[track_caller]
+    fn after(&self, begin: I, count: I) -> Vec<I> {
+        let number = |value: u32| begin.constant(value as i32);
+        let left = |&of_group: &I| {
+            let left = (of_group - begin).at_least(number(0)).at_most(count - number(1));
+            I::select(of_group.is(number(NO_ROWS)), of_group, left)
+        };
+        match &self.fully_masked[..] {
+            [alone] => vec![*alone],
+            groups => groups.iter().map(left).collect(),
+        }
+    }
+
+    /// The item of the block whose tile it is, and whose warpgroups are those from `first_group` on.
+    #[track_caller]
+    pub(crate) fn words(&self, place: Place<I>, first_group: usize, cols: u32) -> [I; WORDS] {
+        let order = &self.order;
+        let number = |value: u32| order.count.constant(value as i32);
+        let pair = |low: I, high: I| high.mul_add(number(1 << 16), low);
+        let key = |base: I| base * number(cols);
+        let of_group = |group: usize| {
+            let of_group = self.fully_masked.get(first_group + group);
+            of_group.copied().unwrap_or_else(|| number(NO_ROWS))
+        };
+        let groups = (0..GROUPS).rev().map(of_group);
+        let masked_low = order.masked_low.at_least(number(0)).at_most(order.count);
+        [
+            pair(place.batch, place.kv_head),
+            pair(place.head, place.tile),
+            key(order.low),
+            key(order.high),
+            key(order.whole),
+            pair(masked_low, order.masked),
+            groups.fold(place.split, |word, of_group| word.mul_add(number(1 << 8), of_group)),
+            pair(order.count, place.slot),
+        ]
+    }
+}
+
+impl Tile<i64> {
+    /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of which
+    /// the mask leaves nothing: an empty split still writes zeros and its offset.
+    pub(crate) fn split(&self, index: usize, count: usize, past: usize) -> Tile<i64> {
+        let (begin, blocks) = share(self.order.count, index as i64, count as i64);
+        if blocks > 0 {
+            return self.part(begin, blocks);
+        }
+        let order = BlockOrder {
+            low: past as i64,
+            masked_low: 0,
+            high: past as i64,
+            whole: past as i64 - 1,
+            masked: 1,
+            count: 1,
+            descending: true,
+        };
+        let fully_masked = self.after(begin, 1);
+        Tile { order, fully_masked }
+    }
+}
+
+/// A Q tile and its K blocks, as a kernel reads them.
+pub(crate) struct WorkItem<'k> {
+    words: Vec<Val<'k, u32>>,
+    rows: u32,
+    cols: u32,
+    /// Whether it may be one of several pieces of a tile, and has a slot for its partial then.
+    in_pieces: bool,
+}
+
+impl<'k> WorkItem<'k> {
+    #[track_caller]
+    pub(crate) fn read(place: GlobalPtr<'k, u32>, rows: u32, cols: u32, in_pieces: bool) -> Self {
+        // A schedule is in the workspace, to which its readers write partials.
+        let cache = if in_pieces { Cache::Default } else { Cache::ReadOnly };
+        let mut words = place.load_words(4, cache);
+        words.extend(place.plus(4).load_words(4, cache));
+        WorkItem {
+            words,
+            rows,
+            cols,
+            in_pieces,
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn batch(&self) -> Val<'k, u32> {
+        self.low(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn kv_head(&self) -> Val<'k, u32> {
+        self.high(0)
+    }
+
+    #[track_caller]
+    pub(crate) fn head(&self) -> Val<'k, u32> {
+        self.low(1)
+    }
+
+    #[track_caller]
+    pub(crate) fn first_row(&self) -> Val<'k, u32> {
+        self.high(1) * self.rows
+    }
+
+    #[track_caller]
+    pub(crate) fn split(&self) -> Val<'k, u32> {
+        self.words[FULLY_MASKED] >> 24u32
+    }
+
+    #[track_caller]
+    pub(crate) fn n_blocks(&self) -> Val<'k, u32> {
+        match self.in_pieces {
+            true => self.low(7),
+            false => self.words[7],
+        }
+    }
+
+    /// The slot of its partial and 1; 0 if it is the whole tile.
+    #[track_caller]
+    pub(crate) fn slot(&self) -> Val<'k, u32> {
+        self.high(7)
+    }
+
+    #[track_caller]
+    pub(crate) fn masked(&self) -> Val<'k, u32> {
+        self.high(5)
+    }
+
+    #[track_caller]
+    pub(crate) fn first_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
+        let whole = self.words[4] + n_block * self.cols;
+        let masked = n_block.lt(self.masked());
+        masked.select(self.first_masked_key(n_block), whole)
+    }
+
+    /// The same where the block needs a mask.
+    #[track_caller]
+    pub(crate) fn first_masked_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
+        let past = n_block * self.cols;
+        n_block
+            .lt(self.low(5))
+            .select(self.words[2] + past, self.words[3] - past)
+    }
+
+    /// The K blocks in their order, for kernels whose K blocks are a power of two long.
+    #[track_caller]
+    pub(crate) fn order(&self) -> BlockOrder<Val<'k, i32>> {
+        let block = |word: usize| self.words[word].reinterpret::<i32>() >> self.cols.trailing_zeros();
+        BlockOrder {
+            low: block(2),
+            masked_low: self.low(5).reinterpret(),
+            high: block(3),
+            whole: block(4),
+            masked: self.masked().reinterpret(),
+            count: self.n_blocks().reinterpret(),
+            descending: true,
+        }
+    }
+
+    /// K blocks, the first ones, that are fully masked for a warpgroup's rows; all of them if it has no rows. A warpgroup
+    /// alone has rows, and no such block.
+    #[track_caller]
+    pub(crate) fn fully_masked(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
+        if self.rows == 64 {
+            return warpgroup.builder().constant(0);
+        }
+        let blocks = self.words[FULLY_MASKED] >> (warpgroup * 8) & 0xff;
+        blocks.eq(NO_ROWS).select(self.n_blocks(), blocks)
+    }
+
+    #[track_caller]
+    fn low(&self, word: usize) -> Val<'k, u32> {
+        self.words[word] & 0xffff
+    }
+
+    #[track_caller]
+    fn high(&self, word: usize) -> Val<'k, u32> {
+        self.words[word] >> 16u32
+    }
+}
