@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, Plan, Refusal, Step, Tap, mma, scalar, wgmma};
-use flashcore_problem::{DType, Layout, Problem, ProblemBuilder};
+use flashcore_problem::{DType, KvLengths, Layout, Problem, ProblemBuilder, QLengths};
 
 use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 
@@ -48,6 +48,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let mut defaults = Kernels::default();
         let mut varied = Kernels::default();
         mma_kernels(&mut defaults, &mut varied, target, *full);
+        listed_kernels(&mut defaults, &mut varied, target, *full);
         // With log-sum-exp, and with a soft cap too.
         for row in rows.iter().filter(|row| row.target == target) {
             let shape = one_head(row.head_dims).dtype(row.dtype);
@@ -251,6 +252,43 @@ fn tap_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> 
 }
 
 const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120];
+
+/// Decoding with lengths on the device: the defaults with packed heads, their schedules and `combine`.
+fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
+    let packed = QLengths::Packed { total: 8, used: true };
+    let kinds = [
+        (QLengths::Equal, KvLengths::Cache),
+        (
+            packed,
+            KvLengths::Paged {
+                page_size: 16,
+                pages: 9,
+                max_pages: 8,
+            },
+        ),
+        (packed, KvLengths::Packed { total: 99, used: true }),
+    ];
+    for (i, head_dims) in HEAD_DIMS.into_iter().enumerate() {
+        for (j, (q, kv)) in kinds.into_iter().enumerate() {
+            let dtype = [DType::F16, DType::BF16][(i + j) % 2];
+            let shape = one_head(head_dims)
+                .seq_len_q(4)
+                .q_lengths(q)
+                .kv_lengths(kv)
+                .dtype(dtype);
+            let Ok(problem) = shape.clone().build() else { continue };
+            let proposals = mma::proposals(&problem, target).filter(|proposal| proposal.config.pack_heads);
+            for config in proposals.map(|proposal| Config::Mma(proposal.config)) {
+                if full || (i + j).is_multiple_of(3) {
+                    defaults.add_shape(&shape, config, target);
+                }
+                if full || (i + j) % 3 == 1 {
+                    varied.add_shape(&shape.clone().softcap(30.0).return_lse(true), config, target);
+                }
+            }
+        }
+    }
+}
 
 fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
     let mut turn = 0;
