@@ -384,16 +384,16 @@ impl Config {
             );
         }
         Refusal::check_registers(needed, allowed, "fewer keys a tile or fewer rows need less", || what)?;
-        self.check_product(padded(shape.head_dim_v, OUT_BYTES) / 2)
+        self.check_product((padded(shape.head_dim_v, OUT_BYTES) / 2).max(self.cols / 2))
     }
 
     /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only,
     /// not of those that warpgroups take from the producer.
-    fn check_product(&self, output: u32) -> Result<(), Refusal> {
-        let needed = output + REGISTERS_BESIDE_A_PRODUCT;
+    fn check_product(&self, sums: u32) -> Result<(), Refusal> {
+        let needed = sums + REGISTERS_BESIDE_A_PRODUCT;
         let allowed = (65_536 / (self.threads() * self.min_blocks)).min(255);
         Refusal::check_registers(needed, allowed, "fewer rows a tile leave more to a thread", || {
-            format!("output {output}, everything else during a product {REGISTERS_BESIDE_A_PRODUCT}")
+            format!("the larger product's sums {sums}, everything else during it {REGISTERS_BESIDE_A_PRODUCT}")
         })
     }
 }

@@ -174,4 +174,15 @@ fn two_blocks_an_sm_share_its_registers() {
     let (two, ptx) = blocks("wgmma/m64n64-s2-free-cond-b2", 8);
     assert!(two == 16 && ptx.contains(".minnctapersm 2") && ptx.contains("setmaxnreg.inc.sync.aligned.u32 216"));
     assert_eq!(blocks("wgmma/m64n64-s2-free-cond-b2", u32::MAX).0, 32);
+    // Of 128 registers at launch ptxas leaves too few for 104 sums (C7602 on a GPU).
+    let problem = Problem::builder()
+        .heads(2, 2)
+        .seq_len(400)
+        .head_dim(32)
+        .build()
+        .unwrap();
+    let plan = |id: &str| crate::Plan::new(&problem, &id.parse().unwrap(), Target::Sm90a);
+    let refusal = plan("wgmma/m64n208-s3-free-always-b2").unwrap_err().to_string();
+    assert!(refusal.contains("sums 104"), "{refusal}");
+    assert!(plan("wgmma/m64n192-s3-free-always-b2").is_ok());
 }
