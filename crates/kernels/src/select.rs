@@ -307,15 +307,72 @@ mod tests {
             let refusal = grid(&many(batch, rows), id).unwrap_err().to_string();
             assert!(refusal.contains(blocks), "{refusal}");
         }
-        let problem = builder().kv_lengths(KvLengths::Cache).build().unwrap();
-        let refusal = Plan::new(
-            &problem,
-            &"wgmma/m128n64-s2-pingpong-spec".parse().unwrap(),
-            Target::Sm90a,
-        );
+    }
+
+    /// Rows enough to fill tiles of a head go to wgmma, and what it does not serve to mma.
+    #[test]
+    fn packed_rows_and_caches_go_to_wgmma() {
+        let builder = |rows: usize| {
+            Problem::builder()
+                .batch(16)
+                .heads(32, 8)
+                .head_dim(128)
+                .seq_len_q(rows)
+                .seq_len_kv(4096)
+                .mask(flashcore_problem::Mask::CAUSAL)
+                .dtype(DType::BF16)
+        };
+        let packed = |total| QLengths::Packed { total, used: false };
+        let pages = |page_size| KvLengths::Paged {
+            page_size,
+            pages: 16 * 4096_usize.div_ceil(page_size),
+            max_pages: 4096usize.div_ceil(page_size),
+        };
+        for (q, kv, family) in [
+            (
+                packed(32_768),
+                KvLengths::Packed {
+                    total: 40_000,
+                    used: false,
+                },
+                "wgmma",
+            ),
+            (QLengths::Equal, KvLengths::Cache, "wgmma"),
+            (packed(32_768), pages(16), "wgmma"),
+            (packed(32_768), pages(4), "mma"),
+            // A row for most sequences.
+            (packed(512), pages(16), "mma"),
+        ] {
+            let problem = builder(4096).q_lengths(q).kv_lengths(kv).build().unwrap();
+            let choice = select(&problem, Target::Sm90a, 16, &KernelCache::default()).unwrap();
+            assert_eq!(choice.plan.config.family(), family, "{problem}");
+        }
+        let problem = builder(300)
+            .q_lengths(packed(2000))
+            .kv_lengths(pages(4))
+            .build()
+            .unwrap();
+        let refuse = |id: &str| {
+            let plan = Plan::new(&problem, &id.parse().unwrap(), Target::Sm90a);
+            plan.unwrap_err().to_string()
+        };
         assert_eq!(
-            refusal.unwrap_err().to_string(),
-            "wgmma does not serve packed sequences, caches with lengths or pages; families mma and scalar do"
+            refuse("wgmma/m128n64-s2-pingpong-spec"),
+            "wgmma does not serve pages of 4 keys (it copies 8 at a time, or more); family mma does"
         );
+        let problem = builder(300).kv_lengths(pages(48)).build().unwrap();
+        let refuse = |id: &str| {
+            let plan = Plan::new(&problem, &id.parse().unwrap(), Target::Sm90a);
+            plan.unwrap_err().to_string()
+        };
+        for (id, what) in [
+            (
+                "wgmma/m128n64-s2-c2-pingpong-spec",
+                "neighbours may have different keys",
+            ),
+            ("wgmma/m128n64-s2-pingpong-spec-k2", "the schedule splits keys"),
+        ] {
+            assert!(refuse(id).contains(what), "{}", refuse(id));
+        }
     }
 }

@@ -253,7 +253,7 @@ fn tap_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> 
 
 const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120];
 
-/// Decoding with lengths on the device: the defaults with packed heads, their schedules and `combine`.
+/// Lengths on the device: the defaults of `mma` with packed heads and those of `wgmma`, their schedules and `combine`.
 fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
     let packed = QLengths::Packed { total: 8, used: true };
     let kinds = [
@@ -278,7 +278,12 @@ fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, 
                 .dtype(dtype);
             let Ok(problem) = shape.clone().build() else { continue };
             let proposals = mma::proposals(&problem, target).filter(|proposal| proposal.config.pack_heads);
-            for config in proposals.map(|proposal| Config::Mma(proposal.config)) {
+            let proposals = proposals.map(|proposal| Config::Mma(proposal.config));
+            let tall = wgmma::defaults(dtype).into_iter().filter(|(config, most)| {
+                let fits = head_dims.0 <= most.0 && head_dims.1 <= most.1 && 2 * head_dims.0 >= most.0;
+                fits && config.cluster == 1 && config.splits == 1 && target == Target::Sm90a
+            });
+            for config in proposals.chain(tall.map(|(config, _)| Config::Wgmma(config))) {
                 if full || (i + j).is_multiple_of(3) {
                     defaults.add_shape(&shape, config, target);
                 }

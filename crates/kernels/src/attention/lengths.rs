@@ -90,7 +90,7 @@ fn rows_of<'k>(
 #[derive(Clone, Copy)]
 pub(crate) struct FirstRows<'k> {
     pub q: Option<Val<'k, u32>>,
-    k: Option<Val<'k, u32>>,
+    pub k: Option<Val<'k, u32>>,
 }
 
 impl<'k, E: Element> Params<'k, E> {
@@ -147,7 +147,7 @@ impl<'k> RowParams<'k> {
 
     /// The pages of a sequence whose parameters these are, if K and V are in pages.
     #[track_caller]
-    fn pages_of(&self, batch: Val<'k, u32>) -> Option<Pages<'k>> {
+    pub(super) fn pages_of(&self, batch: Val<'k, u32>) -> Option<Pages<'k>> {
         let lengths = self.lengths.as_ref()?;
         let (table, [page_size, pages, max_pages]) = lengths.values.block_table.zip(lengths.paged)?;
         Some(Pages {
@@ -171,13 +171,13 @@ impl<'k> RowParams<'k> {
 
 /// The pages of a sequence.
 #[derive(Clone, Copy)]
-struct Pages<'k> {
+pub(super) struct Pages<'k> {
     /// The sequence's row of the block table.
-    table: GlobalPtr<'k, i32>,
-    page_size: Val<'k, u32>,
+    pub table: GlobalPtr<'k, i32>,
+    pub page_size: Val<'k, u32>,
     /// Pages of the cache.
-    pages: Val<'k, u32>,
-    last_key: Val<'k, u32>,
+    pub pages: Val<'k, u32>,
+    pub last_key: Val<'k, u32>,
 }
 
 /// Strides of batch, sequence and heads in elements; 0 where a dimension has one index and its stride is never used.

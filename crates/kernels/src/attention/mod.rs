@@ -14,3 +14,4 @@ pub(crate) mod score_mod;
 pub(crate) mod softmax;
 pub(crate) mod split;
 pub mod tap;
+pub(crate) mod tensor_rows;

@@ -33,6 +33,8 @@ pub(crate) struct Shape {
     pub split: bool,
     /// Whether blocks take their work from a [schedule](super::schedule), and leave partials of tiles in pieces.
     pub listed: bool,
+    /// Rows of the boxes in which pages are copied, if they are.
+    pub page_rows: u32,
     pub lengths: LengthKinds,
 }
 
@@ -48,6 +50,7 @@ impl Shape {
             tap,
             split: false,
             listed: false,
+            page_rows: 0,
             lengths: kinds(problem),
         }
     }
@@ -64,6 +67,7 @@ impl Shape {
             tap: None,
             split: false,
             listed: false,
+            page_rows: 0,
             lengths,
         }
     }
@@ -92,8 +96,12 @@ impl Shape {
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
         let listed = if self.listed { "_listed" } else { "" };
         let lengths = self.lengths_name();
+        let pages = match self.page_rows {
+            0 => String::new(),
+            rows => format!("_p{rows}"),
+        };
         format!(
-            "{id}_{}_d{}{v}{softcap}{lse}{split}{listed}{lengths}{tap}",
+            "{id}_{}_d{}{v}{softcap}{lse}{split}{listed}{lengths}{pages}{tap}",
             self.dtype, self.head_dim
         )
     }

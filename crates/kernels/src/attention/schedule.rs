@@ -23,7 +23,7 @@ use flashcore_problem::{Problem, QLengths};
 
 use super::lengths::kinds;
 use super::params::{Shape, add_rows, push_buffer};
-use super::scheduler::{MOST, TILE_COST, WORDS, WorkItem};
+use super::scheduler::{MOST, TILE_COST, Tiling, WORDS, WorkItem, WorkList};
 use super::split::ALIGN;
 use crate::Refusal;
 use crate::family::Values;
@@ -235,11 +235,25 @@ impl<'k> Listed<'k> {
         }
     }
 
+    /// The first item of the block, and one past the last; it may have none.
+    #[track_caller]
+    fn range(&self, k: &'k KernelBuilder) -> [Val<'k, u32>; 2] {
+        let range = self.ranges.offset(k.block_idx(0) * RANGE_WORDS);
+        // Partials, which the kernel writes, are in the same buffer.
+        let range = range.load_words(RANGE_WORDS, Cache::Default);
+        [range[0], range[1]]
+    }
+
+    /// The items of the block, for a kernel that begins the next one while it is at this one.
+    #[track_caller]
+    pub(crate) fn work_list(&self, k: &'k KernelBuilder) -> WorkList<'k> {
+        WorkList::between(k, self.items, [self.rows, self.cols], self.range(k))
+    }
+
     /// Runs `body` for each item of the block, which may have none.
     #[track_caller]
     pub(crate) fn for_each(&self, k: &'k KernelBuilder, body: impl FnOnce(WorkItem<'k>)) {
-        let range = self.ranges.offset(k.block_idx(0) * RANGE_WORDS);
-        let range = range.load_words(RANGE_WORDS, Cache::Default);
+        let range = self.range(k);
         k.for_uniform(range[0], range[1], 1, |index| {
             body(WorkItem::read(
                 self.items.offset(index * WORDS as u32),
@@ -248,6 +262,25 @@ impl<'k> Listed<'k> {
                 true,
             ));
         });
+    }
+}
+
+/// Where the work lists of a main kernel come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Work<'k> {
+    /// The host.
+    Table(GlobalPtr<'k, u32>),
+    /// A schedule, whose items may be pieces of tiles.
+    Listed(Listed<'k>),
+}
+
+impl<'k> Work<'k> {
+    #[track_caller]
+    pub(crate) fn list(self, k: &'k KernelBuilder, tiling: Tiling) -> WorkList<'k> {
+        match self {
+            Work::Table(table) => WorkList::new(k, table, tiling),
+            Work::Listed(listed) => listed.work_list(k),
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
 use super::block_range::{BlockOrder, share};
@@ -52,11 +52,16 @@ pub(crate) struct WorkList<'k> {
     rows: u32,
     cols: u32,
     this: Var<'k, u32>,
+    /// One past the last item of a list whose items follow each other, and may be of pieces of tiles. Otherwise the items
+    /// of all blocks take turns, and [`END`] ends a list.
+    end: Option<Val<'k, u32>>,
 }
 
 /// As much of the next item as is needed while the current one is computed.
 pub(crate) struct NextItem<'k> {
     fully_masked: Val<'k, u32>,
+    /// Its number, and one past the last of a list that says how long it is.
+    number: Option<[Val<'k, u32>; 2]>,
 }
 
 impl<'k> WorkList<'k> {
@@ -69,33 +74,80 @@ impl<'k> WorkList<'k> {
             rows: tiling.rows,
             cols: tiling.cols,
             this: k.var(k.block_idx(0)),
+            end: None,
+        }
+    }
+
+    /// The items `first..end` of a table, at the first one. There may be none.
+    #[track_caller]
+    pub(crate) fn between(
+        k: &'k KernelBuilder,
+        table: GlobalPtr<'k, u32>,
+        [rows, cols]: [u32; 2],
+        [first, end]: [Val<'k, u32>; 2],
+    ) -> Self {
+        WorkList {
+            k,
+            table,
+            rows,
+            cols,
+            this: k.var(first),
+            end: Some(end),
+        }
+    }
+
+    /// Runs `compute` if there is an item.
+    #[track_caller]
+    pub(crate) fn if_any(&self, compute: impl FnOnce()) {
+        match self.end {
+            None => compute(),
+            Some(end) => self.k.if_(self.this.get().lt(end).uniform(), compute),
         }
     }
 
     #[track_caller]
     pub(crate) fn this(&self) -> WorkItem<'k> {
         let place = self.table.offset(self.this.get() * WORDS as u32);
-        WorkItem::read(place, self.rows, self.cols, false)
+        WorkItem::read(place, self.rows, self.cols, self.end.is_some())
     }
 
     #[track_caller]
     pub(crate) fn next(&self) -> NextItem<'k> {
-        let place = self.table.offset((self.this + self.k.grid_dim(0)) * WORDS as u32);
+        let fully_masked = |item: Val<'k, u32>| {
+            let place = self.table.offset(item * WORDS as u32);
+            let cache = WorkItem::cache(self.end.is_some());
+            place.plus(FULLY_MASKED as i32).load_words(1, cache)[0]
+        };
+        let Some(end) = self.end else {
+            let fully_masked = fully_masked(self.this + self.k.grid_dim(0));
+            return NextItem {
+                fully_masked,
+                number: None,
+            };
+        };
+        let next = self.this + 1;
         NextItem {
-            fully_masked: place.plus(FULLY_MASKED as i32).load_words(1, Cache::ReadOnly)[0],
+            fully_masked: fully_masked(next.min(end - 1)),
+            number: Some([next, end]),
         }
     }
 
     #[track_caller]
     pub(crate) fn advance(&self) {
-        self.this.add_assign(self.k.grid_dim(0));
+        match self.end {
+            None => self.this.add_assign(self.k.grid_dim(0)),
+            Some(_) => self.this.add_assign(1),
+        }
     }
 }
 
 impl<'k> NextItem<'k> {
     #[track_caller]
     pub(crate) fn exists(&self) -> Val<'k, bool> {
-        self.fully_masked.ne(END)
+        match self.number {
+            None => self.fully_masked.ne(END),
+            Some([next, end]) => next.lt(end),
+        }
     }
 
     /// Whether a warpgroup's rows see some of the first K block.

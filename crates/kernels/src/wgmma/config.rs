@@ -27,6 +27,10 @@ const REGISTERS_A_STEP: u32 = 4;
 /// Q filled what there is).
 const REGISTERS_BESIDE_Q: u32 = 4;
 
+/// Registers that the keys a sequence's rows see take where lengths are on the device: without them 8 bytes spill (head_dim 256,
+/// ptxas 13.0).
+const REGISTERS_OF_LENGTHS: u32 = 4;
+
 /// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
 const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
 
@@ -365,7 +369,8 @@ impl Config {
     /// Steps of the tensor cores whose part of Q is held in registers, from the first column on.
     pub(super) fn q_steps_held(&self, shape: &Shape) -> u32 {
         let bytes = shape.dtype.size_bytes() as u32;
-        let in_use = self.registers_in_use(shape).0 + REGISTERS_BESIDE_Q;
+        let lengths = if shape.listed { REGISTERS_OF_LENGTHS } else { 0 };
+        let in_use = self.registers_in_use(shape).0 + REGISTERS_BESIDE_Q + lengths;
         let room = self.registers().1.saturating_sub(in_use);
         match self.q_in_registers {
             true => (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP),

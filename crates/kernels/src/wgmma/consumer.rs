@@ -10,6 +10,7 @@ use flashcore_ir::{Cache, Element, KernelBuilder, Val, Var};
 
 use super::kernel::Context;
 use super::tiles::{padded, step};
+use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
 use crate::attention::scheduler::WorkItem;
@@ -283,9 +284,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     /// Scores that a row does not see become −∞.
     #[track_caller]
-    pub(super) fn mask(&self, tile: &WorkItem<'k>, first_key: Val<'k, u32>) {
+    pub(super) fn mask(&self, tile: &WorkItem<'k>, band: &Band<Val<'k, i32>>, first_key: Val<'k, u32>) {
         let query = |_, half| tile.first_row() + self.lane_row + 8 * half as u32;
-        mask_scores(self.k, &self.context.params.band, &[self.scores], query, first_key);
+        mask_scores(self.k, band, &[self.scores], query, first_key);
     }
 
     /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,

@@ -4,35 +4,45 @@
 //! Each warp stores its own 16 rows, one slab of columns after another: no warp waits for others.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, Element, SharedTile, TensorMap, Val};
+use flashcore_ir::{Cache, Element, SharedTile, Val};
 
 use super::consumer::Warpgroup;
 use super::tiles::padded;
 use crate::attention::epilogue::normaliser;
+use crate::attention::params::RowParams;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Probability;
 use crate::attention::split::Partials;
+use crate::attention::tensor_rows::{Sequence, TensorRows};
 
 impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store(&self, tile: &WorkItem<'k>) {
-        if let Some((out_tile, map)) = &self.context.out {
-            self.store_rows(tile, *out_tile, *map);
-        }
-        if let Some((partials, splits)) = &self.context.partials {
-            self.store_partials(tile, partials, *splits);
+        let store_rows = || {
+            if let Some((out_tile, rows)) = &self.context.out {
+                self.store_rows(tile, *out_tile, rows);
+            }
+        };
+        match &self.context.partials {
+            None => store_rows(),
+            Some(partials) if self.context.out.is_none() => self.store_partials(tile, partials),
+            // Of tiles whole and in pieces.
+            Some(partials) => self.k.if_else(tile.slot().eq(0).uniform(), store_rows, || {
+                self.store_partials(tile, partials)
+            }),
         }
     }
 
     /// Stores them whole. Copies run on; a slab is written again once the copy that reads it is done.
     #[track_caller]
-    fn store_rows(&self, tile: &WorkItem<'k>, out_tile: SharedTile<'k, E::Out>, map: TensorMap<'k>) {
+    fn store_rows(&self, tile: &WorkItem<'k>, out_tile: SharedTile<'k, E::Out>, rows: &TensorRows<'k>) {
         let k = self.k;
+        let sequence = Sequence::of(self.context.params, tile);
         let norms = [0, 1].map(|half| {
             let sum = self.rows[half].total();
             if self.context.shape.lse {
-                self.store_lse(tile, half, sum);
+                self.store_lse(&sequence.params, tile, half, sum);
             }
             let norm = normaliser(sum);
             match &self.scales {
@@ -41,7 +51,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             }
         });
         let place = out_tile.at(self.lane_row, lane_column(k));
-        let to = map.at(&[tile.first_row() + self.warp * 16, tile.head(), tile.batch()]);
+        let first = [tile.first_row() + self.warp * 16, tile.head(), tile.batch()];
+        let to = rows.queries(&sequence).at(first);
         let width = out_tile.cols();
         let slabs = padded(self.context.shape.head_dim_v, E::Out::BYTES) / width;
         for slab in 0..slabs {
@@ -77,16 +88,23 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     }
 
     #[track_caller]
-    fn store_partials(&self, tile: &WorkItem<'k>, partials: &Partials<'k>, splits: Val<'k, u32>) {
-        let (k, params) = (self.k, self.context.params);
+    fn store_partials(&self, tile: &WorkItem<'k>, partials: &Partials<'k>) {
+        let (k, context) = (self.k, self.context);
+        let params = Sequence::of(context.params, tile).params;
         let column = lane_column(k);
         let batch_head = tile.batch().fma(params.num_heads, tile.head());
         for (half, row) in self.rows.iter().enumerate() {
             let sum = row.total();
             let query = tile.first_row() + self.lane_row + 8 * half as u32;
             k.if_(query.lt(params.seq_len_q).divergent(), || {
-                let partial = partials.at(batch_head.fma(params.seq_len_q, query), tile.split(), splits);
-                let head_dim_v = self.context.shape.head_dim_v;
+                let partial = match context.splits {
+                    Some(splits) => partials.at(batch_head.fma(params.seq_len_q, query), tile.split(), splits),
+                    None => {
+                        let row_in_tile = self.lane_row + 8 * half as u32;
+                        partials.at(tile.slot() - 1, row_in_tile, k.constant(context.levers.rows))
+                    }
+                };
+                let head_dim_v = context.shape.head_dim_v;
                 partial.store_row(&self.out, half, column, head_dim_v, &row.max, sum);
             });
         }
@@ -101,8 +119,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     }
 
     #[track_caller]
-    fn store_lse(&self, tile: &WorkItem<'k>, half: usize, sum: Val<'k, f32>) {
-        let (k, params) = (self.k, self.context.params);
+    fn store_lse(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize, sum: Val<'k, f32>) {
+        let k = self.k;
         let query = tile.first_row() + self.lane_row + 8 * half as u32;
         let mine = (k.lane() % QUAD).eq(0) & query.lt(params.seq_len_q);
         k.if_(mine.divergent(), || {

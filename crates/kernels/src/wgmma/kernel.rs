@@ -5,16 +5,19 @@
 //! tensor cores work for another warpgroup. Blocks are persistent: the next tile is copied before this one ends.
 
 use flashcore_ir::pipeline::Pipeline;
-use flashcore_ir::{Element, GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap, Val};
+use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
 use super::Config;
 use super::consumer::{QRead, Warpgroup, release};
 use super::tiles::{one_slab, padded, slabs};
+use crate::attention::block_range::Band;
 use crate::attention::params::{RowParams, Shape};
+use crate::attention::schedule::{Listed, Work};
 use crate::attention::scheduler::{WorkItem, WorkList};
 use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{Probability, Rescale};
 use crate::attention::split::Partials;
+use crate::attention::tensor_rows::{RowsOf, Sequence, TensorRows};
 
 /// What producer and consumers have in common.
 pub(super) struct Context<'k, 'p, E: Probability> {
@@ -22,20 +25,25 @@ pub(super) struct Context<'k, 'p, E: Probability> {
     pub(super) scales: Option<HeadScales<'k>>,
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
-    pub(super) table: GlobalPtr<'k, u32>,
+    pub(super) work: Work<'k>,
     pub(super) q_tile: SharedTile<'k, E>,
     pub(super) k_tile: SharedTile<'k, E>,
     pub(super) v_tile: SharedTile<'k, E>,
-    pub(super) q_map: TensorMap<'k>,
-    pub(super) k_map: TensorMap<'k>,
-    pub(super) v_map: TensorMap<'k>,
-    /// The tile and map by which the output goes to its tensor; or the workspace and the number of splits.
-    pub(super) out: Option<(SharedTile<'k, E::Out>, TensorMap<'k>)>,
-    pub(super) partials: Option<(Partials<'k>, Val<'k, u32>)>,
+    pub(super) q_rows: TensorRows<'k>,
+    pub(super) k_rows: TensorRows<'k>,
+    pub(super) v_rows: TensorRows<'k>,
+    /// The tile and map by which the output goes to its tensor, and where it goes if it is a partial.
+    pub(super) out: Option<(SharedTile<'k, E::Out>, TensorRows<'k>)>,
+    pub(super) partials: Option<Partials<'k>>,
+    /// Into how many partials the keys of each tile are split.
+    pub(super) splits: Option<Val<'k, u32>>,
     pub(super) q_pipeline: Pipeline<'k>,
     pub(super) k_pipeline: Pipeline<'k>,
     pub(super) v_pipeline: Pipeline<'k>,
 }
+
+/// Of a K block that needs a mask: the tile, the keys that its rows see, and the block's first key.
+type Masked<'t, 'k> = (&'t WorkItem<'k>, &'t Band<Val<'k, i32>>, Val<'k, u32>);
 
 pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
@@ -56,14 +64,16 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
         k.shared_tile::<E::Out>("out_tile", slabs)
     });
-    // Boxes of rows by one head of one batch; blocks of a cluster copy a part each, and a warp stores its own rows.
-    let q_map = k.param_tensor_map("q", q_tile.tensor_box(&[64, 1, 1]));
-    let k_map = k.param_tensor_map("k", k_tile.tensor_box(&[cols / levers.cluster, 1, 1]));
-    let v_map = k.param_tensor_map("v", v_tile.tensor_box(&[v_rows / levers.cluster, 1, 1]));
-    let out = out_tile.map(|tile| (tile, k.param_tensor_map_mut("out", tile.tensor_box(&[16, 1, 1]))));
-    let partials = shape
-        .split
-        .then(|| (Partials::to_write(k, shape.head_dim_v), k.param("splits")));
+    // Boxes of rows by one head of one sequence; blocks of a cluster copy a part each, and a warp stores its own rows.
+    let queries = RowsOf::queries(&shape.lengths);
+    let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
+    let q_rows = TensorRows::declare(k, "q", q_tile, 64, queries);
+    let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
+    let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, keys);
+    let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, 16, queries)));
+    let partials = (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v));
+    let splits = shape.split.then(|| k.param("splits"));
+    let listed = shape.listed.then(|| Listed::declare(k, rows, cols));
     let params = RowParams::declare(k, shape);
     let pipeline = |name, stages, arrivers| match levers.cluster {
         1 => k.pipeline(name, stages, arrivers),
@@ -74,15 +84,16 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         scales: E::SCALED.then(|| HeadScales::declare(k)),
         levers,
         shape,
-        table: k.param_ptr("table"),
+        work: listed.map_or_else(|| Work::Table(k.param_ptr("table")), Work::Listed),
         q_tile,
         k_tile,
         v_tile,
         out,
         partials,
-        q_map,
-        k_map,
-        v_map,
+        splits,
+        q_rows,
+        k_rows,
+        v_rows,
         q_pipeline: k.pipeline("q", q_stages, 4),
         k_pipeline: pipeline("k", levers.stages, 4 * groups),
         v_pipeline: pipeline("v", levers.stages, 4 * groups),
@@ -109,7 +120,13 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     #[track_caller]
     fn consume(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
-        let list = WorkList::new(k, self.table, self.levers.tiling());
+        let list = self.work.list(k, self.levers.tiling());
+        list.if_any(|| self.consume_tiles(k, &group, &list));
+        group.end();
+    }
+
+    #[track_caller]
+    fn consume_tiles(&self, k: &'k KernelBuilder, group: &Warpgroup<'k, '_, E>, list: &WorkList<'k>) {
         // Whether the first scores of this tile have been computed with the tile before.
         let ahead = k.var(0u32);
         k.loop_(|scope| {
@@ -127,7 +144,6 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             list.advance();
             scope.break_if((!next.exists()).uniform());
         });
-        group.end();
     }
 }
 
@@ -170,11 +186,12 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let (second, n_blocks) = (first + 1, tile.n_blocks());
         self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
         self.begin_tap(tile, first);
+        let band = &Sequence::of(self.context.params, tile).params.band;
         // The softmax of the first scores sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
         self.out.zero();
         self.cap();
-        k.if_(needs_mask.uniform(), || self.mask(tile, first_key));
+        k.if_(needs_mask.uniform(), || self.mask(tile, band, first_key));
         for (half, row) in self.rows.iter().enumerate() {
             row.restart(&self.scores, half, self.max_offset);
         }
@@ -183,7 +200,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         k.for_uniform(second, masked, 1, |n_block| {
             self.begin_tap(tile, n_block);
             let first_key = tile.first_masked_key(n_block);
-            self.n_block(Some((tile, first_key)), (n_block + 1).eq(n_blocks));
+            self.n_block(Some((tile, band, first_key)), (n_block + 1).eq(n_blocks));
         });
         k.for_uniform(masked.max(second), n_blocks, 1, |n_block| {
             self.begin_tap(tile, n_block);
@@ -191,10 +208,10 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// `S = Q·Kᵀ` of one K block, `O += P·V` of the one before, and `P = softmax(S)`. `masked`: the tile and the first key,
-    /// where the block needs a mask.
+    /// `S = Q·Kᵀ` of one K block, `O += P·V` of the one before, and `P = softmax(S)`. `masked` where the block
+    /// needs a mask.
     #[track_caller]
-    fn n_block(&self, masked: Option<(&WorkItem<'k>, Val<'k, u32>)>, last: Val<'k, bool>) {
+    fn n_block(&self, masked: Option<Masked<'_, 'k>>, last: Val<'k, bool>) {
         let k = self.k;
         self.keys.wait();
         self.with_tensor_cores(|| {
@@ -212,7 +229,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         self.q.passed(QRead::LastScores, Some(last));
         self.cap();
         match masked {
-            Some((tile, first_key)) => self.mask(tile, first_key),
+            Some((tile, band, first_key)) => self.mask(tile, band, first_key),
             None if output_first => return self.speculative_softmax(),
             None => {}
         }

@@ -22,10 +22,12 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_rows, check_lengths, check_problem, push_buffer};
+use crate::attention::params::{Shape, add_rows, check_problem, push_buffer};
+use crate::attention::schedule::{Pieces, Schedule};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
 use crate::attention::tap::{Tap, key_range};
+use crate::attention::tensor_rows::{Flat, RowsOf, page_rows};
 use crate::attention::{combine, split};
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
@@ -46,7 +48,6 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
-    check_lengths(problem, NAME)?;
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if chip.target != Target::Sm90a {
         let remedy = match problem.dtype() {
@@ -57,8 +58,16 @@ pub(crate) fn plan(
     }
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
-    let whole = Shape::new(problem, ALIGNMENT, tap);
+    let listed = problem.has_lengths();
+    let whole = Shape {
+        listed,
+        page_rows: page_rows(NAME, problem, config.cols)?,
+        ..Shape::new(problem, ALIGNMENT, tap)
+    };
     let shape = whole.in_splits(config.splits);
+    if listed {
+        check_listed(config, &shape)?;
+    }
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
             return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
@@ -97,18 +106,26 @@ pub(crate) fn plan(
     })?;
     // Whoever wants one tile a block gives as many SMs as a number holds.
     let at_once = chip.sms.saturating_mul(config.min_blocks);
-    let (blocks, table) = work_lists(problem, config.tiling(), &key_range(problem, tap), at_once);
+    let work = match listed {
+        false => Ok(work_lists(problem, config.tiling(), &key_range(problem, tap), at_once)),
+        true => Err(schedule(problem, config, at_once)?),
+    };
+    let blocks = work
+        .as_ref()
+        .map_or_else(|schedule| schedule.grid, |(blocks, _)| *blocks);
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
     let dtype = problem.dtype();
-    add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout())?;
-    add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout())?;
-    let before = match shape.dtype {
+    let queries = RowsOf::queries(&shape.lengths);
+    let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
+    add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout(), queries)?;
+    add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout(), keys)?;
+    let mut before = match shape.dtype {
         DType::E4M3 => {
             add_transposed(&mut launch, &kernel, Transposed::new(problem, config.cols))?;
             vec![transpose::step(problem, config.cols, kernels)?]
         }
         _ => {
-            add_tensor(&mut launch, &kernel, dtype, "v", problem.v_layout())?;
+            add_tensor(&mut launch, &kernel, dtype, "v", problem.v_layout(), keys)?;
             Vec::new()
         }
     };
@@ -118,14 +135,58 @@ pub(crate) fn plan(
         launch.args.push(Arg::U32(config.splits));
         then.push(combine::step(problem, &whole, config.splits, kernels)?);
     } else {
-        add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout())?;
+        add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout(), queries)?;
+    }
+    if let Err(schedule) = &work {
+        schedule.add_to_main(&mut launch);
+        before.push(schedule.step(problem, kernels)?);
+        let shape = Shape { page_rows: 0, ..whole };
+        then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
     }
     add_rows(&mut launch, problem, &shape);
     if shape.dtype == DType::E4M3 {
         HeadScales::add_to_launch(&mut launch, problem);
     }
-    launch.args.push(Arg::Table(Table::new(table)));
+    if let Ok((_, table)) = work {
+        launch.args.push(Arg::Table(Table::new(table)));
+    }
     Ok((before, Step { kernel, launch }, then))
+}
+
+/// Refuses what no work lists made on the device serve.
+fn check_listed(config: &Config, shape: &Shape) -> Result<(), Refusal> {
+    if shape.dtype == DType::E4M3 {
+        let what = "e4m3 with packed sequences, caches with lengths or pages";
+        return Err(Refusal::unsupported(NAME, what, "no family does: use fp16 or bf16"));
+    }
+    for (lever, value, why) in [
+        (
+            "cluster",
+            config.cluster,
+            "1 with lengths: neighbours may have different keys",
+        ),
+        (
+            "splits",
+            config.splits,
+            "1 with lengths: the schedule splits keys where blocks would idle",
+        ),
+    ] {
+        if value != 1 {
+            return Err(Refusal::lever(lever, value, why));
+        }
+    }
+    Ok(())
+}
+
+/// The schedule of a problem with lengths, for as many blocks as run at a time.
+fn schedule(problem: &Problem, config: &Config, at_once: u32) -> Result<Schedule, Refusal> {
+    let pieces = Pieces {
+        rows: config.rows,
+        cols: config.cols,
+        pack_heads: false,
+        least: config.stages,
+    };
+    Schedule::new(NAME, problem, pieces, at_once)
 }
 
 fn boxes(kernel: &Kernel, name: &str) -> Result<TensorBox, Refusal> {
@@ -145,13 +206,14 @@ fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> R
 }
 
 /// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
-/// batch).
+/// batch), or (head_dim, rows, heads) of a ragged one.
 fn add_tensor(
     launch: &mut Launch,
     kernel: &Kernel,
     dtype: DType,
     name: &'static str,
     layout: &Layout,
+    of: RowsOf,
 ) -> Result<(), Refusal> {
     let boxes = boxes(kernel, name)?;
     let bytes = match name {
@@ -175,6 +237,18 @@ fn add_tensor(
         stride => u64::from(stride) * bytes as u64,
     };
     let slot = push_buffer(launch, name, layout.span() * bytes, ALIGNMENT, name == "out");
+    if of != RowsOf::Batch {
+        let flat = Flat::new(NAME, name, layout)?;
+        let (sizes, strides) = (
+            vec![columns, flat.count, heads],
+            vec![stride(flat.stride), stride(head)],
+        );
+        launch.args.push(Arg::TensorMap(boxes.recipe(slot, 0, sizes, strides)));
+        if of != RowsOf::Packed {
+            launch.args.push(Arg::U32(flat.batch_rows));
+        }
+        return Ok(());
+    }
     let sizes = vec![columns, rows, heads, batches];
     let strides = vec![stride(seq), stride(head), stride(batch)];
     let map = boxes.recipe(slot, 0, sizes, strides);

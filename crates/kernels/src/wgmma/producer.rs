@@ -2,24 +2,25 @@
 
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{KernelBuilder, SharedTile, TensorMap, Val};
+use flashcore_ir::{KernelBuilder, Val};
 
 use super::kernel::Context;
-use crate::attention::scheduler::{WorkItem, WorkList};
+use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Probability;
+use crate::attention::tensor_rows::{Cluster, Sequence, fill_stage};
 
 impl<'k, E: Probability> Context<'k, '_, E> {
-    /// Copies Q, K and V of each Q tile, in the order in which they are needed.
+    /// Copies Q, K and V of each Q tile, in the order in which they are needed: by one thread, or where K and V are in pages,
+    /// by a warp whose lanes look up and copy a page each.
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let producers = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|pipeline| pipeline.producer());
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
-        k.if_(warp.eq(0).uniform(), || {
-            k.if_(k.elect().divergent(), || {
-                let list = WorkList::new(k, self.table, self.levers.tiling());
-                let all = (1 << self.levers.cluster) - 1;
-                let cluster = (self.levers.cluster > 1).then(|| (k.cluster_rank(), k.constant(all)));
+        let copy_tiles = || {
+            let list = self.work.list(k, self.levers.tiling());
+            let all = (1 << self.levers.cluster) - 1;
+            let cluster = (self.levers.cluster > 1).then(|| (k.cluster_rank(), k.constant(all)));
+            list.if_any(|| {
                 k.loop_(|scope| {
                     let next = list.next();
                     self.copy_tile(&list.this(), cluster, producers);
@@ -27,6 +28,10 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                     scope.break_if((!next.exists()).uniform());
                 });
             });
+        };
+        k.if_(warp.eq(0).uniform(), || match self.k_rows.parts(self.levers.cols) {
+            None => k.if_(k.elect().divergent(), copy_tiles),
+            Some(_) => copy_tiles(),
         });
     }
 
@@ -35,13 +40,22 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         let (batch, first_row) = (tile.batch(), tile.first_row());
         let k = batch.builder();
         let kv_head = tile.kv_head();
+        let sequence = Sequence::of(self.params, tile);
+        let [k_rows, v_rows] = [&self.k_rows, &self.v_rows].map(|rows| (rows, rows.keys(&sequence)));
         let keys_at = |n_block| [tile.first_key(n_block), kv_head, batch];
-        let copy_k = |n_block| share(cluster, self.k_tile, self.k_map, keys, keys_at(n_block));
-        let copy_v = |n_block| share(cluster, self.v_tile, self.v_map, values, self.values_at(tile, n_block));
+        let copy_k = |n_block| fill_stage(cluster, self.k_tile, k_rows, keys, keys_at(n_block));
+        let copy_v = |n_block| fill_stage(cluster, self.v_tile, v_rows, values, self.values_at(tile, n_block));
         copy_k(k.constant(0));
+        let q_rows = self.q_rows.queries(&sequence);
         for group in 0..self.levers.warpgroups() {
             let at = [first_row + 64 * group, tile.head(), batch];
-            copy(self.q_tile, self.q_map, q, at, L2Hint::EvictFirst);
+            q.acquire();
+            self.one_lane(k, || {
+                q.expect(self.q_tile.stage_bytes());
+                let from = q_rows.at(at).hint(L2Hint::EvictFirst);
+                self.q_tile.load_tma(q.stage(), from, q.full());
+            });
+            q.advance();
         }
         let n_blocks = tile.n_blocks();
         k.for_uniform(1, n_blocks, 1, |n_block| {
@@ -49,6 +63,15 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             copy_v(n_block - 1);
         });
         copy_v(n_blocks - 1);
+    }
+
+    /// One of the lanes that copy.
+    #[track_caller]
+    fn one_lane(&self, k: &'k KernelBuilder, body: impl FnOnce()) {
+        match self.k_rows.parts(self.levers.cols) {
+            None => body(),
+            Some(_) => k.if_(k.lane().eq(0).divergent(), body),
+        }
     }
 
     #[track_caller]
@@ -63,44 +86,4 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             _ => [first, tile.kv_head(), tile.batch()],
         }
     }
-}
-
-/// Rank among the blocks that copy K and V together, and a bit for each of them.
-type Cluster<'k> = Option<(Val<'k, u32>, Val<'k, u16>)>;
-
-/// Fills the next stage of a tile, in all blocks that copy together, with the rows from (row, head, batch) on: this
-/// block copies its part, and does not wait for the others.
-#[track_caller]
-fn share<'k, E: WgmmaElement>(
-    cluster: Cluster<'k>,
-    tile: SharedTile<'k, E>,
-    map: TensorMap<'k>,
-    fill: Producer<'k>,
-    at: [Val<'k, u32>; 3],
-) {
-    let Some((rank, all)) = cluster else {
-        return copy(tile, map, fill, at, L2Hint::EvictLast);
-    };
-    fill.acquire();
-    fill.expect(tile.stage_bytes());
-    let [row, head, batch] = at;
-    let row = row + rank * map.box_rows();
-    let part = map.at(&[row, head, batch]).hint(L2Hint::EvictLast).multicast(all);
-    tile.load_tma_part(fill.stage(), rank, part, fill.full());
-    fill.advance();
-}
-
-/// Fills the next stage of a tile with the rows from (row, head, batch) on.
-#[track_caller]
-fn copy<'k, E: WgmmaElement>(
-    tile: SharedTile<'k, E>,
-    map: TensorMap<'k>,
-    fill: Producer<'k>,
-    at: [Val<'k, u32>; 3],
-    hint: L2Hint,
-) {
-    fill.acquire();
-    fill.expect(tile.stage_bytes());
-    tile.load_tma(fill.stage(), map.at(&at).hint(hint), fill.full());
-    fill.advance();
 }

@@ -172,8 +172,7 @@ pub(crate) struct WorkItem<'k> {
 impl<'k> WorkItem<'k> {
     #[track_caller]
     pub(crate) fn read(place: GlobalPtr<'k, u32>, rows: u32, cols: u32, in_pieces: bool) -> Self {
-        // A schedule is in the workspace, to which its readers write partials.
-        let cache = if in_pieces { Cache::Default } else { Cache::ReadOnly };
+        let cache = WorkItem::cache(in_pieces);
         let mut words = place.load_words(4, cache);
         words.extend(place.plus(4).load_words(4, cache));
         WorkItem {
@@ -182,6 +181,11 @@ impl<'k> WorkItem<'k> {
             cols,
             in_pieces,
         }
+    }
+
+    /// How words of items are loaded. Those that may be of pieces are in a buffer with partials, which the kernel writes.
+    pub(crate) fn cache(in_pieces: bool) -> Cache {
+        if in_pieces { Cache::Default } else { Cache::ReadOnly }
     }
 
     #[track_caller]

@@ -1,0 +1,307 @@
+//! The rows of a sequence as tensor copies find them: where [`lengths`](super::lengths) gives addresses, this gives boxes.
+//!
+//! | tensor | map | rows of a sequence |
+//! |---|---|---|
+//! | `[batch, seq, heads, d]`, equal lengths | (d, seq, heads, batch) | those of its batch |
+//! | packed | ragged (d, rows, heads) | from its first one on |
+//! | cache | ragged | from `batch * batch_rows` on: the stride of batches is `batch_rows` rows |
+//! | pages | ragged, a box never leaves a page | from `page * batch_rows` on, as many as the sequence has in the page |
+//!
+//! Ragged maps ([`flashcore_ir::ragged`]) read zeros in place of rows past the end, and do not write there. A page that is not
+//! in the cache has no rows.
+
+use flashcore_ir::inst::L2Hint;
+use flashcore_ir::pipeline::Producer;
+use flashcore_ir::ragged::{MOST_ROWS, RaggedRows};
+use flashcore_ir::tensor_copy::BoxAt;
+use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, TensorBox, TensorMap, Val};
+use flashcore_problem::{KvLengths, Layout, Problem};
+
+use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
+use super::params::RowParams;
+use super::scheduler::WorkItem;
+use crate::Refusal;
+
+/// Rows of the smallest box of a page: as many as a swizzle repeats after.
+const LEAST_PAGE_ROWS: usize = 8;
+
+/// How the rows of sequences lie in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowsOf {
+    /// A batch has a sequence.
+    Batch,
+    /// Sequences follow each other.
+    Packed,
+    /// A batch has a sequence and room for more.
+    Cache,
+    /// Pages, copied in boxes of so many rows.
+    Pages(u32),
+}
+
+impl RowsOf {
+    pub(crate) fn queries(kinds: &LengthKinds) -> RowsOf {
+        match kinds.cu_seqlens_q {
+            Some(()) => RowsOf::Packed,
+            None => RowsOf::Batch,
+        }
+    }
+
+    /// `page_rows`: rows of the boxes of pages.
+    pub(crate) fn keys(kinds: &LengthKinds, page_rows: u32) -> RowsOf {
+        match kinds {
+            LengthKinds {
+                block_table: Some(()), ..
+            } => RowsOf::Pages(page_rows),
+            LengthKinds {
+                cu_seqlens_k: Some(()), ..
+            } => RowsOf::Packed,
+            LengthKinds {
+                seqused_k: Some(()), ..
+            } => RowsOf::Cache,
+            _ => RowsOf::Batch,
+        }
+    }
+
+    /// Boxes of `rows` rows of a head, or as many as copies of pages have.
+    #[track_caller]
+    fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
+        match self {
+            RowsOf::Batch => tile.tensor_box(&[rows, 1, 1]),
+            RowsOf::Packed | RowsOf::Cache => tile.tensor_box(&[rows, 1]).ragged(1),
+            RowsOf::Pages(rows) => tile.tensor_box(&[rows, 1]).ragged(1),
+        }
+    }
+}
+
+/// Rows of the boxes of pages: the largest power of two that divides the keys of a page and of a K block; 0 without pages.
+///
+/// # Errors
+/// Pages whose boxes would be too small.
+pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> Result<u32, Refusal> {
+    let KvLengths::Paged { page_size, .. } = problem.kv_lengths() else {
+        return Ok(0);
+    };
+    let rows = 1 << page_size.trailing_zeros().min(cols.trailing_zeros());
+    if rows < LEAST_PAGE_ROWS {
+        let what = format!("pages of {page_size} keys (it copies {LEAST_PAGE_ROWS} at a time, or more)");
+        return Err(Refusal::unsupported(family, what, "family mma does"));
+    }
+    Ok(rows as u32)
+}
+
+/// A tensor that is copied in boxes.
+#[derive(Clone, Copy)]
+pub(crate) struct TensorRows<'k> {
+    pub map: TensorMap<'k>,
+    of: RowsOf,
+    /// Rows from one batch or page to the next.
+    batch_rows: Option<Val<'k, u32>>,
+}
+
+/// The sequence of a work item.
+pub(crate) struct Sequence<'k> {
+    /// As they are for it.
+    pub params: RowParams<'k>,
+    /// Its number and first rows; none with equal lengths, for which nothing is computed.
+    place: Option<(Val<'k, u32>, FirstRows<'k>)>,
+}
+
+impl<'k> Sequence<'k> {
+    #[track_caller]
+    pub(crate) fn of(params: &RowParams<'k>, tile: &WorkItem<'k>) -> Self {
+        if params.lengths.is_none() {
+            let params = params.clone();
+            return Sequence { params, place: None };
+        }
+        let batch = tile.batch();
+        let (params, first) = params.of_sequence(batch);
+        let place = Some((batch, first));
+        Sequence { params, place }
+    }
+}
+
+/// The rows of one sequence in a tensor.
+#[derive(Clone, Copy)]
+pub(crate) enum SequenceRows<'k> {
+    Batch(TensorMap<'k>),
+    Ragged(RaggedRows<'k>),
+    Paged(PagedRows<'k>),
+}
+
+/// The rows of one sequence in pages.
+#[derive(Clone, Copy)]
+pub(crate) struct PagedRows<'k> {
+    map: TensorMap<'k>,
+    batch_rows: Val<'k, u32>,
+    pages: Pages<'k>,
+    len: Val<'k, u32>,
+}
+
+impl<'k> TensorRows<'k> {
+    /// [`add_tensor`] gives the arguments.
+    #[track_caller]
+    pub(crate) fn declare<E: Element>(
+        k: &'k KernelBuilder,
+        name: &str,
+        tile: SharedTile<'_, E>,
+        rows: u32,
+        of: RowsOf,
+    ) -> Self {
+        let boxes = of.boxes(tile, rows);
+        let map = match name {
+            "out" => k.param_tensor_map_mut(name, boxes),
+            _ => k.param_tensor_map(name, boxes),
+        };
+        let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_));
+        let batch_rows = batch_rows.then(|| k.param(&format!("{name}_batch_rows")));
+        TensorRows { map, of, batch_rows }
+    }
+
+    /// The query rows of a sequence.
+    #[track_caller]
+    pub(crate) fn queries(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
+        match (self.of, sequence.place) {
+            (RowsOf::Packed, Some((_, FirstRows { q: Some(first), .. }))) => {
+                SequenceRows::Ragged(self.map.rows(first, sequence.params.seq_len_q))
+            }
+            _ => SequenceRows::Batch(self.map),
+        }
+    }
+
+    /// The keys of a sequence.
+    #[track_caller]
+    pub(crate) fn keys(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
+        let (params, len) = (&sequence.params, sequence.params.seq_len_kv);
+        match (self.batch_rows, sequence.place) {
+            (None, Some((_, FirstRows { k: Some(first), .. }))) => SequenceRows::Ragged(self.map.rows(first, len)),
+            (Some(batch_rows), Some((batch, _))) => match params.pages_of(batch) {
+                None => SequenceRows::Ragged(self.map.rows(batch * batch_rows, len)),
+                Some(pages) => SequenceRows::Paged(PagedRows {
+                    map: self.map,
+                    batch_rows,
+                    pages,
+                    len,
+                }),
+            },
+            _ => SequenceRows::Batch(self.map),
+        }
+    }
+
+    /// Copies that fill a tile together, where there are several.
+    pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
+        match self.of {
+            RowsOf::Pages(of_box) => Some(rows / of_box),
+            RowsOf::Batch | RowsOf::Packed | RowsOf::Cache => None,
+        }
+    }
+}
+
+impl<'k> SequenceRows<'k> {
+    /// The box at (row, head, batch), from a row of the sequence on. In pages it must not leave the page of its first row.
+    #[track_caller]
+    pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
+        match self {
+            SequenceRows::Batch(map) => map.at(&[row, head, batch]),
+            SequenceRows::Ragged(rows) => rows.at(&[row, head]),
+            SequenceRows::Paged(rows) => rows.at(row, head),
+        }
+    }
+}
+
+impl<'k> PagedRows<'k> {
+    fn at(&self, key: Val<'k, u32>, head: Val<'k, u32>) -> BoxAt<'k> {
+        let Pages {
+            table,
+            page_size,
+            pages,
+            last_key,
+        } = self.pages;
+        // Entries past that of the last key are not read.
+        let number = key.min(last_key) / page_size;
+        let page = table.offset(number).load_with(Cache::ReadOnly).reinterpret::<u32>();
+        let first_key = number * page_size;
+        let of_sequence = (self.len.max(first_key) - first_key).min(page_size);
+        let len = page.lt(pages).select(of_sequence, 0u32);
+        let first = page.min(pages - 1) * self.batch_rows;
+        self.map.rows(first, len).at(&[key - first_key, head])
+    }
+}
+
+/// Rank among the blocks that copy K and V together, and a bit for each of them.
+pub(crate) type Cluster<'k> = Option<(Val<'k, u32>, Val<'k, u16>)>;
+
+/// Fills the next stage of a tile with the rows from (row, head, batch) on. Blocks that copy together fill it in all of them:
+/// this one copies its part, and does not wait for the others.
+#[track_caller]
+pub(crate) fn fill_stage<'k, E: Element>(
+    cluster: Cluster<'k>,
+    tile: SharedTile<'k, E>,
+    (tensor, rows): (&TensorRows<'k>, SequenceRows<'k>),
+    fill: Producer<'k>,
+    [row, head, batch]: [Val<'k, u32>; 3],
+) {
+    let k = row.builder();
+    fill.acquire();
+    match (cluster, tensor.parts(tile.rows())) {
+        (_, Some(parts)) => {
+            let lane = k.lane();
+            k.if_(lane.eq(0).divergent(), || fill.expect(tile.stage_bytes()));
+            k.sync_warp();
+            k.if_(lane.lt(parts).divergent(), || {
+                let at = [row + lane * tensor.map.box_rows(), head, batch];
+                tile.load_tma_part(fill.stage(), lane, rows.at(at).hint(L2Hint::EvictLast), fill.full());
+            });
+        }
+        (None, None) => {
+            fill.expect(tile.stage_bytes());
+            let from = rows.at([row, head, batch]).hint(L2Hint::EvictLast);
+            tile.load_tma(fill.stage(), from, fill.full());
+        }
+        (Some((rank, all)), None) => {
+            fill.expect(tile.stage_bytes());
+            let at = [row + rank * tensor.map.box_rows(), head, batch];
+            let part = rows.at(at).hint(L2Hint::EvictLast).multicast(all);
+            tile.load_tma_part(fill.stage(), rank, part, fill.full());
+        }
+    }
+    fill.advance();
+}
+
+/// The rows of a tensor as a ragged map has them, which knows no batches.
+pub(crate) struct Flat {
+    /// Elements from one row to the next; 0 if there is one row.
+    pub stride: u32,
+    /// Rows from one batch or page to the next; 0 if there is one batch.
+    pub batch_rows: u32,
+    /// Rows from the first one to the last.
+    pub count: u64,
+}
+
+impl Flat {
+    /// # Errors
+    /// Batches that are no number of rows apart, and rows beyond what a ragged map counts.
+    pub(crate) fn new(family: &'static str, name: &str, layout: &Layout) -> Result<Flat, Refusal> {
+        let [batch, seq, _] = row_strides(layout);
+        let [batches, rows, ..] = layout.shape.map(|n| n as u64);
+        // A row a batch: they are the rows.
+        let stride = if rows > 1 { seq } else { batch };
+        let whole = stride != 0 && batch.is_multiple_of(stride);
+        if batches > 1 && !whole {
+            let what = format!(
+                "batches or pages of `{name}` that are {batch} elements apart, no multiple of its rows' {stride}"
+            );
+            return Err(Refusal::unsupported(family, what, "family mma does"));
+        }
+        let batch_rows = if batches > 1 { batch / stride } else { 0 };
+        let count = batches.saturating_sub(1) * u64::from(batch_rows) + rows;
+        if count > MOST_ROWS {
+            let what = format!("`{name}` of {count} rows (at most {MOST_ROWS})");
+            return Err(Refusal::unsupported(family, what, "family mma does"));
+        }
+        Ok(Flat {
+            stride,
+            batch_rows,
+            count,
+        })
+    }
+}
