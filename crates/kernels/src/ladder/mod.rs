@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn what_it_does_not_serve_it_refuses() {
-        let config = "ladder/hybrid-m128n64-w8".parse().unwrap();
+        let config = "ladder/mma-m128n64-w8".parse().unwrap();
         let refused = |problem: Problem, target| Plan::new(&problem, &config, target).unwrap_err().to_string();
         let f32s = refused(
             Problem::builder()
