@@ -67,6 +67,10 @@ impl Family {
                     None
                 }
                 Err(Refusal::Unsupported { what, .. }) if self.tensor_maps && what.contains("repeat") => None,
+                // Two blocks an SM that shared memory has no room for.
+                Err(Refusal::Lever {
+                    lever: "min_blocks", ..
+                }) => None,
                 Err(other) => panic!("{problem} by {config}: {other}"),
             }
         });
@@ -130,7 +134,9 @@ impl Family {
         );
         if count >= ENOUGH {
             for (lever, values) in &seen {
-                assert!(values.len() >= 2, "{lever} is always {values:?}");
+                // Scores in fp16 are taken by name only.
+                let wanted = if *lever == "f16_scores" { 1 } else { 2 };
+                assert!(values.len() >= wanted, "{lever} is always {values:?}");
             }
             assert_eq!(seen["rows"].len(), self.row_counts, "{seen:?}");
             assert_eq!(inputs.len(), InputKind::ALL.len(), "{inputs:?}");

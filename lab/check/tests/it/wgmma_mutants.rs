@@ -57,7 +57,7 @@ fn with(config: &str, problem: ProblemBuilder) -> Plan {
 const FAULTS: &[Fault] = &[
     // Barriers and their counts.
     Fault { name: "nobody waits for the mbarriers to be made", operator: Operator::DropBarrier,
-        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "copy_tile(", of: "`q.full`" },
+        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "self.q.wait()", of: "`q.full`" },
     Fault { name: "the block's barrier waits for a warp that is not there", operator: Operator::CountMore,
         place: "start_pipelines", object: "", found: Some(FindingKind::Deadlock), at: "start_pipelines", of: "" },
     Fault { name: "the scheduler barrier is for a warp fewer", operator: Operator::CountBarrier,
@@ -123,19 +123,19 @@ const FAULTS: &[Fault] = &[
     Fault { name: "a group of products is never closed", operator: Operator::DropCommit,
         place: "O += P*V", object: "", found: Some(FindingKind::InFlight), at: "", of: "out" },
     Fault { name: "output is overwritten while it is stored", operator: Operator::DropAsyncWait,
-        place: "bulk_wait_read(pending)", object: "", found: Some(FindingKind::Race), at: "group.store(", of: "out_tile" },
+        place: "bulk_wait_read(pending)", object: "", found: Some(FindingKind::Race), at: "self.store_rows(", of: "out_tile" },
     Fault { name: "a block ends while its output is stored", operator: Operator::DropAsyncWait,
         place: "bulk_wait_read(0)", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
     Fault { name: "a group of stores is never closed", operator: Operator::DropCommit,
         place: "k.bulk_commit()", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
     Fault { name: "a lane stores what its warp has not written yet", operator: Operator::DropWarpBarrier,
-        place: "group.store(", object: "", found: Some(FindingKind::Race), at: "", of: "out_tile" },
+        place: "self.store_rows(", object: "", found: Some(FindingKind::Race), at: "", of: "out_tile" },
 
     // Fences.
     Fault { name: "no fence: mbarriers are not made known to copies", operator: Operator::DropFence,
         place: "start_pipelines", object: "", found: Some(FindingKind::MissingFence), at: "load_tma", of: "" },
     Fault { name: "no proxy fence: copies do not see what threads wrote", operator: Operator::DropFence,
-        place: "group.store(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "out_tile" },
+        place: "self.store_rows(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "out_tile" },
     Fault { name: "no wgmma fence after registers were written", operator: Operator::DropFence,
         place: "S = Q*K", object: "", found: Some(FindingKind::MissingFence), at: "S = Q*K", of: "scores" },
 
@@ -151,7 +151,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "a tile a row too short", operator: Operator::ShrinkBuffer,
         place: "let v_tile", object: "v_tile", found: Some(FindingKind::OutOfBounds), at: "load_tma", of: "v_tile" },
     Fault { name: "another tensor's map", operator: Operator::WrongParam,
-        place: "let k_map", object: "", found: Some(FindingKind::OutOfBounds), at: "load_tma", of: "k" },
+        place: "let k_rows", object: "", found: Some(FindingKind::OutOfBounds), at: "load_tma", of: "k" },
     Fault { name: "a copy of the row after", operator: Operator::RowOff,
         place: "load_tma", object: "k_tile", found: None, at: "", of: "" },
     Fault { name: "the copying warps keep their registers", operator: Operator::DropRegisters,
