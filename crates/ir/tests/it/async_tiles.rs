@@ -259,7 +259,7 @@ fn registers_come_from_one_pool() {
             && text.contains("384 threads × 168 = 64512"),
         "{text}"
     );
-    assert!(message(384, roles(24, 240, false)).contains("min_blocks_per_sm(1)"));
+    assert!(message(384, roles(24, 240, false)).contains("without `min_blocks_per_sm`"));
     assert!(message(384, roles(24, 236, true)).contains("multiples of 8"));
     let text = message(256, |k| k.roles(vec![Role::new("only", 4, || ())]));
     assert!(text.contains("4 warps together; the block has 8"), "{text}");
