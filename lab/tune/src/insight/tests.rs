@@ -81,8 +81,8 @@ fn registers_make_claims() {
     kind(
         &problem(256),
         ClaimKind::Registers,
-        "ladder/hybrid-m128n64-w8",
-        ["cols", "64", "32"],
+        "mma/m128n32-w8x1-s2-b1-qreg-xor-cond",
+        ["min_blocks", "1", "2"],
         "",
         "mma/m64n64-w2x1-s4-b2-qsh-xor-spec",
     );
