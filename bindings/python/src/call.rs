@@ -4,7 +4,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use flashcore::cuda::{DeviceBuffer, DeviceSlice};
 use flashcore::{
-    Attention, DType, Device, DeviceTensors, Error, KernelId, Layout, Problem, ProblemError, TensorViewMut,
+    Attention, DType, Device, DeviceTensors, Error, KernelId, Layout, Problem, ProblemBuilder, ProblemError,
+    TensorViewMut,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -46,6 +47,11 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> Result<Arc
 
 /// The problem of q, k, v and o with these layouts.
 pub(crate) fn problem_of(dtype: DType, layouts: [&Layout; 4], options: &Options) -> Result<Problem, ProblemError> {
+    builder_of(dtype, layouts, options).build()
+}
+
+/// The same, to be told of other lengths than those of the layouts.
+pub(crate) fn builder_of(dtype: DType, layouts: [&Layout; 4], options: &Options) -> ProblemBuilder {
     let [q, k, v, o] = layouts;
     let mut problem = Problem::builder()
         .batch(q.shape[0])
@@ -64,7 +70,7 @@ pub(crate) fn problem_of(dtype: DType, layouts: [&Layout; 4], options: &Options)
     if let Some(scale) = options.scale {
         problem = problem.softmax_scale(scale);
     }
-    problem.build()
+    problem
 }
 
 /// The tensors of a call, imported, and where it will run.

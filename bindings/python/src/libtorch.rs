@@ -23,6 +23,7 @@ pub(crate) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, inputs: u6
 /// PyTorch's numbers for dtypes and kinds of devices, which its file format fixes.
 const DTYPES: [(DType, i32); 4] = [(DType::F16, 5), (DType::BF16, 15), (DType::F32, 6), (DType::E4M3, 24)];
 const BYTES: i32 = 0;
+const I32: i32 = 3;
 const CPU: i32 = 0;
 const CUDA: i32 = 1;
 
@@ -95,16 +96,16 @@ impl Libtorch {
         Ok(Libtorch { functions, cuda })
     }
 
-    /// Adds operators to a namespace, with this kernel for CPU tensors, and CUDA tensors where
-    /// PyTorch has CUDA.
-    pub(crate) fn register(&self, namespace: &str, schemas: &[&str], kernel: Kernel) -> Result<(), Error> {
+    /// Adds operators to a namespace, each a schema with its kernel for CPU tensors, and CUDA tensors
+    /// where PyTorch has CUDA.
+    pub(crate) fn register(&self, namespace: &str, operators: &[(&str, Kernel)]) -> Result<(), Error> {
         let (namespace, file) = (CString::new(namespace)?, c"flashcore");
         let mut library = null_mut();
         call!(
             self.functions,
             library_init_fragment(namespace.as_ptr(), file.as_ptr(), 0, &mut library)
         )?;
-        for schema in schemas {
+        for (schema, _) in operators {
             call!(self.functions, library_def(library, CString::new(*schema)?.as_ptr()))?;
         }
         let keys = [Some(c"CPU"), self.cuda.is_some().then_some(c"CUDA")];
@@ -114,7 +115,7 @@ impl Libtorch {
                 self.functions,
                 library_init_impl(namespace.as_ptr(), key, file.as_ptr(), 0, &mut library)
             )?;
-            for schema in schemas {
+            for &(schema, kernel) in operators {
                 let name = schema.split('(').next().unwrap_or_default();
                 call!(
                     self.functions,
@@ -199,31 +200,20 @@ impl Tensor<'_> {
         Ok(first.cast())
     }
 
+    /// The number of dimensions.
+    pub(crate) fn dims(&self) -> Result<usize, Error> {
+        let mut dims = 0;
+        call!(self.torch.functions, get_dim(self.handle, &mut dims))?;
+        Ok(usize::try_from(dims)?)
+    }
+
     /// What is known of a tensor of `N` dimensions, which errors call `name`.
     pub(crate) fn describe<const N: usize>(&self, name: &'static str) -> Result<Described<N>, Error> {
-        let (f, tensor) = (&self.torch.functions, self.handle);
-        let (mut dims, mut dtype, mut kind, mut index) = (0, 0, 0, 0);
-        let (mut shape, mut strides) = (null(), null());
-        call!(f, get_dim(tensor, &mut dims))?;
-        call!(f, get_sizes(tensor, &mut shape))?;
-        call!(f, get_strides(tensor, &mut strides))?;
-        call!(f, get_dtype(tensor, &mut dtype))?;
-        call!(f, get_device_type(tensor, &mut kind))?;
-        call!(f, get_device_index(tensor, &mut index))?;
-        if dims != N as i64 {
-            return Err(format!("{name} has {dims} dimensions; it must have {N}").into());
-        }
-        let place = match u32::try_from(index) {
-            _ if kind == CPU => Place::Cpu,
-            Ok(ordinal) if kind == CUDA => Place::Cuda(ordinal),
-            _ => return Err(format!("{name} is on neither the CPU nor a CUDA device; move it to one").into()),
-        };
+        let (number, place, shape, strides) = self.raw::<N>(name)?;
         let allowed = "allowed are float16, bfloat16, float32 and float8_e4m3fn";
-        let Some(&(dtype, _)) = DTYPES.iter().find(|(_, number)| *number == dtype) else {
+        let Some(&(dtype, _)) = DTYPES.iter().find(|(_, known)| *known == number) else {
             return Err(format!("{name} holds another dtype; {allowed}").into());
         };
-        // SAFETY: both point to as many numbers as there are dimensions, while the tensor lives.
-        let (shape, strides) = unsafe { (*shape.cast(), *strides.cast()) };
         let first = self.first()?;
         Ok(Described {
             name,
@@ -233,6 +223,60 @@ impl Tensor<'_> {
             strides,
             first,
         })
+    }
+
+    /// The same for int32 numbers, which must lie one after another on `place`; `None` for a tensor
+    /// of one dimension without elements, which stands for an argument that was not given.
+    pub(crate) fn describe_i32<const N: usize>(
+        &self,
+        name: &'static str,
+        place: Place,
+    ) -> Result<Option<Numbers<N>>, Error> {
+        if self.dims()? == 1 && self.raw::<1>(name)?.2 == [0] {
+            return Ok(None);
+        }
+        let (number, theirs, shape, strides) = self.raw::<N>(name)?;
+        if number != I32 {
+            return Err(format!("{name} holds another dtype; it must be int32").into());
+        }
+        if theirs != place {
+            return Err(format!("{name} is on {theirs} and q on {place}; move it there").into());
+        }
+        let mut dense = 1;
+        for (&n, &stride) in shape.iter().zip(&strides).rev() {
+            if n != 1 && stride != dense {
+                return Err(format!("{name} is not contiguous; make it so with .contiguous()").into());
+            }
+            dense *= n;
+        }
+        Ok(Some(Numbers {
+            shape: shape.map(|n| n as usize), // PyTorch's sizes are not negative
+            first: self.first()?.cast(),
+        }))
+    }
+
+    /// PyTorch's number of the dtype, the place, shape and strides.
+    #[allow(clippy::type_complexity)] // taken apart where it is used
+    fn raw<const N: usize>(&self, name: &'static str) -> Result<(i32, Place, [i64; N], [i64; N]), Error> {
+        let (f, tensor, dims) = (&self.torch.functions, self.handle, self.dims()?);
+        let (mut dtype, mut kind, mut index) = (0, 0, 0);
+        let (mut shape, mut strides) = (null(), null());
+        call!(f, get_sizes(tensor, &mut shape))?;
+        call!(f, get_strides(tensor, &mut strides))?;
+        call!(f, get_dtype(tensor, &mut dtype))?;
+        call!(f, get_device_type(tensor, &mut kind))?;
+        call!(f, get_device_index(tensor, &mut index))?;
+        if dims != N {
+            return Err(format!("{name} has {dims} dimensions; it must have {N}").into());
+        }
+        let place = match u32::try_from(index) {
+            _ if kind == CPU => Place::Cpu,
+            Ok(ordinal) if kind == CUDA => Place::Cuda(ordinal),
+            _ => return Err(format!("{name} is on neither the CPU nor a CUDA device; move it to one").into()),
+        };
+        // SAFETY: both point to as many numbers as there are dimensions, while the tensor lives.
+        let (shape, strides) = unsafe { (*shape.cast(), *strides.cast()) };
+        Ok((dtype, place, shape, strides))
     }
 }
 
@@ -244,4 +288,11 @@ pub(crate) struct Described<const N: usize> {
     pub(crate) shape: [i64; N],
     pub(crate) strides: [i64; N],
     pub(crate) first: *mut u8,
+}
+
+/// int32 numbers, dense.
+#[derive(Clone, Copy)]
+pub(crate) struct Numbers<const N: usize> {
+    pub(crate) shape: [usize; N],
+    pub(crate) first: *mut i32,
 }

@@ -1,4 +1,5 @@
-"""PyTorch's operators ``flashcore::fwd`` and ``flashcore::fwd.scaled``, and `forward`, which calls them.
+"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, and ``::fwd_varlen`` and
+``::fwd_kvcache``, which `forward_varlen` and `forward_kvcache` call.
 
 Schemas and kernels are registered by the compiled half (``src/operators.rs``), so that a call does not come back to
 Python. Shapes for tracing and the answer to autograd are here.
@@ -32,9 +33,15 @@ def _empty_results(q: torch.Tensor, v: torch.Tensor, out_bhsd: bool) -> tuple[to
     return out, q.new_empty((batch, heads, seq), dtype=torch.float32)
 
 
+def _empty_rows(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    heads = q.shape[-2]
+    shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(shape, dtype=torch.float32)
+
+
 def _no_backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
     raise NotImplementedError(
-        "flashcore::fwd has no backward pass: gradients of q, k and v cannot be computed. Call it under "
+        "flashcore::fwd has no backward pass, nor have fwd_varlen and fwd_kvcache: gradients of q, k and v cannot be computed. Call it under "
         "torch.no_grad(), or train with PyTorch's scaled_dot_product_attention"
     )
 
@@ -50,11 +57,15 @@ torch.library.register_fake(
         _empty_results(q, v, out_bhsd)
     ),
 )
-for _name in ("flashcore::fwd", "flashcore::fwd.scaled"):
+for _name in ("flashcore::fwd_varlen", "flashcore::fwd_kvcache"):
+    torch.library.register_fake(_name, lambda q, k, v, *rest: _empty_rows(q, v))
+for _name in ("flashcore::fwd", "flashcore::fwd.scaled", "flashcore::fwd_varlen", "flashcore::fwd_kvcache"):
     torch.library.register_autograd(_name, _no_backward)
 
 _fwd = torch.ops.flashcore.fwd.default
 _fwd_scaled = torch.ops.flashcore.fwd.scaled
+_fwd_varlen = torch.ops.flashcore.fwd_varlen.default
+_fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
 
 
 def forward(
@@ -97,3 +108,101 @@ def forward(
     shape = (k.shape[0], k.shape[2])
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
     return _fwd_scaled(q, k, v, *given, *options)
+
+
+def forward_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
+
+    Parameters
+    ----------
+    cu_seqlens_q, cu_seqlens_k : int32 ``[batch + 1]``
+        First row of each sequence, and the end of the last; from 0.
+    seqused_q, seqused_k : int32 ``[batch]``, optional
+        How many of its rows each sequence uses; all unless given.
+    max_seqlen_q, max_seqlen_k : int
+        Bounds of the rows of a sequence.
+
+    Returns
+    -------
+    out : ``[total_q, heads, head_dim_v]``. Rows that are of no sequence hold anything.
+    lse : float32 ``[heads, total_q]``, natural logarithm
+    """
+    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
+    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
+    absent = _absent(q, seqused_q, seqused_k)
+    return _fwd_varlen(
+        q, k, v, _dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent),
+        *options,
+    )  # fmt: skip
+
+
+def forward_kvcache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    seqused_k: torch.Tensor,
+    max_seqlen_k: int,
+    block_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None,
+    max_seqlen_q: int = 0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a cache.
+
+    Parameters
+    ----------
+    q : Tensor ``[batch, seq_q, heads, head_dim]``, or with `cu_seqlens_q` packed ``[total_q, heads, head_dim]``
+    k, v : Tensor ``[batch, capacity, kv_heads, head_dim]``, or with `block_table` ``[pages, page_size, kv_heads, ...]``
+    seqused_k : int32 ``[batch]``
+        Keys of each sequence.
+    block_table : int32 ``[batch, max_pages]``, optional
+        The pages of each sequence; -1 for none, where no row sees its keys.
+
+    Returns
+    -------
+    out : as q, with the head_dim of v. Rows that are of no sequence hold anything.
+    lse : float32 ``[batch, heads, seq_q]``; of packed queries ``[heads, total_q]``
+    """
+    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
+    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
+    absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
+    return _fwd_kvcache(
+        q, k, v, _dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent),
+        *options,
+    )  # fmt: skip
+
+
+def _prepared(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None
+) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
+
+
+def _absent(q: torch.Tensor, *given: torch.Tensor | None) -> torch.Tensor | None:
+    """What stands for arrays that are not given, if any is not."""
+    return q.new_empty(0, dtype=torch.int32) if any(x is None for x in given) else None
+
+
+def _dense(given: torch.Tensor | None, absent: torch.Tensor | None = None) -> torch.Tensor | None:
+    return absent if given is None else given.contiguous()

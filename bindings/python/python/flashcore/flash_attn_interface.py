@@ -1,48 +1,29 @@
-"""FlashAttention-3's interface: the functions of its ``flash_attn_interface.py`` that FlashCore serves.
+"""FlashAttention-3's interface: the functions of its ``flash_attn_interface.py``.
 
     >>> from flashcore.flash_attn_interface import flash_attn_func
     >>> out = flash_attn_func(q, k, v, causal=True)
 
-Signatures are FlashAttention-3's. An argument that is not served raises `NotImplementedError` with its name. Functions
-for packed lengths and for caches are not here yet. Masks are aligned bottom-right: the last query sees the last key.
-There is no backward pass: asking for a gradient raises.
+Signatures are FlashAttention-3's. An argument that is not served raises `NotImplementedError` with its name; wishes
+about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no result. Masks are aligned bottom-right: the
+last query of a sequence sees its last key. Lengths are int32 tensors that stay on the device: nothing waits for it, and
+rows past a sequence's end are never used. There is no backward pass: asking for a gradient raises.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ._operators import forward
+from . import _lengths
+from ._forward import _flash_attn_forward, check, common_options
 
-__all__ = ["flash_attn_func", "flash_attn_qkvpacked_func"]
-
-
-def _refuse(name: str, given: object, allowed: str) -> None:
-    raise NotImplementedError(f"{name} is {given if isinstance(given, (int, float)) else 'given'}; {allowed}")
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    descales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    window_size: tuple[int, int],
-    attention_chunk: int,
-    softcap: float,
-    num_splits: int,
-    sm_margin: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if attention_chunk != 0:
-        _refuse("attention_chunk", attention_chunk, "chunked attention is not served: leave it 0")
-    if sm_margin != 0:
-        _refuse("sm_margin", sm_margin, "kernels use all multiprocessors: leave it 0")
-    if num_splits < 0:
-        raise ValueError(f"num_splits is {num_splits}; it is at least 0, where 0 leaves the choice to the library")
-    return forward(
-        q, k, v, softmax_scale=softmax_scale, causal=causal, window=window_size, softcap=softcap, scales=descales
-    )
+__all__ = [
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "get_scheduler_metadata",
+]
 
 
 def flash_attn_func(
@@ -108,12 +89,9 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
-    if qv is not None:
-        _refuse("qv", qv, "a second part of the queries is not served: leave it None")
-    descales = (q_descale, k_descale, v_descale)
-    out, lse = _attend(
-        q, k, v, softmax_scale, causal, descales, window_size, attention_chunk, softcap, num_splits, sm_margin
-    )
+    check(qv, attention_chunk, num_splits, sm_margin)
+    options = common_options(softmax_scale, causal, window_size, softcap)
+    out, lse = _lengths.attend(q, k, v, scales=(q_descale, k_descale, v_descale), **options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -155,68 +133,265 @@ def flash_attn_qkvpacked_func(
             f"qkv has shape {tuple(qkv.shape)}; allowed are [batch, seq, 3, heads, head_dim], and with num_heads_q "
             "[batch, seq, heads + 2 * kv_heads, head_dim]"
         )
-    descales = (q_descale, k_descale, v_descale)
-    out, lse = _attend(q, k, v, softmax_scale, causal, descales, window_size, attention_chunk, softcap, 1, sm_margin)
+    check(None, attention_chunk, 1, sm_margin)
+    options = common_options(softmax_scale, causal, window_size, softcap)
+    out, lse = _lengths.attend(q, k, v, scales=(q_descale, k_descale, v_descale), **options)
     return (out, lse) if return_attn_probs else out
 
 
-def _flash_attn_forward(
+def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    k_new: torch.Tensor | None = None,
-    v_new: torch.Tensor | None = None,
-    qv: torch.Tensor | None = None,
-    out_: torch.Tensor | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    cu_seqlens_k_new: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None,
+    cu_seqlens_k: torch.Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    page_table: torch.Tensor | None = None,
-    kv_batch_idx: torch.Tensor | None = None,
-    leftpad_k: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    qv: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    return_attn_probs: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention of packed sequences of different lengths.
+
+    Parameters
+    ----------
+    q : Tensor ``[total_q, heads, head_dim]``
+        float16, bfloat16 or float32. Without `cu_seqlens_q` ``[batch, seq_q, heads, head_dim]``.
+    k : Tensor ``[total_k, kv_heads, head_dim]``
+        Without `cu_seqlens_k` ``[batch, seq_kv, kv_heads, head_dim]``.
+    v : Tensor ``[total_k, kv_heads, head_dim_v]``
+    cu_seqlens_q, cu_seqlens_k : int32 Tensor ``[batch + 1]``
+        The first row of each sequence, and the end of the last. They begin with 0.
+    max_seqlen_q, max_seqlen_k : int
+        Bounds of the rows of a sequence. A longer one is cut on a GPU and an error on the CPU.
+    seqused_q, seqused_k : int32 Tensor ``[batch]``, optional
+        How many of its rows each sequence uses; all unless given.
+
+    The other parameters and errors are those of `flash_attn_func`. float8_e4m3fn is not served.
+
+    Returns
+    -------
+    out : Tensor ``[total_q, heads, head_dim_v]``
+        Rows without a visible key are 0. Rows that are of no sequence are not written.
+    softmax_lse : Tensor ``[heads, total_q]``, only with `return_attn_probs`
+        float32, natural logarithm; without `cu_seqlens_q` ``[batch, heads, seq_q]``.
+    """
+    check(qv, attention_chunk, num_splits, sm_margin)
+    out, lse = _lengths.attend(
+        q,
+        k,
+        v,
+        scales=(q_descale, k_descale, v_descale),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        **common_options(softmax_scale, causal, window_size, softcap),
+    )
+    return (out, lse) if return_attn_probs else out
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
     rotary_cos: torch.Tensor | None = None,
     rotary_sin: torch.Tensor | None = None,
-    seqlens_rotary: torch.Tensor | None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_table: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: torch.Tensor | None = None,
     q_descale: torch.Tensor | None = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
+    window_size: tuple[int, int] = (-1, -1),
     attention_chunk: int = 0,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     scheduler_metadata: torch.Tensor | None = None,
-    num_splits: int = 1,
+    num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """FlashAttention-3's inner function, for equal lengths: what Transformer Engine and PyTorch call.
+    return_softmax_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Attention over a cache of keys and values, to which new ones are written first if they are given.
+
+    Parameters
+    ----------
+    q : Tensor ``[batch, seq_q, heads, head_dim]``, or with `cu_seqlens_q` ``[total_q, heads, head_dim]``
+    k_cache, v_cache : Tensor ``[cache_batch, capacity, kv_heads, head_dim]``
+        With `page_table` ``[pages, page_size, kv_heads, head_dim]``, of any page size.
+    k, v : Tensor ``[batch, seq_new, kv_heads, head_dim]``, optional
+        Written into the cache, in place, behind the first `cache_seqlens` keys; with `cu_seqlens_k_new`
+        ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written.
+    rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]``, optional
+        With `k`: rotates it at `rotary_seqlens` (`cache_seqlens` unless given) and on, and q at the same positions if
+        the mask is causal or has a window, else all of q at the first of them.
+    cache_seqlens : int or int32 Tensor ``[batch]``, optional
+        Keys of each sequence in the cache; all unless given.
+    cache_batch_idx : int32 Tensor ``[batch]``, optional
+        The sequence of the cache (the row of `page_table`) that each of the batch has.
+    cache_leftpad : int32 Tensor ``[batch]``, optional
+        The first key of each sequence in its part of the cache.
+    page_table : int32 Tensor ``[batch, max_pages]``, optional
+        The pages of each sequence. -1 is none, where no query sees its keys.
+    cu_seqlens_q, max_seqlen_q : int32 Tensor ``[batch + 1]`` and int
+        For packed queries, as of `flash_attn_varlen_func`.
+    rotary_interleaved : bool
+        Whether pairs are columns 0 and 1, 2 and 3, ..., or columns 0 and ``rotary_dim / 2``, ...
+    scheduler_metadata : Tensor, optional
+        What `get_scheduler_metadata` returned.
+
+    The other parameters and errors are those of `flash_attn_func`. float8_e4m3fn is served without `cache_seqlens` and
+    what follows it only. Writing `k` and `v`, rotary embeddings, `cache_leftpad` and `cache_batch_idx` run PyTorch's
+    operations, several small kernels each.
 
     Returns
     -------
-    out, softmax_lse : as of `flash_attn_func`
-    out_accum, softmax_lse_accum : empty tensors; partial results are not kept
+    out : Tensor, as q
+    softmax_lse : Tensor ``[batch, heads, seq_q]`` or ``[heads, total_q]``, only with `return_softmax_lse`
+        Two empty tensors follow it, in the place of FlashAttention-3's partial results.
     """
-    unserved = {
-        "k_new": k_new, "v_new": v_new, "qv": qv, "out_": out_, "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k, "cu_seqlens_k_new": cu_seqlens_k_new, "seqused_q": seqused_q,
-        "seqused_k": seqused_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "page_table": page_table,
-        "kv_batch_idx": kv_batch_idx, "leftpad_k": leftpad_k, "rotary_cos": rotary_cos, "rotary_sin": rotary_sin,
-        "seqlens_rotary": seqlens_rotary, "scheduler_metadata": scheduler_metadata,
-    }  # fmt: skip
-    for name, given in unserved.items():
-        if given is not None:
-            _refuse(name, given, "it is not served yet: leave it None")
-    if not rotary_interleaved:
-        _refuse("rotary_interleaved", rotary_interleaved, "rotary embeddings are not served: leave it True")
-    descales, window = (q_descale, k_descale, v_descale), (window_size_left, window_size_right)
-    out, lse = _attend(
-        q, k, v, softmax_scale, causal, descales, window, attention_chunk, softcap, num_splits, sm_margin
+    results = _flash_attn_forward(
+        q,
+        k_cache,
+        v_cache,
+        k,
+        v,
+        qv,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k_new=cu_seqlens_k_new,
+        seqused_k=_on_device(cache_seqlens, q, cu_seqlens_q),
+        max_seqlen_q=max_seqlen_q,
+        page_table=page_table,
+        kv_batch_idx=cache_batch_idx,
+        leftpad_k=cache_leftpad,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        seqlens_rotary=rotary_seqlens,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size_left=window_size[0],
+        window_size_right=window_size[1],
+        attention_chunk=attention_chunk,
+        softcap=softcap,
+        rotary_interleaved=rotary_interleaved,
+        scheduler_metadata=scheduler_metadata,
+        num_splits=num_splits,
+        pack_gqa=pack_gqa,
+        sm_margin=sm_margin,
     )
-    return out, lse, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)
+    return results if return_softmax_lse else results[0]
+
+
+def _on_device(
+    cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cu_seqlens_q: torch.Tensor | None
+) -> torch.Tensor | None:
+    if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
+        return cache_seqlens
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+
+
+def flash_attn_combine(
+    out_partial: torch.Tensor,
+    lse_partial: torch.Tensor,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merges attention over parts of the keys. PyTorch's operations compute it, in float32.
+
+    Parameters
+    ----------
+    out_partial : float32 Tensor ``[parts, batch, seq, heads, head_dim]``
+        What is in a row whose log-sum-exp is -inf does not matter.
+    lse_partial : float32 Tensor ``[parts, batch, seq, heads]``
+    out : Tensor ``[batch, seq, heads, head_dim]``, optional
+        Written, if it is given.
+    out_dtype : torch.dtype, optional
+        Of the output; that of `out`, or else of `out_partial`, unless given.
+
+    Returns
+    -------
+    out : Tensor ``[batch, seq, heads, head_dim]``
+    softmax_lse : float32 Tensor ``[batch, seq, heads]``
+    """
+    for name, given in (("out_partial", out_partial), ("lse_partial", lse_partial)):
+        if given.dtype != torch.float32:
+            raise TypeError(f"{name} holds {given.dtype}; it must be float32")
+    if out_partial.shape[:-1] != lse_partial.shape:
+        raise ValueError(
+            f"lse_partial has shape {tuple(lse_partial.shape)}; for this out_partial it must be "
+            f"{tuple(out_partial.shape[:-1])}"
+        )
+    lse = torch.logsumexp(lse_partial, dim=0)
+    weight = torch.exp(lse_partial - lse).unsqueeze(-1)
+    empty = (lse_partial == float("-inf")).unsqueeze(-1)
+    merged = torch.where(empty, 0.0, weight * out_partial).sum(0)
+    if out is None:
+        return merged.to(out_partial.dtype if out_dtype is None else out_dtype), lse
+    if out.shape != merged.shape or (out_dtype is not None and out.dtype != out_dtype):
+        raise ValueError(
+            f"out holds {out.dtype} of shape {tuple(out.shape)}; it must hold {out_dtype or out.dtype} of shape "
+            f"{tuple(merged.shape)}"
+        )
+    return out.copy_(merged), lse
+
+
+def get_scheduler_metadata(
+    batch_size: int,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    num_heads_q: int,
+    num_heads_kv: int,
+    headdim: int,
+    cache_seqlens: torch.Tensor,
+    qkv_dtype: torch.dtype = torch.bfloat16,
+    headdim_v: int | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    page_size: int | None = None,
+    max_seqlen_k_new: int = 0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    attention_chunk: int = 0,
+    has_softcap: bool = False,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> torch.Tensor:
+    """What `flash_attn_with_kvcache` takes as `scheduler_metadata`: an int32 tensor without elements.
+
+    FlashCore's schedule is made on the device in each call, since it depends on the plan, and that on strides and
+    addresses, which are not among these arguments. The function is here so that programs need not change.
+    """
+    check(None, attention_chunk, num_splits, sm_margin)
+    return cache_seqlens.new_empty(0, dtype=torch.int32)

@@ -1,0 +1,129 @@
+"""FlashAttention-3's inner function `_flash_attn_forward`, and what its functions have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _kvcache, _lengths
+
+__all__ = ["check", "common_options"]
+
+
+def _refuse(name: str, given: object, allowed: str) -> None:
+    raise NotImplementedError(f"{name} is {given if isinstance(given, (int, float)) else 'given'}; {allowed}")
+
+
+def check(qv: object, attention_chunk: int, num_splits: int, sm_margin: int) -> None:
+    """Raises for arguments of all functions that are not served."""
+    if qv is not None:
+        _refuse("qv", qv, "a second part of the queries is not served: leave it None")
+    if attention_chunk != 0:
+        _refuse("attention_chunk", attention_chunk, "chunked attention is not served: leave it 0")
+    if sm_margin != 0:
+        _refuse("sm_margin", sm_margin, "kernels use all multiprocessors: leave it 0")
+    if num_splits < 0:
+        raise ValueError(f"num_splits is {num_splits}; it is at least 0, where 0 leaves the choice to the library")
+
+
+def common_options(softmax_scale: float | None, causal: bool, window_size: Any, softcap: float) -> dict[str, Any]:
+    """The options that all operators have."""
+    left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in window_size)
+    return {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
+
+
+def _flash_attn_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_new: torch.Tensor | None = None,
+    v_new: torch.Tensor | None = None,
+    qv: torch.Tensor | None = None,
+    out_: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    cu_seqlens_k_new: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: torch.Tensor | None = None,
+    kv_batch_idx: torch.Tensor | None = None,
+    leftpad_k: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    seqlens_rotary: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    attention_chunk: int = 0,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    scheduler_metadata: torch.Tensor | None = None,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """FlashAttention-3's inner function: what Transformer Engine and PyTorch call.
+
+    `k` and `v` are the cache where there is one; `kv_batch_idx`, `leftpad_k` and `seqlens_rotary` are what
+    `flash_attn_with_kvcache` calls `cache_batch_idx`, `cache_leftpad` and `rotary_seqlens`.
+
+    Returns
+    -------
+    out, softmax_lse : as of the functions above
+    out_accum, softmax_lse_accum : empty tensors; partial results are not kept
+    """
+    check(qv, attention_chunk, num_splits, sm_margin)
+    if out_ is not None:
+        _refuse("out_", out_, "the output is a new tensor: leave it None")
+    if scheduler_metadata is not None and scheduler_metadata.numel() > 0:
+        _refuse("scheduler_metadata", scheduler_metadata, "only that of flashcore's get_scheduler_metadata is served")
+    options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap)
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    table = _kvcache.table_of(batch, page_table, kv_batch_idx)
+    scales = (q_descale, k_descale, v_descale)
+    if k_new is not None or v_new is not None:
+        _lengths.refuse_fp8(q, scales)
+        new = _kvcache.NewKeys(k_new, v_new, cu_seqlens_k_new, seqused_k, cu_seqlens_k)
+        if rotary_cos is not None or rotary_sin is not None:
+            at_one_place = not causal and options["window"] == (-1, -1)
+            q = new.rotate(
+                q,
+                cu_seqlens_q,
+                rotary_cos,
+                rotary_sin,
+                seqlens_rotary,
+                rotary_interleaved,
+                at_one_place,
+                k.shape[1] * (1 if table is None else table.shape[1]),
+            )
+        elif seqlens_rotary is not None:
+            raise ValueError("rotary_seqlens is given without rotary_cos and rotary_sin")
+        seqused_k = new.append(k, v, table)
+    else:
+        needs_keys = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cu_seqlens_k_new": cu_seqlens_k_new}
+        for name, given in needs_keys.items():
+            if given is not None:
+                raise ValueError(f"{name} is given without k and v, to which it applies")
+    out, lse = _lengths.attend(
+        q,
+        k,
+        v,
+        scales=scales,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        table=table,
+        leftpad=leftpad_k,
+        **options,
+    )
+    return out, lse, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)

@@ -1,0 +1,108 @@
+"""From FlashAttention-3's arguments for lengths to an operator: which lengths are packed, which are a cache's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _kvcache
+from ._operators import forward, forward_kvcache, forward_varlen
+
+Results = tuple[torch.Tensor, torch.Tensor]
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    table: torch.Tensor | None = None,
+    leftpad: torch.Tensor | None = None,
+    **options: Any,
+) -> Results:
+    """Attention by the operator that serves these lengths; arguments and results are those of FlashAttention-3.
+
+    `table` is the page table, of a contiguous cache with pages of a sequence each. `options` are those that all
+    operators have.
+    """
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
+    if all(given is None for given in lengths):
+        return forward(q, k, v, scales=scales, **options)
+    refuse_fp8(q, scales)
+    if cu_seqlens_k is not None and (table is not None or leftpad is not None):
+        raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
+
+    unpack = None
+    if cu_seqlens_q is None and (seqused_q is not None or cu_seqlens_k is not None):
+        batch, rows, heads, head_dim = q.shape
+        cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
+        q, max_seqlen_q = q.reshape(batch * rows, heads, head_dim), rows
+        unpack = lambda out, lse: (
+            out.view(batch, rows, heads, -1),
+            lse.view(heads, batch, rows).transpose(0, 1).contiguous(),
+        )
+    if k.numel() == 0:  # tensors without keys are no problem's
+        out, lse = _no_keys(q, v)
+    elif cu_seqlens_k is not None:
+        options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
+        options |= {"max_seqlen_k": bound("max_seqlen_k", max_seqlen_k)}
+        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        out, lse = forward_varlen(q, k, v, seqused_q=seqused_q, seqused_k=seqused_k, **options)
+    else:
+        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        capacity = k.shape[1] * (1 if table is None else table.shape[1])
+        if seqused_k is None:
+            seqused_k = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
+        if leftpad is not None:
+            if leftpad.dtype != torch.int32 or leftpad.shape != (batch,):
+                raise ValueError(
+                    f"cache_leftpad has shape {tuple(leftpad.shape)}; it must be int32 of shape {(batch,)}"
+                )
+            table = _kvcache.whole_sequences(k) if table is None else table
+            k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
+            seqused_k = (seqused_k - leftpad).clamp(min=0)
+        if cu_seqlens_q is not None:
+            options |= {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q}
+            options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
+        bound_k = capacity if max_seqlen_k is None else bound("max_seqlen_k", max_seqlen_k)
+        options |= {"seqused_k": seqused_k, "block_table": table, "max_seqlen_k": bound_k}
+        out, lse = forward_kvcache(q, k, v, **options)
+    return (out, lse) if unpack is None else unpack(out, lse)
+
+
+def refuse_fp8(q: torch.Tensor, scales: tuple[torch.Tensor | None, ...]) -> None:
+    """Raises for what is served for equal lengths only."""
+    if q.dtype == torch.float8_e4m3fn:
+        raise NotImplementedError(
+            "q holds torch.float8_e4m3fn, which is served for equal lengths only: not with cu_seqlens, seqused, "
+            "cache_seqlens, page_table or new keys"
+        )
+    for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
+        if scale is not None:
+            raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
+
+
+def bound(name: str, given: Any) -> int:
+    """A bound of lengths, which the host must know."""
+    if given is None:
+        raise ValueError(f"{name} was not given; packed sequences need a bound of their lengths")
+    if isinstance(given, torch.Tensor):
+        if given.device.type != "cpu":
+            raise TypeError(f"{name} is a tensor on {given.device}; give an int: reading it would wait for the device")
+        given = int(given)
+    return given
+
+
+def _no_keys(q: torch.Tensor, v: torch.Tensor) -> Results:
+    heads = q.shape[-2]
+    shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_full(shape, float("-inf"), dtype=torch.float32)

@@ -1,0 +1,228 @@
+//! `flashcore::fwd_varlen` and `::fwd_kvcache`: sequences of different lengths, whose values are
+//! int32 tensors on the device.
+//!
+//! An array that is not given is a tensor of one dimension without elements: optional arguments are
+//! not allocated alike in all releases of PyTorch. Rows of the results that are of no sequence are
+//! not written.
+
+use flashcore::{DType, KvLengths, Layout, Lengths, QLengths};
+
+use super::{Array, Call, Results, Rows, options_of, serve};
+use crate::call::builder_of;
+use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
+
+/// Packed queries, keys and values `[total, heads, head_dim]`.
+pub(super) const VARLEN: &str = "fwd_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor seqused_q, \
+     Tensor cu_seqlens_k, Tensor seqused_k, float softmax_scale, bool causal, int window_left, int window_right, \
+     float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+
+/// Queries `[batch, seq, heads, head_dim]`, or packed, over a cache: contiguous `[batch, seq,
+/// kv_heads, head_dim]`, or with a block table of pages `[pages, page_size, kv_heads, head_dim]`.
+pub(super) const KVCACHE: &str = "fwd_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, \
+     Tensor seqused_q, Tensor seqused_k, Tensor block_table, float softmax_scale, bool causal, int window_left, \
+     int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+
+/// Numbers after the tensors of either schema.
+const NUMBERS: usize = 7;
+
+pub(super) unsafe extern "C-unwind" fn forward_varlen(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with `NUMBERS` numbers.
+    unsafe { serve(stack, inputs, NUMBERS, varlen) }
+}
+
+pub(super) unsafe extern "C-unwind" fn forward_kvcache(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: as above.
+    unsafe { serve(stack, inputs, NUMBERS, kvcache) }
+}
+
+fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a> {
+    let packed = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
+    let tensors = [packed(0, "q")?, packed(1, "k")?, packed(2, "v")?];
+    let place = tensors[0].place;
+    let cu_seqlens_q = needed("cu_seqlens_q", inputs[3].describe_i32::<1>("cu_seqlens_q", place)?)?;
+    let cu_seqlens_k = needed("cu_seqlens_k", inputs[5].describe_i32::<1>("cu_seqlens_k", place)?)?;
+    let seqused_q = inputs[4].describe_i32::<1>("seqused_q", place)?;
+    let seqused_k = inputs[6].describe_i32::<1>("seqused_k", place)?;
+    let (total_q, total) = (tensors[0].layout.shape[1], tensors[1].layout.shape[1]);
+    let (q_used, used) = (seqused_q.is_some(), seqused_k.is_some());
+    let kinds = Kinds {
+        batch: sequences("cu_seqlens_q", &cu_seqlens_q)?,
+        q: QLengths::Packed {
+            total: total_q,
+            used: q_used,
+        },
+        kv: KvLengths::Packed { total, used },
+        // No sequence has more rows than the tensors.
+        max_kv: bound(numbers[6])?.min(total.max(1)),
+    };
+    let arrays = [Some(cu_seqlens_q), seqused_q, Some(cu_seqlens_k), seqused_k].map(|given| given.map(array));
+    let [cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k] = arrays;
+    let lengths = Lengths {
+        cu_seqlens_q,
+        seqused_q,
+        cu_seqlens_k,
+        seqused_k,
+        block_table: None,
+    };
+    kinds.run(torch, tensors, lengths, numbers)
+}
+
+fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a> {
+    let q = match inputs[0].dims()? {
+        3 => Rows::from(inputs[0].describe::<3>("q")?),
+        _ => Rows::from(inputs[0].describe::<4>("q")?),
+    };
+    let cache = |n: usize, name| inputs[n].describe::<4>(name).map(Rows::from);
+    let tensors = [q, cache(1, "k")?, cache(2, "v")?];
+    let place = tensors[0].place;
+    let cu_seqlens_q = inputs[3].describe_i32::<1>("cu_seqlens_q", place)?;
+    let seqused_q = inputs[4].describe_i32::<1>("seqused_q", place)?;
+    let seqused_k = needed("seqused_k", inputs[5].describe_i32::<1>("seqused_k", place)?)?;
+    let block_table = inputs[6].describe_i32::<2>("block_table", place)?;
+    let (q_shape, [pages, page_size, ..]) = (tensors[0].layout.shape, tensors[1].layout.shape);
+    let packed = inputs[0].dims()? == 3;
+    if packed != cu_seqlens_q.is_some() {
+        let dims = if packed { 3 } else { 4 };
+        let given = if packed { "was not given" } else { "was given" };
+        return Err(
+            format!("q has {dims} dimensions and cu_seqlens_q {given}; packed queries have 3, and need it").into(),
+        );
+    }
+    let (batch, q) = match &cu_seqlens_q {
+        None => (q_shape[0], QLengths::Equal),
+        Some(starts) => {
+            let (total, used) = (q_shape[1], seqused_q.is_some());
+            (sequences("cu_seqlens_q", starts)?, QLengths::Packed { total, used })
+        }
+    };
+    let (kv, max_kv) = match block_table {
+        None => (KvLengths::Cache, page_size),
+        Some(Numbers {
+            shape: [rows, max_pages],
+            ..
+        }) => {
+            if rows != batch {
+                return Err(
+                    format!("block_table has {rows} rows; it must have one for each of {batch} sequences").into(),
+                );
+            }
+            let kv = KvLengths::Paged {
+                page_size,
+                pages,
+                max_pages,
+            };
+            (kv, bound(numbers[6])?.min(page_size * max_pages))
+        }
+    };
+    let kinds = Kinds { batch, q, kv, max_kv };
+    let lengths = Lengths {
+        cu_seqlens_q: cu_seqlens_q.map(array),
+        seqused_q: seqused_q.map(array),
+        cu_seqlens_k: None,
+        seqused_k: Some(array(seqused_k)),
+        block_table: block_table.map(array),
+    };
+    kinds.run(torch, tensors, lengths, numbers)
+}
+
+/// Packed tensors, as the library has them: `[1, total, heads, head_dim]`.
+impl From<Described<3>> for Rows {
+    fn from(tensor: Described<3>) -> Rows {
+        let ([total, heads, head_dim], [row, head, element]) = (tensor.shape, tensor.strides);
+        Rows::from(Described {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            place: tensor.place,
+            shape: [1, total, heads, head_dim],
+            strides: [0, row, head, element], // a stride that is never taken
+            first: tensor.first,
+        })
+    }
+}
+
+/// What a call has besides its tensors: sequences, kinds of lengths, and the bound of keys.
+struct Kinds {
+    batch: usize,
+    q: QLengths,
+    kv: KvLengths,
+    max_kv: usize,
+}
+
+impl Kinds {
+    fn run<'a>(self, torch: &'a Libtorch, tensors: [Rows; 3], lengths: Lengths<Array>, numbers: &[u64]) -> Results<'a> {
+        let [q, k, v] = &tensors;
+        let (place, dtype) = q.agree([k, v])?;
+        if dtype == DType::E4M3 {
+            return Err("q holds e4m3, which is served for equal lengths only; convert the tensors to bfloat16".into());
+        }
+        let ([first, rows, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
+        let o_layout = Layout::bshd([first, rows, heads, head_dim_v]);
+        let packed = self.q != QLengths::Equal;
+        let [out, lse] = if packed {
+            let strides = [(heads * head_dim_v) as i64, head_dim_v as i64, 1];
+            let out = torch.empty([rows, heads, head_dim_v], strides, Some(dtype), place)?;
+            [
+                out,
+                torch.empty([heads, rows], [rows as i64, 1], Some(DType::F32), place)?,
+            ]
+        } else {
+            let out = torch.empty(o_layout.shape, o_layout.strides, Some(dtype), place)?;
+            let strides = [(heads * rows) as i64, rows as i64, 1];
+            [
+                out,
+                torch.empty([first, heads, rows], strides, Some(DType::F32), place)?,
+            ]
+        };
+        if o_layout.num_elements() == 0 || self.batch == 0 {
+            return Ok([out, lse]); // no row is of a sequence
+        }
+        let max_q = if packed { bound(numbers[5])?.min(rows) } else { rows };
+        let problem = builder_of(
+            dtype,
+            [&q.layout, &k.layout, &v.layout, &o_layout],
+            &options_of(numbers),
+        )
+        .batch(self.batch)
+        .seq_len_q(max_q)
+        .seq_len_kv(self.max_kv)
+        .q_lengths(self.q)
+        .kv_lengths(self.kv)
+        .build()?;
+        problem.check_given(&lengths, |array| array.len)?;
+        let call = Call {
+            torch,
+            place,
+            problem,
+            tensors,
+            scales: Vec::new(),
+            lengths,
+        };
+        call.run([&out, &lse])?;
+        Ok([out, lse])
+    }
+}
+
+fn needed<T>(name: &str, given: Option<T>) -> Result<T, Error> {
+    given.ok_or_else(|| format!("{name} was not given").into())
+}
+
+fn array<const N: usize>(numbers: Numbers<N>) -> Array {
+    Array {
+        first: numbers.first,
+        len: numbers.shape.iter().product(),
+    }
+}
+
+/// How many sequences there are between the entries of `cu_seqlens_*`.
+fn sequences(name: &str, starts: &Numbers<1>) -> Result<usize, Error> {
+    let too_short = || format!("{name} has no entries; it has one more than there are sequences").into();
+    starts.shape[0].checked_sub(1).ok_or_else(too_short)
+}
+
+/// A bound that the caller gave, at least 1.
+fn bound(bits: u64) -> Result<usize, Error> {
+    match usize::try_from(bits as i64) {
+        Ok(bound) => Ok(bound.max(1)),
+        Err(_) => Err(format!("a bound of lengths is {}; it is at least 0", bits as i64).into()),
+    }
+}

@@ -1,0 +1,299 @@
+//! PyTorch's operators: `flashcore::fwd` and `::fwd.scaled` for equal lengths, `::fwd_varlen` and
+//! `::fwd_kvcache` for others ([`lengths`]). Their kernels run without Python; fake kernels and
+//! autograd are in `python/flashcore/_operators.py`.
+
+mod lengths;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
+use std::sync::OnceLock;
+
+use flashcore::cuda::{DeviceSlice, Stream};
+use flashcore::{
+    DType, Device, DeviceScales, DeviceTensors, Layout, Lengths, Mask, Problem, ProblemError, TensorView, TensorViewMut,
+};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::call::{attention_on, problem_of};
+use crate::libtorch::{Described, Error, Kernel, Libtorch, Tensor};
+use crate::options::{Axes, Options};
+use crate::tensor::{Place, layout_of};
+
+static TORCH: OnceLock<Libtorch> = OnceLock::new();
+
+const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
+
+/// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
+/// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none.
+const OPERATORS: [(&str, Kernel); 4] = [
+    (
+        "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
+         float softcap, bool out_bhsd) -> (Tensor out, Tensor lse)",
+        forward,
+    ),
+    (
+        "fwd.scaled(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, \
+         float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool out_bhsd) \
+         -> (Tensor out, Tensor lse)",
+        forward,
+    ),
+    (lengths::VARLEN, lengths::forward_varlen),
+    (lengths::KVCACHE, lengths::forward_kvcache),
+];
+
+/// Registers PyTorch's operators; the paths are those of libtorch_cpu and, where there is one,
+/// libtorch_cuda.
+#[pyfunction]
+pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> {
+    let register = || {
+        let torch = Libtorch::find(cpu, cuda)?;
+        torch.register("flashcore", &OPERATORS)?;
+        let _ = TORCH.set(torch); // it was empty
+        Ok(())
+    };
+    match TORCH.get() {
+        Some(_) => Ok(()),
+        None => register().map_err(|error: Error| PyRuntimeError::new_err(error.to_string())),
+    }
+}
+
+/// The output and its log-sum-exp, or why not.
+type Results<'a> = Result<[Tensor<'a>; 2], Error>;
+
+/// Runs an operator: takes the tensors from its stack, which has `numbers` numbers after them, and
+/// puts the results there.
+///
+/// # Safety
+/// PyTorch passes the stack, for a schema that begins with tensors, has `numbers` numbers after them
+/// and two tensors as results.
+unsafe fn serve(
+    stack: *mut u64,
+    inputs: u64,
+    numbers: usize,
+    compute: for<'a> fn(&'a Libtorch, &[Tensor], &[u64]) -> Results<'a>,
+) {
+    let Some(torch) = TORCH.get() else { return }; // it was set before this was registered
+    // SAFETY: PyTorch passes as many arguments as `inputs` says, and no fewer than results.
+    let stack = unsafe { slice::from_raw_parts_mut(stack, inputs as usize) };
+    let (handles, numbers) = stack.split_at(stack.len() - numbers);
+    // SAFETY: the schemas begin with tensors, which are the kernel's to give back.
+    let inputs: Vec<Tensor> = handles.iter().map(|&handle| unsafe { torch.take(handle) }).collect();
+    let result = catch_unwind(AssertUnwindSafe(|| compute(torch, &inputs, numbers)));
+    drop(inputs);
+    let message = match result {
+        Ok(Ok([out, lse])) => {
+            stack[..2].copy_from_slice(&[out.into_stack(), lse.into_stack()]);
+            return;
+        }
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "flashcore panicked, which is a bug; the message is on standard error".to_string(),
+    };
+    torch.raise(&message);
+}
+
+unsafe extern "C-unwind" fn forward(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the first two schemas end with six numbers.
+    unsafe { serve(stack, inputs, 6, compute) }
+}
+
+/// `flashcore::fwd` and `::fwd.scaled`.
+fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a> {
+    let of = |n: usize| inputs[n].describe::<4>(NAMES[n]);
+    let tensors = [of(0)?, of(1)?, of(2)?].map(Rows::from);
+    let [q, k, v] = &tensors;
+    let (place, dtype) = q.agree([k, v])?;
+    let out_bhsd = numbers[5] as u8 != 0;
+    let ([batch, seq, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
+    let o_layout = if out_bhsd { Layout::bhsd } else { Layout::bshd }([batch, seq, heads, head_dim_v]);
+    let problem = problem_of(
+        dtype,
+        [&q.layout, &k.layout, &v.layout, &o_layout],
+        &options_of(numbers),
+    )?;
+    let scales = inputs[3..]
+        .iter()
+        .zip(&NAMES[3..])
+        .map(|(scale, name)| scale_of(scale, name, &problem, place));
+    let scales = scales.collect::<Result<Vec<_>, _>>()?;
+    if scales.is_empty() != (problem.num_scales() == 0) {
+        return Err(format!("q holds {dtype}; float8_e4m3fn tensors have scales, and no others").into());
+    }
+
+    let out = torch.empty(o_layout.shape, o_layout.strides, Some(dtype.output()), place)?;
+    let lse_strides = [(heads * seq) as i64, seq as i64, 1];
+    let lse = torch.empty([batch, heads, seq], lse_strides, Some(DType::F32), place)?;
+    let call = Call {
+        torch,
+        place,
+        problem,
+        tensors,
+        scales,
+        lengths: Lengths::default(),
+    };
+    call.run([&out, &lse])?;
+    Ok([out, lse])
+}
+
+/// The options that the numbers of an operator begin with: scale, causal, both sides of the window,
+/// soft cap.
+fn options_of(numbers: &[u64]) -> Options {
+    let side = |bits: u64| u32::try_from(bits as i64).ok();
+    let (causal, softcap) = (numbers[1] as u8 != 0, f64::from_bits(numbers[4]));
+    Options {
+        mask: Mask::window(side(numbers[2]), if causal { Some(0) } else { side(numbers[3]) }),
+        softcap: (softcap != 0.0).then_some(softcap as f32),
+        scale: Some(f64::from_bits(numbers[0]) as f32),
+        return_lse: true,
+        kernel: None,
+        axes: Axes::Bshd,
+    }
+}
+
+/// q, k or v.
+struct Rows {
+    name: &'static str,
+    dtype: DType,
+    place: Place,
+    layout: Layout,
+    first: *mut u8,
+}
+
+impl From<Described<4>> for Rows {
+    fn from(tensor: Described<4>) -> Rows {
+        Rows {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            place: tensor.place,
+            layout: layout_of(tensor.shape, tensor.strides),
+            first: tensor.first,
+        }
+    }
+}
+
+impl Rows {
+    /// The place and dtype of q, which must be those of k and v.
+    fn agree(&self, others: [&Rows; 2]) -> Result<(Place, DType), Error> {
+        let (place, dtype) = (self.place, self.dtype);
+        for other in others {
+            let name = other.name;
+            if other.place != place {
+                let theirs = other.place;
+                return Err(format!("{name} is on {theirs} and q on {place}; move all tensors to one device").into());
+            }
+            if other.dtype != dtype {
+                return Err(format!("{name} holds {} and q {dtype}; convert one", other.dtype).into());
+            }
+        }
+        Ok((place, dtype))
+    }
+}
+
+/// int32 numbers on the tensors' device.
+#[derive(Clone, Copy)]
+struct Array {
+    first: *mut i32,
+    len: usize,
+}
+
+/// A problem and its tensors.
+struct Call<'a> {
+    torch: &'a Libtorch,
+    place: Place,
+    problem: Problem,
+    tensors: [Rows; 3],
+    scales: Vec<*mut u8>,
+    lengths: Lengths<Array>,
+}
+
+impl Call<'_> {
+    /// Writes `out` and its log-sum-exp, dense tensors that were allocated for the problem.
+    fn run(&self, [out, lse]: [&Tensor; 2]) -> Result<(), Error> {
+        let attention = attention_on(self.place, None)?;
+        match (attention.device(), self.place) {
+            (Device::Cuda(context), Place::Cuda(ordinal)) => self.run_on_cuda(&attention, &context, ordinal, out, lse),
+            _ => self.run_on_host(&attention, out, lse),
+        }
+    }
+
+    fn run_on_cuda(
+        &self,
+        attention: &flashcore::Attention,
+        context: &flashcore::cuda::Context,
+        ordinal: u32,
+        out: &Tensor,
+        lse: &Tensor,
+    ) -> Result<(), Error> {
+        let (problem, [q, k, v]) = (&self.problem, &self.tensors);
+        // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the
+        // order of its current stream, where the work is. That stream lives as long as PyTorch.
+        let slice = |first: *mut u8, bytes| unsafe { DeviceSlice::from_raw(context, first.addr() as u64, bytes) };
+        let pointers = [q.first, k.first, v.first, out.first()?].map(|first| first.addr() as u64);
+        // SAFETY: as above.
+        let (stream, mut tensors) = unsafe {
+            let stream = Stream::from_raw(context, self.torch.current_stream(ordinal)?)?;
+            (stream, DeviceTensors::from_raw(context, problem, pointers))
+        };
+        tensors.lse = Some(slice(lse.first()?, problem.lse_len() * size_of::<f32>()));
+        if let [q, k, v] = self.scales[..] {
+            let [q, k, v] = [q, k, v].map(|scale| slice(scale, problem.num_scales() * size_of::<f32>()));
+            tensors.scales = Some(DeviceScales { q, k, v });
+        }
+        tensors.lengths = self
+            .lengths
+            .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()));
+        let bytes = usize::try_from(attention.workspace_bytes(problem, tensors.alignment())?)?;
+        let workspace;
+        if bytes > 0 {
+            workspace = self.torch.empty([bytes], [1], None, self.place)?;
+            tensors.workspace = Some(slice(workspace.first()?, bytes));
+        }
+        Ok(attention.forward_on(&stream, problem, &tensors)?)
+    }
+
+    fn run_on_host(&self, attention: &flashcore::Attention, out: &Tensor, lse: &Tensor) -> Result<(), Error> {
+        let problem = &self.problem;
+        let view = |n: usize| {
+            let x: &Rows = &self.tensors[n];
+            // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing
+            // writes to it meanwhile is the caller's part.
+            let bytes = unsafe { slice::from_raw_parts(x.first, x.layout.span() * x.dtype.size_bytes()) };
+            let view = TensorView::new(x.name, x.dtype, x.layout, bytes)?;
+            match self.scales.get(n) {
+                None => Ok::<_, ProblemError>(view),
+                // SAFETY: `scale_of` has checked shape, dtype and density.
+                Some(scale) => view.with_scales(x.name, unsafe {
+                    slice::from_raw_parts(scale.cast(), problem.num_scales())
+                }),
+            }
+        };
+        // SAFETY: `describe_i32` has checked dtype and density, and PyTorch aligns numbers; else as above.
+        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
+        let lengths = self.lengths.map(numbers);
+        let (o_layout, dtype) = (*problem.o_layout(), problem.out_dtype());
+        // SAFETY: `out` and `lse` were allocated for this problem, dense.
+        let (o, lse) = unsafe {
+            let bytes = o_layout.num_elements() * dtype.size_bytes();
+            let o = slice::from_raw_parts_mut(out.first()?, bytes);
+            (o, slice::from_raw_parts_mut(lse.first()?.cast(), problem.lse_len()))
+        };
+        let o = TensorViewMut::new("out", dtype, o_layout, o)?;
+        Ok(attention.forward_lengths(problem, [view(0)?, view(1)?, view(2)?], &lengths, o, Some(lse))?)
+    }
+}
+
+/// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.
+fn scale_of(scale: &Tensor, name: &'static str, problem: &Problem, place: Place) -> Result<*mut u8, Error> {
+    let scale = scale.describe::<2>(name)?;
+    let [batch, heads] = [problem.batch() as i64, problem.num_kv_heads() as i64];
+    let dense = (heads == 1 || scale.strides[1] == 1) && (batch == 1 || scale.strides[0] == heads);
+    if scale.dtype != DType::F32 || scale.shape != [batch, heads] || !dense || scale.place != place {
+        let shape = scale.shape;
+        return Err(format!(
+            "{name} has shape {shape:?}; it must be float32 of shape {:?}, contiguous, on {place}",
+            [batch, heads]
+        )
+        .into());
+    }
+    Ok(scale.first)
+}

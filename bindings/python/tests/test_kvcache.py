@@ -1,0 +1,320 @@
+"""What flash_attn_with_kvcache does around attention: new keys, rotary embeddings, padding; and flash_attn_combine."""
+
+import flashcore
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import ragged  # noqa: E402  (needs PyTorch)
+import reference  # noqa: E402
+from flashcore.flash_attn_interface import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
+
+NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
+PAGES = [None, 1, 8]
+LENGTHS = [5, 0, 33, 20]  # keys in the cache
+ROWS = [3, 1, 4, 2]  # new ones, and queries, where they differ
+CAPACITY = 40
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+class Cache:
+    """A cache of `LENGTHS` keys, its logical content, and its tensors with NaN in all other rows."""
+
+    def __init__(self, device, page_size, *, leftpad=(0, 0, 0, 0), order=None, seed=0):
+        self.dtype, self.dim = (torch.float32, 16) if device == "cpu" else (torch.bfloat16, 64)
+        generator = torch.Generator().manual_seed(seed)
+        self.draw = lambda *shape: torch.randn(shape, generator=generator).to(device, self.dtype)
+        self.page_size, self.device, self.leftpad = page_size, device, list(leftpad)
+        self.k, self.v = ([self.draw(n, 2, self.dim) for n in LENGTHS] for _ in range(2))
+        nan = lambda shape: torch.full(shape, float("nan"), dtype=self.dtype, device=device)
+        count = len(LENGTHS)
+        self.order = list(range(count)) if order is None else order
+        rows = max(self.order) + 1
+        if page_size is None:
+            self.table, shape = None, (rows, CAPACITY, 2, self.dim)
+        else:
+            each = CAPACITY // page_size
+            table = np.random.default_rng(seed).permutation(rows * each + 2)[: rows * each].reshape(rows, each)
+            self.table = ragged.int32(table.tolist(), device)
+            shape = (rows * each + 2, page_size, 2, self.dim)
+        self.k_cache, self.v_cache = nan(shape), nan(shape)
+        for b in range(count):
+            for i in range(self.leftpad[b], LENGTHS[b]):
+                self.k_cache[self.place(b, i)], self.v_cache[self.place(b, i)] = self.k[b][i], self.v[b][i]
+
+    def place(self, b, key):
+        b = self.order[b]
+        if self.table is None:
+            return b, key
+        return int(self.table[b, key // self.page_size]), key % self.page_size
+
+    def arguments(self):
+        given = {"cache_seqlens": ragged.int32(LENGTHS, self.device), "page_table": self.table}
+        if self.order != list(range(len(LENGTHS))):
+            given["cache_batch_idx"] = ragged.int32(self.order, self.device)
+        if any(self.leftpad):
+            given["cache_leftpad"] = ragged.int32(self.leftpad, self.device)
+        return given
+
+    def check(self, out, lse, qs, ks, vs, **options):
+        """Of sequences of queries, with these new keys."""
+        for b, q in enumerate(qs):
+            k, v = (torch.cat((old[b][self.leftpad[b] :], new[b])) for old, new in ((self.k, ks), (self.v, vs)))
+            ragged.check(out[b][: len(q)], lse[b][:, : len(q)], q, k, v, **options)
+
+    def check_written(self, ks, vs, exact=True):
+        """That the new rows are in the cache behind the old ones, and nothing else was written."""
+        for cache, old, new in ((self.k_cache, self.k, ks), (self.v_cache, self.v, vs)):
+            cache = cache.clone()
+            for b, rows in enumerate(new):
+                for i in range(self.leftpad[b], LENGTHS[b]):
+                    assert torch.equal(cache[self.place(b, i)], old[b][i])
+                    cache[self.place(b, i)] = float("nan")
+                for i, row in enumerate(rows):
+                    place = self.place(b, LENGTHS[b] + i)
+                    torch.testing.assert_close(cache[place], row, atol=0 if exact else 1e-2, rtol=0)
+                    cache[place] = float("nan")
+            assert cache.isnan().all(), "a row was written that is not of a new key"
+
+
+def unpacked(out, lse, counts):
+    """Results of packed queries, by sequence."""
+    return out.split(counts), lse.split(counts, dim=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (6, 2)}], ids=str)
+@pytest.mark.parametrize("order", [None, [3, 5, 0, 2]], ids=["", "batch_idx"])
+@pytest.mark.parametrize("leftpad", [(0, 0, 0, 0), (2, 0, 9, 20)], ids=["", "leftpad"])
+@pytest.mark.parametrize("page_size", PAGES)
+def test_new_keys_are_written_and_seen(device, page_size, leftpad, order, options):
+    cache = Cache(device, page_size, leftpad=leftpad, order=order)
+    q, k, v = cache.draw(4, 3, 4, cache.dim), cache.draw(4, 2, 2, cache.dim), cache.draw(4, 2, 2, cache.dim)
+    out, lse, *empty = flash_attn_with_kvcache(
+        q, cache.k_cache, cache.v_cache, k, v, **cache.arguments(), **options, return_softmax_lse=True
+    )
+    cache.check(out, lse, q, k, v, **options)
+    cache.check_written(k, v)
+    assert [x.numel() for x in empty] == [0, 0]
+
+
+@pytest.mark.parametrize("leftpad", [(0, 0, 0, 0), (2, 0, 9, 20)], ids=["", "leftpad"])
+@pytest.mark.parametrize("page_size", PAGES)
+def test_packed_queries_and_new_keys(device, page_size, leftpad):
+    cache = Cache(device, page_size, leftpad=leftpad)
+    counts, counts_k = ROWS, [2, 0, 5, 1]
+    qs = [cache.draw(n, 4, cache.dim) for n in counts]
+    ks, vs = ([cache.draw(n, 2, cache.dim) for n in counts_k] for _ in range(2))
+    out, lse, *_ = flash_attn_with_kvcache(
+        torch.cat(qs),
+        cache.k_cache,
+        cache.v_cache,
+        torch.cat((*ks, cache.draw(3, 2, cache.dim))),  # with rows of no sequence at the end
+        torch.cat((*vs, cache.draw(3, 2, cache.dim))),
+        cu_seqlens_q=ragged.starts(counts, device),
+        cu_seqlens_k_new=ragged.starts(counts_k, device),
+        max_seqlen_q=max(counts),
+        causal=True,
+        return_softmax_lse=True,
+        **cache.arguments(),
+    )
+    cache.check(*unpacked(out, lse, counts), qs, ks, vs, causal=True)
+    cache.check_written(ks, vs)
+
+
+def rotated(x, cos, sin, first, interleaved, at_one_place=False):
+    """Rows ``[rows, heads, dim]`` rotated at the positions `first` and on, as complex numbers in float64."""
+    half = cos.shape[1]
+    x = x.double().cpu().numpy()
+    head, tail = x[..., : 2 * half], x[..., 2 * half :]
+    a, b = (head[..., 0::2], head[..., 1::2]) if interleaved else (head[..., :half], head[..., half:])
+    positions = first + np.arange(len(x)) * (not at_one_place)
+    turn = (cos.double().cpu().numpy() + 1j * sin.double().cpu().numpy())[positions][:, None]
+    turned = (a + 1j * b) * turn
+    pair = (turned.real, turned.imag)
+    head = np.stack(pair, axis=-1).reshape(head.shape) if interleaved else np.concatenate(pair, axis=-1)
+    return torch.from_numpy(np.concatenate((head, tail), axis=-1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("own_positions", [False, True])
+def test_rotary_embeddings(device, packed, interleaved, causal, own_positions):
+    cache = Cache(device, 8, leftpad=(2, 0, 9, 20))
+    angle = torch.rand(CAPACITY, 4, generator=torch.Generator().manual_seed(3)) * 6.3
+    cos, sin = (table.to(device, cache.dtype) for table in (angle.cos(), angle.sin()))
+    counts = ROWS if packed else [3, 3, 3, 3]
+    qs = [cache.draw(n, 4, cache.dim) for n in counts]
+    ks, vs = ([cache.draw(n, 2, cache.dim) for n in counts] for _ in range(2))
+    join = torch.cat if packed else torch.stack
+    given = cache.arguments()
+    if packed:
+        given |= {"cu_seqlens_q": ragged.starts(counts, device), "max_seqlen_q": max(counts)}
+        given |= {"cu_seqlens_k_new": given["cu_seqlens_q"]}
+    first = [7, 1, 0, 30] if own_positions else LENGTHS
+    if own_positions:
+        given["rotary_seqlens"] = ragged.int32(first, device)
+    out, lse, *_ = flash_attn_with_kvcache(
+        join(qs), cache.k_cache, cache.v_cache, join(ks), join(vs), rotary_cos=cos, rotary_sin=sin, causal=causal,
+        rotary_interleaved=interleaved, return_softmax_lse=True, **given,
+    )  # fmt: skip
+    out, lse = unpacked(out, lse, counts) if packed else (out, lse)
+    turn = lambda xs, **how: [rotated(x, cos, sin, first[b], interleaved, **how).to(x) for b, x in enumerate(xs)]
+    qs, ks = turn(qs, at_one_place=not causal), turn(ks)
+    cache.check_written(ks, vs, exact=False)
+    if device == "cpu":  # in 16 bits a rotated element may round to its other neighbour
+        ks = [
+            torch.stack([cache.k_cache[cache.place(b, LENGTHS[b] + i)] for i in range(len(k))])
+            for b, k in enumerate(ks)
+        ]
+        for b, q in enumerate(qs):
+            k, v = (
+                torch.cat((cache.k[b][cache.leftpad[b] :], ks[b])),
+                torch.cat((cache.v[b][cache.leftpad[b] :], vs[b])),
+            )
+            out_want, lse_want = ragged.want(q, k, v, causal=causal)
+            np.testing.assert_allclose(out[b].numpy(), out_want, atol=1e-4)
+            np.testing.assert_allclose(lse[b].numpy(), lse_want, atol=1e-4)
+
+
+@pytest.mark.parametrize("page_size", PAGES)
+def test_rows_that_do_not_fit_are_not_written(device, page_size):
+    cache = Cache(device, page_size)
+    k, v = cache.draw(4, 9, 2, cache.dim), cache.draw(4, 9, 2, cache.dim)  # 33 + 9 are more than 40
+    if page_size is not None:
+        cache.table[3, 24 // page_size :] = -1
+    try:
+        flash_attn_with_kvcache(cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, v, **cache.arguments())
+    except RuntimeError as error:  # the host has read what it cannot serve, after the rows were written
+        assert "seqused_k" in str(error) or "block_table" in str(error)
+    fits = [9, 9, 7, 9 if page_size is None else 4]
+    cache.check_written([x[:n] for x, n in zip(k, fits)], [x[:n] for x, n in zip(v, fits)])
+
+
+def test_no_row_fits(device):
+    cache = Cache(device, None)
+    full = {"cache_seqlens": ragged.int32([CAPACITY] * 4, device)}
+    before = cache.k_cache.clone()
+    k = cache.draw(4, 2, 2, cache.dim)
+    try:
+        flash_attn_with_kvcache(cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, k, **full)
+    except RuntimeError as error:
+        assert "seqused_k" in str(error)
+    assert torch.equal(cache.k_cache.isnan(), before.isnan()) and torch.equal(
+        cache.k_cache.nan_to_num(), before.nan_to_num()
+    )
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"v": None}, "v is not given"),
+        ({"cache_seqlens": None}, "cache_seqlens is not given, but k is"),
+        ({"k": (3, 1, 2, 16)}, "k has shape"),
+        ({"k": (4, 1, 1, 16)}, "k holds torch.float32 of shape"),
+        ({"v": (4, 2, 2, 16)}, "v holds torch.float32 of shape"),
+        ({"rotary_cos": (40, 4)}, "rotary_sin is not given"),
+        ({"rotary_cos": (40, 4), "rotary_sin": (40, 5)}, r"rotary_cos has shape \(40, 4\) and rotary_sin \(40, 5\)"),
+        ({"rotary_cos": (40, 9), "rotary_sin": (40, 9)}, "with a rotary_dim of at most 16"),
+        ({"rotary_cos": (39, 4), "rotary_sin": (39, 4)}, "rotary_cos has 39 positions; the cache has room for 40 keys"),
+        ({"rotary_seqlens": (4,)}, "rotary_seqlens is given without"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_argument(change, says):
+    cache = Cache("cpu", None)
+    given = {"k": cache.draw(4, 1, 2, 16), "v": cache.draw(4, 1, 2, 16), **cache.arguments()}
+    given |= {name: torch.ones(x) if isinstance(x, tuple) else x for name, x in change.items()}
+    with pytest.raises(ValueError, match=says):
+        flash_attn_with_kvcache(cache.draw(4, 1, 4, 16), cache.k_cache, cache.v_cache, **given)
+    assert cache.k_cache[0, 5:].isnan().all(), "rows were written before the error"
+
+
+def test_leftpad_over_a_cache_of_heads_first(device):
+    cache = Cache(device, None, leftpad=(2, 0, 9, 20))
+    k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (cache.k_cache, cache.v_cache))
+    q = cache.draw(4, 1, 4, cache.dim)
+    out, lse, *_ = flash_attn_with_kvcache(q, k, v, **cache.arguments(), return_softmax_lse=True)
+    none = [cache.draw(0, 2, cache.dim)] * 4
+    cache.check(out, lse, q, none, none)
+    with pytest.raises(NotImplementedError, match="cache_leftpad is given; it is served where"):
+        flash_attn_with_kvcache(q, k, cache.v_cache, **cache.arguments())
+
+
+def test_compiles_with_new_keys(device):
+    cache, other = Cache(device, 8), Cache(device, 8)
+    cos, sin = (x.to(device, cache.dtype) for x in (torch.rand(CAPACITY, 4), torch.rand(CAPACITY, 4)))
+    q, k, v = cache.draw(4, 2, 4, cache.dim), cache.draw(4, 2, 2, cache.dim), cache.draw(4, 2, 2, cache.dim)
+
+    def step(q, k, v, k_cache, v_cache, **given):
+        rotary = {"rotary_cos": cos, "rotary_sin": sin}
+        return flash_attn_with_kvcache(q * 2, k_cache, v_cache, k, v, causal=True, **rotary, **given) + q
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        out = torch.compile(step, fullgraph=True)(q, k, v, cache.k_cache, cache.v_cache, **cache.arguments())
+        want = step(q, k, v, other.k_cache, other.v_cache, **other.arguments())
+    tolerance = {"atol": 1e-5 if device == "cpu" else 2e-2, "rtol": 0, "equal_nan": True}
+    torch.testing.assert_close(out, want, **tolerance)
+    torch.testing.assert_close(cache.k_cache, other.k_cache, **tolerance)
+
+
+def test_metadata_and_wishes_change_nothing(device):
+    cache = Cache(device, 8)
+    q = cache.draw(4, 1, 4, cache.dim)
+    call = lambda **wish: flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, **cache.arguments(), **wish)
+    expected = call()
+    metadata = get_scheduler_metadata(4, 1, CAPACITY, 4, 2, cache.dim, cache.arguments()["cache_seqlens"], page_size=8)
+    assert metadata.dtype == torch.int32 and metadata.device.type == device
+    for wish in [{"scheduler_metadata": metadata}, {"num_splits": 3}, {"pack_gqa": True}]:
+        assert torch.equal(call(**wish), expected)
+    for name in ("attention_chunk", "sm_margin"):
+        with pytest.raises(NotImplementedError, match=f"^{name} is 3"):
+            get_scheduler_metadata(4, 1, CAPACITY, 4, 2, 16, torch.zeros(4), **{name: 3})
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("parts", [1, 2, 5, 33])
+def test_combine(device, parts, dtype):
+    generator = torch.Generator().manual_seed(parts)
+    draw = lambda *shape: torch.randn(shape, generator=generator).to(device)
+    out_partial = draw(2 * parts, 3, 4, 7, 24).transpose(2, 3)[:parts]
+    lse_partial = 5 * draw(parts, 3, 8, 7).transpose(-1, -2)[..., :4]
+    lse_partial[parts // 2 :, 0] = float("-inf")
+    out_partial[parts // 2 :, 0] = float("nan")  # of parts without a key
+    lse_partial[:, 2, 3] = float("-inf")
+    out, lse = flash_attn_combine(out_partial, lse_partial, out_dtype=dtype)
+    l, o = lse_partial.double().cpu().numpy(), np.nan_to_num(out_partial.double().cpu().numpy())
+    highest = np.maximum(l.max(0), -1e300)
+    weight = np.exp(l - highest)
+    total = weight.sum(0)
+    want = (weight[..., None] * o).sum(0) / np.where(total > 0, total, 1)[..., None]
+    reference.check(out.double().cpu().numpy(), want, str(dtype or torch.float32).removeprefix("torch."))
+    with np.errstate(divide="ignore"):
+        reference.check_lse(lse.cpu().numpy(), np.where(total > 0, np.log(total) + highest, -np.inf))
+    assert (out[2, 3] == 0).all()
+    given = torch.full_like(out, float("nan"))
+    again, _ = flash_attn_combine(out_partial, lse_partial, out=given)
+    assert again is given and torch.equal(given, out)
+
+
+@pytest.mark.parametrize(
+    "change, error, says",
+    [
+        ({"out_partial": torch.zeros(2, 1, 3, 4, 8).half()}, TypeError, "out_partial holds torch.float16"),
+        ({"lse_partial": torch.zeros(2, 1, 4, 3)}, ValueError, r"lse_partial has shape \(2, 1, 4, 3\).*\(2, 1, 3, 4\)"),
+        ({"out": torch.zeros(1, 3, 4, 7)}, ValueError, "out holds torch.float32 of shape"),
+        ({"out": torch.zeros(1, 3, 4, 8), "out_dtype": torch.float16}, ValueError, "it must hold torch.float16"),
+    ],
+)
+def test_combine_names_the_argument(change, error, says):
+    with pytest.raises(error, match=says):
+        flash_attn_combine(
+            **{"out_partial": torch.zeros(2, 1, 3, 4, 8), "lse_partial": torch.zeros(2, 1, 3, 4), **change}
+        )
