@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks licences, sources and banned crates of every dependency, by the rules of deny.toml.
 
-usage: check_dependencies.py [MANIFEST ...]    default: Cargo.toml and bindings/python/Cargo.toml
+usage: check_dependencies.py [MANIFEST ...]    default: Cargo.toml and those of bindings/
 
 Reads `cargo metadata`, so it needs no tool that has to be compiled first. `cargo deny check` judges by the same file, and
 also knows advisories: CONTRIBUTING.md says when it runs. Prints what is wrong, and exits with 1 if anything is.
@@ -63,4 +63,4 @@ if __name__ == "__main__":
     # The rules of this script, on expressions whose answer is known.
     assert allowed("MIT OR GPL-3.0", {"MIT"}) and not allowed("MIT AND GPL-3.0", {"MIT"})
     assert allowed("(MIT OR GPL-3.0) AND Zlib", {"MIT", "Zlib"}) and not allowed("GPL-3.0", {"MIT"})
-    sys.exit(main(sys.argv[1:] or [ROOT / "Cargo.toml", ROOT / "bindings/python/Cargo.toml"]))
+    sys.exit(main(sys.argv[1:] or [ROOT / folder / "Cargo.toml" for folder in ("", "bindings/python", "bindings/candle")]))

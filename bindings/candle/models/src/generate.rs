@@ -1,0 +1,187 @@
+//! Greedy tokens of candle-transformers' models with random weights.
+
+use std::time::{Duration, Instant};
+
+use candle::{DType, Device, Result, Tensor};
+use candle_nn::Activation;
+use candle_transformers::models::{llama, mistral, qwen3};
+
+use crate::weights;
+
+/// The architecture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// Calls flash attention where its config says so, on any device.
+    Llama,
+    /// As Llama.
+    Mistral,
+    /// Calls flash attention on CUDA, and only there, in builds that have it.
+    Qwen3,
+}
+
+/// The sizes of a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Layers.
+    pub layers: usize,
+    /// Query heads, and heads of K and V.
+    pub heads: [usize; 2],
+    /// Columns of a head.
+    pub head_dim: usize,
+    /// Columns between the matrices of an MLP.
+    pub intermediate: usize,
+    /// Tokens there are.
+    pub vocabulary: usize,
+    /// Longest sequence.
+    pub positions: usize,
+}
+
+impl Sizes {
+    /// Small enough for a test on the CPU.
+    pub const TINY: Sizes = Sizes {
+        layers: 3,
+        heads: [4, 2],
+        head_dim: 16,
+        intermediate: 96,
+        vocabulary: 128,
+        positions: 256,
+    };
+
+    /// A Llama of about a billion weights.
+    pub const BILLION: Sizes = Sizes {
+        layers: 16,
+        heads: [32, 8],
+        head_dim: 64,
+        intermediate: 8192,
+        vocabulary: 32_000,
+        positions: 16_384,
+    };
+
+    fn hidden(&self) -> usize {
+        self.heads[0] * self.head_dim
+    }
+}
+
+/// What a model generated.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// The tokens after the prompt.
+    pub tokens: Vec<u32>,
+    /// Their logits, `[vocabulary]` each.
+    pub logits: Vec<Vec<f32>>,
+    /// From the prompt to its logits on the host.
+    pub prefill: Duration,
+    /// All other tokens.
+    pub decode: Duration,
+}
+
+/// Generates `new` tokens. `flash` asks Llama and Mistral for flash attention.
+pub fn generate(
+    model: Model,
+    sizes: &Sizes,
+    flash: bool,
+    (dtype, device): (DType, &Device),
+    prompt: &[u32],
+    new: usize,
+) -> Result<Generated> {
+    let mut step = load(model, sizes, flash, dtype, device)?;
+    let (mut tokens, mut all_logits) = (Vec::new(), Vec::new());
+    let mut next = prompt.to_vec();
+    let mut position = 0;
+    let (started, mut prefill) = (Instant::now(), Duration::ZERO);
+    while tokens.len() < new {
+        let input = Tensor::new(next.as_slice(), device)?.unsqueeze(0)?;
+        let logits = step(&input, position)?
+            .flatten_all()?
+            .to_dtype(DType::F32)?
+            .to_vec1::<f32>()?;
+        position += next.len();
+        if tokens.is_empty() {
+            prefill = started.elapsed();
+        }
+        let largest = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
+        next = vec![largest.unwrap_or_default() as u32];
+        tokens.extend(&next);
+        all_logits.push(logits);
+    }
+    Ok(Generated {
+        tokens,
+        logits: all_logits,
+        prefill,
+        decode: started.elapsed() - prefill,
+    })
+}
+
+/// Logits of the last token of an input at a position.
+type Step = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
+
+fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device) -> Result<Step> {
+    let weights = weights::random(dtype, device);
+    let [num_attention_heads, num_key_value_heads] = sizes.heads;
+    match model {
+        Model::Llama => {
+            let config = llama::Config {
+                hidden_size: sizes.hidden(),
+                intermediate_size: sizes.intermediate,
+                vocab_size: sizes.vocabulary,
+                num_hidden_layers: sizes.layers,
+                num_attention_heads,
+                num_key_value_heads,
+                use_flash_attn: flash,
+                rms_norm_eps: 1e-5,
+                rope_theta: 10_000.0,
+                bos_token_id: None,
+                eos_token_id: None,
+                rope_scaling: None,
+                max_position_embeddings: sizes.positions,
+                tie_word_embeddings: false,
+            };
+            let model = llama::Llama::load(weights, &config)?;
+            let mut cache = llama::Cache::new(true, dtype, &config, device)?;
+            Ok(Box::new(move |input, position| {
+                model.forward(input, position, &mut cache)
+            }))
+        }
+        Model::Mistral => {
+            let config = mistral::Config {
+                vocab_size: sizes.vocabulary,
+                hidden_size: sizes.hidden(),
+                intermediate_size: sizes.intermediate,
+                num_hidden_layers: sizes.layers,
+                num_attention_heads,
+                head_dim: Some(sizes.head_dim),
+                num_key_value_heads,
+                hidden_act: Activation::Silu,
+                max_position_embeddings: sizes.positions,
+                rms_norm_eps: 1e-5,
+                rope_theta: 10_000.0,
+                sliding_window: None,
+                use_flash_attn: flash,
+            };
+            let mut model = mistral::Model::new(&config, weights)?;
+            Ok(Box::new(move |input, position| model.forward(input, position)))
+        }
+        Model::Qwen3 => {
+            let config = qwen3::Config {
+                vocab_size: sizes.vocabulary,
+                hidden_size: sizes.hidden(),
+                intermediate_size: sizes.intermediate,
+                num_hidden_layers: sizes.layers,
+                num_attention_heads,
+                head_dim: sizes.head_dim,
+                attention_bias: false,
+                num_key_value_heads,
+                max_position_embeddings: sizes.positions,
+                sliding_window: None,
+                max_window_layers: 0,
+                tie_word_embeddings: false,
+                rope_theta: 10_000.0,
+                rms_norm_eps: 1e-6,
+                use_sliding_window: false,
+                hidden_act: Activation::Silu,
+            };
+            let mut model = qwen3::ModelForCausalLM::new(&config, weights)?;
+            Ok(Box::new(move |input, position| model.forward(input, position)))
+        }
+    }
+}

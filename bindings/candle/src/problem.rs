@@ -1,0 +1,218 @@
+//! From the arguments of a call to a [`Problem`].
+
+use candle::{DType, DeviceLocation, Layout, Tensor};
+use flashcore::{KvLengths, Mask, Problem, QLengths};
+
+use crate::varlen::{Keys, Varlen};
+use crate::{Error, FlashAttn};
+
+/// The lengths of a call's sequences.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Lengths<'a> {
+    /// Those of the tensors' shapes.
+    Equal,
+    /// On their device.
+    Varlen(&'a Varlen),
+}
+
+/// The names of the three tensors, in the order in which they are given.
+pub(crate) const TENSORS: [&str; 3] = ["q", "k", "v"];
+
+/// What the call asks for. `None` where no row sees a key, because there are no rows or no keys:
+/// the result is zeros.
+pub(crate) fn problem(
+    options: &FlashAttn,
+    lengths: Lengths<'_>,
+    tensors: [(DType, &Layout); 3],
+    location: DeviceLocation,
+) -> Result<Option<Problem>, Error> {
+    if options.alibi_slopes.is_some() {
+        let instead = "pass no slopes, or compute attention with ALiBi by candle's own operations";
+        let argument = "alibi_slopes";
+        return Err(Error::Unserved { argument, instead });
+    }
+    let dtype = tensors[0].0;
+    for (tensor, (given, _)) in TENSORS.into_iter().zip(tensors) {
+        let allowed = match given {
+            DType::F16 | DType::BF16 | DType::F32 if given == dtype => continue,
+            DType::F16 | DType::BF16 | DType::F32 => "q, k and v have one dtype",
+            _ => "allowed are F16, BF16 and F32",
+        };
+        return Err(Error::DType { tensor, given, allowed });
+    }
+    const DENSE: &str = "[batch, seq, heads, head_dim]";
+    const PACKED: &str = "[total, heads, head_dim]";
+    const PAGES: &str = "[pages, page_block_size, heads, head_dim]";
+    let (of_q, of_kv) = match lengths {
+        Lengths::Equal => (DENSE, DENSE),
+        Lengths::Varlen(lengths) => match lengths.keys {
+            Keys::Packed(_) => (PACKED, PACKED),
+            Keys::Paged { .. } => (PACKED, PAGES),
+        },
+    };
+    let four = |place: usize, expected| four_dimensions(TENSORS[place], tensors[place].1, expected, expected == PACKED);
+    let (q, k, v) = (four(0, of_q)?, four(1, of_kv)?, four(2, of_kv)?);
+    let [q_batch, q_rows, heads, head_dim] = q.shape;
+    let [kv_batch, kv_rows, kv_heads, _] = k.shape;
+    let seq_len_kv = match lengths {
+        Lengths::Equal => kv_rows,
+        Lengths::Varlen(lengths) => lengths.max_seqlen_k,
+    };
+    if q_batch == 0 || q_rows == 0 || kv_batch == 0 || kv_rows == 0 || kv_heads == 0 {
+        return Ok(None);
+    }
+
+    let builder = Problem::builder().heads(heads, kv_heads).head_dim(head_dim);
+    let builder = builder.layouts(q, k, v, flashcore::Layout::bshd(q.shape));
+    let builder = builder.dtype(match dtype {
+        DType::F16 => flashcore::DType::F16,
+        DType::BF16 => flashcore::DType::BF16,
+        _ => flashcore::DType::F32,
+    });
+    let builder = builder.softmax_scale(options.softmax_scale);
+    let builder = match options.softcap {
+        None | Some(0.0) => builder,
+        Some(cap) => builder.softcap(cap),
+    };
+    // As in candle-flash-attn, a side that reaches past all keys is none.
+    let side = |size: Option<usize>| size.filter(|size| *size <= seq_len_kv).map(|size| size as u32);
+    let [left, right] = [options.window_size_left, options.window_size_right].map(side);
+    let builder = builder.mask(Mask::window(left, right));
+    let builder = match lengths {
+        Lengths::Equal => builder.batch(q_batch).seq_len_q(q_rows).seq_len_kv(seq_len_kv),
+        Lengths::Varlen(lengths) => {
+            let batch = check_entries("seqlens_q", &lengths.seqlens_q, location)?;
+            let keys = match &lengths.keys {
+                Keys::Packed(seqlens_k) => {
+                    same_batch(check_entries("seqlens_k", seqlens_k, location)?, batch)?;
+                    KvLengths::Packed {
+                        total: kv_rows,
+                        used: false,
+                    }
+                }
+                Keys::Paged { seqlens_k, block_table } => {
+                    same_batch(check_entries("seqlens_k", seqlens_k, location)?, batch)?;
+                    KvLengths::Paged {
+                        page_size: kv_rows,
+                        pages: kv_batch,
+                        max_pages: check_table(block_table, batch, location)?,
+                    }
+                }
+            };
+            for (argument, max) in [
+                ("max_seqlen_q", lengths.max_seqlen_q),
+                ("max_seqlen_k", lengths.max_seqlen_k),
+            ] {
+                at_least_one(argument, max)?;
+            }
+            let total = q_rows;
+            let builder = builder.batch(batch).q_lengths(QLengths::Packed { total, used: false });
+            let builder = builder.kv_lengths(keys);
+            builder.seq_len_q(lengths.max_seqlen_q).seq_len_kv(seq_len_kv)
+        }
+    };
+    Ok(Some(builder.build()?))
+}
+
+/// A tensor's layout; packed rows are those of a batch of one.
+fn four_dimensions(
+    tensor: &'static str,
+    layout: &Layout,
+    expected: &'static str,
+    packed: bool,
+) -> Result<flashcore::Layout, Error> {
+    let (dims, strides) = (layout.dims(), layout.stride());
+    let mut found = flashcore::Layout::bshd([1; 4]);
+    let first = usize::from(packed);
+    if dims.len() + first != 4 {
+        let given = dims.to_vec();
+        return Err(Error::Rank {
+            tensor,
+            given,
+            expected,
+        });
+    }
+    found.shape[first..].copy_from_slice(dims);
+    for (to, stride) in found.strides[first..].iter_mut().zip(strides) {
+        *to = *stride as i64;
+    }
+    if packed {
+        found.strides[0] = found.strides[1] * found.shape[1] as i64;
+    }
+    Ok(found)
+}
+
+/// Checks an array of `batch + 1` sums of lengths, and returns the batch.
+fn check_entries(tensor: &'static str, entries: &Tensor, location: DeviceLocation) -> Result<usize, Error> {
+    check_integers(tensor, entries, location, false)?;
+    match entries.dims() {
+        [n] if *n >= 2 => Ok(n - 1),
+        given => Err(Error::Rank {
+            tensor,
+            given: given.to_vec(),
+            expected: "[batch + 1], at least two entries",
+        }),
+    }
+}
+
+/// Checks a block table, and returns the entries of a sequence.
+fn check_table(table: &Tensor, batch: usize, location: DeviceLocation) -> Result<usize, Error> {
+    check_integers("block_table", table, location, true)?;
+    match table.dims() {
+        [rows, entries] if *rows == batch => Ok(*entries),
+        given => Err(Error::Rank {
+            tensor: "block_table",
+            given: given.to_vec(),
+            expected: "[batch, max_pages], with the batch of seqlens_q",
+        }),
+    }
+}
+
+fn check_integers(
+    tensor: &'static str,
+    integers: &Tensor,
+    location: DeviceLocation,
+    signed_too: bool,
+) -> Result<(), Error> {
+    let (given, at) = (integers.dtype(), integers.device().location());
+    if given != DType::U32 && !(signed_too && given == DType::I32) {
+        let allowed = match signed_too {
+            true => "allowed are U32 and I32",
+            false => "it must be U32",
+        };
+        return Err(Error::DType { tensor, given, allowed });
+    }
+    if at != location {
+        return Err(Error::Device {
+            tensor,
+            given: at,
+            expected: location,
+        });
+    }
+    if !integers.is_contiguous() {
+        return Err(Error::Strided { tensor });
+    }
+    Ok(())
+}
+
+fn same_batch(keys: usize, rows: usize) -> Result<(), Error> {
+    if keys == rows {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        argument: "seqlens_k",
+        given: format!("for {keys} sequences"),
+        allowed: format!("seqlens_q is for {rows}"),
+    })
+}
+
+fn at_least_one(argument: &'static str, given: usize) -> Result<(), Error> {
+    if given > 0 {
+        return Ok(());
+    }
+    Err(Error::Argument {
+        argument,
+        given: given.to_string(),
+        allowed: "it must be at least 1: the rows of the longest sequence, or more".to_string(),
+    })
+}

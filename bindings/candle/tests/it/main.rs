@@ -1,0 +1,8 @@
+//! The adapter on the CPU, against float64.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod cases;
+mod errors;
+mod parity;
+mod signatures;

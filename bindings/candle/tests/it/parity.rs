@@ -1,0 +1,52 @@
+//! Results against float64.
+
+use candle::{DType, Device, Tensor};
+use flashcore_candle::*;
+
+use crate::cases::Case;
+
+fn run(make: fn(u64, usize) -> Case) {
+    for seed in 0..120 {
+        let case = make(seed, 40);
+        let compared = case
+            .run(&Device::Cpu)
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}: {case:?}"));
+        assert!(compared.passed, "seed {seed}: {compared}: {case:?}");
+    }
+}
+
+#[test]
+fn equal_lengths() {
+    run(Case::dense);
+}
+
+#[test]
+fn packed_sequences() {
+    run(Case::packed);
+}
+
+#[test]
+fn pages() {
+    run(Case::paged);
+}
+
+#[test]
+fn without_rows_or_keys_the_result_is_zeros() {
+    let some = Tensor::ones((2, 5, 2, 16), DType::F32, &Device::Cpu).unwrap();
+    let none = some.narrow(1, 0, 0).unwrap();
+    let out = flash_attn(&none, &some, &some, 1.0, false).unwrap();
+    assert_eq!(out.dims(), [2, 0, 2, 16]);
+    let out = flash_attn(&some, &none, &none, 1.0, false).unwrap();
+    assert_eq!(
+        out.flatten_all().unwrap().to_vec1::<f32>().unwrap(),
+        [0.0; 2 * 5 * 2 * 16]
+    );
+}
+
+#[test]
+fn gradients_are_refused() {
+    let q = candle::Var::ones((1, 4, 2, 16), DType::F32, &Device::Cpu).unwrap();
+    let out = flash_attn(&q, &q, &q, 1.0, true).unwrap();
+    let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("flash-attn"), "{error}");
+}
