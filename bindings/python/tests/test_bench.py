@@ -2,6 +2,8 @@
 
 import ctypes
 import json
+import subprocess
+import sys
 import time
 
 import flashcore
@@ -71,6 +73,23 @@ def test_bad_requests():
         _bench.measure([subject], _bench.HostStopwatch(), baseline=1)
     with pytest.raises(ValueError, match="baseline is 0"):
         _bench.measure([], _bench.HostStopwatch())
+
+
+@pytest.mark.parametrize(
+    "asked, says",
+    [
+        ({"request": {"cases": [], "colour": 1}}, "unknown field `colour`"),
+        ({"request": {"cases": []}, "colour": 1, "shape": 2}, "colour, shape of the request is not known to flashcore"),
+        ({"request": {"sweep": {"keep": 3, "colour": 1}}}, "unknown field `colour`"),
+    ],
+    ids=["request", "job", "sweep"],
+)
+def test_what_a_request_has_and_this_package_does_not_know_is_an_error(asked, says):
+    asked = {"device": "cpu", "peers": [], **asked}
+    command = [sys.executable, "-m", "flashcore._bench"]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert says in json.loads(done.stdout.splitlines()[-1])["failed"]
 
 
 def test_absent_peers_say_why():

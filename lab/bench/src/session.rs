@@ -18,7 +18,7 @@ use crate::{
 
 /// What to bench.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)] // what an older program does not know, it must not leave out silently
 pub struct Request {
     /// The problems.
     pub cases: Vec<Case>,

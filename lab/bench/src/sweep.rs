@@ -9,6 +9,7 @@ use crate::{BenchError, CaseResult, Interval, Measured, Measurement, Mode, Optio
 
 /// How to sweep.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sweep {
     /// How many of the best kernels are measured after screening.
     pub keep: usize,

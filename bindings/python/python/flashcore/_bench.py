@@ -17,7 +17,7 @@ import os
 import sys
 import time
 
-from . import _own
+from . import __version__, _own
 from . import peers as _peers
 from ._native import abort_at_end_of_input as _abort_at_end_of_input
 from ._native import measure as _measure
@@ -367,6 +367,10 @@ def main():
 
     _own.FAILED = lambda reason: say("failed", json.dumps(reason))
     try:
+        # A newer program may ask for what this package does not know, and must not get something else.
+        unknown = sorted(asked.keys() - {"attended", "device", "peers", "request", "store"})
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} of the request is not known to flashcore {__version__}; update it")
         report = run(
             asked["request"],
             device=asked.get("device", "cuda"),
