@@ -223,7 +223,6 @@ def test_no_row_fits(device):
         ({"rotary_cos": (40, 4), "rotary_sin": (40, 5)}, r"rotary_cos has shape \(40, 4\) and rotary_sin \(40, 5\)"),
         ({"rotary_cos": (40, 9), "rotary_sin": (40, 9)}, "with a rotary_dim of at most 16"),
         ({"rotary_cos": (39, 4), "rotary_sin": (39, 4)}, "rotary_cos has 39 positions; the cache has room for 40 keys"),
-        ({"rotary_seqlens": (4,)}, "rotary_seqlens is given without"),
     ],
     ids=str,
 )

@@ -103,8 +103,6 @@ def _flash_attn_forward(
                 at_one_place,
                 k.shape[1] * (1 if table is None else table.shape[1]),
             )
-        elif seqlens_rotary is not None:
-            raise ValueError("rotary_seqlens is given without rotary_cos and rotary_sin")
         seqused_k = new.append(k, v, table)
     else:
         needs_keys = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cu_seqlens_k_new": cu_seqlens_k_new}

@@ -187,8 +187,8 @@ def forward_kvcache(
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
     return _fwd_kvcache(
-        q, k, v, _dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent),
-        *options,
+        q, k, v, _dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k),
+        _dense(block_table, absent), *options,
     )  # fmt: skip
 
 

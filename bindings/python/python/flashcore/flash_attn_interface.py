@@ -4,9 +4,9 @@
     >>> out = flash_attn_func(q, k, v, causal=True)
 
 Signatures are FlashAttention-3's. An argument that is not served raises `NotImplementedError` with its name; wishes
-about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no result. Masks are aligned bottom-right: the
-last query of a sequence sees its last key. Lengths are int32 tensors that stay on the device: nothing waits for it, and
-rows past a sequence's end are never used. There is no backward pass: asking for a gradient raises.
+about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no result. Masks are aligned bottom-right:
+the last query of a sequence sees its last key. Lengths are int32 tensors that stay on the device: nothing waits for it,
+and rows past a sequence's end are never used. There is no backward pass: asking for a gradient raises.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def flash_attn_with_kvcache(
         ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written.
     rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]``, optional
         With `k`: rotates it at `rotary_seqlens` (`cache_seqlens` unless given) and on, and q at the same positions if
-        the mask is causal or has a window, else all of q at the first of them.
+        the mask is causal or has a window, else all of q at the first of them. Without tables, positions have no use.
     cache_seqlens : int or int32 Tensor ``[batch]``, optional
         Keys of each sequence in the cache; all unless given.
     cache_batch_idx : int32 Tensor ``[batch]``, optional
