@@ -62,9 +62,8 @@ def generated(model, implementation, **options):
     model.set_attn_implementation(implementation)
     ids = tokens()
     options = {"max_new_tokens": 14, "min_new_tokens": 14, "do_sample": False, **options}
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), output_logits=True, return_dict_in_generate=True, **options
-    )
+    options.setdefault("attention_mask", torch.ones_like(ids))
+    out = model.generate(ids, output_logits=True, return_dict_in_generate=True, **options)
     return torch.stack(out.logits)
 
 
@@ -105,26 +104,98 @@ def test_a_prompt_in_chunks(llama):
     close(torch.cat(chunks, dim=1), logits(llama, "sdpa", ids))
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_batches_go_to_sdpa(llama, side):
-    ids, mask = tokens(), torch.ones(2, 21, dtype=torch.long)
-    mask[0, slice(0, 4) if side == "left" else slice(17, 21)] = 0
-    want = logits(llama, "sdpa", ids, attention_mask=mask)
-    fc.register()
-    with pytest.warns(UserWarning, match="a mask is needed, as for padded batches") as caught:
-        out = logits(llama, fc.NAME, ids, attention_mask=mask)
-    assert len(caught) == 1  # of two layers
-    close(out[mask.bool()], want[mask.bool()])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        logits(llama, fc.NAME, ids, attention_mask=mask)
-        logits(llama, fc.NAME, ids, attention_mask=torch.ones_like(mask))
+PADDING = {"left": [slice(0, 4)], "right": [slice(17, 21)], "both": [slice(0, 2), slice(12, 21)], "all": [slice(0, 21)]}
+
+
+def padding(side, batch=3, length=21):
+    mask = torch.ones(batch, length, dtype=torch.long)
+    for columns in PADDING[side]:
+        mask[0, columns] = 0
+    return mask
+
+
+@pytest.mark.parametrize("side", PADDING)
+def test_padded_batches(model_and_own, side):
+    """As packed sequences: what is at padding does not matter, and is a number."""
+    model, own = model_and_own
     fc.register(strict=True)
-    with pytest.raises(NotImplementedError, match="a mask is needed"):
-        logits(llama, fc.NAME, ids, attention_mask=mask)
+    ids, mask = tokens(batch=3), padding(side)
+    want = logits(model, own, ids, attention_mask=mask)
+    out = logits(model, fc.NAME, ids, attention_mask=mask)
+    close(out[mask.bool()], want[mask.bool()])
+    assert out.isfinite().all()
+    others = torch.where(mask.bool(), ids, 63)
+    assert torch.equal(logits(model, fc.NAME, others, attention_mask=mask)[mask.bool()], out[mask.bool()])
 
 
-def test_packed_sequences_go_to_sdpa(llama):
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_generation_from_padded_prompts(model_and_own, cache):
+    model, own = model_and_own
+    fc.register(strict=True)
+    mask = padding("left", batch=2)
+    options = {"cache_implementation": cache, "attention_mask": mask}
+    close(generated(model, fc.NAME, **options), generated(model, own, **options))
+
+
+def test_padding_inside_of_a_sequence(llama):
+    """Causal attention sees the rest of it; a window would need the distance, so that mask is made."""
+    fc.register(strict=True)
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, 3:6] = mask[1, 10] = 0
+    want = logits(llama, "sdpa", tokens(), attention_mask=mask)
+    close(logits(llama, fc.NAME, tokens(), attention_mask=mask)[mask.bool()], want[mask.bool()])
+    sliding = masking_utils.sliding_window_causal_mask_function(4)
+    given = {"mask_function": sliding, "local_size": 4}
+    assert fc.mask(2, 21, 21, attention_mask=mask.bool(), **given).shape == (2, 1, 21, 21)
+    assert fc.mask(2, 21, 21, attention_mask=padding("left", 2).bool(), **given).shape == (2, 21)
+
+
+def test_padded_batches_with_dropout_go_to_sdpa(llama):
+    fc.register()
+    module = llama.model.layers[0].self_attn
+    q, k = torch.randn(3, 4, 21, 16, dtype=torch.float64), torch.randn(3, 2, 21, 16, dtype=torch.float64)
+    mask = padding("left").bool()
+    with pytest.warns(UserWarning, match="query holds torch.float64"):
+        out, _ = fc.attention(module, q, k, k, mask)
+    want, _ = fc.attention(module, q.float(), k.float(), k.float(), mask)
+    assert out.isfinite().all()
+    close(out[mask].float(), want[mask])
+
+
+def test_bidirectional_attention_of_padded_batches(llama):
+    fc.register(strict=True)
+    module = llama.model.layers[0].self_attn
+    q, k = torch.randn(3, 4, 21, 16), torch.randn(3, 2, 21, 16)
+    full = {"mask_function": masking_utils.bidirectional_mask_function, "attention_mask": padding("both").bool()}
+    mask = fc.mask(3, 21, 21, **full)
+    assert mask.shape == (3, 21)
+    out, _ = fc.attention(module, q, k, k, mask, is_causal=False)
+    want, _ = fc.sdpa_attention_forward(module, q, k, k, mask[:, None, None], is_causal=False)
+    close(out[mask], want[mask])
+    assert fc.mask(3, 5, 21, **full).shape == (3, 1, 5, 21)  # which queries are in use is not known
+
+
+def test_packed_sequences_with_their_lengths(model_and_own):
+    model, own = model_and_own
+    fc.register(strict=True)
+    ids = tokens(batch=1)
+    positions = torch.cat((torch.arange(9), torch.arange(12)))[None]
+    want = logits(model, own, ids, position_ids=positions, use_cache=False)
+    starts = torch.tensor([0, 9, 21])  # of int64, as collators make them
+    given = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 12, "max_length_k": 12}
+    for max_length in (12, torch.tensor(12), None):
+        given |= {"max_length_q": max_length, "max_length_k": max_length}
+        close(logits(model, fc.NAME, ids, position_ids=positions, use_cache=False, **given), want)
+    module = model.model.layers[0].self_attn
+    x = torch.randn(2, 4, 21, 16)
+    with pytest.raises(ValueError, match="cu_seq_lens_q is given for a batch of 2"):
+        fc.attention(module, x, x, x, None, cu_seq_lens_q=starts)
+    fc.register()
+    with pytest.warns(UserWarning), pytest.raises(NotImplementedError, match="cu_seq_lens_q is given, which sdpa"):
+        fc.attention(module, x[:1], x[:1], x[:1], None, dropout=0.5, cu_seq_lens_q=starts)
+
+
+def test_packed_sequences_without_their_lengths_go_to_sdpa(llama):
     ids = tokens(batch=1)
     positions = torch.cat((torch.arange(9), torch.arange(12)))[None]
     want = logits(llama, "sdpa", ids, position_ids=positions, use_cache=False)

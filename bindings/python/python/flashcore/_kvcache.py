@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["NewKeys", "pages_of_one_key", "table_of", "whole_sequences"]
+__all__ = ["NewKeys", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
 
 
 def table_of(batch: int, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None) -> torch.Tensor | None:
@@ -32,25 +32,44 @@ def whole_sequences(cache: torch.Tensor) -> torch.Tensor:
     return torch.arange(cache.shape[0], dtype=torch.int32, device=cache.device)[:, None]
 
 
+def first_rows(count: int, rows: int, device: torch.device) -> torch.Tensor:
+    """The first row of each sequence that has this many, int32 ``[count, 1]``."""
+    return torch.arange(count, dtype=torch.int32, device=device)[:, None] * rows
+
+
+def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int] | None:
+    """Views of a cache as pages of one key, which overlap, and how many rows there are from a page to the next.
+
+    Key `i` of page `p` of the cache is then page ``p * rows + i``. None where its pages are not a whole number of rows
+    apart, the same in both.
+    """
+    pages, size, heads, _ = k.shape
+    rows, rest = divmod(k.stride(0), k.stride(1))
+    if rest or v.stride(0) != rows * v.stride(1):
+        return None
+    count = (pages - 1) * rows + size
+    views = (
+        x.as_strided((count, 1, heads, x.shape[3]), (x.stride(1), x.stride(1), x.stride(2), 1), x.storage_offset())
+        for x in (k, v)
+    )
+    return (*views, rows)
+
+
 def pages_of_one_key(
     k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, leftpad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same cache with pages of one key, and a table that begins after the padding of each sequence.
 
-    Nothing of the cache is copied: the pages are views that overlap. The table has an entry for each key.
+    Nothing of the cache is copied. The table has an entry for each key.
     """
-    pages, size, heads, _ = k.shape
-    rows_a_page, rest = divmod(k.stride(0), k.stride(1))
-    if rest or v.stride(0) != rows_a_page * v.stride(1):
+    pages, size = k.shape[:2]
+    views = row_pages(k, v)
+    if views is None:
         raise NotImplementedError(
-            "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a whole "
-            "number of rows apart, the same in both"
+            "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a "
+            "whole number of rows apart, the same in both"
         )
-    count = (pages - 1) * rows_a_page + size
-    k, v = (
-        x.as_strided((count, 1, heads, x.shape[3]), (x.stride(1), x.stride(1), x.stride(2), 1), x.storage_offset())
-        for x in (k, v)
-    )
+    k, v, rows_a_page = views
     capacity = table.shape[1] * size
     keys = leftpad[:, None] + torch.arange(capacity, dtype=torch.int32, device=k.device)
     page = table.gather(1, (keys // size).clamp(0, table.shape[1] - 1).long())
@@ -128,8 +147,8 @@ class NewKeys:
         for name, cache, new in (("k", k, self.k), ("v", v, self.v)):
             if new.shape != (self.k.shape[0], *cache.shape[2:]) or new.dtype != cache.dtype:
                 raise ValueError(
-                    f"{name} holds {new.dtype} of shape {tuple(new.shape)} (rows, kv_heads, head_dim); for this cache it "
-                    f"must hold {cache.dtype} of shape {(self.k.shape[0], *cache.shape[2:])}"
+                    f"{name} holds {new.dtype} of shape {tuple(new.shape)} (rows, kv_heads, head_dim); for this cache "
+                    f"it must hold {cache.dtype} of shape {(self.k.shape[0], *cache.shape[2:])}"
                 )
         table = whole_sequences(k) if table is None else table
         position = self.seqlens.index_select(0, self.sequence) + self.place

@@ -4,9 +4,10 @@
     >>> flashcore.transformers.register()
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
 
-It serves full and causal attention, sliding windows, soft caps, grouped heads, dynamic caches, and static caches where
-their length is known to the host: the prefill, and every step on the CPU. Padded batches, packed sequences, custom
-masks, dropout and gradients go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict.
+It serves full and causal attention, sliding windows, soft caps, grouped heads, padded batches, packed sequences that
+come with ``cu_seq_lens_q``, dynamic caches, and static caches where their length is known to the host: the prefill, and
+every step on the CPU. Custom masks, dropout and gradients go to Transformers' ``sdpa`` with one warning for each
+reason, or raise if strict.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from ._operators import forward
+from . import _padding
+from ._operators import forward, forward_varlen
 
 __all__ = ["NAME", "register"]
 
@@ -88,7 +90,8 @@ def mask(
     """Transformers' mask function: None for what `attention` serves, else a mask ``[batch, 1, seq_q, seq_kv]``.
 
     Where only the first keys of a static cache are in use, and the last query sees the last of them, it is a mask
-    ``[0, 1, seq_q, keys in use]``: it has no elements, and says how many keys `attention` takes.
+    ``[0, 1, seq_q, keys in use]``: it has no elements, and says how many keys `attention` takes. Of padded batches it
+    is the part of `attention_mask` for the keys in use, bool ``[batch, keys in use]``.
 
     Parameters
     ----------
@@ -106,10 +109,14 @@ def mask(
         q_offset = int(q_offset)
     if (causal or full) and isinstance(q_offset, int):
         count = q_offset + q_length - kv_offset if causal else kv_length
-        if count <= kv_length and not _has_padding(attention_mask, kv_offset, count):
+        padding = _padding_of(attention_mask, kv_offset, count) if count <= kv_length else None
+        if padding == "none":
             if count == kv_length:
                 return None
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
+        if padding == "outside" or (padding == "inside" and local_size is None):
+            if causal or q_length == kv_length:
+                return attention_mask[:, kv_offset : kv_offset + count].bool()
     return sdpa_mask(
         batch_size,
         q_length,
@@ -123,10 +130,18 @@ def mask(
     )
 
 
-def _has_padding(attention_mask: torch.Tensor | None, kv_offset: int, count: int) -> bool:
+def _padding_of(attention_mask: torch.Tensor | None, kv_offset: int, count: int) -> str | None:
+    """Where `count` keys have padding: "none", "outside" of each sequence's tokens, or also "inside"; None: unknown."""
     if attention_mask is None:
-        return False
-    return torch.compiler.is_compiling() or not bool(attention_mask[:, kv_offset : kv_offset + count].all())
+        return "none"
+    if torch.compiler.is_compiling():  # values cannot be read
+        return None
+    used = attention_mask[:, kv_offset : kv_offset + count].bool()
+    begins = used[:, 1:] & ~used[:, :-1]
+    all_used, pieces = torch.stack((used.all(), (used[:, 0].int() + begins.sum(1)).max())).tolist()  # waits once
+    if all_used:
+        return "none" if used.shape[1] == count else None
+    return None if used.shape[1] < count else "outside" if pieces <= 1 else "inside"
 
 
 def attention(
@@ -156,7 +171,7 @@ def attention(
     None
         Attention weights are not computed.
     """
-    for name in ("s_aux", "position_bias", "cache", "head_mask"):
+    for name in ("s_aux", "position_bias", "cache", "head_mask"):  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -164,21 +179,54 @@ def attention(
         in_use = attention_mask.shape[3]
         key, value = key[:, :, :in_use], value[:, :, :in_use]
         attention_mask = None
+    padding = None
+    if attention_mask is not None and attention_mask.dim() == 2:
+        padding, attention_mask = attention_mask, None
+        key, value = key[:, :, : padding.shape[1]], value[:, :, : padding.shape[1]]
+    packed = kwargs.get("cu_seq_lens_q") is not None  # a mask says the same, then
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
 
-    why = _unserved(query, key, value, attention_mask, dropout)
+    why = _unserved(query, key, value, None if packed else attention_mask, dropout)
     if why is None:
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        out, _ = forward(q, k, v, softmax_scale=scaling, causal=causal, window=window, softcap=softcap or 0.0)
-        return out, None
+        options = {"softmax_scale": scaling, "causal": causal, "window": window, "softcap": softcap or 0.0}
+        if packed:
+            return _packed(q, k, v, kwargs, options), None
+        if padding is not None:
+            return _padding.attend(q, k, v, padding, **options), None
+        return forward(q, k, v, **options)[0], None
     _fall_back(why)
     if softcap is not None:
         raise NotImplementedError(f"{why}, and softcap is given, which sdpa does not serve: use eager")
+    if packed and attention_mask is None:
+        raise NotImplementedError(f"{why}, and cu_seq_lens_q is given, which sdpa does not serve: leave it out")
     if attention_mask is None and causal:
         attention_mask = _bottom_right(query, key, sliding_window)
+    if padding is not None:
+        visible = padding[:, None, None]
+        visible = visible if attention_mask is None else visible & attention_mask
+        attention_mask = visible | ~visible.any(-1, keepdim=True)  # a row that sees nothing would not be a number
     return sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=causal, **kwargs
     )
+
+
+def _packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kwargs: dict[str, Any], options: dict[str, Any]
+) -> torch.Tensor:
+    """Attention of sequences that follow each other in tensors ``[1, total, heads, head_dim]``."""
+    if q.shape[0] != 1:
+        raise ValueError(f"cu_seq_lens_q is given for a batch of {q.shape[0]}; packed sequences are a batch of 1")
+    bounds = {}
+    for name, x, given in (("max_seqlen_q", q, "max_length_q"), ("max_seqlen_k", k, "max_length_k")):
+        bound = kwargs.get(given)
+        # Of a bound that is on the device the host knows only this.
+        bounds[name] = bound if isinstance(bound, int) else x.shape[1]
+    starts_q = kwargs["cu_seq_lens_q"].int()
+    starts_k = kwargs.get("cu_seq_lens_k")
+    starts_k = starts_q if starts_k is None else starts_k.int()
+    q, k, v = (x.squeeze(0) for x in (q, k, v))
+    return forward_varlen(q, k, v, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, **bounds, **options)[0].unsqueeze(0)
 
 
 def _unserved(
@@ -190,7 +238,7 @@ def _unserved(
 ) -> str | None:
     """Why ``sdpa`` must compute it; None if FlashCore does."""
     if attention_mask is not None:
-        return "a mask is needed, as for padded batches"
+        return "a mask is needed"
     if dropout != 0.0:
         return "dropout is not 0"
     if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
