@@ -78,7 +78,10 @@ class Cache:
                     cache[self.place(b, i)] = float("nan")
                 for i, row in enumerate(rows):
                     place = self.place(b, LENGTHS[b] + i)
-                    torch.testing.assert_close(cache[place], row, atol=0 if exact else 1e-2, rtol=0)
+                    # A rotated element may round to the other neighbour of what it is in float64.
+                    rounded = {torch.float32: 1e-6, torch.bfloat16: 2**-8}[self.dtype]
+                    close = {"atol": 0, "rtol": 0} if exact else {"atol": 1e-6, "rtol": 2 * rounded}
+                    torch.testing.assert_close(cache[place], row, **close)
                     cache[place] = float("nan")
             assert cache.isnan().all(), "a row was written that is not of a new key"
 
@@ -259,7 +262,7 @@ def test_compiles_with_new_keys(device):
     with torch.no_grad():
         out = torch.compile(step, fullgraph=True)(q, k, v, cache.k_cache, cache.v_cache, **cache.arguments())
         want = step(q, k, v, other.k_cache, other.v_cache, **other.arguments())
-    tolerance = {"atol": 1e-5 if device == "cpu" else 2e-2, "rtol": 0, "equal_nan": True}
+    tolerance = {"atol": 1e-5 if device == "cpu" else 5e-2, "rtol": 0, "equal_nan": True}
     torch.testing.assert_close(out, want, **tolerance)
     torch.testing.assert_close(cache.k_cache, other.k_cache, **tolerance)
 

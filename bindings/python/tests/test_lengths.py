@@ -343,9 +343,19 @@ def test_lengths_are_never_read_by_the_host():
     k, v, table = ragged.paged(ks, vs, 16)
     q, starts = ragged.packed(qs), ragged.starts([len(q) for q in qs], "cuda")
     seqlens = ragged.int32([len(k) for k in ks], "cuda")
-    call = lambda: flash_attn_with_kvcache(
-        q, k, v, cache_seqlens=seqlens, page_table=table, cu_seqlens_q=starts, max_seqlen_q=MAX, causal=True
-    )
+    new, rotary = torch.randn(len(parts), 2, ragged.KV_HEADS, dim, device="cuda", dtype=dtype), torch.ones(200, 8)
+    everything = {
+        "cache_leftpad": torch.zeros_like(seqlens),
+        "cache_batch_idx": torch.arange(len(parts), dtype=torch.int32, device="cuda"),
+        "rotary_cos": rotary.to("cuda", dtype),
+        "rotary_sin": rotary.to("cuda", dtype),
+    }
+
+    def call():
+        given = {"cache_seqlens": seqlens, "page_table": table, "cu_seqlens_q": starts, "max_seqlen_q": MAX}
+        flash_attn_with_kvcache(q, k, v, causal=True, **given)
+        flash_attn_with_kvcache(q, k, v, new, new, **given, **everything)
+
     call()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
