@@ -129,7 +129,8 @@ impl Case {
             1 => Some(0),
             _ => Some(draw.below(2 * keys)),
         };
-        let window = [side(), side()];
+        let sides = [side(), side()];
+        let window = draw.of(&[[None, None], [None, Some(0)], sides, sides]);
         // A side that reaches past all keys is none.
         let [left, right] = window.map(|side| side.filter(|size| *size <= keys).map(|size| size as u32));
         let softcap = draw.of(&[None, Some(0.0), Some(3.0)]);
