@@ -75,16 +75,8 @@ pub struct Generated {
     pub decode: Duration,
 }
 
-/// Generates `new` tokens. `flash` asks Llama and Mistral for flash attention.
-pub fn generate(
-    model: Model,
-    sizes: &Sizes,
-    flash: bool,
-    (dtype, device): (DType, &Device),
-    prompt: &[u32],
-    new: usize,
-) -> Result<Generated> {
-    let mut step = load(model, sizes, flash, dtype, device)?;
+/// Generates `new` tokens with a model of [`load`].
+pub fn generate(step: &mut Step, device: &Device, prompt: &[u32], new: usize) -> Result<Generated> {
     let (mut tokens, mut all_logits) = (Vec::new(), Vec::new());
     let mut next = prompt.to_vec();
     let mut position = 0;
@@ -112,10 +104,11 @@ pub fn generate(
     })
 }
 
-/// Logits of the last token of an input at a position.
-type Step = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
+/// Logits of the last token of an input at a position; position 0 begins a new sequence.
+pub type Step = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
 
-fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device) -> Result<Step> {
+/// A model with random weights. `flash` asks Llama and Mistral for flash attention.
+pub fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device) -> Result<Step> {
     let weights = weights::random(dtype, device);
     let [num_attention_heads, num_key_value_heads] = sizes.heads;
     match model {
@@ -159,7 +152,12 @@ fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device)
                 use_flash_attn: flash,
             };
             let mut model = mistral::Model::new(&config, weights)?;
-            Ok(Box::new(move |input, position| model.forward(input, position)))
+            Ok(Box::new(move |input, position| {
+                if position == 0 {
+                    model.clear_kv_cache();
+                }
+                model.forward(input, position)
+            }))
         }
         Model::Qwen3 => {
             let config = qwen3::Config {
@@ -181,7 +179,12 @@ fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Device)
                 hidden_act: Activation::Silu,
             };
             let mut model = qwen3::ModelForCausalLM::new(&config, weights)?;
-            Ok(Box::new(move |input, position| model.forward(input, position)))
+            Ok(Box::new(move |input, position| {
+                if position == 0 {
+                    model.clear_kv_cache();
+                }
+                model.forward(input, position)
+            }))
         }
     }
 }

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use candle::{DType, Device, Result, Tensor};
 use cases::Case;
-use flashcore_candle_models::generate::{Generated, Model, Sizes, generate};
+use flashcore_candle_models::generate::{Generated, Model, Sizes, generate, load};
 use serde_json::json;
 
 /// Whether Llama and Mistral can be asked for flash attention.
@@ -102,7 +102,10 @@ fn tokens(device: &Device) -> Result<bool> {
     let prompt = prompt(101, &sizes);
     for model in [Model::Llama, Model::Mistral, Model::Qwen3] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            let on = |device: &Device, flash| generate(model, &sizes, flash, (dtype, device), &prompt, 100);
+            let on = |device: &Device, flash| {
+                let mut step = load(model, &sizes, flash, dtype, device)?;
+                generate(&mut step, device, &prompt, 100)
+            };
             let got: Generated = on(device, HAS_FLASH)?;
             let host = on(&Device::Cpu, false)?;
             // Qwen3 has no switch.
@@ -193,15 +196,15 @@ fn times(device: &Device) -> Result<bool> {
         println!("{line}");
     }
     let sizes = Sizes::BILLION;
-    for (prompt_length, new) in [(1024, 200), (8192, 100)] {
-        let prompt = prompt(prompt_length, &sizes);
-        for (model, flash) in [(Model::Llama, true), (Model::Llama, false), (Model::Qwen3, true)] {
-            if flash && !HAS_FLASH && model == Model::Llama {
-                continue;
-            }
-            let run = |new| generate(model, &sizes, flash, (DType::BF16, device), &prompt, new);
-            run(2)?; // compiles kernels
-            let got = run(new)?;
+    for (model, flash) in [(Model::Llama, true), (Model::Llama, false), (Model::Qwen3, true)] {
+        if flash && !HAS_FLASH && model == Model::Llama {
+            continue;
+        }
+        let mut step = load(model, &sizes, flash, DType::BF16, device)?;
+        for (prompt_length, new) in [(1024, 200), (8192, 100)] {
+            let prompt = prompt(prompt_length, &sizes);
+            generate(&mut step, device, &prompt, 4)?; // compiles kernels
+            let got = generate(&mut step, device, &prompt, new)?;
             let line = json!({
                 "times": format!("{model:?}"), "dtype": "bf16", "flash": flash && HAS_FLASH,
                 "prompt": prompt_length, "prefill_ms": got.prefill.as_secs_f64() * 1e3,

@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use candle::{DType, Device};
-use flashcore_candle_models::generate::{Generated, Model, Sizes, generate};
+use flashcore_candle_models::generate::{Generated, Model, Sizes, generate, load};
 
 fn tokens(model: Model, sizes: &Sizes, flash: bool, dtype: DType) -> candle::Result<Generated> {
     let prompt: Vec<u32> = (0..37).map(|i| (i * i + 3) % sizes.vocabulary as u32).collect();
-    generate(model, sizes, flash, (dtype, &Device::Cpu), &prompt, 48)
+    let mut step = load(model, sizes, flash, dtype, &Device::Cpu)?;
+    generate(&mut step, &Device::Cpu, &prompt, 48)
 }
 
 /// The largest difference of two generations' logits.
