@@ -9,8 +9,8 @@
 # kernels for quantised and mixture-of-experts models are left out: compiling them takes ten minutes,
 # and no model here uses them. COMPUTE_CAP names the GPU (default 90).
 #
-# The command needs the driver and CUDA 13's cuBLAS, cuRAND, NVRTC and runtime, such as those of
-# PyTorch's wheels: LD_LIBRARY_PATH=.../site-packages/nvidia/cu13/lib OUT/flashcore-candle-models
+# The command needs the driver, and cuBLAS and cuRAND of CUDA 13, such as those of PyTorch's wheels:
+# LD_LIBRARY_PATH=.../site-packages/nvidia/cu13/lib OUT/flashcore-candle-models
 set -euo pipefail
 if [[ $# -lt 1 ]]; then
     sed -n '2,15s/^# \{0,1\}//p' "$0" >&2
