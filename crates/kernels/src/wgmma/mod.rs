@@ -5,6 +5,7 @@
 //! Sources: FlashAttention-3 (Shah et al. 2024) for the division of labour between warpgroups; the PTX ISA for
 //! instructions and descriptors.
 
+pub mod backward;
 mod config;
 mod consumer;
 mod defaults;
