@@ -4,6 +4,8 @@
 //! All products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` and `dSᵀ` in the
 //! registers that `dV += Pᵀ·dO` and `dK += dSᵀ·Q` read; for `dQ = dS·K` they go through shared memory.
 
+use std::ops::Range;
+
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::{Consumer, Pipeline, Producer};
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
@@ -206,13 +208,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, E> {
         k.for_uniform(0u32, self.group_size, 1, |i| {
             let head = tile.kv_head.fma(self.group_size, i);
             let head_tile = tile.batch.fma(self.num_heads, head) * self.q_tiles;
-            let (order, zero) = (&tile.order, k.constant(0i32));
-            k.for_uniform(zero, order.masked, 1, |i| {
-                group.m_block(Some(&tile), head_tile, order.n_block(i).reinterpret());
-            });
-            k.for_uniform(order.masked, order.count, 1, |i| {
-                group.m_block(None, head_tile, order.n_block(i).reinterpret());
-            });
+            k.if_(tile.order.count.gt(0).uniform(), || group.head(&tile, head_tile));
         });
         group.store(&tile);
     }
@@ -250,6 +246,9 @@ struct Warpgroup<'k, 'c, E> {
     values: Consumer<'k>,
     q: Consumer<'k>,
     dout: Consumer<'k>,
+    /// The oldest stages that products under way may read.
+    q_held: Consumer<'k>,
+    dout_held: Consumer<'k>,
     /// The stage of `ds_tile`.
     ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -285,6 +284,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             values: context.v_pipeline.consumer(),
             q: context.q_pipeline.consumer(),
             dout: context.dout_pipeline.consumer(),
+            q_held: context.q_pipeline.consumer(),
+            dout_held: context.dout_pipeline.consumer(),
             ds_stage: k.var(0u32),
             k_rows: context.k_tile.k_major().rows(index * UNIT, UNIT),
             v_rows: context.v_tile.k_major().rows(index * UNIT, UNIT),
@@ -300,9 +301,34 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         }
     }
 
-    /// What one Q tile adds to the three gradients. `masked` where some of its rows do not see all keys of the tile.
+    /// What the Q tiles of a head add to the three gradients. The last one is masked whether it needs it or not.
     #[track_caller]
-    fn m_block(&self, masked: Option<&Tile<'k>>, head_tile: Val<'k, u32>, m_block: Val<'k, u32>) {
+    fn head(&self, tile: &Tile<'k>, head_tile: Val<'k, u32>) {
+        let (k, order) = (self.k, &tile.order);
+        let zero = k.constant(0i32);
+        let last = order.count - 1;
+        let block = |i| order.n_block(i).reinterpret::<u32>();
+        self.start_scores();
+        // In place of the products of a tile before.
+        k.wgmma_commit();
+        k.wgmma_commit();
+        let masked = order.masked.min(last);
+        k.for_uniform(zero, masked, 1, |i| {
+            self.m_block(Some((tile, block(i))), i.gt(0), true);
+            self.add_dq(head_tile + block(i), true);
+        });
+        k.for_uniform(masked, last, 1, |i| {
+            self.m_block(None, i.gt(0), true);
+            self.add_dq(head_tile + block(i), true);
+        });
+        self.m_block(Some((tile, block(last))), last.gt(0), false);
+        self.add_dq(head_tile + block(last), false);
+        k.wgmma_wait(0);
+        self.release();
+    }
+
+    #[track_caller]
+    fn start_scores(&self) {
         let (k, context) = (self.k, self.context);
         self.q.wait();
         k.verb("S = K*Q", || {
@@ -311,6 +337,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_ss(self.scores.0, self.k_rows, q, false);
             k.wgmma_commit();
         });
+    }
+
+    #[track_caller]
+    fn start_dp(&self) {
+        let (k, context) = (self.k, self.context);
         self.dout.wait();
         k.verb("dP = V*dO", || {
             k.wgmma_fence();
@@ -318,27 +349,39 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_ss(self.dp.0, self.v_rows, dout, false);
             k.wgmma_commit();
         });
-        k.wgmma_wait(1);
-        if let Some(tile) = masked {
-            self.mask(tile, m_block * context.levers.rows);
-        }
-        self.probabilities();
-        if context.levers.dv_first {
-            self.pack_p(self.scores.steps());
-            self.start_dv();
-            k.wgmma_wait(1);
-            self.score_gradients();
-        } else {
+    }
+
+    /// One Q tile. When it begins, three groups of products are under way: its scores, and dV and dK of the tile before,
+    /// which run during the exponentials of this one. It ends with dQ, the scores of the tile after if there is a `next`
+    /// one, and its own dV and dK under way. `masked` where some of its rows do not see all keys.
+    #[track_caller]
+    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>, next: bool) {
+        let (k, context) = (self.k, self.context);
+        let steps = self.scores.tiles() / 2;
+        let mask = || {
+            if let Some((tile, m_block)) = masked {
+                self.mask(tile, m_block * context.levers.rows);
+            }
+        };
+        let release = || k.if_(any_before.uniform(), || self.release());
+        if context.levers.dp_first {
+            self.start_dp();
+            k.wgmma_wait(3);
+            mask();
+            self.probabilities(0..steps);
             k.wgmma_wait(0);
-            self.score_gradients();
-            self.start_dv();
+            release();
+        } else {
+            k.wgmma_wait(2);
+            mask();
+            self.probabilities(0..steps / 2);
+            k.wgmma_wait(0);
+            release();
+            self.start_dp();
+            self.probabilities(steps / 2..steps);
+            k.wgmma_wait(0);
         }
-        k.verb("dK += dS*Q", || {
-            k.wgmma_fence();
-            let q = context.q_tile.mn_major().stage(self.q.stage());
-            k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true);
-            k.wgmma_commit();
-        });
+        self.score_gradients();
         // dS of all keys is there; and that of the Q tile before has been read, so that its stage can be written next.
         k.fence_proxy_async();
         k.barrier_among(CONSUMERS, 128 * context.levers.warpgroups());
@@ -348,12 +391,32 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_commit();
         });
         self.ds_stage.set(self.ds_stage.get() ^ 1);
-        k.wgmma_wait(2);
-        release(self.k, self.dout);
-        k.wgmma_wait(1);
-        release(self.k, self.q);
-        k.wgmma_wait(0);
-        self.add_dq(head_tile + m_block);
+        // The stages that dV and dK read.
+        let (q, dout) = (self.q.stage(), self.dout.stage());
+        self.q.advance();
+        self.dout.advance();
+        if next {
+            self.start_scores();
+        }
+        k.verb("dV += P*dO", || {
+            k.wgmma_fence();
+            let dout = context.dout_tile.mn_major().stage(dout);
+            k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
+            k.wgmma_commit();
+        });
+        k.verb("dK += dS*Q", || {
+            k.wgmma_fence();
+            let q = context.q_tile.mn_major().stage(q);
+            k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true);
+            k.wgmma_commit();
+        });
+    }
+
+    /// Gives back the oldest stages of Q and dO that are held.
+    #[track_caller]
+    fn release(&self) {
+        release(self.k, self.q_held);
+        release(self.k, self.dout_held);
     }
 
     /// Scores of query rows that do not see a key become −∞.
@@ -371,11 +434,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
     #[track_caller]
-    fn probabilities(&self) {
+    fn probabilities(&self, steps: Range<u32>) {
         let (k, scale) = (self.k, self.context.scale_log2);
         let lse = self.context.lse_tile.at_stage(self.q.stage(), 0, self.lane_query);
         k.verb("probabilities", || {
-            for tile in 0..self.scores.tiles() {
+            for tile in 2 * steps.start..2 * steps.end {
                 let lse = lse.plus((ACC_COLS * tile) as i32).load_words(2, Cache::Default);
                 for half in 0..2 {
                     let pair = self.scores.pair(tile, half);
@@ -384,27 +447,6 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                     }
                 }
             }
-        });
-    }
-
-    #[track_caller]
-    fn pack_p(&self, steps: std::ops::Range<u32>) {
-        for tile in 2 * steps.start..2 * steps.end {
-            for half in 0..2 {
-                let [a, b] = self.scores.pair(tile, half);
-                self.p.word(2 * tile + half as u32).set(E::pack(a.get(), b.get()));
-            }
-        }
-    }
-
-    #[track_caller]
-    fn start_dv(&self) {
-        let (k, context) = (self.k, self.context);
-        k.verb("dV += P*dO", || {
-            k.wgmma_fence();
-            let dout = context.dout_tile.mn_major().stage(self.dout.stage());
-            k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
-            k.wgmma_commit();
         });
     }
 
@@ -425,10 +467,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                     for half in 0..2 {
                         let (p, dp) = (self.scores.pair(tile, half), self.dp.pair(tile, half));
                         let [a, b] = [0, 1].map(|e| p[e].get() * (dp[e].get() - delta[e]));
-                        if !context.levers.dv_first {
-                            let word = E::pack(p[0].get(), p[1].get());
-                            self.p.word(2 * tile + half as u32).set(word);
-                        }
+                        let word = E::pack(p[0].get(), p[1].get());
+                        self.p.word(2 * tile + half as u32).set(word);
                         let word = self.ds.word(2 * tile + half as u32);
                         word.set(E::pack(a, b));
                         ds_tile.down(at, 8 * half as u32).store_words(&[word.get()], Cache::Default);
@@ -440,9 +480,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// Adds this warpgroup's share of dQ to that of a tile in global memory. Each warp sends its own part.
     #[track_caller]
-    fn add_dq(&self, tile: Val<'k, u32>) {
+    fn add_dq(&self, tile: Val<'k, u32>, next: bool) {
         let (k, context) = (self.k, self.context);
         let dq_tile = context.dq_tile;
+        k.wgmma_wait(if next { 3 } else { 2 });
         k.verb("add_dq", || {
             // The additions of the Q tile before have read their part.
             self.one_lane(|| k.bulk_wait_read(0));
