@@ -159,7 +159,7 @@ fn levers(head_dim: usize, args: &[String]) -> Levers {
         rows: given("m=").unwrap_or(if head_dim == 64 { 128 } else { 64 }),
         cols: 128,
         stages: given("s=").unwrap_or(if head_dim == 64 { 2 } else { 3 }),
-        dp_first: given("dp=").unwrap_or(u32::from(head_dim == 128)) == 1,
+        dv_first: given("dv=").unwrap_or(u32::from(head_dim == 128)) == 1,
     }
 }
 
@@ -275,7 +275,7 @@ impl Gpu {
             step.enqueue(stream)?;
         }
         stream.synchronize()?;
-        print!("{:40} m{}n{} s{} dp{}", case.name(), levers.rows, levers.cols, levers.stages, u32::from(levers.dp_first));
+        print!("{:40} m{}n{} s{} dv{}", case.name(), levers.rows, levers.cols, levers.stages, u32::from(levers.dv_first));
         if check {
             let reference = reference(case, inputs.each_ref().map(|x| x.as_slice()));
             for (name, (grad, wanted)) in ["dq", "dk", "dv"].into_iter().zip([&dq, &dk, &dv].into_iter().zip(&reference.grads)) {

@@ -4,8 +4,6 @@
 //! All products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` and `dSᵀ` in the
 //! registers that `dV += Pᵀ·dO` and `dK += dSᵀ·Q` read; for `dQ = dS·K` they go through shared memory.
 
-use std::ops::Range;
-
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::{Consumer, Pipeline, Producer};
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
@@ -246,9 +244,8 @@ struct Warpgroup<'k, 'c, E> {
     values: Consumer<'k>,
     q: Consumer<'k>,
     dout: Consumer<'k>,
-    /// The oldest stages that products under way may read.
+    /// The stage that dK of the tile before reads.
     q_held: Consumer<'k>,
-    dout_held: Consumer<'k>,
     /// The stage of `ds_tile`.
     ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -285,7 +282,6 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             q: context.q_pipeline.consumer(),
             dout: context.dout_pipeline.consumer(),
             q_held: context.q_pipeline.consumer(),
-            dout_held: context.dout_pipeline.consumer(),
             ds_stage: k.var(0u32),
             k_rows: context.k_tile.k_major().rows(index * UNIT, UNIT),
             v_rows: context.v_tile.k_major().rows(index * UNIT, UNIT),
@@ -301,30 +297,21 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         }
     }
 
-    /// What the Q tiles of a head add to the three gradients. The last one is masked whether it needs it or not.
+    /// What the Q tiles of a head add to the three gradients.
     #[track_caller]
     fn head(&self, tile: &Tile<'k>, head_tile: Val<'k, u32>) {
         let (k, order) = (self.k, &tile.order);
-        let zero = k.constant(0i32);
-        let last = order.count - 1;
         let block = |i| order.n_block(i).reinterpret::<u32>();
-        self.start_scores();
-        // In place of the products of a tile before.
-        k.wgmma_commit();
-        k.wgmma_commit();
-        let masked = order.masked.min(last);
-        k.for_uniform(zero, masked, 1, |i| {
-            self.m_block(Some((tile, block(i))), i.gt(0), true);
-            self.add_dq(head_tile + block(i), true);
+        k.for_uniform(k.constant(0i32), order.masked, 1, |i| {
+            self.m_block(Some((tile, block(i))), i.gt(0));
+            self.add_dq(head_tile + block(i));
         });
-        k.for_uniform(masked, last, 1, |i| {
-            self.m_block(None, i.gt(0), true);
-            self.add_dq(head_tile + block(i), true);
+        k.for_uniform(order.masked, order.count, 1, |i| {
+            self.m_block(None, i.gt(0));
+            self.add_dq(head_tile + block(i));
         });
-        self.m_block(Some((tile, block(last))), last.gt(0), false);
-        self.add_dq(head_tile + block(last), false);
         k.wgmma_wait(0);
-        self.release();
+        give_back(k, self.q_held);
     }
 
     #[track_caller]
@@ -351,37 +338,38 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// One Q tile. When it begins, three groups of products are under way: its scores, and dV and dK of the tile before,
-    /// which run during the exponentials of this one. It ends with dQ, the scores of the tile after if there is a `next`
-    /// one, and its own dV and dK under way. `masked` where some of its rows do not see all keys.
+    /// One Q tile. It ends with its dK under way, which runs on while the next one begins. `masked` where some of its rows
+    /// do not see all keys.
     #[track_caller]
-    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>, next: bool) {
+    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
-        let steps = self.scores.tiles() / 2;
-        let mask = || {
-            if let Some((tile, m_block)) = masked {
-                self.mask(tile, m_block * context.levers.rows);
-            }
-        };
-        let release = || k.if_(any_before.uniform(), || self.release());
-        if context.levers.dp_first {
-            self.start_dp();
-            k.wgmma_wait(3);
-            mask();
-            self.probabilities(0..steps);
-            k.wgmma_wait(0);
+        let dv_first = context.levers.dv_first;
+        let release = || k.if_(any_before.uniform(), || give_back(k, self.q_held));
+        self.start_scores();
+        if !dv_first {
+            // The operands of dK make room for dP.
+            k.wgmma_wait(1);
             release();
-        } else {
-            k.wgmma_wait(2);
-            mask();
-            self.probabilities(0..steps / 2);
-            k.wgmma_wait(0);
-            release();
-            self.start_dp();
-            self.probabilities(steps / 2..steps);
-            k.wgmma_wait(0);
         }
-        self.score_gradients();
+        self.start_dp();
+        k.wgmma_wait(1);
+        if dv_first {
+            release();
+        }
+        if let Some((tile, m_block)) = masked {
+            self.mask(tile, m_block * context.levers.rows);
+        }
+        self.probabilities();
+        if dv_first {
+            self.pack_p();
+            self.start_dv();
+            k.wgmma_wait(1);
+            self.score_gradients();
+        } else {
+            k.wgmma_wait(0);
+            self.score_gradients();
+            self.start_dv();
+        }
         // dS of all keys is there; and that of the Q tile before has been read, so that its stage can be written next.
         k.fence_proxy_async();
         k.barrier_among(CONSUMERS, 128 * context.levers.warpgroups());
@@ -391,32 +379,36 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_commit();
         });
         self.ds_stage.set(self.ds_stage.get() ^ 1);
-        // The stages that dV and dK read.
-        let (q, dout) = (self.q.stage(), self.dout.stage());
-        self.q.advance();
-        self.dout.advance();
-        if next {
-            self.start_scores();
-        }
-        k.verb("dV += P*dO", || {
-            k.wgmma_fence();
-            let dout = context.dout_tile.mn_major().stage(dout);
-            k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
-            k.wgmma_commit();
-        });
         k.verb("dK += dS*Q", || {
             k.wgmma_fence();
-            let q = context.q_tile.mn_major().stage(q);
+            let q = context.q_tile.mn_major().stage(self.q.stage());
             k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true);
             k.wgmma_commit();
         });
+        self.q.advance();
+        k.wgmma_wait(1);
+        give_back(k, self.dout);
     }
 
-    /// Gives back the oldest stages of Q and dO that are held.
     #[track_caller]
-    fn release(&self) {
-        release(self.k, self.q_held);
-        release(self.k, self.dout_held);
+    fn pack_p(&self) {
+        for tile in 0..self.scores.tiles() {
+            for half in 0..2 {
+                let [a, b] = self.scores.pair(tile, half);
+                self.p.word(2 * tile + half as u32).set(E::pack(a.get(), b.get()));
+            }
+        }
+    }
+
+    #[track_caller]
+    fn start_dv(&self) {
+        let (k, context) = (self.k, self.context);
+        k.verb("dV += P*dO", || {
+            k.wgmma_fence();
+            let dout = context.dout_tile.mn_major().stage(self.dout.stage());
+            k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
+            k.wgmma_commit();
+        });
     }
 
     /// Scores of query rows that do not see a key become −∞.
@@ -434,11 +426,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
     #[track_caller]
-    fn probabilities(&self, steps: Range<u32>) {
+    fn probabilities(&self) {
         let (k, scale) = (self.k, self.context.scale_log2);
         let lse = self.context.lse_tile.at_stage(self.q.stage(), 0, self.lane_query);
         k.verb("probabilities", || {
-            for tile in 2 * steps.start..2 * steps.end {
+            for tile in 0..self.scores.tiles() {
                 let lse = lse.plus((ACC_COLS * tile) as i32).load_words(2, Cache::Default);
                 for half in 0..2 {
                     let pair = self.scores.pair(tile, half);
@@ -467,8 +459,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                     for half in 0..2 {
                         let (p, dp) = (self.scores.pair(tile, half), self.dp.pair(tile, half));
                         let [a, b] = [0, 1].map(|e| p[e].get() * (dp[e].get() - delta[e]));
-                        let word = E::pack(p[0].get(), p[1].get());
-                        self.p.word(2 * tile + half as u32).set(word);
+                        if !context.levers.dv_first {
+                            let word = E::pack(p[0].get(), p[1].get());
+                            self.p.word(2 * tile + half as u32).set(word);
+                        }
                         let word = self.ds.word(2 * tile + half as u32);
                         word.set(E::pack(a, b));
                         ds_tile.down(at, 8 * half as u32).store_words(&[word.get()], Cache::Default);
@@ -480,10 +474,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// Adds this warpgroup's share of dQ to that of a tile in global memory. Each warp sends its own part.
     #[track_caller]
-    fn add_dq(&self, tile: Val<'k, u32>, next: bool) {
+    fn add_dq(&self, tile: Val<'k, u32>) {
         let (k, context) = (self.k, self.context);
         let dq_tile = context.dq_tile;
-        k.wgmma_wait(if next { 3 } else { 2 });
         k.verb("add_dq", || {
             // The additions of the Q tile before have read their part.
             self.one_lane(|| k.bulk_wait_read(0));
@@ -547,7 +540,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
 /// Gives a stage back of which lanes have read numbers.
 #[track_caller]
-fn release<'k>(k: &'k KernelBuilder, stage: Consumer<'k>) {
+fn give_back<'k>(k: &'k KernelBuilder, stage: Consumer<'k>) {
     k.fence_proxy_async();
     k.sync_warp();
     stage.release();

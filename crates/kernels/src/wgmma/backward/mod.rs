@@ -25,8 +25,8 @@ pub struct Levers {
     pub cols: u32,
     /// Stages of Q and dO.
     pub stages: u32,
-    /// Whether dP starts before the products of the tile before have ended, for which it needs registers of its own.
-    pub dp_first: bool,
+    /// Whether dV's product starts before dS is computed, for which P is held twice.
+    pub dv_first: bool,
 }
 
 impl Levers {
