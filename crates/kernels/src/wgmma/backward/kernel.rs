@@ -244,8 +244,6 @@ struct Warpgroup<'k, 'c, E> {
     values: Consumer<'k>,
     q: Consumer<'k>,
     dout: Consumer<'k>,
-    /// The stage that dK of the tile before reads.
-    q_held: Consumer<'k>,
     /// The stage of `ds_tile`.
     ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -281,7 +279,6 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             values: context.v_pipeline.consumer(),
             q: context.q_pipeline.consumer(),
             dout: context.dout_pipeline.consumer(),
-            q_held: context.q_pipeline.consumer(),
             ds_stage: k.var(0u32),
             k_rows: context.k_tile.k_major().rows(index * UNIT, UNIT),
             v_rows: context.v_tile.k_major().rows(index * UNIT, UNIT),
@@ -303,15 +300,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let (k, order) = (self.k, &tile.order);
         let block = |i| order.n_block(i).reinterpret::<u32>();
         k.for_uniform(k.constant(0i32), order.masked, 1, |i| {
-            self.m_block(Some((tile, block(i))), i.gt(0));
-            self.add_dq(head_tile + block(i));
+            self.m_block(Some((tile, block(i))), head_tile + block(i));
         });
         k.for_uniform(order.masked, order.count, 1, |i| {
-            self.m_block(None, i.gt(0));
-            self.add_dq(head_tile + block(i));
+            self.m_block(None, head_tile + block(i));
         });
-        k.wgmma_wait(0);
-        give_back(k, self.q_held);
     }
 
     #[track_caller]
@@ -338,26 +331,17 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// One Q tile. It ends with its dK under way, which runs on while the next one begins. `masked` where some of its rows
+    /// One Q tile, number `tile` of those of all heads. `masked` where some of its rows
     /// do not see all keys.
     #[track_caller]
-    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>) {
+    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, tile: Val<'k, u32>) {
         let (k, context) = (self.k, self.context);
         let dv_first = context.levers.dv_first;
-        let release = || k.if_(any_before.uniform(), || give_back(k, self.q_held));
         self.start_scores();
-        if !dv_first {
-            // The operands of dK make room for dP.
-            k.wgmma_wait(1);
-            release();
-        }
         self.start_dp();
         k.wgmma_wait(1);
-        if dv_first {
-            release();
-        }
-        if let Some((tile, m_block)) = masked {
-            self.mask(tile, m_block * context.levers.rows);
+        if let Some((keys, m_block)) = masked {
+            self.mask(keys, m_block * context.levers.rows);
         }
         self.probabilities();
         if dv_first {
@@ -385,9 +369,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true);
             k.wgmma_commit();
         });
-        self.q.advance();
         k.wgmma_wait(1);
         give_back(k, self.dout);
+        self.add_dq(tile);
+        k.wgmma_wait(0);
+        give_back(k, self.q);
     }
 
     #[track_caller]
