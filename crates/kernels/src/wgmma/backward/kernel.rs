@@ -244,6 +244,8 @@ struct Warpgroup<'k, 'c, E> {
     values: Consumer<'k>,
     q: Consumer<'k>,
     dout: Consumer<'k>,
+    /// The stage that dK of the tile before reads.
+    q_held: Consumer<'k>,
     /// The stage of `ds_tile`.
     ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -251,13 +253,13 @@ struct Warpgroup<'k, 'c, E> {
     /// The columns of K that this warpgroup's share of dQ has, and its query rows of dS.
     k_columns: WgmmaOperand<'k, E>,
     ds_rows: WgmmaOperand<'k, E>,
+    ds_keys: WgmmaOperand<'k, E>,
     scores: RowTile<'k>,
     dp: RowTile<'k>,
     dq: RowTile<'k>,
     dk: RowTile<'k>,
     dv: RowTile<'k>,
     p: AVars<'k, E>,
-    ds: AVars<'k, E>,
 }
 
 impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
@@ -279,18 +281,19 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             values: context.v_pipeline.consumer(),
             q: context.q_pipeline.consumer(),
             dout: context.dout_pipeline.consumer(),
+            q_held: context.q_pipeline.consumer(),
             ds_stage: k.var(0u32),
             k_rows: context.k_tile.k_major().rows(index * UNIT, UNIT),
             v_rows: context.v_tile.k_major().rows(index * UNIT, UNIT),
             k_columns: context.k_tile.mn_major().slabs(index % units, 1),
             ds_rows: context.ds_tile.mn_major().slabs(index / units, 1),
+            ds_keys: context.ds_tile.k_major().rows(index * UNIT, UNIT),
             scores: acc("scores", rows),
             dp: acc("dp", rows),
             dq: acc("dq", UNIT),
             dk: sum("dk"),
             dv: sum("dv"),
             p: k.a_vars("p", rows / 16),
-            ds: k.a_vars("ds", rows / 16),
         }
     }
 
@@ -300,11 +303,15 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let (k, order) = (self.k, &tile.order);
         let block = |i| order.n_block(i).reinterpret::<u32>();
         k.for_uniform(k.constant(0i32), order.masked, 1, |i| {
-            self.m_block(Some((tile, block(i))), head_tile + block(i));
+            self.m_block(Some((tile, block(i))), i.gt(0));
+            self.add_dq(head_tile + block(i));
         });
         k.for_uniform(order.masked, order.count, 1, |i| {
-            self.m_block(None, head_tile + block(i));
+            self.m_block(None, i.gt(0));
+            self.add_dq(head_tile + block(i));
         });
+        k.wgmma_wait(0);
+        give_back(k, self.q_held);
     }
 
     #[track_caller]
@@ -331,17 +338,26 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// One Q tile, number `tile` of those of all heads. `masked` where some of its rows
+    /// One Q tile. It ends with its dK under way, which runs on while the next one begins. `masked` where some of its rows
     /// do not see all keys.
     #[track_caller]
-    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, tile: Val<'k, u32>) {
+    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         let dv_first = context.levers.dv_first;
+        let release = || k.if_(any_before.uniform(), || give_back(k, self.q_held));
         self.start_scores();
+        if !dv_first {
+            // The operands of dK make room for dP.
+            k.wgmma_wait(1);
+            release();
+        }
         self.start_dp();
         k.wgmma_wait(1);
-        if let Some((keys, m_block)) = masked {
-            self.mask(keys, m_block * context.levers.rows);
+        if dv_first {
+            release();
+        }
+        if let Some((tile, m_block)) = masked {
+            self.mask(tile, m_block * context.levers.rows);
         }
         self.probabilities();
         if dv_first {
@@ -362,18 +378,16 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_ss(self.dq.0, self.ds_rows.stage(self.ds_stage.get()), self.k_columns, false);
             k.wgmma_commit();
         });
-        self.ds_stage.set(self.ds_stage.get() ^ 1);
         k.verb("dK += dS*Q", || {
             k.wgmma_fence();
             let q = context.q_tile.mn_major().stage(self.q.stage());
-            k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true);
+            k.wgmma_ss(self.dk.0, self.ds_keys.stage(self.ds_stage.get()), q, true);
             k.wgmma_commit();
         });
+        self.ds_stage.set(self.ds_stage.get() ^ 1);
+        self.q.advance();
         k.wgmma_wait(1);
         give_back(k, self.dout);
-        self.add_dq(tile);
-        k.wgmma_wait(0);
-        give_back(k, self.q);
     }
 
     #[track_caller]
@@ -449,9 +463,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                             let word = E::pack(p[0].get(), p[1].get());
                             self.p.word(2 * tile + half as u32).set(word);
                         }
-                        let word = self.ds.word(2 * tile + half as u32);
-                        word.set(E::pack(a, b));
-                        ds_tile.down(at, 8 * half as u32).store_words(&[word.get()], Cache::Default);
+                        ds_tile.down(at, 8 * half as u32).store_words(&[E::pack(a, b)], Cache::Default);
                     }
                 }
             }
