@@ -214,13 +214,19 @@ fn simulated(case: &Case, levers: Levers) -> Result<()> {
     Ok(())
 }
 
+enum Run {
+    Once,
+    Check,
+    Time,
+}
+
 struct Gpu {
     stream: Stream,
     attention: Attention,
 }
 
 impl Gpu {
-    fn run(&self, case: &Case, levers: Levers, check: bool) -> Result<()> {
+    fn run(&self, case: &Case, levers: Levers, run: Run) -> Result<()> {
         let problem = case.problem();
         let (stream, context) = (&self.stream, self.stream.context());
         let mut rng = Rng::new(7);
@@ -276,7 +282,11 @@ impl Gpu {
         }
         stream.synchronize()?;
         print!("{:40} m{}n{} s{} dv{}", case.name(), levers.rows, levers.cols, levers.stages, u32::from(levers.dv_first));
-        if check {
+        if let Run::Once = run {
+            println!();
+            return Ok(());
+        }
+        if let Run::Check = run {
             let reference = reference(case, inputs.each_ref().map(|x| x.as_slice()));
             for (name, (grad, wanted)) in ["dq", "dk", "dv"].into_iter().zip([&dq, &dk, &dv].into_iter().zip(&reference.grads)) {
                 let (worst, relative) = error(&grad.to_vec::<bf16>(stream)?, wanted);
@@ -344,17 +354,23 @@ fn main() -> Result<()> {
         return Err("a CUDA device is needed".into());
     };
     let gpu = Gpu { stream: Stream::new(&context)?, attention };
+    if args.iter().any(|arg| arg == "once") {
+        for d in [64, 128] {
+            gpu.run(&case(1, 2048 / d, 2048 / d, 8192, 8192, d, Mask::FULL), levers(d, &args), Run::Once)?;
+        }
+        return Ok(());
+    }
     for d in [64, 128] {
         for (b, h, hk, m, n, mask) in [(2, 2, 1, 130, 200, Mask::CAUSAL), (1, 4, 2, 1000, 777, Mask::CAUSAL), (2, 3, 3, 515, 1030, window), (1, 2, 2, 1024, 1024, Mask::FULL)] {
-            gpu.run(&case(b, h, hk, m, n, d, mask), levers(d, &args), true)?;
+            gpu.run(&case(b, h, hk, m, n, d, mask), levers(d, &args), Run::Check)?;
         }
     }
     for d in [64, 128] {
         for mask in [Mask::FULL, Mask::CAUSAL] {
             for s in [512, 2048, 8192, 16_384] {
-                gpu.run(&case(16_384 / s, 2048 / d, 2048 / d, s, s, d, mask), levers(d, &args), false)?;
+                gpu.run(&case(16_384 / s, 2048 / d, 2048 / d, s, s, d, mask), levers(d, &args), Run::Time)?;
             }
         }
     }
-    gpu.run(&case(1, 32, 8, 8192, 8192, 128, Mask::CAUSAL), levers(128, &args), false)
+    gpu.run(&case(1, 32, 8, 8192, 8192, 128, Mask::CAUSAL), levers(128, &args), Run::Time)
 }
