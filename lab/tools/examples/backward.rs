@@ -159,7 +159,7 @@ fn levers(head_dim: usize, args: &[String]) -> Levers {
         rows: given("m=").unwrap_or(if head_dim == 64 { 128 } else { 64 }),
         cols: 128,
         stages: given("s=").unwrap_or(if head_dim == 64 { 2 } else { 3 }),
-        dv_first: given("dv=").unwrap_or(u32::from(head_dim == 128)) == 1,
+        dv_first: given("dv=").unwrap_or(0) == 1,
     }
 }
 

@@ -2,7 +2,7 @@
 //! wants it.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, KernelBuilder, Widen};
+use flashcore_ir::{Cache, KernelBuilder, TileShape, Widen};
 
 use super::Levers;
 use super::kernel::UNIT;
@@ -11,8 +11,14 @@ use crate::attention::row_tile::ACC_COLS;
 use crate::attention::score_mod::LOG2_E;
 
 pub(super) const THREADS: u32 = 256;
-/// Rows of a block of `preprocess`: a warp has one.
-pub(super) const ROWS: u32 = THREADS / 32;
+
+/// Elements of a row that a lane of `preprocess` loads: 16 bytes.
+const COLUMNS: u32 = 8;
+
+/// Query rows of a block of `preprocess`.
+pub(super) const fn rows(head_dim: u32) -> u32 {
+    THREADS * COLUMNS / head_dim
+}
 
 /// The log-sum-exp of each query row in base 2 and negative, `delta = Σ dO∘O`, and zeros for dQ. Grid: (blocks of padded
 /// rows, heads, batch).
@@ -25,15 +31,16 @@ pub(super) fn preprocess<E: MmaElement + Widen>(k: &KernelBuilder, head_dim: u32
     let (neg_lse, delta) = (k.param_ptr_mut::<f32>("neg_lse"), k.param_ptr_mut::<f32>("delta"));
     let dq = k.param_ptr_mut::<f32>("dq_sum");
     let (seq_len_q, padded) = (k.param::<u32>("seq_len_q"), k.param::<u32>("padded_rows"));
-    let row = k.block_idx(0) * ROWS + k.thread_idx() / 32;
+    let lanes = head_dim / COLUMNS;
+    let first_row = k.block_idx(0) * rows(head_dim);
+    let (row, column) = (first_row + k.thread_idx() / lanes, k.thread_idx() % lanes);
     let (head, batch) = (k.block_idx(1), k.block_idx(2));
     let batch_head = batch.fma(k.grid_dim(1), head);
-    let (columns, lane) = (head_dim / 32, k.lane());
     let (sum, negative) = (k.var(0.0), k.var(f32::NEG_INFINITY));
     k.if_(row.lt(seq_len_q).divergent(), || {
         let [out, dout] = [out, dout].map(|tensor| {
-            let row = tensor.row(tensor.head(batch, head), row).offset(lane * columns);
-            row.load_f32s(columns, columns * E::BYTES, Cache::Default)
+            let row = tensor.row(tensor.head(batch, head), row).offset(column * COLUMNS);
+            row.load_f32s(COLUMNS, COLUMNS * E::BYTES, Cache::Default)
         });
         for (a, b) in out.into_iter().zip(dout) {
             sum.set(a.fma(b, sum));
@@ -42,15 +49,17 @@ pub(super) fn preprocess<E: MmaElement + Widen>(k: &KernelBuilder, head_dim: u32
         let none = lse.eq(f32::NEG_INFINITY);
         negative.set(none.select(f32::NEG_INFINITY, lse * -LOG2_E));
     });
-    let sum = sum.get().reduce_sum(32);
-    let place = batch_head.fma(padded, row);
-    k.if_(lane.eq(0).divergent(), || {
-        neg_lse.offset(place).store(negative.get());
-        delta.offset(place).store(sum);
+    let sum = sum.get().reduce_sum(lanes);
+    let of_head = batch_head * padded;
+    k.if_(column.eq(0).divergent(), || {
+        neg_lse.offset(of_head + row).store(negative.get());
+        delta.offset(of_head + row).store(sum);
     });
-    let zeros: Vec<_> = (0..columns).map(|_| k.constant(0f32)).collect();
-    let dq = dq.offset_strided(place, head_dim).offset(lane * columns);
-    dq.store_f32s(&zeros, columns.min(4) * 4, Cache::Default);
+    let zeros = [0; 4].map(|_| k.constant(0f32));
+    let dq = dq.offset_strided(of_head + first_row, head_dim).offset(k.thread_idx() * 4);
+    for first in (0..rows(head_dim) * head_dim).step_by(4 * THREADS as usize) {
+        dq.plus(first as i32).store_words(&zeros, Cache::Default);
+    }
 }
 
 /// dQ from its sums: scaled, rounded, and in rows. Grid: (Q tiles, heads, batch).
@@ -60,9 +69,10 @@ pub(super) fn postprocess<E: MmaElement>(k: &KernelBuilder, levers: &Levers, hea
     let (seq_len_q, scale) = (k.param::<u32>("seq_len_q"), k.param::<f32>("scale"));
     let (tile, head, batch) = (k.block_idx(0), k.block_idx(1), k.block_idx(2));
     let (rows, tiles, units) = (levers.rows, UNIT / ACC_COLS, head_dim / UNIT);
+    // Padded, so that neither its rows nor its columns fall into one bank.
+    let rounded = k.shared_tile::<E>("rounded", TileShape::new(rows, head_dim).padded(16 / E::BYTES));
     let tile_of_all = batch.fma(k.grid_dim(1), head).fma(k.grid_dim(0), tile);
     let sums = sums.offset_strided(tile_of_all, rows * head_dim);
-    let to = dq.head(batch, head);
     for first in (0..rows * head_dim / 4).step_by(THREADS as usize) {
         // Four registers of a lane of a warp of the main kernel, in the order in which it sent them.
         let four = k.thread_idx() + first;
@@ -71,12 +81,20 @@ pub(super) fn postprocess<E: MmaElement>(k: &KernelBuilder, levers: &Levers, hea
         let unit = warp / 4;
         let row = unit / units * UNIT + warp % 4 * 16 + lane / 4;
         let column = unit % units * UNIT + i * ACC_COLS + lane % 4 * 2;
+        let at = rounded.at(row, column);
         for half in 0..2 {
-            let row = tile * rows + row + 8 * half as u32;
-            k.if_(row.lt(seq_len_q).divergent(), || {
-                let word = E::pack(values[2 * half] * scale, values[2 * half + 1] * scale);
-                dq.row(to, row).offset(column).store_words(&[word], Cache::Default);
-            });
+            let word = E::pack(values[2 * half] * scale, values[2 * half + 1] * scale);
+            rounded.down(at, 8 * half as u32).store_words(&[word], Cache::Default);
         }
+    }
+    k.barrier();
+    let to = dq.head(batch, head);
+    let lanes = head_dim / COLUMNS;
+    for first in (0..rows).step_by((THREADS / lanes) as usize) {
+        let (row, column) = (k.thread_idx() / lanes + first, k.thread_idx() % lanes * COLUMNS);
+        k.if_((tile * rows + row).lt(seq_len_q).divergent(), || {
+            let words = rounded.at(row, column).load_words(4, Cache::Default);
+            dq.row(to, tile * rows + row).offset(column).store_words(&words, Cache::Default);
+        });
     }
 }

@@ -246,6 +246,8 @@ struct Warpgroup<'k, 'c, E> {
     dout: Consumer<'k>,
     /// The stage that dK of the tile before reads.
     q_held: Consumer<'k>,
+    /// The tile whose dQ is in shared memory.
+    dq_tile: Var<'k, u32>,
     /// The stage of `ds_tile`.
     ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -282,6 +284,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             q: context.q_pipeline.consumer(),
             dout: context.dout_pipeline.consumer(),
             q_held: context.q_pipeline.consumer(),
+            dq_tile: k.var(0u32),
             ds_stage: k.var(0u32),
             k_rows: context.k_tile.k_major().rows(index * UNIT, UNIT),
             v_rows: context.v_tile.k_major().rows(index * UNIT, UNIT),
@@ -302,16 +305,17 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     fn head(&self, tile: &Tile<'k>, head_tile: Val<'k, u32>) {
         let (k, order) = (self.k, &tile.order);
         let block = |i| order.n_block(i).reinterpret::<u32>();
-        k.for_uniform(k.constant(0i32), order.masked, 1, |i| {
-            self.m_block(Some((tile, block(i))), i.gt(0));
-            self.add_dq(head_tile + block(i));
-        });
-        k.for_uniform(order.masked, order.count, 1, |i| {
-            self.m_block(None, i.gt(0));
-            self.add_dq(head_tile + block(i));
-        });
+        let step = |masked: bool, i: Val<'k, i32>| {
+            self.m_block(masked.then_some((tile, block(i))), i.gt(0));
+            self.keep_dq(head_tile + block(i));
+        };
+        k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(true, i));
+        k.for_uniform(order.masked, order.count, 1, |i| step(false, i));
         k.wgmma_wait(0);
-        give_back(k, self.q_held);
+        give_back(self.q_held);
+        k.fence_proxy_async();
+        k.sync_warp();
+        self.add_dq();
     }
 
     #[track_caller]
@@ -338,39 +342,40 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// One Q tile. It ends with its dK under way, which runs on while the next one begins. `masked` where some of its rows
-    /// do not see all keys.
+    /// One Q tile. It ends with its dK under way, which runs on while the next one begins, and its dQ in registers.
+    /// `masked` where some of its rows do not see all keys.
     #[track_caller]
     fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         let dv_first = context.levers.dv_first;
-        let release = || k.if_(any_before.uniform(), || give_back(k, self.q_held));
+        let numbers = |tile: SharedTile<'k, f32>, stage| {
+            let first = tile.at_stage(stage, 0, self.lane_query);
+            let of = |i| first.plus((ACC_COLS * i) as i32).load_words(2, Cache::Default);
+            (0..self.scores.tiles()).map(of).collect::<Vec<_>>()
+        };
         self.start_scores();
-        if !dv_first {
-            // The operands of dK make room for dP.
-            k.wgmma_wait(1);
-            release();
-        }
+        let lse = numbers(context.lse_tile, self.q.stage());
         self.start_dp();
         k.wgmma_wait(1);
-        if dv_first {
-            release();
-        }
+        // dK of the tile before has ended.
+        k.if_(any_before.uniform(), || give_back(self.q_held));
         if let Some((tile, m_block)) = masked {
             self.mask(tile, m_block * context.levers.rows);
         }
-        self.probabilities();
+        self.probabilities(&lse);
+        let delta = numbers(context.delta_tile, self.dout.stage());
         if dv_first {
             self.pack_p();
             self.start_dv();
             k.wgmma_wait(1);
-            self.score_gradients();
+            self.score_gradients(&delta);
         } else {
             k.wgmma_wait(0);
-            self.score_gradients();
+            self.score_gradients(&delta);
             self.start_dv();
         }
-        // dS of all keys is there; and that of the Q tile before has been read, so that its stage can be written next.
+        // The one fence of a tile: behind it are the reads of numbers, dS of all keys, and dQ of the tile before; and dS of
+        // that one has been read, so that its stage can be written next.
         k.fence_proxy_async();
         k.barrier_among(CONSUMERS, 128 * context.levers.warpgroups());
         k.verb("dQ = dS*K", || {
@@ -384,10 +389,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.wgmma_ss(self.dk.0, self.ds_keys.stage(self.ds_stage.get()), q, true);
             k.wgmma_commit();
         });
+        k.if_(any_before.uniform(), || self.add_dq());
         self.ds_stage.set(self.ds_stage.get() ^ 1);
         self.q.advance();
         k.wgmma_wait(1);
-        give_back(k, self.dout);
+        give_back(self.dout);
     }
 
     #[track_caller]
@@ -426,15 +432,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
     #[track_caller]
-    fn probabilities(&self) {
+    fn probabilities(&self, lse: &[Vec<Val<'k, f32>>]) {
         let (k, scale) = (self.k, self.context.scale_log2);
-        let lse = self.context.lse_tile.at_stage(self.q.stage(), 0, self.lane_query);
         k.verb("probabilities", || {
-            for tile in 0..self.scores.tiles() {
-                let lse = lse.plus((ACC_COLS * tile) as i32).load_words(2, Cache::Default);
+            for (tile, lse) in lse.iter().enumerate() {
                 for half in 0..2 {
-                    let pair = self.scores.pair(tile, half);
-                    for (score, &lse) in pair.iter().zip(&lse) {
+                    for (score, &lse) in self.scores.pair(tile as u32, half).iter().zip(lse) {
                         score.set(score.get().fma(scale, lse).exp2());
                     }
                 }
@@ -442,57 +445,72 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// `dS = P∘(dP − delta)`, rounded, in registers and in shared memory.
+    /// `dS = P∘(dP − delta)`, rounded, in shared memory.
     #[track_caller]
-    fn score_gradients(&self) {
-        let (k, context) = (self.k, self.context);
-        let delta = context.delta_tile.at_stage(self.dout.stage(), 0, self.lane_query);
-        let ds_tile = context.ds_tile;
-        let (slab, stage) = (ds_tile.slab_cols(), self.ds_stage.get());
+    fn score_gradients(&self, delta: &[Vec<Val<'k, f32>>]) {
+        let (k, ds_tile) = (self.k, self.context.ds_tile);
+        // The row of 16 bytes that a lane names: of four matrices of 8 keys by 8 queries.
+        let (key, query) = (self.warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
-            for first in (0..ds_tile.cols()).step_by(slab as usize) {
-                let place = ds_tile.at_stage(stage, self.lane_key, self.lane_query + first);
-                for column in (0..slab).step_by(ACC_COLS as usize) {
-                    let tile = (first + column) / ACC_COLS;
-                    let delta = delta.plus((first + column) as i32).load_words(2, Cache::Default);
+            for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
+                let place = ds_tile.at_stage(self.ds_stage.get(), key, query + first);
+                for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
                     let at = if column == 0 { place } else { ds_tile.across(place, column) };
-                    for half in 0..2 {
-                        let (p, dp) = (self.scores.pair(tile, half), self.dp.pair(tile, half));
-                        let [a, b] = [0, 1].map(|e| p[e].get() * (dp[e].get() - delta[e]));
-                        if !context.levers.dv_first {
-                            let word = E::pack(p[0].get(), p[1].get());
-                            self.p.word(2 * tile + half as u32).set(word);
+                    let mut words = Vec::new();
+                    for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
+                        let delta = &delta[tile as usize];
+                        for half in 0..2 {
+                            let (p, dp) = (self.scores.pair(tile, half), self.dp.pair(tile, half));
+                            let [a, b] = [0, 1].map(|e| p[e].get() * (dp[e].get() - delta[e]));
+                            if !self.context.levers.dv_first {
+                                let word = E::pack(p[0].get(), p[1].get());
+                                self.p.word(2 * tile + half as u32).set(word);
+                            }
+                            words.push(E::pack(a, b));
                         }
-                        ds_tile.down(at, 8 * half as u32).store_words(&[E::pack(a, b)], Cache::Default);
                     }
+                    k.stmatrix(at, &words, false);
                 }
             }
         });
     }
 
-    /// Adds this warpgroup's share of dQ to that of a tile in global memory. Each warp sends its own part.
+    /// Leaves this warp's part of dQ of a tile in shared memory, until [`Self::add_dq`].
     #[track_caller]
-    fn add_dq(&self, tile: Val<'k, u32>) {
+    fn keep_dq(&self, tile: Val<'k, u32>) {
         let (k, context) = (self.k, self.context);
-        let dq_tile = context.dq_tile;
-        k.verb("add_dq", || {
-            // The additions of the Q tile before have read their part.
+        k.verb("keep_dq", || {
+            // The addition of the tile before has read it.
             self.one_lane(|| k.bulk_wait_read(0));
             k.sync_warp();
-            let first = self.warp * (32 * 4 * self.dq.tiles());
-            let place = dq_tile.at(0, first + k.lane() * 4);
+            let place = context.dq_tile.at(0, self.first_dq() + k.lane() * 4);
             for i in 0..self.dq.tiles() {
                 let words = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
                 place.plus(32 * 4 * i as i32).store_words(&words, Cache::Default);
             }
-            k.fence_proxy_async();
-            k.sync_warp();
+            self.dq_tile.set(tile);
+        });
+    }
+
+    /// Adds it to that of the tile in global memory. The warp has met at a barrier since, after a fence.
+    #[track_caller]
+    fn add_dq(&self) {
+        let (k, context) = (self.k, self.context);
+        k.verb("add_dq", || {
             self.one_lane(|| {
-                let to = context.dq.offset_strided(tile, context.levers.rows * context.head_dim).offset(first);
-                k.bulk_add(to, dq_tile.at(0, first), 32 * 16 * self.dq.tiles());
+                let elements = context.levers.rows * context.head_dim;
+                let to = context.dq.offset_strided(self.dq_tile.get(), elements).offset(self.first_dq());
+                let from = context.dq_tile.at(0, self.first_dq());
+                k.bulk_add(to, from, 32 * 16 * self.dq.tiles());
                 k.bulk_commit();
             });
         });
+    }
+
+    /// Elements of dQ's tile before this warp's.
+    #[track_caller]
+    fn first_dq(&self) -> Val<'k, u32> {
+        self.warp * (32 * 4 * self.dq.tiles())
     }
 
     /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows.
@@ -536,11 +554,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     }
 }
 
-/// Gives a stage back of which lanes have read numbers.
+/// Gives back a stage of which nothing is read any more.
 #[track_caller]
-fn give_back<'k>(k: &'k KernelBuilder, stage: Consumer<'k>) {
-    k.fence_proxy_async();
-    k.sync_warp();
+fn give_back(stage: Consumer<'_>) {
     stage.release();
     stage.advance();
 }

@@ -73,7 +73,7 @@ pub fn steps(problem: &Problem, levers: Levers) -> Result<Vec<Step>, Refusal> {
     let numbers = (4 * rows).next_multiple_of(256);
     let workspace = 2 * numbers + 4 * rows * u64::from(head_dim);
 
-    let mut first = Launch::of(&before, [padded / ends::ROWS, heads, batch]);
+    let mut first = Launch::of(&before, [padded / ends::rows(head_dim), heads, batch]);
     add_rows(&mut first, "out", problem.o_layout(), false);
     add_rows(&mut first, "dout", problem.o_layout(), false);
     add_buffer(&mut first, "lse", 4 * problem.lse_len(), 4, false);
