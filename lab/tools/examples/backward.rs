@@ -158,7 +158,7 @@ fn levers(head_dim: usize, args: &[String]) -> Levers {
     Levers {
         rows: given("m=").unwrap_or(if head_dim == 64 { 128 } else { 64 }),
         cols: 128,
-        stages: given("s=").unwrap_or(if head_dim == 64 { 2 } else { 3 }),
+        stages: given("s=").unwrap_or(2),
         dv_first: given("dv=").unwrap_or(0) == 1,
     }
 }

@@ -22,6 +22,9 @@ pub(super) const UNIT: u32 = 64;
 /// The barrier at which consumers meet; 0 is the whole block's.
 const CONSUMERS: u32 = 1;
 
+/// Tiles of dQ that wait to be added, or are being added.
+const DQ_STAGES: u32 = 2;
+
 /// What producer and consumers have in common.
 struct Context<'k, E> {
     levers: Levers,
@@ -76,7 +79,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Lev
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, head_dim));
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(cols, head_dim));
     let ds_tile = k.shared_tile::<E>("ds_tile", slabs::<E>(cols, rows).stages(2));
-    let dq_tile = k.shared_tile::<f32>("dq_tile", TileShape::new(rows, head_dim));
+    let dq_tile = k.shared_tile::<f32>("dq_tile", TileShape::new(rows, head_dim).stages(DQ_STAGES));
     let lse_tile = k.shared_tile::<f32>("lse_tile", stats);
     let delta_tile = k.shared_tile::<f32>("delta_tile", stats);
     let consumers = 4 * levers.warpgroups();
@@ -246,8 +249,9 @@ struct Warpgroup<'k, 'c, E> {
     dout: Consumer<'k>,
     /// The stage that dK of the tile before reads.
     q_held: Consumer<'k>,
-    /// The tile whose dQ is in shared memory.
+    /// The tile whose dQ is in shared memory, and its stage.
     dq_tile: Var<'k, u32>,
+    dq_stage: Var<'k, u32>,
     /// The stage of `ds_tile`.
     ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -285,6 +289,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout_pipeline.consumer(),
             q_held: context.q_pipeline.consumer(),
             dq_tile: k.var(0u32),
+            dq_stage: k.var(0u32),
             ds_stage: k.var(0u32),
             k_rows: context.k_tile.k_major().rows(index * UNIT, UNIT),
             v_rows: context.v_tile.k_major().rows(index * UNIT, UNIT),
@@ -480,15 +485,18 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     fn keep_dq(&self, tile: Val<'k, u32>) {
         let (k, context) = (self.k, self.context);
         k.verb("keep_dq", || {
-            // The addition of the tile before has read it.
-            self.one_lane(|| k.bulk_wait_read(0));
+            // The addition that read this stage is not the last one.
+            self.one_lane(|| k.bulk_wait_read(DQ_STAGES - 1));
             k.sync_warp();
-            let place = context.dq_tile.at(0, self.first_dq() + k.lane() * 4);
+            // Both have two stages, and take them in turn.
+            let stage = self.ds_stage.get();
+            let place = context.dq_tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
             for i in 0..self.dq.tiles() {
                 let words = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
                 place.plus(32 * 4 * i as i32).store_words(&words, Cache::Default);
             }
             self.dq_tile.set(tile);
+            self.dq_stage.set(stage);
         });
     }
 
@@ -500,7 +508,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             self.one_lane(|| {
                 let elements = context.levers.rows * context.head_dim;
                 let to = context.dq.offset_strided(self.dq_tile.get(), elements).offset(self.first_dq());
-                let from = context.dq_tile.at(0, self.first_dq());
+                let from = context.dq_tile.at_stage(self.dq_stage.get(), 0, self.first_dq());
                 k.bulk_add(to, from, 32 * 16 * self.dq.tiles());
                 k.bulk_commit();
             });
