@@ -159,6 +159,7 @@ fn levers(head_dim: usize, args: &[String]) -> Levers {
         rows: given("m=").unwrap_or(if head_dim == 64 { 128 } else { 64 }),
         cols: 128,
         stages: given("s=").unwrap_or(2),
+        bundle: given("g=").unwrap_or(0),
         dv_first: given("dv=").unwrap_or(0) == 1,
     }
 }
@@ -360,7 +361,8 @@ fn main() -> Result<()> {
         }
         return Ok(());
     }
-    for d in [64, 128] {
+    let checks = if args.iter().any(|arg| arg == "fast") { &[][..] } else { &[64, 128] };
+    for &d in checks {
         for (b, h, hk, m, n, mask) in [(2, 2, 1, 130, 200, Mask::CAUSAL), (1, 4, 2, 1000, 777, Mask::CAUSAL), (2, 3, 3, 515, 1030, window), (1, 2, 2, 1024, 1024, Mask::FULL)] {
             gpu.run(&case(b, h, hk, m, n, d, mask), levers(d, &args), Run::Check)?;
         }

@@ -51,6 +51,9 @@ struct Context<'k, E> {
     q_tiles: Val<'k, u32>,
     num_heads: Val<'k, u32>,
     group_size: Val<'k, u32>,
+    kv_heads: Val<'k, u32>,
+    /// Heads of K and V, of all batches, whose tiles run at the same time.
+    bundle: Val<'k, u32>,
     seq_len_kv: Val<'k, u32>,
     scale_log2: Val<'k, f32>,
     scale: Val<'k, f32>,
@@ -94,7 +97,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Lev
     let dv = k.param_tensor_map_mut("dv", v_tile.tensor_box(&[16, 1, 1]));
     let (lse, delta, dq) = (k.param_ptr("neg_lse"), k.param_ptr("delta"), k.param_ptr_mut("dq_sum"));
     let (seq_len_q, seq_len_kv) = (k.param::<u32>("seq_len_q"), k.param::<u32>("seq_len_kv"));
-    let (num_heads, group_size) = (k.param("num_heads"), k.param("group_size"));
+    let (num_heads, group_size) = (k.param::<u32>("num_heads"), k.param("group_size"));
     let keys = Band {
         lo: k.param("key_lo"),
         hi: k.param("key_hi"),
@@ -123,6 +126,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Lev
         q_tiles: (seq_len_q + (rows - 1)) / rows,
         num_heads,
         group_size,
+        kv_heads: num_heads / group_size,
+        bundle: k.param("bundle"),
         seq_len_kv,
         scale_log2: k.param("scale_log2"),
         scale: k.param("scale"),
@@ -144,7 +149,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, E> {
     #[track_caller]
     fn tile(&self, k: &'k KernelBuilder) -> Tile<'k> {
         let (cols, rows) = (self.levers.cols, self.levers.rows);
-        let first_key = k.block_idx(0) * cols;
+        // Bundle after bundle of heads; in each the first tiles of all heads come first, which are the longest if causal.
+        let tiles = (self.seq_len_kv + (cols - 1)) / cols;
+        let heads = k.grid_dim(0) / tiles;
+        let bundle = k.block_idx(0) / (tiles * self.bundle) * self.bundle;
+        let in_bundle = k.block_idx(0) - bundle * tiles;
+        let width = self.bundle.min(heads - bundle);
+        let head = bundle + in_bundle % width;
+        let first_key = in_bundle / width * cols;
         let first: Val<'k, i32> = first_key.reinterpret();
         let last = first + (cols as i32 - 1);
         let keys = self.seq_len_kv.reinterpret();
@@ -163,8 +175,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, E> {
         };
         Tile {
             first_key,
-            kv_head: k.block_idx(1),
-            batch: k.block_idx(2),
+            kv_head: head % self.kv_heads,
+            batch: head / self.kv_heads,
             order: BlockOrder::ascending(range, false),
         }
     }

@@ -27,7 +27,12 @@ pub struct Levers {
     pub stages: u32,
     /// Whether dV's product starts before dS is computed, for which P is held twice.
     pub dv_first: bool,
+    /// Heads whose tiles run at the same time; 0 for a choice by the problem.
+    pub bundle: u32,
 }
+
+/// Bytes of Q, dO and dQ that may be in use at the same time.
+const BUNDLE_BYTES: u32 = 32 << 20;
 
 impl Levers {
     fn warpgroups(&self) -> u32 {
@@ -82,7 +87,8 @@ pub fn steps(problem: &Problem, levers: Levers) -> Result<Vec<Step>, Refusal> {
     first.args.extend(workspace_at(slot));
     first.args.extend([len_q, padded].map(Arg::U32));
 
-    let mut launch = Launch::of(&main, [len_kv.div_ceil(levers.cols), heads / problem.group_size() as u32, batch]);
+    let kv_heads = batch * heads / problem.group_size() as u32;
+    let mut launch = Launch::of(&main, [len_kv.div_ceil(levers.cols) * kv_heads, 1, 1]);
     for (name, layout) in [
         ("q", problem.q_layout()),
         ("k", problem.k_layout()),
@@ -97,6 +103,13 @@ pub fn steps(problem: &Problem, levers: Levers) -> Result<Vec<Step>, Refusal> {
     launch.args.extend(workspace_at(slot));
     let range = problem.key_range();
     let scale = problem.softmax_scale();
+    // Where tiles differ, the longest of several heads go first: of as many as the L2 cache holds Q, dO and dQ of.
+    let bytes = padded * head_dim * (2 + 2 + 4);
+    let bundle = match levers.bundle {
+        0 if range.hi < len_kv as i32 - 1 => (BUNDLE_BYTES / bytes).clamp(1, kv_heads),
+        0 => 1,
+        heads => heads.min(kv_heads),
+    };
     launch.args.extend([
         Arg::U32(len_q),
         Arg::U32(len_kv),
@@ -104,6 +117,7 @@ pub fn steps(problem: &Problem, levers: Levers) -> Result<Vec<Step>, Refusal> {
         Arg::U32(problem.group_size() as u32),
         Arg::I32(range.lo),
         Arg::I32(range.hi),
+        Arg::U32(bundle),
         Arg::F32(scale * LOG2_E),
         Arg::F32(scale),
     ]);
