@@ -1,7 +1,7 @@
 //! [`Plan`]: kernels and their launches, resolved for a problem on a target.
 
 use flashcore_ir::{Chip, Kernel, Target};
-use flashcore_problem::Problem;
+use flashcore_problem::{Direction, Problem};
 
 use crate::attention::tap::{self, Tap};
 use crate::step::{KernelCache, Step};
@@ -96,6 +96,9 @@ impl Plan {
         let target = chip.target;
         if !target.is_supported() {
             return Err(Refusal::Target { target });
+        }
+        if problem.direction() == Direction::Backward {
+            return Err(Refusal::unsupported(config.family(), "the backward pass", "the CPU does"));
         }
         tap::check(problem, tap)?;
         let alone = |main| (Vec::new(), main, Vec::new());

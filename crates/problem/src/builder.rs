@@ -1,7 +1,7 @@
 //! Builder of [`Problem`]: collects the fields and validates them.
 
 use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
-use crate::{DType, KvLengths, Layout, Mask, Problem, ProblemError, QLengths};
+use crate::{DType, Direction, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemError, QLengths, direction};
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
 ///
@@ -46,6 +46,8 @@ impl Default for ProblemBuilder {
                 o: unset,
                 q_lengths: QLengths::Equal,
                 kv_lengths: KvLengths::Equal,
+                direction: Direction::Forward,
+                gradients: None,
             },
             heads: None,
             seq_len_q: None,
@@ -68,12 +70,17 @@ impl From<&Problem> for ProblemBuilder {
         let named = named.find(|layout| layouts.iter().all(|one| layout(one.shape) == *one));
         let has_own_scale = problem.softmax_scale != Problem::default_scale(problem.head_dim);
         let has_own_head_dim_v = problem.head_dim_v != problem.head_dim;
+        let mut builder = ProblemBuilder::unchecked(problem.clone());
+        // As do those of gradients where they are what their tensors' ask for.
+        if problem.gradients == Some(GradientLayouts::like(problem)) {
+            builder.problem.gradients = None;
+        }
         ProblemBuilder {
             head_dim_v: has_own_head_dim_v.then_some(problem.head_dim_v),
             softmax_scale: has_own_scale.then_some(problem.softmax_scale),
             layout: named.unwrap_or(Layout::bshd),
             layouts: if named.is_some() { [None; 4] } else { layouts.map(Some) },
-            ..ProblemBuilder::unchecked(problem.clone())
+            ..builder
         }
     }
 }
@@ -90,7 +97,8 @@ impl ProblemBuilder {
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
     pub fn like(problem: &Problem) -> ProblemBuilder {
-        let builder = ProblemBuilder::from(problem).layout(Layout::bshd);
+        let mut builder = ProblemBuilder::from(problem).layout(Layout::bshd);
+        builder.problem.gradients = None;
         builder.q_lengths(QLengths::Equal).kv_lengths(KvLengths::Equal)
     }
 
@@ -197,6 +205,18 @@ impl ProblemBuilder {
         self.problem.kv_lengths = lengths;
         self
     }
+    /// Which way the problem is computed. A backward pass reads the log-sum-exp, so that
+    /// [`return_lse`](Self::return_lse) is set. Default: forward.
+    pub fn direction(mut self, direction: Direction) -> Self {
+        self.problem.direction = direction;
+        self
+    }
+    /// Layouts of dO, dQ, dK and dV, and [`Direction::Backward`]. Default: those of O, Q, K and V, but
+    /// dense gradients for inputs whose elements share addresses.
+    pub fn gradient_layouts(mut self, layouts: GradientLayouts) -> Self {
+        (self.problem.direction, self.problem.gradients) = (Direction::Backward, Some(layouts));
+        self
+    }
 
     /// Builds the problem.
     ///
@@ -243,6 +263,15 @@ impl ProblemBuilder {
             slot.check(tensor)?;
         }
         problem.o.check_injective("out")?;
+        match problem.direction {
+            Direction::Forward => problem.gradients = None,
+            Direction::Backward => {
+                direction::check_served(&problem)?;
+                let layouts = problem.gradients.unwrap_or_else(|| GradientLayouts::like(&problem));
+                layouts.check(&problem)?;
+                (problem.gradients, problem.return_lse) = (Some(layouts), true);
+            }
+        }
         Ok(problem)
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::tensor::read_element;
-use crate::{DType, POISON, Problem, ProblemError, ReferenceRow, TensorView};
+use crate::{DType, GradientRow, POISON, Problem, ProblemError, ReferenceRow, TensorView};
 
 /// Allowed error: `|got − want| ≤ atol + rtol·|want|`, as in `torch.allclose`, and the reference's
 /// [`slack`](crate::slack).
@@ -29,6 +29,20 @@ impl Tolerance {
             DType::BF16 => (8e-3, 8e-3),
             DType::E4M3 => (0.0, 1.0 / 256.0),
         };
+        Tolerance { atol, rtol }
+    }
+
+    /// The tolerance of gradients in a dtype of unit roundoff `u` (2^-24, 2^-11, 2^-8): `3·u + 2^-20`
+    /// relative, for the rounding of the element itself, the common part of the rounding of its
+    /// terms, and `exp2` in f32; for fp16 also 2^-24 absolute, the spacing of its subnormal numbers.
+    /// What the rounding of terms adds is in [`GradientRow::slack`].
+    pub const fn of_gradient(dtype: DType) -> Tolerance {
+        let (atol, roundoff) = match dtype {
+            DType::F32 => (1e-30, 1.0 / 16_777_216.0),
+            DType::F16 => (1.0 / 16_777_216.0, 1.0 / 2048.0),
+            DType::BF16 | DType::E4M3 => (1e-30, 1.0 / 256.0),
+        };
+        let rtol = 3.0 * roundoff + 1.0 / 1_048_576.0;
         Tolerance { atol, rtol }
     }
 
@@ -134,6 +148,33 @@ pub fn compare(
             });
         }
         tally.row(out, [b, s, h], &row.out, &row.slack.out);
+    }
+    Ok(tally.finish())
+}
+
+/// Compares the rows of a gradient that the reference has, element by element. `name` is that of the
+/// tensor in errors, and [`Worst::index`] as in [`compare`].
+///
+/// # Errors
+/// A row that is outside the tensor.
+pub fn compare_gradient(
+    name: &'static str,
+    gradient: &TensorView<'_>,
+    rows: &[GradientRow],
+    tolerance: Tolerance,
+) -> Result<Comparison, ProblemError> {
+    let [nb, ns, nh, nd] = gradient.layout().shape;
+    let mut tally = Tally::new(tolerance);
+    for row in rows {
+        let [b, h, s] = row.index;
+        if b >= nb || h >= nh || s >= ns || row.values.len() != nd || row.slack.len() != nd {
+            return Err(ProblemError::Shape {
+                tensor: name,
+                given: vec![b + 1, s + 1, h + 1, row.values.len()],
+                expected: vec![nb, ns, nh, nd],
+            });
+        }
+        tally.row(gradient, [b, s, h], &row.values, &row.slack);
     }
     Ok(tally.finish())
 }

@@ -45,6 +45,14 @@ pub enum ProblemError {
         given: crate::DType,
         expected: crate::DType,
     },
+    /// A problem of one direction where a call takes the other.
+    #[error(
+        "the problem's direction is {given}; this call takes {expected} (`Problem::{expected}` gives that problem)"
+    )]
+    Direction {
+        given: crate::Direction,
+        expected: crate::Direction,
+    },
     /// Invalid strides, scales, or an invalid buffer.
     #[error("{message}")]
     Tensor { tensor: &'static str, message: String },

@@ -4,9 +4,10 @@ use std::fmt;
 
 use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
-use crate::{DType, Layout, Lengths, POISON, Problem, ProblemError, Sequence, Tensor, random_lengths};
+use crate::{DType, Layout, Lengths, POISON, Problem, ProblemError, Sequence, Tensor, random_lengths, reference_rows};
 
-/// Q, K and V of a problem, in its dtype and layouts, and its lengths. Gaps between elements are
+/// Q, K and V of a problem, in its dtype and layouts, its lengths, and what else a backward problem
+/// reads. Gaps between elements are
 /// NaN, and so are rows that are of no sequence, so that reading one becomes visible.
 ///
 /// Inputs of an e4m3 problem are generated in f32, divided by a scale for each (batch, K/V head),
@@ -23,6 +24,21 @@ pub struct Inputs {
     pub v: Tensor,
     /// The values of lengths, where the problem has any.
     pub lengths: Lengths<Vec<i32>>,
+    /// What else a backward problem reads.
+    pub saved: Option<Saved>,
+}
+
+/// What the forward pass leaves for the backward pass, from the float64 reference, and the gradient
+/// of its output. Rows that are of no sequence are NaN.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// O in the problem's dtype, `[batch, seq_len_q, num_heads, head_dim_v]`.
+    pub out: Tensor,
+    /// The log-sum-exp, `[batch, num_heads, seq_len_q]`, or of packed rows `[num_heads, total]`.
+    pub lse: Vec<f32>,
+    /// The gradient of O: standard normal; small integers for [`InputKind::SmallIntegers`]; for
+    /// [`InputKind::Extremes`] so small that gradients are numbers that fp16 has.
+    pub dout: Tensor,
 }
 
 /// The pattern of the numbers. All but the first two each target one error in attention kernels.
@@ -118,7 +134,17 @@ impl Inputs {
             q = only_rows(&q, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row)));
             [k, v] = [k, v].map(|tensor| only_rows(&tensor, &sequences, |one| one.len_kv, Sequence::kv_row));
         }
-        Ok(Inputs { q, k, v, lengths })
+        let mut inputs = Inputs {
+            q,
+            k,
+            v,
+            lengths,
+            saved: None,
+        };
+        if let Some(layouts) = problem.gradient_layouts() {
+            inputs.saved = Some(Saved::generate(problem, &inputs, &layouts.dout, kind, seed)?);
+        }
+        Ok(inputs)
     }
 
     /// All rows of all tensors.
@@ -209,6 +235,43 @@ impl Inputs {
             draw_quantised(tensor[place % 3], place, &values, problem, kind, seed)
                 .unwrap_or_else(|error| unreachable!("scales drawn for a tensor are its own: {error}"))
         })
+    }
+}
+
+impl Saved {
+    fn generate(
+        problem: &Problem,
+        inputs: &Inputs,
+        layout: &Layout,
+        kind: InputKind,
+        seed: u64,
+    ) -> Result<Saved, ProblemError> {
+        let lengths = inputs.lengths.as_slices();
+        let rows = problem.query_rows(&lengths)?;
+        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        let want = reference_rows(problem, &q, &k, &v, &lengths, &rows)?;
+        let [_, ns, nh, _] = problem.o_layout().shape;
+        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
+        let mut lse = vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()];
+        for row in &want {
+            let [b, h, s] = row.index;
+            lse[(b * nh + h) * ns + s] = row.lse as f32;
+            for (d, &x) in row.out.iter().enumerate() {
+                out.view_mut().set(b, s, h, d, x as f32);
+            }
+        }
+        let mut rng = Rng::stream(seed, 8);
+        let dout = fill(problem.out_dtype(), *layout, &mut |_, _| match kind {
+            InputKind::SmallIntegers => small_integer(&mut rng),
+            InputKind::Extremes => rng.normal() / 65536.0,
+            _ => rng.normal(),
+        });
+        let sequences = problem.sequences(&lengths)?;
+        let dout = match problem.has_lengths() {
+            true => only_rows(&dout, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row))),
+            false => dout,
+        };
+        Ok(Saved { out, lse, dout })
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod builder;
 pub mod bulk;
 pub mod compare;
+pub mod direction;
 pub mod dtype;
 mod e4m3;
 pub mod error;
@@ -19,26 +20,30 @@ pub mod quantise;
 pub mod random;
 mod random_lengths;
 pub mod reference;
+mod reference_gradients;
 pub mod rng;
 pub mod slack;
 pub mod tensor;
 
 pub use builder::ProblemBuilder;
 pub use compare::{
-    Comparison, GapWritten, Tolerance, Worst, compare, compare_lse, compare_tap, gaps_untouched, others_untouched,
+    Comparison, GapWritten, Tolerance, Worst, compare, compare_gradient, compare_lse, compare_tap, gaps_untouched,
+    others_untouched,
 };
+pub use direction::{BackwardTensors, Direction, GradientLayouts, Gradients};
 pub use dtype::{DType, Element};
 pub use error::ProblemError;
 pub use half::{bf16, f16};
-pub use inputs::{InputKind, Inputs};
+pub use inputs::{InputKind, Inputs, Saved};
 pub use layout::Layout;
 pub use lengths::{KvLengths, Lengths, QLengths, Sequence};
 pub use mask::{CausalAlign, KeyRange, Mask};
 pub use names::{NAMED_PROBLEMS, NamedProblem};
 pub use problem::{MAX_SOFTMAX_SCALE, Problem, SOFTCAPS};
 pub use quantise::{absmax_scales, quantise};
-pub use random::{RandomLimits, random_problem};
+pub use random::{RandomLimits, random_backward, random_problem};
 pub use random_lengths::random_lengths;
 pub use reference::{ReferenceRow, reference, reference_probabilities, reference_rows, reference_scores};
+pub use reference_gradients::{GradientRow, reference_gradients, reference_gradients_of};
 pub use slack::Slack;
 pub use tensor::{E4M3_MAX, POISON, Tensor, TensorView, TensorViewMut};

@@ -106,7 +106,7 @@ impl Problem {
 /// One line such as `B1 H8/8 Sq512 Skv512 D64 fp16 full`, followed by non-default fields: `Dv32`,
 /// `off(q,kv)`, `scale0.1`, `cap30`, `lse`, `strided` (not dense bshd), and the kinds of lengths:
 /// `packed-q300` (total), `packed-kv900`, each perhaps `-used`, `cache`, `paged16x40` (page size,
-/// pages).
+/// pages), and `backward`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = format!(
@@ -139,9 +139,10 @@ impl fmt::Display for Problem {
         );
         let cap = self.softcap.unwrap_or_default();
         also(self.softcap.is_some(), format!("cap{cap}"));
-        also(self.return_lse, "lse".to_string());
-        let layouts = [&self.q, &self.k, &self.v, &self.o];
-        let dense = layouts.iter().all(|layout| **layout == Layout::bshd(layout.shape));
+        also(self.return_lse && self.direction.is_forward(), "lse".to_string());
+        let gradients = self.gradients.iter().flat_map(|g| [g.dout, g.dq, g.dk, g.dv]);
+        let mut layouts = [self.q, self.k, self.v, self.o].into_iter().chain(gradients);
+        let dense = layouts.all(|layout| layout == Layout::bshd(layout.shape));
         also(!dense, "strided".to_string());
         let suffix = |used| if used { "-used" } else { "" };
         if let QLengths::Packed { total, used } = self.q_lengths {
@@ -152,6 +153,9 @@ impl fmt::Display for Problem {
             KvLengths::Packed { total, used } => also(true, format!("packed-kv{total}{}", suffix(used))),
             KvLengths::Cache => also(true, "cache".to_string()),
             KvLengths::Paged { page_size, pages, .. } => also(true, format!("paged{page_size}x{pages}")),
+        }
+        if !self.direction.is_forward() {
+            line.push_str(&format!(" {}", self.direction));
         }
         f.pad(&line)
     }

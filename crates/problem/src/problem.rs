@@ -6,8 +6,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    CausalAlign, DType, KeyRange, KvLengths, Layout, Mask, ProblemBuilder, ProblemError, QLengths, TensorView,
-    TensorViewMut,
+    CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, ProblemBuilder, ProblemError,
+    QLengths, TensorView, TensorViewMut,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -28,6 +28,8 @@ pub const MAX_SEQ_LEN: usize = 1 << 28;
 /// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). For e4m3, each of Q,
 /// K and V has one f32 scale per (batch, K/V head) ([`TensorView::with_scales`]):
 /// `O = v_scale · softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
+///
+/// A problem is computed forward, or [backward](crate::direction).
 ///
 /// [`Problem::builder`] and deserialisation validate all fields, so every `Problem` is valid.
 ///
@@ -65,6 +67,11 @@ pub struct Problem {
     pub(crate) q_lengths: QLengths,
     #[serde(default)]
     pub(crate) kv_lengths: KvLengths,
+    #[serde(default, skip_serializing_if = "Direction::is_forward")]
+    pub(crate) direction: Direction,
+    /// Of a backward problem, and only of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gradients: Option<GradientLayouts>,
 }
 
 /// A method for each field that returns its value.
@@ -107,7 +114,7 @@ getters! {
     /// `Some(c)`: `c·tanh(s/c)` is applied to scaled scores before the mask.
     softcap: Option<f32>;
     /// Whether the log-sum-exp is requested: f32 `[batch, heads, seq_len_q]`, or `[heads, total]`
-    /// of packed query rows, natural logarithm.
+    /// of packed query rows, natural logarithm. A backward pass always reads it.
     return_lse: bool;
     /// Where the query rows of a sequence lie.
     q_lengths: QLengths;
@@ -216,12 +223,17 @@ impl Problem {
         self.key_range().keys(row)
     }
 
-    /// FLOPs of the two products over visible keys: `2·(head_dim + head_dim_v)` per visible (row,
-    /// key) pair and head. Softmax is not counted, as usual in the field. Lengths that differ count
-    /// as their bounds.
+    /// FLOPs of the products over visible keys: `2·(head_dim + head_dim_v)` per visible (row, key)
+    /// pair and head for the two of the forward pass, `2·(3·head_dim + 2·head_dim_v)` for the five of
+    /// the backward pass. Softmax is not counted, as usual in the field. Lengths that differ count as
+    /// their bounds.
     pub fn flops(&self) -> f64 {
         let pairs: f64 = (0..self.seq_len_q).map(|row| self.visible_keys(row).len() as f64).sum();
-        2.0 * (self.head_dim + self.head_dim_v) as f64 * pairs * (self.batch * self.num_heads) as f64
+        let columns = match self.direction {
+            Direction::Forward => self.head_dim + self.head_dim_v,
+            Direction::Backward => 3 * self.head_dim + 2 * self.head_dim_v,
+        };
+        2.0 * columns as f64 * pairs * (self.batch * self.num_heads) as f64
     }
 
     /// Checks shape, dtype, strides and scales of Q, K and V against the problem.
@@ -243,7 +255,7 @@ impl Problem {
         check_tensor("out", self.out_dtype(), &self.o, out)
     }
 
-    /// Checks all tensors, and the length of `lse`, against the problem.
+    /// Checks all tensors of a forward pass, and the length of `lse`, against the problem.
     pub fn check_tensors(
         &self,
         q: &TensorView<'_>,
@@ -252,6 +264,7 @@ impl Problem {
         out: &TensorViewMut<'_>,
         lse: Option<&[f32]>,
     ) -> Result<(), ProblemError> {
+        self.check_direction(Direction::Forward)?;
         self.check_inputs(q, k, v)?;
         self.check_output(&out.as_view())?;
         let given = lse.map_or(0, <[f32]>::len);
@@ -267,7 +280,7 @@ impl Problem {
     }
 }
 
-fn check_tensor(
+pub(crate) fn check_tensor(
     tensor: &'static str,
     expected: DType,
     layout: &Layout,

@@ -1,7 +1,7 @@
 //! Random problems for fuzz tests.
 
 use crate::rng::Rng;
-use crate::{DType, KvLengths, Layout, Mask, Problem, ProblemError, QLengths};
+use crate::{DType, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
 /// Limits of [`random_problem`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,6 +107,35 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
         builder = builder.softcap(5.0 + 45.0 * rng.unit());
     }
     builder.build()
+}
+
+/// The backward problem of a seed: that of [`random_problem`] in the other direction, with a cache in
+/// place of pages. Half have gradients of dense or padded layouts, each by itself.
+///
+/// # Errors
+/// As [`random_problem`]; e4m3 among the dtypes.
+pub fn random_backward(seed: u64, limits: &RandomLimits) -> Result<Problem, ProblemError> {
+    let mut problem = random_problem(seed, limits)?;
+    if let KvLengths::Paged { .. } = problem.kv_lengths() {
+        let builder = ProblemBuilder::from(&problem).kv_lengths(KvLengths::Cache);
+        problem = builder.layout(Layout::bshd).build()?;
+    }
+    let mut rng = Rng::stream(seed, 9);
+    if rng.chance(0.5) {
+        return problem.backward();
+    }
+    let mut one = |layout: &Layout| match rng.below(3) {
+        0 => Layout::bshd(layout.shape),
+        1 => Layout::bhsd(layout.shape),
+        _ => padded(&mut rng, limits.odd_strides, layout.shape),
+    };
+    let layouts = GradientLayouts {
+        dout: one(problem.o_layout()),
+        dq: one(problem.q_layout()),
+        dk: one(problem.k_layout()),
+        dv: one(problem.v_layout()),
+    };
+    ProblemBuilder::from(&problem).gradient_layouts(layouts).build()
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -155,17 +155,17 @@ fn stage(
 }
 
 /// K and V of one head in float64.
-struct Keys {
+pub(crate) struct Keys {
     /// Transposed, `[head_dim][seq_len_kv]`, so that the compiler vectorises the loop over keys.
     k_columns: Vec<Vec<f64>>,
     /// Norm of each row of K.
     k_norms: Vec<f64>,
     /// `[seq_len_kv][head_dim_v]`.
-    v_rows: Vec<Vec<f64>>,
+    pub(crate) v_rows: Vec<Vec<f64>>,
 }
 
 impl Keys {
-    fn widen(k: &TensorView<'_>, v: &TensorView<'_>, sequence: &Sequence<'_>, kv_head: usize) -> Keys {
+    pub(crate) fn widen(k: &TensorView<'_>, v: &TensorView<'_>, sequence: &Sequence<'_>, kv_head: usize) -> Keys {
         let (seq_len_kv, head_dim, head_dim_v) = (sequence.len_kv, k.layout().shape[3], v.layout().shape[3]);
         let element = |t: &TensorView<'_>, key, d| match sequence.kv_row(key) {
             Some([b, s]) => t.value(b, s, kv_head, d),
@@ -204,7 +204,13 @@ fn dot_products(
 }
 
 /// `scale · q·k`, soft-capped, of one query row and a range of keys.
-fn scores(problem: &Problem, keys: &Keys, q: &TensorView<'_>, row: [usize; 3], range: Range<usize>) -> Vec<f64> {
+pub(crate) fn scores(
+    problem: &Problem,
+    keys: &Keys,
+    q: &TensorView<'_>,
+    row: [usize; 3],
+    range: Range<usize>,
+) -> Vec<f64> {
     let mut scores = dot_products(keys, q, row, range, |x| x);
     for score in &mut scores {
         *score *= f64::from(problem.softmax_scale());
@@ -216,7 +222,7 @@ fn scores(problem: &Problem, keys: &Keys, q: &TensorView<'_>, row: [usize; 3], r
 }
 
 /// `exp(score − max)` of each score, their sum, and the maximum.
-fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
+pub(crate) fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
     let sum = weights.iter().sum();
@@ -257,7 +263,7 @@ fn attend(
 }
 
 /// How far the scores of one query row and a range of keys may be off: [`slack`](crate::slack).
-fn score_errors(
+pub(crate) fn score_errors(
     problem: &Problem,
     keys: &Keys,
     q: &TensorView<'_>,

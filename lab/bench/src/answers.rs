@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use flashcore_problem::bulk::fill_normal;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    DType, E4M3_MAX, InputKind, Inputs, Layout, Lengths, Problem, ReferenceRow, Tensor, reference_rows,
+    DType, Direction, E4M3_MAX, InputKind, Inputs, Layout, Lengths, Problem, ReferenceRow, Tensor, reference_rows,
 };
 use rayon::prelude::*;
 
@@ -29,7 +29,8 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
     let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
     let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
     let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
-    if few || !dense || kind != InputKind::Normal || problem.has_lengths() {
+    let is_forward = problem.direction() == Direction::Forward;
+    if few || !dense || kind != InputKind::Normal || problem.has_lengths() || !is_forward {
         return Inputs::generate(problem, kind, seed);
     }
     let draw = |tensor, layout: &Layout, stream: u64| {
@@ -50,6 +51,7 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
         k: draw("k", layouts[1], 2),
         v: draw("v", layouts[2], 3),
         lengths: Lengths::default(),
+        saved: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use flashcore_problem::{CausalAlign, DType, Layout, Mask, Problem};
+use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 
@@ -83,7 +83,7 @@ pub struct PlanClass {
 
 impl PlanClass {
     /// The class of a problem; `None` for those that no table is for: with tensors that are not
-    /// dense, offsets of the mask, or lengths on the device.
+    /// dense, offsets of the mask, lengths on the device, or of the backward direction.
     ///
     /// ```
     /// use flashcore::Problem;
@@ -101,7 +101,8 @@ impl PlanClass {
         ];
         let lies = |order: fn([usize; 4]) -> Layout| layouts.iter().all(|layout| **layout == order(layout.shape));
         let bshd = lies(Layout::bshd);
-        let plain = problem.q_offset() == 0 && problem.kv_offset() == 0;
+        let forward = problem.direction() == Direction::Forward;
+        let plain = forward && problem.q_offset() == 0 && problem.kv_offset() == 0;
         if problem.has_lengths() || !plain || !(bshd || lies(Layout::bhsd)) {
             return None;
         }

@@ -194,6 +194,7 @@ fn sequences_equal_separate_problems() {
                 k: gather(&inputs.k, alone.k_layout(), &|key| sequence.kv_row(key)),
                 v: gather(&inputs.v, alone.v_layout(), &|key| sequence.kv_row(key)),
                 lengths: Lengths::default(),
+                saved: None,
             };
             let rows: Vec<[usize; 3]> = answer(&alone, &part).iter().map(|row| row.index).collect();
             let moved = rows.iter().map(|&[_, h, s]| {

@@ -3,4 +3,5 @@
 mod bad_input;
 mod comparison;
 mod fp8;
+mod gradients;
 mod properties;
