@@ -19,11 +19,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod backward;
 mod config;
 mod error;
 mod keys;
 mod output;
 mod panel;
+mod product;
 mod rows;
 mod schedule;
 mod simd;
@@ -32,7 +34,7 @@ mod workspace;
 
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
-use flashcore_problem::{Lengths, Problem, TensorView, TensorViewMut};
+use flashcore_problem::{BackwardTensors, Direction, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 use output::Output;
 use schedule::Schedule;
 pub use simd::SimdLevel;
@@ -87,17 +89,7 @@ pub fn attention_with(
 ) -> Result<(), CpuError> {
     problem.check_tensors(&q, &k, &v, out, lse.as_deref())?;
     let sequences = problem.sequences(lengths)?;
-    let level = options.simd.unwrap_or_else(SimdLevel::best);
-    let Some(arch) = level.arch() else {
-        let available: Vec<&str> = SimdLevel::available().iter().map(|level| level.name()).collect();
-        return Err(CpuError::Simd {
-            asked: level,
-            available: available.join(", "),
-        });
-    };
-    if let Some(config) = options.config {
-        config.check()?;
-    }
+    let arch = arch_of(options)?;
     let run = || {
         let threads = rayon::current_num_threads();
         let schedule = Schedule {
@@ -117,8 +109,85 @@ pub fn attention_with(
     Ok(())
 }
 
+/// The gradients of Q, K and V of a [backward problem](flashcore_problem::direction), with the values
+/// of lengths where the problem has any. Products are accumulated in f32 for every dtype. The result
+/// does not depend on the number of threads. Rows of gradients that are of no sequence stay as they
+/// are.
+///
+/// ```
+/// use flashcore_cpu::{Options, backward};
+/// use flashcore_problem::{BackwardTensors, Gradients, InputKind, Inputs, Lengths, Problem, Tensor};
+/// let problem = Problem::builder().heads(2, 1).head_dim(64).seq_len(33).build()?.backward()?;
+/// let Inputs { q, k, v, saved: Some(saved), .. } = Inputs::generate(&problem, InputKind::Normal, 1) else {
+///     unreachable!("a backward problem has them");
+/// };
+/// let tensors = BackwardTensors {
+///     q: q.view(),
+///     k: k.view(),
+///     v: v.view(),
+///     out: saved.out.view(),
+///     lse: &saved.lse,
+///     dout: saved.dout.view(),
+/// };
+/// let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|like| Tensor::poisoned(problem.dtype(), *like.layout()));
+/// let mut gradients = Gradients { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+/// backward(&Options::default(), &problem, &tensors, &Lengths::default(), &mut gradients)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A forward problem, tensors that do not match the problem, and options that are invalid or not
+/// available on this machine. Gradients are then unchanged.
+pub fn backward(
+    options: &Options<'_>,
+    problem: &Problem,
+    tensors: &BackwardTensors<'_>,
+    lengths: &Lengths<&[i32]>,
+    gradients: &mut Gradients<TensorViewMut<'_>>,
+) -> Result<(), CpuError> {
+    problem.check_backward(tensors, gradients)?;
+    let call = backward::Backward {
+        problem,
+        tensors: *tensors,
+        sequences: &problem.sequences(lengths)?,
+        arch: arch_of(options)?,
+        config: options.config.unwrap_or(BACKWARD_CONFIG),
+    };
+    match options.pool {
+        Some(pool) => pool.install(|| call.run(gradients)),
+        None => call.run(gradients),
+    }
+    Ok(())
+}
+
+/// Tiles of the backward pass: both sides, P and dS fit in a megabyte of cache at the largest head_dim.
+const BACKWARD_CONFIG: CpuConfig = CpuConfig {
+    tile_q: 64,
+    tile_kv: 64,
+};
+
+/// The instruction set of a call whose options are valid.
+fn arch_of(options: &Options<'_>) -> Result<pulp::Arch, CpuError> {
+    let level = options.simd.unwrap_or_else(SimdLevel::best);
+    let Some(arch) = level.arch() else {
+        let available: Vec<&str> = SimdLevel::available().iter().map(|level| level.name()).collect();
+        return Err(CpuError::Simd {
+            asked: level,
+            available: available.join(", "),
+        });
+    };
+    if let Some(config) = options.config {
+        config.check()?;
+    }
+    Ok(arch)
+}
+
 /// The default tile sizes: 128 query rows, or fewer if that gives less than four tiles per thread.
+/// The backward pass has tiles of 64 rows and 64 keys.
 pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
+    if problem.direction() == Direction::Backward {
+        return BACKWARD_CONFIG;
+    }
     const TILES_A_THREAD: usize = 4;
     let rows = problem.lse_len();
     let rows = rows * schedule::key_ranges(rows, problem.seq_len_kv());

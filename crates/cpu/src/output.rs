@@ -55,6 +55,17 @@ impl<'o> Output<'o> {
     pub(crate) fn store(&self, [b, s, h]: [usize; 3], max: f32, sum: f32, values: &mut [f32]) {
         let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
         values.iter_mut().for_each(|x| *x *= inverse);
+        self.store_row([b, s, h], values);
+        if let Some(lse) = self.lse.get(b * self.layout.shape[2] + h) {
+            // −∞ + ln 0 is −∞ as required.
+            let value = f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln();
+            lse.lock().unwrap_or_else(PoisonError::into_inner)[s] = value as f32;
+        }
+    }
+
+    /// Rounds a row and stores it.
+    #[inline(always)]
+    pub(crate) fn store_row(&self, [b, s, h]: [usize; 3], values: &[f32]) {
         let [inner, middle, outer] = self.order;
         let (index, shape) = ([b, s, h], self.layout.shape);
         let region = &self.regions[index[outer] * shape[middle] + index[middle]];
@@ -62,12 +73,6 @@ impl<'o> Output<'o> {
         let at = index[inner] * self.layout.strides[inner] as usize * size;
         let mut bytes = region.lock().unwrap_or_else(PoisonError::into_inner);
         store_row(self.dtype, values, &mut bytes[at..][..values.len() * size]);
-        drop(bytes);
-        if let Some(lse) = self.lse.get(b * shape[2] + h) {
-            // −∞ + ln 0 is −∞ as required.
-            let value = f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln();
-            lse.lock().unwrap_or_else(PoisonError::into_inner)[s] = value as f32;
-        }
     }
 }
 

@@ -6,6 +6,8 @@ use std::str::FromStr;
 #[cfg(feature = "cpu")]
 use flashcore_cpu::CpuConfig;
 use flashcore_kernels::Config;
+#[cfg(feature = "cuda")]
+use flashcore_problem::Direction;
 use flashcore_problem::{Lengths, Problem, Tensor, TensorView, TensorViewMut};
 
 #[cfg(feature = "cuda")]
@@ -52,7 +54,7 @@ impl fmt::Display for KernelId {
     }
 }
 
-/// What [`Attention::forward`] computes.
+/// What [`Attention::forward`] computes, and [`Attention::backward`] reads.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Output {
@@ -74,13 +76,13 @@ pub struct Output {
 /// of rows). Both are kept for the 64 problems used last.
 #[derive(Debug)]
 pub struct Attention {
-    backend: Backend,
+    pub(crate) backend: Backend,
     /// The plan tables, or why the file that `FLASHCORE_PLANS` names cannot be used.
     plans: Result<Plans, PlanError>,
 }
 
 #[derive(Debug)]
-enum Backend {
+pub(crate) enum Backend {
     #[cfg(feature = "cpu")]
     Cpu(Option<CpuConfig>),
     #[cfg(feature = "cuda")]
@@ -173,7 +175,7 @@ impl Attention {
     /// The levers for a problem on the CPU. A row applies only with the number of threads it was
     /// measured with.
     #[cfg(feature = "cpu")]
-    fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
+    pub(crate) fn choose_cpu(&self, problem: &Problem, fixed: Option<CpuConfig>) -> Result<CpuChoice, Error> {
         let chosen = |config, why: &str, row| CpuChoice {
             config,
             why: why.to_string(),
@@ -241,7 +243,8 @@ impl Attention {
         }
     }
 
-    /// Bytes of workspace that [`forward_on`](Attention::forward_on) needs for tensors of this
+    /// Bytes of workspace that [`forward_on`](Attention::forward_on), or for a backward problem
+    /// [`backward_on`](Attention::backward_on), needs for tensors of this
     /// [alignment](DeviceTensors::alignment); 0 for most plans. Compiles the kernel at its first
     /// use.
     ///
@@ -417,7 +420,10 @@ impl Attention {
             Backend::Cpu(_) => Err(Error::NotOnCuda {
                 device: Device::Cpu.to_string(),
             }),
-            Backend::Cuda(cuda) => cuda.forward_on(stream, problem, tensors, self.plans()?),
+            Backend::Cuda(cuda) => {
+                problem.check_direction(Direction::Forward)?;
+                cuda.run_on(stream, problem, tensors, self.plans()?)
+            }
         }
     }
 }

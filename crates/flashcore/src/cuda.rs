@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, select_with};
-use flashcore_problem::{Lengths, Problem, TensorView, TensorViewMut};
+use flashcore_problem::{BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 
 use crate::Error;
 use crate::plans::Plans;
-use crate::tensors::{DeviceTensors, ScaleBuffers};
+use crate::tensors::{DeviceGradients, DeviceTensors, ScaleBuffers};
 
 pub use flashcore_cuda::*;
 
@@ -137,7 +137,8 @@ impl CudaAttention {
         Ok(self.prepare(problem, alignment, plans)?.choice.plan.workspace_bytes())
     }
 
-    pub(crate) fn forward_on(
+    /// Enqueues a plan of either direction.
+    pub(crate) fn run_on(
         &self,
         stream: &Stream,
         problem: &Problem,
@@ -207,10 +208,55 @@ impl CudaAttention {
             workspace: Some(workspace.as_slice()),
             ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), device_out.as_slice())
         };
-        self.forward_on(&stream, problem, &tensors, plans)?;
+        self.run_on(&stream, problem, &tensors, plans)?;
         device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
         if let (Some(lse), Some(device)) = (lse, &device_lse) {
             lse.copy_from_slice(&device.to_vec::<f32>(&stream)?);
+        }
+        stream.synchronize()?;
+        Ok(())
+    }
+
+    pub(crate) fn backward_host(
+        &self,
+        problem: &Problem,
+        tensors: &BackwardTensors<'_>,
+        lengths: &Lengths<&[i32]>,
+        gradients: &mut Gradients<TensorViewMut<'_>>,
+        plans: &Plans,
+    ) -> Result<(), Error> {
+        problem.sequences(lengths)?;
+        let stream = Stream::new(&self.context)?;
+        let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
+        let [q, k, v, out, dout] =
+            [&tensors.q, &tensors.k, &tensors.v, &tensors.out, &tensors.dout].map(|tensor| upload(tensor.bytes()));
+        let (q, k, v, out, dout) = (q?, k?, v?, out?, dout?);
+        let lse = DeviceBuffer::from_host(&stream, tensors.lse)?;
+        let lengths = lengths.try_map(|values| DeviceBuffer::from_host(&stream, values))?;
+        // The whole extent travels both ways, so that gaps between rows come back as they were.
+        let [dq, dk, dv] = gradients.each().map(|tensor| upload(tensor.as_view().bytes()));
+        let (dq, dk, dv) = (dq?, dk?, dv?);
+        let workspace_bytes = self.workspace_bytes(problem, 16, plans)?;
+        let workspace = DeviceBuffer::new(&self.context, workspace_bytes as usize)?;
+        let device = DeviceTensors {
+            lse: Some(lse.as_slice()),
+            lengths: lengths.map(DeviceBuffer::as_slice),
+            workspace: Some(workspace.as_slice()),
+            gradients: Some(DeviceGradients {
+                dout: dout.as_slice(),
+                dq: dq.as_slice(),
+                dk: dk.as_slice(),
+                dv: dv.as_slice(),
+            }),
+            ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice())
+        };
+        self.run_on(&stream, problem, &device, plans)?;
+        for (device, host) in [
+            (&dq, &mut gradients.dq),
+            (&dk, &mut gradients.dk),
+            (&dv, &mut gradients.dv),
+        ] {
+            device.as_slice().copy_to_host(&stream, host.bytes_mut())?;
         }
         stream.synchronize()?;
         Ok(())

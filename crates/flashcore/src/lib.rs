@@ -18,6 +18,7 @@
 //! tensors in device memory, those of other libraries by their raw addresses, and a stream; it
 //! allocates nothing and waits for nothing. [`Attention::forward_lengths`] and
 //! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`.
+//! [`Attention::backward`] and [`Attention::backward_on`] compute the gradients of Q, K and V.
 //! The numbered programs in `examples/` teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics: [`plans`]. [`kernel`] is the language that they
@@ -56,6 +57,7 @@
 compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one, or use the default features");
 
 mod attention;
+mod backward;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(feature = "cudarc")]
@@ -76,11 +78,12 @@ pub use flashcore_cpu::CpuError;
 #[doc(inline)]
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
-    CausalAlign, DType, Element, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
-    Sequence, Tensor, TensorView, TensorViewMut, absmax_scales, bf16, f16, quantise,
+    BackwardTensors, CausalAlign, DType, Direction, Element, GradientLayouts, Gradients, KvLengths, Layout, Lengths,
+    Mask, Problem, ProblemBuilder, ProblemError, QLengths, Sequence, Tensor, TensorView, TensorViewMut, absmax_scales,
+    bf16, f16, quantise,
 };
 #[cfg(feature = "cuda")]
-pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
+pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, ScaleBuffers};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.
 ///
@@ -97,7 +100,8 @@ pub use tensors::{DeviceScales, DeviceTensors, ScaleBuffers};
 /// ```
 pub mod testing {
     pub use flashcore_problem::{
-        Comparison, InputKind, Inputs, ReferenceRow, Slack, Tolerance, compare, compare_lse, reference, reference_rows,
+        Comparison, GradientRow, InputKind, Inputs, ReferenceRow, Saved, Slack, Tolerance, compare, compare_gradient,
+        compare_lse, reference, reference_gradients, reference_rows,
     };
 }
 

@@ -1,4 +1,5 @@
-//! Tensors in device memory, as [`Attention::forward_on`](crate::Attention::forward_on) takes them.
+//! Tensors in device memory, as [`Attention::forward_on`](crate::Attention::forward_on) and
+//! [`Attention::backward_on`](crate::Attention::backward_on) take them.
 
 use flashcore_cuda::{Context, CudaError, DeviceBuffer, DeviceSlice, Stream};
 use flashcore_problem::{DType, Layout, Lengths, Problem, TensorView};
@@ -13,11 +14,11 @@ pub struct DeviceTensors<'a> {
     pub k: DeviceSlice<'a>,
     /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
     pub v: DeviceSlice<'a>,
-    /// Written: `[batch, seq_len_q, num_heads, head_dim_v]`, of
+    /// Written, and read by the backward pass: `[batch, seq_len_q, num_heads, head_dim_v]`, of
     /// [`Problem::out_dtype`](crate::Problem::out_dtype).
     pub out: DeviceSlice<'a>,
-    /// Written where the problem asks for it: f32 `[batch, num_heads, seq_len_q]`; of packed query
-    /// rows `[num_heads, total]`.
+    /// Written where the problem asks for it, and read by the backward pass: f32 `[batch, num_heads,
+    /// seq_len_q]`; of packed query rows `[num_heads, total]`.
     pub lse: Option<DeviceSlice<'a>>,
     /// The scales of Q, K and V where they are e4m3, and only then.
     pub scales: Option<DeviceScales<'a>>,
@@ -36,6 +37,22 @@ pub struct DeviceTensors<'a> {
     /// on the device have a schedule; others ignore this. If it is not so, results are wrong, and
     /// any memory may be read or written.
     pub reuse_schedule: bool,
+    /// What the backward pass has besides, and only it.
+    pub gradients: Option<DeviceGradients<'a>>,
+}
+
+/// The gradients of a backward pass in device memory, each in the layout of
+/// [`Problem::gradient_layouts`](crate::Problem::gradient_layouts).
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceGradients<'a> {
+    /// Read: the gradient of O.
+    pub dout: DeviceSlice<'a>,
+    /// Written: the gradient of Q.
+    pub dq: DeviceSlice<'a>,
+    /// Written: the gradient of K.
+    pub dk: DeviceSlice<'a>,
+    /// Written: the gradient of V.
+    pub dv: DeviceSlice<'a>,
 }
 
 /// Scales of e4m3 tensors in device memory, each f32 `[batch, num_kv_heads]`, dense. An element
@@ -64,6 +81,7 @@ impl<'a> DeviceTensors<'a> {
             lengths: Lengths::default(),
             workspace: None,
             reuse_schedule: false,
+            gradients: None,
         }
     }
 
@@ -103,11 +121,12 @@ impl<'a> DeviceTensors<'a> {
         )
     }
 
-    /// What the addresses of Q, K, V and O are all multiples of, in bytes, at most 16: plans depend
-    /// on it.
+    /// What the addresses of Q, K, V, O and gradients are all multiples of, in bytes, at most 16:
+    /// plans depend on it.
     pub fn alignment(&self) -> u32 {
-        let addresses = [self.q, self.k, self.v, self.out].map(DeviceSlice::address);
-        1 << (addresses[0] | addresses[1] | addresses[2] | addresses[3] | 16).trailing_zeros()
+        let gradients = self.gradients.iter().flat_map(|g| [g.dout, g.dq, g.dk, g.dv]);
+        let tensors = [self.q, self.k, self.v, self.out].into_iter().chain(gradients);
+        1 << tensors.fold(16, |all, tensor| all | tensor.address()).trailing_zeros()
     }
 
     /// The memory of a launch's buffer, by the buffer's name; `None` where it was not given, or no
@@ -123,6 +142,10 @@ impl<'a> DeviceTensors<'a> {
             "k_scale" => self.scales.map(|scales| scales.k),
             "v_scale" => self.scales.map(|scales| scales.v),
             "workspace" => self.workspace,
+            "dout" => self.gradients.map(|gradients| gradients.dout),
+            "dq" => self.gradients.map(|gradients| gradients.dq),
+            "dk" => self.gradients.map(|gradients| gradients.dk),
+            "dv" => self.gradients.map(|gradients| gradients.dv),
             other => self.lengths.named(other).copied(),
         }
     }

@@ -36,7 +36,7 @@ impl CpuBed {
     /// Allocates the tensors and fills them with normal inputs.
     pub fn new(problem: &Problem) -> CpuBed {
         let place = |seed: u64| {
-            let Inputs { q, k, v, lengths } = draw(problem, InputKind::Normal, seed);
+            let Inputs { q, k, v, lengths, .. } = draw(problem, InputKind::Normal, seed);
             Place {
                 q,
                 k,

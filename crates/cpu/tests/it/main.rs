@@ -2,4 +2,5 @@
 
 mod against_float64;
 mod bad_input;
+mod gradients;
 mod properties;

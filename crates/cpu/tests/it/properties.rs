@@ -92,6 +92,7 @@ proptest! {
             k: part(&inputs.k, prefix.k_layout(), 0),
             v: part(&inputs.v, prefix.v_layout(), 0),
             lengths: Lengths::default(),
+            saved: None,
         };
         let config = CpuConfig { tile_q: 32, tile_kv: 16 };
         let (all, one) = (compute(config, &whole, &inputs), compute(config, &prefix, &last));

@@ -1,4 +1,5 @@
 //! The library as its users see it.
 
+mod backward;
 mod calls;
 mod plans;

@@ -1,0 +1,153 @@
+//! Gradients on the best device there is, against the float64 reference: on a machine with a GPU these are tests of its
+//! kernels.
+//!
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (24).
+
+use flashcore::testing::{InputKind, Inputs, Tolerance, compare_gradient, reference_gradients};
+use flashcore::{
+    Attention, BackwardTensors, DType, Device, Gradients, Mask, Problem, ProblemBuilder, Tensor, TensorViewMut,
+};
+use flashcore_problem::{RandomLimits, others_untouched, random_backward};
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
+}
+
+/// Poisoned gradients, and what computing them returns.
+fn compute(attention: &Attention, problem: &Problem, inputs: &Inputs) -> Gradients<Tensor> {
+    let (layouts, saved) = (problem.gradient_layouts().unwrap(), inputs.saved.as_ref().unwrap());
+    let poisoned = |layout| Tensor::poisoned(problem.dtype(), layout);
+    let [mut dq, mut dk, mut dv] = [layouts.dq, layouts.dk, layouts.dv].map(poisoned);
+    let tensors = BackwardTensors {
+        q: inputs.q.view(),
+        k: inputs.k.view(),
+        v: inputs.v.view(),
+        out: saved.out.view(),
+        lse: &saved.lse,
+        dout: saved.dout.view(),
+    };
+    let views: [TensorViewMut<'_>; 3] = [dq.view_mut(), dk.view_mut(), dv.view_mut()];
+    let lengths = inputs.lengths.as_slices();
+    attention
+        .backward_lengths(problem, &tensors, &lengths, views.into())
+        .unwrap();
+    Gradients { dq, dk, dv }
+}
+
+#[test]
+fn gradients_equal_float64() {
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 24));
+    let attention = Attention::new(Device::best());
+    let mut most = [0f64; 3];
+    for seed in first..first + count {
+        let limits = RandomLimits {
+            max_work: 3_000_000,
+            lengths: seed % 2 == 1,
+            head_dim_v: true,
+            ..RandomLimits::default()
+        };
+        let problem = random_backward(seed, &limits).unwrap();
+        let kind = match seed % 3 {
+            0 => InputKind::ALL[seed as usize / 3 % InputKind::ALL.len()],
+            _ => InputKind::Normal,
+        };
+        let inputs = Inputs::generate(&problem, kind, seed);
+        let (got, want) = (
+            compute(&attention, &problem, &inputs),
+            reference_gradients(&problem, &inputs).unwrap(),
+        );
+        for (i, name) in Gradients::<()>::NAMES.into_iter().enumerate() {
+            let (got, want) = (got.each()[i].view(), want.each()[i]);
+            let rows = want.iter().map(|row| row.index);
+            assert_eq!(others_untouched(&got, rows), Ok(()), "seed {seed}, {name} of {problem}");
+            if want.is_empty() {
+                continue;
+            }
+            let tolerance = Tolerance::of_gradient(problem.dtype());
+            let found = compare_gradient(name, &got, want, tolerance).unwrap();
+            assert!(found.passed, "seed {seed}, {kind}, {name} of {problem}: {found}");
+            most[i] = most[i].max(found.of_allowed);
+        }
+    }
+    println!(
+        "{count} problems on {}: at most {most:.2?} of the allowed error",
+        attention.device()
+    );
+}
+
+/// The same bits in 50 runs.
+#[test]
+fn gradients_are_deterministic() {
+    let problem = Problem::builder()
+        .batch(2)
+        .heads(6, 2)
+        .seq_len(193)
+        .head_dim(72)
+        .dtype(DType::BF16);
+    let problem = problem.mask(Mask::CAUSAL).build().unwrap().backward().unwrap();
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
+    let attention = Attention::new(Device::best());
+    let bits = || {
+        compute(&attention, &problem, &inputs)
+            .each()
+            .map(|tensor| tensor.bytes().to_vec())
+    };
+    let first = bits();
+    assert!((1..50).all(|_| bits() == first));
+}
+
+fn builder() -> ProblemBuilder {
+    Problem::builder().heads(4, 2).seq_len(40).head_dim(64).return_lse(true)
+}
+
+/// What the forward pass returns goes into the backward pass as it is.
+#[test]
+fn a_forward_pass_and_its_gradients() {
+    let attention = Attention::new(Device::best());
+    let problem = builder().dtype(DType::F32).softcap(8.0).build().unwrap();
+    let backward = problem.backward().unwrap();
+    let inputs = Inputs::generate(&backward, InputKind::Normal, 2);
+    let dout = &inputs.saved.as_ref().unwrap().dout;
+    let output = attention.forward(&problem, &inputs.q, &inputs.k, &inputs.v).unwrap();
+    let got = attention
+        .backward(&problem, &inputs.q, &inputs.k, &inputs.v, &output, dout)
+        .unwrap();
+    let want = reference_gradients(&backward, &inputs).unwrap();
+    for (i, name) in Gradients::<()>::NAMES.into_iter().enumerate() {
+        let (got, want) = (got.each()[i].view(), want.each()[i]);
+        let found = compare_gradient(name, &got, want, Tolerance { atol: 1e-5, rtol: 1e-4 }).unwrap();
+        assert!(found.passed, "{name}: {found}");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_named() {
+    let attention = Attention::new(Device::cpu());
+    let inputs = Inputs::generate(&builder().build().unwrap(), InputKind::Normal, 2);
+    let Inputs { q, k, v, .. } = &inputs;
+    let error = |problem: &Problem, forward: &Problem, dout: &Tensor| {
+        let output = attention.forward(forward, q, k, v).unwrap();
+        attention
+            .backward(problem, q, k, v, &output, dout)
+            .unwrap_err()
+            .to_string()
+    };
+    let problem = builder().build().unwrap();
+    let without = builder().return_lse(false).build().unwrap();
+    assert_eq!(
+        error(&problem, &without, q),
+        "lse was not given; call `.return_lse(true)` before `.build()`"
+    );
+    assert!(error(&problem, &problem, k).starts_with("dout has shape [1, 40, 2, 64]"));
+    // A call of the other direction.
+    let backward = problem.backward().unwrap();
+    let forward = attention.forward(&backward, q, k, v).unwrap_err().to_string();
+    assert!(
+        forward.starts_with("the problem's direction is backward; this call takes forward"),
+        "{forward}"
+    );
+    assert!(attention.plan(&backward).is_ok());
+}
