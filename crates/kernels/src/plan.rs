@@ -19,11 +19,12 @@ pub struct Plan {
     /// The architecture it was resolved for.
     pub target: Target,
     /// What runs before the main step: where lengths are on the device the one that makes a schedule of
-    /// them; or the one that transposes V.
+    /// them; or the one that transposes V. Of a backward pass the one that prepares statistics of rows.
     pub before: Vec<Step>,
     /// The main step.
     pub main: Step,
-    /// What runs after it, such as `combine` where the keys are split across blocks.
+    /// What runs after it, such as `combine` where the keys are split across blocks, or the kernel of a gradient that
+    /// the main step leaves out.
     pub then: Vec<Step>,
     /// What the build shows besides its output, or in its place ([`tap`]).
     pub tap: Option<Tap>,
@@ -79,7 +80,7 @@ impl Plan {
     /// As [`Plan::new`].
     pub fn with_tap(problem: &Problem, config: &Config, chip: impl Into<Chip>, tap: Tap) -> Result<Plan, Refusal> {
         let kernels = KernelCache::default();
-        if tap.is_stored() {
+        if tap.is_stored() || problem.direction() == Direction::Backward {
             return Plan::resolve(problem, config, chip.into(), &kernels, Some(tap));
         }
         let plan = Plan::resolve(&tap::even(problem)?, config, chip.into(), &kernels, None)?;
@@ -97,15 +98,23 @@ impl Plan {
         if !target.is_supported() {
             return Err(Refusal::Target { target });
         }
-        if problem.direction() == Direction::Backward {
-            return Err(Refusal::unsupported(config.family(), "the backward pass", "the CPU does"));
+        let backward = problem.direction() == Direction::Backward;
+        if backward && !matches!(config, Config::Scalar(_)) {
+            return Err(Refusal::unsupported(
+                config.family(),
+                "the backward pass",
+                "family scalar does",
+            ));
+        }
+        if backward && tap.is_some() {
+            return Err(Refusal::unsupported(config.family(), TAPS, "check its gradients"));
         }
         tap::check(problem, tap)?;
         let alone = |main| (Vec::new(), main, Vec::new());
         let (before, main, then) = match config {
             Config::Ladder(config) => alone(crate::ladder::plan(problem, config, kernels, tap)?),
             Config::Mma(config) => crate::mma::plan(problem, config, chip, kernels, tap)?,
-            Config::Scalar(config) => alone(crate::scalar::plan(problem, config, kernels, tap)?),
+            Config::Scalar(config) => crate::scalar::plan(problem, config, kernels, tap)?,
             Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, tap)?,
         };
         let plan = Plan {
@@ -137,10 +146,10 @@ impl Plan {
     /// How many of the first steps depend on nothing but the lengths' values: the work lists that they leave in the
     /// workspace serve all calls with the same ones, such as those of a model's layers.
     pub fn schedule_steps(&self) -> usize {
-        if self.problem.has_lengths() {
-            self.before.len()
-        } else {
-            0
+        // Before a backward pass, statistics of rows are prepared.
+        match self.problem.direction() {
+            Direction::Forward if self.problem.has_lengths() => self.before.len(),
+            _ => 0,
         }
     }
 
@@ -150,6 +159,8 @@ impl Plan {
         bytes.max().unwrap_or(0)
     }
 }
+
+const TAPS: &str = "taps of the backward pass";
 
 /// The last word on shared memory, whatever a family estimated before it built the kernel.
 fn check_shared_memory(kernel: &Kernel, plan: &Plan) -> Result<(), Refusal> {

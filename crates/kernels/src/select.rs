@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt;
 
 use flashcore_ir::Chip;
-use flashcore_problem::Problem;
+use flashcore_problem::{Direction, Problem};
 
 use thiserror::Error;
 
@@ -159,7 +159,8 @@ pub fn select_with<T, F>(
 fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<Item = (Config, String)> {
     let (target, head_dim) = (chip.target, problem.head_dim());
     // Copies of 16 bytes need tensors that start at multiples of 16.
-    let wide = (alignment >= mma::ALIGNMENT).then_some(problem);
+    let forward = problem.direction() == Direction::Forward;
+    let wide = (forward && alignment >= mma::ALIGNMENT).then_some(problem);
     let wgmma = wide
         .into_iter()
         .flat_map(move |problem| wgmma::proposals(problem, chip));
@@ -183,10 +184,16 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
         .into_iter()
         .flat_map(move |()| scalar::preferred_configs(problem, alignment));
     let scalar = scalar.map(move |config| {
-        let why = format!(
-            "the scalar family serves every problem, and of its tiles this was the fastest on such shapes that {target} has \
-             room for at head_dim {head_dim}"
-        );
+        let why = match forward {
+            true => format!(
+                "the scalar family serves every problem, and of its tiles this was the fastest on such shapes that \
+                 {target} has room for at head_dim {head_dim}"
+            ),
+            false => format!(
+                "only the scalar family has a backward pass, and this is the largest of its default tiles that {target} \
+                 has room for at head_dim {head_dim}"
+            ),
+        };
         (Config::Scalar(config), why)
     });
     wgmma.chain(mma).chain(scalar)

@@ -7,7 +7,7 @@ use std::time::Instant;
 use flashcore_ir::proof::prove_launch;
 use flashcore_ir::{BufferSpec, ScalarType, Target};
 use flashcore_kernels::{Plan, Refusal, Step, Tap, tap};
-use flashcore_problem::{InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
+use flashcore_problem::{GradientLayouts, Gradients, InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
@@ -16,8 +16,11 @@ use thiserror::Error;
 use crate::gate;
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 
-/// Output buffers, which start as poison.
-const OUTPUTS: [&str; 4] = ["out", "lse", "tap", "offsets"];
+/// Whether a buffer is an output of a launch; it starts as poison. What a backward pass reads of the forward pass, O and
+/// the log-sum-exp, is not.
+fn is_output(spec: &BufferSpec) -> bool {
+    spec.written && spec.name != "workspace"
+}
 
 /// Options of a check.
 #[derive(Clone, Debug)]
@@ -76,7 +79,7 @@ pub enum CheckError {
     /// A buffer of the launch is not a tensor of the problem.
     #[error(
         "the launch has a buffer `{0}`, which is not a tensor of the problem (q, k, v, out, lse, tap, offsets, \
-         workspace, or the values of its lengths)"
+         workspace, dout, dq, dk, dv, or the values of its lengths)"
     )]
     Buffer(&'static str),
     /// The config does not support the small problem that represents the whole in the cost model.
@@ -254,10 +257,18 @@ impl Outputs {
             let values = tap::finish(problem, tapped, &values, &offsets);
             return gate::gate_tap(problem, inputs, tapped, &values);
         }
-        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        if let Some(bytes) = self.0.get("out") {
-            out.bytes_mut().copy_from_slice(bytes);
+        let tensor = |name, layout| {
+            let mut tensor = Tensor::poisoned(problem.out_dtype(), layout);
+            if let Some(bytes) = self.0.get(name) {
+                tensor.bytes_mut().copy_from_slice(bytes);
+            }
+            tensor
+        };
+        if let Some(&GradientLayouts { dq, dk, dv, .. }) = problem.gradient_layouts() {
+            let gradients = Gradients::from([tensor("dq", dq), tensor("dk", dk), tensor("dv", dv)]);
+            return gate::gate_gradients(problem, inputs, &gradients);
         }
+        let out = tensor("out", *problem.o_layout());
         gate(problem, inputs, &out, self.floats("lse").as_deref(), options.seed)
     }
 
@@ -310,7 +321,8 @@ fn run(
             break;
         }
     }
-    buffers.retain(|name, _| OUTPUTS.contains(name));
+    let specs = || plan.steps().flat_map(|step| &step.launch.buffers);
+    buffers.retain(|name, _| specs().any(|spec| spec.name == *name && is_output(spec)));
     let outputs = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes));
     Ok((Outputs(outputs.collect()), all))
 }
@@ -328,6 +340,9 @@ fn buffers_of(plan: &Checked<'_>, inputs: &Inputs) -> Result<BTreeMap<&'static s
     Ok(buffers)
 }
 
+/// What launches write.
+const KNOWN: [&str; 8] = ["out", "lse", "tap", "offsets", "workspace", "dq", "dk", "dv"];
+
 /// The contents of a buffer before a launch.
 pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, CheckError> {
     let scales = |tensor: &Tensor| {
@@ -335,6 +350,10 @@ pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, Ch
         scales.flat_map(|scale| scale.to_le_bytes()).collect()
     };
     Ok(match spec.name {
+        name if name == "workspace" || is_output(spec) => match KNOWN.contains(&name) {
+            true => vec![POISON; spec.bytes as usize],
+            false => return Err(CheckError::Buffer(name)),
+        },
         "q" => inputs.q.bytes().to_vec(),
         "k" => inputs.k.bytes().to_vec(),
         "v" => inputs.v.bytes().to_vec(),
@@ -342,8 +361,12 @@ pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, Ch
         "k_scale" => scales(&inputs.k),
         "v_scale" => scales(&inputs.v),
         name if let Some(values) = inputs.lengths.named(name) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        name if name == "workspace" || OUTPUTS.contains(&name) => vec![POISON; spec.bytes as usize],
-        name => return Err(CheckError::Buffer(name)),
+        name => match (name, &inputs.saved) {
+            ("out", Some(saved)) => saved.out.bytes().to_vec(),
+            ("lse", Some(saved)) => saved.lse.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ("dout", Some(saved)) => saved.dout.bytes().to_vec(),
+            _ => return Err(CheckError::Buffer(name)),
+        },
     })
 }
 
@@ -356,7 +379,7 @@ fn run_step(
     let mut bytes = Vec::with_capacity(specs.len());
     for (slot, spec) in specs.iter().enumerate() {
         let buffer = buffers.get_mut(spec.name).ok_or(CheckError::Buffer(spec.name))?;
-        if spec.name == "workspace" || OUTPUTS.contains(&spec.name) {
+        if spec.name == "workspace" || is_output(spec) {
             sim_options.uninitialized.push(slot);
             sim_options.written.insert(slot, buffer.written.clone());
         }

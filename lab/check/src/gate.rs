@@ -4,8 +4,9 @@
 use flashcore_kernels::Tap;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, DType, GapWritten, Inputs, Problem, ProblemError, Tensor, Tolerance, compare, compare_lse, compare_tap,
-    others_untouched, reference_probabilities, reference_rows, reference_scores,
+    Comparison, DType, GapWritten, Gradients, Inputs, Problem, ProblemError, Tensor, Tolerance, compare,
+    compare_gradient, compare_lse, compare_tap, others_untouched, reference_gradients, reference_probabilities,
+    reference_rows, reference_scores,
 };
 use serde::Serialize;
 
@@ -15,8 +16,12 @@ const MAX_PRODUCTS: u64 = 400_000_000;
 /// The result of the comparison. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
-    /// The output, or a tap of it, compared with the reference.
+    /// The output, or a tap of it, compared with the reference; of a backward pass the gradient that is
+    /// furthest from it.
     pub out: Comparison,
+    /// Which gradient that is: `dq`, `dk` or `dv`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gradient: Option<&'static str>,
     /// The log-sum-exp compared with the reference, if the problem returns it.
     pub lse: Option<Comparison>,
     /// Bytes written between the output's elements, if any.
@@ -39,6 +44,9 @@ impl Gate {
 
 impl std::fmt::Display for Gate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(gradient) = self.gradient {
+            write!(f, "{gradient} ")?;
+        }
         write!(f, "{}", self.out)?;
         if let Some(lse) = self.lse.as_ref().filter(|lse| !lse.passed) {
             write!(f, "; log-sum-exp {lse}")?;
@@ -81,6 +89,7 @@ pub fn gate(
     let lse = lse.map(|lse| compare_lse(problem, lse, &want, tolerance));
     Ok(Gate {
         out: compare(problem, &out.view(), &want, tolerance)?,
+        gradient: None,
         lse: lse.transpose()?,
         gaps,
         tolerance,
@@ -101,12 +110,46 @@ pub(crate) fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f
     let tolerance = Tolerance::of(DType::F32);
     Ok(Gate {
         out: compare_tap(problem, values, &want, tolerance)?,
+        gradient: None,
         lse: None,
         gaps: None,
         tolerance,
         rows: problem.lse_len(),
         all_rows: problem.lse_len(),
     })
+}
+
+/// Compares all gradients with the reference: every row of each. They must have started as
+/// [`Tensor::poisoned`].
+///
+/// # Errors
+/// Inputs or gradients that are not those of the problem.
+pub fn gate_gradients(problem: &Problem, inputs: &Inputs, got: &Gradients<Tensor>) -> Result<Gate, ProblemError> {
+    let want = reference_gradients(problem, inputs)?;
+    let tolerance = Tolerance::of_gradient(problem.dtype());
+    let rows = want.each().iter().map(|rows| rows.len()).sum();
+    let mut gate = Gate {
+        out: Comparison::default(),
+        gradient: None,
+        lse: None,
+        gaps: None,
+        tolerance,
+        rows,
+        all_rows: rows,
+    };
+    for (i, name) in Gradients::<()>::NAMES.into_iter().enumerate() {
+        let (got, want) = (got.each()[i].view(), want.each()[i]);
+        if let Err(gaps) = others_untouched(&got, want.iter().map(|row| row.index)) {
+            gate.gaps = Some(gaps);
+        }
+        let found = compare_gradient(name, &got, want, tolerance)?;
+        let failures = (found.failures, gate.out.failures);
+        let further = failures.0 > failures.1 || failures.0 == failures.1 && found.of_allowed > gate.out.of_allowed;
+        if !want.is_empty() && (further || gate.gradient.is_none()) {
+            (gate.out, gate.gradient) = (found, Some(name));
+        }
+    }
+    Ok(gate)
 }
 
 /// `count` of the rows: the first, the last, and random others.

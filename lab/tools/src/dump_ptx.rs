@@ -15,7 +15,8 @@ use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 ///
 /// FOLDER has what is assembled for every target and must be clean: of family `scalar` every tile
 /// and warp count at the usual head sizes, and every dtype, access width and option on the default
-/// tile; of family `mma` split-KV, with the combine kernels; the ladder; builds with a tap.
+/// tile, and the default kernels of the backward pass; of family `mma` split-KV, with the combine
+/// kernels; the ladder; builds with a tap.
 ///
 /// FOLDER/sm_NN has what is assembled for that target and must be clean: the defaults of families
 /// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV of `wgmma`.
@@ -39,6 +40,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let Options { folder, full } = options;
     let mut everywhere = Kernels::default();
     scalar_kernels(&mut everywhere);
+    backward_kernels(&mut everywhere);
     ladder_kernels(&mut everywhere);
     split_kernels(&mut everywhere);
     tap_kernels(&mut everywhere)?;
@@ -184,6 +186,20 @@ fn scalar_kernels(kernels: &mut Kernels) {
             if varied && !preferred.contains(&with_widest) {
                 continue;
             }
+            kernels.add(&problem, Config::Scalar(config), Target::Sm90a);
+        }
+    }
+}
+
+/// The defaults of the backward pass, with equal lengths and with packed ones.
+fn backward_kernels(kernels: &mut Kernels) {
+    let packed = one_head((64, 64))
+        .seq_len_q(4)
+        .q_lengths(QLengths::Packed { total: 8, used: true })
+        .kv_lengths(KvLengths::Packed { total: 99, used: true });
+    let problems = problems().into_iter().chain(packed.build());
+    for problem in problems.flat_map(|problem| problem.backward()) {
+        for config in scalar::preferred_configs(&problem, 16) {
             kernels.add(&problem, Config::Scalar(config), Target::Sm90a);
         }
     }

@@ -145,6 +145,21 @@ impl<'k> RowParams<'k> {
         (rows, FirstRows { q, k })
     }
 
+    /// Where the log-sum-exp of a head of a sequence begins; `batch_head` is the head's number among those of all
+    /// batches, `first` is from [`RowParams::of_sequence`].
+    #[track_caller]
+    pub(super) fn lse_of_head(
+        &self,
+        lse: GlobalPtr<'k, f32>,
+        batch_head: Val<'k, u32>,
+        first: FirstRows<'k>,
+    ) -> GlobalPtr<'k, f32> {
+        match (self.lse_rows, first.q) {
+            (Some(rows), Some(first)) => lse.offset_strided(batch_head % self.num_heads, rows).offset(first),
+            _ => lse.offset_strided(batch_head, self.seq_len_q),
+        }
+    }
+
     /// The pages of a sequence whose parameters these are, if K and V are in pages.
     #[track_caller]
     pub(super) fn pages_of(&self, batch: Val<'k, u32>) -> Option<Pages<'k>> {

@@ -4,6 +4,7 @@
 pub mod block_range;
 pub(crate) mod combine;
 pub(crate) mod epilogue;
+pub(crate) mod gradients;
 pub(crate) mod lengths;
 pub(crate) mod mask;
 pub(crate) mod params;

@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
-use flashcore_problem::{DType, Layout, Lengths, Problem};
+use flashcore_problem::{DType, Direction, Layout, Lengths, Problem};
 
 use super::block_range::Band;
 use super::lengths::{LengthKinds, LengthParams, TensorParam, kinds, row_strides};
@@ -45,7 +45,8 @@ impl Shape {
             head_dim_v: problem.head_dim_v() as u32,
             dtype: problem.dtype(),
             softcap: problem.softcap().is_some(),
-            lse: problem.return_lse() && tap.is_none(),
+            // A backward pass reads it, in its first step.
+            lse: problem.return_lse() && tap.is_none() && problem.direction() == Direction::Forward,
             vector_bytes,
             tap,
             split: false,
@@ -235,8 +236,20 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
 }
 
 pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, align: u32, name: &'static str, layout: &Layout) {
+    add_tensor_as(launch, problem, align, name, layout, name == "out");
+}
+
+/// The same for a tensor that is read, or written.
+pub(crate) fn add_tensor_as(
+    launch: &mut Launch,
+    problem: &Problem,
+    align: u32,
+    name: &'static str,
+    layout: &Layout,
+    written: bool,
+) {
     let bytes = layout.span() * problem.dtype().size_bytes();
-    add_buffer(launch, name, bytes, align, name == "out");
+    add_buffer(launch, name, bytes, align, written);
     launch.args.extend(row_strides(layout).map(Arg::U32));
 }
 
@@ -309,7 +322,7 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
     Err(Refusal::unsupported(family, what, remedy))
 }
 
-/// The [`row_strides`] of all four tensors.
+/// The [`row_strides`] of all tensors.
 pub(crate) fn all_strides(problem: &Problem) -> impl Iterator<Item = u32> {
     let layouts = [
         problem.q_layout(),
@@ -317,5 +330,7 @@ pub(crate) fn all_strides(problem: &Problem) -> impl Iterator<Item = u32> {
         problem.v_layout(),
         problem.o_layout(),
     ];
-    layouts.into_iter().flat_map(row_strides)
+    let gradients = problem.gradient_layouts().into_iter();
+    let gradients = gradients.flat_map(|g| [&g.dout, &g.dq, &g.dk, &g.dv]);
+    layouts.into_iter().chain(gradients).flat_map(row_strides)
 }

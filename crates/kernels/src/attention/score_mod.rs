@@ -47,6 +47,12 @@ impl<'k> ScoreMod<'k> {
         }
     }
 
+    /// The derivative of a score by the scaled product that it comes from, where it is not 1.
+    #[track_caller]
+    pub(crate) fn slope(&self, score: Val<'k, f32>) -> Option<Val<'k, f32>> {
+        self.softcap_scale.map(|_| (-score).fma(score, 1.0))
+    }
+
     /// With soft cap: scores in some registers, not yet scaled, are capped. `head_scale` is that of a head's products.
     #[track_caller]
     pub(crate) fn cap(&self, scores: &RowTile<'k>, registers: std::ops::Range<u32>, head_scale: Option<Var<'k, f32>>) {

@@ -1,13 +1,14 @@
-//! Family `scalar`: attention without tensor cores; it serves every problem but those in e4m3.
+//! Family `scalar`: attention without tensor cores, forward and [backward]; it serves every problem but those in e4m3.
 //!
 //! `naive` and `tiled` both compute in f32 and differ only in how work is shared out: each checks the other.
 
+mod backward;
 mod common;
 mod naive;
 mod tiled;
 
 use flashcore_ir::{Kernel, KernelBuilder, Widen};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -125,21 +126,27 @@ impl Config {
 }
 
 /// The default configs in order of preference: the fastest for such a problem, then those that need
-/// less, with the widest accesses that the strides and `alignment` (bytes) allow. The last, `naive`,
-/// is refused only where bounds of lengths make more blocks than a grid has.
+/// less, with the widest accesses that the strides and `alignment` (bytes) allow. The last, `naive`
+/// (of the backward pass the smallest tile), is refused only where bounds of lengths make more blocks
+/// than a grid has.
 pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
     let vector_bytes = widest(problem).min(alignment);
-    let tiled = tiled::preferred(problem).iter();
-    let tiled = tiled.map(|&(rows, cols, warps)| (Some((rows, cols)), warps));
+    let backward = problem.direction() == Direction::Backward;
+    let tiled = match backward {
+        true => backward::preferred(problem),
+        false => tiled::preferred(problem),
+    };
+    let tiled = tiled.iter().map(|&(rows, cols, warps)| (Some((rows, cols)), warps));
+    let naive = (!backward).then_some((None, 4));
     let config = |(tile, warps)| Config {
         tile,
         warps,
         vector_bytes,
     };
-    tiled.chain([(None, 4)]).map(config).collect()
+    tiled.chain(naive).map(config).collect()
 }
 
-/// Bytes of the widest accesses that the strides of all four tensors allow.
+/// Bytes of the widest accesses that the strides of all tensors allow.
 pub fn widest(problem: &Problem) -> u32 {
     let element = problem.dtype().size_bytes() as u32;
     let starts = |stride| u64::from(stride) * u64::from(element);
@@ -153,11 +160,14 @@ pub(crate) fn plan(
     config: &Config,
     kernels: &KernelCache,
     tap: Option<Tap>,
-) -> Result<Step, Refusal> {
+) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
     check_dtype(problem, NAME, &[DType::F32, DType::F16, DType::BF16])?;
     FAMILY.check(&Values::from(*config))?;
     config.check_access(problem)?;
     let shape = Shape::new(problem, config.vector_bytes, tap);
+    if problem.direction() == Direction::Backward {
+        return backward::plan(problem, config, &shape, kernels);
+    }
     if let Some(tile) = config.tile {
         tiled::Levers::new(tile, config).check(&shape)?;
     }
@@ -177,7 +187,7 @@ pub(crate) fn plan(
     let tiles = problem.seq_len_q().div_ceil(rows as usize);
     let blocks = tiles * problem.num_heads() * problem.batch() * slices as usize;
     let launch = launch(problem, &shape, &kernel, grid(NAME, [blocks, 1, 1])?);
-    Ok(Step { kernel, launch })
+    Ok((Vec::new(), Step { kernel, launch }, Vec::new()))
 }
 
 fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {

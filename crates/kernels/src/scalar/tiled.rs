@@ -28,7 +28,7 @@ pub(super) struct Levers {
 }
 
 /// Threads that share a row.
-const THREAD_COLS: u32 = 16;
+pub(super) const THREAD_COLS: u32 = 16;
 
 /// Registers for addresses, counters and bounds, beside the values counted one by one.
 const SCRATCH_REGISTERS: u32 = 40;
@@ -294,7 +294,7 @@ impl<'k> Row<'k> {
 
 /// Copies rows `first..` of a head into a tile as f32; rows past `len` become zero.
 #[track_caller]
-fn load_tile<'k, E: Widen>(
+pub(super) fn load_tile<'k, E: Widen>(
     k: &'k KernelBuilder,
     shape: &Shape,
     tile: SharedTile<'k, f32>,

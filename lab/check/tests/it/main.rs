@@ -7,6 +7,7 @@ mod cost;
 mod defaults_fit;
 mod f16_scores;
 mod fp8;
+mod gradients;
 mod hopper_mutants;
 mod ladder;
 mod lengths;

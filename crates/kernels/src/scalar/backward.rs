@@ -1,0 +1,454 @@
+//! The backward pass with tiles in shared memory and products in registers, without atomics: every element of a gradient
+//! is summed by one thread in one order.
+//!
+//! Two kernels, each of which owns a tile of rows and walks the tiles of the other side:
+//!
+//! - `dkdv` owns keys of a K/V head and walks, for each query head that shares it, the query rows that see them.
+//! - `dq` owns query rows of a head and walks the keys that they see.
+//!
+//! Both compute `S = Q·Kᵀ` and `dP = dO·Vᵀ` anew, rows being what a block owns. Threads are laid out as in
+//! [`tiled`](super::tiled): thread (r, c) has rows r, r + 2·warps, … and columns c, c + 16, … of these, and quads
+//! c, c + 16, … of a gradient's columns. P and dS of a row pass through shared memory within a half-warp.
+
+use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+
+use super::common::load4;
+use super::tiled::{THREAD_COLS, load_tile};
+use super::{Config, FAMILY, NAME};
+use crate::Refusal;
+use crate::attention::gradients::{self, BackwardParams};
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::{Shape, grid};
+use crate::family::Values;
+use crate::step::{Identity, KernelCache, Step};
+
+/// Default (rows, cols, warps), best first: the largest whose four tiles fit in the shared memory of every card, then one
+/// that serves every head size. Not tuned.
+pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
+    match problem.head_dim().max(problem.head_dim_v()) {
+        ..=128 => &[(32, 32, 4), (16, 16, 4)],
+        _ => &[(16, 16, 4)],
+    }
+}
+
+/// Preprocess, dK and dV, and dQ.
+pub(super) fn plan(
+    problem: &Problem,
+    config: &Config,
+    shape: &Shape,
+    kernels: &KernelCache,
+) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+    let Some((rows, cols)) = config.tile else {
+        let remedy = "take tiles: scalar/tiled-m16n16-w4 serves every head size";
+        return Err(Refusal::unsupported(NAME, "the backward pass without tiles", remedy));
+    };
+    Threads::keys(config).check(shape.head_dim + shape.head_dim_v)?;
+    Threads::queries(config).check(shape.head_dim)?;
+    let levers = Values::from(*config);
+    let build = |family, body: fn(&Values, &Shape) -> Result<Kernel, flashcore_ir::BuildErrors>| {
+        let shape = *shape;
+        kernels.get_or_build(Identity { family, levers, shape }, body)
+    };
+    let blocks = |len: usize, tile: u32, heads: usize| {
+        let blocks = len.div_ceil(tile as usize) * heads * problem.batch();
+        grid(NAME, [blocks, 1, 1])
+    };
+    let dkdv = build("scalar dkdv", |levers, shape| {
+        let (config, name) = named(levers, shape, "dkdv");
+        Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
+            DType::F32 => keys_body::<f32>(k, &config, shape),
+            DType::F16 => keys_body::<f16>(k, &config, shape),
+            DType::BF16 | DType::E4M3 => keys_body::<bf16>(k, &config, shape),
+        })
+    })?;
+    let dq = build("scalar dq", |levers, shape| {
+        let (config, name) = named(levers, shape, "dq");
+        Kernel::build(name, 32 * config.warps, |k| match shape.dtype {
+            DType::F32 => queries_body::<f32>(k, &config, shape),
+            DType::F16 => queries_body::<f16>(k, &config, shape),
+            DType::BF16 | DType::E4M3 => queries_body::<bf16>(k, &config, shape),
+        })
+    })?;
+    let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
+    let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
+    let main = gradients::launch(problem, shape, &dkdv, of_keys, |layouts| {
+        vec![("dk", layouts.dk), ("dv", layouts.dv)]
+    });
+    let then = gradients::launch(problem, shape, &dq, of_queries, |layouts| vec![("dq", layouts.dq)]);
+    let step = |kernel, launch| Step { kernel, launch };
+    Ok((
+        vec![gradients::preprocess(problem, shape, kernels)?],
+        step(dkdv, main),
+        vec![step(dq, then)],
+    ))
+}
+
+fn named(levers: &Values, shape: &Shape, what: &str) -> (Config, String) {
+    let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
+    (Config::from(*levers), name)
+}
+
+/// How a block's threads share the tile of rows that it owns and the columns that it walks.
+#[derive(Clone, Copy)]
+struct Threads {
+    own: u32,
+    walked: u32,
+    warps: u32,
+}
+
+impl Threads {
+    /// Of the kernel that owns keys.
+    fn keys(config: &Config) -> Threads {
+        let ((rows, cols), warps) = (config.tile.unwrap_or((16, 16)), config.warps);
+        let (own, walked) = (cols, rows);
+        Threads { own, walked, warps }
+    }
+
+    /// Of the kernel that owns query rows.
+    fn queries(config: &Config) -> Threads {
+        let Threads { own, walked, warps } = Threads::keys(config);
+        let (own, walked) = (walked, own);
+        Threads { own, walked, warps }
+    }
+
+    fn rows(&self) -> u32 {
+        2 * self.warps
+    }
+
+    fn rows_per_thread(&self) -> u32 {
+        self.own / self.rows()
+    }
+
+    fn columns_per_thread(&self) -> u32 {
+        self.walked / THREAD_COLS
+    }
+
+    /// Refuses tiles whose sums, of `columns` columns in all, do not fit in registers with the rest.
+    fn check(&self, columns: u32) -> Result<(), Refusal> {
+        let (rows, walked) = (self.rows_per_thread(), self.columns_per_thread());
+        let sums = rows * 4 * (columns / 4).div_ceil(THREAD_COLS);
+        let (scores, operands, scratch) = (2 * rows * walked, 4 * (rows + walked), 48);
+        let allowed = 255.min(65_536 / (32 * self.warps));
+        let remedy = "fewer keys a tile or more warps leave fewer rows a thread";
+        Refusal::check_registers(sums + scores + operands + scratch, allowed, remedy, || {
+            format!("gradients {sums}, scores {scores}, operands {operands}")
+        })
+    }
+
+    /// A tile of P or dS. The two rows that a warp writes at once lie 16 banks apart.
+    fn square<'k>(&self, k: &'k KernelBuilder, name: &str) -> SharedTile<'k, f32> {
+        let padding = if self.walked.is_multiple_of(32) { 16 } else { 0 };
+        k.shared_tile(name, TileShape::new(self.own, self.walked).padded(padding))
+    }
+}
+
+/// A tile of a tensor's rows. Rows padded by four elements start four banks apart.
+fn operand<'k>(k: &'k KernelBuilder, name: &str, rows: u32, columns: u32) -> SharedTile<'k, f32> {
+    k.shared_tile(name, TileShape::new(rows, columns).padded(4))
+}
+
+fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+    // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
+    k.min_blocks_per_sm(1);
+    let threads = Threads::keys(config);
+    let params = BackwardParams::<E>::declare(k, shape);
+    let dk = TensorParam::<E>::declare(k, "dk", k.param_ptr_mut("dk"));
+    let dv = TensorParam::<E>::declare(k, "dv", k.param_ptr_mut("dv"));
+
+    let k_tile = operand(k, "k_tile", threads.own, shape.head_dim);
+    let v_tile = operand(k, "v_tile", threads.own, shape.head_dim_v);
+    let q_tile = operand(k, "q_tile", threads.walked, shape.head_dim);
+    let dout_tile = operand(k, "dout_tile", threads.walked, shape.head_dim_v);
+    let (p_tile, ds_tile) = (threads.square(k, "p_tile"), threads.square(k, "ds_tile"));
+
+    let tiles = (params.rows.seq_len_kv + (threads.own - 1)) / threads.own;
+    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    let num_kv_heads = params.rows.num_heads / params.rows.group_size;
+    let (batch, kv_head) = (batch_head / num_kv_heads, batch_head % num_kv_heads);
+    let params = params.of_sequence(batch);
+    let rows = &params.rows;
+    let first_key = tile * threads.own;
+    let mine = Mine::new(k, threads);
+
+    rows.if_has_row(first_key, rows.seq_len_kv, || {
+        let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
+        load_tile(k, shape, k_tile, &params.k, k_head, first_key, rows.seq_len_kv);
+        load_tile(k, shape, v_tile, &params.v, v_head, first_key, rows.seq_len_kv);
+        let (dk_sums, dv_sums) = (mine.sums(k, shape.head_dim), mine.sums(k, shape.head_dim_v));
+
+        // The query rows that see a key, and those that see any key of the block: bounds grow with the key.
+        let seen_by = rows.band.inverse(rows.seq_len_q.reinterpret());
+        let keys: Vec<_> = mine.rows().map(|row| first_key + row).collect();
+        let seen: Vec<_> = keys.iter().map(|key| seen_by.visible(key.reinterpret())).collect();
+        let last_key = (first_key + (threads.own - 1)).min(rows.seq_len_kv - 1);
+        let walked = threads.walked as i32;
+        let first_row = seen_by.visible(first_key.reinterpret()).0 / walked * walked;
+        let end_row = seen_by.visible(last_key.reinterpret()).1;
+
+        k.for_uniform(0u32, rows.group_size, 1, |of_group| {
+            let head = kv_head.fma(rows.group_size, of_group);
+            let statistics = params.statistics.of_head(rows.num_heads, batch, head, params.first);
+            let (q_head, dout_head) = (params.q.head(batch, head), params.dout.head(batch, head));
+            k.for_uniform(first_row, end_row, walked, |row0| {
+                let row0 = row0.reinterpret::<u32>();
+                k.barrier();
+                load_tile(k, shape, q_tile, &params.q, q_head, row0, rows.seq_len_q);
+                load_tile(k, shape, dout_tile, &params.dout, dout_head, row0, rows.seq_len_q);
+                k.barrier();
+
+                let scores = k.verb("Sᵀ = K·Qᵀ", || mine.products(k, k_tile, q_tile));
+                let dps = k.verb("dPᵀ = V·dOᵀ", || mine.products(k, v_tile, dout_tile));
+                for j in 0..threads.columns_per_thread() as usize {
+                    let row = row0 + mine.column(j);
+                    // Defined up to the end of the tile: padding has P = 0.
+                    let statistics = statistics.load(row);
+                    for (i, (first, end)) in seen.iter().enumerate() {
+                        let (p, ds) = params.differentiate(scores.at(i, j), dps.at(i, j), statistics);
+                        let sees = row.reinterpret::<i32>().ge(*first) & row.reinterpret::<i32>().lt(*end);
+                        mine.store(p_tile, i, j, sees.select(p, 0.0));
+                        mine.store(ds_tile, i, j, sees.select(ds, 0.0));
+                    }
+                }
+                // The sixteen threads that wrote a row of P and dS are the ones that read it.
+                k.sync_warp();
+                k.verb("dV += Pᵀ·dO", || dv_sums.add(k, &mine, p_tile, dout_tile));
+                k.verb("dK += dSᵀ·Q", || dk_sums.add(k, &mine, ds_tile, q_tile));
+            });
+        });
+
+        let (dk, dv) = (dk.starting_at(params.first.k), dv.starting_at(params.first.k));
+        let (dk_head, dv_head) = (dk.head(batch, kv_head), dv.head(batch, kv_head));
+        for (i, key) in keys.iter().enumerate() {
+            k.if_(key.lt(rows.seq_len_kv).divergent(), || {
+                dk_sums.store(&mine, i, dk.row(dk_head, *key), Some(params.softmax_scale), shape);
+                dv_sums.store(&mine, i, dv.row(dv_head, *key), None, shape);
+            });
+        }
+    });
+}
+
+fn queries_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+    k.min_blocks_per_sm(1);
+    let threads = Threads::queries(config);
+    let params = BackwardParams::<E>::declare(k, shape);
+    let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
+
+    let q_tile = operand(k, "q_tile", threads.own, shape.head_dim);
+    let dout_tile = operand(k, "dout_tile", threads.own, shape.head_dim_v);
+    let k_tile = operand(k, "k_tile", threads.walked, shape.head_dim);
+    let v_tile = operand(k, "v_tile", threads.walked, shape.head_dim_v);
+    let ds_tile = threads.square(k, "ds_tile");
+
+    let tiles = (params.rows.seq_len_q + (threads.own - 1)) / threads.own;
+    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    let (batch, head) = (batch_head / params.rows.num_heads, batch_head % params.rows.num_heads);
+    let kv_head = head / params.rows.group_size;
+    let params = params.of_sequence(batch);
+    let rows = &params.rows;
+    let first_row = tile * threads.own;
+    let mine = Mine::new(k, threads);
+
+    rows.if_has_row(first_row, rows.seq_len_q, || {
+        let (q_head, dout_head) = (params.q.head(batch, head), params.dout.head(batch, head));
+        load_tile(k, shape, q_tile, &params.q, q_head, first_row, rows.seq_len_q);
+        load_tile(k, shape, dout_tile, &params.dout, dout_head, first_row, rows.seq_len_q);
+        let statistics = params.statistics.of_head(rows.num_heads, batch, head, params.first);
+        let my_rows: Vec<_> = mine.rows().map(|row| first_row + row).collect();
+        let seen: Vec<_> = my_rows.iter().map(|&row| rows.visible_keys(row)).collect();
+        // Defined up to the end of the tile: padding has P = 0.
+        let statistics: Vec<_> = my_rows.iter().map(|&row| statistics.load(row)).collect();
+        let dq_sums = mine.sums(k, shape.head_dim);
+
+        // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
+        let last_row = (first_row + (threads.own - 1)).min(rows.seq_len_q - 1);
+        let walked = threads.walked as i32;
+        let first_key = rows.visible_keys(first_row).0 / walked * walked;
+        let end_key = rows.visible_keys(last_row).1;
+        let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
+
+        k.for_uniform(first_key, end_key, walked, |key0| {
+            k.barrier();
+            load_tile(k, shape, k_tile, &params.k, k_head, key0.reinterpret(), rows.seq_len_kv);
+            load_tile(k, shape, v_tile, &params.v, v_head, key0.reinterpret(), rows.seq_len_kv);
+            k.barrier();
+
+            let scores = k.verb("S = Q·Kᵀ", || mine.products(k, q_tile, k_tile));
+            let dps = k.verb("dP = dO·Vᵀ", || mine.products(k, dout_tile, v_tile));
+            for j in 0..threads.columns_per_thread() as usize {
+                let key = key0 + mine.column(j).reinterpret::<i32>();
+                for (i, (first, end)) in seen.iter().enumerate() {
+                    let (_, ds) = params.differentiate(scores.at(i, j), dps.at(i, j), statistics[i]);
+                    let sees = key.ge(*first) & key.lt(*end);
+                    mine.store(ds_tile, i, j, sees.select(ds, 0.0));
+                }
+            }
+            k.sync_warp();
+            k.verb("dQ += dS·K", || dq_sums.add(k, &mine, ds_tile, k_tile));
+        });
+
+        let dq = dq.starting_at(params.first.q);
+        let dq_head = dq.head(batch, head);
+        for (i, row) in my_rows.iter().enumerate() {
+            k.if_(row.lt(rows.seq_len_q).divergent(), || {
+                dq_sums.store(&mine, i, dq.row(dq_head, *row), Some(params.softmax_scale), shape);
+            });
+        }
+    });
+}
+
+/// Which rows and columns of a tile are this thread's.
+#[derive(Clone, Copy)]
+struct Mine<'k> {
+    threads: Threads,
+    thread_row: Val<'k, u32>,
+    thread_col: Val<'k, u32>,
+}
+
+impl<'k> Mine<'k> {
+    fn new(k: &'k KernelBuilder, threads: Threads) -> Self {
+        Mine {
+            threads,
+            thread_row: k.thread_idx() / THREAD_COLS,
+            thread_col: k.thread_idx() % THREAD_COLS,
+        }
+    }
+
+    /// Rows of the tile.
+    fn rows(&self) -> impl Iterator<Item = Val<'k, u32>> + use<'k> {
+        let (thread_row, rows) = (self.thread_row, self.threads.rows());
+        (0..self.threads.rows_per_thread()).map(move |i| thread_row + i * rows)
+    }
+
+    /// A column of the tile.
+    #[track_caller]
+    fn column(&self, j: usize) -> Val<'k, u32> {
+        self.thread_col + j as u32 * THREAD_COLS
+    }
+
+    /// Four neighbouring columns of each of this thread's rows.
+    #[track_caller]
+    fn quads(&self, tile: SharedTile<'k, f32>, column: Val<'k, u32>) -> Vec<[Val<'k, f32>; 4]> {
+        let first = tile.at(self.thread_row, column);
+        let rows = (0..self.threads.rows_per_thread()).map(|i| load4(tile.down(first, i * self.threads.rows())));
+        rows.collect()
+    }
+
+    /// The products of this thread's rows of one tile with its rows of the other, over all columns.
+    #[track_caller]
+    fn products(&self, k: &'k KernelBuilder, own: SharedTile<'k, f32>, walked: SharedTile<'k, f32>) -> Products<'k> {
+        let columns = self.threads.columns_per_thread() as usize;
+        let count = self.threads.rows_per_thread() as usize * columns;
+        let values: Vec<_> = (0..count).map(|_| k.var(0.0)).collect();
+        k.for_uniform(0u32, own.cols(), 4, |d| {
+            let mine = self.quads(own, d);
+            let first = walked.at(self.thread_col, d);
+            for j in 0..columns {
+                let other = load4(walked.down(first, j as u32 * THREAD_COLS));
+                for (i, mine) in mine.iter().enumerate() {
+                    let value = values[i * columns + j];
+                    mine.iter().zip(other).for_each(|(&a, b)| value.fma_assign(a, b));
+                }
+            }
+        });
+        Products { columns, values }
+    }
+
+    /// Stores this thread's element (i, j) of a tile.
+    #[track_caller]
+    fn store(&self, tile: SharedTile<'k, f32>, i: usize, j: usize, value: Val<'k, f32>) {
+        let row = tile.down(
+            tile.at(self.thread_row, self.thread_col),
+            i as u32 * self.threads.rows(),
+        );
+        row.plus((j as u32 * THREAD_COLS) as i32).store(value);
+    }
+
+    #[track_caller]
+    fn sums(&self, k: &'k KernelBuilder, columns: u32) -> Sums<'k> {
+        let quads = (columns / 4).div_ceil(THREAD_COLS) as usize;
+        let count = 4 * quads * self.threads.rows_per_thread() as usize;
+        Sums {
+            columns,
+            quads,
+            values: (0..count).map(|_| k.var(0.0)).collect(),
+        }
+    }
+}
+
+/// This thread's elements of `Q·Kᵀ` or `dO·Vᵀ`.
+struct Products<'k> {
+    columns: usize,
+    values: Vec<Var<'k, f32>>,
+}
+
+impl<'k> Products<'k> {
+    #[track_caller]
+    fn at(&self, i: usize, j: usize) -> Val<'k, f32> {
+        self.values[i * self.columns + j].get()
+    }
+}
+
+/// This thread's part of a gradient: for each of its rows, its quads of columns.
+struct Sums<'k> {
+    columns: u32,
+    quads: usize,
+    values: Vec<Var<'k, f32>>,
+}
+
+impl<'k> Sums<'k> {
+    fn quad(&self, i: usize, quad: usize) -> &[Var<'k, f32>] {
+        &self.values[4 * (i * self.quads + quad)..][..4]
+    }
+
+    /// First column of a quad. Threads past the last quad repeat it, and store nothing.
+    #[track_caller]
+    fn column(&self, mine: &Mine<'k>, quad: usize) -> Val<'k, u32> {
+        let column = mine.column(quad) * 4u32;
+        match (self.columns / 4).is_multiple_of(THREAD_COLS) {
+            true => column,
+            false => column.min(self.columns - 4),
+        }
+    }
+
+    /// Adds the product of this thread's rows of one tile with the other tile.
+    #[track_caller]
+    fn add(&self, k: &'k KernelBuilder, mine: &Mine<'k>, rows: SharedTile<'k, f32>, other: SharedTile<'k, f32>) {
+        k.for_uniform(0u32, rows.cols(), 4, |n| {
+            let factors = mine.quads(rows, n);
+            for quad in 0..self.quads {
+                let first = other.at(n, self.column(mine, quad));
+                for step in 0..4 {
+                    let values = load4(other.down(first, step as u32));
+                    for (i, factors) in factors.iter().enumerate() {
+                        let sums = self.quad(i, quad).iter().zip(values);
+                        sums.for_each(|(sum, value)| sum.fma_assign(factors[step], value));
+                    }
+                }
+            }
+        });
+    }
+
+    /// Stores row `i`, times a factor.
+    #[track_caller]
+    fn store<E: Widen>(
+        &self,
+        mine: &Mine<'k>,
+        i: usize,
+        row: GlobalPtr<'k, E>,
+        factor: Option<Val<'k, f32>>,
+        shape: &Shape,
+    ) {
+        for quad in 0..self.quads {
+            let column = mine.column(quad) * 4u32;
+            let values = self.quad(i, quad).iter().map(|sum| sum.get());
+            let values: Vec<_> = values.map(|sum| factor.map_or(sum, |factor| sum * factor)).collect();
+            let k = column.builder();
+            k.if_(column.lt(self.columns).divergent(), || {
+                row.offset(column)
+                    .store_f32s(&values, shape.vector_bytes, Cache::Default);
+            });
+        }
+    }
+}
