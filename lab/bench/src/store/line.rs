@@ -16,9 +16,9 @@ pub const SCHEMA_VERSION: u32 = 3;
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Line {
     /// The first line: what the run is about.
-    Run(Header),
+    Run(Box<Header>),
     /// A measurement begins. The samples, readings and the end that follow belong to it.
-    Measurement(Begun),
+    Measurement(Box<Begun>),
     /// A timed batch.
     Sample(Sample),
     /// The state of the device in a round.

@@ -137,7 +137,7 @@ impl RunRow {
             let wrong = |what: &str| failed(&self.path, format!("line {number}: {what}"));
             let none_yet = || wrong("it belongs to a measurement, and none has begun");
             match parse(&self.path, number, line)? {
-                Line::Measurement(begun) => all.push(Recorded::begin(begun)),
+                Line::Measurement(begun) => all.push(Recorded::begin(*begun)),
                 Line::Sample(sample) => {
                     let last = all.last_mut().ok_or_else(none_yet)?;
                     if sample.subject >= last.inspections.len() {

@@ -45,14 +45,14 @@ impl Store {
             path,
             measurements: Cell::new(0),
         };
-        run.line(&Line::Run(Header {
+        run.line(&Line::Run(Box::new(Header {
             format: FORMAT.to_string(),
             schema: SCHEMA_VERSION,
             key,
             identity: identity.clone(),
             options: options.clone(),
             floor_us,
-        }))?;
+        })))?;
         Ok(run)
     }
 }
@@ -75,12 +75,12 @@ impl RunWriter {
             info: info.clone(),
             inspection: inspection.clone(),
         };
-        self.line(&Line::Measurement(Begun {
+        self.line(&Line::Measurement(Box::new(Begun {
             case: case.clone(),
             mode,
             baseline,
             subjects: subjects.iter().map(entered).collect(),
-        }))?;
+        })))?;
         Ok(self.measurements.replace(self.measurements.get() + 1))
     }
 
