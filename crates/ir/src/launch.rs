@@ -68,6 +68,11 @@ impl TensorBox {
         &self.dims[..self.rank as usize]
     }
 
+    /// Rows of a box: elements along all dimensions but the innermost.
+    pub fn rows(&self) -> u32 {
+        self.dims()[1..].iter().product()
+    }
+
     /// Bytes of a box in shared memory.
     pub fn bytes(&self) -> u32 {
         self.dims().iter().product::<u32>() * self.element.bytes()

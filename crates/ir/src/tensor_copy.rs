@@ -27,6 +27,8 @@ pub struct TensorMap<'k> {
     addr: Val<'k, u64>,
     param: u32,
     pub(crate) boxes: TensorBox,
+    /// Rows of a tile from one box to the next.
+    part_rows: u32,
 }
 
 /// A place in a tensor, and how to copy from there. Made by [`TensorMap::at`] and
@@ -63,6 +65,7 @@ impl KernelBuilder {
             addr: Val::from_reg(self, dst),
             param,
             boxes,
+            part_rows: boxes.rows(),
         }
     }
 }
@@ -191,7 +194,28 @@ impl<'k> TensorMap<'k> {
 
     /// Rows of a box.
     pub fn box_rows(&self) -> u32 {
-        self.boxes.dims()[1..].iter().product()
+        self.boxes.rows()
+    }
+
+    /// Bytes that a box of each slab of a tile brings, which the tile's rows past the box are no part of.
+    pub fn bytes_of<E: Element>(&self, tile: &SharedTile<'k, E>) -> u32 {
+        self.boxes.bytes() * tile.slabs()
+    }
+
+    /// The same for tiles in parts of `rows` rows, of which a box fills the first ones only: a tile of
+    /// 64 rows with boxes of 60, or several such.
+    #[track_caller]
+    pub fn in_parts_of(self, rows: u32) -> Self {
+        if rows < self.box_rows() {
+            self.k.invalid(format!(
+                "parts of {rows} rows of a tile for boxes of {}; they must have room for a box",
+                self.box_rows()
+            ));
+        }
+        TensorMap {
+            part_rows: rows,
+            ..self
+        }
     }
 
     /// Brings the map into the cache of the unit that copies, before the first copy.
@@ -226,7 +250,7 @@ impl<'k> BoxAt<'k> {
 impl<'k, E: Element> SharedTile<'k, E> {
     /// The boxes that fill this tile: a slab of columns by `outer` elements along the dimensions of
     /// the rows, innermost first. Their product is the tile's rows, or a part of them for tiles
-    /// that several copies fill. Attention tensors have the dimensions (head_dim, seq, heads,
+    /// that several copies fill, or that are not filled whole ([`TensorMap::in_parts_of`]). Attention tensors have the dimensions (head_dim, seq, heads,
     /// batch), so `&[rows, 1, 1]`.
     #[track_caller]
     pub fn tensor_box(&self, outer: &[u32]) -> TensorBox {
@@ -235,11 +259,8 @@ impl<'k, E: Element> SharedTile<'k, E> {
         let span = self.swizzle().span();
         let problem = if outer.len() > 4 {
             Some(format!("boxes of {} dimensions; 1 to 5 are possible", outer.len() + 1))
-        } else if rows == 0 || !self.rows().is_multiple_of(rows) {
-            Some(format!(
-                "boxes of {outer:?} rows, which {} rows are no multiple of",
-                self.rows()
-            ))
+        } else if rows == 0 || rows > self.rows() {
+            Some(format!("boxes of {outer:?} rows; it has {}", self.rows()))
         } else if outer.iter().any(|&n| n > 256) {
             Some(format!(
                 "boxes of {outer:?} rows; at most 256 along a dimension are possible"
@@ -320,7 +341,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     fn copy_boxes(&self, stage: Operand, part: Operand, there: &BoxAt<'k>, bar: Option<MBarrier<'k>>) {
         let verb = if bar.is_some() { "load_tma" } else { "store_tma" };
         self.k.verb(verb, || {
-            let rows = there.map.box_rows();
+            let rows = there.map.part_rows;
             for slab in 0..self.slabs() {
                 let here = self.box_address(stage, part, rows, slab);
                 let (map, at) = (there.map.address(), self.coordinates(slab, there));
@@ -342,14 +363,14 @@ impl<'k, E: Element> SharedTile<'k, E> {
     #[track_caller]
     fn check_boxes(&self, at: &BoxAt<'k>, whole: bool) {
         let boxes = at.map.boxes;
-        let rows = at.map.box_rows();
+        let rows = at.map.part_rows;
         let same = boxes.element == E::TYPE && boxes.dims[0] == self.slab_cols() && boxes.swizzle == self.swizzle();
         let fits = rows == self.rows() || !whole && self.rows().is_multiple_of(rows.max(1));
         if !same || !fits {
             let name = self.name();
             self.k.invalid(format!(
-                "tile `{name}` ({} rows, slabs of {} {}, {:?}) does not match the tensor map's boxes of {:?} {} ({:?}); declare \
-                 the parameter with the tile's `tensor_box`",
+                "tile `{name}` ({} rows, slabs of {} {}, {:?}) does not match the tensor map's boxes of {:?} {} ({:?}) in parts \
+                 of {rows} rows; declare the parameter with the tile's `tensor_box`",
                 self.rows(),
                 self.slab_cols(),
                 E::NAME,

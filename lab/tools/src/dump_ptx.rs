@@ -61,6 +61,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         }
         if target == Target::Sm90a {
             split_wgmma_kernels(&mut defaults, *full);
+            packed_wgmma_kernels(&mut defaults, *full);
         }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
@@ -169,6 +170,38 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
                 if full || turn % 8 == i % 4 + 4 * j {
                     kernels.add_shape(&shape, config, Target::Sm90a);
                 }
+            }
+        }
+    }
+}
+
+/// Packed heads in family `wgmma`, with the largest head_dim of each: one to three warpgroups, rescale policies, a cluster,
+/// split-KV.
+const PACKED_WGMMA: [(&str, usize); 6] = [
+    ("wgmma/m64n128-s2-free-spec-gqa", 128),
+    ("wgmma/m128n128-s2-pingpong-spec-qreg-gqa", 128),
+    ("wgmma/m192n128-s2-pingpong-spec-gqa", 64),
+    ("wgmma/m192n64-s2-pingpong-spec-qreg-gqa", 128),
+    ("wgmma/m128n64-s2-c2-free-cond-qreg-gqa", 256),
+    ("wgmma/m128n64-s2-pingpong-spec-gqa-k2", 256),
+];
+
+/// Query heads per K/V head that are packed: warps store their rows, or warpgroups.
+const PACKED: [usize; 3] = [4, 5, 16];
+
+fn packed_wgmma_kernels(kernels: &mut Kernels, full: bool) {
+    let mut turn = 0;
+    for head_dims in HEAD_DIMS {
+        for (id, _) in PACKED_WGMMA.iter().filter(|(_, most)| head_dims.0 <= *most) {
+            let Ok(config) = id.parse() else { continue };
+            for group in PACKED {
+                turn += 1;
+                if !full && turn % 4 != 0 {
+                    continue;
+                }
+                let dtype = [DType::F16, DType::BF16][turn / 4 % 2];
+                let shape = one_head(head_dims).heads(group, 1).dtype(dtype);
+                kernels.add_shape(&shape.return_lse(turn % 3 == 0), config, Target::Sm90a);
             }
         }
     }

@@ -185,7 +185,7 @@ fn boxes_must_be_those_of_the_tile() {
             k.shared_tile::<f16>("tile", shape).tensor_box(outer);
         })
     };
-    assert!(boxes(slabs(64, 128), &[48]).contains("no multiple"));
+    assert!(boxes(slabs(64, 128), &[72]).contains("it has 64"));
     assert!(boxes(slabs(512, 64), &[512]).contains("at most 256"));
     assert!(boxes(TileShape::new(64, 64).padded(8), &[64]).contains("padded"));
     assert!(boxes(TileShape::new(64, 128).swizzled(Swizzle::B128), &[64]).contains("in_slabs"));
@@ -200,6 +200,21 @@ fn boxes_must_be_those_of_the_tile() {
         text.contains("`q` (64 rows") && text.contains("boxes of [64, 32]"),
         "{text}"
     );
+    // A box that a part of the tile has room for.
+    let in_parts = |rows: Option<u32>| {
+        move |k: &KernelBuilder| {
+            let q = k.shared_tile::<f16>("q", slabs(128, 64));
+            let map = k.param_tensor_map("map", q.tensor_box(&[5, 12]));
+            let map = rows.map_or(map, |rows| map.in_parts_of(rows));
+            assert_eq!((map.box_rows(), map.bytes_of(&q)), (60, 60 * 128));
+            let at = map.at(&[k.lane(), k.lane()]);
+            q.load_tma_part(0, 1, at, k.mbarriers("bar", 1).at(0));
+        }
+    };
+    assert!(message(32, in_parts(None)).contains("in parts of 60 rows"));
+    assert!(message(32, in_parts(Some(32))).contains("must have room for a box"));
+    let ptx = Kernel::build("k", 32, in_parts(Some(64))).unwrap().to_ptx();
+    assert!(ptx.contains("cp.async.bulk.tensor.3d"), "{ptx}");
     let text = message(32, |k| {
         let q = k.shared_tile::<f16>("q", slabs(64, 64));
         let map = k.param_tensor_map("map", q.tensor_box(&[64]));

@@ -15,8 +15,9 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::epilogue::{log_sum_exp, normaliser};
-use super::lengths::{QueryRows, TensorParam};
+use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
+use super::query_rows::QueryRows;
 use super::schedule::{Combined, Schedule};
 use super::split::{self, Partial, Partials};
 use crate::Refusal;

@@ -8,6 +8,7 @@ pub(crate) mod gradients;
 pub(crate) mod lengths;
 pub(crate) mod mask;
 pub(crate) mod params;
+pub(crate) mod query_rows;
 pub(crate) mod row_tile;
 pub(crate) mod schedule;
 pub(crate) mod scheduler;

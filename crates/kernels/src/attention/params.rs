@@ -7,6 +7,7 @@ use flashcore_problem::{DType, Direction, Layout, Lengths, Problem};
 
 use super::block_range::Band;
 use super::lengths::{LengthKinds, LengthParams, TensorParam, kinds, row_strides};
+use super::query_rows::Packing;
 use super::score_mod::ScoreMod;
 use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
@@ -35,6 +36,8 @@ pub(crate) struct Shape {
     pub listed: bool,
     /// Rows of the boxes in which pages are copied, if they are.
     pub page_rows: u32,
+    /// Query heads that share a tile, where the kernel is made for their number.
+    pub packing: Packing,
     pub lengths: LengthKinds,
 }
 
@@ -52,6 +55,7 @@ impl Shape {
             split: false,
             listed: false,
             page_rows: 0,
+            packing: Packing::NONE,
             lengths: kinds(problem),
         }
     }
@@ -69,6 +73,7 @@ impl Shape {
             split: false,
             listed: false,
             page_rows: 0,
+            packing: Packing::NONE,
             lengths,
         }
     }
@@ -94,6 +99,10 @@ impl Shape {
         let softcap = if self.softcap { "_softcap" } else { "" };
         let lse = if self.lse { "_lse" } else { "" };
         let split = if self.split { "_split" } else { "" };
+        let packed = match self.packing {
+            Packing::NONE => String::new(),
+            packing => format!("_g{}", packing.heads()),
+        };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
         let listed = if self.listed { "_listed" } else { "" };
         let lengths = self.lengths_name();
@@ -102,7 +111,7 @@ impl Shape {
             rows => format!("_p{rows}"),
         };
         format!(
-            "{id}_{}_d{}{v}{softcap}{lse}{split}{listed}{lengths}{pages}{tap}",
+            "{id}_{}_d{}{v}{softcap}{lse}{split}{packed}{listed}{lengths}{pages}{tap}",
             self.dtype, self.head_dim
         )
     }

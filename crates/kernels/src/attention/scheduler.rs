@@ -12,6 +12,7 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
 use super::block_range::{BlockOrder, share};
+use super::query_rows::Packing;
 
 mod item;
 
@@ -42,6 +43,16 @@ pub(crate) struct Tiling {
     pub cluster: u32,
     /// Splits of the keys.
     pub splits: u32,
+    /// Query heads that share a tile.
+    pub packing: Packing,
+}
+
+impl Tiling {
+    /// Heads of a batch that have tiles of their own, and how many of them share K and V.
+    fn heads(&self, problem: &Problem) -> (usize, usize) {
+        let packed = self.packing.heads() as usize;
+        (problem.num_heads() / packed, problem.group_size() / packed)
+    }
 }
 
 /// A block's work list as its warps read it. The producer reads each item a tile earlier than the consumers, which find
@@ -51,6 +62,7 @@ pub(crate) struct WorkList<'k> {
     table: GlobalPtr<'k, u32>,
     rows: u32,
     cols: u32,
+    packing: Packing,
     this: Var<'k, u32>,
     /// One past the last item of a list whose items follow each other, and may be of pieces of tiles. Otherwise the items
     /// of all blocks take turns, and [`END`] ends a list.
@@ -73,6 +85,7 @@ impl<'k> WorkList<'k> {
             table,
             rows: tiling.rows,
             cols: tiling.cols,
+            packing: tiling.packing,
             this: k.var(k.block_idx(0)),
             end: None,
         }
@@ -91,6 +104,7 @@ impl<'k> WorkList<'k> {
             table,
             rows,
             cols,
+            packing: Packing::NONE,
             this: k.var(first),
             end: Some(end),
         }
@@ -108,7 +122,7 @@ impl<'k> WorkList<'k> {
     #[track_caller]
     pub(crate) fn this(&self) -> WorkItem<'k> {
         let place = self.table.offset(self.this.get() * WORDS as u32);
-        WorkItem::read(place, self.rows, self.cols, self.end.is_some())
+        WorkItem::read(place, self.rows, self.cols, self.end.is_some()).packed(self.packing)
     }
 
     #[track_caller]
@@ -158,10 +172,10 @@ impl<'k> NextItem<'k> {
 }
 
 /// First key that a row sees, and one past the last.
-fn visible(seen: &KeyRange) -> impl Fn(i64) -> (i64, i64) {
+fn visible(seen: &KeyRange, packing: Packing) -> impl Fn(i64) -> (i64, i64) {
     let seen = *seen;
     move |row| {
-        let keys = seen.keys(row as usize);
+        let keys = seen.keys(packing.query_of(row as usize));
         (keys.start as i64, keys.end as i64)
     }
 }
@@ -185,12 +199,14 @@ impl Clusters {
     /// rows of heads that share them, where there are such heads, or neighbouring tiles.
     fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Clusters {
         let cluster = tiling.cluster as usize;
-        let (heads, tiles) = match problem.group_size().is_multiple_of(cluster) {
+        let (num_heads, group_size) = tiling.heads(problem);
+        let (heads, tiles) = match group_size.is_multiple_of(cluster) {
             true => (cluster, 1),
             false => (1, cluster),
         };
-        let all_heads = problem.batch() * problem.num_heads() / heads;
-        let per_head = problem.seq_len_q().div_ceil(tiles * tiling.rows as usize);
+        let all_heads = problem.batch() * num_heads / heads;
+        let rows = tiling.packing.rows_of(problem.seq_len_q());
+        let per_head = rows.div_ceil(tiles * tiling.rows as usize);
         let items = all_heads * per_head * tiling.splits as usize;
         Clusters {
             count: items.clamp(1, (sms as usize / cluster).max(1)),
@@ -198,19 +214,22 @@ impl Clusters {
             tiles,
             per_head,
             all_heads,
-            together: heads_at_once(problem) / heads,
+            together: groups_at_once(problem) * group_size / heads,
         }
     }
 
     /// K blocks of each item of a head.
     fn tile_blocks(&self, problem: &Problem, tiling: Tiling) -> impl Iterator<Item = u64> {
         let (seen, splits) = (problem.key_range(), i64::from(tiling.splits));
-        let (seq_len_q, rows) = (problem.seq_len_q(), self.tiles * tiling.rows as usize);
+        let (end, rows) = (
+            tiling.packing.rows_of(problem.seq_len_q()),
+            self.tiles * tiling.rows as usize,
+        );
         (0..self.per_head).flat_map(move |index| {
             let range = Tile::range(
-                &visible(&seen),
+                &visible(&seen, tiling.packing),
                 (index * rows) as i64,
-                seq_len_q as i64,
+                end as i64,
                 rows as u32,
                 tiling.cols,
             );
@@ -261,15 +280,19 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let (splits, past) = (tiling.splits as usize, problem.seq_len_kv().div_ceil(cols));
     let mut order: Vec<(usize, usize, Tile<i64>)> = (0..clusters.per_head)
         .flat_map(|index| {
-            let (first, end) = ((index * rows) as i64, problem.seq_len_q() as i64);
-            let tile = Tile::new(visible(seen), first, end, rows as u32, tiling.cols);
+            let (first, end) = (
+                (index * rows) as i64,
+                tiling.packing.rows_of(problem.seq_len_q()) as i64,
+            );
+            let tile = Tile::new(visible(seen, tiling.packing), first, end, rows as u32, tiling.cols);
             (0..splits).map(move |split| (index, split, tile.split(split, splits, past)))
         })
         .collect();
     order.sort_by_key(|&(index, split, ref tile)| (Reverse(cost(tile)), Reverse(index), split));
     let costs: Vec<u64> = order.iter().map(|(.., tile)| cost(tile)).collect();
     let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
-    let (blocks, heads) = (cluster * clusters.count, problem.num_heads() / clusters.heads);
+    let (blocks, packed) = (cluster * clusters.count, tiling.packing.heads() as usize);
+    let heads = tiling.heads(problem).0 / clusters.heads;
     // Item `n` of block `b` is the `n * blocks + b`th.
     let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
     let mut words = Vec::with_capacity(longest * blocks * WORDS);
@@ -281,7 +304,7 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
             words.resize(words.len() + blocks * WORDS, END);
         }
         let (index, split, tile) = &order[place];
-        let (batch, head) = (number / heads, number % heads * clusters.heads);
+        let (batch, head) = (number / heads, number % heads * clusters.heads * packed);
         let kv_head = head / problem.group_size();
         for rank in 0..cluster {
             let (other, neighbour) = (rank % clusters.heads, rank % clusters.tiles);
@@ -348,11 +371,10 @@ fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64, u64)
     costs.max().unwrap_or(0)
 }
 
-/// Heads, of all batches, whose K and V fit into [`L2_BYTES`]: whole groups that share them.
-fn heads_at_once(problem: &Problem) -> usize {
+/// K/V heads, of all batches, whose K and V fit into [`L2_BYTES`].
+fn groups_at_once(problem: &Problem) -> usize {
     let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
-    let groups = (L2_BYTES / (problem.seq_len_kv() * row_bytes).max(1)).max(1);
-    groups * problem.group_size()
+    (L2_BYTES / (problem.seq_len_kv() * row_bytes).max(1)).max(1)
 }
 
 #[cfg(test)]

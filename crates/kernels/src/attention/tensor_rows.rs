@@ -3,6 +3,7 @@
 //! | tensor | map | rows of a sequence |
 //! |---|---|---|
 //! | `[batch, seq, heads, d]`, equal lengths | (d, seq, heads, batch) | those of its batch |
+//! | the same with packed heads | (d, heads, seq, batch) | those of its batch |
 //! | packed | ragged (d, rows, heads) | from its first one on |
 //! | cache | ragged | from `batch * batch_rows` on: the stride of batches is `batch_rows` rows |
 //! | pages | ragged, a box never leaves a page | from `page * batch_rows` on, as many as the sequence has in the page |
@@ -19,6 +20,7 @@ use flashcore_problem::{KvLengths, Layout, Problem};
 
 use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
 use super::params::RowParams;
+use super::query_rows::Packing;
 use super::scheduler::WorkItem;
 use crate::Refusal;
 
@@ -30,6 +32,8 @@ const LEAST_PAGE_ROWS: usize = 8;
 pub(crate) enum RowsOf {
     /// A batch has a sequence.
     Batch,
+    /// The same, copied in boxes of several heads.
+    Heads(Packing),
     /// Sequences follow each other.
     Packed,
     /// A batch has a sequence and room for more.
@@ -39,10 +43,11 @@ pub(crate) enum RowsOf {
 }
 
 impl RowsOf {
-    pub(crate) fn queries(kinds: &LengthKinds) -> RowsOf {
-        match kinds.cu_seqlens_q {
-            Some(()) => RowsOf::Packed,
-            None => RowsOf::Batch,
+    pub(crate) fn queries(kinds: &LengthKinds, packing: Packing) -> RowsOf {
+        match (kinds.cu_seqlens_q, packing) {
+            (Some(()), _) => RowsOf::Packed,
+            (None, Packing::NONE) => RowsOf::Batch,
+            (None, packing) => RowsOf::Heads(packing),
         }
     }
 
@@ -67,6 +72,7 @@ impl RowsOf {
     fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
         match self {
             RowsOf::Batch => tile.tensor_box(&[rows, 1, 1]),
+            RowsOf::Heads(packing) => tile.tensor_box(&packing.box_of(rows)),
             RowsOf::Packed | RowsOf::Cache => tile.tensor_box(&[rows, 1]).ragged(1),
             RowsOf::Pages(rows) => tile.tensor_box(&[rows, 1]).ragged(1),
         }
@@ -124,6 +130,7 @@ impl<'k> Sequence<'k> {
 #[derive(Clone, Copy)]
 pub(crate) enum SequenceRows<'k> {
     Batch(TensorMap<'k>),
+    Heads(TensorMap<'k>),
     Ragged(RaggedRows<'k>),
     Paged(PagedRows<'k>),
 }
@@ -152,6 +159,10 @@ impl<'k> TensorRows<'k> {
             "out" => k.param_tensor_map_mut(name, boxes),
             _ => k.param_tensor_map(name, boxes),
         };
+        let map = match of {
+            RowsOf::Heads(_) => map.in_parts_of(rows),
+            RowsOf::Batch | RowsOf::Packed | RowsOf::Cache | RowsOf::Pages(_) => map,
+        };
         let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_));
         let batch_rows = batch_rows.then(|| k.param(&format!("{name}_batch_rows")));
         TensorRows { map, of, batch_rows }
@@ -164,6 +175,7 @@ impl<'k> TensorRows<'k> {
             (RowsOf::Packed, Some((_, FirstRows { q: Some(first), .. }))) => {
                 SequenceRows::Ragged(self.map.rows(first, sequence.params.seq_len_q))
             }
+            (RowsOf::Heads(_), _) => SequenceRows::Heads(self.map),
             _ => SequenceRows::Batch(self.map),
         }
     }
@@ -191,7 +203,7 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
-            RowsOf::Batch | RowsOf::Packed | RowsOf::Cache => None,
+            RowsOf::Batch | RowsOf::Heads(_) | RowsOf::Packed | RowsOf::Cache => None,
         }
     }
 }
@@ -202,6 +214,7 @@ impl<'k> SequenceRows<'k> {
     pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
         match self {
             SequenceRows::Batch(map) => map.at(&[row, head, batch]),
+            SequenceRows::Heads(map) => map.at(&[head, row, batch]),
             SequenceRows::Ragged(rows) => rows.at(&[row, head]),
             SequenceRows::Paged(rows) => rows.at(row, head),
         }
@@ -265,6 +278,47 @@ pub(crate) fn fill_stage<'k, E: Element>(
         }
     }
     fill.advance();
+}
+
+/// Barriers of warpgroups that store their rows together, from this one on: after those of the warp scheduler.
+const STORE_BARRIER: u32 = 4;
+
+/// Those who store a part of a tile together: a warp, or where its rows are no whole box a warpgroup.
+pub(crate) struct Storers<'k> {
+    /// Number of the part.
+    pub part: Val<'k, u32>,
+    /// Rows of a part.
+    pub rows: u32,
+    together: bool,
+}
+
+impl<'k> Storers<'k> {
+    /// Of a consumer's warp and warpgroup, by their numbers.
+    pub(crate) fn new(packing: Packing, warp: Val<'k, u32>, warpgroup: Val<'k, u32>) -> Self {
+        let together = packing.leaves_rows();
+        Storers {
+            part: if together { warpgroup } else { warp },
+            rows: packing.stored_rows(),
+            together,
+        }
+    }
+
+    /// One lane of them, always the same.
+    #[track_caller]
+    pub(crate) fn one_lane(&self, body: impl FnOnce()) {
+        let k = self.part.builder();
+        let lane = if self.together { k.thread_idx() % 128 } else { k.lane() };
+        k.if_(lane.eq(0).divergent(), body);
+    }
+
+    /// Waits for all of them.
+    #[track_caller]
+    pub(crate) fn sync(&self) {
+        match self.together {
+            true => self.part.builder().barrier_among(self.part + STORE_BARRIER, 128),
+            false => self.part.builder().sync_warp(),
+        }
+    }
 }
 
 /// The rows of a tensor as a ragged map has them, which knows no batches.

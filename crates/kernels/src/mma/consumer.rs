@@ -11,9 +11,9 @@ use half::f16;
 
 use super::producer::Block;
 use super::{Config, Rescale};
-use crate::attention::lengths::QueryRows;
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
+use crate::attention::query_rows::QueryRows;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
 use crate::attention::tap::Tap;

@@ -8,6 +8,7 @@ use flashcore_problem::{DType, Problem};
 use super::tiles::{self, padded, slab_cols, tile_bytes};
 use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
+use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
 use crate::family::{self, Constraint, Family, Lever, Values};
@@ -61,6 +62,8 @@ pub struct Config {
     /// and many keys, for a second launch and partials that go through memory. The kernel is the same for all values
     /// above 1.
     pub splits: u32,
+    /// Query heads that share K and V share a Q tile: for few queries a head. The kernel is made for their number.
+    pub pack_heads: bool,
     /// Q, or as many of its columns as fit, is loaded to registers once per Q tile, and not read from shared memory
     /// again for each K block.
     pub q_in_registers: bool,
@@ -110,6 +113,11 @@ pub const FAMILY: Family = Family {
             &[("false", ""), ("true", "-qreg")],
             "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile",
         ),
+        Lever::words(
+            "pack_heads",
+            &[("false", ""), ("true", "-gqa")],
+            "whether query heads that share K and V share a Q tile: for few queries per head",
+        ),
         Lever::optional(
             "splits",
             "-k",
@@ -140,12 +148,12 @@ pub const FAMILY: Family = Family {
         Constraint {
             lever: "min_blocks",
             rule: "two blocks per SM have 64 rows each: more warpgroups have too few registers",
-            holds: |&[rows, _, _, _, _, _, _, _, min_blocks, ..]| min_blocks == 1 || rows == 64,
+            holds: |&[rows, _, _, _, _, _, _, _, _, min_blocks, ..]| min_blocks == 1 || rows == 64,
         },
         Constraint {
             lever: "max_registers",
             rule: "a multiple of 8, less than a consumer thread has without it, by 56 at most",
-            holds: |&[rows, _, _, _, _, _, _, _, min_blocks, most, ..]| {
+            holds: |&[rows, _, _, _, _, _, _, _, _, min_blocks, most, ..]| {
                 let (_, usual) = role_registers(rows, min_blocks);
                 most == 0 || most.is_multiple_of(8) && (usual - usual.min(56)..usual).contains(&most)
             },
@@ -174,8 +182,9 @@ impl From<Config> for Values {
             q_in_registers,
             min_blocks,
             max_registers,
+            pack_heads,
         } = config;
-        let [pingpong, q_reg] = [pingpong, q_in_registers].map(u32::from);
+        let [pingpong, q_reg, gqa] = [pingpong, q_in_registers, pack_heads].map(u32::from);
         let rescale = rescale as u32;
         family::padded([
             rows,
@@ -185,6 +194,7 @@ impl From<Config> for Values {
             pingpong,
             rescale,
             q_reg,
+            gqa,
             splits,
             min_blocks,
             max_registers,
@@ -202,6 +212,7 @@ impl From<Values> for Config {
             pingpong,
             rescale,
             q_reg,
+            gqa,
             splits,
             min_blocks,
             max_registers,
@@ -218,6 +229,7 @@ impl From<Values> for Config {
             q_in_registers: q_reg == 1,
             min_blocks,
             max_registers,
+            pack_heads: gqa == 1,
         }
     }
 }
@@ -264,13 +276,22 @@ impl Config {
         }
     }
 
+    /// How the heads of a problem share tiles. More than [`Packing::MOST`] per K/V head are refused.
+    pub(super) fn packing(&self, problem: &Problem) -> Packing {
+        match self.pack_heads {
+            true => Packing::all_of(problem),
+            false => Packing::NONE,
+        }
+    }
+
     /// What the tile scheduler needs to know.
-    pub(super) fn tiling(&self) -> Tiling {
+    pub(super) fn tiling(&self, packing: Packing) -> Tiling {
         Tiling {
             rows: self.rows,
             cols: self.cols,
             cluster: self.cluster,
             splits: self.splits,
+            packing,
         }
     }
 

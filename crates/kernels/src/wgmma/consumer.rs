@@ -12,6 +12,7 @@ use super::kernel::Context;
 use super::tiles::{padded, step};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
+use crate::attention::query_rows::LaneRows;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadFactors;
@@ -19,6 +20,7 @@ use crate::attention::softmax::{
     LARGEST_POWER, Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
 };
 use crate::attention::tap::Tap;
+use crate::attention::tensor_rows::Storers;
 
 /// The last read of a stage of Q, after which it is released.
 #[derive(Clone, Copy, PartialEq)]
@@ -108,8 +110,8 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     pub(super) index: Val<'k, u32>,
     /// The warp's number among the consumers, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
-    /// The lane's first row, within the tile.
-    pub(super) lane_row: Val<'k, u32>,
+    pub(super) lane_rows: LaneRows<'k>,
+    pub(super) storers: Storers<'k>,
     pub(super) q: QStage<'k>,
     pub(super) keys: Consumer<'k>,
     pub(super) values: Consumer<'k>,
@@ -129,7 +131,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     /// What each row of the output is still to be multiplied by.
     pub(super) factors: [Var<'k, f32>; 2],
     pub(super) scales: Option<HeadFactors<'k>>,
-    /// In builds with a tap: head of all batches, first row and first key of the K block at hand.
+    /// In builds with a tap: head of all batches, first query and first key of the K block at hand.
     tapped: Option<[Var<'k, u32>; 3]>,
 }
 
@@ -148,7 +150,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             None => Scale::Fixed(params.score_mod.exponent_scale),
         };
         let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
-        let lane_row = warp * 16 + lane_row(k);
+        let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
         let consumer = context.q_pipeline.consumer_of(index, levers.warpgroups());
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         let q_rows = context.q_tile.k_major();
@@ -158,7 +160,8 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             context,
             index,
             warp,
-            lane_row,
+            lane_rows: LaneRows { first, packing },
+            storers: Storers::new(packing, warp, index),
             q: QStage {
                 consumer,
                 last_read: match () {
@@ -285,7 +288,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     /// Scores that a row does not see become −∞.
     #[track_caller]
     pub(super) fn mask(&self, tile: &WorkItem<'k>, band: &Band<Val<'k, i32>>, first_key: Val<'k, u32>) {
-        let query = |_, half| tile.first_row() + self.lane_row + 8 * half as u32;
+        let query = |_, half| self.lane_rows.query(tile.first_query(), half);
         mask_scores(self.k, band, &[self.scores], query, first_key);
     }
 
@@ -356,9 +359,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     /// Before an iteration of a tile, in builds with a tap.
     #[track_caller]
     pub(super) fn begin_tap(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>) {
-        if let Some([batch_head, first_row, first_key]) = &self.tapped {
+        if let Some([batch_head, first_query, first_key]) = &self.tapped {
             batch_head.set(tile.batch().fma(self.context.params.num_heads, tile.head()));
-            first_row.set(tile.first_row());
+            first_query.set(tile.first_query());
             first_key.set(tile.first_key(n_block));
         }
     }
@@ -366,10 +369,10 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     /// Stores a register of the scores, if this tap is requested.
     #[track_caller]
     fn tap(&self, tap: Tap, register: u32, value: impl Fn() -> Val<'k, f32>) {
-        let Some([batch_head, row, key]) = self.tapped else {
+        let (rows, Some([batch_head, query, key])) = (self.lane_rows, self.tapped) else {
             return;
         };
-        let of_half = |half| (batch_head.get(), row + self.lane_row + 8 * half as u32);
+        let of_half = |half| (rows.head(batch_head.get(), half), rows.stored_query(query.get(), half));
         let params = self.context.params;
         params.tap_register(tap, register, &self.rows, of_half, || key.get(), value);
     }

@@ -6,6 +6,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Problem, QLengths};
 
 use super::Config;
+use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiling, mean_keys, most_blocks, most_keys};
 use crate::attention::softmax::Rescale;
 use crate::size::Size;
@@ -48,6 +49,7 @@ const fn free(rows: u32, cols: u32, stages: u32) -> Config {
         q_in_registers: false,
         min_blocks: 1,
         max_registers: 0,
+        pack_heads: false,
     }
 }
 
@@ -79,6 +81,14 @@ const fn conditional(config: Config) -> Config {
 const fn q_held(config: Config) -> Config {
     Config {
         q_in_registers: true,
+        ..config
+    }
+}
+
+/// The same with the query heads of a K/V head in one tile.
+const fn packed(config: Config) -> Config {
+    Config {
+        pack_heads: true,
         ..config
     }
 }
@@ -230,19 +240,62 @@ const COMBINE_COST: usize = 3;
 /// them as long as four, 18 MB as long as seven (`docs/performance-log.md`).
 const PARTIAL_BYTES_PER_BLOCK: usize = 2_560_000;
 
+/// Cost of a K block of 128 rows, where one of 64 costs 10 (as below).
+const TALL_BLOCK_COST: u64 = 14;
+
+/// Most queries of a head where heads are packed. More fill tiles without.
+const MOST_PACKED_QUERIES: usize = 512;
+
+/// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Not measured
+/// yet.
+const PACKED_COST: u64 = 103;
+
+const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
+
+/// Whether a config leaves a tenth of its tiles or more out where heads are packed.
+fn packs(problem: &Problem, config: &Config) -> bool {
+    let tiles = |config: Config| {
+        let packing = config.packing(problem);
+        let queries = packing.queries_in(config.rows) as usize;
+        problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
+    };
+    (2..=Packing::MOST).contains(&problem.group_size())
+        && problem.seq_len_q() <= MOST_PACKED_QUERIES
+        && 10 * tiles(packed(*config)) <= 9 * tiles(*config)
+}
+
 /// The splits that leave the busiest SM least to do, if that is well below what whole tiles leave it: a K block of 128 rows
 /// takes about 1.4 times as long with every SM at work as one of 64 rows with half of them, and 1.25 times as long as one of
 /// 128 rows with few (`docs/performance-log.md`).
 fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let (_, tall, flat) = SPLIT.into_iter().find(|(most, ..)| head_dim <= *most)?;
-    let base = if problem.seq_len_q() <= 64 { flat } else { tall };
-    let tiles = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(base.rows as usize);
-    let (sms, keys) = (chip.sms as usize, problem.seq_len_kv().div_ceil(base.cols as usize));
+    let blocks = |config: &Config| most_blocks(problem, config.tiling(config.packing(problem)), chip.sms);
+    let ways = |config: Config| std::iter::once(config).chain(packs(problem, &config).then(|| packed(config)));
+    let whole = |config: Config| ways(config).map(|config| blocks(&config)).min().unwrap_or(u64::MAX);
+    let (whole_flat, whole_tall) = (whole(flat), whole(tall));
+    let in_one = |config: &Config| problem.seq_len_q() * config.packing(problem).heads() as usize <= 64;
+    let bases = ways(tall).filter(|tall| !in_one(tall)).chain(ways(flat).filter(in_one));
+    let splits = bases.filter_map(|base| {
+        let best = even_splits(problem, base, chip.sms)?;
+        let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
+        let part_bytes = rows * best.splits as usize * problem.head_dim_v() * size_of::<f32>();
+        let split = blocks(&best) + COMBINE_COST.max(part_bytes / PARTIAL_BYTES_PER_BLOCK) as u64;
+        let cost = split * if base.rows == flat.rows { 10 } else { TALL_BLOCK_COST };
+        (10 * split < 7 * whole_flat && 10 * split < 8 * whole_tall).then_some((cost, best))
+    });
+    splits.min_by_key(|(cost, _)| *cost).map(|(_, best)| best)
+}
+
+/// As many splits of a config's tiles as leave the busiest SM least to do, if there are SMs left over.
+fn even_splits(problem: &Problem, base: Config, sms: u32) -> Option<Config> {
+    let packing = base.packing(problem);
+    let per_head = problem.seq_len_q().div_ceil(packing.queries_in(base.rows) as usize);
+    let tiles = problem.batch() * problem.num_heads() / packing.heads() as usize * per_head;
+    let (sms, keys) = (sms as usize, problem.seq_len_kv().div_ceil(base.cols as usize));
     if tiles > sms {
         return None;
     }
-    let blocks = |config: &Config| most_blocks(problem, config.tiling(), chip.sms);
     let most = (2 * sms / tiles.max(1)).min(MOST_SPLITS as usize);
     // Not one that leaves the longest split as long as a smaller number does, nor one of few K blocks: that was not measured.
     let worth = |splits: &usize| {
@@ -253,11 +306,7 @@ fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
         splits: splits as u32,
         ..base
     });
-    let best = splits.min_by_key(blocks)?;
-    let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
-    let part_bytes = rows * best.splits as usize * problem.head_dim_v() * size_of::<f32>();
-    let split = blocks(&best) + COMBINE_COST.max(part_bytes / PARTIAL_BYTES_PER_BLOCK) as u64;
-    (10 * split < 7 * blocks(&flat) && 10 * split < 8 * blocks(&tall)).then_some(best)
+    splits.min_by_key(|config| most_blocks(problem, config.tiling(packing), sms as u32))
 }
 
 fn table(dtype: DType) -> &'static [Default] {
@@ -319,11 +368,13 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
     let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let beside = rows.iter().take_while(of_first).count();
-    rank(&mut rows[..beside], problem, chip.sms);
-    let rows = rows.into_iter().map(|row| Proposal {
-        config: row.config,
-        why: row.why,
-    });
+    let mut ranked: Vec<Priced> = rows.drain(..beside).map(Priced::of).collect();
+    let packing = ranked.iter().filter(|row| packs(problem, &row.config));
+    let packed: Vec<Priced> = packing.map(Priced::packed).collect();
+    ranked.extend(packed);
+    rank(&mut ranked, problem, chip.sms);
+    let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
+    let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
     split.into_iter().chain(rows).collect()
 }
 
@@ -362,11 +413,37 @@ fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     rows.collect()
 }
 
+/// A config and its time of a tile per key ([`Default::cost_per_key`]).
+#[derive(Clone, Copy)]
+struct Priced {
+    config: Config,
+    why: &'static str,
+    cost_per_key: u64,
+}
+
+impl Priced {
+    fn of(row: &Default) -> Priced {
+        Priced {
+            config: row.config,
+            why: row.why,
+            cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
+        }
+    }
+
+    fn packed(&self) -> Priced {
+        Priced {
+            config: packed(self.config),
+            why: PACKED_WHY,
+            cost_per_key: self.cost_per_key / 100 * PACKED_COST,
+        }
+    }
+}
+
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
 /// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
-fn rank(rows: &mut [&Default], problem: &Problem, sms: u32) {
-    let cost = |row: &Default, keys: fn(&Problem, Tiling, u32) -> u64| {
-        row.cost_per_key.unwrap_or(0) * keys(problem, row.config.tiling(), sms)
+fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
+    let cost = |row: &Priced, keys: fn(&Problem, Tiling, u32) -> u64| {
+        row.cost_per_key * keys(problem, row.config.tiling(row.config.packing(problem)), sms)
     };
     let least: Vec<u64> = rows.iter().map(|row| cost(row, mean_keys)).collect();
     let mut places: Vec<usize> = (0..rows.len()).collect();
@@ -374,11 +451,11 @@ fn rank(rows: &mut [&Default], problem: &Problem, sms: u32) {
     let (mut costs, mut best) = (least.clone(), u64::MAX);
     for place in places {
         if least[place] <= best {
-            costs[place] = cost(rows[place], most_keys);
+            costs[place] = cost(&rows[place], most_keys);
             best = best.min(costs[place]);
         }
     }
-    let mut ranked: Vec<(u64, &Default)> = costs.into_iter().zip(rows.iter().copied()).collect();
+    let mut ranked: Vec<(u64, Priced)> = costs.into_iter().zip(rows.iter().copied()).collect();
     ranked.sort_by_key(|(cost, _)| *cost);
     rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
 }

@@ -1,7 +1,7 @@
 //! The result on its way out: normalised, rounded, written to shared memory, and copied from there; or, where keys are
 //! split, stored as a partial.
 //!
-//! Each warp stores its own 16 rows, one slab of columns after another: no warp waits for others.
+//! Each warp stores its own 16 rows, one slab of columns after another, or each warpgroup its 64 where heads leave rows over.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, Element, SharedTile, Val};
@@ -50,8 +50,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 None => norm,
             }
         });
-        let place = out_tile.at(self.lane_row, lane_column(k));
-        let first = [tile.first_row() + self.warp * 16, tile.head(), tile.batch()];
+        let (place, storers) = (out_tile.at(self.lane_rows.first, lane_column(k)), &self.storers);
+        let first = tile.part_at(storers.part, storers.rows);
         let to = rows.queries(&sequence).at(first);
         let width = out_tile.cols();
         let slabs = padded(self.context.shape.head_dim_v, E::Out::BYTES) / width;
@@ -63,8 +63,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 0 if !slabs.is_multiple_of(out_tile.stages()) => 0,
                 _ => out_tile.stages() - 1,
             };
-            self.one_lane(|| k.bulk_wait_read(pending));
-            k.sync_warp();
+            storers.one_lane(|| k.bulk_wait_read(pending));
+            storers.sync();
             for column in (0..width).step_by(ACC_COLS as usize) {
                 let at = if column == 0 {
                     place
@@ -79,9 +79,9 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 }
             }
             k.fence_proxy_async();
-            k.sync_warp();
-            self.one_lane(|| {
-                out_tile.store_tma_part(stage, self.warp, to.clone().column(slab * width));
+            storers.sync();
+            storers.one_lane(|| {
+                out_tile.store_tma_part(stage, storers.part, to.clone().column(slab * width));
                 k.bulk_commit();
             });
         }
@@ -95,12 +95,13 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let batch_head = tile.batch().fma(params.num_heads, tile.head());
         for (half, row) in self.rows.iter().enumerate() {
             let sum = row.total();
-            let query = tile.first_row() + self.lane_row + 8 * half as u32;
+            let query = self.lane_rows.stored_query(tile.first_query(), half);
             k.if_(query.lt(params.seq_len_q).divergent(), || {
+                let batch_head = self.lane_rows.head(batch_head, half);
                 let partial = match context.splits {
                     Some(splits) => partials.at(batch_head.fma(params.seq_len_q, query), tile.split(), splits),
                     None => {
-                        let row_in_tile = self.lane_row + 8 * half as u32;
+                        let row_in_tile = self.lane_rows.first + 8 * half as u32;
                         partials.at(tile.slot() - 1, row_in_tile, k.constant(context.levers.rows))
                     }
                 };
@@ -114,24 +115,19 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn end(&self) {
         if self.context.out.is_some() {
-            self.one_lane(|| self.k.bulk_wait_read(0));
+            self.storers.one_lane(|| self.k.bulk_wait_read(0));
         }
     }
 
     #[track_caller]
     fn store_lse(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize, sum: Val<'k, f32>) {
         let k = self.k;
-        let query = tile.first_row() + self.lane_row + 8 * half as u32;
+        let query = self.lane_rows.stored_query(tile.first_query(), half);
         let mine = (k.lane() % QUAD).eq(0) & query.lt(params.seq_len_q);
         k.if_(mine.divergent(), || {
-            let batch_head = tile.batch().fma(params.num_heads, tile.head());
+            let (batch, head) = (tile.batch(), self.lane_rows.head(tile.head(), half));
+            let batch_head = batch.fma(params.num_heads, head);
             params.store_lse(batch_head, query, self.rows[half].max.offset.get(), sum);
         });
-    }
-
-    /// One lane of the warp, always the same.
-    #[track_caller]
-    fn one_lane(&self, body: impl FnOnce()) {
-        self.k.if_(self.k.lane().eq(0).divergent(), body);
     }
 }

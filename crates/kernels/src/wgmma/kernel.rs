@@ -9,7 +9,7 @@ use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
 use super::Config;
 use super::consumer::{QRead, Warpgroup, release};
-use super::tiles::{one_slab, padded, slabs};
+use super::tiles::{one_slab, padded, slabs, zero_rows};
 use crate::attention::block_range::Band;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::schedule::{Listed, Work};
@@ -64,13 +64,14 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
         k.shared_tile::<E::Out>("out_tile", slabs)
     });
-    // Boxes of rows by one head of one sequence; blocks of a cluster copy a part each, and a warp stores its own rows.
-    let queries = RowsOf::queries(&shape.lengths);
+    // Boxes of rows by one head, or those packed, of a sequence; blocks of a cluster copy a part each, a warp stores its own.
+    let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
+    let out_rows = shape.packing.stored_rows();
     let q_rows = TensorRows::declare(k, "q", q_tile, 64, queries);
     let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
     let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, keys);
-    let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, 16, queries)));
+    let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
     let partials = (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v));
     let splits = shape.split.then(|| k.param("splits"));
     let listed = shape.listed.then(|| Listed::declare(k, rows, cols));
@@ -98,6 +99,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         k_pipeline: pipeline("k", levers.stages, 4 * groups),
         v_pipeline: pipeline("v", levers.stages, 4 * groups),
     };
+    zero_rows(k, q_tile, shape.packing.rows());
     k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
     let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
@@ -120,7 +122,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     #[track_caller]
     fn consume(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
-        let list = self.work.list(k, self.levers.tiling());
+        let list = self.work.list(k, self.levers.tiling(self.shape.packing));
         list.if_any(|| self.consume_tiles(k, &group, &list));
         group.end();
     }

@@ -23,6 +23,7 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, add_rows, check_problem, push_buffer};
+use crate::attention::query_rows::Packing;
 use crate::attention::schedule::{Pieces, Schedule};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
@@ -58,13 +59,25 @@ pub(crate) fn plan(
     }
     FAMILY.check(&Values::from(*config))?;
     split::check(problem, config.splits)?;
+    if config.pack_heads && problem.group_size() > Packing::MOST {
+        let what = format!(
+            "{} packed heads: a warpgroup has {} rows",
+            problem.group_size(),
+            Packing::MOST
+        );
+        return Err(Refusal::unsupported(NAME, what, "leave out -gqa"));
+    }
+    let packing = config.packing(problem);
     let listed = problem.has_lengths();
     let whole = Shape {
         listed,
         page_rows: page_rows(NAME, problem, config.cols)?,
         ..Shape::new(problem, ALIGNMENT, tap)
     };
-    let shape = whole.in_splits(config.splits);
+    let shape = Shape {
+        packing,
+        ..whole.in_splits(config.splits)
+    };
     if listed {
         check_listed(config, &shape)?;
     }
@@ -80,7 +93,7 @@ pub(crate) fn plan(
             return Err(Refusal::lever("splits", config.splits, "1 for e4m3"));
         }
     }
-    let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
+    let tiles = problem.seq_len_q().div_ceil(packing.queries_in(config.rows) as usize);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
     if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::MOST {
@@ -107,7 +120,12 @@ pub(crate) fn plan(
     // Whoever wants one tile a block gives as many SMs as a number holds.
     let at_once = chip.sms.saturating_mul(config.min_blocks);
     let work = match listed {
-        false => Ok(work_lists(problem, config.tiling(), &key_range(problem, tap), at_once)),
+        false => Ok(work_lists(
+            problem,
+            config.tiling(packing),
+            &key_range(problem, tap),
+            at_once,
+        )),
         true => Err(schedule(problem, config, at_once)?),
     };
     let blocks = work
@@ -115,7 +133,7 @@ pub(crate) fn plan(
         .map_or_else(|schedule| schedule.grid, |(blocks, _)| *blocks);
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
     let dtype = problem.dtype();
-    let queries = RowsOf::queries(&shape.lengths);
+    let queries = RowsOf::queries(&shape.lengths, packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout(), queries)?;
     add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout(), keys)?;
@@ -158,6 +176,10 @@ fn check_listed(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     if shape.dtype == DType::E4M3 {
         let what = "e4m3 with packed sequences, caches with lengths or pages";
         return Err(Refusal::unsupported(NAME, what, "no family does: use fp16 or bf16"));
+    }
+    if config.pack_heads {
+        let allowed = "0 (leave out -gqa) with lengths: the schedule counts tiles of single heads";
+        return Err(Refusal::lever("pack_heads", 1, allowed));
     }
     for (lever, value, why) in [
         (
@@ -206,7 +228,7 @@ fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> R
 }
 
 /// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
-/// batch), or (head_dim, rows, heads) of a ragged one.
+/// batch), (head_dim, heads, seq, batch) with packed heads, or (head_dim, rows, heads) of a ragged one.
 fn add_tensor(
     launch: &mut Launch,
     kernel: &Kernel,
@@ -237,7 +259,8 @@ fn add_tensor(
         stride => u64::from(stride) * bytes as u64,
     };
     let slot = push_buffer(launch, name, layout.span() * bytes, ALIGNMENT, name == "out");
-    if of != RowsOf::Batch {
+    let packed = matches!(of, RowsOf::Heads(_));
+    if of != RowsOf::Batch && !packed {
         let flat = Flat::new(NAME, name, layout)?;
         let (sizes, strides) = (
             vec![columns, flat.count, heads],
@@ -249,8 +272,12 @@ fn add_tensor(
         }
         return Ok(());
     }
-    let sizes = vec![columns, rows, heads, batches];
-    let strides = vec![stride(seq), stride(head), stride(batch)];
+    let mut sizes = vec![columns, rows, heads, batches];
+    let mut strides = vec![stride(seq), stride(head), stride(batch)];
+    if packed {
+        sizes.swap(1, 2);
+        strides.swap(0, 1);
+    }
     let map = boxes.recipe(slot, 0, sizes, strides);
     launch.args.push(Arg::TensorMap(map));
     Ok(())

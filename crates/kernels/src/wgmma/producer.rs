@@ -17,7 +17,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         let producers = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|pipeline| pipeline.producer());
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
         let copy_tiles = || {
-            let list = self.work.list(k, self.levers.tiling());
+            let list = self.work.list(k, self.levers.tiling(self.shape.packing));
             let all = (1 << self.levers.cluster) - 1;
             let cluster = (self.levers.cluster > 1).then(|| (k.cluster_rank(), k.constant(all)));
             list.if_any(|| {
@@ -37,7 +37,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
 
     #[track_caller]
     fn copy_tile(&self, tile: &WorkItem<'k>, cluster: Cluster<'k>, [q, keys, values]: [Producer<'k>; 3]) {
-        let (batch, first_row) = (tile.batch(), tile.first_row());
+        let (batch, first_query) = (tile.batch(), tile.first_query());
         let k = batch.builder();
         let kv_head = tile.kv_head();
         let sequence = Sequence::of(self.params, tile);
@@ -48,10 +48,10 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         copy_k(k.constant(0));
         let q_rows = self.q_rows.queries(&sequence);
         for group in 0..self.levers.warpgroups() {
-            let at = [first_row + 64 * group, tile.head(), batch];
+            let at = [first_query + self.shape.packing.queries() * group, tile.head(), batch];
             q.acquire();
             self.one_lane(k, || {
-                q.expect(self.q_tile.stage_bytes());
+                q.expect(self.q_rows.map.bytes_of(&self.q_tile));
                 let from = q_rows.at(at).hint(L2Hint::EvictFirst);
                 self.q_tile.load_tma(q.stage(), from, q.full());
             });

@@ -1,7 +1,7 @@
 //! Tiles in shared memory as tensor copies and products of a warpgroup want them: rows cut into slabs, each as wide as
 //! its swizzle.
 
-use flashcore_ir::{Element, Swizzle, TileShape};
+use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, Swizzle, TileShape};
 
 /// Bytes of a row that one step of the tensor cores takes, whatever the elements: rows are padded with zeros to a
 /// multiple.
@@ -51,4 +51,22 @@ fn swizzle<E: Element>(cols: u32) -> Swizzle {
         64 => Swizzle::B64,
         _ => Swizzle::B32,
     }
+}
+
+/// Zeros in the rows of each stage from `first` on, where no copy ever writes: products read them. A barrier of the block must
+/// follow.
+#[track_caller]
+pub(super) fn zero_rows<E: Element>(k: &KernelBuilder, tile: SharedTile<'_, E>, first: u32) {
+    let (rows, chunk) = (tile.rows() - first, 16 / E::BYTES);
+    if rows == 0 {
+        return;
+    }
+    let (chunks, zero) = (tile.cols() / chunk, k.constant(0u32).reinterpret::<E::Word>());
+    let all = tile.stages() * rows * chunks;
+    k.for_divergent(k.thread_idx(), all, k.threads(), |place| {
+        let (row, column) = (place / chunks, place % chunks * chunk);
+        let at = tile.at_stage(row / rows, row % rows + first, column);
+        at.store_words(&[zero; 4], Cache::Default);
+    });
+    k.fence_proxy_async();
 }

@@ -15,6 +15,7 @@ mod lever_problems;
 mod mma_mutants;
 mod museum;
 mod mutants;
+mod packed_wgmma;
 mod pictures;
 mod planted;
 mod q_in_registers;

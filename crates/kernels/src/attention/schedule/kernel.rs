@@ -4,8 +4,8 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
 use super::{COMBINED_WORDS, MOST_BLOCKS, RANGE_WORDS, ROW_TILE_WORDS, THREADS};
 use crate::attention::block_range::BlockOrder;
-use crate::attention::lengths::QueryRows;
 use crate::attention::params::{RowParams, Shape};
+use crate::attention::query_rows::QueryRows;
 use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.

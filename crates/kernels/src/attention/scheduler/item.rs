@@ -4,6 +4,7 @@
 use flashcore_ir::{Cache, GlobalPtr, Val};
 
 use super::super::block_range::{BlockOrder, BlockRange, Index, share};
+use super::super::query_rows::Packing;
 
 /// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low end,
 /// at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully masked
@@ -167,6 +168,7 @@ pub(crate) struct WorkItem<'k> {
     cols: u32,
     /// Whether it may be one of several pieces of a tile, and has a slot for its partial then.
     in_pieces: bool,
+    packing: Packing,
 }
 
 impl<'k> WorkItem<'k> {
@@ -180,7 +182,13 @@ impl<'k> WorkItem<'k> {
             rows,
             cols,
             in_pieces,
+            packing: Packing::NONE,
         }
+    }
+
+    /// The same for rows that are those of several heads.
+    pub(crate) fn packed(self, packing: Packing) -> Self {
+        WorkItem { packing, ..self }
     }
 
     /// How words of items are loaded. Those that may be of pieces are in a buffer with partials, which the kernel writes.
@@ -198,6 +206,7 @@ impl<'k> WorkItem<'k> {
         self.high(0)
     }
 
+    /// Head of its rows, the first one if they are of several.
     #[track_caller]
     pub(crate) fn head(&self) -> Val<'k, u32> {
         self.low(1)
@@ -206,6 +215,21 @@ impl<'k> WorkItem<'k> {
     #[track_caller]
     pub(crate) fn first_row(&self) -> Val<'k, u32> {
         self.high(1) * self.rows
+    }
+
+    /// Query of its first row.
+    #[track_caller]
+    pub(crate) fn first_query(&self) -> Val<'k, u32> {
+        self.high(1) * self.packing.queries_in(self.rows)
+    }
+
+    /// Query, head and batch of the first row of part `part`, of so many rows.
+    #[track_caller]
+    pub(crate) fn part_at(&self, part: Val<'k, u32>, rows: u32) -> [Val<'k, u32>; 3] {
+        let (packing, first_query) = (self.packing, self.first_query());
+        let row = part * rows;
+        let query = packing.query(first_query, row);
+        [query, packing.head(self.head(), row), self.batch()]
     }
 
     #[track_caller]

@@ -13,6 +13,7 @@ const TILING: Tiling = Tiling {
     cols: 128,
     cluster: 1,
     splits: 1,
+    packing: Packing::NONE,
 };
 
 thread_local! {
@@ -23,7 +24,13 @@ thread_local! {
 /// Q tile `index`.
 fn tile_of(problem: &Problem, index: usize, rows: usize, cols: usize) -> Tile<i64> {
     let (first, end) = ((index * rows) as i64, problem.seq_len_q() as i64);
-    Tile::new(visible(&problem.key_range()), first, end, rows as u32, cols as u32)
+    Tile::new(
+        visible(&problem.key_range(), Packing::NONE),
+        first,
+        end,
+        rows as u32,
+        cols as u32,
+    )
 }
 
 /// Items by block: (batch, head, tile).
@@ -155,6 +162,52 @@ fn most_of_lists(problem: &Problem, tiling: Tiling, sms: u32) -> (u64, u64) {
     (most(|load| load.0), most(|load| load.1))
 }
 
+/// A K/V head's query heads together: 36 queries a tile of three warpgroups, where five heads leave four rows of each over.
+#[test]
+fn packed_heads_have_the_tiles_of_one() {
+    let problem = Problem::builder().batch(2).heads(10, 2).seq_len_q(75).seq_len_kv(300);
+    let problem = problem.head_dim(64).mask(Mask::CAUSAL).build().unwrap();
+    let packing = Packing::all_of(&problem);
+    let tiling = Tiling {
+        rows: 192,
+        packing,
+        ..TILING
+    };
+    let (_, words) = work_lists(&problem, tiling, &problem.key_range(), 132);
+    let items: Vec<&[u32]> = words.chunks(WORDS).filter(|item| item[0] != END).collect();
+    let place = |item: &&[u32]| (item[0] & 0xffff, item[0] >> 16, item[1] & 0xffff, item[1] >> 16);
+    let mut all: Vec<_> = items.iter().map(place).collect();
+    all.sort_unstable();
+    // Batch, K/V head, its first query head, and tile.
+    let of_batch = |b| (0..2).flat_map(move |h| (0..3).map(move |t| (b, h, 5 * h, t)));
+    assert_eq!(all, (0..2).flat_map(of_batch).collect::<Vec<_>>());
+    // Of the last tile's three queries the first warpgroup has all.
+    let mut last = items.iter().filter(|item| item[1] >> 16 == 2);
+    assert!(last.all(|item| item[FULLY_MASKED] == u32::from_le_bytes([0, 0xff, 0xff, 0])));
+}
+
+/// A warpgroup's rows have its queries, dead ones the last of them.
+#[test]
+fn rows_of_tiles_are_those_of_queries() {
+    for group in [1, 3, 8, 33, 64] {
+        let problem = Problem::builder()
+            .heads(group, 1)
+            .seq_len(300)
+            .head_dim(64)
+            .build()
+            .unwrap();
+        let packing = Packing::all_of(&problem);
+        let queries: Vec<usize> = (0..packing.rows_of(300)).map(|row| packing.query_of(row)).collect();
+        assert!(queries.is_sorted() && queries.last() == Some(&299));
+        for query in 0..300 {
+            let rows = queries.iter().filter(|&&of_row| of_row == query).count();
+            let last = (query + 1) % packing.queries() as usize == 0;
+            let dead = if last { (64 - packing.rows()) as usize } else { 0 };
+            assert_eq!(rows, group + dead, "{group} heads, query {query}");
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn the_price_of_lists_is_theirs(
@@ -162,12 +215,13 @@ proptest! {
         (seq_q, seq_kv) in (1usize..2500, 1usize..2500),
         (rows, cols, cluster, splits) in (1u32..=3, 2u32..=12, 1u32..=2, 1u32..=5),
         (left, right) in (proptest::option::of(0u32..900), proptest::option::of(0u32..900)),
-        sms in 1u32..140,
+        (sms, packs) in (1u32..140, any::<bool>()),
     ) {
-        let tiling = Tiling { rows: 64 * rows, cols: 16 * cols, cluster, splits };
         let mask = Mask { window_left: left, window_right: right, ..Mask::FULL };
         let problem = Problem::builder().batch(batch).heads(kv_heads * group, kv_heads).mask(mask);
         let problem = problem.seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).build().unwrap();
+        let packing = if packs { Packing::all_of(&problem) } else { Packing::NONE };
+        let tiling = Tiling { rows: 64 * rows, cols: 16 * cols, cluster, splits, packing };
         let (blocks, keys) = most_of_lists(&problem, tiling, sms);
         prop_assert_eq!(most_blocks(&problem, tiling, sms), blocks);
         prop_assert_eq!(most_keys(&problem, tiling, sms), keys);

@@ -1,0 +1,203 @@
+//! Which query of which head a row of a Q tile is. Packed (`pack_gqa`), the query heads that share K and V share a tile, so
+//! that few queries of many heads fill it.
+
+use flashcore_ir::{Element, GlobalPtr, Val};
+use flashcore_problem::Problem;
+
+use super::lengths::TensorParam;
+
+/// The query rows that share a K/V head in one tile.
+///
+/// Packed, the rows of a tile are those of all heads that share K and V: row `i` is query `i / group_size` of
+/// head `i % group_size` of the group.
+#[derive(Clone, Copy)]
+pub(crate) struct QueryRows<'k> {
+    pub batch: Val<'k, u32>,
+    /// First of the heads whose rows these are.
+    pub head: Val<'k, u32>,
+    /// Number of rows, of all tiles.
+    pub count: Val<'k, u32>,
+    /// Query heads per K/V head, if packed.
+    pub packed: Option<Val<'k, u32>>,
+}
+
+impl<'k> QueryRows<'k> {
+    #[track_caller]
+    pub(crate) fn head_and_query(&self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
+        match self.packed {
+            Some(group) => (self.head + row % group, row / group),
+            None => (self.head, row),
+        }
+    }
+
+    /// Number of the head among those of all batches, and query of a row.
+    #[track_caller]
+    pub(crate) fn batch_head_and_query(
+        &self,
+        num_heads: Val<'k, u32>,
+        row: Val<'k, u32>,
+    ) -> (Val<'k, u32>, Val<'k, u32>) {
+        let (head, query) = self.head_and_query(row);
+        (self.batch.fma(num_heads, head), query)
+    }
+
+    #[track_caller]
+    pub(crate) fn query(&self, row: Val<'k, u32>) -> Val<'k, u32> {
+        match self.packed {
+            Some(group) => row / group,
+            None => row,
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn of<E: Element>(&self, tensor: &TensorParam<'k, E>, row: Val<'k, u32>) -> GlobalPtr<'k, E> {
+        let (head, query) = self.head_and_query(row);
+        tensor.row(tensor.head(self.batch, head), query)
+    }
+}
+
+/// Rows of a Q tile that a warpgroup has.
+pub(crate) const WARPGROUP_ROWS: u32 = 64;
+
+/// Rows of a Q tile that a warp has.
+const WARP_ROWS: u32 = 16;
+
+/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup has as many whole
+/// queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are dead: they are
+/// computed on zeros and not stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Packing {
+    heads: u32,
+}
+
+impl Packing {
+    /// Each query head has tiles of its own: rows are queries.
+    pub(crate) const NONE: Packing = Packing { heads: 1 };
+
+    /// Query heads per K/V head that can be packed, at most.
+    pub(crate) const MOST: usize = WARPGROUP_ROWS as usize;
+
+    /// The heads of a problem packed, which are [`Self::MOST`] per K/V head at most.
+    pub(crate) fn all_of(problem: &Problem) -> Packing {
+        Packing {
+            heads: problem.group_size() as u32,
+        }
+    }
+
+    /// Query heads that share a tile: 1 where none do.
+    pub(crate) const fn heads(self) -> u32 {
+        self.heads
+    }
+
+    /// Queries of a warpgroup.
+    pub(crate) const fn queries(self) -> u32 {
+        WARPGROUP_ROWS / self.heads
+    }
+
+    /// Queries of a tile of so many rows.
+    pub(crate) const fn queries_in(self, rows: u32) -> u32 {
+        match self.heads {
+            1 => rows,
+            _ => rows / WARPGROUP_ROWS * self.queries(),
+        }
+    }
+
+    /// Rows of tiles up to the last one of so many queries, dead ones before it among them.
+    pub(crate) const fn rows_of(self, queries: usize) -> usize {
+        let whole = self.queries() as usize;
+        queries / whole * WARPGROUP_ROWS as usize + queries % whole * self.heads as usize
+    }
+
+    /// Query of a row of tiles, of a dead one the last of its warpgroup.
+    pub(crate) fn query_of(self, row: usize) -> usize {
+        let (whole, rows) = (self.queries() as usize, WARPGROUP_ROWS as usize);
+        row / rows * whole + (row % rows / self.heads as usize).min(whole - 1)
+    }
+
+    /// Rows of a warpgroup that are not dead, the first ones.
+    pub(crate) const fn rows(self) -> u32 {
+        self.queries() * self.heads
+    }
+
+    /// Whether a warpgroup has dead rows. Then its rows are stored together.
+    pub(crate) const fn leaves_rows(self) -> bool {
+        self.rows() < WARPGROUP_ROWS
+    }
+
+    /// Head and query of a row of a tile, from the first of each on.
+    #[track_caller]
+    fn head_and_query<'k>(self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
+        if !self.leaves_rows() {
+            return (row % self.heads, row / self.heads);
+        }
+        let (warpgroup, row) = (row / WARPGROUP_ROWS, row % WARPGROUP_ROWS);
+        (row % self.heads, warpgroup * self.queries() + row / self.heads)
+    }
+
+    /// Query of a row of a tile whose first one is `first_query`. Dead rows have some query that the tile does not.
+    #[track_caller]
+    pub(crate) fn query<'k>(self, first_query: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
+        match self {
+            Packing::NONE => first_query + row,
+            _ => first_query + self.head_and_query(row).1,
+        }
+    }
+
+    /// Head of a row of a tile whose first one is `first_head`, of one batch or of all.
+    #[track_caller]
+    pub(crate) fn head<'k>(self, first_head: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
+        match self {
+            Packing::NONE => first_head,
+            _ => first_head + self.head_and_query(row).0,
+        }
+    }
+
+    /// Rows of the part of a tile that is stored at a time: a warp's, or where these are no whole box a warpgroup's.
+    pub(crate) const fn stored_rows(self) -> u32 {
+        if self.leaves_rows() { WARPGROUP_ROWS } else { WARP_ROWS }
+    }
+
+    /// The box of a part of `rows` rows, in dimensions (heads, seq, batch).
+    pub(crate) fn box_of(self, rows: u32) -> [u32; 3] {
+        let heads = self.heads.min(rows);
+        [heads, rows / heads, 1]
+    }
+}
+
+/// The two rows of a tile that a lane has, its halves, as queries of heads.
+#[derive(Clone, Copy)]
+pub(crate) struct LaneRows<'k> {
+    /// The first of them, within the tile. The other one is eight further down.
+    pub first: Val<'k, u32>,
+    pub packing: Packing,
+}
+
+impl<'k> LaneRows<'k> {
+    #[track_caller]
+    pub(crate) fn query(&self, first_query: Val<'k, u32>, half: usize) -> Val<'k, u32> {
+        let down = 8 * half as u32;
+        match self.packing {
+            Packing::NONE => first_query + self.first + down,
+            packing => packing.query(first_query, self.first + down),
+        }
+    }
+
+    /// The same where rows are stored: those of no query, past the last one of the sequence, are not, and there dead rows are.
+    #[track_caller]
+    pub(crate) fn stored_query(&self, first_query: Val<'k, u32>, half: usize) -> Val<'k, u32> {
+        let query = self.query(first_query, half);
+        if !self.packing.leaves_rows() {
+            return query;
+        }
+        let row = (self.first + 8 * half as u32) % WARPGROUP_ROWS;
+        row.lt(self.packing.rows()).select(query, u32::MAX)
+    }
+
+    #[track_caller]
+    pub(crate) fn head(&self, first_head: Val<'k, u32>, half: usize) -> Val<'k, u32> {
+        match self.packing {
+            Packing::NONE => first_head,
+            packing => packing.head(first_head, self.first + 8 * half as u32),
+        }
+    }
+}
