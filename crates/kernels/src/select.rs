@@ -347,12 +347,15 @@ mod tests {
             (QLengths::Equal, KvLengths::Cache, "wgmma"),
             (packed(32_768), pages(16), "wgmma"),
             (packed(32_768), pages(4), "mma"),
-            // A row for most sequences.
-            (packed(512), pages(16), "mma"),
+            // A chunk of rows in a batch of decoding sequences, whose heads share tiles; and a few rows for each.
+            (packed(512), pages(16), "wgmma"),
+            (packed(128), pages(16), "mma"),
         ] {
             let problem = builder(4096).q_lengths(q).kv_lengths(kv).build().unwrap();
             let choice = select(&problem, Target::Sm90a, 16, &KernelCache::default()).unwrap();
             assert_eq!(choice.plan.config.family(), family, "{problem}");
+            let packed_heads = choice.plan.config.to_string().contains("-gqa");
+            assert_eq!(packed_heads, q == packed(512), "{problem}");
         }
         let problem = builder(300)
             .q_lengths(packed(2000))

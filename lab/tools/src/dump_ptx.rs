@@ -201,7 +201,12 @@ fn packed_wgmma_kernels(kernels: &mut Kernels, full: bool) {
                 }
                 let dtype = [DType::F16, DType::BF16][turn / 4 % 2];
                 let shape = one_head(head_dims).heads(group, 1).dtype(dtype);
-                kernels.add_shape(&shape.return_lse(turn % 3 == 0), config, Target::Sm90a);
+                let shape = shape.return_lse(turn % 3 == 0);
+                kernels.add_shape(&shape, config, Target::Sm90a);
+                if !id.contains("-c2") && !id.contains("-k2") {
+                    let (q, kv) = LENGTHS[turn / 3 % 3];
+                    kernels.add_shape(&shape.q_lengths(q).kv_lengths(kv), config, Target::Sm90a);
+                }
             }
         }
     }
@@ -302,23 +307,27 @@ fn tap_kernels(kernels: &mut Kernels) -> Result<(), Box<dyn std::error::Error>> 
 
 const TARGETS: [Target; 4] = [Target::Sm80, Target::Sm89, Target::Sm90a, Target::Sm120];
 
+/// Kinds of lengths on the device.
+const LENGTHS: [(QLengths, KvLengths); 3] = [
+    (QLengths::Equal, KvLengths::Cache),
+    (
+        QLengths::Packed { total: 8, used: true },
+        KvLengths::Paged {
+            page_size: 16,
+            pages: 9,
+            max_pages: 8,
+        },
+    ),
+    (
+        QLengths::Packed { total: 8, used: true },
+        KvLengths::Packed { total: 99, used: true },
+    ),
+];
+
 /// Lengths on the device: the defaults of `mma` with packed heads and those of `wgmma`, their schedules and `combine`.
 fn listed_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, full: bool) {
-    let packed = QLengths::Packed { total: 8, used: true };
-    let kinds = [
-        (QLengths::Equal, KvLengths::Cache),
-        (
-            packed,
-            KvLengths::Paged {
-                page_size: 16,
-                pages: 9,
-                max_pages: 8,
-            },
-        ),
-        (packed, KvLengths::Packed { total: 99, used: true }),
-    ];
     for (i, head_dims) in HEAD_DIMS.into_iter().enumerate() {
-        for (j, (q, kv)) in kinds.into_iter().enumerate() {
+        for (j, (q, kv)) in LENGTHS.into_iter().enumerate() {
             let dtype = [DType::F16, DType::BF16][(i + j) % 2];
             let shape = one_head(head_dims)
                 .seq_len_q(4)

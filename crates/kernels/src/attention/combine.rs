@@ -17,7 +17,7 @@ use half::{bf16, f16};
 use super::epilogue::{log_sum_exp, normaliser};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
-use super::query_rows::QueryRows;
+use super::query_rows::{QueryRows, TileHeads};
 use super::schedule::{Combined, Schedule};
 use super::split::{self, Partial, Partials};
 use crate::Refusal;
@@ -106,17 +106,16 @@ pub(crate) fn listed_step(
     let threads = Threads::new(schedule.usual_pieces(), shape.head_dim_v);
     let mut levers = with(&Values::default(), 0, threads.groups * BATCH);
     levers[1] = schedule.pieces.rows;
-    levers[2] = u32::from(schedule.pieces.pack_heads);
+    levers[2] = schedule.pieces.heads.number();
     let family = "combine_listed";
     let kernel = kernels.get_or_build(
         Identity { family, levers, shape },
-        |&[splits, rows, packed, ..], shape| {
-            let threads = Threads::new(splits, shape.head_dim_v);
-            let gqa = if packed == 1 { "_gqa" } else { "" };
-            let name = shape.kernel_name(&format!("combine_g{}_m{rows}{gqa}", threads.groups));
+        |&[splits, rows, heads, ..], shape| {
+            let (threads, heads) = (Threads::new(splits, shape.head_dim_v), TileHeads::from_number(heads));
+            let name = shape.kernel_name(&format!("combine_g{}_m{rows}{}", threads.groups, heads.name()));
             Kernel::build(name, threads.count(), |k| match shape.dtype {
-                DType::F16 => listed_body::<f16>(k, threads, rows, packed == 1, shape),
-                _ => listed_body::<bf16>(k, threads, rows, packed == 1, shape),
+                DType::F16 => listed_body::<f16>(k, threads, rows, heads, shape),
+                _ => listed_body::<bf16>(k, threads, rows, heads, shape),
             })
         },
     )?;
@@ -186,7 +185,7 @@ fn listed_body<E: MmaElement + Widen>(
     k: &KernelBuilder,
     threads: Threads,
     tile_rows: u32,
-    pack_heads: bool,
+    heads: TileHeads,
     shape: &Shape,
 ) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
@@ -196,17 +195,16 @@ fn listed_body<E: MmaElement + Widen>(
     k.if_(tile.count.ne(0).uniform(), || {
         let (params, first) = params.of_sequence(tile.batch);
         let out = out.starting_at(first.q);
-        let packed = pack_heads.then_some(params.group_size);
-        let rows = QueryRows {
-            batch: tile.batch,
-            head: tile.head,
-            count: packed.map_or(params.seq_len_q, |group| params.seq_len_q * group),
-            packed,
-        };
+        let of = [tile.batch, tile.head];
+        let rows = QueryRows::new(heads, of, params.seq_len_q, params.group_size);
         let place = Place::new(k, threads);
         let row_in_tile = k.block_idx(0) * threads.rows + place.row;
         let row = tile.tile * tile_rows + row_in_tile;
-        let exists = || row_in_tile.lt(tile_rows) & row.lt(rows.count);
+        let exists = || {
+            let below_count = row_in_tile.lt(tile_rows) & row.lt(rows.count);
+            rows.is_query(row)
+                .map_or(below_count, |is_query| below_count & is_query)
+        };
         let partial = |piece| partials.at(tile.slot + piece, row_in_tile, k.constant(tile_rows));
         merge(k, threads, &place, exists, tile.count, partial, |merged| {
             merged.store(rows.of(&out, row), place.column);

@@ -6,10 +6,81 @@ use flashcore_problem::Problem;
 
 use super::lengths::TensorParam;
 
+/// Which rows a tile has, as far as it is baked into a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TileHeads {
+    /// Those of one query head.
+    One,
+    /// Those of all heads that share K and V, however many there are: row `i` of all tiles together is query
+    /// `i / group_size` of head `i % group_size`.
+    Dense,
+    /// The same, but for whole queries in each warpgroup, and a number of heads that the kernel is made for.
+    Warpgroups(Packing),
+}
+
+impl TileHeads {
+    pub(crate) fn of_warpgroups(packing: Packing) -> TileHeads {
+        match packing {
+            Packing::NONE => TileHeads::One,
+            packing => TileHeads::Warpgroups(packing),
+        }
+    }
+
+    /// A number that stands for it among levers.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            TileHeads::One => 0,
+            TileHeads::Dense => 1,
+            TileHeads::Warpgroups(packing) => packing.heads,
+        }
+    }
+
+    pub(crate) fn from_number(number: u32) -> TileHeads {
+        match number {
+            0 => TileHeads::One,
+            1 => TileHeads::Dense,
+            heads => TileHeads::Warpgroups(Packing { heads }),
+        }
+    }
+
+    /// Its part of a kernel's name.
+    pub(crate) fn name(self) -> String {
+        match self {
+            TileHeads::One => String::new(),
+            TileHeads::Dense => "_gqa".to_string(),
+            TileHeads::Warpgroups(packing) => format!("_g{}", packing.heads),
+        }
+    }
+
+    /// Heads that have tiles of their own.
+    pub(crate) fn of_problem(self, problem: &Problem) -> usize {
+        match self {
+            TileHeads::One => problem.num_heads(),
+            TileHeads::Dense | TileHeads::Warpgroups(_) => problem.num_kv_heads(),
+        }
+    }
+
+    /// Rows of tiles up to the last one of so many queries.
+    pub(crate) fn rows_of(self, problem: &Problem, queries: usize) -> usize {
+        match self {
+            TileHeads::One => queries,
+            TileHeads::Dense => queries * problem.group_size(),
+            TileHeads::Warpgroups(packing) => packing.rows_of(queries),
+        }
+    }
+
+    /// Query of a row of tiles, of a dead one the last before it.
+    #[cfg(test)]
+    pub(crate) fn query_of(self, problem: &Problem, row: usize) -> usize {
+        match self {
+            TileHeads::One => row,
+            TileHeads::Dense => row / problem.group_size(),
+            TileHeads::Warpgroups(packing) => packing.query_of(row),
+        }
+    }
+}
+
 /// The query rows that share a K/V head in one tile.
-///
-/// Packed, the rows of a tile are those of all heads that share K and V: row `i` is query `i / group_size` of
-/// head `i % group_size` of the group.
 #[derive(Clone, Copy)]
 pub(crate) struct QueryRows<'k> {
     pub batch: Val<'k, u32>,
@@ -17,16 +88,55 @@ pub(crate) struct QueryRows<'k> {
     pub head: Val<'k, u32>,
     /// Number of rows, of all tiles.
     pub count: Val<'k, u32>,
-    /// Query heads per K/V head, if packed.
-    pub packed: Option<Val<'k, u32>>,
+    heads: TileHeads,
+    /// Query heads per K/V head.
+    group_size: Val<'k, u32>,
 }
 
 impl<'k> QueryRows<'k> {
+    /// The rows of `[batch, head]` with so many `queries`.
     #[track_caller]
-    pub(crate) fn head_and_query(&self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
-        match self.packed {
-            Some(group) => (self.head + row % group, row / group),
-            None => (self.head, row),
+    pub(crate) fn new(
+        heads: TileHeads,
+        [batch, head]: [Val<'k, u32>; 2],
+        queries: Val<'k, u32>,
+        group_size: Val<'k, u32>,
+    ) -> Self {
+        let count = match heads {
+            TileHeads::One => queries,
+            TileHeads::Dense => queries * group_size,
+            TileHeads::Warpgroups(packing) => {
+                let whole = packing.queries();
+                queries / whole * WARPGROUP_ROWS + queries % whole * packing.heads
+            }
+        };
+        QueryRows {
+            batch,
+            head,
+            count,
+            heads,
+            group_size,
+        }
+    }
+
+    /// Whether a row that is below [`Self::count`] is that of a query: dead rows are not.
+    #[track_caller]
+    pub(crate) fn is_query(&self, row: Val<'k, u32>) -> Option<Val<'k, bool>> {
+        match self.heads {
+            TileHeads::Warpgroups(packing) if packing.leaves_rows() => Some((row % WARPGROUP_ROWS).lt(packing.rows())),
+            _ => None,
+        }
+    }
+
+    #[track_caller]
+    fn head_and_query(&self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
+        match self.heads {
+            TileHeads::One => (self.head, row),
+            TileHeads::Dense => (self.head + row % self.group_size, row / self.group_size),
+            TileHeads::Warpgroups(packing) => {
+                let (head, query) = packing.head_and_query(row);
+                (self.head + head, query)
+            }
         }
     }
 
@@ -41,11 +151,16 @@ impl<'k> QueryRows<'k> {
         (self.batch.fma(num_heads, head), query)
     }
 
+    /// Query of a row, of a dead one the last before it.
     #[track_caller]
     pub(crate) fn query(&self, row: Val<'k, u32>) -> Val<'k, u32> {
-        match self.packed {
-            Some(group) => row / group,
-            None => row,
+        match self.heads {
+            TileHeads::One => row,
+            TileHeads::Dense => row / self.group_size,
+            TileHeads::Warpgroups(packing) => {
+                let (whole, rows) = (packing.queries(), WARPGROUP_ROWS);
+                row / rows * whole + (row % rows / packing.heads).min(whole - 1)
+            }
         }
     }
 

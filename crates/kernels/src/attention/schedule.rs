@@ -23,6 +23,7 @@ use flashcore_problem::{Problem, QLengths};
 
 use super::lengths::kinds;
 use super::params::{Shape, add_rows, push_buffer};
+use super::query_rows::{Packing, TileHeads};
 use super::scheduler::{MOST, TILE_COST, Tiling, WORDS, WorkItem, WorkList};
 use super::split::ALIGN;
 use crate::Refusal;
@@ -53,8 +54,8 @@ pub(crate) struct Pieces {
     pub rows: u32,
     /// Keys of a K block.
     pub cols: u32,
-    /// Whether the rows of a tile are those of all heads that share K and V.
-    pub pack_heads: bool,
+    /// Heads whose rows a Q tile has.
+    pub heads: TileHeads,
     /// K blocks of a piece at least: what a block has on its way at once takes as long as one.
     pub least: u32,
 }
@@ -88,15 +89,13 @@ impl Schedule {
     /// # Errors
     /// Bounds beyond what items and costs can count.
     pub(crate) fn new(family: &'static str, problem: &Problem, pieces: Pieces, grid: u32) -> Result<Schedule, Refusal> {
-        let (heads, group) = match pieces.pack_heads {
-            true => (problem.num_kv_heads(), problem.group_size()),
-            false => (problem.num_heads(), 1),
-        };
+        let heads = pieces.heads.of_problem(problem);
         let (batch, rows) = (problem.batch(), pieces.rows as usize);
-        let of_sequence = (problem.seq_len_q() * group).div_ceil(rows);
+        let rows_of = |queries| pieces.heads.rows_of(problem, queries);
+        let of_sequence = rows_of(problem.seq_len_q()).div_ceil(rows);
         let row_tiles = match problem.q_lengths() {
             QLengths::Equal => batch * of_sequence,
-            QLengths::Packed { total, .. } => (total * group / rows + batch).min(batch * of_sequence),
+            QLengths::Packed { total, .. } => (rows_of(total) / rows + batch).min(batch * of_sequence),
         };
         let n_blocks = problem.seq_len_kv().div_ceil(pieces.cols as usize);
         let most = batch.max(heads).max(of_sequence).max(n_blocks);
@@ -167,12 +166,8 @@ impl Schedule {
 
     /// Rows of a tile that there can be.
     pub(crate) fn rows(&self, problem: &Problem) -> u32 {
-        let group = if self.pieces.pack_heads {
-            problem.group_size()
-        } else {
-            1
-        };
-        self.pieces.rows.min((problem.seq_len_q() * group) as u32)
+        let rows = self.pieces.heads.rows_of(problem, problem.seq_len_q());
+        self.pieces.rows.min(rows as u32)
     }
 
     /// About how many pieces a tile has, if all are as long.
@@ -184,17 +179,13 @@ impl Schedule {
     pub(crate) fn step(&self, problem: &Problem, kernels: &KernelCache) -> Result<Step, Refusal> {
         let Pieces { rows, cols, .. } = self.pieces;
         let mut levers = Values::default();
-        levers[..3].copy_from_slice(&[rows, cols, u32::from(self.pieces.pack_heads)]);
+        levers[..3].copy_from_slice(&[rows, cols, self.pieces.heads.number()]);
         let (family, shape) = ("schedule", Shape::of_lengths(kinds(problem)));
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-            let &[rows, cols, packed, ..] = levers;
-            let gqa = if packed == 1 { "_gqa" } else { "" };
-            let name = format!("schedule_m{rows}n{cols}{gqa}{}", shape.lengths_name());
-            let tiles = kernel::Tiles {
-                rows,
-                cols,
-                pack_heads: packed == 1,
-            };
+            let &[rows, cols, heads, ..] = levers;
+            let heads = TileHeads::from_number(heads);
+            let name = format!("schedule_m{rows}n{cols}{}{}", heads.name(), shape.lengths_name());
+            let tiles = kernel::Tiles { rows, cols, heads };
             Kernel::build(name, THREADS, |k| kernel::body(k, tiles, shape))
         })?;
         let mut launch = Launch::of(&kernel, [1, 1, 1]);
@@ -246,8 +237,8 @@ impl<'k> Listed<'k> {
 
     /// The items of the block, for a kernel that begins the next one while it is at this one.
     #[track_caller]
-    pub(crate) fn work_list(&self, k: &'k KernelBuilder) -> WorkList<'k> {
-        WorkList::between(k, self.items, [self.rows, self.cols], self.range(k))
+    fn work_list(&self, k: &'k KernelBuilder, packing: Packing) -> WorkList<'k> {
+        WorkList::between(k, self.items, [self.rows, self.cols], packing, self.range(k))
     }
 
     /// Runs `body` for each item of the block, which may have none.
@@ -279,7 +270,7 @@ impl<'k> Work<'k> {
     pub(crate) fn list(self, k: &'k KernelBuilder, tiling: Tiling) -> WorkList<'k> {
         match self {
             Work::Table(table) => WorkList::new(k, table, tiling),
-            Work::Listed(listed) => listed.work_list(k),
+            Work::Listed(listed) => listed.work_list(k, tiling.packing),
         }
     }
 }

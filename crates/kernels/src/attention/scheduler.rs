@@ -97,6 +97,7 @@ impl<'k> WorkList<'k> {
         k: &'k KernelBuilder,
         table: GlobalPtr<'k, u32>,
         [rows, cols]: [u32; 2],
+        packing: Packing,
         [first, end]: [Val<'k, u32>; 2],
     ) -> Self {
         WorkList {
@@ -104,7 +105,7 @@ impl<'k> WorkList<'k> {
             table,
             rows,
             cols,
-            packing: Packing::NONE,
+            packing,
             this: k.var(first),
             end: Some(end),
         }

@@ -5,6 +5,7 @@
 //! | `[batch, seq, heads, d]`, equal lengths | (d, seq, heads, batch) | those of its batch |
 //! | the same with packed heads | (d, heads, seq, batch) | those of its batch |
 //! | packed | ragged (d, rows, heads) | from its first one on |
+//! | the same with packed heads | ragged (d, heads, rows) | from its first one on |
 //! | cache | ragged | from `batch * batch_rows` on: the stride of batches is `batch_rows` rows |
 //! | pages | ragged, a box never leaves a page | from `page * batch_rows` on, as many as the sequence has in the page |
 //!
@@ -36,6 +37,8 @@ pub(crate) enum RowsOf {
     Heads(Packing),
     /// Sequences follow each other.
     Packed,
+    /// The same, copied in boxes of several heads.
+    PackedHeads(Packing),
     /// A batch has a sequence and room for more.
     Cache,
     /// Pages, copied in boxes of so many rows.
@@ -45,7 +48,8 @@ pub(crate) enum RowsOf {
 impl RowsOf {
     pub(crate) fn queries(kinds: &LengthKinds, packing: Packing) -> RowsOf {
         match (kinds.cu_seqlens_q, packing) {
-            (Some(()), _) => RowsOf::Packed,
+            (Some(()), Packing::NONE) => RowsOf::Packed,
+            (Some(()), packing) => RowsOf::PackedHeads(packing),
             (None, Packing::NONE) => RowsOf::Batch,
             (None, packing) => RowsOf::Heads(packing),
         }
@@ -74,6 +78,7 @@ impl RowsOf {
             RowsOf::Batch => tile.tensor_box(&[rows, 1, 1]),
             RowsOf::Heads(packing) => tile.tensor_box(&packing.box_of(rows)),
             RowsOf::Packed | RowsOf::Cache => tile.tensor_box(&[rows, 1]).ragged(1),
+            RowsOf::PackedHeads(packing) => tile.tensor_box(&packing.box_of(rows)[..2]).ragged(2),
             RowsOf::Pages(rows) => tile.tensor_box(&[rows, 1]).ragged(1),
         }
     }
@@ -132,6 +137,7 @@ pub(crate) enum SequenceRows<'k> {
     Batch(TensorMap<'k>),
     Heads(TensorMap<'k>),
     Ragged(RaggedRows<'k>),
+    RaggedHeads(RaggedRows<'k>),
     Paged(PagedRows<'k>),
 }
 
@@ -160,7 +166,7 @@ impl<'k> TensorRows<'k> {
             _ => k.param_tensor_map(name, boxes),
         };
         let map = match of {
-            RowsOf::Heads(_) => map.in_parts_of(rows),
+            RowsOf::Heads(_) | RowsOf::PackedHeads(_) => map.in_parts_of(rows),
             RowsOf::Batch | RowsOf::Packed | RowsOf::Cache | RowsOf::Pages(_) => map,
         };
         let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_));
@@ -174,6 +180,9 @@ impl<'k> TensorRows<'k> {
         match (self.of, sequence.place) {
             (RowsOf::Packed, Some((_, FirstRows { q: Some(first), .. }))) => {
                 SequenceRows::Ragged(self.map.rows(first, sequence.params.seq_len_q))
+            }
+            (RowsOf::PackedHeads(_), Some((_, FirstRows { q: Some(first), .. }))) => {
+                SequenceRows::RaggedHeads(self.map.rows(first, sequence.params.seq_len_q))
             }
             (RowsOf::Heads(_), _) => SequenceRows::Heads(self.map),
             _ => SequenceRows::Batch(self.map),
@@ -203,7 +212,7 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
-            RowsOf::Batch | RowsOf::Heads(_) | RowsOf::Packed | RowsOf::Cache => None,
+            RowsOf::Batch | RowsOf::Heads(_) | RowsOf::Packed | RowsOf::PackedHeads(_) | RowsOf::Cache => None,
         }
     }
 }
@@ -216,6 +225,7 @@ impl<'k> SequenceRows<'k> {
             SequenceRows::Batch(map) => map.at(&[row, head, batch]),
             SequenceRows::Heads(map) => map.at(&[head, row, batch]),
             SequenceRows::Ragged(rows) => rows.at(&[row, head]),
+            SequenceRows::RaggedHeads(rows) => rows.at(&[head, row]),
             SequenceRows::Paged(rows) => rows.at(row, head),
         }
     }

@@ -9,7 +9,7 @@ use crate::Refusal;
 use crate::attention::block_range::{BlockOrder, block_range, share};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Params;
-use crate::attention::query_rows::QueryRows;
+use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::schedule::{Pieces, Schedule};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
@@ -130,10 +130,17 @@ impl Config {
         let pieces = Pieces {
             rows: self.rows,
             cols: self.cols,
-            pack_heads: self.pack_heads,
+            heads: self.tile_heads(),
             least: self.stages - 1,
         };
         Schedule::new(NAME, problem, pieces, chip.sms * self.min_blocks).map(Some)
+    }
+
+    fn tile_heads(&self) -> TileHeads {
+        match self.pack_heads {
+            true => TileHeads::Dense,
+            false => TileHeads::One,
+        }
     }
 }
 
@@ -145,13 +152,7 @@ fn query_rows<'k, E>(
     head: Val<'k, u32>,
     levers: &Config,
 ) -> QueryRows<'k> {
-    let packed = levers.pack_heads.then_some(params.group_size);
-    QueryRows {
-        batch,
-        head,
-        count: packed.map_or(params.seq_len_q, |group| params.seq_len_q * group),
-        packed,
-    }
+    QueryRows::new(levers.tile_heads(), [batch, head], params.seq_len_q, params.group_size)
 }
 
 /// Whether a K block may reach past what its rows see or past the last key.

@@ -2,8 +2,10 @@
 //!
 //! Rows were measured on an H200 (`docs/performance-log.md`, `evidence/h200`).
 
+mod lengths;
+
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::{DType, Problem, QLengths};
+use flashcore_problem::{DType, Problem};
 
 use super::Config;
 use crate::attention::query_rows::Packing;
@@ -341,7 +343,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         return Vec::new();
     }
     if problem.has_lengths() {
-        return with_lengths(problem, chip);
+        return lengths::with_lengths(problem, chip);
     }
     let split = match dtype {
         DType::E4M3 => None,
@@ -376,41 +378,6 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
     let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
     split.into_iter().chain(rows).collect()
-}
-
-/// Rows of a sequence, on average, from which on tiles of single heads are proposed for lengths on the device. Fewer leave
-/// most of a tile empty: family mma packs heads.
-const LEAST_USUAL_ROWS: usize = 64;
-
-/// The same with lengths on the device. How long sequences are is not known, but for their average: where it leaves rows over
-/// in the last tile of a sequence, half a tile. Blocks share the work evenly, so the row with the least work is the best.
-fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
-    let usual_rows = match problem.q_lengths() {
-        QLengths::Equal => problem.seq_len_q(),
-        QLengths::Packed { total, .. } => (total / problem.batch()).min(problem.seq_len_q()),
-    };
-    let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let causal = problem.mask().window_right.is_some();
-    let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
-    if usual_rows < LEAST_USUAL_ROWS || tiles < chip.sms as usize || problem.dtype() == DType::E4M3 {
-        return Vec::new();
-    }
-    let serves = |row: &&Default| {
-        let fits = head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most);
-        fits && row.causal.is_none_or(|wanted| wanted == causal) && row.config.cluster == 1 && !row.softcap
-    };
-    let mut rows: Vec<&Default> = TABLE.iter().filter(serves).collect();
-    let work = |row: &&Default| {
-        let rows = u64::from(row.config.rows);
-        // For each key of each head, twice as much.
-        row.cost_per_key.unwrap_or(u64::MAX >> 32) * (2 * usual_rows as u64 + rows) / rows
-    };
-    rows.sort_by_key(|row| (row.head_dim, work(row)));
-    let rows = rows.into_iter().map(|row| Proposal {
-        config: row.config,
-        why: row.why,
-    });
-    rows.collect()
 }
 
 /// A config and its time of a tile per key ([`Default::cost_per_key`]).

@@ -23,7 +23,7 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
 use crate::attention::params::{Shape, add_rows, check_problem, push_buffer};
-use crate::attention::query_rows::Packing;
+use crate::attention::query_rows::{Packing, TileHeads};
 use crate::attention::schedule::{Pieces, Schedule};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::score_mod::HeadScales;
@@ -177,10 +177,6 @@ fn check_listed(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         let what = "e4m3 with packed sequences, caches with lengths or pages";
         return Err(Refusal::unsupported(NAME, what, "no family does: use fp16 or bf16"));
     }
-    if config.pack_heads {
-        let allowed = "0 (leave out -gqa) with lengths: the schedule counts tiles of single heads";
-        return Err(Refusal::lever("pack_heads", 1, allowed));
-    }
     for (lever, value, why) in [
         (
             "cluster",
@@ -205,7 +201,7 @@ fn schedule(problem: &Problem, config: &Config, at_once: u32) -> Result<Schedule
     let pieces = Pieces {
         rows: config.rows,
         cols: config.cols,
-        pack_heads: false,
+        heads: TileHeads::of_warpgroups(config.packing(problem)),
         least: config.stages,
     };
     Schedule::new(NAME, problem, pieces, at_once)
@@ -228,7 +224,7 @@ fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> R
 }
 
 /// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
-/// batch), (head_dim, heads, seq, batch) with packed heads, or (head_dim, rows, heads) of a ragged one.
+/// batch) or (head_dim, rows, heads) of a ragged one; with packed heads, heads come before rows.
 fn add_tensor(
     launch: &mut Launch,
     kernel: &Kernel,
@@ -259,26 +255,28 @@ fn add_tensor(
         stride => u64::from(stride) * bytes as u64,
     };
     let slot = push_buffer(launch, name, layout.span() * bytes, ALIGNMENT, name == "out");
-    let packed = matches!(of, RowsOf::Heads(_));
-    if of != RowsOf::Batch && !packed {
-        let flat = Flat::new(NAME, name, layout)?;
-        let (sizes, strides) = (
+    let flat = match of {
+        RowsOf::Batch | RowsOf::Heads(_) => None,
+        _ => Some(Flat::new(NAME, name, layout)?),
+    };
+    let (mut sizes, mut strides) = match &flat {
+        None => (
+            vec![columns, rows, heads, batches],
+            vec![stride(seq), stride(head), stride(batch)],
+        ),
+        Some(flat) => (
             vec![columns, flat.count, heads],
             vec![stride(flat.stride), stride(head)],
-        );
-        launch.args.push(Arg::TensorMap(boxes.recipe(slot, 0, sizes, strides)));
-        if of != RowsOf::Packed {
-            launch.args.push(Arg::U32(flat.batch_rows));
-        }
-        return Ok(());
-    }
-    let mut sizes = vec![columns, rows, heads, batches];
-    let mut strides = vec![stride(seq), stride(head), stride(batch)];
-    if packed {
+        ),
+    };
+    if matches!(of, RowsOf::Heads(_) | RowsOf::PackedHeads(_)) {
         sizes.swap(1, 2);
         strides.swap(0, 1);
     }
     let map = boxes.recipe(slot, 0, sizes, strides);
     launch.args.push(Arg::TensorMap(map));
+    if let (RowsOf::Cache | RowsOf::Pages(_), Some(flat)) = (of, flat) {
+        launch.args.push(Arg::U32(flat.batch_rows));
+    }
     Ok(())
 }

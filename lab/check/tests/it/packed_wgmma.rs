@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Arg, Chip, Table, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Tap, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder};
+use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, ProblemBuilder, QLengths};
 
 use crate::common::number;
+use crate::planted::quoted;
 use crate::splits::{assert_plan_clean, check};
 
 /// Query heads per K/V head: those that fill 64 rows with a warp's boxes, with parts of a query in each, and those that leave
@@ -191,4 +193,88 @@ fn more_heads_than_rows_are_refused_and_kernels_go_by_their_number() {
     assert!(kernel(5, packed).name().ends_with("_g5"));
     let whole = "wgmma/m64n64-s2-free-spec";
     assert!(Arc::ptr_eq(&kernel(4, whole), &kernel(5, whole)));
+}
+
+const PACKED: KvLengths = KvLengths::Packed { total: 400, used: true };
+const PAGED: KvLengths = KvLengths::Paged {
+    page_size: 16,
+    pages: 60,
+    max_pages: 14,
+};
+
+/// Sequences of up to as many queries as a tile and a part of one have, on so few SMs that tiles are cut.
+fn ragged(group: usize, packed_q: bool, kv_lengths: KvLengths, kernel: &str) -> Plan {
+    let rows = 128 / group + 128usize.div_ceil(2 * group);
+    let problem = chunk(group).batch(3).head_dim(32).seq_len_q(rows);
+    let problem = match packed_q {
+        true => problem.q_lengths(QLengths::Packed {
+            total: 2 * rows + 1,
+            used: true,
+        }),
+        false => problem,
+    };
+    let chip = Chip {
+        target: Target::Sm90a,
+        sms: 5,
+    };
+    let problem = problem.kv_lengths(kv_lengths).build().unwrap();
+    Plan::new(&problem, &kernel.parse().unwrap(), chip).unwrap()
+}
+
+#[test]
+fn lengths_on_the_device_are_right() {
+    let kernels = [
+        "wgmma/m128n64-s2-pingpong-spec-gqa",
+        "wgmma/m64n32-s2-free-cond-qreg-gqa",
+    ];
+    for (i, group) in GROUPS.into_iter().enumerate() {
+        let kv_lengths = [PACKED, PAGED, KvLengths::Cache][i % 3];
+        let plan = ragged(group, i % 4 != 3, kv_lengths, kernels[i % 2]);
+        for seed in 0..2 {
+            let options = CheckOptions {
+                seed: seed + 2 * i as u64,
+                ..CheckOptions::default()
+            };
+            let report = check_plan(&plan, &options).unwrap();
+            assert_eq!(report.verdict, Verdict::Clean, "{group} heads\n{report}");
+        }
+    }
+}
+
+/// Mistakes with lengths on the device: heads that are packed, the step, what breaks, and where.
+#[rustfmt::skip]
+const PLANTED: [(&str, usize, usize, Operator, &str); 8] = [
+    ("the first row of the next sequence", 5, 1, Operator::NextAccess, "cu_seqlens_q"),
+    ("a box of Q from the next row on", 5, 1, Operator::RowOff, "self.q_tile.load_tma"),
+    ("a box of Q of the next head", 4, 1, Operator::HeadOff, "self.q_tile.load_tma"),
+    ("rows stored as those of the next head", 8, 1, Operator::HeadOff, "out_tile.store_tma_part"),
+    ("dead rows that are not zero", 5, 1, Operator::DropStore, "q_tile"),
+    ("tiles of the rows that fill no warpgroup left out", 5, 0, Operator::DropAddend, "self.tiles.rows_of(&params"),
+    ("dead rows merged", 5, 2, Operator::DropRemainder, "rows.is_query(row)"),
+    ("rows of the first warpgroup merged alone", 3, 2, Operator::DropAddend, "merged.store(rows.of(&out, row)"),
+];
+
+#[test]
+fn mistakes_with_lengths_are_found() {
+    for (name, group, step, operator, place) in PLANTED {
+        let plan = ragged(group, true, PAGED, "wgmma/m128n64-s2-free-cond-gqa");
+        let kernel = plan.steps().nth(step).unwrap().kernel.clone();
+        let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
+        let here = all.filter(|m| m.object.as_deref() == Some(place) || quoted(m.line).contains(place));
+        let here: Vec<_> = here.collect();
+        assert!(!here.is_empty(), "{name}: nowhere to plant it");
+        let found = |seed: u64| {
+            let mut options = CheckOptions {
+                seed,
+                ..CheckOptions::default()
+            };
+            options.sim.max_instructions = 1_000_000;
+            here.iter().any(|mutation| {
+                let mut mutant = plan.clone();
+                mutant.steps_mut().nth(step).unwrap().kernel = Arc::new(mutation.apply(&kernel));
+                check_plan(&mutant, &options).unwrap().verdict != Verdict::Clean
+            })
+        };
+        assert!((0..6).any(found), "{name}");
+    }
 }

@@ -5,7 +5,7 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 use super::{COMBINED_WORDS, MOST_BLOCKS, RANGE_WORDS, ROW_TILE_WORDS, THREADS};
 use crate::attention::block_range::BlockOrder;
 use crate::attention::params::{RowParams, Shape};
-use crate::attention::query_rows::QueryRows;
+use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.
@@ -13,20 +13,14 @@ use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
 pub(super) struct Tiles {
     pub(super) rows: u32,
     pub(super) cols: u32,
-    pub(super) pack_heads: bool,
+    pub(super) heads: TileHeads,
 }
 
 impl Tiles {
     /// Rows of a sequence with those that heads share, if packed, and the same as rows of a batch's head.
     #[track_caller]
     fn rows_of<'k>(&self, params: &RowParams<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> QueryRows<'k> {
-        let packed = self.pack_heads.then_some(params.group_size);
-        QueryRows {
-            batch,
-            head,
-            count: packed.map_or(params.seq_len_q, |group| params.seq_len_q * group),
-            packed,
-        }
+        QueryRows::new(self.heads, [batch, head], params.seq_len_q, params.group_size)
     }
 
     /// A tile of a sequence.
@@ -250,9 +244,9 @@ impl<'k> Context<'k> {
         let slot = first_block + block + 1;
 
         let (params, _) = self.params.of_sequence(batch);
-        let (head, kv_head) = match self.tiles.pack_heads {
-            true => (head * params.group_size, head),
-            false => (head, head / params.group_size),
+        let (head, kv_head) = match self.tiles.heads {
+            TileHeads::One => (head, head / params.group_size),
+            TileHeads::Dense | TileHeads::Warpgroups(_) => (head * params.group_size, head),
         };
         let rows = self.tiles.rows_of(&params, batch, head);
         let part = self

@@ -56,19 +56,19 @@ fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>
 
 /// The Q tiles of all sequences and heads in the order of the line, each with its batch, head and number.
 fn line(problem: &Problem, pieces: Pieces, lengths: &Lengths<Vec<i32>>) -> Vec<([u32; 3], Tile<i64>)> {
-    let group = if pieces.pack_heads { problem.group_size() } else { 1 };
-    let mut line = Vec::new();
+    let (heads, mut line) = (pieces.heads, Vec::new());
     for (batch, sequence) in problem.sequences(&lengths.as_slices()).unwrap().iter().enumerate() {
-        let (rows, seen) = (sequence.len_q * group, sequence.keys);
+        let (rows, seen) = (heads.rows_of(problem, sequence.len_q), sequence.keys);
         for number in 0..rows.div_ceil(pieces.rows as usize) {
             let visible = |row: i64| {
-                let keys = seen.keys(row as usize / group);
+                let keys = seen.keys(heads.query_of(problem, row as usize));
                 (keys.start as i64, keys.end as i64)
             };
             let first = number as i64 * i64::from(pieces.rows);
             let tile = Tile::new(visible, first, rows as i64, pieces.rows, pieces.cols);
-            let heads = 0..problem.num_heads() / group;
-            line.extend(heads.map(|head| ([batch, head * group, number].map(|x| x as u32), tile.clone())));
+            let count = heads.of_problem(problem);
+            let of_tile = problem.num_heads() / count;
+            line.extend((0..count).map(|head| ([batch, head * of_tile, number].map(|x| x as u32), tile.clone())));
         }
     }
     line
@@ -165,19 +165,25 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
         .q_lengths(q_lengths)
         .kv_lengths(kv_lengths)
         .mask(masks[rng.below(masks.len())]);
+    let problem = problem.build().unwrap();
+    let (rows, cols) = ([16, 64, 128, 192][rng.below(4)], [16, 32, 80][rng.below(3)]);
     let pieces = Pieces {
-        rows: [16, 64, 128, 192][rng.below(4)],
-        cols: [16, 32, 80][rng.below(3)],
-        pack_heads: rng.chance(0.6),
+        rows,
+        cols,
+        heads: match rng.below(5) {
+            0 | 1 => TileHeads::One,
+            2 if rows % 64 == 0 => TileHeads::of_warpgroups(Packing::all_of(&problem)),
+            _ => TileHeads::Dense,
+        },
         least: rng.between(1, 4) as u32,
     };
-    (problem.build().unwrap(), pieces, rng.between(1, 40) as u32)
+    (problem, pieces, rng.between(1, 40) as u32)
 }
 
 #[test]
 fn the_kernel_makes_the_lists_of_the_host() {
     let (mut in_pieces, mut empty) = (0, 0);
-    for seed in 0..40 {
+    for seed in 0..50 {
         let (problem, pieces, grid) = drawn(seed);
         let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
         let lengths = random_lengths(&problem, seed);
@@ -208,7 +214,7 @@ fn many_sequences_take_several_rounds() {
     let pieces = Pieces {
         rows: 16,
         cols: 16,
-        pack_heads: true,
+        heads: TileHeads::Dense,
         least: 1,
     };
     let schedule = Schedule::new("test", &problem, pieces, 1100).unwrap();
