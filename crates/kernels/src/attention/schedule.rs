@@ -2,16 +2,21 @@
 //! kernel.
 //!
 //! It is stream-K (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on
-//! the GPU", 2023). The Q tiles of all heads and sequences form one line, each as long as its cost: its K blocks, and
-//! [`TILE_COST`] for its first and last products. The line is cut into as many ranges of equal length as the main kernel
-//! has blocks. A tile that a cut falls into is computed in pieces, and [`combine`](super::combine) merges their partials. A
-//! cut that would leave a piece shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile.
+//! the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, each as long as its cost: its
+//! K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each other.
+//!
+//! The line is cut into rounds, and each round into a range for each block of the main kernel. So all blocks are in one round
+//! at a time, and read K and V of few heads, which the L2 cache holds. A round is long enough for [`ROUND_TILES`] of the
+//! largest tiles in each range, so where there is little work there is one. Cuts are at ends of tiles but in the last round,
+//! whose ranges make up for what those before left uneven. A tile that a cut of the last round falls into is computed in
+//! pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a piece shorter than
+//! [`Pieces::least`] K blocks moves to the nearest end of the tile.
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
 //! sequences, of one head), and G blocks:
 //!
-//! - A block has at most the tiles that begin in its range, and the one that its range begins in. Tile `k`, or its piece,
-//!   is item `k + i` of block `i`: at most `H·T + G` items, those of a block next to each other.
+//! - A block has at most the tiles that begin in its ranges, and the one that its last range begins in: at most `H·T + G`
+//!   items, those of a block next to each other.
 //! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in pieces
 //!   begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than `2·G`.
 //! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`.
@@ -35,8 +40,12 @@ mod kernel;
 /// Threads of the block that makes a schedule.
 const THREADS: u32 = 1024;
 
-/// Blocks of a main kernel at most: the cuts of the line are in shared memory.
+/// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
 pub(crate) const MOST_BLOCKS: u32 = 2048;
+
+/// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to one tile
+/// uneven, which the last round must make up for.
+const ROUND_TILES: u32 = 4;
 
 /// Words of a block's range of items: its first, and one past the last.
 const RANGE_WORDS: u32 = 2;
@@ -139,7 +148,7 @@ impl Schedule {
             combined: next(u64::from(COMBINED_WORDS) * grid),
             items: next(WORDS as u64 * (u64::from(self.heads) * row_tiles + grid)),
             row_tiles: next(u64::from(ROW_TILE_WORDS) * (row_tiles + 2)),
-            first_tiles: next(u64::from(self.batch)),
+            first_tiles: next(u64::from(self.batch) + 1),
             end,
         }
     }

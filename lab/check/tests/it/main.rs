@@ -22,6 +22,7 @@ mod q_in_registers;
 mod random_problems;
 mod read_ptx;
 mod scales;
+mod schedule_rounds;
 mod split_keys;
 mod split_wgmma;
 mod splits;

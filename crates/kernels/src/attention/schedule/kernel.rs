@@ -1,8 +1,8 @@
-//! The kernel: prefix sums of tiles and of costs, cuts of the line, and an item for each tile and piece.
+//! The kernel: prefix sums of tiles and of costs, cuts of the line into ranges, and an item for each tile and piece.
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::{COMBINED_WORDS, MOST_BLOCKS, RANGE_WORDS, ROW_TILE_WORDS, THREADS};
+use super::{COMBINED_WORDS, MOST_BLOCKS, RANGE_WORDS, ROUND_TILES, ROW_TILE_WORDS, THREADS};
 use crate::attention::block_range::BlockOrder;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
@@ -57,14 +57,35 @@ struct Context<'k> {
     grid: Val<'k, u32>,
     least: Val<'k, u32>,
     warp_sums: SharedTile<'k, u32>,
-    /// Of each cut of the line: where it is, the tile there, and how many tiles begin before it.
+    /// Of each range of the line: where it begins, the tile there, how many tiles begin before it, and its first item.
     cuts: SharedTile<'k, u32>,
+}
+
+/// The ranges that the line is cut into: those of whole tiles, and then one for each block.
+#[derive(Clone, Copy)]
+struct Ranges<'k> {
+    rounds: Val<'k, u32>,
+    /// Ranges of whole tiles: those of all rounds but the last.
+    whole: Val<'k, u32>,
+}
+
+/// A tile, and its place on the line.
+struct LineTile<'k> {
+    batch: Val<'k, u32>,
+    /// Its number among the tiles of the sequence.
+    in_sequence: Val<'k, u32>,
+    /// Its number among the heads with tiles of their own.
+    head: Val<'k, u32>,
+    number: Val<'k, u32>,
+    start: Val<'k, u32>,
+    cost: Val<'k, u32>,
 }
 
 /// Rows of [`Context::cuts`].
 const POSITION: u32 = 0;
 const TILE: u32 = 1;
 const TILES_BEFORE: u32 = 2;
+const ITEM: u32 = 3;
 
 pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
     k.min_blocks_per_sm(1);
@@ -84,15 +105,17 @@ pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
         grid: k.param("grid"),
         least: k.param("least"),
         warp_sums: k.shared_tile("warp_sums", TileShape::new(1, THREADS / 32)),
-        cuts: k.shared_tile("cuts", TileShape::new(3, MOST_BLOCKS + 1)),
+        cuts: k.shared_tile("cuts", TileShape::new(4, MOST_BLOCKS + 1)),
     };
     let row_tiles = context.count_row_tiles();
     k.barrier();
-    let cost = context.row_tile_costs(row_tiles);
+    let (cost, largest) = context.row_tile_costs(row_tiles);
     k.barrier();
-    context.cut(row_tiles, cost);
+    let ranges = context.cut(row_tiles, cost, largest);
     k.barrier();
-    context.write_items(row_tiles);
+    context.number_items(ranges);
+    k.barrier();
+    context.write_items(row_tiles, ranges);
 }
 
 impl<'k> Context<'k> {
@@ -114,13 +137,16 @@ impl<'k> Context<'k> {
             });
             all.add_assign(total);
         });
+        k.if_(k.thread_idx().eq(0).divergent(), || {
+            self.first_tiles.offset(self.batch).store(all.get().min(most));
+        });
         all.get().min(most)
     }
 
-    /// Sequence, number and cost of each row tile; returns the sum of the costs.
-    fn row_tile_costs(&self, row_tiles: Val<'k, u32>) -> Val<'k, u32> {
+    /// Sequence, number and cost of each row tile; returns the sum of the costs, and the largest.
+    fn row_tile_costs(&self, row_tiles: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
         let k = self.k;
-        let all = k.var(0u32);
+        let (all, largest) = (k.var(0u32), k.var(1u32));
         k.for_uniform(0, row_tiles, THREADS, |first| {
             let index = first + k.thread_idx();
             let exists = index.lt(row_tiles);
@@ -132,6 +158,7 @@ impl<'k> Context<'k> {
             let (params, _) = self.params.of_sequence(batch);
             let rows = self.tiles.rows_of(&params, batch, k.constant(0));
             let cost = self.tiles.n_blocks(&params, &rows, number) + TILE_COST as u32;
+            largest.set(largest.get().max(cost));
             let (before, total) = self.prefix_sum(exists.select(cost, 0u32));
             k.if_(exists.divergent(), || {
                 let words = [number << 16u32 | batch, all + before];
@@ -145,7 +172,7 @@ impl<'k> Context<'k> {
             let end = self.row_tile(row_tiles + k.thread_idx());
             end.store_words(&words, Cache::Default);
         });
-        all.get()
+        (all.get(), self.block_max(largest.get()))
     }
 
     #[track_caller]
@@ -159,123 +186,271 @@ impl<'k> Context<'k> {
         self.row_tile(index).plus(1).load()
     }
 
-    /// Where each block's range begins on the line: cut `i` before block `i`, the last one at the end.
-    fn cut(&self, row_tiles: Val<'k, u32>, cost: Val<'k, u32>) {
-        let (k, heads) = (self.k, self.heads);
-        let total = cost * heads;
-        let each = ((total + (self.grid - 1)) / self.grid).max(self.least);
-        k.for_divergent(k.thread_idx(), self.grid + 1, THREADS, |i| {
-            let position = (i * each).min(total);
-            let at_most = position / heads;
-            let row_tile = last_at_most(k, row_tiles.max(1), at_most, |index| self.cost_before(index));
-            let before = self.cost_before(row_tile);
-            let cost = (self.cost_before(row_tile + 1) - before).max(1);
-            // At the end of the line it is the head past the last.
-            let past = position - before * heads;
-            let (head, past) = (past / cost, past % cost);
-            let tile = row_tile.fma(heads, head);
-            let start = position - past;
-            let (done, blocks) = (past.max(TILE_COST as u32) - TILE_COST as u32, cost - TILE_COST as u32);
-            let (short_first, short_rest) = (done.lt(self.least), (blocks - done).lt(self.least));
-            let in_first_half = (past + past).le(cost);
-            let to_end = short_rest & !(short_first & in_first_half);
-            let to_start = short_first & !to_end;
-            let cut = to_end.select(start + cost, to_start.select(start, position));
-            let here = tile + to_end.select(1u32, 0u32);
-            let before = tile + to_start.select(0u32, 1u32);
-            // At the end of the line no tile begins.
-            let ends = position.eq(total);
-            let all = row_tiles * heads;
-            let words = [
-                (POSITION, ends.select(total, cut)),
-                (TILE, ends.select(all, here)),
-                (TILES_BEFORE, ends.select(all, before)),
-            ];
-            for (row, word) in words {
-                self.cuts.at(row, i).store(word);
-            }
-            k.if_(i.lt(self.grid).divergent(), || {
-                let nothing = [k.constant(0u32); COMBINED_WORDS as usize];
-                self.combined
-                    .offset(i * COMBINED_WORDS)
-                    .store_words(&nothing, Cache::Default);
-            });
-        });
+    /// Heads with tiles of their own that share K and V.
+    fn sharing(&self) -> Val<'k, u32> {
+        match self.tiles.heads {
+            TileHeads::One => self.params.group_size,
+            TileHeads::Dense | TileHeads::Warpgroups(_) => self.k.constant(1),
+        }
     }
 
-    /// The last block whose range begins at a position or before.
+    /// A tile of the sequence that a row tile is of. `of_sequence` gives the K/V head, the row tile and the head among those
+    /// that share K and V, from the first row tile of the sequence on, how many it has, and the cost before and of them.
     #[track_caller]
-    fn block_at(&self, position: Val<'k, u32>) -> Val<'k, u32> {
-        last_at_most(self.k, self.grid, position, |i| self.cuts.at(POSITION, i).load())
+    fn line_tile(
+        &self,
+        row_tile: Val<'k, u32>,
+        of_sequence: impl FnOnce([Val<'k, u32>; 4]) -> [Val<'k, u32>; 3],
+    ) -> LineTile<'k> {
+        let (heads, sharing) = (self.heads, self.sharing());
+        let word = self.row_tile(row_tile).load();
+        let (batch, first) = (word & 0xffff, row_tile - (word >> 16u32));
+        let end = self.first_tiles.offset(batch + 1).load();
+        let (count, before) = ((end - first).max(1), self.cost_before(first));
+        let cost_of_head = (self.cost_before(first + count) - before).max(1);
+        let [kv_head, row_tile, shared] = of_sequence([first, count, before, cost_of_head]);
+        let (in_sequence, tile_before) = (row_tile - first, self.cost_before(row_tile));
+        let cost = (self.cost_before(row_tile + 1) - tile_before).max(1);
+        let past = kv_head.fma(cost_of_head, tile_before - before);
+        let tiles_before = kv_head.fma(count, in_sequence);
+        LineTile {
+            batch,
+            in_sequence,
+            head: kv_head.fma(sharing, shared),
+            number: first * heads + tiles_before * sharing + shared,
+            start: before * heads + past * sharing + shared * cost,
+            cost,
+        }
     }
 
-    /// The items, the range of them that each block has, and what is to be combined.
-    fn write_items(&self, row_tiles: Val<'k, u32>) {
-        let (k, heads) = (self.k, self.heads);
-        k.for_divergent(k.thread_idx(), self.grid, THREADS, |i| {
-            let first = self.cuts.at(TILE, i).load() + i;
-            let end = self.cuts.at(TILES_BEFORE, i + 1).load() + i;
-            self.ranges
-                .offset(i * RANGE_WORDS)
-                .store_words(&[first, end.max(first)], Cache::Default);
+    /// The tile that a position on the line is in; at the end of the line one that is none.
+    #[track_caller]
+    fn tile_at(&self, position: Val<'k, u32>, row_tiles: Val<'k, u32>) -> LineTile<'k> {
+        let (k, heads, sharing) = (self.k, self.heads, self.sharing());
+        let row_tile_at = |cost| last_at_most(k, row_tiles.max(1), cost, |index| self.cost_before(index));
+        // Of any head: some row tile of the sequence.
+        self.line_tile(row_tile_at(position / heads), |[_, _, before, cost]| {
+            let past = position - before * heads;
+            let (kv_head, past) = (past / (cost * sharing), past % (cost * sharing));
+            let row_tile = row_tile_at(before + past / sharing);
+            let tile_before = self.cost_before(row_tile);
+            let cost = (self.cost_before(row_tile + 1) - tile_before).max(1);
+            [kv_head, row_tile, (past - (tile_before - before) * sharing) / cost]
+        })
+    }
+
+    /// The tile of a number.
+    #[track_caller]
+    fn tile_numbered(&self, number: Val<'k, u32>) -> LineTile<'k> {
+        let (heads, sharing) = (self.heads, self.sharing());
+        self.line_tile(number / heads, |[first, count, ..]| {
+            let past = number - first * heads;
+            let (kv_head, past) = (past / (count * sharing), past % (count * sharing));
+            [kv_head, first + past / sharing, past % sharing]
+        })
+    }
+
+    /// Where each range begins on the line: those of whole tiles, and then one for each block that makes up for what these
+    /// leave its work uneven by.
+    fn cut(&self, row_tiles: Val<'k, u32>, cost: Val<'k, u32>, largest: Val<'k, u32>) -> Ranges<'k> {
+        let (k, grid) = (self.k, self.grid);
+        let total = cost * self.heads;
+        let each = ((total + (grid - 1)) / grid).max(self.least);
+        let most_rounds = k.constant(MOST_BLOCKS) / grid;
+        let rounds = (total / (grid * ROUND_TILES * largest)).max(1).min(most_rounds);
+        let ranges = Ranges {
+            rounds,
+            whole: (rounds - 1) * grid,
+        };
+        let last_round = k.var(0u32);
+        k.if_(ranges.whole.ne(0).uniform(), || {
+            let each = total / (rounds * grid);
+            k.for_divergent(k.thread_idx(), ranges.whole + 1, THREADS, |i| {
+                let position = i * each;
+                let tile = self.tile_at(position, row_tiles);
+                let past = position - tile.start;
+                let to_end = (past + past).gt(tile.cost);
+                let number = tile.number + to_end.select(1u32, 0u32);
+                let words = [tile.start + to_end.select(tile.cost, 0u32), number, number];
+                self.store_cut(i, words);
+            });
+            k.barrier();
+            last_round.set(self.cuts.at(POSITION, ranges.whole).load());
         });
+        k.for_uniform(0, grid, THREADS, |first| {
+            let i = first + k.thread_idx();
+            let exists = i.lt(grid);
+            let i = i.min(grid - 1);
+            let load = k.var(0u32);
+            k.for_uniform(0, rounds - 1, 1, |round| {
+                let begins = |i| self.cuts.at(POSITION, i).load();
+                let range = round.fma(grid, i);
+                load.add_assign(begins(range + 1) - begins(range));
+            });
+            let left = (each.max(load.get()) - load.get()).max(self.least);
+            let (before, all) = self.prefix_sum(exists.select(left, 0u32));
+            let position = (last_round.get() + before).min(total);
+            k.if_(exists.divergent(), || {
+                self.cut_tile(ranges.whole + i, position, total, row_tiles);
+                let nothing = [k.constant(0u32); COMBINED_WORDS as usize];
+                let combined = self.combined.offset(i * COMBINED_WORDS);
+                combined.store_words(&nothing, Cache::Default);
+            });
+            last_round.add_assign(all);
+        });
+        k.if_(k.thread_idx().eq(0).divergent(), || {
+            let all = row_tiles * self.heads;
+            self.store_cut(ranges.whole + grid, [total, all, all]);
+        });
+        ranges
+    }
+
+    #[track_caller]
+    fn store_cut(&self, i: Val<'k, u32>, [position, tile, tiles_before]: [Val<'k, u32>; 3]) {
+        for (row, word) in [(POSITION, position), (TILE, tile), (TILES_BEFORE, tiles_before)] {
+            self.cuts.at(row, i).store(word);
+        }
+    }
+
+    /// A cut that may leave a tile in pieces.
+    #[track_caller]
+    fn cut_tile(&self, i: Val<'k, u32>, position: Val<'k, u32>, total: Val<'k, u32>, row_tiles: Val<'k, u32>) {
+        let LineTile {
+            number, start, cost, ..
+        } = self.tile_at(position, row_tiles);
+        let past = position - start;
+        let (done, blocks) = (past.max(TILE_COST as u32) - TILE_COST as u32, cost - TILE_COST as u32);
+        let (short_first, short_rest) = (done.lt(self.least), (blocks - done).lt(self.least));
+        let in_first_half = (past + past).le(cost);
+        let to_end = short_rest & !(short_first & in_first_half);
+        let to_start = short_first & !to_end;
+        let cut = to_end.select(start + cost, to_start.select(start, position));
+        let here = number + to_end.select(1u32, 0u32);
+        let before = number + to_start.select(0u32, 1u32);
+        // At the end of the line no tile begins.
+        let (ends, all) = (position.eq(total), row_tiles * self.heads);
+        let words = [
+            ends.select(total, cut),
+            ends.select(all, here),
+            ends.select(all, before),
+        ];
+        self.store_cut(i, words);
+    }
+
+    /// The last block whose range in the last round begins at a position or before.
+    #[track_caller]
+    fn block_at(&self, position: Val<'k, u32>, ranges: Ranges<'k>) -> Val<'k, u32> {
+        let begins = |i| self.cuts.at(POSITION, ranges.whole + i).load();
+        last_at_most(self.k, self.grid, position, begins)
+    }
+
+    /// The first item of each range, and the items of each block: those of its ranges follow each other.
+    fn number_items(&self, ranges: Ranges<'k>) {
+        let (k, grid) = (self.k, self.grid);
+        let word = |row: u32, i| self.cuts.at(row, i).load();
+        let count = |i: Val<'k, u32>| {
+            let first = word(TILE, i);
+            word(TILES_BEFORE, i + 1).max(first) - first
+        };
+        let all = k.var(0u32);
+        k.for_uniform(0, grid, THREADS, |first| {
+            let i = first + k.thread_idx();
+            let exists = i.lt(grid);
+            let i = i.min(grid - 1);
+            let items = k.var(0u32);
+            let each_range = |body: &dyn Fn(Val<'k, u32>)| {
+                k.for_uniform(0, ranges.rounds, 1, |round| body(round.fma(grid, i)));
+            };
+            each_range(&|range| items.add_assign(count(range)));
+            let (before, total) = self.prefix_sum(exists.select(items.get(), 0u32));
+            let first = all + before;
+            k.if_(exists.divergent(), || {
+                let words = [first, first + items];
+                self.ranges.offset(i * RANGE_WORDS).store_words(&words, Cache::Default);
+                let next = k.var(first);
+                each_range(&|range| {
+                    self.cuts.at(ITEM, range).store(next.get());
+                    next.add_assign(count(range));
+                });
+            });
+            all.add_assign(total);
+        });
+    }
+
+    /// The items, and what is to be combined.
+    fn write_items(&self, row_tiles: Val<'k, u32>, ranges: Ranges<'k>) {
+        let (k, heads) = (self.k, self.heads);
         k.for_divergent(k.thread_idx(), row_tiles * heads + self.grid, THREADS, |index| {
-            // Tile `k` of block `i` is item `k + i`; some are no block's.
-            let block = last_at_most(k, self.grid, index, |i| self.cuts.at(TILE, i).load() + i);
-            let tile = index - block;
-            let exists = tile.lt(self.cuts.at(TILES_BEFORE, block + 1).load());
-            k.if_(exists.divergent(), || self.write_item(index, block, tile));
+            // Tile `k` of block `i` in the last round is number `k + i` here; some are no block's.
+            let block = |range: Val<'k, u32>| range.max(ranges.whole) - ranges.whole;
+            let number = |range| self.cuts.at(TILE, range).load() + block(range);
+            let range = last_at_most(k, ranges.whole + self.grid, index, number);
+            let tile = index - block(range);
+            let exists = tile.lt(self.cuts.at(TILES_BEFORE, range + 1).load());
+            k.if_(exists.divergent(), || self.write_item(ranges, range, tile));
         });
     }
 
-    fn write_item(&self, index: Val<'k, u32>, block: Val<'k, u32>, tile: Val<'k, u32>) {
-        let (k, heads) = (self.k, self.heads);
-        let (row_tile, head) = (tile / heads, tile % heads);
-        let words = self.row_tile(row_tile).load_words(2, Cache::Default);
-        let (batch, number, before) = (words[0] & 0xffff, words[0] >> 16u32, words[1]);
-        let cost = self.cost_before(row_tile + 1) - before;
-        let start = before * heads + head * cost;
+    fn write_item(&self, ranges: Ranges<'k>, range: Val<'k, u32>, number: Val<'k, u32>) {
+        let k = self.k;
+        let tile = self.tile_numbered(number);
+        let block = range - ranges.whole;
         // The range of K blocks on the line, after what the tile costs besides.
-        let (first, end) = (start + TILE_COST as u32, start + cost);
-        let begins = self.cuts.at(POSITION, block).load().max(first);
-        let ends = self.cuts.at(POSITION, block + 1).load().min(end);
+        let (first, end) = (tile.start + TILE_COST as u32, tile.start + tile.cost);
+        let begins = self.cuts.at(POSITION, range).load().max(first);
+        let ends = self.cuts.at(POSITION, range + 1).load().min(end);
         let whole = begins.eq(first) & ends.eq(end);
-        let first_block = self.block_at(start);
+        let first_block = self.block_at(tile.start, ranges);
         let slot = first_block + block + 1;
 
-        let (params, _) = self.params.of_sequence(batch);
+        let (params, _) = self.params.of_sequence(tile.batch);
         let (head, kv_head) = match self.tiles.heads {
-            TileHeads::One => (head, head / params.group_size),
-            TileHeads::Dense | TileHeads::Warpgroups(_) => (head * params.group_size, head),
+            TileHeads::One => (tile.head, tile.head / params.group_size),
+            TileHeads::Dense | TileHeads::Warpgroups(_) => (tile.head * params.group_size, tile.head),
         };
-        let rows = self.tiles.rows_of(&params, batch, head);
+        let rows = self.tiles.rows_of(&params, tile.batch, head);
         let part = self
             .tiles
-            .tile(&params, &rows, number)
+            .tile(&params, &rows, tile.in_sequence)
             .part((begins - first).reinterpret(), (ends - begins).reinterpret());
         let place = Place {
-            batch,
+            batch: tile.batch,
             head,
             kv_head,
-            tile: number,
+            tile: tile.in_sequence,
             split: k.constant(0u32),
             slot: whole.select(0u32, slot + 1),
         };
         let words = part.words(place.map(Val::reinterpret), 0, self.tiles.cols);
         let words = words.map(Val::reinterpret);
-        let item = self.items.offset(index * WORDS as u32);
+        let [first_item, first_tile] = [ITEM, TILE].map(|row| self.cuts.at(row, range).load());
+        let item = self.items.offset((first_item + (number - first_tile)) * WORDS as u32);
         item.store_words(&words[..4], Cache::Default);
         item.plus(4).store_words(&words[4..], Cache::Default);
 
         // The block that a tile in pieces begins in says that there is one to combine.
         let first_piece = block.eq(first_block) & !whole;
         k.if_(first_piece.divergent(), || {
-            let pieces = self.block_at(end - 1) - block + 1;
+            let pieces = self.block_at(end - 1, ranges) - block + 1;
             let combined = [pieces, words[0], words[1], k.constant(0)];
             self.combined
                 .offset(block * COMBINED_WORDS)
                 .store_words(&combined, Cache::Default);
         });
+    }
+
+    /// The largest of a number over all threads.
+    #[track_caller]
+    fn block_max(&self, value: Val<'k, u32>) -> Val<'k, u32> {
+        let (k, lane) = (self.k, self.k.lane());
+        let of_warp = value.redux_max();
+        let warp = k.thread_idx() / 32u32;
+        k.if_(lane.eq(0).divergent(), || self.warp_sums.at(0, warp).store(of_warp));
+        k.barrier();
+        let largest = self.warp_sums.at(0, lane).load().redux_max();
+        // Before they are written again.
+        k.barrier();
+        largest
     }
 
     /// The sum of a number over the threads before this one, and over all.

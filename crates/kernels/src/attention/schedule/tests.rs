@@ -8,7 +8,9 @@ use flashcore_sim::{SimOptions, simulate};
 use proptest::prelude::*;
 
 use super::*;
-use crate::attention::scheduler::{Place, Tile};
+use crate::attention::scheduler::{FULLY_MASKED, Place, Tile};
+
+mod l2;
 
 /// A schedule as its readers see it.
 #[derive(Debug, PartialEq)]
@@ -57,47 +59,99 @@ fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>
 /// The Q tiles of all sequences and heads in the order of the line, each with its batch, head and number.
 fn line(problem: &Problem, pieces: Pieces, lengths: &Lengths<Vec<i32>>) -> Vec<([u32; 3], Tile<i64>)> {
     let (heads, mut line) = (pieces.heads, Vec::new());
+    let sharing = heads.of_problem(problem) / problem.num_kv_heads();
     for (batch, sequence) in problem.sequences(&lengths.as_slices()).unwrap().iter().enumerate() {
         let (rows, seen) = (heads.rows_of(problem, sequence.len_q), sequence.keys);
-        for number in 0..rows.div_ceil(pieces.rows as usize) {
-            let visible = |row: i64| {
-                let keys = seen.keys(heads.query_of(problem, row as usize));
-                (keys.start as i64, keys.end as i64)
-            };
+        let visible = |row: i64| {
+            let keys = seen.keys(heads.query_of(problem, row as usize));
+            (keys.start as i64, keys.end as i64)
+        };
+        let tile = |number: usize| {
             let first = number as i64 * i64::from(pieces.rows);
-            let tile = Tile::new(visible, first, rows as i64, pieces.rows, pieces.cols);
-            let count = heads.of_problem(problem);
-            let of_tile = problem.num_heads() / count;
-            line.extend((0..count).map(|head| ([batch, head * of_tile, number].map(|x| x as u32), tile.clone())));
+            Tile::new(visible, first, rows as i64, pieces.rows, pieces.cols)
+        };
+        let tiles: Vec<Tile<i64>> = (0..rows.div_ceil(pieces.rows as usize)).map(tile).collect();
+        for first_head in (0..problem.num_heads()).step_by(problem.group_size()) {
+            for (number, tile) in tiles.iter().enumerate() {
+                let heads = (0..sharing).map(|shared| first_head + shared);
+                line.extend(heads.map(|head| ([batch, head, number].map(|x| x as u32), tile.clone())));
+            }
         }
     }
     line
 }
 
-/// The same lists from the definition: ranges of equal cost, a cut that leaves too short a piece moved to the nearest end.
+fn cost(tile: &Tile<i64>) -> u64 {
+    tile.order.count as u64 + TILE_COST
+}
+
+/// The same lists from the definition: rounds of whole tiles, then ranges that make up for what these leave uneven; a cut that
+/// leaves too short a piece moved to the nearest end.
 fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
-    let (grid, least) = (schedule.grid as u64, u64::from(schedule.pieces.least.max(1)));
     let line = line(problem, schedule.pieces, lengths);
-    let cost = |tile: &Tile<i64>| tile.order.count as u64 + TILE_COST;
     let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
-    let each = total.div_ceil(grid).max(least);
-    let mut lists = Lists {
-        items: vec![Vec::new(); grid as usize],
-        combined: vec![[0; 3]; grid as usize],
+    let largest = line.iter().map(|(_, tile)| cost(tile)).max().unwrap_or(1);
+    let of_round = u64::from(schedule.grid * ROUND_TILES) * largest;
+    let most = u64::from(MOST_BLOCKS / schedule.grid);
+    in_rounds(problem, schedule, &line, (total / of_round).clamp(1, most))
+}
+
+fn in_rounds(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64>)], rounds: u64) -> Lists {
+    let (grid, least) = (schedule.grid as usize, u64::from(schedule.pieces.least.max(1)));
+    let words = |([batch, head, number], tile): &([u32; 3], Tile<i64>), slot: usize| {
+        let kv_head = head / problem.group_size() as u32;
+        let place = Place {
+            batch: *batch,
+            head: *head,
+            kv_head,
+            tile: *number,
+            split: 0,
+            slot: slot as u32,
+        };
+        tile.words(place.map(i64::from), 0, schedule.pieces.cols)
+            .map(|word| word as u32)
     };
-    let mut start = 0;
-    for ([batch, head, number], tile) in &line {
+    let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
+    let mut lists = Lists {
+        items: vec![Vec::new(); grid],
+        combined: vec![[0; 3]; grid],
+    };
+    // Whole tiles, each in the range that its middle is in.
+    let (mut start, mut next, mut loads) = (0, 0, vec![0; grid]);
+    let whole_ranges = (rounds as usize - 1) * grid;
+    let of_range = total / (rounds * grid as u64);
+    for range in 0..whole_ranges {
+        let end = (range as u64 + 1) * of_range;
+        while next < line.len() && 2 * start + cost(&line[next].1) < 2 * end {
+            loads[range % grid] += cost(&line[next].1);
+            lists.items[range % grid].push(words(&line[next], 0));
+            start += cost(&line[next].1);
+            next += 1;
+        }
+    }
+    // The rest.
+    let each = total.div_ceil(grid as u64).max(least);
+    let begins: Vec<u64> = (0..grid)
+        .scan(start, |at, block| {
+            let begin = *at;
+            *at += each.saturating_sub(loads[block]).max(least);
+            Some(begin.min(total))
+        })
+        .collect();
+    for of_line in &line[next..] {
+        let tile = &of_line.1;
         let (blocks, end) = (tile.order.count as u64, start + cost(tile));
         // K blocks before each cut in the tile, and the block of the grid that begins there.
-        let mut cuts = BTreeMap::from([(0, (start / each) as usize)]);
-        for cut in start.div_ceil(each)..end.div_ceil(each) {
-            let past = cut * each - start;
+        let before = begins.iter().rposition(|&begin| begin <= start).unwrap();
+        let mut cuts = BTreeMap::from([(0, before)]);
+        for (block, begin) in begins.iter().enumerate().filter(|(_, cut)| (start..end).contains(*cut)) {
+            let past = begin - start;
             let done = past.saturating_sub(TILE_COST);
             let (short_first, short_rest) = (done < least, blocks - done < least);
             match (short_first, short_rest) {
-                (false, false) => drop(cuts.insert(done, cut as usize)),
-                (true, false) => drop(cuts.insert(0, cut as usize)),
-                (true, true) if 2 * past <= cost(tile) => drop(cuts.insert(0, cut as usize)),
+                (false, false) => drop(cuts.insert(done, block)),
+                (true, false) => drop(cuts.insert(0, block)),
+                (true, true) if 2 * past <= cost(tile) => drop(cuts.insert(0, block)),
                 _ => {}
             }
         }
@@ -106,18 +160,8 @@ fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) 
         let ends: Vec<u64> = cuts.keys().skip(1).copied().chain([blocks]).collect();
         for ((begin, &block), end) in cuts.iter().zip(ends) {
             let whole = cuts.len() == 1;
-            let part = tile.part(*begin as i64, (end - begin) as i64);
-            let kv_head = head / problem.group_size() as u32;
-            let place = Place {
-                batch: *batch,
-                head: *head,
-                kv_head,
-                tile: *number,
-                split: 0,
-                slot: if whole { 0 } else { (first + block + 2) as u32 },
-            };
-            let words = part.words(place.map(i64::from), 0, schedule.pieces.cols);
-            let words = words.map(|word| word as u32);
+            let part = (of_line.0, tile.part(*begin as i64, (end - begin) as i64));
+            let words = words(&part, if whole { 0 } else { first + block + 2 });
             lists.items[block].push(words);
             if !whole {
                 lists.combined[first] = [cuts.len() as u32, words[0], words[1]];
@@ -166,7 +210,10 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
         .kv_lengths(kv_lengths)
         .mask(masks[rng.below(masks.len())]);
     let problem = problem.build().unwrap();
+    // Few blocks with many tiles have several rounds.
+    let few = rng.chance(0.3);
     let (rows, cols) = ([16, 64, 128, 192][rng.below(4)], [16, 32, 80][rng.below(3)]);
+    let (rows, most_blocks) = if few { (16, 2) } else { (rows, 40) };
     let pieces = Pieces {
         rows,
         cols,
@@ -177,13 +224,13 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
         },
         least: rng.between(1, 4) as u32,
     };
-    (problem, pieces, rng.between(1, 40) as u32)
+    (problem, pieces, rng.between(1, most_blocks) as u32)
 }
 
 #[test]
 fn the_kernel_makes_the_lists_of_the_host() {
-    let (mut in_pieces, mut empty) = (0, 0);
-    for seed in 0..50 {
+    let (mut in_pieces, mut empty, mut in_several_rounds) = (0, 0, 0);
+    for seed in 0..60 {
         let (problem, pieces, grid) = drawn(seed);
         let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
         let lengths = random_lengths(&problem, seed);
@@ -192,10 +239,12 @@ fn the_kernel_makes_the_lists_of_the_host() {
         assert_eq!(made, expected, "seed {seed}: {problem}, {pieces:?}, {lengths:?}");
         in_pieces += expected.combined.iter().filter(|combined| combined[0] > 0).count();
         empty += expected.items.iter().filter(|items| items.is_empty()).count();
+        let in_one = in_rounds(&problem, &schedule, &line(&problem, pieces, &lengths), 1);
+        in_several_rounds += usize::from(in_one != expected);
     }
     assert!(
-        in_pieces > 100 && empty > 20,
-        "{in_pieces} tiles in pieces, {empty} blocks without items"
+        in_pieces > 100 && empty > 20 && in_several_rounds > 4,
+        "{in_pieces} tiles in pieces, {empty} blocks without items, {in_several_rounds} in several rounds"
     );
 }
 

@@ -1,0 +1,78 @@
+//! Schedules of several rounds: blocks that have many tiles, some whole in each round and pieces in the last.
+
+use std::sync::Arc;
+
+use flashcore_check::mutate::{Operator, mutations};
+use flashcore_check::{CheckOptions, Verdict, check_plan};
+use flashcore_ir::{Chip, Target};
+use flashcore_kernels::Plan;
+use flashcore_problem::{KvLengths, Mask, Problem, QLengths};
+
+use crate::planted::quoted;
+
+/// On so few SMs that a block has a few dozen tiles.
+fn plan(kernel: &str) -> Plan {
+    let problem = Problem::builder()
+        .batch(4)
+        .heads(6, 2)
+        .head_dim(16)
+        .seq_len_q(200)
+        .seq_len_kv(220)
+        .mask(Mask::CAUSAL)
+        .return_lse(true)
+        .q_lengths(QLengths::Packed { total: 500, used: true })
+        .kv_lengths(KvLengths::Packed { total: 600, used: true });
+    let chip = Chip {
+        target: Target::Sm90a,
+        sms: 2,
+    };
+    Plan::new(&problem.build().unwrap(), &kernel.parse().unwrap(), chip).unwrap()
+}
+
+fn options(seed: u64) -> CheckOptions {
+    let mut options = CheckOptions {
+        seed,
+        ..CheckOptions::default()
+    };
+    options.sim.max_instructions = 4_000_000;
+    options
+}
+
+#[test]
+fn tiles_of_several_rounds_are_right() {
+    for kernel in ["wgmma/m64n32-s2-free-spec", "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa"] {
+        for seed in 0..4 {
+            let report = check_plan(&plan(kernel), &options(seed)).unwrap();
+            assert_eq!(report.verdict, Verdict::Clean, "{kernel}\n{report}");
+        }
+    }
+}
+
+/// Mistakes in the rounds: what breaks, and where.
+#[rustfmt::skip]
+const PLANTED: [(&str, Operator, &str); 5] = [
+    ("a round begins a tile late", Operator::Unmask, "let number = tile.number"),
+    ("the last round begins elsewhere", Operator::NextAccess, "last_round.set(self.cuts"),
+    ("items of a round over those of the one before", Operator::DropStep, "next.add_assign(count(range))"),
+    ("items of a block over those of the one before", Operator::DropAddend, "let first = all + before"),
+    ("a round of whole tiles left out", Operator::DropStep, "each_range(&|range| items.add_assign"),
+];
+
+#[test]
+fn mistakes_in_rounds_are_found() {
+    let plan = plan("wgmma/m64n32-s2-free-spec");
+    let kernel = plan.steps().next().unwrap().kernel.clone();
+    for (name, operator, place) in PLANTED {
+        let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
+        let here: Vec<_> = all.filter(|m| quoted(m.line).contains(place)).collect();
+        assert!(!here.is_empty(), "{name}: nowhere to plant it");
+        let found = |seed: u64| {
+            here.iter().any(|mutation| {
+                let mut mutant = plan.clone();
+                mutant.steps_mut().next().unwrap().kernel = Arc::new(mutation.apply(&kernel));
+                check_plan(&mutant, &options(seed)).unwrap().verdict != Verdict::Clean
+            })
+        };
+        assert!((0..6).any(found), "{name}");
+    }
+}
