@@ -20,7 +20,6 @@ pub struct Gate {
     /// furthest from it.
     pub out: Comparison,
     /// Which gradient that is: `dq`, `dk` or `dv`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient: Option<&'static str>,
     /// The log-sum-exp compared with the reference, if the problem returns it.
     pub lse: Option<Comparison>,
