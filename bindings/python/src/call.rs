@@ -350,7 +350,7 @@ impl<'py> Call<'py> {
 /// first call has compiled the kernel. For CUDA tensors of libraries other than PyTorch and CuPy it
 /// waits for the work, since they may reuse the memory as soon as it returns. Only the forward pass
 /// is computed: PyTorch tensors that require a gradient are refused unless gradients are off
-/// (torch.no_grad()).
+/// (torch.no_grad()). The functions of flashcore.flash_attn_interface are differentiable.
 ///
 /// Raises:
 ///     TypeError: an argument is not a tensor or number, or the dtypes are not one of the four, or differ.

@@ -203,8 +203,8 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
     }
     if torch.call_method0("is_grad_enabled")?.is_truthy()? {
         return Err(value(format!(
-            "{name} requires a gradient, and flashcore computes the forward pass only; call it under torch.no_grad(), or \
-             give {name}.detach()"
+            "{name} requires a gradient, and flashcore.attention computes the forward pass only; for gradients call \
+             flashcore.flash_attn_interface.flash_attn_func, else call this under torch.no_grad(), or give {name}.detach()"
         )));
     }
     object.call_method0("detach")

@@ -34,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(devices::devices, module)?)?;
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
     module.add_function(wrap_pyfunction!(operators::register_operators, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::backward::slow_backward, module)?)?;
     #[cfg(feature = "bench")]
     {
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;

@@ -59,7 +59,9 @@ functions! { Functions {
     get_device_index(Handle, *mut i32) -> i32;
     empty_strided(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
     delete_tensor_object(Handle) -> i32;
+    zero_(Handle) -> i32;
     check(bool, *const c_char, *const c_char, u32, *const c_char);
+    warn(*const c_char, *const c_char, u32, *const c_char);
 } }
 
 functions! { CudaFunctions {
@@ -133,6 +135,13 @@ impl Libtorch {
         unsafe { (self.functions.check)(false, c"".as_ptr(), c"".as_ptr(), 0, message.as_ptr()) };
     }
 
+    /// Warns through PyTorch: Python's `UserWarning`, or standard error where Python does not listen.
+    pub(crate) fn warn(&self, message: &str) {
+        let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+        // SAFETY: as in `raise`; an exception is a warning that the user made an error.
+        unsafe { (self.functions.warn)(c"".as_ptr(), c"flashcore".as_ptr(), 0, message.as_ptr()) };
+    }
+
     /// The handle of PyTorch's current stream on a device.
     pub(crate) fn current_stream(&self, ordinal: u32) -> Result<usize, Error> {
         let cuda = self.cuda.as_ref().ok_or("this PyTorch has no CUDA")?;
@@ -200,6 +209,11 @@ impl Tensor<'_> {
         Ok(first.cast())
     }
 
+    /// Writes zeros to all of it.
+    pub(crate) fn zero(&self) -> Result<(), Error> {
+        call!(self.torch.functions, zero_(self.handle))
+    }
+
     /// The number of dimensions.
     pub(crate) fn dims(&self) -> Result<usize, Error> {
         let mut dims = 0;
@@ -242,12 +256,8 @@ impl Tensor<'_> {
         if theirs != place {
             return Err(format!("{name} is on {theirs} and q on {place}; move it there").into());
         }
-        let mut dense = 1;
-        for (&n, &stride) in shape.iter().zip(&strides).rev() {
-            if n != 1 && stride != dense {
-                return Err(format!("{name} is not contiguous; make it so with .contiguous()").into());
-            }
-            dense *= n;
+        if !is_dense(&shape, &strides) {
+            return Err(format!("{name} is not contiguous; make it so with .contiguous()").into());
         }
         Ok(Some(Numbers {
             shape: shape.map(|n| n as usize), // PyTorch's sizes are not negative
@@ -288,6 +298,32 @@ pub(crate) struct Described<const N: usize> {
     pub(crate) shape: [i64; N],
     pub(crate) strides: [i64; N],
     pub(crate) first: *mut u8,
+}
+
+impl<const N: usize> Described<N> {
+    /// Refuses other numbers than float32 of this shape, one after another on `place`.
+    pub(crate) fn check_f32(&self, shape: [usize; N], place: Place) -> Result<(), Error> {
+        let expected = shape.map(|n| n as i64);
+        let dense = is_dense(&self.shape, &self.strides);
+        if self.dtype == DType::F32 && self.shape == expected && dense && self.place == place {
+            return Ok(());
+        }
+        Err(format!(
+            "{} holds {} of shape {:?} on {}; it must be float32 of shape {expected:?}, contiguous, on {place}",
+            self.name, self.dtype, self.shape, self.place
+        )
+        .into())
+    }
+}
+
+/// Whether elements lie one after another.
+fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
+    let mut dense = 1;
+    shape.iter().zip(strides).rev().all(|(&n, &stride)| {
+        let fits = n == 1 || stride == dense;
+        dense *= n;
+        fits
+    })
 }
 
 /// int32 numbers, dense.

@@ -88,7 +88,7 @@ def test_fp8_with_scales():
     out_want, lse_want = flashcore.attention(q, k, v, k_scale=k_scale, return_lse=True)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, out_want) and torch.equal(lse, lse_want)
-    with pytest.raises(RuntimeError, match=r"k_scale has shape \[2, 4\].*\[2, 2\]"):
+    with pytest.raises(RuntimeError, match=r"k_scale holds f32 of shape \[2, 4\].*\[2, 2\]"):
         flash_attn_func(q, k, v, k_descale=torch.ones(2, 4))
     with pytest.raises(RuntimeError, match="float8_e4m3fn tensors have scales, and no others"):
         torch.ops.flashcore.fwd(q, k, v, 1.0, False, -1, -1, 0.0, False)
@@ -141,16 +141,6 @@ def test_errors_name_the_tensor(change, says):
         flash_attn_func(*change(*tensors()))
     with pytest.raises(RuntimeError, match="q has 3 dimensions; it must have 4"):
         torch.ops.flashcore.fwd(*(x[0] for x in tensors()), 1.0, False, -1, -1, 0.0, False)
-
-
-def test_a_gradient_raises_when_it_is_asked_for():
-    q, k, v = tensors()
-    q.requires_grad_()
-    out = flash_attn_func(q, k, v)
-    with pytest.raises(NotImplementedError, match=r"flashcore::fwd has no backward pass.*torch\.no_grad"):
-        out.sum().backward()
-    with torch.no_grad():
-        assert not flash_attn_func(q, k, v).requires_grad
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -81,12 +81,7 @@ def test_equals_float64(dtype):
     reference.check(out.transpose(1, 2).double().numpy(), want, str(dtype).removeprefix("torch."))
 
 
-def with_gradient():
-    return tuple(x.requires_grad_() for x in tensors(5, 5))
-
-
 UNSERVED = [
-    ("a gradient is asked for", with_gradient, {}),
     ("attn_mask is given", lambda: tensors(5, 5), {"attn_mask": ONES}),
     ("query holds torch.float64", lambda: tensors(5, 5, dtype=torch.float64), {}),
     ("head_dim is 12", lambda: tensors(5, 5, dim=12), {}),
@@ -124,13 +119,57 @@ def test_the_kept_kernel_is_not_reached_through_the_operator(monkeypatch):
         sdpa(q, k, v, attn_mask=ONES)
 
 
-def test_training_goes_through_pytorch():
-    q, k, v = with_gradient()
-    sdpa(q, k, v).sum().backward()
-    want, q.grad = q.grad, None
-    with fc.activated(), pytest.warns(UserWarning, match="gradient"):
-        sdpa(q, k, v).sum().backward()
-    torch.testing.assert_close(q.grad, want)
+def gradients_of(call, q, k, v):
+    inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = call(*inputs)
+    return torch.autograd.grad(out, inputs, torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape))
+
+
+class CountedBackward(Counted):
+    """Counts the calls of either direction."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch)
+        self.backward_calls, backward = 0, fc.backward
+
+        def counting(*args, **kwargs):
+            self.backward_calls += 1
+            return backward(*args, **kwargs)
+
+        monkeypatch.setattr(fc, "backward", counting)
+
+
+@pytest.mark.parametrize("kv_heads, dense", [(4, True), (2, False)])
+@pytest.mark.parametrize("seq_q, seq_kv, is_causal", [(33, 33, True), (20, 33, True), (33, 20, True), (20, 33, False)])
+def test_training_equals_pytorch(monkeypatch, seq_q, seq_kv, is_causal, kv_heads, dense):
+    q, k, v = tensors(seq_q, seq_kv, kv_heads=kv_heads, dense=dense)
+    call = lambda *x: sdpa(*x, is_causal=is_causal, enable_gqa=kv_heads != 4, scale=0.3)
+    want = gradients_of(call, q, k, v)
+    counted = CountedBackward(monkeypatch)
+    with fc.activated(strict=True):
+        got = gradients_of(call, q, k, v)
+    assert (counted.calls, counted.backward_calls) == (1, 1)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert all(a.stride() == b.stride() for a, b in zip(got, want))
+
+
+def test_training_goes_through_pytorch_where_gradients_would_be_slow(monkeypatch):
+    q, k, v = tensors(5, 5)
+    want = gradients_of(sdpa, q, k, v)
+    counted = CountedBackward(monkeypatch)
+    monkeypatch.setattr(fc, "slow_backward", lambda *args, **options: "its kernel is slow")
+    with fc.activated():
+        with pytest.warns(UserWarning, match="a gradient is asked for, and its kernel is slow"):
+            got = gradients_of(sdpa, q, k, v)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gradients_of(sdpa, q, k, v)
+        assert (counted.calls, counted.backward_calls) == (0, 0)
+        sdpa(q, k, v)  # without a gradient
+    assert counted.calls == 1
+    torch.testing.assert_close(got, want, atol=0, rtol=0)
+    with fc.activated(strict=True), pytest.raises(NotImplementedError, match="its kernel is slow"):
+        gradients_of(sdpa, q, k, v)
 
 
 def test_a_compiled_function_follows(monkeypatch):
@@ -147,17 +186,25 @@ def test_a_compiled_function_follows(monkeypatch):
 
 
 def test_training_a_compiled_function(monkeypatch):
-    """Forward by FlashCore, backward by PyTorch from its output and log-sum-exp: the strides must be as declared."""
+    """Both directions follow, and either takes what the other kernel computed: strides must be as declared."""
     torch._dynamo.reset()
-    q, k, v = with_gradient()
-    sdpa(q * 2, k, v, is_causal=True).sum().backward()
-    want, q.grad = q.grad, None
-    compiled = torch.compile(lambda q, k, v: sdpa(q * 2, k, v, is_causal=True), fullgraph=True)
-    counted = Counted(monkeypatch)
+    q, k, v = tensors(5, 5)
+    call = lambda q, k, v: sdpa(q * 2, k, v, is_causal=True)
+    want = gradients_of(call, q, k, v)
+    compiled = torch.compile(call, fullgraph=True)
+    counted = CountedBackward(monkeypatch)
     with fc.activated(strict=True):
-        compiled(q, k, v).sum().backward()
-    assert counted.calls == 1
-    torch.testing.assert_close(q.grad, want, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(gradients_of(compiled, q, k, v), want, atol=1e-4, rtol=1e-4)
+        q.requires_grad_()
+        out = compiled(q, k, v)
+    assert (counted.calls, counted.backward_calls) == (2, 1)
+    out.sum().backward()  # by PyTorch
+    mixed, q.grad = q.grad, None
+    out = compiled(q, k, v)  # by PyTorch
+    with fc.activated(strict=True):
+        out.sum().backward()
+    assert (counted.calls, counted.backward_calls) == (2, 2)
+    torch.testing.assert_close(q.grad, mixed, atol=1e-4, rtol=1e-4)
 
 
 def test_nothing_is_left_behind(monkeypatch):
@@ -220,3 +267,18 @@ def test_cuda_equals_pytorch(monkeypatch, dense, is_causal, kv_heads):
             sdpa(q, k, v, dropout_p=0.5, **options)
     assert counted.calls == 1 and out.stride() == want.stride()
     torch.testing.assert_close(out, want, atol=2e-3, rtol=2e-3)
+
+
+@cuda
+@pytest.mark.parametrize("dense", [True, False])
+def test_cuda_training_equals_pytorch(dense):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = tensors(256, 256, 8, 8, 64, dense, torch.float16, "cuda")
+    call = lambda *x: sdpa(*x, is_causal=True)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        want = gradients_of(call, q, k, v)
+        with fc.activated():  # by FlashCore where its kernel uses tensor cores, else by PyTorch with a warning
+            got = gradients_of(call, q, k, v)
+    torch.testing.assert_close(got, want, atol=2e-3, rtol=2e-3)
+    assert all(a.stride() == b.stride() for a, b in zip(got, want))

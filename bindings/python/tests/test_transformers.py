@@ -204,19 +204,32 @@ def test_packed_sequences_without_their_lengths_go_to_sdpa(llama):
         close(logits(llama, fc.NAME, ids, position_ids=positions, use_cache=False), want)
 
 
-def test_training_goes_to_sdpa(llama):
+def gradient(model, implementation, **given):
+    model.set_attn_implementation(implementation)
+    model.zero_grad()
+    model(tokens(), labels=tokens(), **given).loss.backward()
+    return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_training(llama, padded):
+    given = {"attention_mask": torch.ones_like(tokens())} if padded else {}
+    if padded:
+        given["attention_mask"][0, :5] = 0
+    want = gradient(llama, "sdpa", **given)
+    fc.register(strict=True)
+    close(gradient(llama, fc.NAME, **given), want)
+
+
+def test_training_goes_to_sdpa_where_gradients_would_be_slow(llama, monkeypatch):
+    want = gradient(llama, "sdpa")
     fc.register()
-    grads = []
-    for implementation in ("sdpa", fc.NAME):
-        llama.set_attn_implementation(implementation)
-        llama.zero_grad()
-        if implementation == "sdpa":
-            llama(tokens(), labels=tokens()).loss.backward()
-        else:
-            with pytest.warns(UserWarning, match="a gradient is asked for"):
-                llama(tokens(), labels=tokens()).loss.backward()
-        grads.append(llama.model.layers[0].self_attn.q_proj.weight.grad.clone())
-    close(grads[1], grads[0])
+    monkeypatch.setattr(fc, "slow_backward", lambda *args, **options: "its kernel is slow")
+    with pytest.warns(UserWarning, match="a gradient is asked for, and its kernel is slow"):
+        close(gradient(llama, fc.NAME), want)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        llama(tokens())
 
 
 @pytest.mark.parametrize("name", ["s_aux", "position_bias", "cache"])

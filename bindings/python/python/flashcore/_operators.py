@@ -1,13 +1,15 @@
-"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, and ``::fwd_varlen`` and
-``::fwd_kvcache``, which `forward_varlen` and `forward_kvcache` call.
+"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, ``::fwd_varlen`` and
+``::fwd_kvcache``, which `forward_varlen` and `forward_kvcache` call, and the gradients of ``fwd`` and ``fwd_varlen``,
+``::bwd`` and ``::bwd_varlen``.
 
-Schemas and kernels are registered by the compiled half (``src/operators.rs``), so that a call does not come back to
-Python. Shapes for tracing and the answer to autograd are here.
+Schemas and kernels are registered by the compiled half (``src/operators``), so that a call does not come back to
+Python. Shapes for tracing and the formulas of autograd are here.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,17 +35,47 @@ def _empty_results(q: torch.Tensor, v: torch.Tensor, out_bhsd: bool) -> tuple[to
     return out, q.new_empty((batch, heads, seq), dtype=torch.float32)
 
 
+def _empty_gradient(of: torch.Tensor, bhsd: bool) -> torch.Tensor:
+    if not bhsd:
+        return of.new_empty(of.shape)
+    batch, seq, heads, head_dim = of.shape
+    return of.new_empty((batch, heads, seq, head_dim)).transpose(1, 2)
+
+
 def _empty_rows(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     heads = q.shape[-2]
     shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(shape, dtype=torch.float32)
 
 
-def _no_backward(ctx: Any, *grads: torch.Tensor) -> NoReturn:
-    raise NotImplementedError(
-        "flashcore::fwd has no backward pass, nor have fwd_varlen and fwd_kvcache: gradients of q, k and v cannot be computed. Call it under "
-        "torch.no_grad(), or train with PyTorch's scaled_dot_product_attention"
-    )
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Keeps what the backward pass reads: q, k, v, lengths, the output, its log-sum-exp, and the numbers."""
+    ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+    ctx.save_for_backward(*tensors, *output)
+    ctx.numbers = inputs[len(tensors) :]
+
+
+def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    if dlse is not None:
+        raise NotImplementedError(
+            "a gradient of lse, the log-sum-exp, is asked for, which flashcore does not compute: return the output "
+            "alone, or use lse.detach()"
+        )
+    q, k, v, *lengths, out, lse = ctx.saved_tensors
+    if dout is None:
+        gradients = (None, None, None)
+    else:
+        operator = _bwd_varlen if lengths else _bwd
+        gradients = operator(_readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
+    return (*gradients, *(None for _ in (*lengths, *ctx.numbers)))
+
+
+def _refuse_gradients(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(ctx: Any, *grads: torch.Tensor) -> NoReturn:
+        raise NotImplementedError(f"flashcore::{name} has no backward pass: {instead}")
+
+    return refuse
 
 
 _register()
@@ -59,13 +91,35 @@ torch.library.register_fake(
 )
 for _name in ("flashcore::fwd_varlen", "flashcore::fwd_kvcache"):
     torch.library.register_fake(_name, lambda q, k, v, *rest: _empty_rows(q, v))
-for _name in ("flashcore::fwd", "flashcore::fwd.scaled", "flashcore::fwd_varlen", "flashcore::fwd_kvcache"):
-    torch.library.register_autograd(_name, _no_backward)
+torch.library.register_fake(
+    "flashcore::bwd",
+    lambda dout, q, k, v, out, lse, softmax_scale, causal, window_left, window_right, softcap, bhsd: tuple(
+        _empty_gradient(x, bhsd) for x in (q, k, v)
+    ),
+)
+torch.library.register_fake(
+    "flashcore::bwd_varlen", lambda dout, q, k, v, *rest: tuple(_empty_gradient(x, False) for x in (q, k, v))
+)
+for _name in ("flashcore::fwd", "flashcore::fwd_varlen"):
+    torch.library.register_autograd(_name, _gradients, setup_context=_keep)
+_WITHOUT_BACKWARD = {
+    "fwd.scaled": "gradients of float8_e4m3fn tensors are not computed. Call it under torch.no_grad(), or train with "
+    "bfloat16 tensors",
+    "fwd_kvcache": "gradients through a cache are not computed. Call it under torch.no_grad(), or train with "
+    "tensors of equal lengths or packed sequences (cu_seqlens_q and cu_seqlens_k)",
+    "bwd": "second derivatives are not computed. Call it without create_graph=True, or use PyTorch's "
+    "scaled_dot_product_attention with SDPBackend.MATH",
+}
+_WITHOUT_BACKWARD["bwd_varlen"] = _WITHOUT_BACKWARD["bwd"]
+for _name, _instead in _WITHOUT_BACKWARD.items():
+    torch.library.register_autograd(f"flashcore::{_name}", _refuse_gradients(_name, _instead))
 
 _fwd = torch.ops.flashcore.fwd.default
 _fwd_scaled = torch.ops.flashcore.fwd.scaled
 _fwd_varlen = torch.ops.flashcore.fwd_varlen.default
 _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
+_bwd = torch.ops.flashcore.bwd.default
+_bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 
 
 def forward(
@@ -190,6 +244,90 @@ def forward_kvcache(
         q, k, v, _dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k),
         _dense(block_table, absent), *options,
     )  # fmt: skip
+
+
+def backward(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    bhsd: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v, dense: what `forward` took, what it returned, and the gradient of `out`.
+
+    Parameters
+    ----------
+    bhsd : bool
+        Whether gradients lie in memory as ``[batch, heads, seq, head_dim]``. Their shapes are those of q, k and v.
+    """
+    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
+    options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
+    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options)
+
+
+def backward_varlen(
+    dout: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of `forward_varlen`. Rows that are of no sequence have a gradient of 0."""
+    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
+    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
+    absent = _absent(q, seqused_q, seqused_k)
+    return _bwd_varlen(
+        _readable(dout), q, k, v, _readable(out), lse.contiguous(), _dense(cu_seqlens_q), _dense(seqused_q, absent),
+        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options,
+    )  # fmt: skip
+
+
+def slow_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    packed: bool = False,
+) -> str | None:
+    """Why gradients of tensors ``[batch, seq, heads, head_dim]`` are slow, by the kernel that is chosen for them.
+
+    None on the CPU, where the kernel uses tensor cores, and while a model is traced.
+    """
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
+        return None
+    dtype = str(q.dtype).removeprefix("torch.")
+    options = {"causal": causal, "window": window, "softcap": softcap, "packed": packed}
+    return _native.slow_backward(q.device.index, dtype, q.shape, k.shape, v.shape[3], **options)
+
+
+def _readable(gradient: torch.Tensor) -> torch.Tensor:
+    """A copy of a gradient whose elements share addresses, such as that of ``out.sum()``, or whose rows are not dense.
+
+    Kernels need dense rows, and the fast ones no shared rows.
+    """
+    return gradient.contiguous() if gradient.stride(-1) != 1 or 0 in gradient.stride() else gradient
 
 
 def _prepared(

@@ -30,8 +30,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor
     keys = k.shape[1]
     order, lengths, of_q, order_q = _rows_of(used, rows)
     # A step of decoding reads K and V where they are. A prompt is copied without its padding, since that is little
-    # beside its attention, and not all kernels serve single rows as pages.
-    views = _kvcache.row_pages(k, v) if rows == 1 else None
+    # beside its attention, and not all kernels serve single rows as pages. Pages have no gradients.
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    views = _kvcache.row_pages(k, v) if rows == 1 and not recorded else None
     if views is not None:
         k, v, rows_a_page = views
         table = _kvcache.first_rows(batch, rows_a_page, k.device) + order.int()

@@ -6,7 +6,12 @@
 Signatures are FlashAttention-3's. An argument that is not served raises `NotImplementedError` with its name; wishes
 about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no result. Masks are aligned bottom-right:
 the last query of a sequence sees its last key. Lengths are int32 tensors that stay on the device: nothing waits for it,
-and rows past a sequence's end are never used. There is no backward pass: asking for a gradient raises.
+and rows past a sequence's end are never used.
+
+`flash_attn_func`, `flash_attn_qkvpacked_func` and, with `cu_seqlens_q` or `seqused_q` and `cu_seqlens_k`,
+`flash_attn_varlen_func` are differentiable in q, k and v: float16, bfloat16 and float32, all masks, soft caps, grouped
+heads. Gradients are the same bits in every run. Asking for a gradient of the log-sum-exp, of float8 tensors or through
+a cache raises, and so do second derivatives.
 """
 
 from __future__ import annotations
@@ -14,9 +19,12 @@ from __future__ import annotations
 import torch
 
 from . import _lengths
+from ._backward import _flash_attn_backward
 from ._forward import _flash_attn_forward, check, common_options
 
 __all__ = [
+    "_flash_attn_backward",
+    "_flash_attn_forward",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_qkvpacked_func",
@@ -69,7 +77,7 @@ def flash_attn_func(
     pack_gqa : bool, optional
         As `num_splits`.
     deterministic : bool
-        About the backward pass. The forward pass always is.
+        Changes nothing: no kernel, forward or backward, adds in an order that depends on timing.
     return_attn_probs : bool
         Return ``(out, softmax_lse)``.
     qv, attention_chunk, sm_margin

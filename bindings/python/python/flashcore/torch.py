@@ -5,8 +5,8 @@
     >>> with flashcore.torch.activated():
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-What is replaced is PyTorch's flash kernel, for CPU and CUDA tensors: the calls that PyTorch gives to it are computed by
-FlashCore. On CUDA devices PyTorch chooses among its backends as before; a call with a mask, for example, goes to
+What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA tensors: the calls that PyTorch gives to
+it are computed by FlashCore. On CUDA devices PyTorch chooses among its backends as before; a call with a mask, for example, goes to
 another one, which neither warns nor raises. ``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` makes it
 choose this one. Importing this module changes nothing but the list of implementations that
 `torch.nn.attention.activate_flash_attention_impl` knows.
@@ -22,13 +22,13 @@ from typing import Any
 import torch
 import torch.nn.attention
 
-from ._operators import forward
+from ._operators import backward, forward, slow_backward
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
 _NAME = "flashcore"
-_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
-_CUDA = "aten::_scaled_dot_product_flash_attention"
+_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+_CUDA = "_scaled_dot_product_flash_attention"
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # Releases before 2.11 have no list of implementations.
@@ -43,16 +43,16 @@ class _Replacement:
     """Kernels in the place of PyTorch's, which come back when `remove` is called."""
 
     def __init__(self) -> None:
+        kernels = {("CPU", _CPU): self.cpu, ("CPU", f"{_CPU}_backward"): self.cpu_backward}
+        if torch.backends.cuda.is_built():
+            kernels |= {("CUDA", _CUDA): self.cuda, ("CUDA", f"{_CUDA}_backward"): self.cuda_backward}
         # Calling the operator from its own kernel would come back to that kernel: the previous ones are kept.
-        self.previous_cpu = torch.library.get_kernel(_CPU, "CPU")
+        self.previous = {name: torch.library.get_kernel(f"aten::{name}", key) for key, name in kernels}
         self.library: torch.library.Library | None = torch.library.Library("aten", "IMPL")  # noqa: TOR901
-        replace = {"with_keyset": True, "allow_override": True}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
-            self.library.impl(_CPU.partition("::")[2], self.cpu, "CPU", **replace)
-            if torch.backends.cuda.is_built():
-                self.previous_cuda = torch.library.get_kernel(_CUDA, "CUDA")
-                self.library.impl(_CUDA.partition("::")[2], self.cuda, "CUDA", **replace)
+            for (key, name), kernel in kernels.items():
+                self.library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         global _active
@@ -73,17 +73,36 @@ class _Replacement:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, attn_mask):
+        if _refused(query, key, value, dropout_p, attn_mask, is_causal):
             rest = {"attn_mask": attn_mask, "scale": scale}
-            return self.previous_cpu.call_boxed(keys, query, key, value, dropout_p, is_causal, **rest)
-        window = (-1, -1)
-        seq_q, seq_kv = query.shape[2], key.shape[2]
-        if is_causal and seq_q < seq_kv:  # aligned top-left: keys after the last query are seen by none
-            key, value = key[:, :, :seq_q], value[:, :, :seq_q]
-        elif is_causal and seq_q > seq_kv:
-            window, is_causal = (-1, seq_q - seq_kv), False
+            return self.previous[_CPU].call_boxed(keys, query, key, value, dropout_p, is_causal, **rest)
+        key, value, is_causal, window = _top_left(query, key, value, is_causal)
         out, lse = _attend(query, key, value, is_causal, window, scale)
         return out, lse.transpose(1, 2).contiguous().transpose(1, 2)  # strided as PyTorch's
+
+    def cpu_backward(
+        self,
+        keys: torch._C.DispatchKeySet,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        dropout_p: float,
+        is_causal: bool,
+        *,
+        attn_mask: torch.Tensor | None = None,
+        scale: float | None = None,
+    ) -> Any:
+        if _refused(query, key, value, dropout_p, attn_mask, is_causal, gradient=True):
+            saved = (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal)
+            rest = {"attn_mask": attn_mask, "scale": scale}
+            return self.previous[f"{_CPU}_backward"].call_boxed(keys, *saved, **rest)
+        seen_key, seen_value, is_causal, window = _top_left(query, key, value, is_causal)
+        tensors = (grad_out, query, seen_key, seen_value, out)
+        dq, dk, dv = _differentiate(*tensors, logsumexp, is_causal, window, scale, bhsd=False)
+        return dq, _padded(dk, key), _padded(dv, value)  # in memory [batch, seq, heads, head_dim], as PyTorch's
 
     def cuda(
         self,
@@ -97,13 +116,70 @@ class _Replacement:
         *,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, None):
+        if _refused(query, key, value, dropout_p, None, is_causal):
             options = (dropout_p, is_causal, return_debug_mask)
-            return self.previous_cuda.call_boxed(keys, query, key, value, *options, scale=scale)
+            return self.previous[_CUDA].call_boxed(keys, query, key, value, *options, scale=scale)
         # This operator is aligned bottom-right; SDPA calls it for causal masks of equal lengths only.
         out, lse = _attend(query, key, value, is_causal, (-1, -1), scale)
         seed, offset = (query.new_empty(shape, dtype=torch.uint64) for shape in (2, ()))
         return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, query.new_empty(0)
+
+    def cuda_backward(
+        self,
+        keys: torch._C.DispatchKeySet,
+        grad_out: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        cum_seq_q: torch.Tensor | None,
+        cum_seq_k: torch.Tensor | None,
+        max_q: int,
+        max_k: int,
+        dropout_p: float,
+        is_causal: bool,
+        philox_seed: torch.Tensor,
+        philox_offset: torch.Tensor,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        if _refused(query, key, value, dropout_p, None, is_causal, gradient=True):
+            saved = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
+            options = (dropout_p, is_causal, philox_seed, philox_offset)
+            return self.previous[f"{_CUDA}_backward"].call_boxed(keys, *saved, *options, scale=scale)
+        bhsd = query.stride(1) >= query.stride(2)
+        tensors = (grad_out, query, key, value, out)
+        gradients = _differentiate(*tensors, logsumexp, is_causal, (-1, -1), scale, bhsd=bhsd)
+        return tuple(_strided_as(x, like) for x, like in zip(gradients, (query, key, value)))
+
+
+def _top_left(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, bool, tuple[int, int]]:
+    """The keys that are seen, whether the mask is causal and its window, for a causal mask that is aligned top-left."""
+    seq_q, seq_kv = query.shape[2], key.shape[2]
+    if is_causal and seq_q < seq_kv:  # keys after the last query are seen by none
+        return key[:, :, :seq_q], value[:, :, :seq_q], True, (-1, -1)
+    if is_causal and seq_q > seq_kv:
+        return key, value, False, (-1, seq_q - seq_kv)
+    return key, value, is_causal, (-1, -1)
+
+
+def _padded(gradient: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+    """A gradient with zeros for the keys that are seen by none."""
+    unseen = of.shape[2] - gradient.shape[2]
+    if unseen == 0:
+        return gradient
+    return torch.nn.functional.pad(gradient.transpose(1, 2), (0, 0, 0, 0, 0, unseen)).transpose(1, 2)
+
+
+def _strided_as(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A gradient in the strides that PyTorch declares: those of ``torch.empty_like(tensor)``."""
+    strides = torch.empty_like(tensor, device="meta").stride()
+    if all(size == 1 or ours == theirs for size, ours, theirs in zip(tensor.shape, gradient.stride(), strides)):
+        return gradient
+    return torch.empty_like(tensor).copy_(gradient)
 
 
 def _attend(
@@ -122,12 +198,33 @@ def _attend(
     return out.transpose(1, 2), lse
 
 
+def _differentiate(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    is_causal: bool,
+    window: tuple[int, int],
+    scale: float | None,
+    *,
+    bhsd: bool,
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of `_attend`; `bhsd`: in memory as ``[batch, heads, seq, head_dim]``."""
+    options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
+    tensors = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
+    return tuple(x.transpose(1, 2) for x in backward(*tensors, lse, **options, bhsd=bhsd))
+
+
 def _refused(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     dropout_p: float,
     attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    gradient: bool = False,
 ) -> bool:
     """Whether PyTorch's kernel must compute it. Raises if strict, else warns once for each reason."""
     head_dim = query.shape[-1]
@@ -143,10 +240,14 @@ def _refused(
         why = f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
     elif query.numel() == 0 or key.numel() == 0:
         why = "a tensor has no elements"
-    elif torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        why = "a gradient is asked for"
     else:
-        return False
+        recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        if not gradient and not recorded:
+            return False
+        slow = slow_backward(*(x.transpose(1, 2) for x in (query, key, value)), causal=is_causal)
+        if slow is None:
+            return False
+        why = f"a gradient is asked for, and {slow}"
     if _strict:
         raise NotImplementedError(f"{why}: flashcore does not serve this call of scaled_dot_product_attention")
     if why not in _warned:
@@ -173,9 +274,10 @@ def is_active() -> bool:
 def activate(*, strict: bool = False) -> None:
     """Computes `scaled_dot_product_attention` with FlashCore from now on, in all threads.
 
-    Semantics are PyTorch's: ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. PyTorch's own
-    kernel computes what FlashCore does not serve: dropout, masks, gradients, float64, head_dim that is not a multiple
-    of 8 up to 256. The first call for each reason warns.
+    Semantics are PyTorch's: ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. Gradients are
+    computed too. PyTorch's own kernel computes what FlashCore does not serve: dropout, masks, float64, head_dim that is
+    not a multiple of 8 up to 256, and training on a GPU where FlashCore's kernel for the gradients uses no tensor
+    cores. The first call for each reason warns.
 
     Parameters
     ----------

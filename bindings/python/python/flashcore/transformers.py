@@ -6,8 +6,8 @@
 
 It serves full and causal attention, sliding windows, soft caps, grouped heads, padded batches, packed sequences that
 come with ``cu_seq_lens_q``, dynamic caches, and static caches where their length is known to the host: the prefill, and
-every step on the CPU. Custom masks, dropout and gradients go to Transformers' ``sdpa`` with one warning for each
-reason, or raise if strict.
+every step on the CPU. It serves training. Custom masks and dropout go to Transformers' ``sdpa`` with one warning for
+each reason, or raise if strict; so does training on a GPU where FlashCore's kernel for gradients uses no tensor cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from . import _padding
-from ._operators import forward, forward_varlen
+from ._operators import forward, forward_varlen, slow_backward
 
 __all__ = ["NAME", "register"]
 
@@ -187,9 +187,15 @@ def attention(
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
 
     why = _unserved(query, key, value, None if packed else attention_mask, dropout)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
+    sdpa_serves_it = softcap is None and not (packed and attention_mask is None)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if why is None and recorded and sdpa_serves_it:
+        slow = slow_backward(q, k, v, packed=packed or padding is not None, **options)
+        why = None if slow is None else f"a gradient is asked for, and {slow}"
     if why is None:
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        options = {"softmax_scale": scaling, "causal": causal, "window": window, "softcap": softcap or 0.0}
+        options |= {"softmax_scale": scaling}
         if packed:
             return _packed(q, k, v, kwargs, options), None
         if padding is not None:
@@ -245,8 +251,6 @@ def _unserved(
         return f"query holds {query.dtype}"
     if query.shape[-1] % 8 != 0 or value.shape[-1] % 8 != 0 or max(query.shape[-1], value.shape[-1]) > 256:
         return f"head_dim is {query.shape[-1]}, which is not a multiple of 8 up to 256"
-    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return "a gradient is asked for"
     return None
 
 

@@ -5,7 +5,7 @@
 //! not allocated alike in all releases of PyTorch. Rows of the results that are of no sequence are
 //! not written.
 
-use flashcore::{DType, KvLengths, Layout, Lengths, QLengths};
+use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
 use super::{Array, Call, Results, Rows, options_of, serve};
 use crate::call::builder_of;
@@ -35,15 +35,25 @@ pub(super) unsafe extern "C-unwind" fn forward_kvcache(stack: *mut u64, inputs: 
     unsafe { serve(stack, inputs, NUMBERS, kvcache) }
 }
 
-fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a> {
+fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let packed = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
     let tensors = [packed(0, "q")?, packed(1, "k")?, packed(2, "v")?];
-    let place = tensors[0].place;
-    let cu_seqlens_q = needed("cu_seqlens_q", inputs[3].describe_i32::<1>("cu_seqlens_q", place)?)?;
-    let cu_seqlens_k = needed("cu_seqlens_k", inputs[5].describe_i32::<1>("cu_seqlens_k", place)?)?;
-    let seqused_q = inputs[4].describe_i32::<1>("seqused_q", place)?;
-    let seqused_k = inputs[6].describe_i32::<1>("seqused_k", place)?;
-    let (total_q, total) = (tensors[0].layout.shape[1], tensors[1].layout.shape[1]);
+    let (kinds, lengths) = packed_kinds(&tensors, &inputs[3..7], numbers)?;
+    kinds.run(torch, tensors, lengths, numbers)
+}
+
+/// Packed sequences, from the tensors of lengths and the numbers of an operator.
+pub(super) fn packed_kinds(
+    [q, k, _]: &[Rows; 3],
+    lengths: &[Tensor],
+    numbers: &[u64],
+) -> Result<(Kinds, Lengths<Array>), Error> {
+    let array_of = |n: usize, name| lengths[n].describe_i32::<1>(name, q.place);
+    let cu_seqlens_q = needed("cu_seqlens_q", array_of(0, "cu_seqlens_q")?)?;
+    let seqused_q = array_of(1, "seqused_q")?;
+    let cu_seqlens_k = needed("cu_seqlens_k", array_of(2, "cu_seqlens_k")?)?;
+    let seqused_k = array_of(3, "seqused_k")?;
+    let (total_q, total) = (q.layout.shape[1], k.layout.shape[1]);
     let (q_used, used) = (seqused_q.is_some(), seqused_k.is_some());
     let kinds = Kinds {
         batch: sequences("cu_seqlens_q", &cu_seqlens_q)?,
@@ -64,10 +74,10 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
         seqused_k,
         block_table: None,
     };
-    kinds.run(torch, tensors, lengths, numbers)
+    Ok((kinds, lengths))
 }
 
-fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a> {
+fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let q = match inputs[0].dims()? {
         3 => Rows::from(inputs[0].describe::<3>("q")?),
         _ => Rows::from(inputs[0].describe::<4>("q")?),
@@ -141,17 +151,40 @@ impl From<Described<3>> for Rows {
 }
 
 /// What a call has besides its tensors: sequences, kinds of lengths, and the bound of keys.
-struct Kinds {
-    batch: usize,
+pub(super) struct Kinds {
+    pub(super) batch: usize,
     q: QLengths,
     kv: KvLengths,
     max_kv: usize,
 }
 
 impl Kinds {
-    fn run<'a>(self, torch: &'a Libtorch, tensors: [Rows; 3], lengths: Lengths<Array>, numbers: &[u64]) -> Results<'a> {
+    /// The problem of q, k, v and o with these layouts, to be told of gradients.
+    pub(super) fn builder(
+        &self,
+        dtype: DType,
+        layouts: [&Layout; 4],
+        numbers: &[u64],
+    ) -> Result<ProblemBuilder, Error> {
+        let rows = layouts[0].shape[1];
+        let max_q = match self.q {
+            QLengths::Equal => rows,
+            QLengths::Packed { .. } => bound(numbers[5])?.min(rows),
+        };
+        let builder = builder_of(dtype, layouts, &options_of(numbers)).batch(self.batch);
+        let builder = builder.seq_len_q(max_q).seq_len_kv(self.max_kv);
+        Ok(builder.q_lengths(self.q).kv_lengths(self.kv))
+    }
+
+    fn run<'a>(
+        self,
+        torch: &'a Libtorch,
+        tensors: [Rows; 3],
+        lengths: Lengths<Array>,
+        numbers: &[u64],
+    ) -> Results<'a, 2> {
         let [q, k, v] = &tensors;
-        let (place, dtype) = q.agree([k, v])?;
+        let (place, dtype) = q.agree(&[k, v])?;
         if dtype == DType::E4M3 {
             return Err("q holds e4m3, which is served for equal lengths only; convert the tensors to bfloat16".into());
         }
@@ -176,18 +209,8 @@ impl Kinds {
         if o_layout.num_elements() == 0 || self.batch == 0 {
             return Ok([out, lse]); // no row is of a sequence
         }
-        let max_q = if packed { bound(numbers[5])?.min(rows) } else { rows };
-        let problem = builder_of(
-            dtype,
-            [&q.layout, &k.layout, &v.layout, &o_layout],
-            &options_of(numbers),
-        )
-        .batch(self.batch)
-        .seq_len_q(max_q)
-        .seq_len_kv(self.max_kv)
-        .q_lengths(self.q)
-        .kv_lengths(self.kv)
-        .build()?;
+        let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
+        let problem = self.builder(dtype, layouts, numbers)?.build()?;
         problem.check_given(&lengths, |array| array.len)?;
         let call = Call {
             torch,
@@ -196,8 +219,10 @@ impl Kinds {
             tensors,
             scales: Vec::new(),
             lengths,
+            outputs: [out.first()?, lse.first()?],
+            gradients: None,
         };
-        call.run([&out, &lse])?;
+        call.run()?;
         Ok([out, lse])
     }
 }

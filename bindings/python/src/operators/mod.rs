@@ -1,7 +1,9 @@
 //! PyTorch's operators: `flashcore::fwd` and `::fwd.scaled` for equal lengths, `::fwd_varlen` and
-//! `::fwd_kvcache` for others ([`lengths`]). Their kernels run without Python; fake kernels and
-//! autograd are in `python/flashcore/_operators.py`.
+//! `::fwd_kvcache` for others ([`lengths`]), `::bwd` and `::bwd_varlen` for gradients ([`backward`]).
+//! Their kernels run without Python; fake kernels and autograd are in
+//! `python/flashcore/_operators.py`.
 
+pub(crate) mod backward;
 mod lengths;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +12,8 @@ use std::sync::OnceLock;
 
 use flashcore::cuda::{DeviceSlice, Stream};
 use flashcore::{
-    DType, Device, DeviceScales, DeviceTensors, Layout, Lengths, Mask, Problem, ProblemError, TensorView, TensorViewMut,
+    BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, Layout, Lengths, Mask,
+    Problem, ProblemError, TensorView, TensorViewMut,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -26,7 +29,7 @@ const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
 
 /// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
 /// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none.
-const OPERATORS: [(&str, Kernel); 4] = [
+const OPERATORS: [(&str, Kernel); 6] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd) -> (Tensor out, Tensor lse)",
@@ -40,6 +43,8 @@ const OPERATORS: [(&str, Kernel); 4] = [
     ),
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
+    (backward::EQUAL, backward::backward),
+    (backward::VARLEN, backward::backward_varlen),
 ];
 
 /// Registers PyTorch's operators; the paths are those of libtorch_cpu and, where there is one,
@@ -58,20 +63,20 @@ pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> 
     }
 }
 
-/// The output and its log-sum-exp, or why not.
-type Results<'a> = Result<[Tensor<'a>; 2], Error>;
+/// The output and its log-sum-exp, or three gradients; or why not.
+type Results<'a, const N: usize> = Result<[Tensor<'a>; N], Error>;
 
 /// Runs an operator: takes the tensors from its stack, which has `numbers` numbers after them, and
 /// puts the results there.
 ///
 /// # Safety
 /// PyTorch passes the stack, for a schema that begins with tensors, has `numbers` numbers after them
-/// and two tensors as results.
-unsafe fn serve(
+/// and `N` tensors as results.
+unsafe fn serve<const N: usize>(
     stack: *mut u64,
     inputs: u64,
     numbers: usize,
-    compute: for<'a> fn(&'a Libtorch, &[Tensor], &[u64]) -> Results<'a>,
+    compute: for<'a> fn(&'a Libtorch, &[Tensor], &[u64]) -> Results<'a, N>,
 ) {
     let Some(torch) = TORCH.get() else { return }; // it was set before this was registered
     // SAFETY: PyTorch passes as many arguments as `inputs` says, and no fewer than results.
@@ -82,8 +87,8 @@ unsafe fn serve(
     let result = catch_unwind(AssertUnwindSafe(|| compute(torch, &inputs, numbers)));
     drop(inputs);
     let message = match result {
-        Ok(Ok([out, lse])) => {
-            stack[..2].copy_from_slice(&[out.into_stack(), lse.into_stack()]);
+        Ok(Ok(results)) => {
+            stack[..N].copy_from_slice(&results.map(Tensor::into_stack));
             return;
         }
         Ok(Err(error)) => error.to_string(),
@@ -98,11 +103,11 @@ unsafe extern "C-unwind" fn forward(stack: *mut u64, inputs: u64, _outputs: u64)
 }
 
 /// `flashcore::fwd` and `::fwd.scaled`.
-fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a> {
+fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let of = |n: usize| inputs[n].describe::<4>(NAMES[n]);
     let tensors = [of(0)?, of(1)?, of(2)?].map(Rows::from);
     let [q, k, v] = &tensors;
-    let (place, dtype) = q.agree([k, v])?;
+    let (place, dtype) = q.agree(&[k, v])?;
     let out_bhsd = numbers[5] as u8 != 0;
     let ([batch, seq, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
     let o_layout = if out_bhsd { Layout::bhsd } else { Layout::bshd }([batch, seq, heads, head_dim_v]);
@@ -130,8 +135,10 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         tensors,
         scales,
         lengths: Lengths::default(),
+        outputs: [out.first()?, lse.first()?],
+        gradients: None,
     };
-    call.run([&out, &lse])?;
+    call.run()?;
     Ok([out, lse])
 }
 
@@ -150,7 +157,7 @@ fn options_of(numbers: &[u64]) -> Options {
     }
 }
 
-/// q, k or v.
+/// q, k or v; of a backward pass also out and its gradient.
 struct Rows {
     name: &'static str,
     dtype: DType,
@@ -172,8 +179,8 @@ impl From<Described<4>> for Rows {
 }
 
 impl Rows {
-    /// The place and dtype of q, which must be those of k and v.
-    fn agree(&self, others: [&Rows; 2]) -> Result<(Place, DType), Error> {
+    /// The place and dtype of q, which must be those of the others.
+    fn agree(&self, others: &[&Rows]) -> Result<(Place, DType), Error> {
         let (place, dtype) = (self.place, self.dtype);
         for other in others {
             let name = other.name;
@@ -204,15 +211,19 @@ struct Call<'a> {
     tensors: [Rows; 3],
     scales: Vec<*mut u8>,
     lengths: Lengths<Array>,
+    /// The output and its log-sum-exp, as large as the problem says: written, or read by a backward pass.
+    outputs: [*mut u8; 2],
+    /// dout, dq, dk and dv of a backward pass.
+    gradients: Option<[*mut u8; 4]>,
 }
 
 impl Call<'_> {
-    /// Writes `out` and its log-sum-exp, dense tensors that were allocated for the problem.
-    fn run(&self, [out, lse]: [&Tensor; 2]) -> Result<(), Error> {
+    fn run(&self) -> Result<(), Error> {
         let attention = attention_on(self.place, None)?;
-        match (attention.device(), self.place) {
-            (Device::Cuda(context), Place::Cuda(ordinal)) => self.run_on_cuda(&attention, &context, ordinal, out, lse),
-            _ => self.run_on_host(&attention, out, lse),
+        match (attention.device(), self.place, self.gradients) {
+            (Device::Cuda(context), Place::Cuda(ordinal), _) => self.run_on_cuda(&attention, &context, ordinal),
+            (_, _, None) => self.forward_on_host(&attention),
+            (_, _, Some(gradients)) => self.backward_on_host(&attention, gradients),
         }
     }
 
@@ -221,20 +232,18 @@ impl Call<'_> {
         attention: &flashcore::Attention,
         context: &flashcore::cuda::Context,
         ordinal: u32,
-        out: &Tensor,
-        lse: &Tensor,
     ) -> Result<(), Error> {
-        let (problem, [q, k, v]) = (&self.problem, &self.tensors);
+        let (problem, [q, k, v], [out, lse]) = (&self.problem, &self.tensors, self.outputs);
         // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the
         // order of its current stream, where the work is. That stream lives as long as PyTorch.
         let slice = |first: *mut u8, bytes| unsafe { DeviceSlice::from_raw(context, first.addr() as u64, bytes) };
-        let pointers = [q.first, k.first, v.first, out.first()?].map(|first| first.addr() as u64);
+        let pointers = [q.first, k.first, v.first, out].map(|first| first.addr() as u64);
         // SAFETY: as above.
         let (stream, mut tensors) = unsafe {
             let stream = Stream::from_raw(context, self.torch.current_stream(ordinal)?)?;
             (stream, DeviceTensors::from_raw(context, problem, pointers))
         };
-        tensors.lse = Some(slice(lse.first()?, problem.lse_len() * size_of::<f32>()));
+        tensors.lse = Some(slice(lse, problem.lse_len() * size_of::<f32>()));
         if let [q, k, v] = self.scales[..] {
             let [q, k, v] = [q, k, v].map(|scale| slice(scale, problem.num_scales() * size_of::<f32>()));
             tensors.scales = Some(DeviceScales { q, k, v });
@@ -242,58 +251,108 @@ impl Call<'_> {
         tensors.lengths = self
             .lengths
             .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()));
+        if let (Some([dout, dq, dk, dv]), Some(layouts)) = (self.gradients, problem.gradient_layouts()) {
+            let slice = |first, layout: &Layout| slice(first, layout.span() * problem.dtype().size_bytes());
+            tensors.gradients = Some(DeviceGradients {
+                dout: slice(dout, &layouts.dout),
+                dq: slice(dq, &layouts.dq),
+                dk: slice(dk, &layouts.dk),
+                dv: slice(dv, &layouts.dv),
+            });
+        }
         let bytes = usize::try_from(attention.workspace_bytes(problem, tensors.alignment())?)?;
         let workspace;
         if bytes > 0 {
             workspace = self.torch.empty([bytes], [1], None, self.place)?;
             tensors.workspace = Some(slice(workspace.first()?, bytes));
         }
-        Ok(attention.forward_on(&stream, problem, &tensors)?)
+        if self.gradients.is_none() {
+            return Ok(attention.forward_on(&stream, problem, &tensors)?);
+        }
+        backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
+        Ok(attention.backward_on(&stream, problem, &tensors)?)
     }
 
-    fn run_on_host(&self, attention: &flashcore::Attention, out: &Tensor, lse: &Tensor) -> Result<(), Error> {
-        let problem = &self.problem;
-        let view = |n: usize| {
-            let x: &Rows = &self.tensors[n];
-            // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing
-            // writes to it meanwhile is the caller's part.
-            let bytes = unsafe { slice::from_raw_parts(x.first, x.layout.span() * x.dtype.size_bytes()) };
-            let view = TensorView::new(x.name, x.dtype, x.layout, bytes)?;
-            match self.scales.get(n) {
-                None => Ok::<_, ProblemError>(view),
-                // SAFETY: `scale_of` has checked shape, dtype and density.
-                Some(scale) => view.with_scales(x.name, unsafe {
-                    slice::from_raw_parts(scale.cast(), problem.num_scales())
-                }),
-            }
-        };
-        // SAFETY: `describe_i32` has checked dtype and density, and PyTorch aligns numbers; else as above.
-        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
-        let lengths = self.lengths.map(numbers);
-        let (o_layout, dtype) = (*problem.o_layout(), problem.out_dtype());
-        // SAFETY: `out` and `lse` were allocated for this problem, dense.
-        let (o, lse) = unsafe {
-            let bytes = o_layout.num_elements() * dtype.size_bytes();
-            let o = slice::from_raw_parts_mut(out.first()?, bytes);
-            (o, slice::from_raw_parts_mut(lse.first()?.cast(), problem.lse_len()))
-        };
-        let o = TensorViewMut::new("out", dtype, o_layout, o)?;
-        Ok(attention.forward_lengths(problem, [view(0)?, view(1)?, view(2)?], &lengths, o, Some(lse))?)
+    /// q, k or v in host memory.
+    fn view(&self, n: usize) -> Result<TensorView<'_>, ProblemError> {
+        let x: &Rows = &self.tensors[n];
+        let view = host_view(x.name, x.dtype, &x.layout, x.first)?;
+        match self.scales.get(n) {
+            None => Ok(view),
+            // SAFETY: `scale_of` has checked shape, dtype and density.
+            Some(scale) => view.with_scales(x.name, unsafe {
+                slice::from_raw_parts(scale.cast(), self.problem.num_scales())
+            }),
+        }
     }
+
+    fn host_lengths(&self) -> Lengths<&[i32]> {
+        // SAFETY: `describe_i32` has checked dtype and density, and PyTorch aligns numbers; else as in `host_view`.
+        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
+        self.lengths.map(numbers)
+    }
+
+    fn forward_on_host(&self, attention: &flashcore::Attention) -> Result<(), Error> {
+        let (problem, [out, lse]) = (&self.problem, self.outputs);
+        let o = host_view_mut("out", problem.out_dtype(), problem.o_layout(), out)?;
+        // SAFETY: it was allocated for this problem, dense.
+        let lse = unsafe { slice::from_raw_parts_mut(lse.cast(), problem.lse_len()) };
+        let inputs = [self.view(0)?, self.view(1)?, self.view(2)?];
+        Ok(attention.forward_lengths(problem, inputs, &self.host_lengths(), o, Some(lse))?)
+    }
+
+    fn backward_on_host(&self, attention: &flashcore::Attention, gradients: [*mut u8; 4]) -> Result<(), Error> {
+        let (problem, [out, lse], [dout, dq, dk, dv]) = (&self.problem, self.outputs, gradients);
+        let Some(layouts) = problem.gradient_layouts() else {
+            return Ok(()); // a backward problem has them
+        };
+        let (dtype, of_out) = (problem.dtype(), problem.out_dtype());
+        let tensors = BackwardTensors {
+            q: self.view(0)?,
+            k: self.view(1)?,
+            v: self.view(2)?,
+            out: host_view("out", of_out, problem.o_layout(), out)?,
+            // SAFETY: `Described::check_f32` has checked dtype, shape and density.
+            lse: unsafe { slice::from_raw_parts(lse.cast(), problem.lse_len()) },
+            dout: host_view("dout", of_out, &layouts.dout, dout)?,
+        };
+        let gradients = Gradients {
+            dq: host_view_mut("dq", dtype, &layouts.dq, dq)?,
+            dk: host_view_mut("dk", dtype, &layouts.dk, dk)?,
+            dv: host_view_mut("dv", dtype, &layouts.dv, dv)?,
+        };
+        Ok(attention.backward_lengths(problem, &tensors, &self.host_lengths(), gradients)?)
+    }
+}
+
+/// A tensor of PyTorch's in host memory.
+fn host_view<'a>(
+    name: &'static str,
+    dtype: DType,
+    layout: &Layout,
+    first: *mut u8,
+) -> Result<TensorView<'a>, ProblemError> {
+    // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing writes to it
+    // meanwhile is the caller's part.
+    let bytes = unsafe { slice::from_raw_parts(first, layout.span() * dtype.size_bytes()) };
+    TensorView::new(name, dtype, *layout, bytes)
+}
+
+/// A result that was allocated for the problem, dense.
+fn host_view_mut<'a>(
+    name: &'static str,
+    dtype: DType,
+    layout: &Layout,
+    first: *mut u8,
+) -> Result<TensorViewMut<'a>, ProblemError> {
+    // SAFETY: as above, and nothing else has it yet.
+    let bytes = unsafe { slice::from_raw_parts_mut(first, layout.span() * dtype.size_bytes()) };
+    TensorViewMut::new(name, dtype, *layout, bytes)
 }
 
 /// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.
 fn scale_of(scale: &Tensor, name: &'static str, problem: &Problem, place: Place) -> Result<*mut u8, Error> {
     let scale = scale.describe::<2>(name)?;
-    let [batch, heads] = [problem.batch() as i64, problem.num_kv_heads() as i64];
-    let dense = (heads == 1 || scale.strides[1] == 1) && (batch == 1 || scale.strides[0] == heads);
-    if scale.dtype != DType::F32 || scale.shape != [batch, heads] || !dense || scale.place != place {
-        let shape = scale.shape;
-        return Err(format!(
-            "{name} has shape {shape:?}; it must be float32 of shape {:?}, contiguous, on {place}",
-            [batch, heads]
-        )
-        .into());
-    }
+    scale.check_f32([problem.batch(), problem.num_kv_heads()], place)?;
     Ok(scale.first)
 }
