@@ -12,8 +12,9 @@ use candle::cuda_backend::cudarc::driver::{
 use candle::cuda_backend::{CudaDType, CudaDevice};
 use candle::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
 use flashcore::cuda::{Context, DeviceSlice, Stream};
-use flashcore::{Attention, Device, DeviceTensors, Problem, bf16, f16};
+use flashcore::{Attention, Device, DeviceGradients, DeviceTensors, Problem, bf16, f16};
 
+use crate::backward::backward_problem;
 use crate::problem::{Lengths, problem};
 use crate::varlen::Keys;
 use crate::{Error, FlashAttn};
@@ -79,23 +80,113 @@ fn of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
             device.clone(),
         ));
     };
-    let mut out = match lengths {
-        // SAFETY: kernels write all of it.
-        #[allow(unsafe_code)]
-        Lengths::Equal => unsafe { device.alloc::<T>(elements)? },
-        // Rows of no sequence stay 0.
-        Lengths::Varlen(_) => device.alloc_zeros::<T>(elements)?,
-    };
-    enqueue(&problem, lengths, tensors, device, &mut out)?;
+    let mut out = new::<T>(device, lengths, elements)?;
+    enqueue(
+        &problem,
+        lengths,
+        tensors,
+        device,
+        Results {
+            out: &mut out,
+            lse: None,
+        },
+        None,
+    )?;
     Ok(CudaStorage::wrap_cuda_slice(out, device.clone()))
 }
 
+/// Memory that kernels write; 0 where it has rows of no sequence.
+fn new<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
+    device: &CudaDevice,
+    lengths: Lengths<'_>,
+    elements: usize,
+) -> Result<CudaSlice<T>> {
+    match lengths {
+        // SAFETY: kernels write all of it.
+        #[allow(unsafe_code)]
+        Lengths::Equal => unsafe { device.alloc::<T>(elements) },
+        Lengths::Varlen(_) => device.alloc_zeros::<T>(elements),
+    }
+}
+
+/// The gradients of q, k and v, contiguous.
+pub(crate) fn backward(
+    options: &FlashAttn,
+    lengths: Lengths<'_>,
+    tensors: [(&CudaStorage, &Layout); 3],
+    dout: (&CudaStorage, &Layout),
+) -> Result<[CudaStorage; 3]> {
+    let given = tensors.map(|(storage, layout)| (storage.dtype(), layout));
+    let q = tensors[0].0;
+    let location = candle::backend::BackendDevice::location(q.device());
+    let problem = problem(options, lengths, given, location)?;
+    match q.dtype() {
+        DType::F16 => gradients_of_type::<f16>(problem, lengths, tensors, dout),
+        DType::BF16 => gradients_of_type::<bf16>(problem, lengths, tensors, dout),
+        _ => gradients_of_type::<f32>(problem, lengths, tensors, dout),
+    }
+}
+
+fn gradients_of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
+    problem: Option<Problem>,
+    lengths: Lengths<'_>,
+    tensors: [(&CudaStorage, &Layout); 3],
+    dout: (&CudaStorage, &Layout),
+) -> Result<[CudaStorage; 3]> {
+    let device = tensors[0].0.device();
+    let [q, k, v] = tensors.map(|(_, layout)| layout.shape().elem_count());
+    let storages = |found: [CudaSlice<T>; 3]| found.map(|slice| CudaStorage::wrap_cuda_slice(slice, device.clone()));
+    let Some(problem) = problem else {
+        let zeros = |elements| device.alloc_zeros::<T>(elements);
+        return Ok(storages([zeros(q)?, zeros(k)?, zeros(v)?]));
+    };
+    let backward = backward_problem(&problem).map_err(Error::from)?;
+    let forward = backward.forward();
+    let new = |elements| new::<T>(device, lengths, elements);
+    let (mut out, mut found) = (new(q)?, [new(q)?, new(k)?, new(v)?]);
+    let mut lse = device.alloc_zeros::<f32>(forward.lse_len())?;
+    let results = Results {
+        out: &mut out,
+        lse: Some(&mut lse),
+    };
+    enqueue(&forward, lengths, tensors, device, results, None)?;
+    let results = Results {
+        out: &mut out,
+        lse: Some(&mut lse),
+    };
+    enqueue(&backward, lengths, tensors, device, results, Some((dout, &mut found)))?;
+    Ok(storages(found))
+}
+
+/// What a forward pass writes, and a backward pass reads.
+struct Results<'a, T> {
+    out: &'a mut CudaSlice<T>,
+    lse: Option<&'a mut CudaSlice<f32>>,
+}
+
+/// A slice of device memory that kernels write, all of it. The guard records that the stream does.
+fn slice_mut<'a, T>(
+    context: &Context,
+    stream: &'a Arc<CudaStream>,
+    memory: &'a mut CudaSlice<T>,
+) -> (DeviceSlice<'a>, SyncOnDrop<'a>) {
+    let bytes = memory.num_bytes();
+    let (address, guard) = memory.device_ptr_mut(stream);
+    // SAFETY: as in `slice`.
+    #[allow(unsafe_code)]
+    let slice = unsafe { DeviceSlice::from_raw(context, address, bytes) };
+    (slice, guard)
+}
+
+/// Enqueues a pass of the problem's direction; `gradients` are dout, and dq, dk and dv.
+#[allow(clippy::type_complexity)] // taken apart where it is used
 fn enqueue<T: CudaDType + DeviceRepr>(
     problem: &Problem,
     lengths: Lengths<'_>,
     tensors: [(&CudaStorage, &Layout); 3],
     device: &CudaDevice,
-    out: &mut CudaSlice<T>,
+    results: Results<'_, T>,
+    gradients: Option<((&CudaStorage, &Layout), &mut [CudaSlice<T>; 3])>,
 ) -> Result<()> {
     let stream = &device.cuda_stream();
     let attention = attention(stream.context().ordinal())?;
@@ -113,12 +204,23 @@ fn enqueue<T: CudaDType + DeviceRepr>(
         ));
     }
     let [q, k, v] = [0, 1, 2].map(|place| memory[place].0);
-    let bytes = out.num_bytes();
-    let (address, _out) = out.device_ptr_mut(stream);
-    // SAFETY: as in `slice`.
-    #[allow(unsafe_code)]
-    let out = unsafe { DeviceSlice::from_raw(context, address, bytes) };
+    let (out, _out) = slice_mut(context, stream, results.out);
     let mut call = DeviceTensors::new(q, k, v, out);
+    let lse = results.lse.map(|lse| slice_mut(context, stream, lse));
+    call.lse = lse.as_ref().map(|(slice, _)| *slice);
+    let mut written = Vec::with_capacity(3);
+    if let Some(((dout, layout), found)) = gradients {
+        memory.push(slice(
+            context,
+            stream,
+            dout.as_cuda_slice::<T>()?,
+            layout.start_offset(),
+        ));
+        written.extend(found.each_mut().map(|memory| slice_mut(context, stream, memory)));
+        let [dq, dk, dv] = [0, 1, 2].map(|place| written[place].0);
+        let dout = memory[3].0;
+        call.gradients = Some(DeviceGradients { dout, dq, dk, dv });
+    }
 
     // The tensors of lengths, locked while their addresses are used.
     let values = device_lengths(lengths)?;
@@ -158,8 +260,11 @@ fn enqueue<T: CudaDType + DeviceRepr>(
     #[allow(unsafe_code)]
     let own = unsafe { Stream::from_raw(context, stream.cu_stream() as usize) };
     let own = own.map_err(flashcore::Error::from).map_err(Error::from)?;
-    attention.forward_on(&own, problem, &call).map_err(Error::from)?;
-    Ok(())
+    let done = match call.gradients {
+        None => attention.forward_on(&own, problem, &call),
+        Some(_) => attention.backward_on(&own, problem, &call),
+    };
+    Ok(done.map_err(Error::from)?)
 }
 
 /// The values of lengths, as kernels take them: on the device.

@@ -2,6 +2,7 @@
 
 use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
+use crate::backward::{Found, gradients};
 use crate::problem::Lengths;
 
 /// Attention of sequences of equal lengths, as an operation for [`Tensor::apply_op3`] on q, k and
@@ -74,6 +75,10 @@ impl CustomOp3 for FlashAttn {
         v_layout: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
         cuda_forward(self, Lengths::Equal, [(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+
+    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, _out: &Tensor, gradient: &Tensor) -> Result<Found> {
+        gradients(self, Lengths::Equal, [q, k, v], gradient)
     }
 }
 

@@ -26,13 +26,15 @@
 //!   is no limit.
 //! - Scores are `softmax_scale · q·kᵀ`. A `softcap` c above 0 turns them into `c·tanh(score / c)`;
 //!   0 is no cap.
-//! - ALiBi slopes are refused, and so are gradients.
+//! - q, k and v have gradients, the same bits in every run, except through pages, which is refused.
+//! - ALiBi slopes are refused.
 //!
 //! # Errors
 //!
 //! [`candle::Error::Wrapped`] of an [`Error`], which names the argument; candle's own errors where
 //! tensors are on different devices.
 
+mod backward;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;

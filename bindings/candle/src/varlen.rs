@@ -3,6 +3,7 @@
 use candle::{CpuStorage, CudaStorage, CustomOp3, Layout, Result, Shape, Tensor};
 
 use crate::FlashAttn;
+use crate::backward::{Found, gradients};
 use crate::dense::{causal_window, cuda_forward};
 use crate::problem::Lengths;
 
@@ -59,6 +60,11 @@ impl CustomOp3 for FlashAttnVarlen {
     ) -> Result<(CudaStorage, Shape)> {
         let lengths = Lengths::Varlen(&self.lengths);
         cuda_forward(&self.options, lengths, [(q, q_layout), (k, k_layout), (v, v_layout)])
+    }
+
+    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, _out: &Tensor, gradient: &Tensor) -> Result<Found> {
+        let lengths = Lengths::Varlen(&self.lengths);
+        gradients(&self.options, lengths, [q, k, v], gradient)
     }
 }
 

@@ -15,6 +15,7 @@ use std::time::Instant;
 
 use candle::{DType, Device, Result, Tensor};
 use cases::Case;
+use flashcore::testing::Comparison;
 use flashcore_candle_models::generate::{Generated, Model, Sizes, generate, load};
 use serde_json::json;
 
@@ -50,25 +51,35 @@ fn run(parts: &[String]) -> Result<bool> {
     Ok(passed)
 }
 
-/// The functions against float64.
+type Make = fn(u64, usize) -> Case;
+type Run = fn(&Case, &Device) -> Result<Vec<Comparison>>;
+
+/// The functions and their gradients against float64.
 fn functions(device: &Device) -> Result<bool> {
     let mut all = true;
-    for (kind, make) in [
-        ("equal", Case::dense as fn(u64, usize) -> Case),
-        ("packed", Case::packed),
-        ("paged", Case::paged),
+    let (dense, packed, paged): (Make, Make, Make) = (Case::dense, Case::packed, Case::paged);
+    let forward: Run = |case, device| case.run(device).map(|compared| vec![compared]);
+    let backward: Run = |case, device| case.run_backward(device);
+    for (kind, make, run) in [
+        ("equal", dense, forward),
+        ("packed", packed, forward),
+        ("paged", paged, forward),
+        ("equal, gradients", dense, backward),
+        ("packed, gradients", packed, backward),
     ] {
         let (mut failed, mut of_allowed, mut elements) = (Vec::new(), 0.0f64, 0);
         const CASES: u64 = 150;
         for seed in 0..CASES {
             // Small ones for the edges, larger ones for many tiles.
             let case = make(seed, if seed % 3 == 0 { 300 } else { 40 });
-            match case.run(device) {
-                Ok(compared) => {
-                    of_allowed = of_allowed.max(compared.of_allowed);
-                    elements += compared.elements;
-                    if !compared.passed {
-                        failed.push(json!({ "seed": seed, "why": compared.to_string(), "problem": case.problem }));
+            match run(&case, device) {
+                Ok(all_compared) => {
+                    for compared in all_compared {
+                        of_allowed = of_allowed.max(compared.of_allowed);
+                        elements += compared.elements;
+                        if !compared.passed {
+                            failed.push(json!({ "seed": seed, "why": compared.to_string(), "problem": case.problem }));
+                        }
                     }
                 }
                 Err(error) => failed.push(json!({ "seed": seed, "why": error.to_string(), "problem": case.problem })),

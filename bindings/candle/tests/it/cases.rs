@@ -1,8 +1,10 @@
 //! Random calls of the crate's functions, and their comparison with float64. Also used by the models'
 //! check on a GPU.
 
-use candle::{DType, Device, IndexOp, Result, Tensor};
-use flashcore::testing::{Comparison, InputKind, Inputs, Tolerance, compare, reference_rows};
+use candle::{DType, Device, IndexOp, Result, Tensor, Var};
+use flashcore::testing::{
+    Comparison, InputKind, Inputs, Tolerance, compare, compare_gradient, reference_gradients, reference_rows,
+};
 use flashcore::{KvLengths, Lengths, Mask, Problem, QLengths, TensorView};
 use flashcore_candle::*;
 
@@ -161,7 +163,7 @@ impl Case {
         let lengths = self.lengths.as_slices();
         let inputs = Inputs::with_lengths(problem, self.lengths.clone(), InputKind::Normal, self.seed);
         let inputs = inputs.expect("the case is valid");
-        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| self.upload(tensor, device));
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| self.upload(tensor, device, &inputs));
         let out = self.call([&q?, &k?, &v?], device)?;
         assert!(out.is_contiguous());
 
@@ -183,6 +185,45 @@ impl Case {
         let mut compared = compared.expect("the shape of q");
         // Empty sequences only: there is nothing to compare.
         compared.passed |= rows.is_empty();
+        Ok(compared)
+    }
+
+    /// Computes gradients of the call on a device, and compares each with float64; none where all
+    /// sequences are empty. Rows of no sequence must have 0.
+    pub(crate) fn run_backward(&self, device: &Device) -> Result<Vec<Comparison>> {
+        let problem = self.problem.backward().expect("the case has gradients");
+        let inputs = Inputs::with_lengths(&problem, self.lengths.clone(), InputKind::Normal, self.seed);
+        let inputs = inputs.expect("the case is valid");
+        let saved = inputs.saved.as_ref().expect("of a backward problem");
+        let variables = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| Var::from_tensor(&dense(tensor, device)?));
+        let [q, k, v] = variables;
+        let variables = [q?, k?, v?];
+        let [q, k, v] = variables.each_ref().map(|variable| self.laid_out(variable, &inputs));
+        let out = self.call([&q?, &k?, &v?], device)?;
+        let dout = dense(&saved.dout, device)?.reshape(out.shape())?;
+        let gradients = (out * dout)?.sum_all()?.backward()?;
+
+        let want = reference_gradients(&problem, &inputs).expect("the case is valid");
+        let mut compared = Vec::new();
+        for ((name, variable), want) in ["dq", "dk", "dv"].into_iter().zip(&variables).zip(want.each()) {
+            let gradient = gradients.get(variable).expect("it is a variable");
+            let bytes = bytes(&gradient.to_device(&Device::Cpu)?)?;
+            let shape = <[usize; 4]>::try_from(variable.dims()).expect("it has four dimensions");
+            let view = TensorView::new(name, problem.dtype(), shape.into(), &bytes).expect("the shape of its tensor");
+            let rows = want
+                .iter()
+                .map(|row| row.index)
+                .collect::<std::collections::HashSet<_>>();
+            let [batch, seq, heads, head_dim] = shape;
+            for [b, h, s] in all([batch, heads, seq]).filter(|row| !rows.contains(row)) {
+                let zeros = (0..head_dim).all(|d| view.get(b, s, h, d) == 0.0);
+                assert!(zeros, "{name} of row {s}, which is of no sequence, is not 0");
+            }
+            if !want.is_empty() {
+                let found = compare_gradient(name, &view, want, Tolerance::of_gradient(problem.dtype()));
+                compared.push(found.expect("the shape of its tensor"));
+            }
+        }
         Ok(compared)
     }
 
@@ -242,28 +283,37 @@ impl Case {
         }
     }
 
-    /// A tensor of candle: packed ones have three dimensions.
-    fn upload(&self, tensor: &flashcore::Tensor, device: &Device) -> Result<Tensor> {
-        let dtype = match tensor.dtype() {
-            flashcore::DType::F16 => DType::F16,
-            flashcore::DType::BF16 => DType::BF16,
-            _ => DType::F32,
-        };
-        let four = Tensor::from_raw_buffer(tensor.bytes(), dtype, &tensor.layout().shape, &Device::Cpu)?;
+    /// A tensor of candle, with the strides of the case.
+    fn upload(&self, tensor: &flashcore::Tensor, device: &Device, inputs: &Inputs) -> Result<Tensor> {
+        self.laid_out(&dense(tensor, device)?, inputs)
+    }
+
+    /// A dense tensor with the strides of the case, by operations that have gradients; packed ones have
+    /// three dimensions.
+    fn laid_out(&self, four: &Tensor, inputs: &Inputs) -> Result<Tensor> {
+        let dims = four.dims();
+        let of_pages = self.lengths.block_table.is_some() && dims != inputs.q.layout().shape;
         let four = match self.strides {
-            Strides::Dense => four.to_device(device)?,
-            Strides::Transposed => four.transpose(1, 2)?.contiguous()?.to_device(device)?.transpose(1, 2)?,
+            Strides::Dense => four.clone(),
+            Strides::Transposed => four.transpose(1, 2)?.contiguous()?.transpose(1, 2)?,
             Strides::Narrowed => {
-                let (rows, poison) = (four.dim(1)?, (four.narrow(1, 0, 1)? * f64::NAN)?);
-                Tensor::cat(&[&poison, &four, &poison], 1)?
-                    .to_device(device)?
-                    .narrow(1, 1, rows)?
+                let poison = (four.narrow(1, 0, 1)?.detach() * f64::NAN)?;
+                Tensor::cat(&[&poison, four, &poison], 1)?.narrow(1, 1, dims[1])?
             }
         };
-        let packed = self.lengths.cu_seqlens_q.is_some() && tensor.layout().shape[0] == 1;
-        let of_pages = self.lengths.block_table.is_some() && tensor.layout().shape != self.problem.q_layout().shape;
+        let packed = self.lengths.cu_seqlens_q.is_some() && four.dim(0)? == 1;
         if packed && !of_pages { four.i(0) } else { Ok(four) }
     }
+}
+
+/// A tensor of candle with the same elements, dense, `[batch, seq, heads, head_dim]`.
+fn dense(tensor: &flashcore::Tensor, device: &Device) -> Result<Tensor> {
+    let dtype = match tensor.dtype() {
+        flashcore::DType::F16 => DType::F16,
+        flashcore::DType::BF16 => DType::BF16,
+        _ => DType::F32,
+    };
+    Tensor::from_raw_buffer(tensor.bytes(), dtype, &tensor.layout().shape, &Device::Cpu)?.to_device(device)
 }
 
 /// All indices below three ends.

@@ -4,5 +4,6 @@
 
 mod cases;
 mod errors;
+mod gradients;
 mod parity;
 mod signatures;

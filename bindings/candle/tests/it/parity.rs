@@ -42,11 +42,3 @@ fn without_rows_or_keys_the_result_is_zeros() {
         [0.0; 2 * 5 * 2 * 16]
     );
 }
-
-#[test]
-fn gradients_are_refused() {
-    let q = candle::Var::ones((1, 4, 2, 16), DType::F32, &Device::Cpu).unwrap();
-    let out = flash_attn(&q, &q, &q, 1.0, true).unwrap();
-    let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
-    assert!(error.contains("flash-attn"), "{error}");
-}
