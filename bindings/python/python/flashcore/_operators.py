@@ -48,27 +48,52 @@ def _empty_rows(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(shape, dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Keeps what the backward pass reads: q, k, v, lengths, the output, its log-sum-exp, and the numbers."""
-    ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-    ctx.save_for_backward(*tensors, *output)
-    ctx.numbers = inputs[len(tensors) :]
+class _Differentiable(torch.autograd.Function):
+    """An operator with gradients, on q, k, v, lengths if there are any, and numbers.
+
+    `torch.library.register_autograd` would do, if it did not complete the arguments of each call by its schema: that
+    takes longer than the rest of the call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operator: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        output = _below_autograd(operator, keys, inputs)
+        count = 3 if operator is _fwd else 7
+        ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
+        ctx.save_for_backward(*inputs[:count], *output)
+        ctx.numbers = inputs[count:]
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if dlse is not None:
+            raise NotImplementedError(
+                "a gradient of lse, the log-sum-exp, is asked for, which flashcore does not compute: return the output "
+                "alone, or use lse.detach()"
+            )
+        q, k, v, *lengths, out, lse = ctx.saved_tensors
+        if dout is None:
+            gradients = (None, None, None)
+        else:
+            operator = _bwd_varlen if lengths else _bwd
+            gradients = operator(_readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
+        return (None, None, *gradients, *(None for _ in (*lengths, *ctx.numbers)))
 
 
-def _gradients(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    if dlse is not None:
-        raise NotImplementedError(
-            "a gradient of lse, the log-sum-exp, is asked for, which flashcore does not compute: return the output "
-            "alone, or use lse.detach()"
-        )
-    q, k, v, *lengths, out, lse = ctx.saved_tensors
-    if dout is None:
-        gradients = (None, None, None)
-    else:
-        operator = _bwd_varlen if lengths else _bwd
-        gradients = operator(_readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
-    return (*gradients, *(None for _ in (*lengths, *ctx.numbers)))
+def _below_autograd(operator: Any, keys: Any, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+
+
+def _autograd_of(operator: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The kernel of an operator for the dispatcher's key Autograd."""
+
+    def kernel(keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad or inputs[2].requires_grad):
+            return _Differentiable.apply(operator, keys, *inputs)
+        return _below_autograd(operator, keys, inputs)
+
+    return kernel
 
 
 def _refuse_gradients(name: str, instead: str) -> Callable[..., NoReturn]:
@@ -100,8 +125,6 @@ torch.library.register_fake(
 torch.library.register_fake(
     "flashcore::bwd_varlen", lambda dout, q, k, v, *rest: tuple(_empty_gradient(x, False) for x in (q, k, v))
 )
-for _name in ("flashcore::fwd", "flashcore::fwd_varlen"):
-    torch.library.register_autograd(_name, _gradients, setup_context=_keep)
 _WITHOUT_BACKWARD = {
     "fwd.scaled": "gradients of float8_e4m3fn tensors are not computed. Call it under torch.no_grad(), or train with "
     "bfloat16 tensors",
@@ -120,6 +143,10 @@ _fwd_varlen = torch.ops.flashcore.fwd_varlen.default
 _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
 _bwd = torch.ops.flashcore.bwd.default
 _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
+
+_library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
+for _name, _operator in (("fwd", _fwd), ("fwd_varlen", _fwd_varlen)):
+    _library.impl(_name, _autograd_of(_operator), "Autograd", with_keyset=True)
 
 
 def forward(
