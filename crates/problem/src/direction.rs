@@ -188,6 +188,32 @@ impl Problem {
         self.gradients.as_ref()
     }
 
+    /// The tensors that a call writes, besides the log-sum-exp of a forward pass: name, dtype and
+    /// layout of O, or of each gradient.
+    ///
+    /// ```
+    /// use flashcore_problem::Problem;
+    /// let problem = Problem::builder().heads(8, 2).seq_len(128).head_dim(64).build()?;
+    /// let names = |problem: &Problem| problem.outputs().iter().map(|output| output.0).collect::<Vec<_>>();
+    /// assert_eq!(names(&problem), ["out"]);
+    /// assert_eq!(names(&problem.backward()?), ["dq", "dk", "dv"]);
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn outputs(&self) -> Vec<(&'static str, DType, Layout)> {
+        match self.gradients {
+            None => vec![("out", self.out_dtype(), self.o)],
+            Some(GradientLayouts { dq, dk, dv, .. }) => {
+                let layouts = Gradients::<()>::NAMES.into_iter().zip([dq, dk, dv]);
+                layouts.map(|(name, layout)| (name, self.dtype, layout)).collect()
+            }
+        }
+    }
+
+    /// Whether a call writes the log-sum-exp. A backward pass reads it.
+    pub fn writes_lse(&self) -> bool {
+        self.return_lse && self.direction.is_forward()
+    }
+
     /// Refuses a problem of the other direction than that of a call.
     ///
     /// # Errors

@@ -118,6 +118,21 @@ impl Inputs {
             .unwrap_or_else(|error| unreachable!("lengths drawn for a problem are its own: {error}"))
     }
 
+    /// The same, but for a backward problem O and the log-sum-exp are poison: the caller computes them
+    /// by a forward pass. In float64 that takes minutes for long sequences.
+    ///
+    /// ```
+    /// use flashcore_problem::{InputKind, Inputs, Problem};
+    /// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len(32).build()?.backward()?;
+    /// let saved = Inputs::before_forward(&problem, InputKind::Normal, 42).saved.unwrap();
+    /// assert!(saved.lse.iter().all(|x| x.is_nan()) && !saved.dout.view().get(0, 0, 0, 0).is_nan());
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn before_forward(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
+        Inputs::draw(problem, random_lengths(problem, seed), kind, seed)
+            .unwrap_or_else(|error| unreachable!("lengths drawn for a problem are its own: {error}"))
+    }
+
     /// The same for lengths with these values.
     ///
     /// # Errors
@@ -128,23 +143,40 @@ impl Inputs {
         kind: InputKind,
         seed: u64,
     ) -> Result<Inputs, ProblemError> {
+        let mut inputs = Inputs::draw(problem, lengths, kind, seed)?;
+        if let Some(mut saved) = inputs.saved.take() {
+            saved.compute(problem, &inputs)?;
+            inputs.saved = Some(saved);
+        }
+        Ok(inputs)
+    }
+
+    fn draw(problem: &Problem, lengths: Lengths<Vec<i32>>, kind: InputKind, seed: u64) -> Result<Inputs, ProblemError> {
         let sequences = problem.sequences(&lengths.as_slices())?;
         let [mut q, mut k, mut v] = Inputs::dense(problem, kind, seed);
         if problem.has_lengths() {
             q = only_rows(&q, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row)));
             [k, v] = [k, v].map(|tensor| only_rows(&tensor, &sequences, |one| one.len_kv, Sequence::kv_row));
         }
-        let mut inputs = Inputs {
+        let saved = problem.gradient_layouts().map(|layouts| {
+            let dout = dout(problem.out_dtype(), &layouts.dout, kind, seed);
+            let of_row = |one: &Sequence<'_>, row| Some(one.q_row(row));
+            Saved {
+                out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
+                lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
+                dout: match problem.has_lengths() {
+                    true => only_rows(&dout, &sequences, |one| one.len_q, of_row),
+                    false => dout,
+                },
+            }
+        });
+        Ok(Inputs {
             q,
             k,
             v,
             lengths,
-            saved: None,
-        };
-        if let Some(layouts) = problem.gradient_layouts() {
-            inputs.saved = Some(Saved::generate(problem, &inputs, &layouts.dout, kind, seed)?);
-        }
-        Ok(inputs)
+            saved,
+        })
     }
 
     /// All rows of all tensors.
@@ -239,40 +271,30 @@ impl Inputs {
 }
 
 impl Saved {
-    fn generate(
-        problem: &Problem,
-        inputs: &Inputs,
-        layout: &Layout,
-        kind: InputKind,
-        seed: u64,
-    ) -> Result<Saved, ProblemError> {
+    /// The forward pass in float64.
+    fn compute(&mut self, problem: &Problem, inputs: &Inputs) -> Result<(), ProblemError> {
         let lengths = inputs.lengths.as_slices();
         let rows = problem.query_rows(&lengths)?;
         let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-        let want = reference_rows(problem, &q, &k, &v, &lengths, &rows)?;
         let [_, ns, nh, _] = problem.o_layout().shape;
-        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        let mut lse = vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()];
-        for row in &want {
+        for row in reference_rows(problem, &q, &k, &v, &lengths, &rows)? {
             let [b, h, s] = row.index;
-            lse[(b * nh + h) * ns + s] = row.lse as f32;
+            self.lse[(b * nh + h) * ns + s] = row.lse as f32;
             for (d, &x) in row.out.iter().enumerate() {
-                out.view_mut().set(b, s, h, d, x as f32);
+                self.out.view_mut().set(b, s, h, d, x as f32);
             }
         }
-        let mut rng = Rng::stream(seed, 8);
-        let dout = fill(problem.out_dtype(), *layout, &mut |_, _| match kind {
-            InputKind::SmallIntegers => small_integer(&mut rng),
-            InputKind::Extremes => rng.normal() / 65536.0,
-            _ => rng.normal(),
-        });
-        let sequences = problem.sequences(&lengths)?;
-        let dout = match problem.has_lengths() {
-            true => only_rows(&dout, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row))),
-            false => dout,
-        };
-        Ok(Saved { out, lse, dout })
+        Ok(())
     }
+}
+
+fn dout(dtype: DType, layout: &Layout, kind: InputKind, seed: u64) -> Tensor {
+    let mut rng = Rng::stream(seed, 8);
+    fill(dtype, *layout, &mut |_, _| match kind {
+        InputKind::SmallIntegers => small_integer(&mut rng),
+        InputKind::Extremes => rng.normal() / 65536.0,
+        _ => rng.normal(),
+    })
 }
 
 /// A tensor of which only the rows of sequences are left. The others are poison.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DType, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
+use crate::{DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
 /// A problem with a name.
 #[derive(Clone, Copy, Debug)]
@@ -84,17 +84,25 @@ pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
         |b| shape(b, 1, (16, 16), 16384, 128).mask(Mask::CAUSAL);
 };
 
+/// What the names of backward problems end in.
+pub const BACKWARD: &str = "-backward";
+
 impl Problem {
-    /// Looks up a problem in [`NAMED_PROBLEMS`].
+    /// Looks up a problem in [`NAMED_PROBLEMS`]; `NAME-backward` is its backward pass.
     ///
     /// ```
     /// use flashcore_problem::Problem;
     /// assert_eq!(Problem::named("mission")?.to_string(), "B1 H8/8 Sq512 Skv512 D64 fp16 full");
+    /// assert_eq!(Problem::named("mission-backward")?, Problem::named("mission")?.backward()?);
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
     pub fn named(name: &str) -> Result<Problem, ProblemError> {
-        match NAMED_PROBLEMS.iter().find(|named| named.name == name) {
-            Some(named) => named.builder().build(),
+        let (of, direction) = match name.strip_suffix(BACKWARD) {
+            Some(of) => (of, Direction::Backward),
+            None => (name, Direction::Forward),
+        };
+        match NAMED_PROBLEMS.iter().find(|named| named.name == of) {
+            Some(named) => named.builder().direction(direction).build(),
             None => Err(ProblemError::UnknownName {
                 given: name.to_string(),
                 known: NAMED_PROBLEMS.iter().map(|n| n.name).collect::<Vec<_>>().join(", "),

@@ -19,8 +19,19 @@
 //!    of the f32 log-sum-exp, `2^-22·|lse|`: `Σ |t|·(exp(e) − 1)`. The derivative of a soft cap is
 //!    off by `2·e/cap + 2^-22`.
 
+use std::ops::Range;
+use std::panic::resume_unwind;
+use std::thread;
+
+use crate::gradient_sums::{F32_ERROR, LARGEST_ERROR, Sum, Term, WALK, rounding};
 use crate::reference::{Keys, score_errors, scores, softmax_terms};
-use crate::{DType, Gradients, Inputs, Problem, ProblemError, Sequence, TensorView};
+use crate::{Direction, Gradients, Inputs, Lengths, Problem, ProblemError, Sequence, TensorView};
+
+/// Rows that share a pass over K and V, and keys of a block of it: half a megabyte at head_dim 256.
+const BLOCK_ROWS: usize = 8;
+const BLOCK_KEYS: usize = 256;
+/// Rows whose sums a thread adds before it takes others.
+const PART_ROWS: usize = 64;
 
 /// The float64 gradient of one row of Q, K or V, and the [error](self) that rounding may add to it.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,116 +85,137 @@ pub fn reference_gradients_of(
     sequence: usize,
     kv_head: usize,
 ) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
-    problem.check_direction(crate::Direction::Backward)?;
-    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
-    problem.check_inputs(&q, &k, &v)?;
-    let Some(saved) = &inputs.saved else {
-        let expected = crate::Direction::Backward;
-        let given = crate::Direction::Forward;
-        return Err(ProblemError::Direction { given, expected });
-    };
-    let lengths = inputs.lengths.as_slices();
-    let sequence = &problem.sequences(&lengths)?[sequence];
-    let head = Head {
-        problem,
-        q: &q,
-        dout: &saved.dout.view(),
-        keys: &Keys::widen(&k, &v, sequence, kv_head),
-        k_rows: &(0..sequence.len_kv)
-            .map(|key| row_of(&k, sequence.kv_row(key), kv_head))
-            .collect::<Vec<_>>(),
-        sequence,
-    };
-    let mut of_keys = vec![(Sum::new(problem.head_dim()), Sum::new(problem.head_dim_v())); sequence.len_kv];
+    let tensors = Tensors::new(problem, inputs)?;
+    let sequences = problem.sequences(&tensors.lengths)?;
+    let head = tensors.head(&sequences[sequence], kv_head);
+    let mut of_keys = vec![head.sums(); head.sequence.len_kv];
     let mut dq = Vec::new();
-    for h in (0..problem.group_size()).map(|i| kv_head * problem.group_size() + i) {
-        for row in 0..sequence.len_q {
-            let [b, s] = sequence.q_row(row);
-            let sum = head.add_row(row, [b, h, s], &mut of_keys);
-            dq.push(sum.row([b, h, s]));
+    for block in head.all_rows().chunks(BLOCK_ROWS) {
+        for row in head.rows(block) {
+            let terms: Vec<Terms> = row.visible.clone().map(|key| head.terms(&row, key)).collect();
+            for (key, terms) in row.visible.clone().zip(&terms) {
+                of_keys[key].add(&row, terms);
+            }
+            dq.push(head.dq(&row, &terms));
         }
     }
-    let (mut dk, mut dv) = (Vec::new(), Vec::new());
-    for (key, (of_k, of_v)) in of_keys.iter().enumerate() {
-        let Some([b, s]) = sequence.kv_row(key) else { continue };
-        dk.push(of_k.row([b, kv_head, s]));
-        dv.push(of_v.row([b, kv_head, s]));
-    }
+    let keys = of_keys.iter().enumerate().map(|(key, sums)| (key, sums.clone()));
+    let (dk, dv) = head.of_keys(keys);
     Ok(Gradients { dq, dk, dv })
 }
 
-/// An element's unit roundoff, and the least dS and P whose rounding is relative.
-fn rounding(dtype: DType) -> (f64, f64) {
-    match dtype {
-        DType::F32 => (2f64.powi(-24), 0.0),
-        DType::F16 => (2f64.powi(-11), 2f64.powi(-14)),
-        DType::BF16 | DType::E4M3 => (2f64.powi(-8), 0.0),
-    }
-}
-
-/// Standard deviations that are allowed of a random walk, in units of its largest steps.
-const WALK: f64 = 4.0;
-/// Of sums in f32 and of `exp2`, relative to what they sum.
-const F32_ERROR: f64 = 1.0 / 4_194_304.0;
-/// Unit roundoff of f32.
-const F32_ROUNDOFF: f64 = 1.0 / 16_777_216.0;
-/// Exponentials of larger errors would overflow.
-const LARGEST_ERROR: f64 = 300.0;
-
-/// A row of a gradient as it is summed.
-#[derive(Clone)]
-struct Sum {
-    values: Vec<f64>,
-    /// Squares of the steps of the random walk, without those of sums in f32.
-    squares: Vec<f64>,
-    /// Squares of the terms.
-    terms: Vec<f64>,
-    /// What the worst case allows.
-    worst: Vec<f64>,
-    count: usize,
-}
-
-/// What a vector is added with: see [`Sum`].
-struct Term {
-    value: f64,
-    step: f64,
-    worst: f64,
-}
-
-impl Sum {
-    fn new(columns: usize) -> Sum {
-        let zeros = vec![0.0; columns];
-        Sum {
-            values: zeros.clone(),
-            squares: zeros.clone(),
-            terms: zeros.clone(),
-            worst: zeros,
-            count: 0,
+/// The gradients of some query rows, each given as `[head, row]`, and of some keys of one K/V head of
+/// one sequence: what a long problem is judged by. The heads are those that share the K/V head, and
+/// rows and keys count from the sequence's first. Keys take a forward pass of all rows that see them,
+/// which all cores share; the result does not depend on how many there are.
+///
+/// # Errors
+/// As [`reference_gradients`].
+///
+/// # Panics
+/// There is no such sequence, head, row or key.
+pub fn reference_gradient_rows(
+    problem: &Problem,
+    inputs: &Inputs,
+    (sequence, kv_head): (usize, usize),
+    rows: &[[usize; 2]],
+    keys: &[usize],
+) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
+    let tensors = Tensors::new(problem, inputs)?;
+    let sequences = problem.sequences(&tensors.lengths)?;
+    let head = &tensors.head(&sequences[sequence], kv_head);
+    let mut dq = Vec::new();
+    for block in rows.chunks(BLOCK_ROWS) {
+        for row in head.rows(block) {
+            let terms: Vec<Terms> = row.visible.clone().map(|key| head.terms(&row, key)).collect();
+            dq.push(head.dq(&row, &terms));
         }
     }
-
-    fn add(&mut self, term: &Term, vector: &[f64]) {
-        let (square, step) = (term.value * term.value, term.step * term.step);
-        let sums = self.values.iter_mut().zip(&mut self.squares);
-        let sums = sums.zip(&mut self.terms).zip(&mut self.worst);
-        for ((((value, squares), terms), worst), x) in sums.zip(vector) {
-            *value += term.value * x;
-            *squares += step * x * x;
-            *terms += square * x * x;
-            *worst += term.worst * x.abs();
+    let (mut first, mut end) = (usize::MAX, 0);
+    for row in 0..head.sequence.len_q {
+        let visible = head.sequence.keys.keys(row);
+        if keys.iter().any(|key| visible.contains(key)) {
+            (first, end) = (first.min(row), row + 1);
         }
-        self.count += 1;
+    }
+    let all = head.all_rows();
+    let seeing: Vec<[usize; 2]> = all.into_iter().filter(|row| (first..end).contains(&row[1])).collect();
+    let sum_of = |part: &[[usize; 2]]| {
+        let mut sums = vec![head.sums(); keys.len()];
+        for row in part.chunks(BLOCK_ROWS).flat_map(|block| head.rows(block)) {
+            for (key, sums) in keys.iter().zip(&mut sums) {
+                if row.visible.contains(key) {
+                    sums.add(&row, &head.terms(&row, *key));
+                }
+            }
+        }
+        sums
+    };
+    let parts: Vec<&[[usize; 2]]> = seeing.chunks(PART_ROWS).collect();
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(parts.len());
+    let of_thread = |thread: usize| -> Vec<(usize, Vec<KeySums>)> {
+        let own = (thread..parts.len()).step_by(threads.max(1));
+        own.map(|part| (part, sum_of(parts[part]))).collect()
+    };
+    let mut found: Vec<(usize, Vec<KeySums>)> = thread::scope(|scope| {
+        let running: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || of_thread(thread)))
+            .collect();
+        running
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap_or_else(|why| resume_unwind(why)))
+            .collect()
+    });
+    // In one order, however many threads there were.
+    found.sort_by_key(|(part, _)| *part);
+    let mut sums = vec![head.sums(); keys.len()];
+    for (_, part) in &found {
+        sums.iter_mut().zip(part).for_each(|(sums, part)| sums.merge(part));
+    }
+    let (dk, dv) = head.of_keys(keys.iter().copied().zip(sums));
+    Ok(Gradients { dq, dk, dv })
+}
+
+/// The tensors of a call.
+struct Tensors<'t> {
+    problem: &'t Problem,
+    q: TensorView<'t>,
+    k: TensorView<'t>,
+    v: TensorView<'t>,
+    dout: TensorView<'t>,
+    lengths: Lengths<&'t [i32]>,
+}
+
+impl<'t> Tensors<'t> {
+    fn new(problem: &'t Problem, inputs: &'t Inputs) -> Result<Tensors<'t>, ProblemError> {
+        problem.check_direction(Direction::Backward)?;
+        let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+        problem.check_inputs(&q, &k, &v)?;
+        let Some(saved) = &inputs.saved else {
+            let (given, expected) = (Direction::Forward, Direction::Backward);
+            return Err(ProblemError::Direction { given, expected });
+        };
+        let (dout, lengths) = (saved.dout.view(), inputs.lengths.as_slices());
+        Ok(Tensors {
+            problem,
+            q,
+            k,
+            v,
+            dout,
+            lengths,
+        })
     }
 
-    fn row(&self, index: [usize; 3]) -> GradientRow {
-        // Sums in f32: each addition rounds what is summed so far.
-        let sums = F32_ROUNDOFF * (self.count as f64).sqrt();
-        let slack = self.squares.iter().zip(&self.terms).zip(&self.worst);
-        let slack = slack.map(|((squares, terms), worst)| WALK * (squares + sums * sums * terms).sqrt() + worst);
-        GradientRow {
-            index,
-            values: self.values.clone(),
-            slack: slack.collect(),
+    fn head<'h>(&'h self, sequence: &'h Sequence<'h>, kv_head: usize) -> Head<'h> {
+        let k_rows = (0..sequence.len_kv).map(|key| row_of(&self.k, sequence.kv_row(key), kv_head));
+        Head {
+            problem: self.problem,
+            q: &self.q,
+            dout: &self.dout,
+            keys: Keys::widen(&self.k, &self.v, sequence, kv_head),
+            k_rows: k_rows.collect(),
+            sequence,
+            kv_head,
         }
     }
 }
@@ -193,76 +225,202 @@ struct Head<'h> {
     problem: &'h Problem,
     q: &'h TensorView<'h>,
     dout: &'h TensorView<'h>,
-    keys: &'h Keys,
-    k_rows: &'h [Vec<f64>],
+    keys: Keys,
+    k_rows: Vec<Vec<f64>>,
     sequence: &'h Sequence<'h>,
+    kv_head: usize,
+}
+
+/// A query row once its softmax is known.
+struct Row {
+    index: [usize; 3],
+    visible: Range<usize>,
+    q: Vec<f64>,
+    dout: Vec<f64>,
+    /// Of visible keys: scores and their errors, and P before it is divided by `sum`.
+    scores: Vec<f64>,
+    errors: Vec<f64>,
+    weights: Vec<f64>,
+    sum: f64,
+    delta: f64,
+    /// `Σ |dO·O|`.
+    delta_size: f64,
+    delta_error: f64,
+    lse_error: f64,
+    dout_norm: f64,
+}
+
+/// What a pair of a row and a key adds to the gradients of Q, K and V.
+struct Terms {
+    of_q: Term,
+    of_k: Term,
+    of_v: Term,
+    /// What the error of Δ, the same for all keys of a row, moves dS by.
+    moved: f64,
+}
+
+/// The gradients of a key as they are summed.
+#[derive(Clone)]
+struct KeySums {
+    dk: Sum,
+    dv: Sum,
+}
+
+impl KeySums {
+    fn add(&mut self, row: &Row, terms: &Terms) {
+        self.dk.add(&terms.of_k, &row.q);
+        self.dv.add(&terms.of_v, &row.dout);
+    }
+
+    fn merge(&mut self, part: &KeySums) {
+        self.dk.merge(&part.dk);
+        self.dv.merge(&part.dv);
+    }
 }
 
 impl Head<'_> {
-    /// Adds what a query row gives to the gradients of the keys, and returns its own.
-    fn add_row(&self, row: usize, index @ [b, h, s]: [usize; 3], of_keys: &mut [(Sum, Sum)]) -> Sum {
-        let problem = self.problem;
-        let mut dq = Sum::new(problem.head_dim());
-        let visible = self.sequence.keys.keys(row);
-        if visible.is_empty() {
-            return dq;
+    fn sums(&self) -> KeySums {
+        KeySums {
+            dk: Sum::new(self.problem.head_dim()),
+            dv: Sum::new(self.problem.head_dim_v()),
         }
-        let (q, dout) = (row_of(self.q, Some([b, s]), h), row_of(self.dout, Some([b, s]), h));
-        let scores = scores(problem, self.keys, self.q, index, visible.clone());
-        let errors = score_errors(problem, self.keys, self.q, index, visible.clone(), &scores);
-        let (weights, sum, max) = softmax_terms(&scores);
-        let v_rows = &self.keys.v_rows[visible.clone()];
-        let mut out = vec![0.0; problem.head_dim_v()];
-        for (weight, v) in weights.iter().zip(v_rows) {
-            out.iter_mut().zip(v).for_each(|(o, v)| *o += weight / sum * v);
-        }
-        let products = || dout.iter().zip(&out).map(|(d, o)| d * o);
-        let delta: f64 = products().sum();
-        let delta_size: f64 = products().map(f64::abs).sum();
-        let (roundoff, least) = rounding(problem.dtype());
-        let delta_error = roundoff * (WALK * products().map(|x| x * x).sum::<f64>().sqrt()).min(delta_size);
-        let lse_error = F32_ERROR * (max + sum.ln()).abs();
-        let (scale, dout_norm) = (f64::from(problem.softmax_scale()), norm(&dout));
+    }
 
-        // What the error of Δ, the same for all keys, moves dQ by.
-        let mut moved = vec![0.0; problem.head_dim()];
-        for (i, key) in visible.enumerate() {
-            let (p, v) = (weights[i] / sum, &v_rows[i]);
-            let dp: f64 = dout.iter().zip(v).map(|(d, v)| d * v).sum();
-            let error = (errors[i] + lse_error).min(LARGEST_ERROR);
-            let factor_error = error.exp_m1() + F32_ERROR;
-            let (slope, slope_error) = match problem.softcap().map(f64::from) {
-                Some(cap) => (1.0 - (scores[i] / cap).powi(2), 2.0 * errors[i] / cap + F32_ERROR),
-                None => (1.0, 0.0),
-            };
-            let ds = p * (dp - delta) * slope;
-            let sums = F32_ERROR * p * slope * (dout_norm * norm(v) + delta_size);
-            let worst = ds.abs() * factor_error + p * (dp - delta).abs() * slope_error + sums;
-            let step = roundoff * ds.abs().max(least);
-            let term = |step: f64| Term {
-                value: scale * ds,
-                step: scale * step,
-                worst: scale * worst,
-            };
-            dq.add(&term(step), &self.k_rows[key]);
-            // The walk of dK has `WALK` as a factor already.
-            let of_row = delta_error / WALK * p * slope;
-            of_keys[key].0.add(&term(step.hypot(of_row)), &q);
-            let of_v = Term {
+    /// `[head, row]` of all rows of the heads that share the K/V head.
+    fn all_rows(&self) -> Vec<[usize; 2]> {
+        let group = self.problem.group_size();
+        let heads = self.kv_head * group..(self.kv_head + 1) * group;
+        heads
+            .flat_map(|h| (0..self.sequence.len_q).map(move |row| [h, row]))
+            .collect()
+    }
+
+    /// The rows of dK and dV.
+    fn of_keys(&self, sums: impl Iterator<Item = (usize, KeySums)>) -> (Vec<GradientRow>, Vec<GradientRow>) {
+        let of_key = |(key, sums): (usize, KeySums)| {
+            let [b, s] = self.sequence.kv_row(key)?;
+            let index = [b, self.kv_head, s];
+            Some((sums.dk.row(index), sums.dv.row(index)))
+        };
+        sums.filter_map(of_key).unzip()
+    }
+
+    /// A forward pass of some rows, key block by key block, so that these stay in a cache.
+    fn rows(&self, block: &[[usize; 2]]) -> Vec<Row> {
+        let (problem, keys) = (self.problem, &self.keys);
+        let of_row = |&[h, row]: &[usize; 2]| {
+            let [b, s] = self.sequence.q_row(row);
+            let dout = row_of(self.dout, Some([b, s]), h);
+            Row {
+                index: [b, h, s],
+                visible: self.sequence.keys.keys(row),
+                q: row_of(self.q, Some([b, s]), h),
+                dout_norm: norm(&dout),
+                dout,
+                scores: Vec::new(),
+                errors: Vec::new(),
+                weights: Vec::new(),
+                sum: 1.0,
+                delta: 0.0,
+                delta_size: 0.0,
+                delta_error: 0.0,
+                lse_error: 0.0,
+            }
+        };
+        let mut rows: Vec<Row> = block.iter().map(of_row).collect();
+        let blocks = || (0..self.sequence.len_kv).step_by(BLOCK_KEYS);
+        let part = |row: &Row, start: usize| {
+            let within = |at: usize| at.clamp(start, start + BLOCK_KEYS);
+            within(row.visible.start)..within(row.visible.end)
+        };
+        for start in blocks() {
+            for row in &mut rows {
+                let part = part(row, start);
+                if !part.is_empty() {
+                    row.scores.extend(scores(problem, keys, self.q, row.index, part));
+                }
+            }
+        }
+        let mut lse = vec![0.0; rows.len()];
+        for (row, lse) in rows.iter_mut().zip(&mut lse) {
+            if !row.visible.is_empty() {
+                row.errors = score_errors(problem, keys, self.q, row.index, row.visible.clone(), &row.scores);
+                let (weights, sum, max) = softmax_terms(&row.scores);
+                (row.weights, row.sum, *lse) = (weights, sum, max + sum.ln());
+            }
+        }
+        let mut outs = vec![vec![0.0; problem.head_dim_v()]; rows.len()];
+        for start in blocks() {
+            for (row, out) in rows.iter().zip(&mut outs) {
+                for key in part(row, start) {
+                    let p = row.weights[key - row.visible.start] / row.sum;
+                    out.iter_mut().zip(&keys.v_rows[key]).for_each(|(o, v)| *o += p * v);
+                }
+            }
+        }
+        let (roundoff, _) = rounding(problem.dtype());
+        for ((row, out), lse) in rows.iter_mut().zip(&outs).zip(lse) {
+            let products: Vec<f64> = row.dout.iter().zip(out).map(|(d, o)| d * o).collect();
+            row.delta = products.iter().sum();
+            row.delta_size = products.iter().map(|x| x.abs()).sum();
+            row.delta_error = roundoff * (WALK * norm(&products)).min(row.delta_size);
+            row.lse_error = F32_ERROR * lse.abs();
+        }
+        rows
+    }
+
+    /// What a row and a key that it sees add to gradients.
+    fn terms(&self, row: &Row, key: usize) -> Terms {
+        let (problem, i) = (self.problem, key - row.visible.start);
+        let scale = f64::from(problem.softmax_scale());
+        let (roundoff, least) = rounding(problem.dtype());
+        let (p, v) = (row.weights[i] / row.sum, &self.keys.v_rows[key]);
+        let dp: f64 = row.dout.iter().zip(v).map(|(d, v)| d * v).sum();
+        let error = (row.errors[i] + row.lse_error).min(LARGEST_ERROR);
+        let factor_error = error.exp_m1() + F32_ERROR;
+        let (slope, slope_error) = match problem.softcap().map(f64::from) {
+            Some(cap) => (
+                1.0 - (row.scores[i] / cap).powi(2),
+                2.0 * row.errors[i] / cap + F32_ERROR,
+            ),
+            None => (1.0, 0.0),
+        };
+        let ds = p * (dp - row.delta) * slope;
+        let sums = F32_ERROR * p * slope * (row.dout_norm * norm(v) + row.delta_size);
+        let worst = ds.abs() * factor_error + p * (dp - row.delta).abs() * slope_error + sums;
+        let step = roundoff * ds.abs().max(least);
+        let term = |step: f64| Term {
+            value: scale * ds,
+            step: scale * step,
+            worst: scale * worst,
+        };
+        // The walk of dK has `WALK` as a factor already.
+        let of_row = row.delta_error / WALK * p * slope;
+        Terms {
+            of_q: term(step),
+            of_k: term(step.hypot(of_row)),
+            of_v: Term {
                 value: p,
                 step: roundoff * p.max(least),
                 worst: p * factor_error,
-            };
-            of_keys[key].1.add(&of_v, &dout);
-            moved
-                .iter_mut()
-                .zip(&self.k_rows[key])
-                .for_each(|(moved, k)| *moved += p * slope * k);
+            },
+            moved: p * slope,
         }
+    }
+
+    /// The gradient of a query row, from its terms with all keys that it sees.
+    fn dq(&self, row: &Row, terms: &[Terms]) -> GradientRow {
+        let columns = self.problem.head_dim();
+        let (mut dq, mut moved) = (Sum::new(columns), vec![0.0; columns]);
+        for (terms, k) in terms.iter().zip(&self.k_rows[row.visible.clone()]) {
+            dq.add(&terms.of_q, k);
+            moved.iter_mut().zip(k).for_each(|(moved, k)| *moved += terms.moved * k);
+        }
+        let scale = f64::from(self.problem.softmax_scale());
         for (worst, moved) in dq.worst.iter_mut().zip(moved) {
-            *worst += scale * delta_error * moved.abs();
+            *worst += scale * row.delta_error * moved.abs();
         }
-        dq
+        dq.row(row.index)
     }
 }
 

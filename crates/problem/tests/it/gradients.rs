@@ -3,8 +3,8 @@
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
     DType, Direction, GradientRow, Gradients, InputKind, Inputs, KvLengths, Layout, Mask, Problem, ProblemBuilder,
-    QLengths, RandomLimits, Tensor, TensorView, Tolerance, compare_gradient, random_backward, reference_gradients,
-    reference_rows,
+    QLengths, RandomLimits, Tensor, TensorView, Tolerance, compare_gradient, random_backward, reference_gradient_rows,
+    reference_gradients, reference_gradients_of, reference_rows,
 };
 
 fn small() -> RandomLimits {
@@ -335,4 +335,43 @@ fn what_has_no_backward_pass_is_refused_by_name() {
     let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
     assert!(reference_gradients(&problem, &inputs).is_err());
     assert!(reference_gradients(&backward, &inputs).is_err()); // O and dO were not generated
+}
+
+/// Up to the order of sums, some rows of the gradients are those of all of them.
+#[test]
+fn some_rows_equal_those_of_all() {
+    for seed in 0..20 {
+        let limits = RandomLimits {
+            lengths: seed % 2 == 1,
+            head_dim_v: true,
+            ..RandomLimits::default()
+        };
+        let problem = random_backward(seed, &limits).unwrap();
+        let inputs = Inputs::generate(&problem, InputKind::Normal, seed);
+        let lengths = inputs.lengths.as_slices();
+        let sequences = problem.sequences(&lengths).unwrap();
+        for (number, one) in sequences.iter().enumerate() {
+            let kv_head = seed as usize % problem.num_kv_heads();
+            let head = kv_head * problem.group_size() + problem.group_size() - 1;
+            let rows: Vec<[usize; 2]> = (0..one.len_q).step_by(3).map(|row| [head, row]).collect();
+            let keys: Vec<usize> = (0..one.len_kv).rev().step_by(5).collect();
+            let all = reference_gradients_of(&problem, &inputs, number, kv_head).unwrap();
+            let some = reference_gradient_rows(&problem, &inputs, (number, kv_head), &rows, &keys).unwrap();
+            let (all, some) = (all.each(), some.each());
+            assert_eq!(some.map(Vec::len), [rows.len(), keys.len(), keys.len()], "{problem}");
+            for (all, some) in all.iter().zip(some) {
+                for row in some {
+                    let want = all.iter().find(|want| want.index == row.index).unwrap();
+                    let pairs = want.values.iter().zip(&row.values);
+                    let slacks = want.slack.iter().zip(&row.slack);
+                    for (want, got) in pairs.chain(slacks) {
+                        assert!(
+                            (want - got).abs() <= 1e-9 * (1.0 + want.abs()),
+                            "{problem}: {want} {got}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }
