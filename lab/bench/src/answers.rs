@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use flashcore_check::right_gradients;
 use flashcore_problem::bulk::fill_normal;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    DType, Direction, E4M3_MAX, InputKind, Inputs, Layout, Lengths, Problem, ReferenceRow, Tensor, reference_rows,
+    DType, Direction, E4M3_MAX, InputKind, Inputs, Layout, Lengths, POISON, Problem, Saved, Tensor, reference_rows,
 };
 use rayon::prelude::*;
 
-use crate::Result;
+use crate::{Expected, Result};
 
 /// Operations up to which every element of the answer is computed: some tenths of a second.
 const WHOLE_FLOPS: f64 = 1e9;
@@ -24,14 +25,16 @@ const CHUNK: usize = 1 << 16;
 const LARGEST: f32 = 6.0;
 
 /// The inputs of a kind and seed: the same in every process. Large normal inputs are drawn on all cores, and differ from
-/// those of [`Inputs::generate`].
+/// those of [`Inputs::generate`]. O and the log-sum-exp of a backward problem are poison: a [`Bed`](crate::Bed) computes
+/// them where it loads inputs.
 pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
     let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+    let dout = problem.gradient_layouts().map(|layouts| layouts.dout);
     let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
-    let dense = layouts.iter().all(|layout| layout.span() == layout.num_elements());
-    let is_forward = problem.direction() == Direction::Forward;
-    if few || !dense || kind != InputKind::Normal || problem.has_lengths() || !is_forward {
-        return Inputs::generate(problem, kind, seed);
+    let dense = |layout: &Layout| layout.span() == layout.num_elements();
+    let dense = layouts.into_iter().chain(&dout).all(dense);
+    if few || !dense || kind != InputKind::Normal || problem.has_lengths() {
+        return Inputs::before_forward(problem, kind, seed);
     }
     let draw = |tensor, layout: &Layout, stream: u64| {
         // As far apart as those of `Inputs::generate`, so that using the wrong one changes the output.
@@ -51,7 +54,11 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
         k: draw("k", layouts[1], 2),
         v: draw("v", layouts[2], 3),
         lengths: Lengths::default(),
-        saved: None,
+        saved: dout.map(|dout| Saved {
+            out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
+            lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
+            dout: draw("dout", &dout, 4),
+        }),
     }
 }
 
@@ -81,7 +88,7 @@ fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: 
 /// Right answers by seed, every element or some rows of them.
 #[derive(Debug, Default)]
 pub struct Answers {
-    by_seed: BTreeMap<u64, Vec<ReferenceRow>>,
+    by_seed: BTreeMap<u64, Expected>,
 }
 
 impl Answers {
@@ -104,8 +111,9 @@ impl Answers {
     }
 
     /// The answer for a seed. For a seed that was not added it has no rows.
-    pub fn of(&self, seed: u64) -> &[ReferenceRow] {
-        self.by_seed.get(&seed).map_or(&[], Vec::as_slice)
+    pub fn of(&self, seed: u64) -> &Expected {
+        static NONE: Expected = Expected::Forward(Vec::new());
+        self.by_seed.get(&seed).unwrap_or(&NONE)
     }
 }
 
@@ -113,12 +121,17 @@ fn is_small(problem: &Problem) -> bool {
     problem.flops() <= WHOLE_FLOPS
 }
 
-fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<ReferenceRow>> {
+/// The right answer for inputs of a seed: every row of a small problem, otherwise rows that the seed draws.
+pub fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expected> {
+    if problem.direction() == Direction::Backward {
+        return Ok(Expected::Backward(right_gradients(problem, inputs, seed)?));
+    }
     let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
     let lengths = &inputs.lengths.as_slices();
     let all = problem.query_rows(lengths)?;
     if is_small(problem) {
-        return Ok(reference_rows(problem, &q, &k, &v, lengths, &all)?);
+        let rows = reference_rows(problem, &q, &k, &v, lengths, &all)?;
+        return Ok(Expected::Forward(rows));
     }
     let rows = match problem.has_lengths() {
         true => all
@@ -132,7 +145,7 @@ fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Vec<Referen
         .par_iter()
         .map(|rows| reference_rows(problem, &q, &k, &v, lengths, rows))
         .collect();
-    Ok(found?.concat())
+    Ok(Expected::Forward(found?.concat()))
 }
 
 fn sampled_rows(problem: &Problem, seed: u64) -> Vec<Vec<[usize; 3]>> {

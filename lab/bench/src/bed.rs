@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use flashcore_check::own::Declared;
-use flashcore_problem::{InputKind, Inputs, Problem, ReferenceRow, Tensor};
+use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 
 use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Run, Seen};
 use crate::gpu::Launching;
 use crate::{
-    Answers, BenchError, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject, Telemetry,
-    Trouble, draw, measure,
+    Answers, BenchError, Expected, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject,
+    Telemetry, Trouble, draw, measure,
 };
 
 /// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
@@ -18,10 +18,11 @@ pub trait Bed {
     /// The problem.
     fn problem(&self) -> &Problem;
 
-    /// Copies inputs into a place, over what was there, in the queue.
+    /// Copies inputs into a place, over what was there, in the queue. For a backward problem it then computes O and the
+    /// log-sum-exp there, by the kernel that the library would choose.
     fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble>;
 
-    /// Fills the output and the log-sum-exp of a place with poison, in the queue.
+    /// Fills what candidates write at a place with poison, in the queue.
     fn poison(&self, place: usize) -> Result<(), Trouble>;
 
     /// Puts a pause of a few milliseconds into the queue. Here and below, a host does nothing: it has no queue.
@@ -29,7 +30,7 @@ pub trait Bed {
         Ok(())
     }
 
-    /// Copies the output of a place aside, in the queue.
+    /// Copies the outputs of a place aside, in the queue.
     fn snapshot(&self, place: usize) -> Result<(), Trouble>;
 
     /// Waits until the whole device, not only the queue, is idle.
@@ -37,13 +38,14 @@ pub trait Bed {
         Ok(())
     }
 
-    /// Shows the output of a place, or the last snapshot. The host's tensors are shown without a copy.
+    /// Shows the outputs of a place, in the order of [`Problem::outputs`], or the last snapshot. The host's tensors are
+    /// shown without a copy.
     ///
     /// # Errors
     /// A device error, or a snapshot that was never taken.
-    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble>;
+    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&[Tensor])) -> Result<(), Trouble>;
 
-    /// The log-sum-exp of a place; `None` where the problem asks for none.
+    /// The log-sum-exp of a place; `None` where candidates write none.
     fn read_lse(&self, place: usize) -> Result<Option<Vec<f32>>, Trouble>;
 
     /// What was written outside the tensors, in a sentence. On the host, bounds checks end the process instead.
@@ -66,12 +68,6 @@ pub trait Bed {
     }
 }
 
-/// Loads standard normal inputs into both places.
-pub(crate) fn load_normal(bed: &dyn Bed) -> Result<(), Trouble> {
-    let mut places = INSPECTION_SEEDS.into_iter().take(2).enumerate();
-    places.try_for_each(|(place, seed)| bed.load(place, &draw(bed.problem(), InputKind::Normal, seed)))
-}
-
 /// Inputs for the seeds that inspections ask for, and the right answers.
 #[derive(Debug, Default)]
 pub struct Drawn {
@@ -89,6 +85,15 @@ impl Drawn {
             drawn.inputs.insert(seed, inputs);
         }
         Ok(drawn)
+    }
+
+    /// Loads standard normal inputs into both places: those that are drawn, if they are.
+    pub(crate) fn load_into(&self, bed: &dyn Bed) -> Result<(), Trouble> {
+        let mut places = INSPECTION_SEEDS.into_iter().take(2).enumerate();
+        places.try_for_each(|(place, seed)| match self.inputs.get(&seed) {
+            Some(inputs) => bed.load(place, inputs),
+            None => bed.load(place, &draw(bed.problem(), InputKind::Normal, seed)),
+        })
     }
 }
 
@@ -201,7 +206,7 @@ impl Rig for LocalRig<'_, '_> {
         self.bench.bed.problem()
     }
 
-    fn expected(&self, seed: u64) -> &[ReferenceRow] {
+    fn expected(&self, seed: u64) -> &Expected {
         self.drawn.answers.of(seed)
     }
 
@@ -221,7 +226,7 @@ impl Rig for LocalRig<'_, '_> {
         let mut seen = Err(Trouble::new("the output was not shown"));
         self.bench
             .bed
-            .see(place, what, &mut |out| seen = Seen::of(problem, expected, out))?;
+            .see(place, what, &mut |outs| seen = Seen::of(problem, expected, outs))?;
         seen
     }
 

@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use flashcore_cpu::{CpuConfig, Options as CpuOptions, attention_with};
-use flashcore_problem::{InputKind, Inputs, Lengths, POISON, Problem, Tensor};
+use flashcore_cpu::{CpuConfig, CpuError, Options as CpuOptions, attention_with, backward};
+use flashcore_problem::{BackwardTensors, Gradients, InputKind, Inputs, POISON, Problem, Saved, Tensor, TensorViewMut};
 
 use crate::defences::{INSPECTION_SEEDS, Output};
 use crate::host_clock::{called, now_us};
-use crate::planted::Spoil;
+use crate::planted::{Spoil, Spoiler};
 use crate::{Bed, LaunchMode, PeerPlace, PeerTensors, Stopwatch, Subject, SubjectInfo, Trouble, draw};
 
 /// Memory written to flush the last-level cache, bytes: more than hosts have.
@@ -16,11 +16,9 @@ const FLUSH_BYTES: usize = 256 << 20;
 
 #[derive(Debug)]
 struct Place {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lengths: Lengths<Vec<i32>>,
-    out: Tensor,
+    inputs: Inputs,
+    outs: Vec<Tensor>,
+    /// Empty unless candidates write it.
     lse: Vec<f32>,
 }
 
@@ -29,21 +27,21 @@ struct Place {
 pub struct CpuBed {
     problem: Problem,
     places: RefCell<[Place; 2]>,
-    snapshot: RefCell<Option<Tensor>>,
+    snapshot: RefCell<Option<Vec<Tensor>>>,
 }
 
 impl CpuBed {
-    /// Allocates the tensors and fills them with normal inputs.
+    /// Allocates the tensors and fills them with normal inputs; O and the log-sum-exp of a backward problem are computed
+    /// where inputs are loaded.
     pub fn new(problem: &Problem) -> CpuBed {
         let place = |seed: u64| {
-            let Inputs { q, k, v, lengths, .. } = draw(problem, InputKind::Normal, seed);
+            let outputs = problem.outputs().into_iter();
             Place {
-                q,
-                k,
-                v,
-                lengths,
-                out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
-                lse: vec![f32::NAN; if problem.return_lse() { problem.lse_len() } else { 0 }],
+                inputs: draw(problem, InputKind::Normal, seed),
+                outs: outputs
+                    .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
+                    .collect(),
+                lse: vec![f32::NAN; if problem.writes_lse() { problem.lse_len() } else { 0 }],
             }
         };
         CpuBed {
@@ -53,31 +51,60 @@ impl CpuBed {
         }
     }
 
-    /// Calls `act` with Q, the output and the log-sum-exp (empty if not asked for) of a place.
-    fn with<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut Tensor, &mut [f32]) -> T) -> T {
-        let Place { q, out, lse, .. } = &mut self.places.borrow_mut()[place % 2];
-        act(q, out, lse)
+    /// Calls `act` with Q, the outputs and the log-sum-exp (empty if candidates write none) of a place.
+    fn with<T>(&self, place: usize, act: impl FnOnce(&Tensor, &mut [Tensor], &mut [f32]) -> T) -> T {
+        let Place { inputs, outs, lse } = &mut self.places.borrow_mut()[place % 2];
+        act(&inputs.q, outs, lse)
     }
 
     fn run(&self, config: CpuConfig, place: usize) -> Result<(), Trouble> {
         let mut places = self.places.borrow_mut();
-        let Place {
-            q,
-            k,
-            v,
-            lengths,
-            out,
-            lse,
-        } = &mut places[place];
+        let Place { inputs, outs, lse } = &mut places[place];
         let options = CpuOptions {
             config: Some(config),
             ..CpuOptions::default()
         };
-        let lse = self.problem.return_lse().then_some(lse.as_mut_slice());
-        let (inputs, lengths, out) = ([q.view(), k.view(), v.view()], lengths.as_slices(), &mut out.view_mut());
-        let ran = attention_with(&options, &self.problem, inputs, &lengths, out, lse);
+        let ran = match (&inputs.saved, &mut outs[..]) {
+            (Some(saved), [dq, dk, dv]) => {
+                let gradients = Gradients::from([dq.view_mut(), dk.view_mut(), dv.view_mut()]);
+                differentiate(&options, &self.problem, inputs, saved, gradients)
+            }
+            (_, outs) => {
+                let lse = self.problem.return_lse().then_some(lse.as_mut_slice());
+                attend(&options, &self.problem, inputs, &mut outs[0].view_mut(), lse)
+            }
+        };
         ran.map_err(|error| Trouble::new(error.to_string()))
     }
+}
+
+fn attend(
+    options: &CpuOptions<'_>,
+    problem: &Problem,
+    inputs: &Inputs,
+    out: &mut TensorViewMut<'_>,
+    lse: Option<&mut [f32]>,
+) -> Result<(), CpuError> {
+    let views = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
+    attention_with(options, problem, views, &inputs.lengths.as_slices(), out, lse)
+}
+
+fn differentiate(
+    options: &CpuOptions<'_>,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    mut gradients: Gradients<TensorViewMut<'_>>,
+) -> Result<(), CpuError> {
+    let tensors = BackwardTensors {
+        q: inputs.q.view(),
+        k: inputs.k.view(),
+        v: inputs.v.view(),
+        out: saved.out.view(),
+        lse: &saved.lse,
+        dout: saved.dout.view(),
+    };
+    backward(options, problem, &tensors, &inputs.lengths.as_slices(), &mut gradients)
 }
 
 /// A config of the CPU backend on a [`CpuBed`].
@@ -125,32 +152,42 @@ impl Bed for CpuBed {
 
     /// Copies into the same memory: candidates hold its address.
     fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble> {
-        let place = &mut self.places.borrow_mut()[place % 2];
+        let place = &mut self.places.borrow_mut()[place % 2].inputs;
         let to = [&mut place.q, &mut place.k, &mut place.v];
         for (to, from) in to.into_iter().zip([&inputs.q, &inputs.k, &inputs.v]) {
             to.copy_from(from);
         }
         place.lengths.clone_from(&inputs.lengths);
-        Ok(())
+        let Some(mut saved) = place.saved.take() else {
+            return Ok(());
+        };
+        if let Some(from) = &inputs.saved {
+            saved.dout.copy_from(&from.dout);
+        }
+        let (problem, options) = (self.problem.forward(), CpuOptions::default());
+        let Saved { out, lse, .. } = &mut saved;
+        let ran = attend(&options, &problem, place, &mut out.view_mut(), Some(lse));
+        place.saved = Some(saved);
+        ran.map_err(|error| Trouble::new(format!("the forward pass: {error}")))
     }
 
     fn poison(&self, place: usize) -> Result<(), Trouble> {
-        self.with(place, |_, out, lse| {
-            out.bytes_mut().fill(POISON);
+        self.with(place, |_, outs, lse| {
+            outs.iter_mut().for_each(|out| out.bytes_mut().fill(POISON));
             lse.fill(f32::from_ne_bytes([POISON; 4]));
         });
         Ok(())
     }
 
     fn snapshot(&self, place: usize) -> Result<(), Trouble> {
-        let copy = self.with(place, |_, out, _| out.clone());
+        let copy = self.with(place, |_, outs, _| outs.to_vec());
         self.snapshot.replace(Some(copy));
         Ok(())
     }
 
-    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&[Tensor])) -> Result<(), Trouble> {
         match what {
-            Output::Final => self.with(place, |_, out, _| look(out)),
+            Output::Final => self.with(place, |_, outs, _| look(outs)),
             Output::Snapshot => match &*self.snapshot.borrow() {
                 Some(snapshot) => look(snapshot),
                 None => return Err(Trouble::new("there is no snapshot")),
@@ -165,19 +202,31 @@ impl Bed for CpuBed {
     }
 
     fn peer_tensors(&self) -> PeerTensors {
-        let places = self.places.borrow();
-        let Place { q, k, v, out, .. } = &places[0];
-        let tensors = [q, k, v, out].map(|tensor| (tensor.bytes().as_ptr().addr() as u64, tensor.bytes().len()));
-        let scales = match [q, k, v].map(Tensor::scales) {
-            [Some(q), Some(k), Some(v)] => Some([q, k, v].map(|scales| scales.as_ptr().addr() as u64)),
-            _ => None,
+        let Place { inputs, outs, .. } = &self.places.borrow()[0];
+        let of_bytes = |bytes: &[u8]| (bytes.as_ptr().addr() as u64, bytes.len());
+        let of_scales = |tensor: &Tensor| tensor.scales().map(|scales| of_bytes(bytemuck::cast_slice(scales)));
+        let saved = inputs.saved.as_ref();
+        let outputs = || self.problem.outputs().into_iter().zip(outs);
+        let address = |name: &str| match name {
+            "q" => Some(of_bytes(inputs.q.bytes())),
+            "k" => Some(of_bytes(inputs.k.bytes())),
+            "v" => Some(of_bytes(inputs.v.bytes())),
+            "q_scale" => of_scales(&inputs.q),
+            "k_scale" => of_scales(&inputs.k),
+            "v_scale" => of_scales(&inputs.v),
+            "out" if let Some(saved) = saved => Some(of_bytes(saved.out.bytes())),
+            "lse" => saved.map(|saved| of_bytes(bytemuck::cast_slice(&saved.lse))),
+            "dout" => saved.map(|saved| of_bytes(saved.dout.bytes())),
+            name => outputs()
+                .find(|((output, ..), _)| *output == name)
+                .map(|(_, tensor)| of_bytes(tensor.bytes())),
         };
-        PeerTensors::new(PeerPlace::Cpu, &self.problem, tensors, scales)
+        PeerTensors::new(PeerPlace::Cpu, &self.problem, &address)
     }
 }
 
 impl Spoil for CpuBed {
-    fn spoil(&self, place: usize, act: &mut dyn FnMut(&Tensor, &mut Tensor, &mut [f32])) -> Result<(), Trouble> {
+    fn spoil(&self, place: usize, act: &mut Spoiler<'_>) -> Result<(), Trouble> {
         self.with(place, act);
         Ok(())
     }
@@ -190,9 +239,9 @@ impl Spoil for CpuBed {
 
     /// The bounds check ends the process, as a fault does on a GPU.
     fn write_outside(&self, place: usize, words: u32) -> Result<(), Trouble> {
-        self.with(place, |_, out, _| {
-            let end = out.bytes().len();
-            out.bytes_mut()[end + words as usize] = 0;
+        self.with(place, |_, outs, _| {
+            let end = outs[0].bytes().len();
+            outs[0].bytes_mut()[end + words as usize] = 0;
         });
         Ok(())
     }

@@ -5,12 +5,13 @@
 
 use std::fmt;
 
-use flashcore_problem::{Comparison, POISON, Problem, ReferenceRow, Tensor, TensorView, Tolerance};
+use flashcore_problem::{Comparison, POISON, Problem, Tensor, TensorView, Tolerance};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use flashcore_problem::bulk::Census;
 
+use crate::Expected;
 use crate::subject::Trouble;
 
 /// A candidate bound to buffers on a device. The judge may be in another process than the candidate.
@@ -19,13 +20,13 @@ pub trait Rig {
     fn problem(&self) -> &Problem;
 
     /// The right answer for the inputs of a seed.
-    fn expected(&self, seed: u64) -> &[ReferenceRow];
+    fn expected(&self, seed: u64) -> &Expected;
 
     /// Runs the candidate once, exactly as it is timed. `false` if it cannot be bound to that place, as is the case for
     /// functions of other libraries.
     fn run(&mut self, run: &Run) -> Result<bool, Trouble>;
 
-    /// Counts over the output of a place, and compares it with the right answer for a seed.
+    /// Counts over the outputs of a place, and compares them with the right answer for a seed.
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble>;
 
     /// The log-sum-exp of a place; `None` where the problem asks for none, or the candidate computes none, as functions
@@ -87,22 +88,40 @@ pub enum Output {
     Snapshot,
 }
 
-/// What was seen of an output.
+/// What was seen of the outputs.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Counts over all elements.
     pub census: Census,
-    /// The comparison with the right answer, in every element or in some rows.
-    pub comparison: Comparison,
+    /// The comparison of each output, by name, with the right answer, in every element or in some rows.
+    pub comparisons: Vec<(&'static str, Comparison)>,
 }
 
 impl Seen {
-    /// Looks at a whole output.
-    pub fn of(problem: &Problem, expected: &[ReferenceRow], out: &Tensor) -> Result<Seen, Trouble> {
+    /// Looks at whole outputs.
+    pub fn of(problem: &Problem, expected: &Expected, outs: &[Tensor]) -> Result<Seen, Trouble> {
+        let compared = expected.compare(problem, outs);
         Ok(Seen {
-            census: census(&out.view()),
-            comparison: compare(problem, &out.view(), expected)?,
+            census: census_of(outs),
+            comparisons: compared.map_err(|error| Trouble::new(error.to_string()))?,
         })
+    }
+
+    /// Whether all outputs are right.
+    pub fn is_right(&self) -> bool {
+        self.comparisons.iter().all(|(_, found)| found.passed)
+    }
+}
+
+/// The first that is wrong, or the first; its name where there are several.
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wrong = self.comparisons.iter().find(|(_, found)| !found.passed);
+        match wrong.or(self.comparisons.first()) {
+            Some((name, found)) if self.comparisons.len() > 1 => write!(f, "{name} {found}"),
+            Some((_, found)) => found.fmt(f),
+            None => f.write_str("nothing was compared"),
+        }
     }
 }
 
@@ -165,12 +184,6 @@ impl fmt::Display for Inspection {
             Some(reason) => write!(f, "REJECTED ({reason}): {}", self.detail),
         }
     }
-}
-
-/// Compares an output with the right answer, in the rows that this has.
-pub fn compare(problem: &Problem, out: &TensorView<'_>, expected: &[ReferenceRow]) -> Result<Comparison, Trouble> {
-    flashcore_problem::compare(problem, out, expected, Tolerance::of(problem.dtype()))
-        .map_err(|error| Trouble::new(error.to_string()))
 }
 
 /// Seeds of the inputs of [`inspect`], in order.
@@ -301,10 +314,13 @@ fn judge(
     stale: Option<u64>,
     found: &mut Inspection,
 ) -> Result<Option<Rejection>, Trouble> {
-    let Seen { census, comparison } = rig.look(place, what, seed)?;
-    if comparison.passed && census.unwritten == 0 && census.nan == 0 {
-        found.max_abs = found.max_abs.max(comparison.max_abs);
-        found.frobenius = found.frobenius.max(comparison.frobenius);
+    let seen = rig.look(place, what, seed)?;
+    let census = seen.census;
+    if seen.is_right() && census.unwritten == 0 && census.nan == 0 {
+        for (_, comparison) in &seen.comparisons {
+            found.max_abs = found.max_abs.max(comparison.max_abs);
+            found.frobenius = found.frobenius.max(comparison.frobenius);
+        }
         return judge_lse(rig, place, seed, found);
     }
     let elements = census.elements;
@@ -313,25 +329,25 @@ fn judge(
         (Reason::Unwritten, of_all(census.unwritten, "were never written"))
     } else if census.nan > 0 {
         (Reason::NotANumber, of_all(census.nan, "are NaN; a NaN equals nothing"))
-    } else if census.zeros == elements && rig.expected(seed).iter().any(|row| row.out.iter().any(|&x| x != 0.0)) {
+    } else if census.zeros == elements && rig.expected(seed).is_nonzero() {
         (Reason::Zeros, format!("all {elements} elements are 0"))
     } else if is_answer_of(rig, place, what, stale) {
         let seen = "the inputs changed and the answer did not: it is the earlier inputs' answer";
         (Reason::Cached, seen.to_string())
     } else {
-        (Reason::Wrong, comparison.to_string())
+        (Reason::Wrong, seen.to_string())
     }))
 }
 
 /// Whether an output is the right answer for earlier inputs.
 fn is_answer_of(rig: &mut dyn Rig, place: usize, what: Output, stale: Option<u64>) -> bool {
     let seen = stale.map(|stale| rig.look(place, what, stale));
-    seen.is_some_and(|seen| seen.is_ok_and(|seen| seen.comparison.passed))
+    seen.is_some_and(|seen| seen.is_ok_and(|seen| seen.is_right()))
 }
 
 /// Why a log-sum-exp is rejected, if it is. Notes if it was not checked.
 fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection) -> Result<Option<Rejection>, Trouble> {
-    if !rig.problem().return_lse() {
+    if !rig.problem().writes_lse() {
         return Ok(None);
     }
     let Some(lse) = rig.read_lse(place)? else {
@@ -345,7 +361,7 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
     let unwritten = count(|value| value.to_ne_bytes() == [POISON; 4]);
     let nan = count(|value| value.is_nan());
     let (problem, tolerance) = (rig.problem(), Tolerance::of(rig.problem().dtype()));
-    let comparison = flashcore_problem::compare_lse(problem, &lse, rig.expected(seed), tolerance)
+    let comparison = flashcore_problem::compare_lse(problem, &lse, rig.expected(seed).of_output(), tolerance)
         .map_err(|error| Trouble::new(error.to_string()))?;
     let of_all = |count: usize, what: &str| format!("the log-sum-exp of {count} of {} rows {what}", lse.len());
     Ok(if unwritten > 0 {
@@ -357,6 +373,12 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
     } else {
         Some((Reason::Wrong, format!("log-sum-exp: {comparison}")))
     })
+}
+
+/// Counts over whole outputs.
+pub fn census_of(outs: &[Tensor]) -> Census {
+    let each = outs.iter().map(|out| census(&out.view()));
+    each.fold(Census::default(), Census::and)
 }
 
 /// Counts over a whole output, on all cores: the comparison may have looked at some rows only.

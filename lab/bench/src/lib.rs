@@ -41,6 +41,7 @@ pub mod cpu;
 pub mod defences;
 pub mod document;
 mod error;
+mod expected;
 pub mod gate;
 pub mod gather;
 pub mod gpu;
@@ -75,9 +76,10 @@ pub mod trial;
 mod verdict;
 
 pub use agreement::Agreement;
-pub use answers::{Answers, draw};
+pub use answers::{Answers, draw, expected};
 pub use bed::{Bed, Workbench};
 pub use error::{BenchError, Result};
+pub use expected::Expected;
 pub use identity::{
     Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, date, executable, host_name,
     revision, set_revision,

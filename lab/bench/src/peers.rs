@@ -3,7 +3,7 @@
 //! The bench runs inside the peers' process, not the other way round: a binding (Python's, say) calls
 //! [`run`](crate::run) with a [`PeerSource`] that makes subjects of its functions.
 
-use flashcore_problem::{DType, Layout, Problem};
+use flashcore_problem::{DType, Problem};
 
 use crate::{Case, Subject};
 
@@ -14,6 +14,8 @@ pub struct PeerTensor {
     /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere
     /// gives [`Subject::answer`].
     /// Scales of e4m3 tensors, f32 `[batch, num_kv_heads]`, dense, are `q_scale`, `k_scale` and `v_scale`.
+    /// Of a backward problem `out` is read, as are `lse`, f32 `[batch, num_heads, seq_len_q]`, and `dout`; subjects
+    /// share `dq`, `dk` and `dv`.
     pub name: &'static str,
     /// Address of the first element, on the device or the host.
     pub address: u64,
@@ -21,7 +23,7 @@ pub struct PeerTensor {
     pub bytes: usize,
     /// Element type.
     pub dtype: DType,
-    /// Shape, `[batch, seq, heads, head_dim]` but for scales.
+    /// Shape, `[batch, seq, heads, head_dim]` but for scales and the log-sum-exp.
     pub shape: Vec<usize>,
     /// Strides in elements.
     pub strides: Vec<i64>,
@@ -52,37 +54,43 @@ pub struct PeerTensors {
 }
 
 impl PeerTensors {
-    /// The tensors of a problem at these addresses (with bytes) of q, k, v and out, and of the scales of q, k and v.
+    /// The tensors of a problem: `address` gives the address and bytes of each that there is, by name.
     pub(crate) fn new(
         place: PeerPlace,
         problem: &Problem,
-        [q, k, v, out]: [(u64, usize); 4],
-        scales: Option<[u64; 3]>,
+        address: &dyn Fn(&str) -> Option<(u64, usize)>,
     ) -> PeerTensors {
-        let tensor = |name, (address, bytes), dtype, layout: &Layout| PeerTensor {
-            name,
-            address,
-            bytes,
-            dtype,
-            shape: layout.shape.to_vec(),
-            strides: layout.strides.to_vec(),
+        let tensor = |name, dtype, shape: &[usize], strides: &[i64]| {
+            let (address, bytes) = address(name)?;
+            Some(PeerTensor {
+                name,
+                address,
+                bytes,
+                dtype,
+                shape: shape.to_vec(),
+                strides: strides.to_vec(),
+            })
         };
-        let mut tensors = vec![
-            tensor("q", q, problem.dtype(), problem.q_layout()),
-            tensor("k", k, problem.dtype(), problem.k_layout()),
-            tensor("v", v, problem.dtype(), problem.v_layout()),
-            tensor("out", out, problem.out_dtype(), problem.o_layout()),
+        let (dtype, batch, heads) = (problem.dtype(), problem.batch(), problem.num_kv_heads());
+        let mut layouts = vec![
+            ("q", dtype, *problem.q_layout()),
+            ("k", dtype, *problem.k_layout()),
+            ("v", dtype, *problem.v_layout()),
+            ("out", problem.out_dtype(), *problem.o_layout()),
         ];
-        let names = ["q_scale", "k_scale", "v_scale"];
-        let scales = names.into_iter().zip(scales.into_iter().flatten());
-        tensors.extend(scales.map(|(name, address)| PeerTensor {
-            name,
-            address,
-            bytes: problem.num_scales() * size_of::<f32>(),
-            dtype: DType::F32,
-            shape: vec![problem.batch(), problem.num_kv_heads()],
-            strides: vec![problem.num_kv_heads() as i64, 1],
-        }));
+        if let Some(gradients) = problem.gradient_layouts() {
+            layouts.push(("dout", problem.out_dtype(), gradients.dout));
+            layouts.extend(problem.outputs());
+        }
+        let of_layouts = layouts
+            .iter()
+            .map(|(name, dtype, layout)| tensor(name, *dtype, &layout.shape, &layout.strides));
+        let of_scales = ["q_scale", "k_scale", "v_scale"].into_iter();
+        let of_scales = of_scales.map(|name| tensor(name, DType::F32, &[batch, heads], &[heads as i64, 1]));
+        let [_, rows, heads, _] = problem.o_layout().shape;
+        let strides = [(heads * rows) as i64, rows as i64, 1];
+        let lse = tensor("lse", DType::F32, &[batch, heads, rows], &strides);
+        let tensors = of_layouts.chain(of_scales).chain([lse]).flatten().collect();
         PeerTensors { place, tensors }
     }
 }

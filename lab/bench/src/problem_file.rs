@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use flashcore_problem::{DType, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
+use flashcore_problem::{DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 use serde::Deserialize;
 
 use crate::{BenchError, Case, Result};
@@ -47,6 +47,7 @@ struct Entry {
     layout: Option<String>,
     q_lengths: Option<QLengths>,
     kv_lengths: Option<KvLengths>,
+    direction: Option<String>,
 }
 
 /// Whether a name is that of a problem file: it ends in `.toml` or `.json`, perhaps with `:NAME` after it.
@@ -272,6 +273,15 @@ impl Entry {
                 return Err(Wrong::new(&["layout"], reason));
             }
         };
+        builder = match self.direction.as_deref() {
+            None => builder,
+            Some("forward") => builder.direction(Direction::Forward),
+            Some("backward") => builder.direction(Direction::Backward),
+            Some(other) => {
+                let reason = format!("no direction is named `{other}`; allowed: forward, backward");
+                return Err(Wrong::new(&["direction"], reason));
+            }
+        };
         let problem = builder.build();
         let problem = problem.map_err(|error| Wrong::of_problem(&error, sizes, self.name.as_deref()))?;
         Ok(Case {
@@ -310,6 +320,8 @@ mod tests {
         assert_eq!((read[0].name.as_str(), read[0].problem.dtype()), ("mine", DType::F32));
         let serving = "[[problems]]\nbatch = 3\nseq_q = 9\nseq_kv = 60\nq_lengths = {packed = {total = 20, used = true}}\n\
                        kv_lengths = {paged = {page_size = 16, pages = 12, max_pages = 4}}\n";
+        let backward = cases("[[problems]]\nlike = \"gpt2\"\ndirection = \"backward\"\n", true);
+        assert_eq!(backward[0].problem, Problem::named("gpt2-backward").unwrap());
         let line = cases(serving, true)[0].problem.to_string();
         assert_eq!(line, "B3 H1/1 Sq9 Skv60 D64 fp16 full packed-q20-used paged16x12");
     }
@@ -392,6 +404,7 @@ mod tests {
             ),
             ("like = \"missio\"", "like`: "),
             ("layout = \"x\"", "layout`: no layout is named `x`"),
+            ("direction = \"x\"", "direction`: no direction is named `x`"),
             ("head_dim = 300", "head_dim`: head_dim is 300"),
             ("kv_heads = 2", "kv_heads`: 3 query heads are not a multiple"),
             ("name = \"first\"", "name`: an earlier problem is named `first`"),

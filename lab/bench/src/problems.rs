@@ -1,6 +1,6 @@
 //! Sets of problems that are benched together.
 
-use flashcore_problem::{DType, Mask, Problem, ProblemBuilder, ProblemError};
+use flashcore_problem::{BACKWARD, DType, Direction, Mask, Problem, ProblemBuilder, ProblemError};
 use serde::{Deserialize, Serialize};
 
 use crate::problem_file;
@@ -13,6 +13,21 @@ pub struct Case {
     pub name: String,
     /// What is asked.
     pub problem: Problem,
+}
+
+impl Case {
+    /// Its backward pass, with `-backward` after the name.
+    ///
+    /// # Errors
+    /// [`Problem::backward`].
+    pub fn backward(&self) -> Result<Case, ProblemError> {
+        let name = match self.problem.direction() {
+            Direction::Forward => format!("{}{BACKWARD}", self.name),
+            Direction::Backward => self.name.clone(),
+        };
+        let problem = self.problem.backward()?;
+        Ok(Case { name, problem })
+    }
 }
 
 type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
@@ -35,14 +50,23 @@ const CANONICAL_TOKENS: usize = 16_384;
 const CANONICAL_HIDDEN: usize = 2_048;
 
 /// The problems of a name: a set, a named problem, or a file (`.json`, `.toml`). `dtype` replaces the fp16 of the
-/// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given.
+/// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The name of a set with
+/// `-backward` after it is that of the backward passes.
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.
 pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
-    if let Some((_, set)) = SETS.into_iter().find(|(known, _)| *known == name) {
-        let usual = if name == "fp8" { DType::E4M3 } else { DType::F16 };
-        return Ok(set(dtype.unwrap_or(usual))?);
+    let (of, is_backward) = match name.strip_suffix(BACKWARD) {
+        Some(of) => (of, true),
+        None => (name, false),
+    };
+    if let Some((_, set)) = SETS.into_iter().find(|(known, _)| *known == of) {
+        let usual = if of == "fp8" { DType::E4M3 } else { DType::F16 };
+        let forward = set(dtype.unwrap_or(usual))?;
+        return match is_backward {
+            true => Ok(forward.iter().map(Case::backward).collect::<Result<_, _>>()?),
+            false => Ok(forward),
+        };
     }
     if let Ok(named) = Problem::named(name) {
         let builder = ProblemBuilder::from(&named).dtype(dtype.unwrap_or(named.dtype()));
@@ -171,13 +195,17 @@ fn decode(dtype: DType) -> Result<Vec<Case>, ProblemError> {
         .collect()
 }
 
-/// Bytes that must move at the very least: each input read once, the output written once.
+/// Bytes that must move at the very least: each input read once, each output written once.
 pub fn least_bytes(problem: &Problem) -> f64 {
     let inputs = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
     let read: usize = inputs.iter().map(|layout| layout.num_elements()).sum();
-    let written = problem.o_layout().num_elements();
-    let scales = 3 * problem.num_scales() * size_of::<f32>();
-    (read * problem.dtype().size_bytes() + scales + written * problem.out_dtype().size_bytes()) as f64
+    let out = problem.o_layout().num_elements() * problem.out_dtype().size_bytes();
+    let read = read * problem.dtype().size_bytes() + 3 * problem.num_scales() * size_of::<f32>();
+    match problem.gradient_layouts() {
+        None => (read + out) as f64,
+        // O and dO are read, with the log-sum-exp, and gradients are as large as what they are of.
+        Some(_) => (2 * read + 2 * out + problem.lse_len() * size_of::<f32>()) as f64,
+    }
 }
 
 #[cfg(test)]
@@ -212,6 +240,23 @@ mod tests {
             SETS.iter()
                 .all(|(name, _)| super::cases(name, Some(DType::BF16)).is_ok())
         );
+    }
+
+    #[test]
+    fn every_set_has_a_backward_pass_but_that_of_e4m3() {
+        for (name, _) in SETS {
+            let backward = super::cases(&format!("{name}-backward"), None);
+            if name == "fp8" {
+                assert!(backward.unwrap_err().to_string().contains("dtype is e4m3"));
+                continue;
+            }
+            for (forward, backward) in super::cases(name, None).unwrap().iter().zip(backward.unwrap()) {
+                assert_eq!(backward, forward.backward().unwrap());
+                assert_eq!(backward.name, format!("{}-backward", forward.name));
+                assert_eq!(backward.backward().unwrap(), backward);
+                assert!(least_bytes(&backward.problem) > 2.0 * least_bytes(&forward.problem));
+            }
+        }
     }
 
     #[test]

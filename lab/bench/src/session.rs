@@ -4,7 +4,7 @@ use flashcore::{Attention, Device};
 use flashcore_kernels::KernelCache;
 use serde::{Deserialize, Serialize};
 
-use crate::bed::{Drawn, load_normal};
+use crate::bed::Drawn;
 use crate::child::Doing;
 use crate::gpu::{self, Launching};
 use crate::own::{Code, is_own};
@@ -162,11 +162,13 @@ pub fn run(
                 .iter()
                 .map(|(kernel, error)| left_out(&kernels[*kernel].id(), error));
             absent.extend(failed);
-            load_normal(bench.bed).map_err(|trouble| trouble.of("loading inputs"))?;
             let drawn = match request.inspect {
                 true => Drawn::new(&case.problem)?,
                 false => Drawn::default(),
             };
+            drawn
+                .load_into(bench.bed)
+                .map_err(|trouble| trouble.of("loading inputs"))?;
             absent.extend(request.failed.iter().cloned());
             session.open_own(&mut bench, &mut absent, launching)?;
             for peer in peers.peers(case, &bench.bed.peer_tensors()) {

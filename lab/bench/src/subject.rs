@@ -108,9 +108,9 @@ pub trait Subject {
         self.info().is_ours()
     }
 
-    /// The answer of the last run in the layout of the problem's output, after waiting for it; `None` if it was
-    /// written to the output that all subjects share.
-    fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
+    /// The answer of the last run in the layouts of [`Problem::outputs`](flashcore_problem::Problem::outputs), after
+    /// waiting for it; `None` if it was written to the outputs that all subjects share.
+    fn answer(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
         Ok(None)
     }
 }

@@ -5,10 +5,10 @@ use std::slice;
 use flashcore::plans::PlanSummary;
 use flashcore::testing::InputKind;
 use flashcore::{Attention, KernelId, Problem};
-use flashcore_check::{Gate, gate};
-use flashcore_problem::Inputs;
+use flashcore_check::{Gate, gate, gate_gradients};
+use flashcore_problem::{Direction, Inputs};
 
-use crate::bed::load_normal;
+use crate::bed::Drawn;
 use crate::defences::{Output, Run};
 use crate::gpu::Launching;
 use crate::planted::InFinals;
@@ -29,7 +29,7 @@ pub struct Tried {
 ///
 /// The kernel is bound to tensors between guards, runs once over poisoned outputs exactly as it is timed, and its
 /// output for inputs of this kind and seed is compared with the float64 reference; if it is right, the kernel is timed
-/// by the protocol, hot.
+/// by the protocol, hot. A backward problem's O and log-sum-exp come from the forward pass on the same device.
 ///
 /// # Errors
 /// No kernel serves the problem, plan tables that cannot be read, tensors that cannot be allocated; or why the kernel
@@ -68,12 +68,15 @@ fn judge_and_time(
     let bed = bench.bed;
     let label = bench.subjects[0].info().label.clone();
     let trouble = |trouble: Trouble| trouble.of(&label);
-    let inputs = Inputs::generate(bed.problem(), kind, seed);
+    let (problem, inputs) = (bed.problem(), Inputs::before_forward(bed.problem(), kind, seed));
     bench.run(0, &Run::over_poison(None), Some(&inputs)).map_err(trouble)?;
     let lse = bed.read_lse(0).map_err(trouble)?;
     let mut found = None;
-    bed.see(0, Output::Final, &mut |out| {
-        found = Some(gate(bed.problem(), &inputs, out, lse.as_deref(), seed));
+    bed.see(0, Output::Final, &mut |outs| {
+        found = Some(match problem.direction() {
+            Direction::Forward => gate(problem, &inputs, &outs[0], lse.as_deref(), seed),
+            Direction::Backward => gate_gradients(problem, &inputs, outs, seed),
+        });
     })
     .map_err(trouble)?;
     let gate = found.ok_or_else(|| trouble(Trouble::new("no output was shown")))??;
@@ -83,7 +86,7 @@ fn judge_and_time(
     if let Some(outside) = bed.outside().map_err(trouble)? {
         return Err(trouble(Trouble::new(outside)));
     }
-    load_normal(bed).map_err(trouble)?;
+    Drawn::default().load_into(bed).map_err(trouble)?;
     let mut measurement = bench.time(options, Mode::Hot, 0, None, &mut ())?;
     let measured = measurement.subjects.remove(0);
     match measured.trouble {

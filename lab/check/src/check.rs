@@ -7,7 +7,7 @@ use std::time::Instant;
 use flashcore_ir::proof::prove_launch;
 use flashcore_ir::{BufferSpec, ScalarType, Target};
 use flashcore_kernels::{Plan, Refusal, Step, Tap, tap};
-use flashcore_problem::{GradientLayouts, Gradients, InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
+use flashcore_problem::{Direction, InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
@@ -141,6 +141,7 @@ impl<'s> Checked<'s> {
 pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<CheckReport, CheckError> {
     let mut report = CheckReport {
         problem: plan.problem.to_string(),
+        direction: plan.problem.direction(),
         kernel: plan.kernel.clone(),
         target: plan.target,
         tap: plan.tap,
@@ -264,9 +265,10 @@ impl Outputs {
             }
             tensor
         };
-        if let Some(&GradientLayouts { dq, dk, dv, .. }) = problem.gradient_layouts() {
-            let gradients = Gradients::from([tensor("dq", dq), tensor("dk", dk), tensor("dv", dv)]);
-            return gate::gate_gradients(problem, inputs, &gradients);
+        if problem.direction() == Direction::Backward {
+            let outputs = problem.outputs().into_iter();
+            let gradients: Vec<Tensor> = outputs.map(|(name, _, layout)| tensor(name, layout)).collect();
+            return gate::gate_gradients(problem, inputs, &gradients, options.seed);
         }
         let out = tensor("out", *problem.o_layout());
         gate(problem, inputs, &out, self.floats("lse").as_deref(), options.seed)

@@ -1,12 +1,15 @@
 //! The gate: compares an output with the float64 reference, and checks that the bytes between its
 //! elements still hold their poison.
 
+use std::panic::resume_unwind;
+use std::thread;
+
 use flashcore_kernels::Tap;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    Comparison, DType, GapWritten, Gradients, Inputs, Problem, ProblemError, Tensor, Tolerance, compare,
-    compare_gradient, compare_lse, compare_tap, others_untouched, reference_gradients, reference_probabilities,
-    reference_rows, reference_scores,
+    Comparison, DType, GapWritten, GradientRow, Gradients, Inputs, Problem, ProblemError, Sequence, Tensor, Tolerance,
+    compare, compare_gradient, compare_lse, compare_tap, others_untouched, reference_gradient_rows,
+    reference_gradients, reference_probabilities, reference_rows, reference_scores,
 };
 use serde::Serialize;
 
@@ -118,27 +121,41 @@ pub(crate) fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f
     })
 }
 
-/// Compares all gradients with the reference: every row of each. They must have started as
-/// [`Tensor::poisoned`].
+/// Compares the gradients, which are in the order of [`Problem::outputs`], with the reference in the
+/// rows that [`right_gradients`] has. They must have started as [`Tensor::poisoned`].
 ///
 /// # Errors
 /// Inputs or gradients that are not those of the problem.
-pub fn gate_gradients(problem: &Problem, inputs: &Inputs, got: &Gradients<Tensor>) -> Result<Gate, ProblemError> {
-    let want = reference_gradients(problem, inputs)?;
+pub fn gate_gradients(problem: &Problem, inputs: &Inputs, got: &[Tensor], seed: u64) -> Result<Gate, ProblemError> {
+    let want = right_gradients(problem, inputs, seed)?;
     let tolerance = Tolerance::of_gradient(problem.dtype());
-    let rows = want.each().iter().map(|rows| rows.len()).sum();
+    let sequences = &problem.sequences(&inputs.lengths.as_slices())?;
+    let keys = |heads: usize| -> Vec<[usize; 3]> {
+        let of_head = |one: &Sequence<'_>, h: usize| -> Vec<[usize; 3]> {
+            let places = (0..one.len_kv).filter_map(|key| one.kv_row(key));
+            places.map(|[b, s]| [b, h, s]).collect()
+        };
+        let heads = sequences.iter().flat_map(|one| (0..heads).map(move |h| (one, h)));
+        heads.flat_map(|(one, h)| of_head(one, h)).collect()
+    };
+    let of_keys = keys(problem.num_kv_heads());
+    let all = [
+        problem.query_rows(&inputs.lengths.as_slices())?,
+        of_keys.clone(),
+        of_keys,
+    ];
     let mut gate = Gate {
         out: Comparison::default(),
         gradient: None,
         lse: None,
         gaps: None,
         tolerance,
-        rows,
-        all_rows: rows,
+        rows: want.each().iter().map(|rows| rows.len()).sum(),
+        all_rows: all.iter().map(Vec::len).sum(),
     };
-    for (i, name) in Gradients::<()>::NAMES.into_iter().enumerate() {
-        let (got, want) = (got.each()[i].view(), want.each()[i]);
-        if let Err(gaps) = others_untouched(&got, want.iter().map(|row| row.index)) {
+    for (i, (name, got)) in Gradients::<()>::NAMES.into_iter().zip(got).enumerate() {
+        let (got, want) = (got.view(), want.each()[i]);
+        if let Err(gaps) = others_untouched(&got, all[i].iter().copied()) {
             gate.gaps = Some(gaps);
         }
         let found = compare_gradient(name, &got, want, tolerance)?;
@@ -151,13 +168,87 @@ pub fn gate_gradients(problem: &Problem, inputs: &Inputs, got: &Gradients<Tensor
     Ok(gate)
 }
 
-/// `count` of the rows: the first, the last, and random others.
-fn draw_rows(all: &[[usize; 3]], count: usize, seed: u64) -> Vec<[usize; 3]> {
-    let mut rng = Rng::new(seed);
-    let mut places: Vec<usize> = (2..count).map(|_| rng.below(all.len())).collect();
-    places.extend([0, all.len() - 1]);
+/// FLOPs of a backward pass up to which every row of the gradients is computed: one to two seconds.
+const WHOLE_FLOPS: f64 = 1.5e9;
+/// Heads from which rows of dQ are taken where only some are computed, and rows of each.
+const ROW_HEADS: usize = 8;
+const ROWS_A_HEAD: usize = 16;
+/// Most K/V heads from which keys are taken, and keys of each. A key takes a forward pass of all rows that see it.
+const KEY_HEADS: usize = 4;
+const KEYS_A_HEAD: usize = 32;
+/// Operations that those forward passes may take, if one K/V head takes no more.
+const KEY_FLOPS: f64 = 4e9;
+
+/// The float64 gradients of inputs: every row if that takes a second or two, otherwise, drawn by the seed, rows of dQ from
+/// some query heads and rows of dK and dV from some K/V heads, among them the first and the last of each.
+///
+/// # Errors
+/// Inputs that are not those of the problem, or a forward problem.
+pub fn right_gradients(
+    problem: &Problem,
+    inputs: &Inputs,
+    seed: u64,
+) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
+    if problem.flops() <= WHOLE_FLOPS {
+        return reference_gradients(problem, inputs);
+    }
+    let sequences = problem.sequences(&inputs.lengths.as_slices())?;
+    let longest = sequences.iter().map(|one| one.len_q * one.len_kv).max().unwrap_or(0);
+    let columns = problem.head_dim() + problem.head_dim_v();
+    let of_head = 2.0 * (longest * problem.group_size() * columns) as f64;
+    let key_heads = ((KEY_FLOPS / of_head) as usize).clamp(1, KEY_HEADS);
+    let with_rows: Vec<usize> = (0..sequences.len()).filter(|&at| sequences[at].len_q > 0).collect();
+    let with_keys: Vec<usize> = (0..sequences.len()).filter(|&at| sequences[at].len_kv > 0).collect();
+    let (mut rng, group) = (Rng::stream(seed, 78), problem.group_size());
+    let (mut of_rows, mut of_keys) = (Vec::new(), Vec::new());
+    for _ in 0..ROW_HEADS {
+        let Some(&sequence) = rng.pick(&with_rows) else { break };
+        let head = rng.below(problem.num_heads());
+        let rows = some_of(sequences[sequence].len_q, ROWS_A_HEAD, &mut rng);
+        let rows: Vec<[usize; 2]> = rows.into_iter().map(|row| [head, row]).collect();
+        of_rows.push(((sequence, head / group), rows));
+    }
+    for _ in 0..key_heads {
+        let Some(&sequence) = rng.pick(&with_keys) else { break };
+        let kv_head = rng.below(problem.num_kv_heads());
+        let keys = some_of(sequences[sequence].len_kv, KEYS_A_HEAD, &mut rng);
+        of_keys.push(((sequence, kv_head), keys));
+    }
+    let rows_of =
+        |(head, rows): &((usize, usize), Vec<[usize; 2]>)| reference_gradient_rows(problem, inputs, *head, rows, &[]);
+    let keys_of = |(head, keys): &((usize, usize), Vec<usize>)| {
+        // On all cores by itself.
+        reference_gradient_rows(problem, inputs, *head, &[], keys)
+    };
+    let found: Vec<Result<_, ProblemError>> = thread::scope(|scope| {
+        let running: Vec<_> = of_rows.iter().map(|one| scope.spawn(move || rows_of(one))).collect();
+        let ended = running
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|why| resume_unwind(why)));
+        ended.collect()
+    });
+    let mut all = Gradients::<Vec<GradientRow>>::default();
+    for some in found.into_iter().chain(of_keys.iter().map(keys_of)) {
+        let some = some?;
+        all.dq.extend(some.dq);
+        all.dk.extend(some.dk);
+        all.dv.extend(some.dv);
+    }
+    Ok(all)
+}
+
+/// So many of `0..len`: the first, the last, and random others.
+fn some_of(len: usize, count: usize, rng: &mut Rng) -> Vec<usize> {
+    let others = (2..count).map(|_| rng.below(len));
+    let mut places: Vec<usize> = [0, len - 1].into_iter().chain(others).collect();
     places.sort_unstable();
     places.dedup();
+    places
+}
+
+/// `count` of the rows: the first, the last, and random others.
+fn draw_rows(all: &[[usize; 3]], count: usize, seed: u64) -> Vec<[usize; 3]> {
+    let places = some_of(all.len(), count, &mut Rng::new(seed));
     places.into_iter().map(|place| all[place]).collect()
 }
 
@@ -229,6 +320,36 @@ mod tests {
             !gate_tap(&problem, &inputs, Tap::Scores, &not_computed)
                 .unwrap()
                 .passed()
+        );
+    }
+
+    #[test]
+    fn long_backward_problems_are_sampled_and_a_wrong_gradient_is_seen() {
+        let problem = Problem::builder().heads(4, 2).head_dim(64).seq_len(1024);
+        let problem = problem.dtype(DType::BF16).build().unwrap().backward().unwrap();
+        let inputs = Inputs::before_forward(&problem, InputKind::Normal, 3);
+        let gradients = || [0, 1, 2].map(|at| Tensor::poisoned(DType::BF16, problem.outputs()[at].2));
+        let found = gate_gradients(&problem, &inputs, &gradients(), 5).unwrap();
+        assert_eq!(found.all_rows, 1024 * (4 + 2 + 2));
+        assert!(found.rows > 100 && found.rows < found.all_rows, "{found}");
+        assert!(!found.passed() && found.out.unwritten == found.out.elements, "{found}");
+        // The reference's own rows pass, and one that is off does not.
+        let want = right_gradients(&problem, &inputs, 5).unwrap();
+        let mut right = gradients();
+        for (to, rows) in right.iter_mut().zip(want.each()) {
+            for row in rows {
+                let [b, h, s] = row.index;
+                let set = |(d, x): (usize, &f64)| to.view_mut().set(b, s, h, d, *x as f32);
+                row.values.iter().enumerate().for_each(set);
+            }
+        }
+        assert!(gate_gradients(&problem, &inputs, &right, 5).unwrap().passed());
+        let [b, h, s] = want.dk[7].index;
+        right[1].view_mut().set(b, s, h, 9, 3.0);
+        let found = gate_gradients(&problem, &inputs, &right, 5).unwrap();
+        assert_eq!(
+            (found.passed(), found.gradient, found.out.failures),
+            (false, Some("dk"), 1)
         );
     }
 }

@@ -32,5 +32,5 @@ mod svg;
 pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan, log_of};
-pub use gate::{Gate, gate};
+pub use gate::{Gate, gate, gate_gradients, right_gradients};
 pub use report::{CheckReport, Found, StepSize, Verdict};

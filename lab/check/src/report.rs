@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use flashcore_ir::Target;
 use flashcore_ir::proof::LaunchRefusal;
 use flashcore_kernels::Tap;
+use flashcore_problem::Direction;
 use flashcore_sim::{Counts, Finding, FindingKind, Line, MemorySite, TraceRecord};
 use serde::Serialize;
 
@@ -89,6 +90,8 @@ pub struct StepSize {
 pub struct CheckReport {
     /// The problem as text.
     pub problem: String,
+    /// Its direction.
+    pub direction: Direction,
     /// The config's id.
     pub kernel: String,
     /// The architecture of the plan.

@@ -112,8 +112,8 @@ pub(crate) struct Examiner<'j> {
     pub(crate) worker: Worker,
     /// The file through which the worker passes outputs. It is removed on drop.
     pub(crate) scratch: PathBuf,
-    /// Where rows of outputs are placed for comparison; as large as an output, so it is kept.
-    pub(crate) canvas: Option<Tensor>,
+    /// Where rows of outputs are placed for comparison; as large as the outputs, so it is kept.
+    pub(crate) canvas: Option<Vec<Tensor>>,
     pub(crate) timing: &'j Timing,
     pub(crate) lock: DeviceLock,
     pub(crate) interrupt: Interrupt,

@@ -276,9 +276,14 @@ impl Examiner<'_> {
         }
         match rows::arbitrate(problem, witness.seed, &differing, &output)? {
             None => Ok(()),
-            Some(([b, h, s], found)) => {
+            Some(((output, [b, h, s]), found)) => {
+                let outputs = problem.outputs();
+                let of = match outputs.len() {
+                    1 => String::new(),
+                    _ => format!("{} of ", outputs[output].0),
+                };
                 let reason = format!(
-                    "row {s} of head {h} of sequence {b}, one of {} that differ from those of {}: {found}",
+                    "{of}row {s} of head {h} of sequence {b}, one of {} that differ from those of {}: {found}",
                     differing.len(),
                     witness.id
                 );

@@ -2,16 +2,13 @@
 //! candidate.
 
 use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
-use flashcore_bench::{Answers, draw};
+use flashcore_bench::{Answers, Expected, draw, expected};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{
-    Comparison, InputKind, Problem, ProblemBuilder, ProblemError, ReferenceRow, Tensor, Tolerance, compare,
-    compare_lse, reference,
-};
+use flashcore_problem::{InputKind, Problem, ProblemBuilder, ProblemError, Tolerance, compare_lse};
 use rayon::prelude::*;
 
 use crate::error::TuneError;
-use crate::remote::{Written, floats};
+use crate::remote::{Written, floats, size_of_outputs};
 
 /// Sets of inputs for a run. Each candidate is judged on four of them.
 const POOL: usize = 6;
@@ -33,7 +30,7 @@ pub(crate) struct Adversary {
     pub(crate) problem: Problem,
     pub(crate) kind: InputKind,
     pub(crate) seed: u64,
-    reference: Vec<ReferenceRow>,
+    right: Expected,
 }
 
 impl Judge {
@@ -49,9 +46,8 @@ impl Judge {
         }
         let adversary = |(shape, kind, seed): (Problem, InputKind, u64)| {
             let inputs = draw(&shape, kind, seed);
-            let reference = reference(&shape, &inputs.q.view(), &inputs.k.view(), &inputs.v.view());
             Ok(Adversary {
-                reference: reference.map_err(flashcore::Error::from)?,
+                right: expected(&shape, seed, &inputs)?,
                 problem: shape,
                 kind,
                 seed,
@@ -95,7 +91,7 @@ impl Judge {
         number + POOL / 2
     }
 
-    pub(crate) fn expected(&self, seed: u64) -> &[ReferenceRow] {
+    pub(crate) fn expected(&self, seed: u64) -> &Expected {
         self.answers.of(seed)
     }
 }
@@ -104,23 +100,32 @@ impl Adversary {
     /// Whether an output is right; the inner error says what is wrong.
     pub(crate) fn judge(&self, written: &Written) -> Result<Result<(), String>, ProblemError> {
         let problem = &self.problem;
-        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        let (given, needed) = (written.out.len(), out.bytes().len());
+        let (given, needed) = (written.out.len(), size_of_outputs(problem));
         if given != needed {
             return Ok(Err(format!("an output of {given} B in place of {needed} B")));
         }
-        out.bytes_mut().copy_from_slice(&written.out);
-        let tolerance = Tolerance::of(problem.dtype());
-        let wrong = |what: &str, found: Comparison| {
-            let text = format!("{what}with {} inputs on {problem}: {found}", self.kind);
-            (!found.passed).then_some(text)
+        let outs = self.right.compare(problem, &written.tensors(problem))?;
+        let lse = match problem.writes_lse() {
+            true => {
+                let (lse, rows) = (floats(&written.lse), self.right.of_output());
+                Some(compare_lse(problem, &lse, rows, Tolerance::of(problem.dtype()))?)
+            }
+            false => None,
         };
-        let mut found = wrong("", compare(problem, &out.view(), &self.reference, tolerance)?);
-        if found.is_none() && problem.return_lse() {
-            let lse = floats(&written.lse);
-            found = wrong("log-sum-exp ", compare_lse(problem, &lse, &self.reference, tolerance)?);
-        }
-        Ok(found.map_or(Ok(()), Err))
+        let name = |name| {
+            if outs.len() > 1 {
+                format!("{name} ")
+            } else {
+                String::new()
+            }
+        };
+        let found = outs.iter().map(|(output, found)| (name(output), *found));
+        let mut wrong = found
+            .chain(lse.map(|found| ("log-sum-exp ".to_string(), found)))
+            .filter(|(_, found)| !found.passed);
+        Ok(wrong.next().map_or(Ok(()), |(what, found)| {
+            Err(format!("{what}with {} inputs on {problem}: {found}", self.kind))
+        }))
     }
 }
 

@@ -1,9 +1,9 @@
 //! An examiner's kernels and tensors, which are in a worker. The reference outputs are in this
 //! process, where no candidate can reach them.
 
-use flashcore_bench::defences::{Census, Output, Rig, Run, Seen, compare};
-use flashcore_bench::{Measurement, Mode, Options, Trouble};
-use flashcore_problem::{InputKind, Problem, ReferenceRow, Tensor};
+use flashcore_bench::defences::{Census, Output, Rig, Run, Seen};
+use flashcore_bench::{Expected, Measurement, Mode, Options, Trouble};
+use flashcore_problem::{InputKind, Problem, Tensor};
 
 use crate::error::TuneError;
 use crate::examine::Examiner;
@@ -12,10 +12,40 @@ use crate::worker::protocol::{Command, Form, Opened, What};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Written {
-    /// The output, in the problem's layout.
+    /// The outputs one after another, in the problem's layouts.
     pub(crate) out: Vec<u8>,
-    /// The log-sum-exp, f32; empty if none is requested.
+    /// The log-sum-exp, f32; empty if none is written.
     pub(crate) lse: Vec<u8>,
+}
+
+impl Written {
+    /// The outputs; missing bytes are poison.
+    pub(crate) fn tensors(&self, problem: &Problem) -> Vec<Tensor> {
+        let (mut tensors, mut bytes) = (poisoned(problem), &self.out[..]);
+        for tensor in &mut tensors {
+            let given = bytes
+                .split_off(..tensor.bytes().len().min(bytes.len()))
+                .unwrap_or_default();
+            tensor.bytes_mut()[..given.len()].copy_from_slice(given);
+        }
+        tensors
+    }
+}
+
+/// The outputs of a problem before anything is written.
+pub(crate) fn poisoned(problem: &Problem) -> Vec<Tensor> {
+    let outputs = problem.outputs().into_iter();
+    outputs
+        .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
+        .collect()
+}
+
+/// Bytes of all outputs.
+pub(crate) fn size_of_outputs(problem: &Problem) -> usize {
+    let outputs = problem.outputs().into_iter();
+    outputs
+        .map(|(_, dtype, layout)| layout.span() * dtype.size_bytes())
+        .sum()
 }
 
 impl Examiner<'_> {
@@ -33,7 +63,7 @@ impl Examiner<'_> {
         self.worker.ask(&Command::Run { kernel, kind, run })
     }
 
-    /// The whole output of an open kernel, which must write nothing outside of it.
+    /// The whole outputs of an open kernel, which must write nothing outside of them.
     pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
         self.run(kernel, kind, Run::over_poison(Some(seed)))?;
         let (out, lse) = (self.bytes(0, What::Output)?, self.bytes(0, What::Lse)?);
@@ -48,7 +78,7 @@ impl Examiner<'_> {
         self.fetch()
     }
 
-    fn rows(&mut self, place: usize, what: What, rows: Vec<[usize; 3]>) -> Result<(Census, Vec<u8>), Stop> {
+    fn rows(&mut self, place: usize, what: What, rows: Vec<Vec<[usize; 3]>>) -> Result<(Census, Vec<u8>), Stop> {
         let file = self.scratch.clone();
         let form = Form::Rows { rows, file };
         let census = self.worker.ask(&Command::Read { place, what, form })?;
@@ -101,11 +131,6 @@ impl RemoteRig<'_, '_> {
             Trouble::new("the worker has no result")
         })
     }
-
-    fn poisoned(&self) -> Tensor {
-        let problem = &self.examiner.judge.problem;
-        Tensor::poisoned(problem.out_dtype(), *problem.o_layout())
-    }
 }
 
 impl Rig for RemoteRig<'_, '_> {
@@ -113,7 +138,7 @@ impl Rig for RemoteRig<'_, '_> {
         &self.examiner.judge.problem
     }
 
-    fn expected(&self, seed: u64) -> &[ReferenceRow] {
+    fn expected(&self, seed: u64) -> &Expected {
         let judge = self.examiner.judge;
         judge.expected(judge.seed(seed, self.number))
     }
@@ -134,31 +159,29 @@ impl Rig for RemoteRig<'_, '_> {
             Output::Final => What::Output,
             Output::Snapshot => What::Snapshot,
         };
-        if expected.len() == problem.lse_len() {
+        if expected.is_whole(problem) {
             let bytes = self.examiner.bytes(place, what);
-            let bytes = self.kept(bytes)?;
-            let mut out = self.poisoned();
-            if bytes.len() != out.bytes().len() {
-                return Err(Trouble::new(format!("the output has {} bytes", bytes.len())));
+            let (out, lse) = (self.kept(bytes)?, Vec::new());
+            if out.len() != size_of_outputs(problem) {
+                return Err(Trouble::new(format!("the output has {} bytes", out.len())));
             }
-            out.bytes_mut().copy_from_slice(&bytes);
-            return Seen::of(problem, expected, &out);
+            return Seen::of(problem, expected, &Written { out, lse }.tensors(problem));
         }
-        let rows: Vec<[usize; 3]> = expected.iter().map(|row| row.index).collect();
+        let rows = expected.indices();
         let found = self.examiner.rows(place, what, rows.clone());
         let (census, bytes) = self.kept(found)?;
-        let mut canvas = self.examiner.canvas.take().unwrap_or_else(|| self.poisoned());
+        let mut canvas = self.examiner.canvas.take().unwrap_or_else(|| poisoned(problem));
         put_rows(&mut canvas, &rows, &bytes)?;
-        let comparison = compare(problem, &canvas.view(), expected);
+        let compared = expected.compare(problem, &canvas);
         self.examiner.canvas = Some(canvas);
         Ok(Seen {
             census,
-            comparison: comparison?,
+            comparisons: compared.map_err(|error| Trouble::new(error.to_string()))?,
         })
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        if !self.examiner.judge.problem.return_lse() {
+        if !self.examiner.judge.problem.writes_lse() {
             return Ok(None);
         }
         let bytes = self.examiner.bytes(place, What::Lse);
@@ -171,18 +194,27 @@ impl Rig for RemoteRig<'_, '_> {
     }
 }
 
-fn put_rows(canvas: &mut Tensor, rows: &[[usize; 3]], bytes: &[u8]) -> Result<(), Trouble> {
-    let layout = *canvas.layout();
-    let size = canvas.dtype().size_bytes();
-    let of_row = layout.shape[3] * size;
-    if bytes.len() != rows.len() * of_row {
-        return Err(Trouble::new(format!("{} rows have {} bytes", rows.len(), bytes.len())));
+/// Places rows of each output, which follow each other.
+fn put_rows(canvas: &mut [Tensor], rows: &[Vec<[usize; 3]>], mut bytes: &[u8]) -> Result<(), Trouble> {
+    for (tensor, rows) in canvas.iter_mut().zip(rows) {
+        let (layout, size) = (*tensor.layout(), tensor.dtype().size_bytes());
+        let of_row = layout.shape[3] * size;
+        let Some(given) = bytes.split_off(..rows.len() * of_row) else {
+            let missing = rows.len() * of_row - bytes.len();
+            return Err(Trouble::new(format!(
+                "{missing} bytes of {} rows are missing",
+                rows.len()
+            )));
+        };
+        for (&[b, h, s], row) in rows.iter().zip(given.chunks_exact(of_row)) {
+            let at = layout.offset(b, s, h, 0) * size;
+            tensor.bytes_mut()[at..at + of_row].copy_from_slice(row);
+        }
     }
-    for (&[b, h, s], row) in rows.iter().zip(bytes.chunks_exact(of_row)) {
-        let at = layout.offset(b, s, h, 0) * size;
-        canvas.bytes_mut()[at..at + of_row].copy_from_slice(row);
+    match bytes.len() {
+        0 => Ok(()),
+        more => Err(Trouble::new(format!("{more} bytes more than the rows have"))),
     }
-    Ok(())
 }
 
 pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {

@@ -3,7 +3,9 @@
 //! serves, there is no witness.
 
 use flashcore::KernelId;
-use flashcore_bench::draw;
+use flashcore_bench::cpu::{CpuBed, CpuSubject};
+use flashcore_bench::defences::Output;
+use flashcore_bench::{Bed, BenchError, Subject, Trouble, draw};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Problem, Tensor};
 
@@ -40,17 +42,21 @@ pub(crate) fn family(id: &str) -> &str {
 }
 
 pub(crate) fn output_of_host(problem: &Problem, seed: u64) -> Result<Written, TuneError> {
-    let inputs = draw(problem, InputKind::Normal, seed);
-    let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-    let mut lse = vec![0.0_f32; if problem.return_lse() { problem.lse_len() } else { 0 }];
-    let tensors = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
-    let requested = problem.return_lse().then_some(&mut lse[..]);
-    let (options, lengths) = (flashcore_cpu::Options::default(), inputs.lengths.as_slices());
-    flashcore_cpu::attention_with(&options, problem, tensors, &lengths, &mut out.view_mut(), requested)
-        .map_err(flashcore::Error::from)?;
+    let failed = |trouble: Trouble| BenchError::Failed(format!("the host's output: {trouble}"));
+    let bed = CpuBed::new(problem);
+    bed.load(0, &draw(problem, InputKind::Normal, seed)).map_err(failed)?;
+    let config = flashcore_cpu::default_config(problem, rayon::current_num_threads());
+    CpuSubject::new(&bed, config, 0).call().map_err(failed)?;
+    let mut out = Vec::new();
+    bed.see(0, Output::Final, &mut |outs| {
+        out = outs.iter().map(Tensor::bytes).collect::<Vec<_>>().concat()
+    })
+    .map_err(failed)?;
+    let lse = bed.read_lse(0).map_err(failed)?;
+    let lse = lse.iter().flatten().flat_map(|value| value.to_ne_bytes());
     Ok(Written {
-        out: out.bytes().to_vec(),
-        lse: lse.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+        out,
+        lse: lse.collect(),
     })
 }
 
@@ -109,11 +115,11 @@ mod tests {
             .dtype(DType::E4M3);
         let problem = problem.return_lse(true).build().unwrap();
         let output = output_of_host(&problem, 5).unwrap();
-        let every: Vec<[usize; 3]> = (0..64).map(|at| [0, at % 4, at * 2]).collect();
+        let every: Vec<rows::Row> = (0..64).map(|at| (0, [0, at % 4, at * 2])).collect();
         assert!(rows::arbitrate(&problem, 5, &every, &output).unwrap().is_none());
         let mut spoiled = output_of_host(&problem, 5).unwrap();
         spoiled.out[1] ^= 0x40;
         assert!(rows::arbitrate(&problem, 5, &every, &spoiled).unwrap().is_some());
-        assert_eq!(rows::differing(&problem, &spoiled, &output), [[0, 0, 0]]);
+        assert_eq!(rows::differing(&problem, &spoiled, &output), [(0, [0, 0, 0])]);
     }
 }

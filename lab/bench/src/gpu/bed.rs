@@ -2,10 +2,10 @@
 
 use std::cell::RefCell;
 
-use flashcore::{DeviceScales, DeviceTensors};
+use flashcore::{Attention, Device, DeviceGradients, DeviceScales, DeviceTensors};
 use flashcore_check::own::Declared;
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
-use flashcore_problem::{DType, Inputs, Layout, Lengths, POISON, Problem, Tensor};
+use flashcore_problem::{DType, Direction, Inputs, Layout, Lengths, POISON, Problem, Tensor};
 
 use super::guarded::Guarded;
 use super::subject::{KernelSubject, Launching};
@@ -21,6 +21,8 @@ pub struct TensorSet {
     lengths: Lengths<Guarded>,
     out: Guarded,
     lse: Option<Guarded>,
+    /// dO, dQ, dK and dV of a backward problem, which reads O and the log-sum-exp.
+    gradients: Option<[Guarded; 4]>,
     workspace: Guarded,
 }
 
@@ -41,6 +43,13 @@ impl TensorSet {
             }
         }
         let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
+        let gradients = problem.gradient_layouts().map(|layouts| {
+            let gradient = |name, layout: &Layout| guarded(name, bytes(layout, dtype));
+            let dout = gradient("dout", &layouts.dout)?;
+            let [dq, dk, dv] = [("dq", &layouts.dq), ("dk", &layouts.dk), ("dv", &layouts.dv)];
+            let [dq, dk, dv] = [dq, dk, dv].map(|(name, layout)| gradient(name, layout));
+            Ok::<_, CudaError>([dout, dq?, dk?, dv?])
+        });
         Ok(TensorSet {
             inputs,
             lengths: problem
@@ -48,6 +57,7 @@ impl TensorSet {
                 .try_map(|entries| guarded("lengths", 4 * entries))?,
             out: guarded("out", bytes(problem.o_layout(), problem.out_dtype()))?,
             lse: lse.map(|bytes| guarded("lse", bytes)).transpose()?,
+            gradients: gradients.transpose()?,
             workspace: guarded("workspace", usize::try_from(workspace_bytes).unwrap_or(usize::MAX))?,
         })
     }
@@ -64,34 +74,97 @@ impl TensorSet {
         });
         tensors.lengths = self.lengths.map(Guarded::as_slice);
         tensors.workspace = Some(self.workspace.as_slice());
+        tensors.gradients = self.gradients.as_ref().map(|gradients| {
+            let [dout, dq, dk, dv] = gradients.each_ref().map(Guarded::as_slice);
+            DeviceGradients { dout, dq, dk, dv }
+        });
         tensors
     }
 
-    /// Fills the output and the log-sum-exp with poison, in the stream.
-    pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
-        let mut outputs = [Some(&self.out), self.lse.as_ref()].into_iter().flatten();
-        outputs.try_for_each(|output| output.as_slice().fill(stream, POISON))
+    /// What kernels write besides the log-sum-exp, in the order of [`Problem::outputs`].
+    pub fn outputs(&self) -> Vec<DeviceSlice<'_>> {
+        match &self.gradients {
+            None => vec![self.out.as_slice()],
+            Some([_, outputs @ ..]) => outputs.iter().map(Guarded::as_slice).collect(),
+        }
     }
 
-    /// The log-sum-exp, after the work in the stream; `None` where the problem asks for none.
+    /// The log-sum-exp where kernels write it.
+    fn written_lse(&self) -> Option<&Guarded> {
+        self.lse.as_ref().filter(|_| self.gradients.is_none())
+    }
+
+    /// Fills what kernels write with poison, in the stream.
+    pub fn poison(&self, stream: &Stream) -> Result<(), CudaError> {
+        let lse = self.written_lse().map(Guarded::as_slice);
+        let mut outputs = self.outputs().into_iter().chain(lse);
+        outputs.try_for_each(|output| output.fill(stream, POISON))
+    }
+
+    /// The log-sum-exp, after the work in the stream; `None` where kernels write none.
     pub fn read_lse(&self, stream: &Stream) -> Result<Option<Vec<f32>>, CudaError> {
-        let Some(lse) = &self.lse else { return Ok(None) };
+        let Some(lse) = self.written_lse() else { return Ok(None) };
         let mut values = vec![0.0f32; lse.as_slice().len() / size_of::<f32>()];
         let bytes = bytemuck::cast_slice_mut(&mut values);
         lse.as_slice().copy_to_host(stream, bytes)?;
         Ok(Some(values))
     }
 
-    /// Copies inputs from the host.
+    /// Copies inputs from the host. O and the log-sum-exp of a backward problem come from [`ForwardPass::run`].
     pub fn upload(&self, stream: &Stream, inputs: &Inputs) -> Result<(), CudaError> {
         let tensors = [&inputs.q, &inputs.k, &inputs.v];
         let scales = tensors.into_iter().filter_map(Tensor::scales).map(bytemuck::cast_slice);
         let from = tensors.into_iter().map(Tensor::bytes).chain(scales);
         let mut pairs = self.inputs.iter().zip(from);
         pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, from))?;
+        if let (Some([dout, ..]), Some(saved)) = (&self.gradients, &inputs.saved) {
+            dout.as_slice().copy_from_host(stream, saved.dout.bytes())?;
+        }
         let lengths = self.lengths.arrays().into_iter().zip(inputs.lengths.arrays());
         let mut pairs = lengths.filter_map(|(to, from)| to.zip(from));
         pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, bytemuck::cast_slice(from)))
+    }
+}
+
+/// The forward pass of a backward problem, by the kernel that the library chooses: it gives O and the log-sum-exp.
+#[derive(Debug)]
+pub struct ForwardPass {
+    attention: Attention,
+    problem: Problem,
+    workspace: DeviceBuffer,
+}
+
+impl ForwardPass {
+    /// Compiles the kernel; `None` for a forward problem.
+    ///
+    /// # Errors
+    /// No kernel serves the forward pass, plan tables that cannot be read, or what the driver says.
+    pub fn new(stream: &Stream, problem: &Problem) -> Result<Option<ForwardPass>> {
+        if problem.direction() == Direction::Forward {
+            return Ok(None);
+        }
+        let (attention, problem) = (
+            Attention::new(Device::Cuda(stream.context().clone())),
+            problem.forward(),
+        );
+        // Allocations begin at multiples of 256 bytes.
+        let bytes = attention.workspace_bytes(&problem, 16)?;
+        let workspace = DeviceBuffer::new(stream.context(), usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        Ok(Some(ForwardPass {
+            attention,
+            problem,
+            workspace,
+        }))
+    }
+
+    /// Computes O and the log-sum-exp of these tensors, in the stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn run(&self, stream: &Stream, tensors: &DeviceTensors<'_>) -> Result<(), flashcore::Error> {
+        let mut tensors = *tensors;
+        (tensors.workspace, tensors.gradients) = (Some(self.workspace.as_slice()), None);
+        self.attention.forward_on(stream, &self.problem, &tensors)
     }
 }
 
@@ -105,9 +178,11 @@ pub struct GpuBed<'g> {
     tools: &'g GpuTools,
     problem: Problem,
     places: [TensorSet; 2],
-    snapshot: DeviceBuffer,
+    /// Of each output.
+    snapshot: Vec<DeviceBuffer>,
+    forward: Option<ForwardPass>,
     /// Outputs that are shown are copied here: allocating that much takes longer than the copy.
-    shown: RefCell<Option<Tensor>>,
+    shown: RefCell<Vec<Tensor>>,
 }
 
 impl<'g> GpuBed<'g> {
@@ -115,11 +190,14 @@ impl<'g> GpuBed<'g> {
     pub fn new(stream: &'g Stream, tools: &'g GpuTools, problem: &Problem, workspace_bytes: u64) -> Result<GpuBed<'g>> {
         let place = || TensorSet::new(stream, problem, workspace_bytes);
         let places = [place()?, place()?];
+        let outputs = places[0].outputs().into_iter();
+        let copies = outputs.map(|output| DeviceBuffer::new(stream.context(), output.len()));
         Ok(GpuBed {
             stream,
             tools,
             problem: problem.clone(),
-            snapshot: DeviceBuffer::new(stream.context(), places[0].tensors().out.len())?,
+            snapshot: copies.collect::<Result<_, CudaError>>()?,
+            forward: ForwardPass::new(stream, problem)?,
             places,
             shown: RefCell::default(),
         })
@@ -129,6 +207,11 @@ impl<'g> GpuBed<'g> {
     pub fn tensors(&self, place: usize) -> DeviceTensors<'_> {
         self.places[place % 2].tensors()
     }
+
+    /// The outputs of a place.
+    pub(crate) fn outputs(&self, place: usize) -> Vec<DeviceSlice<'_>> {
+        self.places[place % 2].outputs()
+    }
 }
 
 impl Bed for GpuBed<'_> {
@@ -137,7 +220,11 @@ impl Bed for GpuBed<'_> {
     }
 
     fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble> {
-        Ok(self.places[place % 2].upload(self.stream, inputs)?)
+        self.places[place % 2].upload(self.stream, inputs)?;
+        match &self.forward {
+            Some(forward) => Ok(forward.run(self.stream, &self.tensors(place))?),
+            None => Ok(()),
+        }
     }
 
     fn poison(&self, place: usize) -> Result<(), Trouble> {
@@ -149,23 +236,29 @@ impl Bed for GpuBed<'_> {
     }
 
     fn snapshot(&self, place: usize) -> Result<(), Trouble> {
-        let (snapshot, out) = (self.snapshot.as_slice(), self.tensors(place).out);
-        Ok(snapshot.copy_from(self.stream, out)?)
+        let outputs = self.places[place % 2].outputs().into_iter();
+        let mut pairs = self.snapshot.iter().zip(outputs);
+        Ok(pairs.try_for_each(|(snapshot, output)| snapshot.as_slice().copy_from(self.stream, output))?)
     }
 
     fn finish(&self) -> Result<(), Trouble> {
         Ok(self.stream.context().synchronize()?)
     }
 
-    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&Tensor)) -> Result<(), Trouble> {
+    fn see(&self, place: usize, what: Output, look: &mut dyn FnMut(&[Tensor])) -> Result<(), Trouble> {
         let mut shown = self.shown.borrow_mut();
-        let out = shown.get_or_insert_with(|| Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout()));
+        if shown.is_empty() {
+            let outputs = self.problem.outputs().into_iter();
+            shown.extend(outputs.map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout)));
+        }
         let from = match what {
-            Output::Final => self.tensors(place).out,
-            Output::Snapshot => self.snapshot.as_slice(),
+            Output::Final => self.places[place % 2].outputs(),
+            Output::Snapshot => self.snapshot.iter().map(DeviceBuffer::as_slice).collect(),
         };
-        from.copy_to_host(self.stream, out.bytes_mut())?;
-        look(out);
+        for (from, to) in from.into_iter().zip(shown.iter_mut()) {
+            from.copy_to_host(self.stream, to.bytes_mut())?;
+        }
+        look(&shown);
         Ok(())
     }
 
@@ -177,7 +270,8 @@ impl Bed for GpuBed<'_> {
         for place in &self.places {
             let lengths = place.lengths.arrays().into_iter().flatten();
             let read = place.inputs.iter().chain(lengths);
-            for buffer in read.chain([&place.out, &place.workspace]).chain(&place.lse) {
+            let written = [&place.out, &place.workspace].into_iter().chain(&place.lse);
+            for buffer in read.chain(written).chain(place.gradients.iter().flatten()) {
                 if let Some(outside) = buffer.outside(self.stream)? {
                     return Ok(Some(outside));
                 }
@@ -197,14 +291,15 @@ impl Bed for GpuBed<'_> {
 
     fn peer_tensors(&self) -> PeerTensors {
         let tensors = self.tensors(0);
-        let addresses = [tensors.q, tensors.k, tensors.v, tensors.out].map(|slice| (slice.address(), slice.len()));
-        let scales = tensors
-            .scales
-            .map(|scales| [scales.q, scales.k, scales.v].map(DeviceSlice::address));
+        let is_backward = tensors.gradients.is_some();
+        let address = |name: &str| {
+            let slice = tensors.named(name).filter(|_| is_backward || name != "lse")?;
+            Some((slice.address(), slice.len()))
+        };
         let place = PeerPlace::Cuda {
             ordinal: self.stream.context().info().ordinal,
             stream: self.stream.as_raw(),
         };
-        PeerTensors::new(place, &self.problem, addresses, scales)
+        PeerTensors::new(place, &self.problem, &address)
     }
 }

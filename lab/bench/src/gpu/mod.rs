@@ -5,7 +5,7 @@ mod guarded;
 mod subject;
 mod tools;
 
-pub use bed::{GpuBed, TensorSet};
+pub use bed::{ForwardPass, GpuBed, TensorSet};
 pub(crate) use subject::info_of;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools};

@@ -1,7 +1,7 @@
 //! A task in robust-kbench's format.
 
 use flashcore_kernels::Plan;
-use flashcore_problem::{CausalAlign, DType, Layout, Mask, Problem, ProblemBuilder};
+use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem, ProblemBuilder};
 use serde_json::{Value, json};
 
 use super::source;
@@ -49,6 +49,9 @@ impl Task {
         };
         if problem.dtype() == DType::E4M3 {
             return refuse("e4m3 tensors with scales", "use fp16, bf16 or f32");
+        }
+        if problem.direction() == Direction::Backward {
+            return refuse("the backward pass", "leave out --backward");
         }
         if problem.has_lengths() {
             return refuse("lengths that differ between sequences", "use equal lengths");

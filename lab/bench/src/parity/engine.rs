@@ -6,13 +6,15 @@ use flashcore::plans::{Config, Plan, PlanSummary};
 use flashcore::testing::{InputKind, Inputs, Tolerance, compare, compare_lse, reference_rows};
 use flashcore::{Attention, Device, Error, KernelId, Problem, Tensor};
 use flashcore_check::mutate::{Operator, plant};
-use flashcore_check::{CheckError, CheckOptions, check_plan};
+use flashcore_check::{CheckError, CheckOptions, check_plan, gate_gradients};
 use flashcore_cpu::CpuConfig;
 use flashcore_cuda::{CudaError, ModuleRefusal};
 use flashcore_ir::Chip;
 use flashcore_kernels::{FAMILIES, Family, KernelCache, NoPlan, select_among};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{Comparison, GapWritten, POISON, ProblemError, ReferenceRow, others_untouched};
+use flashcore_problem::{
+    BackwardTensors, Comparison, GapWritten, Gradients, POISON, ProblemError, ReferenceRow, Saved, others_untouched,
+};
 use thiserror::Error as ThisError;
 
 use super::witness::{Sdpa, Seen};
@@ -81,6 +83,9 @@ pub enum Wrong {
     /// The output is off.
     #[error("{0}")]
     Output(Box<Comparison>),
+    /// A gradient is off: which.
+    #[error("{0}: {1}")]
+    Gradient(&'static str, Box<Comparison>),
     /// The log-sum-exp is off.
     #[error("log-sum-exp: {0}")]
     LogSumExp(Box<Comparison>),
@@ -239,6 +244,18 @@ impl Engine {
         witness: Option<&Sdpa>,
     ) -> Result<Found, Wrong> {
         let inputs = Inputs::generate(problem, kind, seed);
+        if let Some(saved) = &inputs.saved {
+            let out = match &drawn.run {
+                Runs::With(attention) => backward(attention, problem, &inputs, saved, seed)?,
+                Runs::Simulated(plan, chip) => simulate(plan, *chip, kind, seed)?,
+            };
+            let why = "gradients are compared with float64 alone";
+            return Ok(Found {
+                out,
+                masked_rows: saved.lse.contains(&f32::NEG_INFINITY),
+                seen: witness.map(|_| Seen::Not(why.to_string())),
+            });
+        }
         let lengths = inputs.lengths.as_slices();
         let rows = problem.query_rows(&lengths)?;
         let [q, k, v] = [inputs.q.view(), inputs.k.view(), inputs.v.view()];
@@ -304,6 +321,38 @@ fn forward(
         }
     }
     Ok(result)
+}
+
+/// Computes gradients on a device, over poison: the one that is furthest from float64.
+fn backward(
+    attention: &Attention,
+    problem: &Problem,
+    inputs: &Inputs,
+    saved: &Saved,
+    seed: u64,
+) -> Result<Comparison, Wrong> {
+    let tensors = BackwardTensors {
+        q: inputs.q.view(),
+        k: inputs.k.view(),
+        v: inputs.v.view(),
+        out: saved.out.view(),
+        lse: &saved.lse,
+        dout: saved.dout.view(),
+    };
+    let outputs = problem.outputs().into_iter();
+    let mut outs: Vec<Tensor> = outputs
+        .map(|(_, dtype, layout)| Tensor::filled(dtype, layout, POISON))
+        .collect();
+    if let [dq, dk, dv] = &mut outs[..] {
+        let gradients = Gradients::from([dq.view_mut(), dk.view_mut(), dv.view_mut()]);
+        attention.backward_lengths(problem, &tensors, &inputs.lengths.as_slices(), gradients)?;
+    }
+    let gate = gate_gradients(problem, inputs, &outs, seed)?;
+    match (gate.passed(), gate.gaps) {
+        (true, _) => Ok(gate.out),
+        (false, Some(gap)) => Err(gap.into()),
+        (false, None) => Err(Wrong::Gradient(gate.gradient.unwrap_or_default(), Box::new(gate.out))),
+    }
 }
 
 /// Simulates a plan under one schedule.

@@ -19,7 +19,7 @@ use flashcore::{DType, Problem};
 use flashcore_check::mutate::Operator;
 use flashcore_kernels::{FAMILIES, Family, ladder, mma, wgmma};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{RandomLimits, random_problem};
+use flashcore_problem::{RandomLimits, random_backward, random_problem};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -47,6 +47,8 @@ pub struct Options {
     pub dtype: Option<DType>,
     /// Problems of packed sequences, caches and pages, with NaN past every end.
     pub lengths: bool,
+    /// Backward problems: all three gradients are compared. With lengths, a cache takes the place of pages.
+    pub backward: bool,
     /// A mistake to plant into each simulated kernel, at the first place that it has.
     pub plant: Option<Operator>,
 }
@@ -61,6 +63,7 @@ impl Default for Options {
             family: None,
             dtype: None,
             lengths: false,
+            backward: false,
             plant: None,
         }
     }
@@ -200,6 +203,10 @@ impl Options {
     fn problem(&self, engine: &Engine, seed: u64) -> Result<(Problem, usize), String> {
         const TRIES: usize = 200;
         let limits = self.limits();
+        if self.backward {
+            let problem = random_backward(seed, &limits).map_err(|error| error.to_string())?;
+            return Ok((problem, 0));
+        }
         let mut seeds = Rng::new(seed);
         let mut problem = random_problem(seed, &limits).map_err(|error| error.to_string())?;
         if self.dtype != Some(DType::E4M3) {
@@ -234,8 +241,8 @@ impl Options {
                 words.push_str(&format!(" {flag} {value}"));
             }
         }
-        if self.lengths {
-            words.push_str(" --lengths");
+        for (flag, is_given) in [(" --lengths", self.lengths), (" --backward", self.backward)] {
+            words.push_str(if is_given { flag } else { "" });
         }
         words
     }
@@ -254,10 +261,11 @@ mod tests {
     #[test]
     fn kernels_of_the_host_and_of_the_simulator_are_right() {
         for engine in [Engine::Device(Device::Cpu), sim()] {
-            for lengths in [false, true] {
+            for (lengths, backward) in [(false, false), (true, false), (false, true), (true, true)] {
                 let options = Options {
                     problems: 4,
                     lengths,
+                    backward,
                     ..Options::default()
                 };
                 let report = run(&engine, &options, None, &|_, _| ());
@@ -291,6 +299,26 @@ mod tests {
             ..options
         };
         assert_eq!(run(&sim(), &only, None, &|_, _| ()).mismatches[0], *first);
+    }
+
+    #[test]
+    fn a_mistake_planted_in_a_backward_pass_is_found_and_its_command_says_so() {
+        let options = Options {
+            problems: 4,
+            backward: true,
+            inputs: Some(InputKind::Normal),
+            plant: Operator::from_name("drop-barrier"),
+            ..Options::default()
+        };
+        let report = run(&sim(), &options, None, &|_, _| ());
+        let first = &report.mismatches[0];
+        assert!(first.what.contains("error[race]"), "{first:?}");
+        let command = first.command.split_once(" --device").unwrap().1;
+        assert_eq!(
+            command,
+            " sim --profile l4 --inputs normal --plant drop-barrier --backward"
+        );
+        assert!(first.problem.as_ref().unwrap().ends_with(" backward"));
     }
 
     #[test]

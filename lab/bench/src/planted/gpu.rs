@@ -4,7 +4,7 @@ use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_ir::{BuildErrors, Kernel};
 use flashcore_problem::{Problem, Tensor};
 
-use super::Spoil;
+use super::{Spoil, Spoiler};
 use crate::gpu::{GpuBed, one_warp_on};
 use crate::{Bed, Trouble};
 
@@ -41,7 +41,7 @@ impl GpuBed<'_> {
         rest: Option<u32>,
     ) -> Result<(), Trouble> {
         let kernel = kernel.map_err(|errors| Trouble::new(format!("a planted kernel does not build: {errors}")))?;
-        let out = self.tensors(place).out;
+        let out = self.outputs(place)[0];
         let function = Function::load(self.stream.context(), &kernel, &ModuleOptions::default())?;
         function.run(self.stream, &one_warp_on(("out", out.len()), rest), &[out])?;
         Ok(self.stream.synchronize()?)
@@ -49,7 +49,7 @@ impl GpuBed<'_> {
 }
 
 impl Spoil for GpuBed<'_> {
-    fn spoil(&self, place: usize, act: &mut dyn FnMut(&Tensor, &mut Tensor, &mut [f32])) -> Result<(), Trouble> {
+    fn spoil(&self, place: usize, act: &mut Spoiler<'_>) -> Result<(), Trouble> {
         let (tensors, problem): (_, &Problem) = (self.tensors(place), self.problem());
         let mut q = Tensor::poisoned(problem.dtype(), *problem.q_layout());
         tensors.q.copy_to_host(self.stream, q.bytes_mut())?;
@@ -62,12 +62,19 @@ impl Spoil for GpuBed<'_> {
                 .with_scales("q", values)
                 .map_err(|error| Trouble::new(error.to_string()))?;
         }
-        let mut out = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        tensors.out.copy_to_host(self.stream, out.bytes_mut())?;
+        let outputs = problem.outputs().into_iter();
+        let mut outs: Vec<Tensor> = outputs
+            .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
+            .collect();
+        for (from, out) in self.outputs(place).into_iter().zip(&mut outs) {
+            from.copy_to_host(self.stream, out.bytes_mut())?;
+        }
         let mut lse = self.read_lse(place)?.unwrap_or_default();
-        act(&q, &mut out, &mut lse);
-        tensors.out.copy_from_host(self.stream, out.bytes())?;
-        if let Some(to) = tensors.lse {
+        act(&q, &mut outs, &mut lse);
+        for (to, out) in self.outputs(place).into_iter().zip(&outs) {
+            to.copy_from_host(self.stream, out.bytes())?;
+        }
+        if let Some(to) = tensors.lse.filter(|_| !lse.is_empty()) {
             to.copy_from_host(self.stream, bytemuck::cast_slice(&lse))?;
         }
         Ok(())
@@ -78,7 +85,7 @@ impl Spoil for GpuBed<'_> {
     }
 
     fn write_outside(&self, place: usize, words: u32) -> Result<(), Trouble> {
-        let end = (self.tensors(place).out.len() / size_of::<u32>()) as u32;
+        let end = (self.outputs(place)[0].len() / size_of::<u32>()) as u32;
         self.run_on_output(wild_kernel(), place, Some(end.saturating_add(words)))
     }
 }

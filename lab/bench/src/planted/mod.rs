@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 
-pub use subject::{Planted, Spoil};
+pub use subject::{Planted, Spoil, Spoiler};
 
 use crate::defences::Reason;
 

@@ -19,16 +19,19 @@ const LARGE: f64 = 6.0;
 /// How far outside, in words: 16 GB past the output.
 const FAR: u32 = u32::MAX - 63;
 
+/// What is done to Q, the outputs and the log-sum-exp of a place.
+pub type Spoiler<'a> = dyn FnMut(&Tensor, &mut [Tensor], &mut [f32]) + 'a;
+
 /// A bed whose tensors a candidate can spoil.
 pub trait Spoil: Bed {
-    /// Waits for all work, calls `act` with Q, the output and the log-sum-exp (empty if not asked for)
-    /// of a place, and keeps what it wrote to the last two.
-    fn spoil(&self, place: usize, act: &mut dyn FnMut(&Tensor, &mut Tensor, &mut [f32])) -> Result<(), Trouble>;
+    /// Waits for all work, calls `act` with Q, the outputs and the log-sum-exp (empty if candidates write
+    /// none) of a place, and keeps what it wrote to the last two.
+    fn spoil(&self, place: usize, act: &mut Spoiler<'_>) -> Result<(), Trouble>;
 
     /// Never ends.
     fn hang(&self) -> Result<(), Trouble>;
 
-    /// Writes a word, so many words past the end of the output of a place.
+    /// Writes a word, so many words past the end of the first output of a place.
     fn write_outside(&self, place: usize, words: u32) -> Result<(), Trouble>;
 }
 
@@ -41,8 +44,8 @@ pub struct Planted<'a> {
     place: usize,
     in_finals: InFinals,
     calls: u32,
-    /// An earlier output and its log-sum-exp.
-    kept: Option<(Tensor, Vec<f32>)>,
+    /// Earlier outputs and their log-sum-exp.
+    kept: Option<(Vec<Tensor>, Vec<f32>)>,
 }
 
 impl<'a> Planted<'a> {
@@ -73,9 +76,11 @@ impl<'a> Planted<'a> {
         }
     }
 
+    /// Acts on the first output.
     fn out<T>(&self, mut act: impl FnMut(&mut Tensor) -> T) -> Result<T, Trouble> {
         let mut result = None;
-        self.bed.spoil(self.place, &mut |_, out, _| result = Some(act(out)))?;
+        self.bed
+            .spoil(self.place, &mut |_, outs, _| result = Some(act(&mut outs[0])))?;
         result.ok_or_else(|| Trouble::new("the output was not shown"))
     }
 
@@ -88,10 +93,10 @@ impl<'a> Planted<'a> {
     }
 
     fn wrong_where(&self, shows: fn(&Tensor) -> bool) -> Result<(), Trouble> {
-        self.bed.spoil(self.place, &mut |q, out, _| {
+        self.bed.spoil(self.place, &mut |q, outs, _| {
             if shows(q) {
-                let value = out.view().get(0, 0, 0, 0);
-                out.view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);
+                let value = outs[0].view().get(0, 0, 0, 0);
+                outs[0].view_mut().set(0, 0, 0, 0, value * 0.5 + 1.0);
             }
         })
     }
@@ -118,10 +123,12 @@ impl<'a> Planted<'a> {
                 self.lse(|last| *last = before)?;
             }
             Conduct::LeavesAnswersAlone => return self.out(|out| out.bytes()[0] != POISON),
-            Conduct::Zeros => self.out(|out| out.bytes_mut().fill(0))?,
+            Conduct::Zeros => self.bed.spoil(self.place, &mut |_, outs, _| {
+                outs.iter_mut().for_each(|out| out.bytes_mut().fill(0));
+            })?,
             Conduct::Cached => match &self.kept {
-                Some((kept, kept_lse)) => self.bed.spoil(self.place, &mut |_, out, lse| {
-                    out.copy_from(kept);
+                Some((kept, kept_lse)) => self.bed.spoil(self.place, &mut |_, outs, lse| {
+                    outs.iter_mut().zip(kept).for_each(|(out, kept)| out.copy_from(kept));
                     lse.copy_from_slice(kept_lse);
                 })?,
                 None => return Ok(false),
@@ -155,7 +162,7 @@ impl<'a> Planted<'a> {
             Conduct::Cached => {
                 let kept = &mut self.kept;
                 let mut keep =
-                    |_: &Tensor, out: &mut Tensor, lse: &mut [f32]| *kept = Some((out.clone(), lse.to_vec()));
+                    |_: &Tensor, outs: &mut [Tensor], lse: &mut [f32]| *kept = Some((outs.to_vec(), lse.to_vec()));
                 self.bed.spoil(self.place, &mut keep)
             }
             Conduct::WrongFarOut => self.out(|out| {

@@ -1,6 +1,6 @@
 //! Writes a problem as a file that reads as the same problem.
 
-use flashcore_problem::{Layout, Mask, Problem};
+use flashcore_problem::{Direction, Layout, Mask, Problem};
 use serde_json::{Map, Value, json};
 
 use super::cases;
@@ -37,6 +37,9 @@ pub fn text(case: &Case) -> Option<String> {
     if *problem.q_layout() != Layout::bshd(problem.q_layout().shape) {
         set("layout", json!("bhsd"));
     }
+    if problem.direction() == Direction::Backward {
+        set("direction", json!("backward"));
+    }
     set("q_lengths", json!(problem.q_lengths()));
     set("kv_lengths", json!(problem.kv_lengths()));
     for key in ["q_lengths", "kv_lengths"] {
@@ -59,8 +62,10 @@ mod tests {
             let problem = named.builder().build().unwrap();
             let name = named.name.to_string();
             let case = Case { name, problem };
-            let text = text(&case).unwrap_or_else(|| panic!("{case:?}"));
-            assert_eq!(cases(&text, false, None).unwrap(), [case], "{text}");
+            for case in [case.clone(), case.backward().unwrap()] {
+                let text = text(&case).unwrap_or_else(|| panic!("{case:?}"));
+                assert_eq!(cases(&text, false, None).unwrap(), [case], "{text}");
+            }
         }
     }
 

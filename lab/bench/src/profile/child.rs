@@ -10,7 +10,7 @@ use flashcore_problem::{Layout, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::gpu::{KernelSubject, Launching, PreparedPlan, TensorSet, info_of};
+use crate::gpu::{ForwardPass, KernelSubject, Launching, PreparedPlan, TensorSet, info_of};
 use crate::own::{Code, Own};
 use crate::{BenchError, LaunchMode, Result, Subject, SubjectInfo};
 
@@ -55,7 +55,10 @@ impl Launch {
         let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
         let plan = Plan::new(&self.problem, config, context.info().chip()).map_err(refused)?;
         let tensors = TensorSet::new(&stream, &self.problem, plan.workspace_bytes())?;
-        tensors.upload(&stream, &Inputs::generate(&self.problem, InputKind::Normal, SEED))?;
+        tensors.upload(&stream, &Inputs::before_forward(&self.problem, InputKind::Normal, SEED))?;
+        if let Some(forward) = ForwardPass::new(&stream, &self.problem)? {
+            forward.run(&stream, &tensors.tensors())?;
+        }
         let options = ModuleOptions {
             line_info: true,
             ..ModuleOptions::default()

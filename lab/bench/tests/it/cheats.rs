@@ -2,23 +2,21 @@
 
 use std::collections::HashMap;
 
-use flashcore_bench::Trouble;
 use flashcore_bench::bed::{Bed, Drawn, Workbench};
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use flashcore_bench::defences::{
     AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Output, Reason, Rig, Run, Seen, inspect, inspect_again, look_once,
 };
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
+use flashcore_bench::{Expected, Trouble};
 use flashcore_cpu::attention;
-use flashcore_problem::{
-    InputKind, Inputs, KvLengths, POISON, Problem, ProblemBuilder, QLengths, ReferenceRow, Tensor, reference,
-};
+use flashcore_problem::{InputKind, Inputs, KvLengths, POISON, Problem, ProblemBuilder, QLengths, Tensor, reference};
 
 /// Two places with inputs and outputs. Work is done at once, except what is left on another stream.
 struct FakeRig {
     problem: Problem,
     inputs: HashMap<u64, Inputs>,
-    expected: HashMap<u64, Vec<ReferenceRow>>,
+    expected: HashMap<u64, Expected>,
     loaded: [u64; 2],
     out: [Tensor; 2],
     lse: [Vec<f32>; 2],
@@ -38,7 +36,7 @@ impl FakeRig {
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let drawn = Inputs::generate(&problem, InputKind::Normal, seed);
             let want = reference(&problem, &drawn.q.view(), &drawn.k.view(), &drawn.v.view()).unwrap();
-            expected.insert(seed, want);
+            expected.insert(seed, Expected::Forward(want));
             inputs.insert(seed, drawn);
         }
         let blank = || Tensor::filled(problem.out_dtype(), *problem.o_layout(), 0x11);
@@ -78,7 +76,7 @@ impl Rig for FakeRig {
         &self.problem
     }
 
-    fn expected(&self, seed: u64) -> &[ReferenceRow] {
+    fn expected(&self, seed: u64) -> &Expected {
         &self.expected[&seed]
     }
 
@@ -150,7 +148,7 @@ impl Rig for FakeRig {
             Output::Final => &self.out[place],
             Output::Snapshot => &self.snapshot,
         };
-        Seen::of(&self.problem, &self.expected[&seed], out)
+        Seen::of(&self.problem, &self.expected[&seed], std::slice::from_ref(out))
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
@@ -187,11 +185,15 @@ fn every_cheat_is_rejected_for_its_own_reason() {
 #[test]
 fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
     let problem = Problem::builder().heads(2, 1).seq_len(40).head_dim(32).return_lse(true);
-    let bed = &CpuBed::new(&problem.build().unwrap());
+    let problem = problem.build().unwrap();
     let not_here = [Conduct::OneOutside, Conduct::NotJoined, Conduct::NotWaiting];
-    for conduct in Conduct::ALL {
+    // A backward pass writes no log-sum-exp.
+    let not_backward = [Conduct::UnwrittenLse, Conduct::WrongLse];
+    let beds = [&problem, &problem.backward().unwrap()].map(CpuBed::new);
+    for (bed, conduct) in beds.iter().flat_map(|bed| Conduct::ALL.map(|conduct| (bed, conduct))) {
         let reason = conduct.reason();
-        if (reason.is_none() && conduct != Conduct::Honest) || not_here.contains(&conduct) {
+        let is_missing = !bed.problem().writes_lse() && not_backward.contains(&conduct);
+        if (reason.is_none() && conduct != Conduct::Honest) || not_here.contains(&conduct) || is_missing {
             continue;
         }
         let config = flashcore_cpu::default_config(bed.problem(), rayon::current_num_threads());

@@ -48,12 +48,9 @@ impl Subject for Zeros {
     fn call(&mut self) -> Result<(), Trouble> {
         Ok(())
     }
-    fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
-        Ok(Some(Tensor::filled(
-            self.problem.out_dtype(),
-            *self.problem.o_layout(),
-            0,
-        )))
+    fn answer(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
+        let zeros = Tensor::filled(self.problem.out_dtype(), *self.problem.o_layout(), 0);
+        Ok(Some(vec![zeros]))
     }
 }
 

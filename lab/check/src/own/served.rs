@@ -1,6 +1,6 @@
 //! What a declaration may name of a problem, and what it must name to serve it.
 
-use flashcore_problem::{CausalAlign, DType, Layout, Mask, Problem};
+use flashcore_problem::{CausalAlign, DType, Direction, Layout, Mask, Problem};
 
 use super::Declared;
 
@@ -103,6 +103,9 @@ impl Declared {
                 dtypes.join(", "),
                 problem.dtype()
             ));
+        }
+        if problem.direction() == Direction::Backward {
+            return Err("declared kernels compute the forward pass".to_string());
         }
         if problem.has_lengths() {
             return Err("packed sequences and caches with lengths are not passed to declared kernels".to_string());

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::trial::Verdict;
 
 /// Version of the protocol. Every change that an older program would not understand raises it.
-pub(crate) const PROTOCOL: u32 = 8;
+pub(crate) const PROTOCOL: u32 = 9;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ask {
@@ -59,11 +59,11 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum What {
+    /// The outputs: O, or the gradients of Q, K and V one after another.
     Output,
     /// The output as of the end of the stream.
     Snapshot,
-    /// The log-sum-exp, f32 `[batch, heads, seq_q]` in native byte order; empty if the problem
-    /// requests none.
+    /// The log-sum-exp, f32 `[batch, heads, seq_q]` in native byte order; empty if none is written.
     Lse,
 }
 
@@ -73,10 +73,10 @@ pub(crate) enum Form {
     Bytes {
         file: PathBuf,
     },
-    /// Some rows (batch, head, query) in a file, one after another. Result: a
-    /// [`Census`](flashcore_bench::defences::Census) of the whole output.
+    /// Some rows (batch, head, row) of each output in a file, one after another. Result: a
+    /// [`Census`](flashcore_bench::defences::Census) of the whole outputs.
     Rows {
-        rows: Vec<[usize; 3]>,
+        rows: Vec<Vec<[usize; 3]>>,
         file: PathBuf,
     },
     Digest,

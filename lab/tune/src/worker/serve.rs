@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use flashcore_bench::defences::{Output, census};
+use flashcore_bench::defences::{Output, census_of};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
 use flashcore_check::own::Declared;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
@@ -250,12 +250,17 @@ fn read(bench: &Workbench<'_>, place: usize, what: What, form: &Form) -> Result<
         What::Snapshot => Output::Snapshot,
         What::Output | What::Lse => Output::Final,
     };
-    bench.bed.see(place, output, &mut |out| {
+    bench.bed.see(place, output, &mut |outs| {
         found = match form {
             Form::Rows { rows, file } => {
-                bytes_of_rows(out, rows).map(|bytes| written(file, &bytes, Said::ok(census(&out.view()))))
+                let each = outs.iter().zip(rows).map(|(out, rows)| bytes_of_rows(out, rows));
+                let all = each.collect::<Result<Vec<_>, _>>();
+                all.map(|all| written(file, &all.concat(), Said::ok(census_of(outs))))
             }
-            Form::Bytes { .. } | Form::Digest => Ok(bytes(out.bytes())),
+            Form::Bytes { .. } | Form::Digest => Ok(match outs {
+                [out] => bytes(out.bytes()),
+                outs => bytes(&outs.iter().map(Tensor::bytes).collect::<Vec<_>>().concat()),
+            }),
         };
     })?;
     found
