@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use flashcore::{Device, Problem, Tensor};
+use flashcore::{DType, Device, Layout, Problem, Tensor};
 use flashcore_bench::child::Doing;
 use flashcore_bench::{
     Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, Reading,
@@ -12,7 +12,7 @@ use flashcore_bench::{
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyTuple};
 use serde::Serialize;
 
 use crate::error::{raise, value};
@@ -153,7 +153,7 @@ pub(crate) fn measure(
 }
 
 /// A function of Python's: an object with `info`, `runs_per_call`, `call()`; `run_once()` where a call is a chain of
-/// runs and one alone can be made; for peers, `answer()`.
+/// runs and one alone can be made; for peers, `answer()`, and `refresh()` where new inputs need work ahead of runs.
 struct PySubject<'py> {
     info: SubjectInfo,
     runs_per_call: u32,
@@ -177,32 +177,59 @@ impl<'py> PySubject<'py> {
         })
     }
 
-    /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output.
-    /// `None` if it gives none: it wrote to the output that all subjects share.
-    fn copy_answer(&self, problem: &Problem) -> PyResult<Option<Tensor>> {
+    /// Calls `refresh()`, where there is one, which may replace the functions.
+    fn refresh(&mut self) -> PyResult<()> {
+        if let Some(refresh) = self.object.getattr_opt("refresh")? {
+            refresh.call0()?;
+            self.call = self.object.getattr("call")?;
+            self.run_once = self.object.getattr_opt("run_once")?;
+        }
+        Ok(())
+    }
+
+    /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output, or a tuple of one for
+    /// each output. `None` if it gives none: it wrote to the outputs that all subjects share.
+    fn copy_answer(&self, problem: &Problem) -> PyResult<Option<Vec<Tensor>>> {
         let given = self.object.call_method0("answer")?;
         if given.is_none() {
             return Ok(None);
         }
-        let given = TensorRequest::new("answer", &given)?.import(None, Axes::Bshd)?;
-        if given.layout != *problem.o_layout() || given.dtype != problem.out_dtype() {
+        let outputs = problem.outputs();
+        let tensors: Vec<Bound<'py, PyAny>> = match given.cast::<PyTuple>() {
+            Ok(several) => several.iter().collect(),
+            Err(_) => vec![given],
+        };
+        if tensors.len() != outputs.len() {
+            let (given, expected) = (tensors.len(), outputs.len());
             return Err(value(format!(
-                "answer is {} {:?}; the problem's output is {} {:?}",
-                given.dtype,
-                given.layout,
-                problem.out_dtype(),
-                problem.o_layout()
+                "answer has {given} tensors; the problem has {expected} outputs"
             )));
         }
-        if given.place != Place::Cpu {
-            return Err(value(format!("answer is on {}; it must be on the CPU", given.place)));
-        }
-        let mut answer = Tensor::poisoned(problem.out_dtype(), *problem.o_layout());
-        // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
-        let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
-        answer.bytes_mut().copy_from_slice(view.bytes());
-        Ok(Some(answer))
+        let copies = tensors
+            .iter()
+            .zip(outputs)
+            .map(|(tensor, output)| copy_of(tensor, output));
+        copies.collect::<PyResult<Vec<Tensor>>>().map(Some)
     }
+}
+
+/// A copy of a tensor on the CPU that is an output of this name, type and layout.
+fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout)) -> PyResult<Tensor> {
+    let given = TensorRequest::new("answer", given)?.import(None, Axes::Bshd)?;
+    if given.layout != layout || given.dtype != dtype {
+        let is = format!("answer is {} {:?}", given.dtype, given.layout);
+        return Err(value(format!(
+            "{is}; the problem's output {name} is {dtype} {layout:?}"
+        )));
+    }
+    if given.place != Place::Cpu {
+        return Err(value(format!("answer is on {}; it must be on the CPU", given.place)));
+    }
+    let mut answer = Tensor::poisoned(dtype, layout);
+    // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
+    let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
+    answer.bytes_mut().copy_from_slice(view.bytes());
+    Ok(answer)
 }
 
 impl Subject for PySubject<'_> {
@@ -235,7 +262,11 @@ impl Subject for PySubject<'_> {
         once.call0().map(drop).map_err(|error| trouble(once.py(), error))
     }
 
-    fn answer(&mut self) -> Result<Option<Tensor>, Trouble> {
+    fn inputs_changed(&mut self) -> Result<(), Trouble> {
+        self.refresh().map_err(|error| trouble(self.object.py(), error))
+    }
+
+    fn answer(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
         let Some(problem) = &self.problem else { return Ok(None) };
         self.copy_answer(problem)
             .map_err(|error| trouble(self.object.py(), error))

@@ -102,7 +102,7 @@ def test_absent_peers_say_why():
 SIZES = {"batch": 1, "num_heads": 4, "num_kv_heads": 4, "seq_len_q": 128, "seq_len_kv": 128, "head_dim": 64}
 
 
-def request(dtype="fp16", causal=False, **more):
+def request(dtype="fp16", causal=False, direction="forward", **more):
     """A request for one problem, as flashcore-bench writes it."""
     shape = [1, 128, 4, 64]
     layout = {"shape": shape, "strides": [128 * 4 * 64, 4 * 64, 64, 1]}
@@ -116,6 +116,7 @@ def request(dtype="fp16", causal=False, **more):
         "softmax_scale": 0.125,
         "softcap": None,
         "return_lse": False,
+        "direction": direction,
         **dict.fromkeys("qkvo", layout),
     }
     return {"cases": [{"name": "small", "problem": problem}], "options": QUICK_RUN, **more}
@@ -131,6 +132,14 @@ def test_run_benches_our_kernels():
     assert subjects[0]["info"]["kernel"].startswith("cpu/") and subjects[0]["summary"]["p50"] > 0
     assert {"case", "inspected", "sample", "result"} <= {kind for kind, _ in seen}
     json.dumps(report)
+
+
+def test_run_benches_our_backward_pass():
+    report = _bench.run(request(direction="backward", causal=True), device="cpu", peers=[])
+    result = report["results"][0]
+    assert result["case"]["problem"]["direction"] == "backward"
+    subject = result["measurement"]["subjects"][0]
+    assert subject["info"]["kernel"].startswith("cpu/") and subject["summary"]["p50"] > 0
 
 
 def test_run_with_nothing_to_do():
@@ -180,7 +189,19 @@ def test_peers_are_inspected_and_timed():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("how", [{}, {"causal": True}, {"dtype": "bf16"}, {"plain": True}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"causal": True},
+        {"dtype": "bf16"},
+        {"plain": True},
+        {"direction": "backward"},
+        {"direction": "backward", "dtype": "bf16", "causal": True},
+        {"direction": "backward", "plain": True},
+    ],
+    ids=str,
+)
 def test_pytorch_beside_ours(device, how):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     if device == "cuda" and flashcore.why_not_cuda():
@@ -190,3 +211,30 @@ def test_pytorch_beside_ours(device, how):
     subjects = report["results"][0]["measurement"]["subjects"]
     assert {subject["info"]["label"] for subject in subjects} >= {"torch/math"}
     assert all(subject["summary"] and not subject["trouble"] for subject in subjects), subjects
+
+
+@pytest.mark.parametrize("label", ["torch/math", "torch/sdpa"])
+def test_a_backward_pass_of_pytorch_is_of_the_inputs_that_are_there(label):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    found, _ = peers.find("cpu", [label])
+    random = np.random.default_rng(3)
+    shapes = {"q": (2, 33, 4, 16), "k": (2, 33, 4, 16), "v": (2, 33, 4, 16), "dout": (2, 33, 4, 16)}
+    tensors = {name: torch.from_numpy(random.standard_normal(shape)) for name, shape in shapes.items()}
+    made = found[label].backward(tensors, causal=True, window=None, softcap=None, scale=0.3, scales=None)
+
+    def by_hand():
+        q, k, v = (tensors[name].transpose(1, 2).clone().requires_grad_() for name in "qkv")
+        scores = (q @ k.transpose(-1, -2)) * 0.3
+        scores = scores.masked_fill(torch.ones(33, 33).triu(1).bool(), float("-inf"))
+        (scores.softmax(-1) @ v).backward(tensors["dout"].transpose(1, 2))
+        return [tensor.grad.transpose(1, 2) for tensor in (q, k, v)]
+
+    for got, want in zip(made.run(), by_hand()):
+        torch.testing.assert_close(got, want)
+    before = made.run()[0].clone()
+    for name, shape in shapes.items():
+        tensors[name].copy_(torch.from_numpy(random.standard_normal(shape)))
+    made.refresh()
+    for got, want in zip(made.run(), by_hand()):
+        torch.testing.assert_close(got, want)
+    assert not torch.equal(before, made.run()[0])

@@ -121,7 +121,7 @@ class FakeTorch(types.ModuleType):
         self.arange = lambda *bounds, dtype, device: tensor(np.arange(*bounds, dtype=dtype))
         self.full = lambda size, value, dtype, device: tensor(np.full(size, value, dtype))
         self.ops = types.SimpleNamespace(load_library=self.load_library)
-        self.needs, self.loaded = {}, []
+        self.needs, self.loaded, self.called = {}, [], []
 
     def load_library(self, path):
         """Raises as PyTorch does while a library that `needs` names is not loaded."""
@@ -129,7 +129,9 @@ class FakeTorch(types.ModuleType):
             if name not in self.loaded:
                 cause = OSError(f"{name}: cannot open shared object file: No such file or directory")
                 raise OSError(f"Could not load this library: {path}") from cause
-        self.ops.flash_attn_3 = types.SimpleNamespace(fwd=lambda q, k, v, **options: (options, None))
+        self.ops.flash_attn_3 = types.SimpleNamespace(
+            fwd=lambda q, k, v, **options: (options, None), bwd=lambda *inputs, **how: self.called.append((inputs, how))
+        )
 
 
 @pytest.fixture
@@ -256,6 +258,14 @@ def test_each_missing_peer_has_a_line_with_its_command(torch):
     assert "'flash-attn-4'" in peers.find("cuda", ["fa4"])[1]["fa4"]
 
 
+def test_backward_passes_have_peers_of_their_own(calls):
+    forward, backward = (_bench.PeerSource("cuda", backward=backward) for backward in (False, True))
+    assert sorted(forward.wanted) == sorted(peers.NAMES)
+    assert sorted(backward.wanted) == sorted(peers.BACKWARD_NAMES) and "fa3-deterministic" not in forward.wanted
+    served = [name for name in forward.found if hasattr(forward.found[name], "backward")]
+    assert "flashinfer" not in served and "fa4" in served and "torch/cudnn" in served
+
+
 def test_only_wanted_peers_are_looked_for(calls):
     found, absent = peers.find("cuda", ["flashinfer", "none"])
     assert list(found) == ["flashinfer"] and not absent and "flash_attn" not in sys.modules
@@ -321,6 +331,18 @@ def test_flash_attention_3_names_the_missing_library(torch, monkeypatch, tmp_pat
     assert found["fa3"](1, 2, 3, causal=True, softcap=2.0, scale=0.5)() == {
         "is_causal": True, "window_size_left": -1, "window_size_right": 0, "softcap": 2.0, "softmax_scale": 0.5,
     }  # fmt: skip
+    # Its backward pass writes the bench's gradients.
+    found, absent = peers.find("cuda", ["fa3", "fa3-deterministic"])
+    assert not absent and list(found) == ["fa3", "fa3-deterministic"]
+    names = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
+    for name, deterministic in (("fa3", False), ("fa3-deterministic", True)):
+        assert found[name].backward({name: name for name in names}, causal=True, scale=0.5, scales=None).run() is None
+        assert torch.called.pop() == (("dout", "q", "k", "v", "out", "lse"), {
+            "dq": "dq", "dk": "dk", "dv": "dv", "is_causal": True, "window_size_left": -1, "window_size_right": 0,
+            "softmax_scale": 0.5, "deterministic": deterministic,
+        })  # fmt: skip
+    with pytest.raises(peers.NotServed, match="the forward pass is that of fa3"):
+        found["fa3-deterministic"](1, 2, 3)
     # Any other library that is missing, and one that is there and of no use.
     torch.needs = {"libodd.so"}
     assert "needs libodd.so" in peers.find("cuda", ["fa3"])[1]["fa3"]
@@ -361,3 +383,52 @@ def test_versions_of_a_peer(torch, monkeypatch):
 
     monkeypatch.setattr(peers.importlib.metadata, "version", absent)
     assert peers.versions("flashinfer") == of_pytorch
+
+
+class FakeGraphs(types.SimpleNamespace):
+    """CUDA graphs that repeat what was called while they were captured."""
+
+    def __init__(self):
+        self.captured = None
+        super().__init__(cuda=self, current_stream=lambda: self, synchronize=lambda: None)
+
+    def CUDAGraph(self):
+        return types.SimpleNamespace(replay=lambda: None)
+
+    def Event(self, enable_timing):
+        event = types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+        event.elapsed_time = lambda end: 0.3  # ms for three runs
+        return event
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        began = len(self.ran)
+        yield
+        calls = self.ran[began:]
+        graph.replay = lambda: self.ran.extend(calls)
+
+
+def test_graphs_of_a_pass_are_captured_again_when_inputs_change():
+    torch = FakeGraphs()
+    torch.ran = []
+
+    class Pass:
+        inputs = "first"
+
+        def run(self):
+            torch.ran.append(self.inputs)
+            return ()
+
+        def refresh(self):
+            assert peer.call is None and peer.last is None, "what is freed is not used any more"
+            self.inputs = "second"
+
+    peer = _bench._GraphPeer(torch, "torch/cudnn", Pass(), [], versions={})
+    assert peer.runs_per_call == 2 and set(torch.ran) == {"first"}
+    peer.refresh()
+    torch.ran.clear()
+    peer.call()
+    peer.run_once()
+    assert torch.ran == ["second"] * 3
+    # A function has nothing to repeat.
+    assert not hasattr(_bench._GraphPeer(torch, "fa3", lambda: torch.ran.append("it"), [], versions={}), "refresh")

@@ -35,7 +35,9 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
     an evidence store; `watcher(kind, json)` is told of each "note", "case", "running", "inspected", "sample" and
     "result".
     """
-    source = PeerSource(device.partition(":")[0], peers, plain=request.get("plain", False))
+    cases = request.get("cases", [])  # checked in Rust
+    backward = isinstance(cases, list) and any(_peers.is_backward(case["problem"]) for case in cases)
+    source = PeerSource(device.partition(":")[0], peers, plain=request.get("plain", False), backward=backward)
     failed = {label for label, _ in request.get("failed", [])}
     source.own = [own for own in request.get("own", []) if "python" in own["code"] and own["label"] not in failed]
     source.watcher, source.scores = watcher, request.get("scores", False)
@@ -134,10 +136,13 @@ class CudaStopwatch:
 class PeerSource:
     """Makes subjects of the peers that are found, on the tensors that the bench owns."""
 
-    def __init__(self, kind, wanted="all", plain=False):
-        self.found, self.absent = _peers.find(kind, None if wanted == "all" else wanted)
+    def __init__(self, kind, wanted="all", plain=False, backward=False):
+        looked_for = None if wanted == "all" else wanted
+        if backward and wanted == "all":
+            looked_for = _peers.BACKWARD_NAMES
+        self.found, self.absent = _peers.find(kind, looked_for)
         self.wanted = [*self.found, *self.absent] if wanted == "all" else list(wanted)
-        self.known = _peers.NAMES if kind == "cuda" else tuple(self.found)
+        self.known = (*_peers.NAMES, _peers.FA3_DETERMINISTIC) if kind == "cuda" else tuple(self.found)
         self.plain, self.before = plain, None
         self.own, self.watcher, self.scores = [], None, False
 
@@ -163,7 +168,7 @@ class PeerSource:
                 raise
             problem = json.loads(case)["problem"]
             views = lambda: _own.arrays(tensors)
-            return [self._made_own(own, problem, views, None, tensors["out"]) for own in self.own]
+            return [self._made_own(own, problem, views, None, ["out"], tensors) for own in self.own]
 
         if place is not None:
             ordinal, stream = place
@@ -178,18 +183,25 @@ class PeerSource:
         if "q_scale" in tensors:
             scales = tuple(_wrapped(torch, tensors[f"{name}_scale"], place) for name in "qkv")
         problem = json.loads(case)["problem"]
+        outputs = ["dq", "dk", "dv"] if _peers.is_backward(problem) else ["out"]
         made = []
         for name in wanted:
             try:
-                options = _options(problem, q, k)
-                run = self.found[name](q, k, v, scales=scales, **options)
+                options = {"scales": scales, **_options(problem, q, k)}
+                if _peers.is_backward(problem):
+                    if not hasattr(self.found[name], "backward"):
+                        raise _peers.NotServed("it has no backward pass")
+                    views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
+                    run = self.found[name].backward(views, **options)
+                else:
+                    run = self.found[name](q, k, v, **options)
                 make = _CpuPeer if place is None else (_PlainPeer if self.plain else _GraphPeer)
-                made.append(make(torch, name, run, tensors["out"]))
+                made.append(make(torch, name, run, [tensors[output] for output in outputs]))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
                 made.append((name, (str(error) or type(error).__name__).splitlines()[0]))
         views = lambda: {name: _wrapped(torch, tensors[name], place) for name in ("q", "k", "v", "out")}
         for own in self.own:
-            made.append(self._made_own(own, problem, views, torch, tensors["out"], on_gpu=place is not None))
+            made.append(self._made_own(own, problem, views, torch, outputs, tensors, on_gpu=place is not None))
         return made
 
     def _cublas(self, torch, problem, tensors, place):
@@ -207,7 +219,7 @@ class PeerSource:
         except Exception as error:  # as for every peer
             return (label, (str(error) or type(error).__name__).splitlines()[0])
 
-    def _made_own(self, own, problem, views, torch, out, on_gpu=False):
+    def _made_own(self, own, problem, views, torch, outputs, tensors, on_gpu=False):
         """A function of the user as a subject that has run once, or its label and why it does not serve the problem."""
 
         def say(doing):
@@ -220,11 +232,12 @@ class PeerSource:
             function = _own.load(own)
             say("calling")
             run = function.bind(problem, views())
+            outs = [tensors[output] for output in outputs]
             if torch is None:
-                made = _own.ArrayPeer(label, run, out)
+                made = _own.ArrayPeer(label, run, outs[0])
             else:
                 make = _CpuPeer if not on_gpu else (_PlainPeer if self.plain else _GraphPeer)
-                made = make(torch, label, run, out, versions=_own.versions())
+                made = make(torch, label, run, outs, versions=_own.versions())
         except Exception as error:
             made = (label, _own.described(error))
             if on_gpu:
@@ -290,10 +303,12 @@ def _wrapped(torch, tensor, place):
 
 
 class _CpuPeer(Subject):
-    """A peer on the host."""
+    """A peer on the host: a function, or a pass of `_peers_backward.py`. `outs` describes the bench's outputs."""
 
-    def __init__(self, torch, label, run, out, launch="host", runs_per_call=1, versions=None):
-        self.torch, self.run, self.out = torch, run, out
+    def __init__(self, torch, label, run, outs, launch="host", runs_per_call=1, versions=None):
+        self.torch, self.run, self.outs = torch, getattr(run, "run", run), outs
+        if hasattr(run, "refresh"):
+            self.refresh_pass, self.refresh = run.refresh, self._refresh
         versions = _peers.versions(label) if versions is None else versions
         super().__init__(label, self._once, launch=launch, runs_per_call=runs_per_call, versions=versions)
         self._once()
@@ -302,43 +317,64 @@ class _CpuPeer(Subject):
         # The answer of the last run is kept for `answer`; its memory is used again two runs later.
         self.last = self.run()
 
+    def _refresh(self):
+        """The inputs have new values: repeats what was computed of the old ones ahead of runs."""
+        self.last = None
+        self.refresh_pass()
+
     def answer(self):
-        """The answer of the last run, on the CPU in the layout of the bench's own output; None if it is in that."""
+        """The answer of the last run, on the CPU in the layouts of the bench's own outputs, in a tuple where there are
+        several; None if it is in those."""
         if self.last is None:
             return None
-        copy = self.torch.empty_strided(self.out["shape"], self.out["strides"], dtype=self.last.dtype)
-        return copy.copy_(self.last)
+        if not isinstance(self.last, (tuple, list)):
+            return self._copied(self.last, self.outs[0])
+        return tuple(map(self._copied, self.last, self.outs))
+
+    def _copied(self, answer, out):
+        copy = self.torch.empty_strided(out["shape"], out["strides"], dtype=answer.dtype)
+        return copy.copy_(answer.detach())
 
 
 class _PlainPeer(_CpuPeer):
     """A peer on a CUDA device, called run by run."""
 
-    def __init__(self, torch, label, run, out, versions=None):
-        super().__init__(torch, label, run, out, launch="plain", versions=versions)
+    def __init__(self, torch, label, run, outs, versions=None):
+        super().__init__(torch, label, run, outs, launch="plain", versions=versions)
 
 
 class _GraphPeer(_CpuPeer):
     """A peer on a CUDA device, in a graph that is a chain of runs."""
 
-    def __init__(self, torch, label, run, out, versions=None):
-        stream = torch.cuda.current_stream()
+    def __init__(self, torch, label, run, outs, versions=None):
+        stream, once = torch.cuda.current_stream(), getattr(run, "run", run)
         for _ in range(3):  # what a library does the first times is not to be captured
-            run()
+            once()
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         began.record()
         for _ in range(3):
-            run()
+            once()
         ended.record()
         ended.synchronize()
         us = began.elapsed_time(ended) * 1e3 / 3
         chain = min(MAX_CHAIN, max(1, math.ceil(CHAIN_US / us)))
-        super().__init__(torch, label, run, out, launch="graph", runs_per_call=chain, versions=versions)
+        super().__init__(torch, label, run, outs, launch="graph", runs_per_call=chain, versions=versions)
+        self._capture_all()
+        self.call()
+
+    def _refresh(self):
+        self.graphs = self.run_once = self.call = None  # they write to what is freed now
+        super()._refresh()
+        self._once()
+        self._capture_all()
+
+    def _capture_all(self):
+        stream = self.torch.cuda.current_stream()
         stream.synchronize()
         # The chain is captured last: the answer that is inspected is its.
-        self.graphs = {runs: self._capture(stream, runs) for runs in sorted({1, chain})}
+        self.graphs = {runs: self._capture(stream, runs) for runs in sorted({1, self.runs_per_call})}
         self.run_once = self.graphs[1].replay  # for cold timings, which are of single runs
-        self.call = self.graphs[chain].replay
-        self.call()
+        self.call = self.graphs[self.runs_per_call].replay
 
     def _capture(self, stream, runs):
         graph = self.torch.cuda.CUDAGraph()

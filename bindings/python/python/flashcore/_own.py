@@ -58,6 +58,8 @@ class Function:
     def _options(self, problem, q, k):
         if problem["q_offset"] or problem["kv_offset"] or has_lengths(problem):
             raise NotServed("offsets, packed sequences and caches are not passed to functions")
+        if problem.get("direction", "forward") != "forward":
+            raise NotServed("functions compute the forward pass")
         if problem["return_lse"]:
             raise NotServed("the log-sum-exp is not asked of functions")
         if str(problem["dtype"]) == "e4m3":

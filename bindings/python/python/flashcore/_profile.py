@@ -38,6 +38,8 @@ def call(job):
     found, absent = _peers.find("cuda", [label])
     if label not in found:
         raise _peers.NotServed(absent.get(label, f"no peer has the name {label}"))
+    if _peers.is_backward(job["problem"]):
+        raise _peers.NotServed("backward passes of peers are not profiled here; `bench --backward` times them")
     import torch
 
     from ._bench import Subject, _options

@@ -19,6 +19,8 @@ import os
 import pathlib
 import re
 
+from . import _peers_backward
+
 __all__ = ["NAMES", "find", "versions"]
 
 FA3_VARIABLE = "FLASHCORE_FA3"
@@ -32,8 +34,17 @@ SDPA = {
 }
 # The peers of a CUDA device, in the order in which tables show them.
 NAMES = (*SDPA, "fa3", "fa4", "flashinfer")
+# FlashAttention-3's backward pass whose results are the same bits in every run.
+FA3_DETERMINISTIC = "fa3-deterministic"
+# Those that have a backward pass, in the same order; further libraries have none that is called here.
+BACKWARD_NAMES = (*SDPA, "fa3", FA3_DETERMINISTIC, "fa4")
 # Distributions whose versions belong to a peer's record, besides PyTorch's.
-DISTRIBUTIONS = {"fa3": "xformers", "fa4": "flash-attn-4", "flashinfer": "flashinfer-python"}
+DISTRIBUTIONS = {
+    "fa3": "xformers",
+    FA3_DETERMINISTIC: "xformers",
+    "fa4": "flash-attn-4",
+    "flashinfer": "flashinfer-python",
+}
 
 # xformers 0.0.34 is the last release known to carry the library; its pin of PyTorch is for its other operators.
 INSTALL_FA3 = "pip install --no-deps xformers==0.0.34 nvidia-cuda-runtime-cu12"
@@ -54,6 +65,11 @@ def has_lengths(problem):
     return any(problem.get(name, "equal") != "equal" for name in ("q_lengths", "kv_lengths"))
 
 
+def is_backward(problem):
+    """Whether a `Problem` as JSON is of the backward pass."""
+    return problem.get("direction", "forward") == "backward"
+
+
 def find(device, wanted=None):
     """The peers that can run on a device (`"cpu"` or `"cuda"`), and why the others cannot.
 
@@ -61,9 +77,11 @@ def find(device, wanted=None):
     without arguments that computes once and returns `[batch, seq, heads, head_dim]`, or raises `NotServed`;
     `absent[name]` is a sentence to be said once, with the command that installs the peer. `scales` are those of q, k
     and v where they are float8_e4m3fn, each float32 `[batch, kv_heads]`. Only peers in `wanted` are looked for, if it
-    is given: to import one can take seconds.
+    is given: to import one can take seconds. `found[name].backward`, where there is one, makes backward passes
+    (`_peers_backward.py`); `"fa3-deterministic"`, which has nothing else, is looked for only if it is wanted.
     """
-    names = [name for name in NAMES if wanted is None or name in wanted]
+    known = NAMES if wanted is None else (*NAMES, FA3_DETERMINISTIC)
+    names = [name for name in known if wanted is None or name in wanted]
     try:
         import torch
     except ImportError as error:
@@ -149,24 +167,48 @@ def _sdpa(torch, backend):
 
         return run
 
+    make.backward = _peers_backward.of_autograd(torch, make)
     return make
 
 
 def _fa3(torch):
     library, folders = _fa3_library()
     _load(torch, library, folders)
-    forward = torch.ops.flash_attn_3.fwd
+    operators = torch.ops.flash_attn_3
 
-    def make(q, k, v, *, causal=False, window=None, softcap=None, scale=None, scales=None):
-        left, right = (-1 if side is None else side for side in window or (None, None))
-        options = {"is_causal": causal, "window_size_left": left, "window_size_right": 0 if causal else right}
-        if softcap is not None:
-            options["softcap"] = softcap
-        if scale is not None:
-            options["softmax_scale"] = scale
+    def make(q, k, v, *, scales=None, **how):
+        options = _fa3_options(**how)
         if scales is not None:
             options.update(zip(("q_descale", "k_descale", "v_descale"), scales))
-        return lambda: forward(q, k, v, **options)[0]
+        return lambda: operators.fwd(q, k, v, **options)[0]
+
+    make.backward = _fa3_backward(operators, deterministic=False)
+    return make
+
+
+def _fa3_deterministic(torch):
+    _fa3(torch)
+
+    def make(q, k, v, **how):
+        raise NotServed("it is a backward pass; the forward pass is that of fa3")
+
+    make.backward = _fa3_backward(torch.ops.flash_attn_3, deterministic=True)
+    return make
+
+
+def _fa3_options(causal=False, window=None, softcap=None, scale=None):
+    left, right = (-1 if side is None else side for side in window or (None, None))
+    options = {"is_causal": causal, "window_size_left": left, "window_size_right": 0 if causal else right}
+    if softcap is not None:
+        options["softcap"] = softcap
+    if scale is not None:
+        options["softmax_scale"] = scale
+    return options
+
+
+def _fa3_backward(operators, deterministic):
+    def make(tensors, *, scales=None, **how):
+        return _peers_backward.Fa3(operators.bwd, tensors, _fa3_options(**how), deterministic)
 
     return make
 
@@ -237,6 +279,7 @@ def _fa4(torch):
         # The log-sum-exp comes with it, `None` where it is not asked for.
         return lambda: forward(q, k, v, **options)[0]
 
+    make.backward = _peers_backward.of_autograd(torch, make)
     return make
 
 
@@ -311,4 +354,4 @@ def _viewed(tensor, *shape):
 
 
 # What makes the peers that are not PyTorch's own.
-LIBRARIES = {"fa3": _fa3, "fa4": _fa4, "flashinfer": _flashinfer}
+LIBRARIES = {"fa3": _fa3, FA3_DETERMINISTIC: _fa3_deterministic, "fa4": _fa4, "flashinfer": _flashinfer}
