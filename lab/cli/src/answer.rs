@@ -70,6 +70,7 @@ impl Answer {
         });
         json!({
             "problem": problem.to_string(),
+            "direction": problem.direction(),
             "device": self.device,
             "kernel": self.plan.kernel().to_string(),
             "why": self.plan.why(),
@@ -88,6 +89,7 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
     let used = gate.out.of_allowed;
     let allowed = match atol == 0.0 {
         true => format!("the rounding of fp8, of which it uses at most {used:.2}"),
+        false if gate.gradient.is_some() => format!("{rtol:.0e}·|x| and the rounding of P, dS and O"),
         false if gate.out.max_abs > 2.0 * atol => format!("{atol:.0e} + {rtol:.0e}·|x| and the rounding of scores"),
         false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
     };
@@ -100,7 +102,10 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
         false => (format!("{BAD}NO{BAD:#}"), format!("; {gate}")),
     };
     let error = gate.out.max_abs;
-    let text = format!("{mark}: at most {error:.1e} from float64, allowed {allowed}{rows}{text}");
+    let of = gate.gradient.map_or(String::new(), |gradient| {
+        format!("dq, dk and dv; {gradient}, the furthest, ")
+    });
+    let text = format!("{mark}: {of}at most {error:.1e} from float64, allowed {allowed}{rows}{text}");
     page.field("correct", text);
 }
 

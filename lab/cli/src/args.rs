@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::testing::InputKind;
-use flashcore::{DType, Layout, Mask, Problem};
+use flashcore::{DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
@@ -80,6 +80,9 @@ struct ProblemFlags {
     /// Also compute the log-sum-exp of each row
     #[arg(long)]
     lse: bool,
+    /// The backward pass: the gradients of Q, K and V, from O and the log-sum-exp of the forward pass
+    #[arg(long)]
+    backward: bool,
     /// Memory order of all four tensors
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
@@ -173,6 +176,9 @@ impl ProblemArgs {
             Some(LayoutArg::Bshd) => builder.layout(Layout::bshd),
             Some(LayoutArg::Bhsd) => builder.layout(Layout::bhsd),
         };
+        if flags.backward {
+            builder = builder.direction(Direction::Backward);
+        }
         Ok(builder.build()?)
     }
 }
@@ -308,6 +314,8 @@ mod tests {
             line("gemma2-9b-4k --window 128,inf --top-left --seq-q 3 --lse --q-offset -5 --scale 0.5"),
             "B1 H16/8 Sq3 Skv4096 D256 bf16 window(128,inf) top-left off(-5,0) scale0.5 cap50 lse"
         );
+        assert_eq!(line("tiny --backward --causal"), line("tiny-backward --causal"));
+        assert_eq!(line("--backward"), "B1 H8/8 Sq512 Skv512 D64 fp16 full backward");
         assert_eq!(line("--window -1,0"), "B1 H8/8 Sq512 Skv512 D64 fp16 causal");
         assert_eq!(
             line("--layout bhsd --head-dim-v 32"),

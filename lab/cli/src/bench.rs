@@ -38,6 +38,9 @@ pub(crate) struct BenchArgs {
     /// Element type of the sets, in place of fp16
     #[arg(long, value_parser = args::dtype)]
     dtype: Option<DType>,
+    /// The backward passes of the problems, as NAME-backward
+    #[arg(long)]
+    backward: bool,
     /// best, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
@@ -50,7 +53,8 @@ pub(crate) struct BenchArgs {
     /// best 8, or the number given; --budget is then seconds per subject
     #[arg(long, value_name = "KEEP", num_args = 0..=1, require_equals = true, default_missing_value = "8")]
     sweep: Option<usize>,
-    /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer
+    /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer;
+    /// of backward passes also fa3-deterministic
     #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
     peers: Vec<String>,
     /// The subject to compare with, by its label or a prefix of it [default: the first peer]
@@ -196,7 +200,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         [_, named @ ..] if scores => named.to_vec(),
         all => all.to_vec(),
     };
-    let cases = cases(&problems, args.dtype)?;
+    let mut cases = cases(&problems, args.dtype)?;
+    if args.backward {
+        let backward = cases.iter().map(Case::backward).collect::<Result<_, _>>();
+        cases = backward.map_err(BenchError::from)?;
+    }
     let usual = Sweep::default().budget_ms;
     let budget_ms = args.protocol.budget.map_or(usual, |seconds| seconds * 1e3);
     let sweep = args.sweep.map(|keep| Sweep { keep, budget_ms });
@@ -263,6 +271,7 @@ fn check_scores(args: &BenchArgs) -> Result<(), Failure> {
         ("--sweep", args.sweep.is_some()),
         ("--baseline", args.baseline.is_some()),
         ("--seeds-rule", args.seeds_rule),
+        ("--backward", args.backward),
     ];
     match given.into_iter().find(|(_, given)| *given) {
         None => Ok(()),

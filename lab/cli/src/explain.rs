@@ -390,6 +390,7 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, p
     let notes: Vec<String> = plans.notes().iter().map(ToString::to_string).collect();
     json!({
         "problem": problem.to_string(),
+        "direction": problem.direction(),
         "profile": card.name(),
         "target": plan.target.name(),
         "kernel": plan.config.to_string(),

@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
 
 fn problems() -> (Page, Value) {
     let mut page = Page::new(format_args!(
-        "{HEAD}Problems{HEAD:#} {DIM}(flags such as --seq 1024 --causal override their fields){DIM:#}"
+        "{HEAD}Problems{HEAD:#} {DIM}(flags such as --seq 1024 override fields; NAME-backward is the backward pass){DIM:#}"
     ));
     let mut all = Vec::new();
     for named in NAMED_PROBLEMS {

@@ -55,6 +55,9 @@ pub(crate) struct ParityArgs {
     /// Problems of packed sequences, caches and pages, with NaN past every end
     #[arg(long)]
     lengths: bool,
+    /// Backward problems, whose three gradients are compared; in place of pages there are caches
+    #[arg(long)]
+    backward: bool,
     /// Element type of every problem
     #[arg(long, value_parser = args::dtype)]
     dtype: Option<DType>,
@@ -73,7 +76,7 @@ pub(crate) struct ParityArgs {
         long,
         value_name = "FILES",
         value_delimiter = ',',
-        conflicts_with_all = ["family", "lengths", "dtype", "inputs", "plant"]
+        conflicts_with_all = ["family", "lengths", "backward", "dtype", "inputs", "plant"]
     )]
     kernel: Vec<String>,
     #[command(flatten)]
@@ -89,6 +92,7 @@ Examples:
   flashcore parity 1000 --family wgmma --seed 7     one family, other problems
   flashcore parity 20 --device sim --profile h200   kernels for an H200, without one
   flashcore parity 50 --lengths                     packed sequences, caches and pages
+  flashcore parity 50 --backward                    gradients
   flashcore parity --kernel mine.toml --trust       a kernel of your own (docs/own-kernel.md)
 
 Environment:
@@ -107,6 +111,11 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
             "--plant is for --device sim: nothing broken runs on a device",
         ));
     }
+    if args.backward && args.dtype == Some(DType::E4M3) {
+        return Err(Failure::usage(
+            "the backward pass takes f32, fp16 and bf16, and --dtype is e4m3",
+        ));
+    }
     let usual = if simulated {
         SIMULATED
     } else {
@@ -120,6 +129,7 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
         family: args.family.clone(),
         dtype: args.dtype,
         lengths: args.lengths,
+        backward: args.backward,
         plant: args.plant,
     };
     let (sdpa, absent) = match (!args.no_sdpa).then(Sdpa::start) {

@@ -1,5 +1,6 @@
 //! The `flashcore` command as its users run it.
 
+mod backward;
 mod bad_input;
 mod checked;
 mod closed_pipe;

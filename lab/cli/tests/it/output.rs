@@ -186,7 +186,16 @@ fn json_parses_and_keeps_its_keys() {
     assert_eq!(
         keys(&answer),
         BTreeSet::from([
-            "problem", "device", "kernel", "why", "notes", "verdict", "gate", "time", "flops"
+            "problem",
+            "direction",
+            "device",
+            "kernel",
+            "why",
+            "notes",
+            "verdict",
+            "gate",
+            "time",
+            "flops"
         ])
     );
     assert_eq!(
@@ -199,6 +208,7 @@ fn json_parses_and_keeps_its_keys() {
     let report = json("check tiny --json --schedules 2");
     let report_keys = BTreeSet::from([
         "problem",
+        "direction",
         "kernel",
         "target",
         "tap",
@@ -228,6 +238,7 @@ fn json_parses_and_keeps_its_keys() {
         keys(&explained),
         BTreeSet::from([
             "problem",
+            "direction",
             "profile",
             "target",
             "kernel",
