@@ -262,11 +262,48 @@ def test_masks_that_are_not_served_are_made():
 
 
 def test_a_static_cache_says_how_many_keys_are_in_use():
-    assert fc.mask(2, 1, 32, q_offset=torch.tensor(6)).shape == (0, 1, 1, 7)
+    in_use = fc.mask(2, 1, 32, q_offset=torch.tensor(6))
+    assert in_use.dtype == torch.int32 and in_use.shape == (2, 1, 1, 1) and (in_use == 7).all()
+    ones = torch.ones(2, 32, dtype=torch.bool)
+    assert torch.equal(fc.mask(2, 1, 32, q_offset=torch.tensor(6), attention_mask=ones), in_use)
+    assert fc.mask(2, 1, 32, q_offset=6).shape == (0, 1, 1, 7)
     assert fc.mask(2, 5, 32).shape == (0, 1, 5, 5)
     assert fc.mask(2, 1, 8, q_offset=40, kv_offset=33) is None  # a full window of 8 keys
     # A query that comes after a gap: that mask is made.
     assert fc.mask(2, 1, 8, q_offset=41, kv_offset=33).shape == (2, 1, 1, 8)
+
+
+def test_keys_in_use_mean_the_same_to_sdpa(llama):
+    fc.register()
+    module = llama.model.layers[0].self_attn
+    q, k, v = (torch.randn(2, heads, rows, 16) for heads, rows in ((4, 3), (2, 32), (2, 32)))
+    in_use = torch.tensor([7, 30], dtype=torch.int32)[:, None, None, None]
+    out, _ = fc.attention(module, q, k, v, in_use)
+    with pytest.warns(UserWarning, match="query holds torch.float64"):
+        want, _ = fc.attention(module, q.double(), k.double(), v.double(), in_use)
+    close(out, want.float())
+    with pytest.warns(UserWarning, match="a gradient is asked for through a cache"):
+        out, _ = fc.attention(module, q.requires_grad_(), k, v, in_use)
+    close(out, want.float())
+
+
+def test_steps_of_a_static_cache_are_one_graph(llama):
+    torch._dynamo.reset()
+    fc.register(strict=True)
+    ids, graphs = tokens(), []
+
+    def count(graph, example):
+        graphs.append(graph)
+        return graph
+
+    want = logits(llama, "sdpa", ids)
+    llama.set_attn_implementation(fc.NAME)
+    compiled = torch.compile(llama, fullgraph=True, backend=count)
+    cache = transformers.StaticCache(config=llama.config, max_cache_len=32)
+    with torch.no_grad():
+        for i in range(12):
+            close(compiled(ids[:, i : i + 1], past_key_values=cache).logits, want[:, i : i + 1])
+    assert len(graphs) <= 2  # the first step also allocates the cache
 
 
 def test_a_model_compiles(model_and_own):

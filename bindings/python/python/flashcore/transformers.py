@@ -5,9 +5,9 @@
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
 
 It serves full and causal attention, sliding windows, soft caps, grouped heads, padded batches, packed sequences that
-come with ``cu_seq_lens_q``, dynamic caches, and static caches where their length is known to the host: the prefill, and
-every step on the CPU. It serves training. Custom masks and dropout go to Transformers' ``sdpa`` with one warning for
-each reason, or raise if strict; so does training on a GPU where FlashCore's kernel for gradients uses no tensor cores.
+come with ``cu_seq_lens_q``, dynamic caches and static caches, whose length may be on the device. It serves training.
+Custom masks and dropout go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict; so does
+training on a GPU where FlashCore's kernel for gradients uses no tensor cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from . import _padding
-from ._operators import forward, forward_varlen, slow_backward
+from ._operators import forward, forward_kvcache, forward_varlen, slow_backward
 
 __all__ = ["NAME", "register"]
 
@@ -89,9 +89,11 @@ def mask(
 ) -> torch.Tensor | None:
     """Transformers' mask function: None for what `attention` serves, else a mask ``[batch, 1, seq_q, seq_kv]``.
 
-    Where only the first keys of a static cache are in use, and the last query sees the last of them, it is a mask
-    ``[0, 1, seq_q, keys in use]``: it has no elements, and says how many keys `attention` takes. Of padded batches it
-    is the part of `attention_mask` for the keys in use, bool ``[batch, keys in use]``.
+    Where only the first keys of a static cache are in use, and the last query sees the last of them, it says how many
+    keys `attention` takes. If the host knows, that is a mask ``[0, 1, seq_q, keys in use]``, which has no elements.
+    Where `q_offset` is a tensor it is int32 ``[batch, 1, 1, 1]`` on its device: the same shape at each step, so that a
+    compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys in use, bool
+    ``[batch, keys in use]``.
 
     Parameters
     ----------
@@ -104,13 +106,21 @@ def mask(
     """
     causal = _is_causal(mask_function, local_size, options)
     full = mask_function is bidirectional_mask_function and local_size is None
-    # A length on a GPU stays there: reading it would wait for all work before it.
-    if isinstance(q_offset, torch.Tensor) and not torch.compiler.is_compiling() and q_offset.device.type == "cpu":
-        q_offset = int(q_offset)
+    keys_in_use = None
+    if isinstance(q_offset, torch.Tensor):
+        if causal and local_size is None:
+            keys_in_use = (q_offset + (q_length - kv_offset)).to(torch.int32).repeat(batch_size, 1, 1, 1)
+            if attention_mask is None:
+                return keys_in_use
+        # A length on a GPU stays there, for reading it waits for all work before it; but so does looking for padding.
+        if not torch.compiler.is_compiling() and (attention_mask is not None or q_offset.device.type == "cpu"):
+            q_offset = int(q_offset)
     if (causal or full) and isinstance(q_offset, int):
         count = q_offset + q_length - kv_offset if causal else kv_length
         padding = _padding_of(attention_mask, kv_offset, count) if count <= kv_length else None
         if padding == "none":
+            if keys_in_use is not None:
+                return keys_in_use
             if count == kv_length:
                 return None
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
@@ -175,6 +185,9 @@ def attention(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    keys_in_use = None
+    if attention_mask is not None and attention_mask.dtype == torch.int32:
+        keys_in_use, attention_mask = attention_mask, None
     if attention_mask is not None and attention_mask.shape[0] == 0:
         in_use = attention_mask.shape[3]
         key, value = key[:, :, :in_use], value[:, :, :in_use]
@@ -191,11 +204,16 @@ def attention(
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
     sdpa_serves_it = softcap is None and not (packed and attention_mask is None)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if why is None and recorded and keys_in_use is not None:
+        why = "a gradient is asked for through a cache whose length is on the device"
     if why is None and recorded and sdpa_serves_it:
         slow = slow_backward(q, k, v, packed=packed or padding is not None, **options)
         why = None if slow is None else f"a gradient is asked for, and {slow}"
     if why is None:
         options |= {"softmax_scale": scaling}
+        if keys_in_use is not None:
+            lengths = keys_in_use.reshape(-1)
+            return forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
         if packed:
             return _packed(q, k, v, kwargs, options), None
         if padding is not None:
@@ -207,7 +225,7 @@ def attention(
     if packed and attention_mask is None:
         raise NotImplementedError(f"{why}, and cu_seq_lens_q is given, which sdpa does not serve: leave it out")
     if attention_mask is None and causal:
-        attention_mask = _bottom_right(query, key, sliding_window)
+        attention_mask = _bottom_right(query, key, sliding_window, keys_in_use)
     if padding is not None:
         visible = padding[:, None, None]
         visible = visible if attention_mask is None else visible & attention_mask
@@ -254,12 +272,15 @@ def _unserved(
     return None
 
 
-def _bottom_right(query: torch.Tensor, key: torch.Tensor, sliding_window: int | None) -> torch.Tensor:
-    """The mask that None stands for, bool ``[1, 1, seq_q, seq_kv]``."""
+def _bottom_right(
+    query: torch.Tensor, key: torch.Tensor, sliding_window: int | None, keys_in_use: torch.Tensor | None
+) -> torch.Tensor:
+    """The mask that None, or the keys in use, stand for: bool ``[1 or batch, 1, seq_q, seq_kv]``."""
     seq_q, seq_kv = query.shape[2], key.shape[2]
-    rows = torch.arange(seq_q, device=query.device)[:, None] + seq_kv - seq_q
-    keys = torch.arange(seq_kv, device=query.device)[None, :]
+    in_use = seq_kv if keys_in_use is None else keys_in_use
+    rows = torch.arange(seq_q, device=query.device)[None, None, :, None] + in_use - seq_q
+    keys = torch.arange(seq_kv, device=query.device)
     visible = keys <= rows
     if sliding_window is not None:
         visible &= keys > rows - sliding_window
-    return visible[None, None]
+    return visible
