@@ -238,3 +238,21 @@ def test_a_backward_pass_of_pytorch_is_of_the_inputs_that_are_there(label):
     for got, want in zip(made.run(), by_hand()):
         torch.testing.assert_close(got, want)
     assert not torch.equal(before, made.run()[0])
+
+
+def test_scores_beside_cublas():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    if flashcore.why_not_cuda():
+        pytest.skip(flashcore.why_not_cuda())
+    subjects = _bench.run(request(scores=True))["results"][0]["measurement"]["subjects"]
+    assert "torch/baddbmm" in {subject["info"]["label"] for subject in subjects}
+    assert all(subject["summary"] and not subject["trouble"] for subject in subjects), subjects
+
+
+def test_heads_as_matrices_share_memory_or_are_refused():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    heads = torch.arange(2 * 3 * 5 * 4.0).reshape(2, 3, 5, 4)
+    matrices = _bench._matrices(heads, "q")
+    assert matrices.shape == (6, 5, 4) and matrices.data_ptr() == heads.data_ptr()
+    with pytest.raises(peers.NotServed, match="q"):
+        _bench._matrices(heads.permute(2, 1, 0, 3), "q")
