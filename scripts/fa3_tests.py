@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Runs a seeded draw of FlashAttention-3's own tests on FlashCore, forward only, and leaves the counts.
+"""Runs a seeded draw of FlashAttention-3's own tests on FlashCore, and leaves the counts.
 
 usage: fa3_tests.py fetch FOLDER [--source REPOSITORY]
        fa3_tests.py run FOLDER OUT.json [--draw GROUP=N ...] [--part I/N] [--seed S] [--processes P] [--seconds T]
-                        [--device cuda]
+                        [--device cuda] [--backward]
        fa3_tests.py rows RUN OUT.json ... >> EVIDENCE.jsonl
 
 `fetch` takes the tests from FlashAttention's repository at one commit (git), or a clone of it, and
@@ -15,7 +15,8 @@ loops. What is not served (`qv`, float8 with lengths) is not drawn, and counted.
 over several calls by `--part`; each part is every Nth test of the same draw. `rows` adds up parts
 and prints rows of evidence. Tests with rotary embeddings use FlashAttention's Triton kernel, which
 needs a C compiler; without the folder FOLDER/flash_attn they are not among the tests.
-Exit code of `run`: 1 if a test failed.
+With `--backward` the groups dense and varlen also compare gradients. Exit code of `run`: 1 if a
+test failed.
 """
 
 import argparse
@@ -65,9 +66,9 @@ def fetch(folder, source):
     print(f"{folder}: tests of {COMMIT[:12]}")
 
 
-def load(folder, device):
+def load(folder, device, backward):
     """FlashAttention's test module, on FlashCore."""
-    os.environ["FLASH_ATTENTION_DISABLE_BACKWARD"] = "TRUE"
+    os.environ["FLASH_ATTENTION_DISABLE_BACKWARD"] = "FALSE" if backward else "TRUE"
     if device == "cpu":
         os.environ["FLASH_ATTENTION_DISABLE_FP8"] = "TRUE"  # it asks the GPU
     sys.path.insert(0, str(folder))
@@ -75,6 +76,9 @@ def load(folder, device):
     text = (folder / "test_flash_attn.py").read_text()
     if device == "cpu":
         text = text.replace('device = "cuda"', 'device = "cpu"')
+        # What the tests allow beside PyTorch's error is that of `x + 0.3 - 0.3`: on the CPU it is 0 for x = 0, on a GPU
+        # 5e-5 in fp16. Gradients of a row that sees one key are 0 up to sums in another order.
+        text = text.replace("_atol = 2 * (d", "_atol = 1e-4 + 2 * (d")
     module = types.ModuleType("test_flash_attn")
     exec(compile(text, str(folder / "test_flash_attn.py"), "exec"), module.__dict__)
     module.itertools = types.SimpleNamespace(product=served_product)
@@ -149,7 +153,7 @@ def run_one(module, group, case):
 
 def work(options):
     """A worker: runs its tests and writes a line for each."""
-    module = load(options.folder, options.device)
+    module = load(options.folder, options.device, options.backward)
     chosen, _, _ = drawn(module, options.draw, options.seed)
     first, step = map(int, options.worker.split("/"))
     ends = time.monotonic() + options.seconds
@@ -168,7 +172,7 @@ def work(options):
 
 
 def run(options):
-    module = load(options.folder, options.device)
+    module = load(options.folder, options.device, options.backward)
     chosen, left_out, totals = drawn(module, options.draw, options.seed)
     part, parts = map(int, options.part.split("/"))
     step, started = options.processes * parts, time.monotonic()
@@ -182,6 +186,7 @@ def run(options):
             command = [sys.executable, __file__, "run", options.folder, files[n], "--worker", f"{at[n]}/{step}"]
             command += ["--seed", options.seed, "--seconds", seconds, "--device", options.device]
             command += [word for group, count in options.draw.items() for word in ("--draw", f"{group}={count}")]
+            command += ["--backward"] if options.backward else []
             living[n] = subprocess.Popen([str(word) for word in command])
 
         read = lambda n: [json.loads(line) for line in files[n].read_text().splitlines()] if files[n].exists() else []
@@ -208,7 +213,7 @@ def run(options):
             time.sleep(0.2)
         results = [line for n in range(options.processes) for line in read(n)]
     report = {"commit": COMMIT, "seed": options.seed, "part": options.part, "groups": {}, "not_passed": []}
-    report["versions"] = versions()
+    report["versions"], report["backward"] = versions(), options.backward
     report["drawn"] = len(range(part - 1, len(chosen), parts))
     report["not_reached"] = report["drawn"] - len(results)
     report["seconds"] = round(time.monotonic() - started)
@@ -238,7 +243,8 @@ def rows(name, reports):
     first = reports[0]
     seconds, missed = (sum(report[key] for report in reports) for key in ("seconds", "not_reached"))
     note = f"FlashAttention {first['commit'][:12]}, torch {first['versions']['torch']}, seed {first['seed']};"
-    note += f" {seconds} s in {len(reports)} parts, {missed} drawn tests not reached; forward only, without attention_chunk"
+    directions = "forward and backward" if first.get("backward") else "forward only"
+    note += f" {seconds} s in {len(reports)} parts, {missed} drawn tests not reached; {directions}, without attention_chunk"
     print(json.dumps({
         "run": name, "date": str(datetime.date.today()), "device": first["versions"]["device"], "driver": None,
         "revision": revision.stdout.strip(), "command": "scripts/fa3_tests.py run", "raw": {}, "at": None, "note": note,
@@ -269,6 +275,7 @@ def main():
     running.add_argument("--processes", type=int, default=10)
     running.add_argument("--seconds", type=float, default=540)
     running.add_argument("--device", default="cuda")
+    running.add_argument("--backward", action="store_true")
     running.add_argument("--worker", help=argparse.SUPPRESS)
     printing = commands.add_parser("rows")
     printing.add_argument("run")
