@@ -28,6 +28,9 @@ pub struct Plan {
     pub then: Vec<Step>,
     /// What the build shows besides its output, or in its place ([`tap`]).
     pub tap: Option<Tap>,
+    /// Whether all runs write the same bits. It is not so where blocks add to sums in the order in which they come to
+    /// them. Searches and the simulator then compare runs within the tolerance.
+    pub reproducible: bool,
 }
 
 impl Plan {
@@ -125,6 +128,8 @@ impl Plan {
             main,
             then,
             tap,
+            // No kernel adds in another order than that of its loops.
+            reproducible: true,
         };
         for step in plan.steps() {
             check_shared_memory(&step.kernel, &plan)?;

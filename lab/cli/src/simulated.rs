@@ -108,6 +108,8 @@ pub(crate) fn add(page: &mut Page, report: &CheckReport) {
         let sizes = sizes.collect::<Vec<_>>().join(", then ");
         let schedules = style::count(report.schedules.len(), "schedule");
         let time = style::micros(report.seconds * 1e6);
+        let differs = "its last bits may differ between runs, as the kernel declares; the output was compared in each";
+        page.fields("note", (!report.reproducible).then_some(differs));
         page.field("simulated", format_args!("{sizes}, {schedules} in {time}"));
         let warps = style::whole(report.counts.total().warps);
         let text = format!("{warps} warp instructions: {}", shares(report));

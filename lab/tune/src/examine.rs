@@ -13,6 +13,7 @@ use crate::error::TuneError;
 use crate::interrupt::Interrupt;
 use crate::judge::Judge;
 use crate::remote::RemoteRig;
+use crate::rows::differing;
 use crate::trial::{History, Timed, Verdict, times_as_long};
 use crate::worker::protocol::{Opened, What};
 use crate::worker::{Stop, Worker};
@@ -159,9 +160,10 @@ impl Examiner<'_> {
         let mut kernels = vec![id.to_string()];
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));
         let opened = self.open_with_best(&mut kernels)?;
+        let mut differs = None;
         if computes {
             self.inspected(0, number, inspect)?;
-            self.twice()?;
+            differs = self.twice(opened.first().is_none_or(|opened| opened.reproducible))?;
         }
         let measurement = self.time_with_best(&mut kernels)?;
         let mut found = judged(&measurement, id, best, self.timing.gain)?;
@@ -184,6 +186,9 @@ impl Examiner<'_> {
             timed.module = opened.module;
         }
         found.unjudged = unjudged;
+        if let Some(differs) = differs {
+            found.reason += &format!("; {differs}");
+        }
         Ok(found)
     }
 
@@ -288,7 +293,25 @@ impl Examiner<'_> {
         }
     }
 
-    fn twice(&mut self) -> Result<(), Stop> {
+    /// Two runs on the same inputs must write the same bits. Those of a kernel that declares that last bits may differ are
+    /// compared within the tolerance; whether they differ is said.
+    fn twice(&mut self, reproducible: bool) -> Result<Option<String>, Stop> {
+        let unstable = |reason: String| Err(Stop::Verdict(Verdict::Unstable, reason));
+        if !reproducible {
+            let mut run = || {
+                self.run(0, InputKind::Normal, Run::over_poison(None))?;
+                self.written()
+            };
+            let (one, other) = (run()?, run()?);
+            let rows = differing(&self.judge.problem, &one, &other).len();
+            return match (one == other, rows) {
+                (true, _) => Ok(None),
+                (false, 0) => Ok(Some("its runs differ in last bits, as it declares".to_string())),
+                (false, rows) => unstable(format!(
+                    "two runs on the same inputs differ in {rows} rows by more than last bits, which it declares may differ"
+                )),
+            };
+        }
         let mut run = || {
             self.run(0, InputKind::Normal, Run::over_poison(None))?;
             let digests = (self.digest(What::Output)?, self.digest(What::Lse)?);
@@ -297,11 +320,10 @@ impl Examiner<'_> {
         };
         let (one, other) = (run()?, run()?);
         if one == other {
-            return Ok(());
+            return Ok(None);
         }
         let what = if one.0 == other.0 { "log-sum-exp" } else { "output" };
-        let reason = format!("two runs on the same inputs differ in the {what}");
-        Err(Stop::Verdict(Verdict::Unstable, reason))
+        unstable(format!("two runs on the same inputs differ in the {what}"))
     }
 
     pub(crate) fn nothing_outside(&mut self, when: &str) -> Result<(), Stop> {

@@ -66,6 +66,11 @@ impl Examiner<'_> {
     /// The whole outputs of an open kernel, which must write nothing outside of them.
     pub(crate) fn output(&mut self, kernel: usize, kind: InputKind, seed: u64) -> Result<Written, Stop> {
         self.run(kernel, kind, Run::over_poison(Some(seed)))?;
+        self.written()
+    }
+
+    /// What the last run wrote, which must be nothing outside of the outputs.
+    pub(crate) fn written(&mut self) -> Result<Written, Stop> {
         let (out, lse) = (self.bytes(0, What::Output)?, self.bytes(0, What::Lse)?);
         self.nothing_outside("")?;
         Ok(Written { out, lse })

@@ -402,6 +402,7 @@ pub fn check_declared(
         tap: None,
         steps: vec![&step],
         workspace_bytes: 0,
+        reproducible: true,
     };
     Ok(check_steps(&checked, options)?)
 }

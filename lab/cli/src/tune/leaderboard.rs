@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore_bench::problem_file;
-use flashcore_problem::Tolerance;
+use flashcore_problem::{Direction, Tolerance};
 use flashcore_tune::board::{Board, BoardRow};
 use flashcore_tune::insight::{Claims, Score, Scored, Tally};
 use flashcore_tune::journal::{Header, board_of, read_claims, read_header, read_seconds, read_trials};
@@ -138,10 +138,13 @@ pub(crate) fn title(header: &Header) -> String {
 
 pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, history: &History) {
     if let Some(id) = board.winner.as_deref().filter(|_| header.computes) {
-        let Tolerance { atol, rtol } = Tolerance::of(header.problem.dtype());
-        let allowed = match atol == 0.0 {
-            true => "the rounding of fp8".to_string(),
-            false => format!("{atol:.0e} + {rtol:.0e}·|x|"),
+        let dtype = header.problem.dtype();
+        let allowed = match header.problem.direction() {
+            Direction::Backward => format!("{:.0e}·|x| and its rounding", Tolerance::of_gradient(dtype).rtol),
+            Direction::Forward => match Tolerance::of(dtype) {
+                Tolerance { atol: 0.0, .. } => "the rounding of fp8".to_string(),
+                Tolerance { atol, rtol } => format!("{atol:.0e} + {rtol:.0e}·|x|"),
+            },
         };
         let simulated = match board.rows.iter().any(|row| row.id == id && is_clean(row)) {
             true => ", and clean under the simulator",

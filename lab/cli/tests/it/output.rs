@@ -220,6 +220,7 @@ fn json_parses_and_keeps_its_keys() {
         "findings",
         "gate",
         "differs_under",
+        "reproducible",
         "steps",
         "counts",
         "traces",

@@ -1,7 +1,9 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::remote::Written;
 use crate::tests::fake::{Fake, measured_at};
+use crate::witness::output_of_host;
 use crate::worker::{Deadlines, Worker};
 
 /// The result of a candidate that is timed against the best, with a worker that does this first.
@@ -103,4 +105,59 @@ fn a_candidate_that_is_faster_once_is_not_accepted() {
         .replace("SECOND", &measured_at(0.9));
     let found = examined("twice", &script);
     assert_eq!((found.verdict, found.timed.unwrap().score), (Verdict::Faster, 0.45));
+}
+
+/// A kernel whose last bits may differ is compared within the tolerance; any other bit for bit.
+#[test]
+fn only_a_kernel_that_declares_it_may_differ_in_last_bits() {
+    let problem = Problem::named("tiny-backward").unwrap();
+    let (judge, timing) = (Judge::of_nothing(&problem), Timing::for_cpu());
+    let right = output_of_host(&problem, 5).unwrap();
+    let (mut close, mut far) = (right.clone(), right.clone());
+    close.out[100] ^= 1;
+    far.out[101] ^= 0x10;
+    let folder = std::env::temp_dir().join(format!("flashcore-twice-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let place = |name: &str| folder.join(name);
+    let script = r#"*'"do":"run"'*) n=$((n+1)); said='"ok":null';;
+*'"output"'*'"digest"'*) said="\"ok\":\"$n\"";;
+*'"digest"'*) said='"ok":"0"';;
+*'"lse"'*) : > FOLDER/scratch; said='"ok":null';;
+*'"read"'*) cp FOLDER/$n FOLDER/scratch; said='"ok":null';;
+*'"outside"'*) said='"ok":null';;"#;
+    let script = script.replace("FOLDER", &folder.display().to_string());
+    let twice = |name: &str, second: &Written, reproducible: bool| {
+        std::fs::write(place("1"), &right.out).unwrap();
+        std::fs::write(place("2"), &second.out).unwrap();
+        let fake = Fake {
+            first: script.clone(),
+            ..Fake::new()
+        };
+        let mut examiner = Examiner {
+            judge: &judge,
+            worker: Worker::new(fake.program(name), "cpu", Deadlines::default()),
+            scratch: place("scratch"),
+            canvas: None,
+            timing: &timing,
+            lock: crate::device_lock::DeviceLock::default(),
+            interrupt: Interrupt::default(),
+        };
+        match examiner.twice(reproducible) {
+            Ok(said) => Ok(said),
+            Err(Stop::Verdict(verdict, reason)) => Err((verdict, reason)),
+            Err(_) => panic!("the worker is well"),
+        }
+    };
+    assert_eq!(twice("same", &right, false), Ok(None));
+    let said = twice("close", &close, false).unwrap().unwrap();
+    assert!(said.contains("last bits, as it declares"), "{said}");
+    let (verdict, reason) = twice("far", &far, false).unwrap_err();
+    assert_eq!(verdict, Verdict::Unstable);
+    assert!(reason.contains("differ in 1 rows by more than last bits"), "{reason}");
+    let (verdict, reason) = twice("declares-not", &close, true).unwrap_err();
+    assert_eq!(
+        (verdict, reason.as_str()),
+        (Verdict::Unstable, "two runs on the same inputs differ in the output")
+    );
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -31,14 +31,7 @@ impl Fake {
     /// The script, in a file of this name.
     pub(crate) fn program(&self, name: &str) -> Program {
         let path = file(name);
-        let opened = |count: usize| {
-            let one = Opened {
-                id: String::new(),
-                module: None,
-                attributes: None,
-            };
-            Said::ok(vec![one; count])
-        };
+        let opened = |count: usize| Said::ok(vec![Opened::new("", None, None); count]);
         let script = format!(
             "open=1\nwhile read -r line; do\nid=${{line#*:}}; id=${{id%%,*}}\n\
              case $line in *'\"kernels\":['*'\",\"'*) open=2;; *'\"kernels\":['*) open=1;; esac\n\

@@ -5,7 +5,9 @@ use flashcore::{Error, KernelId};
 use flashcore_bench::gpu::Launching;
 use flashcore_bench::micro::{device, rates};
 use flashcore_bench::planted::{Conduct, InFinals};
-use flashcore_bench::{BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, Trouble, Workbench};
+use flashcore_bench::{
+    BenchError, Built, DeviceIdentity, Measurement, Mode, Options, Stand, SubjectInfo, Trouble, Workbench,
+};
 use flashcore_check::own::Declared;
 use flashcore_cuda::{Function, ModuleOptions};
 use flashcore_kernels::{KernelCache, Plan, select};
@@ -33,19 +35,22 @@ pub(super) trait Device {
 }
 
 pub(super) enum Open<'a> {
-    /// The flag is set when the kernels are timed as finalists, for planted candidates.
-    Bench(Workbench<'a>, InFinals),
+    /// The flag is set when the kernels are timed as finalists, for planted candidates. The labels are of kernels whose
+    /// plans declare that last bits may differ between runs.
+    Bench(Workbench<'a>, InFinals, Vec<String>),
     Replayed(Replayed),
 }
 
 impl<'a> Open<'a> {
     pub(super) fn opened(&self) -> Vec<Opened> {
         match self {
-            Open::Bench(bench, _) => {
+            Open::Bench(bench, _, differing) => {
                 let infos = bench.subjects.iter().map(|subject| subject.info());
-                infos
-                    .map(|info| Opened::new(&info.label, info.module.clone(), info.attributes))
-                    .collect()
+                let opened = |info: &SubjectInfo| Opened {
+                    reproducible: !differing.contains(&info.label),
+                    ..Opened::new(&info.label, info.module.clone(), info.attributes)
+                };
+                infos.map(opened).collect()
             }
             Open::Replayed(rows) => rows.iter().map(|(id, _)| Opened::new(id, None, None)).collect(),
         }
@@ -53,7 +58,7 @@ impl<'a> Open<'a> {
 
     pub(super) fn time(&mut self, baseline: usize, mode: Mode, options: &Options) -> Result<Measurement, BenchError> {
         match self {
-            Open::Bench(bench, in_finals) => {
+            Open::Bench(bench, in_finals, _) => {
                 // Candidates are screened; finalists are timed in other modes.
                 in_finals.set(in_finals.get() || mode != Mode::Screen);
                 bench.time(options, mode, baseline, None, &mut ())
@@ -64,7 +69,7 @@ impl<'a> Open<'a> {
 
     pub(super) fn bench(&mut self) -> Result<&mut Workbench<'a>, Trouble> {
         match self {
-            Open::Bench(bench, _) => Ok(bench),
+            Open::Bench(bench, ..) => Ok(bench),
             Open::Replayed(_) => Err(Trouble::new("a replay has times and no outputs")),
         }
     }
@@ -192,7 +197,9 @@ impl Device for Real {
                     let opened = bed.declared(declared, Launching::GraphOf(chain));
                     bench.insert(place, opened.map_err(|error| of_bench(id, &error))?);
                 }
-                work(Open::Bench(bench, in_finals.clone()));
+                let differs = |built: &&Built| built.plan().is_some_and(|plan| !plan.reproducible);
+                let differing = built.iter().filter(differs).map(Built::id).collect();
+                work(Open::Bench(bench, in_finals.clone(), differing));
                 Ok(())
             },
         );

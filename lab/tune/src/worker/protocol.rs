@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::trial::Verdict;
 
 /// Version of the protocol. Every change that an older program would not understand raises it.
-pub(crate) const PROTOCOL: u32 = 9;
+pub(crate) const PROTOCOL: u32 = 10;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ask {
@@ -127,6 +127,8 @@ pub(crate) struct Opened {
     /// Identity of the loaded module; `None` if nothing is compiled.
     pub(crate) module: Option<String>,
     pub(crate) attributes: Option<Attributes>,
+    /// Whether all its runs write the same bits, as its plan declares.
+    pub(crate) reproducible: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,7 +144,12 @@ pub(crate) struct Failed {
 impl Opened {
     pub(crate) fn new(id: &str, module: Option<String>, attributes: Option<Attributes>) -> Opened {
         let id = id.to_string();
-        Opened { id, module, attributes }
+        Opened {
+            id,
+            module,
+            attributes,
+            reproducible: true,
+        }
     }
 }
 

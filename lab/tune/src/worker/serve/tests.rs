@@ -140,7 +140,7 @@ fn each_set_of_inputs_is_drawn_once_a_run() {
 
 #[test]
 fn another_protocol_or_an_unknown_device_is_refused() {
-    for (protocol, device, said) in [(99, "cpu", "speaks 9"), (PROTOCOL, "tpu", "no device")] {
+    for (protocol, device, said) in [(99, "cpu", "speaks 10"), (PROTOCOL, "tpu", "no device")] {
         let device = device.to_string();
         let answers = answers(&[ask(
             1,
