@@ -140,7 +140,10 @@ pub(crate) fn add_headline(page: &mut Page, header: &Header, board: &Board, hist
     if let Some(id) = board.winner.as_deref().filter(|_| header.computes) {
         let dtype = header.problem.dtype();
         let allowed = match header.problem.direction() {
-            Direction::Backward => format!("{:.0e}·|x| and its rounding", Tolerance::of_gradient(dtype).rtol),
+            Direction::Backward => format!(
+                "{:.0e}·|x| and the rounding of P, dS and O",
+                Tolerance::of_gradient(dtype).rtol
+            ),
             Direction::Forward => match Tolerance::of(dtype) {
                 Tolerance { atol: 0.0, .. } => "the rounding of fp8".to_string(),
                 Tolerance { atol, rtol } => format!("{atol:.0e} + {rtol:.0e}·|x|"),

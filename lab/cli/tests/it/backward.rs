@@ -121,6 +121,19 @@ fn parity_draws_backward_problems() {
 }
 
 #[test]
+fn tune_searches_for_backward_passes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let words = "tune tiny --backward --device cpu --budget 3 --no-plan --peers none --torture --folder";
+    let ran = flashcore(&format!("{words} {}", folder.path().display()));
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    let text = ran.words();
+    assert!(
+        text.contains("fp16 full backward") && text.contains("and the rounding of P, dS and O of float64"),
+        "{text}"
+    );
+}
+
+#[test]
 fn files_have_a_direction() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("own.toml");
