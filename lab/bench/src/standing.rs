@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::{Direction, Mask, Problem};
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
@@ -20,7 +20,7 @@ const MIDDLE_KEYS: usize = 4096;
 pub struct Group {
     /// Elements of a head.
     pub head_dim: usize,
-    /// `full`, `causal`, `window`, or `decode` for a single row whatever its mask.
+    /// `full`, `causal`, `window`, or `decode` for a single row whatever its mask; with ` backward` after it for gradients.
     pub mask: String,
     /// By the number of keys.
     pub length: Length,
@@ -46,6 +46,7 @@ impl Group {
     /// use flashcore_problem::Problem;
     /// let problem = Problem::named("mission-causal")?;
     /// assert_eq!(Group::of(&problem).to_string(), "D64 causal, up to 1k keys");
+    /// assert_eq!(Group::of(&problem.backward()?).to_string(), "D64 causal backward, up to 1k keys");
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
     pub fn of(problem: &Problem) -> Group {
@@ -61,9 +62,13 @@ impl Group {
             keys if keys <= MIDDLE_KEYS => Length::Middle,
             _ => Length::Long,
         };
+        let backward = match problem.direction() {
+            Direction::Forward => "",
+            Direction::Backward => " backward",
+        };
         Group {
             head_dim: problem.head_dim(),
-            mask: mask.to_string(),
+            mask: format!("{mask}{backward}"),
             length,
         }
     }

@@ -4,7 +4,7 @@ mod draw;
 
 use std::fmt::Write;
 
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::{Direction, Mask, Problem};
 
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
 
@@ -83,11 +83,14 @@ impl Speed {
     pub(crate) fn of_results<'r>(results: impl IntoIterator<Item = &'r CaseResult>) -> Result<Speed> {
         let mut chart = Speed::default();
         let mut how: Vec<String> = Vec::new();
-        let mut work: Vec<[usize; 2]> = Vec::new();
+        let mut work: Vec<[usize; 3]> = Vec::new();
         let mut modes: Vec<Mode> = Vec::new();
         for result in results {
             let (problem, mode) = (&result.case.problem, result.measurement.mode);
-            let dtype = problem.dtype().name().to_string();
+            let dtype = match problem.direction() {
+                Direction::Forward => problem.dtype().name().to_string(),
+                Direction::Backward => format!("{} backward", problem.dtype()),
+            };
             if !how.contains(&dtype) {
                 how.push(dtype);
             }
@@ -105,7 +108,7 @@ impl Speed {
         chart
             .about
             .push(format!("{}, {}", how.join(" and "), modes.join(" and ")));
-        if let [[tokens, hidden]] = work[..] {
+        if let [[tokens, hidden, _]] = work[..] {
             chart.about.push(format!("{tokens} tokens, hidden size {hidden}"));
         }
         Ok(chart)
@@ -216,11 +219,12 @@ pub(crate) fn is_drawn(problem: &Problem) -> bool {
     problem.seq_len_q() == problem.seq_len_kv() && [Mask::FULL, Mask::CAUSAL].contains(&problem.mask())
 }
 
-/// Tokens, and heads times head_dim: equal for the problems of a grid.
-pub(crate) fn work_of(problem: &Problem) -> [usize; 2] {
+/// Tokens, heads times head_dim, and whether it is a backward pass: equal for the problems of a grid.
+pub(crate) fn work_of(problem: &Problem) -> [usize; 3] {
     [
         problem.batch() * problem.seq_len_q(),
         problem.num_heads() * problem.head_dim(),
+        usize::from(problem.direction() == Direction::Backward),
     ]
 }
 

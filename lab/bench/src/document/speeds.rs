@@ -51,7 +51,7 @@ fn speed(chapter: &Chapter<'_>, how: &str, timings: &[&Timing]) -> Section {
 
 /// The results with a place in the chart: of those with equal work (tokens, and heads times head size) the most.
 fn grid_of<'g>(timings: &[&'g Timing]) -> Vec<&'g CaseResult> {
-    let mut grids: Vec<([usize; 2], Vec<&'g CaseResult>)> = Vec::new();
+    let mut grids: Vec<([usize; 3], Vec<&'g CaseResult>)> = Vec::new();
     for result in timings.iter().map(|timing| &timing.result) {
         let problem = &result.case.problem;
         // Shared K/V heads change the work of a problem of the same shape.
