@@ -48,6 +48,7 @@ impl Default for ProblemBuilder {
                 kv_lengths: KvLengths::Equal,
                 direction: Direction::Forward,
                 gradients: None,
+                deterministic: false,
             },
             heads: None,
             seq_len_q: None,
@@ -215,6 +216,12 @@ impl ProblemBuilder {
     /// dense gradients for inputs whose elements share addresses.
     pub fn gradient_layouts(mut self, layouts: GradientLayouts) -> Self {
         (self.problem.direction, self.problem.gradients) = (Direction::Backward, Some(layouts));
+        self
+    }
+    /// Whether gradients must be the same bits in every run ([`Problem::deterministic`]). Of a forward
+    /// problem, it is that of its backward pass. Default: no.
+    pub fn deterministic(mut self, deterministic: bool) -> Self {
+        self.problem.deterministic = deterministic;
         self
     }
 

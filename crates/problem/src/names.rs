@@ -163,7 +163,8 @@ impl fmt::Display for Problem {
             KvLengths::Paged { page_size, pages, .. } => also(true, format!("paged{page_size}x{pages}")),
         }
         if !self.direction.is_forward() {
-            line.push_str(&format!(" {}", self.direction));
+            let deterministic = if self.deterministic { " deterministic" } else { "" };
+            line.push_str(&format!("{deterministic} {}", self.direction));
         }
         f.pad(&line)
     }

@@ -72,6 +72,8 @@ pub struct Problem {
     /// Of a backward problem, and only of one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gradients: Option<GradientLayouts>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) deterministic: bool,
 }
 
 /// A method for each field that returns its value.
@@ -120,6 +122,9 @@ getters! {
     q_lengths: QLengths;
     /// Where the keys of a sequence lie.
     kv_lengths: KvLengths;
+    /// Whether gradients must be the same bits in every run: a backward pass may otherwise add in an
+    /// order that depends on timing, if it is faster. O and the log-sum-exp always are.
+    deterministic: bool;
 }
 
 impl Serialize for Problem {

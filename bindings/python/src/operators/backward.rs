@@ -30,6 +30,10 @@ pub(super) const VARLEN: &str = "bwd_varlen(Tensor dout, Tensor q, Tensor k, Ten
      bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) \
      -> (Tensor dq, Tensor dk, Tensor dv)";
 
+/// Gradients are the same bits in every run, as the Python functions say: the operators have no argument to
+/// ask for less.
+const DETERMINISTIC: bool = true;
+
 pub(super) unsafe extern "C-unwind" fn backward(stack: *mut u64, inputs: u64, _outputs: u64) {
     // SAFETY: the schema ends with six numbers, and has three results.
     unsafe { serve(stack, inputs, 6, equal) }
@@ -56,7 +60,7 @@ fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results
         [&q.layout, &k.layout, &v.layout, &out.layout],
         &options_of(numbers),
     );
-    let problem = problem.gradient_layouts(layouts).build()?;
+    let problem = problem.gradient_layouts(layouts).deterministic(DETERMINISTIC).build()?;
     q.agree(&[&out, &dout])?; // after e4m3 was refused, whose out is bf16
     let lse = inputs[5].describe::<3>("lse")?;
     lse.check_f32([problem.batch(), problem.num_heads(), problem.seq_len_q()], place)?;
@@ -94,7 +98,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
         return Ok(results); // no row is of a sequence
     }
     let problem = kinds.builder(dtype, [&q.layout, &k.layout, &v.layout, &out.layout], numbers)?;
-    let problem = problem.gradient_layouts(layouts).build()?;
+    let problem = problem.gradient_layouts(layouts).deterministic(DETERMINISTIC).build()?;
     q.agree(&[&out, &dout])?;
     problem.check_given(&lengths, |array| array.len)?;
     let lse = inputs[5].describe::<2>("lse")?;
@@ -199,7 +203,8 @@ pub(crate) fn slow_backward(
             side(window.0),
             if causal { Some(0) } else { side(window.1) },
         ))
-        .direction(Direction::Backward);
+        .direction(Direction::Backward)
+        .deterministic(DETERMINISTIC);
     if packed {
         let (total_q, total) = (batch * rows, batch * keys);
         builder = builder.q_lengths(QLengths::Packed {

@@ -78,15 +78,16 @@ fn gradients_equal_float64() {
     );
 }
 
-/// The same bits in 50 runs.
+/// The same bits in 50 runs, of a problem that has a kernel without that promise.
 #[test]
-fn gradients_are_deterministic() {
+fn gradients_are_deterministic_where_asked() {
     let problem = Problem::builder()
         .batch(2)
         .heads(6, 2)
         .seq_len(193)
-        .head_dim(72)
-        .dtype(DType::BF16);
+        .head_dim(64)
+        .dtype(DType::BF16)
+        .deterministic(true);
     let problem = problem.mask(Mask::CAUSAL).build().unwrap().backward().unwrap();
     let inputs = Inputs::generate(&problem, InputKind::Normal, 5);
     let attention = Attention::new(Device::best());

@@ -286,6 +286,12 @@ fn a_forward_problem_is_written_as_before_and_a_backward_one_reads_back() {
         assert!(problem.to_string().ends_with(" backward"), "{problem}");
         assert_eq!(ProblemBuilder::from(&problem).build().unwrap(), problem);
     }
+    let asked = ProblemBuilder::from(&problem).deterministic(true).build().unwrap();
+    let backward = asked.backward().unwrap();
+    assert!(backward.deterministic() && !problem.backward().unwrap().deterministic());
+    assert!(backward.to_string().ends_with("deterministic backward"), "{backward}");
+    let json = serde_json::to_string(&backward).unwrap();
+    assert_eq!(serde_json::from_str::<Problem>(&json).unwrap(), backward);
     // The key alone is enough.
     let mut value = serde_json::to_value(&problem).unwrap();
     value["direction"] = "backward".into();
