@@ -46,6 +46,7 @@ impl Config {
         let mut all: Vec<Config> = every(scalar::FAMILY).chain(every(ladder::FAMILY)).collect();
         all.extend(mma::defaults().into_iter().map(|(config, ..)| Config::Mma(config)));
         all.extend(wgmma.map(|(config, _)| Config::Wgmma(config)));
+        all.extend(wgmma::backward_defaults().map(|(config, _)| Config::Wgmma(config)));
         all
     }
 
@@ -130,6 +131,7 @@ mod tests {
             "scalar/tiled-m64n32-w8-v4",
             "wgmma/m192n128-s2-pingpong-cond",
             "wgmma/m128n176-s2-free-spec",
+            "wgmma/m64n128-s2-free",
         ] {
             assert_eq!(id.parse::<Config>().unwrap().to_string(), id);
         }

@@ -147,7 +147,17 @@ impl Lever {
         words: &'static [(&'static str, &'static str); 2],
         meaning: &'static str,
     ) -> Lever {
-        Lever::new(name, Part::Words(words), &[0], meaning).up_to(1)
+        Lever::words(name, words, meaning).searched(1)
+    }
+
+    /// Searches take the first `count` words, and the others are allowed.
+    pub(crate) const fn searched(self, count: usize) -> Lever {
+        let most = self.values.len() as u32 - 1;
+        Lever {
+            values: PLACES.split_at(count).0,
+            most,
+            ..self
+        }
     }
 
     /// Values that lists show: those that are searched, and all words.

@@ -102,7 +102,7 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         let backward = problem.direction() == Direction::Backward;
-        if backward && !matches!(config, Config::Scalar(_)) {
+        if backward && !matches!(config, Config::Scalar(_) | Config::Wgmma(_)) {
             return Err(Refusal::unsupported(
                 config.family(),
                 "the backward pass",

@@ -160,7 +160,7 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
     let (target, head_dim) = (chip.target, problem.head_dim());
     // Copies of 16 bytes need tensors that start at multiples of 16.
     let forward = problem.direction() == Direction::Forward;
-    let wide = (forward && alignment >= mma::ALIGNMENT).then_some(problem);
+    let wide = (alignment >= mma::ALIGNMENT).then_some(problem);
     let wgmma = wide
         .into_iter()
         .flat_map(move |problem| wgmma::proposals(problem, chip));
@@ -172,7 +172,10 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
         );
         (Config::Wgmma(proposal.config), why)
     });
-    let mma = wide.into_iter().flat_map(move |problem| mma::proposals(problem, chip));
+    let mma = wide
+        .filter(|_| forward)
+        .into_iter()
+        .flat_map(move |problem| mma::proposals(problem, chip));
     let mma = mma.map(move |proposal| {
         let why = format!(
             "the default of family mma for {} problems of head_dim {head_dim} on {target}: {}",
@@ -190,8 +193,8 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
                  {target} has room for at head_dim {head_dim}"
             ),
             false => format!(
-                "only the scalar family has a backward pass, and this is the largest of its default tiles that {target} \
-                 has room for at head_dim {head_dim}"
+                "no faster family has a backward pass for this problem, and this is the largest of the default tiles of \
+                 family scalar that {target} has room for at head_dim {head_dim}"
             ),
         };
         (Config::Scalar(config), why)

@@ -10,6 +10,9 @@
 //! |---|---|
 //! | equal | `(b·heads + h)·stride + i`, `stride` = rows, rounded up |
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
+//!
+//! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
+//! these rows. In which order they are within a tile of rows is the main kernel's affair.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -20,35 +23,72 @@ use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid, push_buffer
 use super::score_mod::{LOG2_E, ScoreMod};
 use super::split::ALIGN;
 use crate::Refusal;
-use crate::family::{Values, with};
+use crate::family;
 use crate::step::{Identity, KernelCache, Step};
 
 /// What rows of the statistics are padded to: a multiple of every tile's rows.
 pub(crate) const PADDING: u32 = 128;
 
-/// Threads that share a row where statistics are prepared, and elements that one of them loads at a time.
-const ROW_THREADS: u32 = 16;
+/// Elements of a row that a thread loads where statistics are prepared.
 const CHUNK: u32 = 8;
 
 /// Warps of the kernel that prepares them.
 const WARPS: u32 = 8;
 
-/// Rows of the statistics from one head to the next, and of all.
-fn padded_rows(problem: &Problem) -> (usize, usize) {
-    let padding = PADDING as usize;
-    match problem.q_lengths() {
-        QLengths::Equal => {
-            let rows = problem.seq_len_q().next_multiple_of(padding);
-            (rows, rows * problem.batch() * problem.num_heads())
+/// The workspace of a backward pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Workspace {
+    /// Rows from one head to the next.
+    pub stride: usize,
+    rows: usize,
+    /// Columns of the sums of dQ; 0 where there are none.
+    dq_columns: u32,
+}
+
+impl Workspace {
+    pub(crate) fn new(problem: &Problem, dq_columns: u32) -> Workspace {
+        let padding = PADDING as usize;
+        let (stride, heads) = match problem.q_lengths() {
+            QLengths::Equal => {
+                let rows = problem.seq_len_q().next_multiple_of(padding);
+                (rows, problem.batch() * problem.num_heads())
+            }
+            QLengths::Packed { total, .. } => {
+                let rows = total.next_multiple_of(padding) + problem.batch() * padding;
+                (rows, problem.num_heads())
+            }
+        };
+        let rows = stride * heads;
+        Workspace {
+            stride,
+            rows,
+            dq_columns,
         }
-        QLengths::Packed { total, .. } => {
-            let rows = total.next_multiple_of(padding) + problem.batch() * padding;
-            (rows, rows * problem.num_heads())
-        }
+    }
+
+    /// Adds the buffer, and the arguments of [`Statistics`]. Returns the buffer's slot.
+    pub(crate) fn add_statistics(&self, launch: &mut Launch, written: bool) -> usize {
+        let slot = self.push(launch, written);
+        let pointers = [0, 4 * self.rows as u64].map(|byte_offset| Arg::Buffer { slot, byte_offset });
+        launch.args.extend(pointers);
+        launch.args.push(Arg::U32(self.stride as u32));
+        slot
+    }
+
+    /// Adds the address of dQ's sums, if there are any.
+    pub(crate) fn add_dq_sums(&self, launch: &mut Launch, slot: usize) {
+        let byte_offset = 8 * self.rows as u64;
+        let sums = (self.dq_columns > 0).then_some(Arg::Buffer { slot, byte_offset });
+        launch.args.extend(sums);
+    }
+
+    pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
+        let bytes = self.rows * (8 + 4 * self.dq_columns as usize);
+        push_buffer(launch, "workspace", bytes, ALIGN, written)
     }
 }
 
-/// The statistics of query rows. [`Statistics::add_to_launch`] gives the arguments in the same order.
+/// The statistics of query rows. [`Workspace::add_statistics`] gives the arguments in the same order.
 #[derive(Clone, Copy)]
 pub(crate) struct Statistics<'k> {
     lse: GlobalPtr<'k, f32>,
@@ -73,12 +113,19 @@ impl<'k> Statistics<'k> {
         }
     }
 
-    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, written: bool) {
-        let (stride, all) = padded_rows(problem);
-        let slot = push_buffer(launch, "workspace", 8 * all, ALIGN, written);
-        let pointers = [0, 4 * all as u64].map(|byte_offset| Arg::Buffer { slot, byte_offset });
-        launch.args.extend(pointers);
-        launch.args.push(Arg::U32(stride as u32));
+    /// The place of the first row of a sequence's head, a multiple of [`PADDING`].
+    #[track_caller]
+    pub(crate) fn head_row(
+        &self,
+        num_heads: Val<'k, u32>,
+        batch: Val<'k, u32>,
+        head: Val<'k, u32>,
+        first: FirstRows<'k>,
+    ) -> Val<'k, u32> {
+        match first.q {
+            None => batch.fma(num_heads, head) * self.stride,
+            Some(first) => head.fma(self.stride, (first + batch * PADDING) / PADDING * PADDING),
+        }
     }
 
     /// Those of a head of a sequence, whose first row is at the start.
@@ -90,29 +137,44 @@ impl<'k> Statistics<'k> {
         head: Val<'k, u32>,
         first: FirstRows<'k>,
     ) -> Self {
-        let (lse, delta) = (self.lse, self.delta);
-        let (lse, delta) = match first.q {
-            None => {
-                let head = batch.fma(num_heads, head);
-                (
-                    lse.offset_strided(head, self.stride),
-                    delta.offset_strided(head, self.stride),
-                )
-            }
-            Some(first) => {
-                let first = (first + batch * PADDING) / PADDING * PADDING;
-                let of_head = |at: GlobalPtr<'k, f32>| at.offset_strided(head, self.stride).offset(first);
-                (of_head(lse), of_head(delta))
-            }
-        };
+        self.starting_at(self.head_row(num_heads, batch, head, first))
+    }
+
+    /// Those from a place on.
+    #[track_caller]
+    fn starting_at(self, row: Val<'k, u32>) -> Self {
+        let [lse, delta] = self.places(row);
         Statistics { lse, delta, ..self }
+    }
+
+    /// Where the log-sum-exp and Δ of a row are, and those of the rows after it.
+    #[track_caller]
+    pub(crate) fn places(&self, row: Val<'k, u32>) -> [GlobalPtr<'k, f32>; 2] {
+        [self.lse, self.delta].map(|at| at.offset(row))
     }
 
     /// Log-sum-exp and Δ of a row.
     #[track_caller]
     pub(crate) fn load(&self, row: Val<'k, u32>) -> [Val<'k, f32>; 2] {
-        [self.lse, self.delta].map(|at| at.offset(row).load_with(Cache::ReadOnly))
+        self.places(row).map(|at| at.load_with(Cache::ReadOnly))
     }
+}
+
+/// P from a score, before it is scaled, and its row's log-sum-exp.
+#[track_caller]
+pub(crate) fn probability<'k>(score: Val<'k, f32>, exponent_scale: Val<'k, f32>, lse: Val<'k, f32>) -> Val<'k, f32> {
+    score.fma(exponent_scale, -lse).exp2()
+}
+
+/// dS from P, dP and its row's Δ.
+#[track_caller]
+pub(crate) fn score_gradient<'k>(p: Val<'k, f32>, dp: Val<'k, f32>, delta: Val<'k, f32>) -> Val<'k, f32> {
+    p * (dp - delta)
+}
+
+/// The sums of dQ. [`Workspace::add_dq_sums`] gives the argument.
+pub(crate) fn dq_sums(k: &KernelBuilder) -> GlobalPtr<'_, f32> {
+    k.param_ptr_mut("dq_sums")
 }
 
 /// The parameters that every main kernel of a backward pass has, but for what it writes.
@@ -169,8 +231,8 @@ impl<'k, E: Element> BackwardParams<'k, E> {
     ) -> (Val<'k, f32>, Val<'k, f32>) {
         let score_mod: &ScoreMod<'k> = &self.rows.score_mod;
         let score = score_mod.score(dot);
-        let p = score.fma(score_mod.exponent_scale, -lse).exp2();
-        let ds = p * (dp - delta);
+        let p = probability(score, score_mod.exponent_scale, lse);
+        let ds = score_gradient(p, dp, delta);
         match score_mod.slope(score) {
             Some(slope) => (p, ds * slope),
             None => (p, ds),
@@ -195,7 +257,7 @@ pub(crate) fn launch(
     if let Some(layouts) = problem.gradient_layouts() {
         add_tensor_as(&mut launch, problem, align, "dout", &layouts.dout, false);
     }
-    Statistics::add_to_launch(&mut launch, problem, false);
+    Workspace::new(problem, 0).add_statistics(&mut launch, false);
     launch.args.push(Arg::F32(problem.softmax_scale()));
     add_rows(&mut launch, problem, shape);
     for (name, layout) in problem.gradient_layouts().into_iter().flat_map(written) {
@@ -204,25 +266,36 @@ pub(crate) fn launch(
     launch
 }
 
-/// The step that prepares the [statistics](self) from O, dO and the log-sum-exp.
-pub(crate) fn preprocess(problem: &Problem, shape: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
+/// The step that prepares the [statistics](self) from O, dO and the log-sum-exp, and zeros for the sums of dQ.
+pub(crate) fn preprocess(
+    problem: &Problem,
+    shape: &Shape,
+    workspace: Workspace,
+    kernels: &KernelCache,
+) -> Result<Step, Refusal> {
     // Nothing of it depends on Q, or on how scores come about.
     let shape = Shape {
         head_dim: shape.head_dim_v,
         softcap: false,
         ..*shape
     };
-    let (family, levers) = ("backward preprocess", with(&Values::default(), 0, shape.vector_bytes));
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |_, shape| {
-        let name = shape.kernel_name(&format!("backward_preprocess_v{}", shape.vector_bytes));
+    let levers = family::padded([shape.vector_bytes, workspace.dq_columns]);
+    let family = "backward preprocess";
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let [vector_bytes, dq_columns, ..] = *levers;
+        let zeroed = match dq_columns {
+            0 => String::new(),
+            columns => format!("_dq{columns}"),
+        };
+        let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape),
-            DType::F16 => prepare::<f16>(k, shape),
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape),
+            DType::F32 => prepare::<f32>(k, shape, dq_columns),
+            DType::F16 => prepare::<f16>(k, shape, dq_columns),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns),
         })
     })?;
-    let tiles = problem.seq_len_q().div_ceil(PADDING as usize);
-    let blocks = tiles * problem.num_heads() * problem.batch();
+    let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
+    let blocks = rows / block_rows(&shape) as usize * problem.num_heads() * problem.batch();
     let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
     let align = shape.vector_bytes;
     add_tensor_as(&mut launch, problem, align, "out", problem.o_layout(), false);
@@ -231,56 +304,71 @@ pub(crate) fn preprocess(problem: &Problem, shape: &Shape, kernels: &KernelCache
     }
     let slot = push_buffer(&mut launch, "lse", 4 * problem.lse_len(), 4, false);
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-    Statistics::add_to_launch(&mut launch, problem, true);
+    let slot = workspace.add_statistics(&mut launch, true);
+    workspace.add_dq_sums(&mut launch, slot);
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
 
-/// A block prepares [`PADDING`] rows of a head, sixteen threads a row.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape) {
+/// Threads that share a row where statistics are prepared, and the rows of a block.
+fn row_threads(shape: &Shape) -> u32 {
+    shape.head_dim_v.div_ceil(CHUNK).next_power_of_two().clamp(2, 32)
+}
+
+fn block_rows(shape: &Shape) -> u32 {
+    32 * WARPS / row_threads(shape)
+}
+
+/// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr("out"));
     let dout = TensorParam::<E>::declare(k, "dout", k.param_ptr("dout"));
     let lse = k.param_ptr::<f32>("lse");
     let statistics = Statistics::to_write(k);
+    let dq_sums = (dq_columns > 0).then(|| dq_sums(k));
     let params = RowParams::declare(k, shape);
 
-    let tiles = (params.seq_len_q + (PADDING - 1)) / PADDING;
-    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    let (row_threads, rows) = (row_threads(shape), block_rows(shape));
+    let blocks = (params.seq_len_q + (PADDING - 1)) / PADDING * (PADDING / rows);
+    let (block, batch_head) = (k.block_idx(0) % blocks, k.block_idx(0) / blocks);
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let (params, first) = params.of_sequence(batch);
     let (out, dout) = (out.starting_at(first.q), dout.starting_at(first.q));
-    let statistics = statistics.of_head(params.num_heads, batch, head, first);
+    let head_row = statistics.head_row(params.num_heads, batch, head, first);
     let (out_head, dout_head) = (out.head(batch, head), dout.head(batch, head));
     let lse_head = params.lse_of_head(lse, batch_head, first);
 
-    let first_row = tile * PADDING;
-    let (thread_row, thread_col) = (k.thread_idx() / ROW_THREADS, k.thread_idx() % ROW_THREADS);
-    params.if_has_row(first_row, params.seq_len_q, || {
-        let rows_at_once = 32 * WARPS / ROW_THREADS;
-        k.for_uniform(0u32, PADDING, rows_at_once, |i| {
-            let row = first_row + i + thread_row;
-            let is_row = row.lt(params.seq_len_q);
-            // A row that is not there has those of one that sees no key.
-            let (sum, row_lse) = (k.var(0.0), k.var(f32::INFINITY));
-            k.if_(is_row.divergent(), || {
-                let (out, dout) = (out.row(out_head, row), dout.row(dout_head, row));
-                k.for_divergent(thread_col * CHUNK, shape.head_dim_v, ROW_THREADS * CHUNK, |column| {
-                    let [out, dout] = [out, dout].map(|row| {
-                        let chunk = row.offset(column);
-                        chunk.load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly)
-                    });
-                    out.into_iter().zip(dout).for_each(|(o, d)| sum.fma_assign(o, d));
-                });
-                let natural = lse_head.offset(row).load_with(Cache::ReadOnly);
-                // A NaN stays one.
-                let sees_none = natural.lt(f32::MIN);
-                row_lse.set(sees_none.select(f32::INFINITY, natural * LOG2_E));
+    let first_row = block * rows;
+    let (thread_row, thread_col) = (k.thread_idx() / row_threads, k.thread_idx() % row_threads);
+    // Padding is defined up to the end of the tile.
+    params.if_has_row(first_row / PADDING * PADDING, params.seq_len_q, || {
+        if let Some(sums) = dq_sums {
+            let sums = sums.offset_strided(head_row + first_row, dq_columns);
+            let zeros = [0; 4].map(|_| k.constant(0f32));
+            k.for_divergent(k.thread_idx() * 4, rows * dq_columns, 4 * 32 * WARPS, |i| {
+                sums.offset(i).store_words(&zeros, Cache::Default);
             });
-            let delta = sum.get().reduce_sum(ROW_THREADS);
-            k.if_(thread_col.eq(0).divergent(), || {
-                statistics.lse.offset(row).store(row_lse.get());
-                statistics.delta.offset(row).store(delta);
+        }
+        let (row, column) = (first_row + thread_row, thread_col * CHUNK);
+        let is_row = row.lt(params.seq_len_q) & column.lt(shape.head_dim_v);
+        // A row that is not there has those of one that sees no key.
+        let (sum, row_lse) = (k.var(0.0), k.var(f32::INFINITY));
+        k.if_(is_row.divergent(), || {
+            let [out, dout] = [out.row(out_head, row), dout.row(dout_head, row)].map(|row| {
+                let chunk = row.offset(column);
+                chunk.load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly)
             });
+            out.into_iter().zip(dout).for_each(|(o, d)| sum.fma_assign(o, d));
+            let natural = lse_head.offset(row).load_with(Cache::ReadOnly);
+            // A NaN stays one.
+            let sees_none = natural.lt(f32::MIN);
+            row_lse.set(sees_none.select(f32::INFINITY, natural * LOG2_E));
+        });
+        let delta = sum.get().reduce_sum(row_threads);
+        let statistics = statistics.starting_at(head_row);
+        k.if_(thread_col.eq(0).divergent(), || {
+            statistics.lse.offset(row).store(row_lse.get());
+            statistics.delta.offset(row).store(delta);
         });
     });
 }

@@ -23,26 +23,27 @@ pub(crate) fn warp_sees<'k>(
     any.unwrap_or(key0.lt(0)).vote_any()
 }
 
-/// Sets the scores of keys that a row does not see to −∞. `tiles` hold the keys from `first_key` on, and
-/// `query(m, half)` is the query of one half of tile `m` in this lane.
+/// Sets the scores of columns that a row does not see to −∞. `tiles` hold the columns from `first_column` on, and
+/// `sees(m, half)` says which one half of tile `m` sees in this lane: the first, and one past the last.
+///
+/// Columns are keys and rows queries; in a backward pass, columns may be the queries that see a key.
 #[track_caller]
 pub(crate) fn mask_scores<'k>(
     k: &'k KernelBuilder,
-    band: &Band<Val<'k, i32>>,
     tiles: &[RowTile<'k>],
-    query: impl Fn(usize, usize) -> Val<'k, u32>,
-    first_key: Val<'k, u32>,
+    sees: impl Fn(usize, usize) -> (Val<'k, i32>, Val<'k, i32>),
+    first_column: Val<'k, u32>,
 ) {
     k.verb("mask", || {
-        let first_key = (first_key + lane_column(k)).reinterpret::<i32>();
+        let first_column = (first_column + lane_column(k)).reinterpret::<i32>();
         for (m, scores) in tiles.iter().enumerate() {
             for half in 0..2 {
-                let (first, end) = band.visible(query(m, half).reinterpret());
-                // Relative to this lane's first key, so that the columns are constants.
-                let (first, end) = (first - first_key, end - first_key);
+                let (first, end) = sees(m, half);
+                // Relative to this lane's first one, so that the columns are constants.
+                let (first, end) = (first - first_column, end - first_column);
                 for (column, score) in scores.of_row(scores.steps(), half) {
-                    let sees = first.le(column) & end.gt(column);
-                    score.set(sees.select(score, f32::NEG_INFINITY));
+                    let is_seen = first.le(column) & end.gt(column);
+                    score.set(is_seen.select(score, f32::NEG_INFINITY));
                 }
             }
         }

@@ -7,6 +7,7 @@ use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
 use half::{bf16, f16};
 
 use super::row_tile::{QUAD, RowTile};
+use crate::Refusal;
 use crate::family::Lever;
 
 /// When the maximum of a row, which its exponentials are relative to, follows its largest score.
@@ -19,6 +20,8 @@ pub enum Rescale {
     /// When a probability came out large: exponentials are taken against the old maximum without a look at the scores,
     /// and the K block is computed again if it rose too far.
     Speculative,
+    /// There is no maximum: a backward pass has the log-sum-exp of its rows. Ids do not mention it.
+    Never,
 }
 
 impl Rescale {
@@ -28,21 +31,41 @@ impl Rescale {
             ("always", "-always"),
             ("conditional", "-cond"),
             ("speculative", "-spec"),
+            ("never", ""),
         ],
-        "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact",
-    );
+        "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact; never, in a \
+         backward pass",
+    )
+    .searched(3);
 
     /// How many powers of two a score may be above its row's maximum before that is raised, where scores are looked at.
     pub(crate) fn threshold<E: Probability>(self) -> f32 {
         match self {
-            Rescale::Always => 0.0,
+            Rescale::Always | Rescale::Never => 0.0,
             Rescale::Conditional => E::CONDITIONAL_THRESHOLD,
             Rescale::Speculative => E::SPECULATIVE_THRESHOLD,
         }
     }
 
+    /// Refuses a softmax without a policy.
+    pub(crate) fn check_forward(self, family: &'static str) -> Result<(), Refusal> {
+        match self {
+            Rescale::Never => Err(Refusal::unsupported(
+                family,
+                "a forward pass by a config without a rescale policy",
+                "add -always, -cond or -spec to its id",
+            )),
+            Rescale::Always | Rescale::Conditional | Rescale::Speculative => Ok(()),
+        }
+    }
+
     /// In the order of the lever's words.
-    pub(crate) const ALL: [Rescale; 3] = [Rescale::Always, Rescale::Conditional, Rescale::Speculative];
+    pub(crate) const ALL: [Rescale; 4] = [
+        Rescale::Always,
+        Rescale::Conditional,
+        Rescale::Speculative,
+        Rescale::Never,
+    ];
 }
 
 /// The running maximum of a row, as an exponent of 2.

@@ -343,9 +343,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// Scores that a row does not see become −∞.
     #[track_caller]
     pub(super) fn mask(&self, first_key: Val<'k, u32>) {
-        let query = |m, half| self.query_rows.query(self.row(m, half));
-        let first = first_key + self.place.first_key;
-        mask_scores(self.k, &self.params.band, &self.scores, query, first);
+        let query = |m, half| self.query_rows.query(self.row(m, half)).reinterpret();
+        let sees = |m, half| self.params.band.visible(query(m, half));
+        mask_scores(self.k, &self.scores, sees, first_key + self.place.first_key);
     }
 
     /// Raises the maxima of the rows to the scores of some steps, where the lever says so, and rescales sums and output.
@@ -355,7 +355,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
             let (threshold, max_offset) = match self.levers.rescale {
-                Rescale::Always => (None, 0.0),
+                Rescale::Always | Rescale::Never => (None, 0.0),
                 Rescale::Conditional => (Some(RESCALE_THRESHOLD), 0.0),
                 Rescale::Speculative => (Some(0.0), MAX_OFFSET),
             };

@@ -369,6 +369,7 @@ pub(crate) fn plan(
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
+    config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
     if config.f16_scores && problem.dtype() != DType::F16 {
         let what = format!("accumulation in fp16 (acc16) for {}", problem.dtype());

@@ -18,7 +18,7 @@ use super::common::load4;
 use super::tiled::{THREAD_COLS, load_tile};
 use super::{Config, FAMILY, NAME};
 use crate::Refusal;
-use crate::attention::gradients::{self, BackwardParams};
+use crate::attention::gradients::{self, BackwardParams, Workspace};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{Shape, grid};
 use crate::family::Values;
@@ -79,7 +79,12 @@ pub(super) fn plan(
     let then = gradients::launch(problem, shape, &dq, of_queries, |layouts| vec![("dq", layouts.dq)]);
     let step = |kernel, launch| Step { kernel, launch };
     Ok((
-        vec![gradients::preprocess(problem, shape, kernels)?],
+        vec![gradients::preprocess(
+            problem,
+            shape,
+            Workspace::new(problem, 0),
+            kernels,
+        )?],
         step(dkdv, main),
         vec![step(dq, then)],
     ))

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use flashcore_ir::Target;
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Direction, Problem};
 
+use super::backward;
 use super::tiles::{self, padded, slab_cols, tile_bytes};
 use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
@@ -344,6 +345,9 @@ impl Config {
     /// The levers that alone bring its shared memory within [`Self::room`], each by the least change that does, and what it
     /// saves.
     pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
+        if problem.direction() == Direction::Backward {
+            return backward::remedy_for_shared_memory(self, problem);
+        }
         let shape = &Shape::new(problem, ALIGNMENT, None).in_splits(self.splits);
         let bytes = |config: &Config| config.shared_bytes(shape, 1);
         let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));

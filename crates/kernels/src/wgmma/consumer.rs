@@ -288,8 +288,8 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     /// Scores that a row does not see become −∞.
     #[track_caller]
     pub(super) fn mask(&self, tile: &WorkItem<'k>, band: &Band<Val<'k, i32>>, first_key: Val<'k, u32>) {
-        let query = |_, half| self.lane_rows.query(tile.first_query(), half);
-        mask_scores(self.k, band, &[self.scores], query, first_key);
+        let query = |half| self.lane_rows.query(tile.first_query(), half).reinterpret();
+        mask_scores(self.k, &[self.scores], |_, half| band.visible(query(half)), first_key);
     }
 
     /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,

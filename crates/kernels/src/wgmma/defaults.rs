@@ -5,9 +5,9 @@
 mod lengths;
 
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Direction, Problem};
 
-use super::Config;
+use super::{Config, backward};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiling, mean_keys, most_blocks, most_keys};
 use crate::attention::softmax::Rescale;
@@ -329,11 +329,18 @@ pub struct Proposal {
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
 /// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal or of head_dim over 64), or
-/// keys enough to be split, and those of e4m3 are always served. Some may be refused.
+/// keys enough to be split, and those of e4m3 are always served. Some may be refused. In the backward pass there is one for
+/// each head size.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
     let dtype = problem.dtype();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
+    if problem.direction() == Direction::Backward {
+        return match chip.target {
+            Target::Sm90a => backward::proposals(problem),
+            _ => Vec::new(),
+        };
+    }
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
     // Causal problems and large heads sooner: 96 tiles were 5 % faster here than in family mma, with head_dim 128 and 160 by 11

@@ -5,6 +5,7 @@
 //! Sources: FlashAttention-3 (Shah et al. 2024) for the division of labour between warpgroups; the PTX ISA for
 //! instructions and descriptors.
 
+mod backward;
 mod config;
 mod consumer;
 mod defaults;
@@ -17,7 +18,7 @@ mod tiles;
 mod transpose;
 
 use flashcore_ir::{Arg, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
-use flashcore_problem::{DType, Layout, Problem};
+use flashcore_problem::{DType, Direction, Layout, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -36,6 +37,7 @@ use config::OUT_BYTES;
 use transpose::Transposed;
 
 pub use crate::attention::params::ALIGNMENT;
+pub use backward::defaults as backward_defaults;
 pub use config::{Config, FAMILY};
 pub use defaults::{Proposal, defaults, proposals};
 
@@ -49,6 +51,9 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+    if problem.direction() == Direction::Backward {
+        return backward::plan(problem, config, chip, kernels);
+    }
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if chip.target != Target::Sm90a {
         let remedy = match problem.dtype() {
@@ -58,6 +63,7 @@ pub(crate) fn plan(
         return Err(Refusal::unsupported(NAME, chip.target.to_string(), remedy));
     }
     FAMILY.check(&Values::from(*config))?;
+    config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
     if config.pack_heads && problem.group_size() > Packing::MOST {
         let what = format!(
@@ -240,21 +246,22 @@ fn add_tensor(
     };
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
-    let repeated = [(batches, batch), (rows, seq), (heads, head)];
-    if repeated.into_iter().any(|(count, stride)| count > 1 && stride == 0) {
-        let remedy = match dtype {
-            DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
-            _ => "family mma does",
-        };
-        let what = format!("rows of `{name}` that repeat (a stride of 0)");
-        return Err(Refusal::unsupported(NAME, what, remedy));
-    }
+    check_repeated(name, layout, || match dtype {
+        DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
+        _ => "family mma does",
+    })?;
     // A stride that is never taken must be one that could be.
     let stride = |stride: u32| match stride {
         0 => (columns * bytes as u64).next_multiple_of(16),
         stride => u64::from(stride) * bytes as u64,
     };
-    let slot = push_buffer(launch, name, layout.span() * bytes, ALIGNMENT, name == "out");
+    let slot = push_buffer(
+        launch,
+        name,
+        layout.span() * bytes,
+        ALIGNMENT,
+        matches!(name, "out" | "dk" | "dv"),
+    );
     let flat = match of {
         RowsOf::Batch | RowsOf::Heads(_) => None,
         _ => Some(Flat::new(NAME, name, layout)?),
@@ -279,4 +286,17 @@ fn add_tensor(
         launch.args.push(Arg::U32(flat.batch_rows));
     }
     Ok(())
+}
+
+/// Refuses strides of 0, which tensor maps do not have.
+fn check_repeated(name: &str, layout: &Layout, remedy: impl Fn() -> &'static str) -> Result<(), Refusal> {
+    let counts = layout.shape.into_iter().take(3);
+    let repeats = counts
+        .zip(row_strides(layout))
+        .any(|(count, stride)| count > 1 && stride == 0);
+    if !repeats {
+        return Ok(());
+    }
+    let what = format!("rows of `{name}` that repeat (a stride of 0)");
+    Err(Refusal::unsupported(NAME, what, remedy()))
 }

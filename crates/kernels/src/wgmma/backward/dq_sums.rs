@@ -1,0 +1,99 @@
+//! dQ from its sums: scaled, rounded, and in rows.
+//!
+//! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
+//! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
+//! rows and 64 columns; warpgroups go along the columns first.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+
+use super::{UNIT, named};
+use crate::Refusal;
+use crate::attention::gradients::Workspace;
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
+use crate::attention::row_tile::ACC_COLS;
+use crate::family::Values;
+use crate::step::{Identity, KernelCache, Step};
+use crate::wgmma::{ALIGNMENT, Config, NAME};
+
+const THREADS: u32 = 256;
+
+/// Elements of a row that a lane stores at a time: 16 bytes.
+const COLUMNS: u32 = 8;
+
+pub(super) fn step(
+    problem: &Problem,
+    config: &Config,
+    shape: &Shape,
+    workspace: Workspace,
+    kernels: &KernelCache,
+) -> Result<Step, Refusal> {
+    let (family, levers, shape) = ("wgmma dq", Values::from(*config), *shape);
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let (name, rows) = (named(levers, shape, "dq"), Config::from(*levers).rows);
+        Kernel::build(name, THREADS, |k| match shape.dtype {
+            DType::F16 => body::<f16>(k, rows, shape),
+            _ => body::<bf16>(k, rows, shape),
+        })
+    })?;
+    let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
+    let blocks = tiles * problem.batch() * problem.num_heads();
+    let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
+    if let Some(layouts) = problem.gradient_layouts() {
+        add_tensor_as(&mut launch, problem, ALIGNMENT, "dq", &layouts.dq, true);
+    }
+    let slot = workspace.push(&mut launch, false);
+    workspace.add_dq_sums(&mut launch, slot);
+    launch.args.push(Arg::U32(workspace.stride as u32));
+    launch.args.push(Arg::F32(problem.softmax_scale()));
+    add_rows(&mut launch, problem, &shape);
+    Ok(Step { kernel, launch })
+}
+
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, rows: u32, shape: &Shape) {
+    let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
+    let (sums, stride) = (k.param_ptr::<f32>("dq_sums"), k.param::<u32>("sums_stride"));
+    let softmax_scale = k.param::<f32>("softmax_scale");
+    let params = RowParams::declare(k, shape);
+
+    let tiles = (params.seq_len_q + (rows - 1)) / rows;
+    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+    let first_row = tile * rows;
+    let sums = sums.offset_strided(batch_head.fma(stride, first_row), shape.head_dim);
+    // Padded, so that neither its rows nor its columns fall into one bank.
+    let rounded = TileShape::new(rows, shape.head_dim).padded(16 / E::BYTES);
+    let rounded = k.shared_tile::<E>("rounded", rounded);
+    let (accumulators, units) = (UNIT / ACC_COLS, shape.head_dim / UNIT);
+    for first in (0..rows * shape.head_dim / 4).step_by(THREADS as usize) {
+        // Four registers of a lane.
+        let four = k.thread_idx() + first;
+        let values = sums.offset(four * 4).load_words(4, Cache::Default);
+        let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
+        let warpgroup = warp / 4;
+        let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
+        let column = warpgroup % units * UNIT + i * ACC_COLS + lane % 4 * 2;
+        let at = rounded.at(row, column);
+        for half in 0..2 {
+            let [a, b] = [0, 1].map(|e| values[2 * half + e] * softmax_scale);
+            rounded
+                .down(at, 8 * half as u32)
+                .store_words(&[E::pack(a, b)], Cache::Default);
+        }
+    }
+    k.barrier();
+    let to = dq.head(batch, head);
+    let lanes = shape.head_dim / COLUMNS;
+    for first in (0..rows).step_by((THREADS / lanes) as usize) {
+        let (row, column) = (k.thread_idx() / lanes + first, k.thread_idx() % lanes * COLUMNS);
+        k.if_((first_row + row).lt(params.seq_len_q).divergent(), || {
+            let words = rounded.at(row, column).load_words(4, Cache::Default);
+            dq.row(to, first_row + row)
+                .offset(column)
+                .store_words(&words, Cache::Default);
+        });
+    }
+}
