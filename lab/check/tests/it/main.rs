@@ -28,4 +28,5 @@ mod split_wgmma;
 mod splits;
 mod taps;
 mod watch;
+mod wgmma_backward;
 mod wgmma_mutants;

@@ -1,0 +1,260 @@
+//! The backward pass of family `wgmma` gives the float64 gradients under the simulator and without a finding, and faults
+//! planted in its main kernel are found.
+//!
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (20).
+
+use flashcore_check::mutate::Operator;
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
+use flashcore_ir::Target;
+use flashcore_kernels::{Config, KernelCache, Plan, select};
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{DType, GradientLayouts, InputKind, Layout, Mask, Problem, ProblemBuilder};
+use flashcore_sim::FindingKind;
+
+use crate::common::number;
+use crate::wgmma_mutants::{Fault, find_all};
+
+/// Rows of at least so many elements, in one order of heads and rows or the other, with gaps of 16 bytes between them.
+fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {
+    let [_, seq, heads, dim] = shape;
+    let mut gap = || 8 * rng.below(3);
+    let row = dim + gap();
+    let (inner, outer) = (row * heads + gap(), row * seq + gap());
+    let (strides, batch) = match rng.below(3) {
+        0 => return Layout::bshd(shape),
+        1 => ([inner, row], inner * seq),
+        _ => ([row, outer], outer * heads),
+    };
+    let strides = [batch + 8 * rng.below(2), strides[0], strides[1], 1];
+    Layout {
+        shape,
+        strides: strides.map(|stride| stride as i64),
+    }
+}
+
+/// Odd lengths, grouped heads, every kind of mask, rows that see nothing, both dtypes and head sizes, strides.
+fn draw(rng: &mut Rng) -> Problem {
+    let (kv_heads, group, batch) = (rng.between(1, 2), rng.between(1, 3), rng.between(1, 2));
+    let (rows, keys, head_dim) = (rng.between(1, 200), rng.between(1, 290), [64, 128][rng.below(2)]);
+    let mask = match rng.below(5) {
+        0 => Mask::FULL,
+        1 => Mask::CAUSAL,
+        2 => Mask::CAUSAL.top_left(),
+        _ => Mask::window(Some(rng.below(90) as u32), Some(rng.below(20) as u32)),
+    };
+    let shapes = [
+        [rows, kv_heads * group],
+        [keys, kv_heads],
+        [keys, kv_heads],
+        [rows, kv_heads * group],
+    ];
+    let shapes = shapes.map(|[rows, heads]| [batch, rows, heads, head_dim]);
+    let [q, k, v, out] = shapes.map(|shape| padded(rng, shape));
+    let [dq, dk, dv, dout] = shapes.map(|shape| padded(rng, shape));
+    let mut builder: ProblemBuilder = Problem::builder()
+        .batch(batch)
+        .heads(kv_heads * group, kv_heads)
+        .seq_len_q(rows)
+        .seq_len_kv(keys)
+        .head_dim(head_dim)
+        .dtype([DType::F16, DType::BF16][rng.below(2)])
+        .mask(mask)
+        .layouts(q, k, v, out);
+    if rng.chance(0.25) {
+        builder = builder.offsets(rng.below(300) as i32 - 150, rng.below(300) as i32 - 150);
+    }
+    if rng.chance(0.25) {
+        builder = builder.softmax_scale(0.02 + 0.4 * rng.unit());
+    }
+    builder
+        .gradient_layouts(GradientLayouts { dout, dq, dk, dv })
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn random_problems_equal_float64() {
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 20));
+    let (kernels, mut most) = (KernelCache::default(), 0f64);
+    for seed in first..first + count {
+        let mut rng = Rng::new(seed);
+        let problem = draw(&mut rng);
+        let plan = match (problem.head_dim(), rng.below(3)) {
+            (64, 0) => Plan::with_cache(
+                &problem,
+                &"wgmma/m64n64-s3-free".parse().unwrap(),
+                Target::Sm90a,
+                &kernels,
+            ),
+            _ => Ok(select(&problem, Target::Sm90a, 16, &kernels).unwrap().plan),
+        };
+        let plan = plan.unwrap();
+        assert!(matches!(plan.config, Config::Wgmma(_)), "{problem} by {}", plan.config);
+        let inputs = match seed % 4 {
+            0 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],
+            _ => InputKind::Normal,
+        };
+        let options = CheckOptions {
+            inputs,
+            seed,
+            first_schedule: seed,
+            ..CheckOptions::default()
+        };
+        let report = check_plan(&plan, &options).unwrap();
+        assert_eq!(
+            report.verdict,
+            Verdict::Clean,
+            "problem {seed}: {problem} by {}\n{report}",
+            plan.config
+        );
+        most = most.max(report.gate.unwrap().out.of_allowed);
+    }
+    println!("at most {most:.2} of the allowed error");
+}
+
+/// Two heads on a K/V head, four Q tiles each. Of two tiles of keys the first is seen by some tiles whole, by others in
+/// part; both have tails.
+fn plan() -> Plan {
+    let builder = Problem::builder().heads(2, 1).seq_len_q(240).seq_len_kv(150);
+    let builder = builder.head_dim(128).mask(Mask::CAUSAL.top_left());
+    let problem = builder.build().unwrap().backward().unwrap();
+    Plan::new(&problem, &"wgmma/m64n128-s2-free".parse().unwrap(), Target::Sm90a).unwrap()
+}
+
+#[rustfmt::skip]
+const FAULTS: &[Fault] = &[
+    // Copies and their stages.
+    Fault { name: "scores do not wait for Q", operator: Operator::DropPhaseWait,
+        place: "self.start_scores()", object: "q.full", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+    Fault { name: "nor for the log-sum-exp that comes with it", operator: Operator::DropPhaseWait,
+        place: "self.start_scores()", object: "q.full", found: Some(FindingKind::MissingWait), at: "load_words(2", of: "lse_tile" },
+    Fault { name: "dP does not wait for dO", operator: Operator::DropPhaseWait,
+        place: "self.start_dp()", object: "dout.full", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+    Fault { name: "scores do not wait for K", operator: Operator::DropPhaseWait,
+        place: "group.keys.wait()", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
+    Fault { name: "a stage is filled while dK reads it", operator: Operator::DropPhaseWait,
+        place: "acquire", object: "q.empty", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
+    Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
+        place: "q.next(", object: "lse_tile", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+    Fault { name: "Q is given back before it was held", operator: Operator::IgnoreCondition,
+        place: "release(self.q_held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
+    Fault { name: "Q is given back by every lane", operator: Operator::IgnoreCondition,
+        place: "release(self.q_held)", object: "", found: Some(FindingKind::Mbarrier), at: "release(self.q_held)", of: "`q.empty`" },
+    Fault { name: "dO is not given back", operator: Operator::DropArrive,
+        place: "release(self.dout)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
+    Fault { name: "the next head's rows are copied", operator: Operator::HeadOff,
+        place: "load_tma", object: "dout_tile", found: None, at: "", of: "" },
+
+    // Products in flight.
+    Fault { name: "scores are read while they are computed", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::InFlight), at: "", of: "scores" },
+    Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
+    Fault { name: "dP is read while it is computed", operator: Operator::WeakenAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "score_gradients", of: "dp" },
+    Fault { name: "dQ is kept while it is computed", operator: Operator::WeakenAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
+    Fault { name: "dK is stored while it is computed", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "", of: "dk" },
+    Fault { name: "products of dK are never closed", operator: Operator::DropCommit,
+        place: "dK += dS*Q", object: "", found: Some(FindingKind::InFlight), at: "", of: "dk" },
+    Fault { name: "no wgmma fence after P was rounded", operator: Operator::DropFence,
+        place: "dV += P*dO", object: "", found: Some(FindingKind::MissingFence), at: "dV += P*dO", of: "p" },
+
+    // The one fence and the one barrier of a tile.
+    Fault { name: "no proxy fence before products read dS", operator: Operator::DropFence,
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "dQ = dS*K", of: "ds_tile" },
+    Fault { name: "no proxy fence before dQ is added", operator: Operator::DropFence,
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "add_dq", of: "dq_tile" },
+    Fault { name: "no proxy fence between reads of numbers and the copy of the next", operator: Operator::DropFence,
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "q.next(", of: "lse_tile" },
+    Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "k_tile" },
+    Fault { name: "warpgroups do not meet before dQ", operator: Operator::DropBarrier,
+        place: "self.meet()", object: "", found: Some(FindingKind::Race), at: "dQ = dS*K", of: "ds_tile" },
+    Fault { name: "nor before dK takes the place of K", operator: Operator::DropBarrier,
+        place: "self.meet()", object: "", found: Some(FindingKind::Race), at: "", of: "k_tile" },
+    Fault { name: "a warp fewer meets", operator: Operator::CountBarrier,
+        place: "self.meet()", object: "", found: Some(FindingKind::BarrierMismatch), at: "self.meet()", of: "" },
+    Fault { name: "dS has one stage", operator: Operator::DropSwizzle,
+        place: "self.ds_stage.set(", object: "", found: Some(FindingKind::Race), at: "score_gradients", of: "ds_tile" },
+
+    // dQ.
+    Fault { name: "dQ is added before there is any", operator: Operator::IgnoreCondition,
+        place: "self.add_dq()", object: "", found: Some(FindingKind::NeverWritten), at: "add_dq", of: "dq_tile" },
+    Fault { name: "dQ is added by every lane", operator: Operator::IgnoreCondition,
+        place: "add_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+    Fault { name: "dQ is not added", operator: Operator::DropCopy,
+        place: "add_dq", object: "dq_sums", found: None, at: "", of: "" },
+    Fault { name: "dQ is overwritten while it is added", operator: Operator::WeakenAsyncWait,
+        place: "keep_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+    Fault { name: "additions are never closed", operator: Operator::DropCommit,
+        place: "add_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+    Fault { name: "the last dQ is added before the warp has written it", operator: Operator::DropWarpBarrier,
+        place: "k.sync_warp()", object: "", found: Some(FindingKind::Race), at: "add_dq", of: "dq_tile" },
+    Fault { name: "a block ends while dK is stored", operator: Operator::DropAsyncWait,
+        place: "k.bulk_wait(0)", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
+
+    // Arithmetic, masks and descriptors.
+    Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
+        place: "probabilities", object: "", found: None, at: "", of: "" },
+    Fault { name: "delta is not subtracted", operator: Operator::DropAddend,
+        place: "score_gradients", object: "", found: None, at: "", of: "" },
+    Fault { name: "another statistic", operator: Operator::WrongParam,
+        place: "row_delta", object: "", found: None, at: "", of: "" },
+    Fault { name: "a query that does not see the key", operator: Operator::Unmask,
+        place: "mask", object: "", found: None, at: "", of: "" },
+    Fault { name: "dK is not scaled", operator: Operator::DropFactor,
+        place: "Some(scale) => value * scale", object: "", found: None, at: "", of: "" },
+    Fault { name: "dS with the wrong stride", operator: Operator::DescriptorStride,
+        place: "dQ = dS*K", object: "", found: Some(FindingKind::Descriptor), at: "dQ = dS*K", of: "ds_tile" },
+    Fault { name: "Q taken the other way round", operator: Operator::FlipTranspose,
+        place: "dK += dS*Q", object: "", found: None, at: "", of: "" },
+];
+
+#[test]
+fn planted_faults_are_found_with_kind_and_place() {
+    find_all(&plan(), FAULTS);
+}
+
+/// Zeros and statistics that are not there, or are others.
+#[test]
+fn plans_that_lie_are_found() {
+    let check = |change: &dyn Fn(&mut Plan)| {
+        let mut mutant = plan();
+        change(&mut mutant);
+        check_plan(&mutant, &CheckOptions::default()).unwrap()
+    };
+    let never_written = |report: &CheckReport, what: &str| {
+        let mut findings = report.findings.iter().map(|found| &found.finding);
+        let found = findings.any(|f| f.kind == FindingKind::NeverWritten && f.object.as_deref() == Some(what));
+        assert!(found, "{report}");
+    };
+    // The padding of the last tile of the last head.
+    let unpadded = check(&|plan| plan.before[0].launch.grid[0] -= 1);
+    never_written(&unpadded, "row_lse");
+    // Statistics that leave the sums of dQ as they were: whatever was there.
+    let not_zeroed = check(&|plan| {
+        let scalar = "scalar/tiled-m16n16-w4-v16".parse().unwrap();
+        let scalar = Plan::new(&plan.problem, &scalar, Target::Sm90a).unwrap();
+        let bytes = plan.main.launch.workspace_bytes();
+        plan.before = scalar.before;
+        let buffers = plan.before[0].launch.buffers.iter_mut();
+        buffers
+            .filter(|spec| spec.name == "workspace")
+            .for_each(|spec| spec.bytes = bytes);
+    });
+    assert_eq!(not_zeroed.gate.unwrap().gradient, Some("dq"));
+    let unrounded = check(&|plan| plan.then.clear());
+    assert_eq!(unrounded.gate.unwrap().gradient, Some("dq"));
+}
+
+#[test]
+fn the_kernels_as_they_are_are_clean_over_10_schedules() {
+    let options = CheckOptions {
+        schedules: 10,
+        ..CheckOptions::default()
+    };
+    let report = check_plan(&plan(), &options).unwrap();
+    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+}
