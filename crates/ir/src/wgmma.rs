@@ -193,6 +193,22 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
         }
     }
 
+    /// The same of `count` slabs of the tile's columns from one of them on, where k runs along the rows.
+    #[track_caller]
+    pub fn slabs(self, first: impl Source<'k, u32>, count: u32) -> Self {
+        let columns = self.span / E::BYTES;
+        if self.major != Major::Mn || count == 0 || count * columns > self.extent {
+            self.k.invalid(format!(
+                "{count} slabs of an operand of {} columns, {columns} a slab; only one whose rows are k has any",
+                self.extent
+            ));
+        }
+        WgmmaOperand {
+            extent: count * columns,
+            ..self.moved(first.operand(), self.slab_bytes)
+        }
+    }
+
     /// Steps of k that there are.
     pub fn steps(&self) -> u32 {
         self.steps

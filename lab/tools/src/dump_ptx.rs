@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, Plan, Refusal, Step, Tap, mma, scalar, wgmma};
-use flashcore_problem::{DType, KvLengths, Layout, Problem, ProblemBuilder, QLengths};
+use flashcore_problem::{DType, Direction, KvLengths, Layout, Problem, ProblemBuilder, QLengths};
 
 use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 
@@ -19,7 +19,8 @@ use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 /// kernels; the ladder; builds with a tap.
 ///
 /// FOLDER/sm_NN has what is assembled for that target and must be clean: the defaults of families
-/// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV of `wgmma`.
+/// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV and the backward pass of
+/// `wgmma`.
 ///
 /// FOLDER/varied/sm_NN has what may need more registers than there are, which only the compiler can
 /// tell (the driver layer then refuses to load it, and another config is chosen): the defaults with
@@ -62,6 +63,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         if target == Target::Sm90a {
             split_wgmma_kernels(&mut defaults, *full);
             packed_wgmma_kernels(&mut defaults, *full);
+            backward_wgmma_kernels(&mut defaults);
         }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
@@ -239,6 +241,18 @@ fn backward_kernels(kernels: &mut Kernels) {
     for problem in problems.flat_map(|problem| problem.backward()) {
         for config in scalar::preferred_configs(&problem, 16) {
             kernels.add(&problem, Config::Scalar(config), Target::Sm90a);
+        }
+    }
+}
+
+/// The defaults of the backward pass in family `wgmma`, and the smallest tile.
+fn backward_wgmma_kernels(kernels: &mut Kernels) {
+    let small = ("wgmma/m64n64-s2-free".parse().ok()).map(|config| (config, 64));
+    let defaults = wgmma::backward_defaults().map(|(config, head_dim)| (Config::Wgmma(config), head_dim));
+    for (config, head_dim) in defaults.into_iter().chain(small) {
+        for dtype in [DType::F16, DType::BF16] {
+            let shape = one_head((head_dim, head_dim)).dtype(dtype);
+            kernels.add_shape(&shape.direction(Direction::Backward), config, Target::Sm90a);
         }
     }
 }
