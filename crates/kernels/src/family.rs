@@ -5,12 +5,13 @@
 //! [`Plan::new`](crate::Plan::new) to say.
 
 use flashcore_problem::rng::Rng;
-use serde::Serialize;
 
 use crate::Refusal;
 
+mod described;
 mod ids;
 
+pub use described::LeverInfo;
 pub use ids::id_parts;
 use ids::with_words_of_today;
 
@@ -73,19 +74,6 @@ pub struct Family {
     pub tile: fn(&Values) -> u32,
     /// A lever whose value ids repeat at their end, after these letters.
     pub repeated: Option<(usize, &'static str)>,
-}
-
-/// A lever as `flashcore list levers` shows it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LeverInfo {
-    /// Its name.
-    pub name: &'static str,
-    /// What it trades.
-    pub meaning: &'static str,
-    /// Its values.
-    pub values: Vec<String>,
-    /// For each value, the parts of an id that express it; none if ids omit the value.
-    pub in_ids: Vec<Vec<String>>,
 }
 
 /// Places of words.
@@ -473,33 +461,6 @@ impl Family {
             child
         });
         mixtures.find(|child| self.allows(child)).unwrap_or(*a)
-    }
-
-    /// Its levers for output: values as they print, and the parts of ids that say so.
-    pub fn described(&self) -> Vec<LeverInfo> {
-        let describe = |(at, lever): (usize, &Lever)| {
-            let in_ids = |&value: &u32| {
-                // Only in small families do parts depend on other levers.
-                let contexts: Vec<Values> = match lever.part {
-                    Part::Scaled(_) => self.configs().filter(|context| context[at] == value).collect(),
-                    Part::Number(..) | Part::Words(_) => vec![with(&self.first(), at, value)],
-                };
-                let mut parts = Vec::new();
-                for part in contexts.iter().flat_map(|context| self.parts(context, at)) {
-                    if !parts.contains(&part) {
-                        parts.push(part);
-                    }
-                }
-                parts
-            };
-            LeverInfo {
-                name: lever.name,
-                meaning: lever.meaning,
-                values: lever.shown().iter().map(|&value| lever.print(value)).collect(),
-                in_ids: lever.shown().iter().map(in_ids).collect(),
-            }
-        };
-        self.levers.iter().enumerate().map(describe).collect()
     }
 }
 
