@@ -128,8 +128,8 @@ impl Plan {
             main,
             then,
             tap,
-            // No kernel adds in another order than that of its loops.
-            reproducible: true,
+            // Blocks add to dQ in the order in which they come. No other kernel adds in another order than that of its loops.
+            reproducible: !(backward && matches!(config, Config::Wgmma(_))),
         };
         for step in plan.steps() {
             check_shared_memory(&step.kernel, &plan)?;

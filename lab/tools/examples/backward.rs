@@ -171,7 +171,7 @@ fn check(stream: &Stream, kernel: Kernel, problem: &Problem, seed: u64) -> Resul
         let (_, buffer) = memory.iter().find(|(held, _)| *held == name).ok_or("no gradient")?;
         tensor.bytes_mut().copy_from_slice(&buffer.to_vec::<u8>(stream)?);
     }
-    let gate = gate_gradients(problem, &inputs, &Gradients::from(got))?;
+    let gate = gate_gradients(problem, &inputs, &got, seed)?;
     println!("  {problem} by {}: {gate}", plan.config);
     Ok(gate.passed())
 }

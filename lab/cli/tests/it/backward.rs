@@ -71,9 +71,11 @@ fn the_simulator_checks_and_finds() {
 
 #[test]
 fn explain_shows_the_steps() {
-    let text = shown("explain mission --backward --profile h200");
-    for step in ["Step 1 of 3", "Step 3 of 3", "backward on", "preprocess", "dkdv"] {
-        assert!(text.contains(step), "{step}\n{text}");
+    for (profile, main) in [("h200", "wgmma/m128n128-s2-free"), ("l4", "dkdv")] {
+        let text = shown(&format!("explain mission --backward --profile {profile}"));
+        for step in ["Step 1 of 3", "Step 3 of 3", "backward on", "preprocess", main] {
+            assert!(text.contains(step), "{step}\n{text}");
+        }
     }
     let found = json("explain mission --backward --profile l4 --json");
     assert_eq!(found["direction"], "backward");
