@@ -19,6 +19,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod append;
 mod backward;
 mod config;
 mod error;
@@ -32,6 +33,7 @@ mod simd;
 mod tile;
 mod workspace;
 
+pub use append::{AppendTensors, RotaryTensors, append};
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
 use flashcore_problem::{BackwardTensors, Direction, Gradients, Lengths, Problem, TensorView, TensorViewMut};

@@ -64,9 +64,26 @@ impl Layout {
         self.shape.iter().product()
     }
 
-    /// Checks the requirements of kernels: a contiguous last dimension, no negative stride, and a
-    /// span of at most 2^31 elements. Errors call the tensor `tensor`.
+    /// Checks the requirements of attention kernels: those of [`Layout::check_wide`], and a span of at most 2^31
+    /// elements.
     pub fn check(&self, tensor: &'static str) -> Result<(), ProblemError> {
+        self.check_form(tensor)?;
+        self.check_span(tensor, crate::problem::MAX_ELEMENTS as u128)
+    }
+
+    /// Checks the requirements of kernels that count rows and elements in 64 bits: a contiguous last dimension, no
+    /// negative stride, strides below 2^32, and a span that memory can have.
+    pub(crate) fn check_wide(&self, tensor: &'static str) -> Result<(), ProblemError> {
+        self.check_form(tensor)?;
+        let used = self.shape.into_iter().zip(self.strides).filter(|(n, _)| *n > 1);
+        if used.into_iter().any(|(_, stride)| stride > i64::from(u32::MAX)) {
+            let why = "strides must be below 2^32 elements";
+            return Err(ProblemError::strides(tensor, self, why));
+        }
+        self.check_span(tensor, 1 << 60)
+    }
+
+    fn check_form(&self, tensor: &'static str) -> Result<(), ProblemError> {
         if self.strides[3] != 1 {
             let message = format!(
                 "{tensor} has stride {} along head_dim; it must be 1 (make the last dimension contiguous, e.g. \
@@ -79,14 +96,18 @@ impl Layout {
             let why = "a negative stride is not supported; copy the tensor first";
             return Err(ProblemError::strides(tensor, self, why));
         }
+        Ok(())
+    }
+
+    fn check_span(&self, tensor: &'static str, limit: u128) -> Result<(), ProblemError> {
         let reach = |(n, stride): (usize, i64)| n.saturating_sub(1) as u128 * stride as u128;
         let reaches = self.shape.into_iter().zip(self.strides).map(reach);
         let span = reaches.fold(1, u128::saturating_add);
-        if span > crate::problem::MAX_ELEMENTS as u128 {
+        if span > limit {
             return Err(ProblemError::TooLarge {
                 what: format!("the span of {tensor} in elements"),
                 given: span,
-                limit: crate::problem::MAX_ELEMENTS as u128,
+                limit,
             });
         }
         Ok(())
@@ -94,6 +115,9 @@ impl Layout {
 
     /// Refuses elements that share an address, which those of outputs must not.
     pub fn check_injective(&self, tensor: &'static str) -> Result<(), ProblemError> {
+        if self.shape.contains(&0) {
+            return Ok(());
+        }
         // In order of stride, each dimension must step over the span of all smaller ones. This is
         // sufficient, and necessary for all layouts made by slicing and permuting.
         let dims = self.strides.into_iter().zip(self.shape);

@@ -3,6 +3,7 @@
 //! A [`Problem`] holds shapes, dtype, strides, mask and scale. [`Tensor`]s hold data on the host,
 //! [`inputs`] generates test data, and [`mod@reference`] computes the result in float64.
 
+pub mod append;
 pub mod builder;
 pub mod bulk;
 pub mod compare;
@@ -26,6 +27,7 @@ pub mod rng;
 pub mod slack;
 pub mod tensor;
 
+pub use append::{Append, AppendPlace, AppendValues, Rotary, SlotMapping};
 pub use builder::ProblemBuilder;
 pub use compare::{
     Comparison, GapWritten, Tolerance, Worst, compare, compare_gradient, compare_lse, compare_tap, gaps_untouched,

@@ -1,0 +1,197 @@
+//! Appending to caches against float64, and what is refused.
+
+use flashcore_cpu::{AppendTensors, CpuError, RotaryTensors, append};
+use flashcore_problem::append::{AppendCase, AppendReference, random_append};
+use flashcore_problem::{Append, AppendValues, DType, Layout, Rotary, SlotMapping, Tensor, TensorViewMut};
+
+/// Runs a case, Q in place or not.
+fn run(case: &mut AppendCase, in_place: bool) -> (Result<(), CpuError>, Option<Tensor>, Vec<i32>) {
+    let (values, slot_mapping) = (case.values.clone(), case.slots.clone());
+    let narrow: Vec<i32> = slot_mapping.iter().flatten().map(|&slot| slot as i32).collect();
+    let slots = case.slots().map(|slots| match slots {
+        SlotMapping::I64(_) => SlotMapping::I64(slot_mapping.as_deref().unwrap_or(&[])),
+        SlotMapping::I32(_) => SlotMapping::I32(&narrow),
+    });
+    let mut seqused_k = vec![0; case.append.batch];
+    let mut q_out = case
+        .append
+        .rotary
+        .zip(case.rotary.as_ref())
+        .map(|(rotary, [_, _, q])| match in_place {
+            true => q.clone(),
+            false => Tensor::poisoned(q.dtype(), rotary.q_out),
+        });
+    let new = [case.k_new.view(), case.v_new.view()];
+    let mut tensors = AppendTensors::new(new, [case.k_cache.view_mut(), case.v_cache.view_mut()]);
+    tensors.values = values.map(Vec::as_slice);
+    tensors.slot_mapping = slots;
+    tensors.seqused_k = case.append.seqused_k.then_some(&mut seqused_k[..]);
+    let q_view = q_out.as_mut().map(Tensor::view_mut);
+    tensors.rotary = case
+        .rotary
+        .as_ref()
+        .zip(q_view)
+        .map(|([cos, sin, q], q_out)| RotaryTensors {
+            cos: cos.view(),
+            sin: sin.view(),
+            q: (!in_place).then(|| q.view()),
+            q_out,
+        });
+    let result = append(&case.append, tensors);
+    (result, q_out, seqused_k)
+}
+
+#[test]
+fn equals_float64() {
+    let mut rotated = 0;
+    for seed in 0..600 {
+        let mut case = random_append(seed);
+        let in_place = seed % 3 == 0;
+        if let (true, Some(rotary)) = (in_place, case.append.rotary.as_mut()) {
+            rotary.q_out = rotary.q;
+        }
+        let before = case.clone();
+        let (result, q_out, keys) = run(&mut case, in_place);
+        result.unwrap_or_else(|error| panic!("seed {seed}: {error}\n{:?}", case.append));
+        let want = before.reference();
+        let compare = |name, expected: &[_], before: &Tensor, after: &Tensor| {
+            let same = AppendReference::compare(expected, after.dtype(), after.layout(), before.bytes(), after.bytes());
+            same.unwrap_or_else(|why| panic!("seed {seed}, {name}: {why}\n{:?}", case.append));
+        };
+        compare("k_cache", &want.k_cache, &before.k_cache, &case.k_cache);
+        compare("v_cache", &want.v_cache, &before.v_cache, &case.v_cache);
+        if let (Some(q_out), Some([_, _, q])) = (&q_out, &before.rotary) {
+            let poison = Tensor::poisoned(q_out.dtype(), *q_out.layout());
+            compare("q_out", &want.q, if in_place { q } else { &poison }, q_out);
+            rotated += 1;
+        }
+        if case.append.seqused_k {
+            assert_eq!(keys, want.seqused_k, "seed {seed}");
+        }
+    }
+    assert!(rotated > 200, "{rotated}");
+}
+
+/// Values that contradict an append are errors before anything is written, and each is named.
+#[test]
+fn wrong_values_are_refused() {
+    let mut refused = 0;
+    for seed in 0..300 {
+        let mut case = random_append(seed);
+        case.spoil(seed, seed % 2 == 0);
+        let found = case.append.findings(&case.values(), case.slots());
+        let before = case.clone();
+        let (result, ..) = run(&mut case, false);
+        match result {
+            Ok(()) => assert!(found.is_empty(), "seed {seed}: {found:?}"),
+            Err(error) => {
+                assert_eq!(error.to_string(), found[0].to_string());
+                let name = error.to_string().split(' ').next().unwrap().to_string();
+                let known = AppendValues::<()>::NAMES.contains(&name.as_str());
+                assert!(
+                    known || ["slot_mapping", "rotary_cos"].contains(&name.as_str()),
+                    "{error}"
+                );
+                assert_eq!(before.k_cache.bytes(), case.k_cache.bytes());
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 200, "{refused}");
+}
+
+#[test]
+fn findings_name_the_sequence_and_the_entry() {
+    let (new, cache) = ([3, 4, 1, 8].into(), [9, 4, 1, 8].into());
+    let append = Append {
+        rotary: Some(Rotary {
+            seqlens: true,
+            ..Rotary::new([3, 4, 2, 8].into(), 12, 8)
+        }),
+        ..Append::to_pages(DType::F16, [new, new], [cache, cache], 3)
+    };
+    let values = AppendValues {
+        cache_seqlens: Some(&[0, 9, 4][..]),
+        block_table: Some(&[0, 1, 2, 3, 4, 5, 6, -1, 8]),
+        seqlens_rotary: Some(&[9, 0, 0]),
+        ..AppendValues::default()
+    };
+    let found: Vec<String> = append.findings(&values, None).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        found,
+        [
+            "rotary_cos has 12 positions; sequence 0 has rows up to position 12",
+            "cache_seqlens has 9 for sequence 1, which appends 4 rows; there is room for 0 to 12 in all",
+            "block_table has -1 in entry 1 of sequence 2, which gets new rows there; the cache has pages 0 to 8",
+            "rotary_cos has 12 positions; sequence 0 has rows up to position 12",
+        ]
+    );
+}
+
+/// An append and a change of it that is refused, with what the error says.
+#[test]
+fn appends_that_cannot_be_are_refused() {
+    let (new, cache) = (Layout::bshd([2, 3, 1, 8]), Layout::bshd([2, 10, 1, 8]));
+    let base = Append::to_cache(DType::F32, [new, new], [cache, cache]);
+    let rotary = Rotary::new([2, 3, 4, 8].into(), 10, 8);
+    let with = |rotary| Append {
+        rotary: Some(rotary),
+        ..base
+    };
+    let broadcast = Layout {
+        strides: [0, 8, 8, 1],
+        ..cache
+    };
+    for (append, says) in [
+        (Append { batch: 3, ..base }, "k_new has shape [2, 3, 1, 8]"),
+        (Append { v_new: cache, ..base }, "v_new has shape [2, 10, 1, 8]"),
+        (Append { seq_len_kv: 11, ..base }, "seq_len_kv is 11"),
+        (
+            Append {
+                k_cache: broadcast,
+                ..base
+            },
+            "k_cache has strides",
+        ),
+        (Append { leftpad: true, ..base }, "leftpad_k is"),
+        (
+            Append {
+                dtype: DType::E4M3,
+                ..with(rotary)
+            },
+            "dtype is e4m3; rows of e4m3 are copied only",
+        ),
+        (
+            with(Rotary { positions: 9, ..rotary }),
+            "rotary_cos has 9 positions; keys can have 10",
+        ),
+        (with(Rotary { dim: 7, ..rotary }), "rotary_dim is 7"),
+        (with(Rotary { dim: 10, ..rotary }), "rotary_dim is 10"),
+        (with(Rotary { q: new, ..rotary }), "q_out has shape [2, 3, 4, 8]"),
+        (
+            Append {
+                place: flashcore_problem::AppendPlace::Slots { wide: true },
+                ..with(rotary)
+            },
+            "seqlens_rotary was not given",
+        ),
+    ] {
+        let error = append.check().unwrap_err().to_string();
+        assert!(error.starts_with(says), "{error}; expected {says}");
+    }
+    let (mut k, mut v) = (Tensor::poisoned(DType::F32, cache), Tensor::poisoned(DType::F16, cache));
+    let rows = Tensor::poisoned(DType::F32, new);
+    let mut fails = |change: fn(&mut AppendTensors<'_>), v: TensorViewMut<'_>| {
+        let mut tensors = AppendTensors::new([rows.view(), rows.view()], [k.view_mut(), v]);
+        change(&mut tensors);
+        append(&base, tensors).unwrap_err().to_string()
+    };
+    assert!(fails(|_| {}, v.view_mut()).starts_with("v_cache holds fp16"));
+    let mut v = Tensor::poisoned(DType::F32, cache);
+    assert!(fails(|_| {}, v.view_mut()).starts_with("cache_seqlens was not given; this append needs 2 entries"));
+    let with_table = |tensors: &mut AppendTensors<'_>| {
+        tensors.values.cache_seqlens = Some(&[0, 0]);
+        tensors.values.block_table = Some(&[0]);
+    };
+    assert!(fails(with_table, v.view_mut()).starts_with("block_table was given, but this append has no use"));
+}

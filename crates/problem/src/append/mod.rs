@@ -1,0 +1,518 @@
+//! Appending to a cache: new rows of K and V are written behind those that a sequence has, or at given
+//! slots, and K and Q get their rotary embedding on the way.
+//!
+//! An [`Append`] holds shapes, strides and kinds. The values are [`AppendValues`]: arrays of i32, on the
+//! device for kernels, and [`SlotMapping`]. Plans and kernels do not depend on them.
+
+mod random;
+mod reference;
+mod rows;
+
+pub use random::{AppendCase, random_append};
+pub use reference::{AppendReference, Expected};
+pub use rows::{NewRow, QueryRow};
+
+use crate::{DType, Layout, ProblemError};
+
+/// What is appended to which cache.
+///
+/// New rows are `[batch, seq_new, kv_heads, head_dim]`, or [packed](Append::packed) `[1, total,
+/// kv_heads, head_dim]`; those of V may have another `head_dim`. The cache is `[cache_batch, capacity,
+/// kv_heads, head_dim]`, or in pages `[pages, page_size, kv_heads, head_dim]`. All may have any strides
+/// but the last, which is 1: a cache in the order `[pages, kv_heads, page_size, head_dim]` is one with
+/// other strides.
+///
+/// ```
+/// use flashcore_problem::{Append, DType, Rotary};
+/// // Four sequences get a row each, in a cache of pages of 16 keys, at most 8 pages a sequence.
+/// let (new, cache) = ([4, 1, 2, 64].into(), [40, 16, 2, 64].into());
+/// let append = Append {
+///     rotary: Some(Rotary::new([4, 1, 8, 64].into(), 128, 64)), // Q, positions, rotary_dim
+///     ..Append::to_pages(DType::BF16, [new, new], [cache, cache], 8)
+/// };
+/// append.check()?;
+/// assert_eq!((append.entries().cache_seqlens, append.entries().block_table), (Some(4), Some(32)));
+/// # Ok::<(), flashcore_problem::ProblemError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Append {
+    /// Element type of all tensors, the rotary tables included. e4m3 rows are copied, not rotated.
+    pub dtype: DType,
+    /// Sequences.
+    pub batch: usize,
+    /// Bounds the keys of a sequence after the append, and their positions. At most the capacity of
+    /// a sequence's part of the cache. Rows from here on are not written.
+    pub seq_len_kv: usize,
+    /// New rows of K.
+    pub k_new: Layout,
+    /// New rows of V.
+    pub v_new: Layout,
+    /// The cache of K.
+    pub k_cache: Layout,
+    /// The cache of V; its first two dimensions are those of K's.
+    pub v_cache: Layout,
+    /// Whether new rows of all sequences follow each other, and
+    /// [`AppendValues::cu_seqlens_k_new`] says where each begins. Rows past the last sequence are not
+    /// written.
+    pub packed: bool,
+    /// Where new rows go.
+    pub place: AppendPlace,
+    /// Whether [`AppendValues::cache_batch_idx`] selects the part of the cache that each sequence has.
+    pub batch_idx: bool,
+    /// Whether the number of keys that each sequence has after the append is written, i32 `[batch]`:
+    /// what attention takes as `seqused_k`.
+    pub seqused_k: bool,
+    /// Whether sequences begin with padding ([`AppendValues::leftpad_k`]), which `seqused_k` does not
+    /// count. Lengths and places of rows do.
+    pub leftpad: bool,
+    /// The rotary embedding of new rows of K, and of Q.
+    pub rotary: Option<Rotary>,
+}
+
+/// Where new rows go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AppendPlace {
+    /// Behind the first [`AppendValues::cache_seqlens`] rows of a contiguous cache.
+    Cache,
+    /// The same in pages: row `j` of a sequence is row `j % page_size` of the page in entry
+    /// `j / page_size` of its row of [`AppendValues::block_table`].
+    Paged {
+        /// Rows of the block table: `batch`, or more with `cache_batch_idx`, which selects them.
+        tables: usize,
+        /// Entries of each.
+        max_pages: usize,
+    },
+    /// At [`SlotMapping`]: row `i` goes to row `slot % page_size` of page `slot / page_size`. The
+    /// cache may be contiguous: then a sequence's part of it is a page.
+    Slots {
+        /// Whether slots are i64; else i32.
+        wide: bool,
+    },
+}
+
+/// A rotary embedding: a pair of columns `(a, b)` becomes `(a·cos − b·sin, a·sin + b·cos)`, computed in
+/// f32 and rounded once.
+///
+/// The tables `rotary_cos` and `rotary_sin` are `[positions, dim / 2]`, dense.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotary {
+    /// Q, `[batch, seq_q, heads, head_dim]`, or [packed](Rotary::packed_q) `[1, total_q, heads,
+    /// head_dim]`.
+    pub q: Layout,
+    /// Where Q goes: another tensor, or the same memory.
+    pub q_out: Layout,
+    /// Whether sequences of Q follow each other ([`AppendValues::cu_seqlens_q`]).
+    pub packed_q: bool,
+    /// Rows of the tables. At least [`Append::seq_len_kv`].
+    pub positions: usize,
+    /// Columns that are rotated: even, at most `head_dim`. The others are copied.
+    pub dim: usize,
+    /// Whether pairs are columns 0 and 1, 2 and 3, …; else 0 and `dim / 2`, 1 and `dim / 2 + 1`, …
+    pub interleaved: bool,
+    /// Whether all rows of Q of a sequence have the position of its first new key, as without a causal
+    /// mask and window in FlashAttention-3; else each the one of the new key with its number.
+    pub q_at_one_position: bool,
+    /// Whether [`AppendValues::seqlens_rotary`] are the positions of the first new keys; else
+    /// `cache_seqlens` are.
+    pub seqlens: bool,
+}
+
+impl Rotary {
+    /// For Q `[batch, seq_q, heads, head_dim]`, in place or into memory of the same layout, with
+    /// halves as pairs.
+    pub fn new(q: Layout, positions: usize, dim: usize) -> Rotary {
+        Rotary {
+            q,
+            q_out: q,
+            packed_q: false,
+            positions,
+            dim,
+            interleaved: false,
+            q_at_one_position: false,
+            seqlens: false,
+        }
+    }
+
+    /// The layout of a table.
+    pub fn table(&self) -> Layout {
+        Layout::bshd([1, self.positions, 1, self.dim / 2])
+    }
+}
+
+/// The values of an append: i32 arrays, of which it needs those that [`Append::entries`] names. `B` is
+/// how an array is given: `&[i32]` on the host, a slice of device memory on a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppendValues<B> {
+    /// Rows that each sequence has before, its padding included: `[batch]`.
+    pub cache_seqlens: Option<B>,
+    /// First new row of each sequence, and the end of the last: `[batch + 1]`, from 0.
+    pub cu_seqlens_k_new: Option<B>,
+    /// First row of each sequence in Q, and the end of the last: `[batch + 1]`, from 0.
+    pub cu_seqlens_q: Option<B>,
+    /// Which part of the cache, or row of the block table, each sequence has: `[batch]`. Sequences
+    /// with new rows have different ones.
+    pub cache_batch_idx: Option<B>,
+    /// Rows of padding that each sequence begins with: `[batch]`.
+    pub leftpad_k: Option<B>,
+    /// The pages of each sequence: `[tables, max_pages]`. Entries without new rows are not read.
+    pub block_table: Option<B>,
+    /// The position of the first new row of each sequence: `[batch]`.
+    pub seqlens_rotary: Option<B>,
+}
+
+impl<B> Default for AppendValues<B> {
+    fn default() -> AppendValues<B> {
+        AppendValues::from([None, None, None, None, None, None, None])
+    }
+}
+
+/// The arrays in the order of [`AppendValues::NAMES`].
+impl<B> From<[Option<B>; 7]> for AppendValues<B> {
+    fn from(arrays: [Option<B>; 7]) -> AppendValues<B> {
+        let [
+            cache_seqlens,
+            cu_seqlens_k_new,
+            cu_seqlens_q,
+            cache_batch_idx,
+            leftpad_k,
+            block_table,
+            seqlens_rotary,
+        ] = arrays;
+        AppendValues {
+            cache_seqlens,
+            cu_seqlens_k_new,
+            cu_seqlens_q,
+            cache_batch_idx,
+            leftpad_k,
+            block_table,
+            seqlens_rotary,
+        }
+    }
+}
+
+impl<B> AppendValues<B> {
+    /// The names of the arrays, as errors and the buffers of launches have them.
+    pub const NAMES: [&str; 7] = [
+        "cache_seqlens",
+        "cu_seqlens_k_new",
+        "cu_seqlens_q",
+        "cache_batch_idx",
+        "leftpad_k",
+        "block_table",
+        "seqlens_rotary",
+    ];
+
+    /// Each array in the order of [`AppendValues::NAMES`], where it is given.
+    pub fn arrays(&self) -> [Option<&B>; 7] {
+        [
+            self.cache_seqlens.as_ref(),
+            self.cu_seqlens_k_new.as_ref(),
+            self.cu_seqlens_q.as_ref(),
+            self.cache_batch_idx.as_ref(),
+            self.leftpad_k.as_ref(),
+            self.block_table.as_ref(),
+            self.seqlens_rotary.as_ref(),
+        ]
+    }
+
+    /// The array of a name, where it is given.
+    pub fn named(&self, name: &str) -> Option<&B> {
+        let place = AppendValues::<B>::NAMES.iter().position(|known| *known == name)?;
+        self.arrays()[place]
+    }
+
+    /// The same arrays in another form, or the first error.
+    pub fn try_map<'a, C, E>(&'a self, mut form: impl FnMut(&'a B) -> Result<C, E>) -> Result<AppendValues<C>, E> {
+        let [a, b, c, d, e, f, g] = self.arrays().map(|array| array.map(&mut form).transpose());
+        Ok(AppendValues::from([a?, b?, c?, d?, e?, f?, g?]))
+    }
+
+    /// The same arrays in another form.
+    pub fn map<'a, C>(&'a self, mut form: impl FnMut(&'a B) -> C) -> AppendValues<C> {
+        let form = |array| Ok::<C, std::convert::Infallible>(form(array));
+        match self.try_map(form) {
+            Ok(values) => values,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// Slots on the host, one for each new row. A row whose slot is −1 is not written. Two rows with one
+/// slot are the caller's error: which of them stays is not defined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotMapping<'a> {
+    /// As i32.
+    I32(&'a [i32]),
+    /// As i64, which vLLM has.
+    I64(&'a [i64]),
+}
+
+impl SlotMapping<'_> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            SlotMapping::I32(slots) => slots.len(),
+            SlotMapping::I64(slots) => slots.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The slot of a row.
+    pub fn get(&self, row: usize) -> i64 {
+        match self {
+            SlotMapping::I32(slots) => i64::from(slots[row]),
+            SlotMapping::I64(slots) => slots[row],
+        }
+    }
+}
+
+/// Sizes that kernels count with 31 bits.
+const MOST: usize = i32::MAX as usize;
+
+impl Append {
+    /// To a contiguous cache `[batch, capacity, kv_heads, head_dim]`, `k` and `v` of each.
+    pub fn to_cache(dtype: DType, [k_new, v_new]: [Layout; 2], [k_cache, v_cache]: [Layout; 2]) -> Append {
+        Append {
+            dtype,
+            batch: k_new.shape[0],
+            seq_len_kv: k_cache.shape[1],
+            k_new,
+            v_new,
+            k_cache,
+            v_cache,
+            packed: false,
+            place: AppendPlace::Cache,
+            batch_idx: false,
+            seqused_k: false,
+            leftpad: false,
+            rotary: None,
+        }
+    }
+
+    /// To pages `[pages, page_size, kv_heads, head_dim]`, by a block table `[batch, max_pages]`.
+    pub fn to_pages(dtype: DType, new: [Layout; 2], cache: [Layout; 2], max_pages: usize) -> Append {
+        let append = Append::to_cache(dtype, new, cache);
+        let tables = append.batch;
+        Append {
+            place: AppendPlace::Paged { tables, max_pages },
+            seq_len_kv: max_pages.saturating_mul(cache[0].shape[1]),
+            ..append
+        }
+    }
+
+    /// To slots of a cache, i64 or i32.
+    pub fn to_slots(dtype: DType, new: [Layout; 2], cache: [Layout; 2], wide: bool) -> Append {
+        Append {
+            place: AppendPlace::Slots { wide },
+            ..Append::to_cache(dtype, new, cache)
+        }
+    }
+
+    /// New rows, those of no sequence included.
+    pub fn new_rows(&self) -> usize {
+        self.k_new.shape[0] * self.k_new.shape[1]
+    }
+
+    /// Slots of the cache.
+    pub fn slots(&self) -> usize {
+        self.k_cache.shape[0] * self.k_cache.shape[1]
+    }
+
+    /// Which arrays it needs, and their numbers of entries. [`SlotMapping`] has one for each of
+    /// [`Append::new_rows`].
+    pub fn entries(&self) -> AppendValues<usize> {
+        let batch = self.batch;
+        let to_slots = matches!(self.place, AppendPlace::Slots { .. });
+        AppendValues {
+            cache_seqlens: (!to_slots).then_some(batch),
+            cu_seqlens_k_new: (self.packed && !(to_slots && self.rotary.is_none())).then_some(batch + 1),
+            cu_seqlens_q: self.rotary.filter(|rotary| rotary.packed_q).map(|_| batch + 1),
+            cache_batch_idx: self.batch_idx.then_some(batch),
+            leftpad_k: self.leftpad.then_some(batch),
+            block_table: match self.place {
+                AppendPlace::Paged { tables, max_pages } => Some(tables * max_pages),
+                AppendPlace::Cache | AppendPlace::Slots { .. } => None,
+            },
+            seqlens_rotary: self.rotary.filter(|rotary| rotary.seqlens).map(|_| batch),
+        }
+    }
+
+    /// Checks that exactly the arrays that it needs are given, each with as many entries (`count`) as
+    /// it needs, and so the slots.
+    ///
+    /// # Errors
+    /// [`ProblemError::Lengths`] for the first that is missing, of no use or of another length.
+    pub fn check_given<B>(
+        &self,
+        values: &AppendValues<B>,
+        count: impl Fn(&B) -> usize,
+        slots: Option<usize>,
+    ) -> Result<(), ProblemError> {
+        let (entries, given) = (self.entries(), values.map(count));
+        let to_slots = matches!(self.place, AppendPlace::Slots { .. });
+        let arrays =
+            AppendValues::<B>::NAMES.map(|name| (name, given.named(name).copied(), entries.named(name).copied()));
+        let slots = ("slot_mapping", slots, to_slots.then(|| self.new_rows()));
+        for (argument, given, needed) in arrays.into_iter().chain([slots]) {
+            let why = match (given, needed) {
+                (None, Some(needed)) => format!("was not given; this append needs {needed} entries of it"),
+                (Some(_), None) => "was given, but this append has no use for it: leave it out".to_string(),
+                (Some(given), Some(needed)) if given != needed => {
+                    format!("has {given} entries; this append needs {needed}")
+                }
+                _ => continue,
+            };
+            return Err(ProblemError::Lengths { argument, why });
+        }
+        Ok(())
+    }
+
+    /// Checks shapes, strides and kinds.
+    ///
+    /// # Errors
+    /// The first that is invalid or does not go with the others.
+    pub fn check(&self) -> Result<(), ProblemError> {
+        let value = |field, given: usize, allowed| {
+            let given = given.to_string();
+            Err(ProblemError::Value { field, given, allowed })
+        };
+        let [pages, page_size, heads, head_dim] = self.k_cache.shape;
+        let ([first, rows, ..], head_dim_v) = (self.k_new.shape, self.v_cache.shape[3]);
+        if !(1..=MOST).contains(&self.batch) {
+            return value("batch", self.batch, "there are 1 to 2^31 - 1 sequences");
+        }
+        let of_batch = if self.packed { 1 } else { self.batch };
+        check_shape("k_new", &self.k_new, [of_batch, rows, heads, head_dim])?;
+        check_shape("v_new", &self.v_new, [first, rows, heads, head_dim_v])?;
+        check_shape("v_cache", &self.v_cache, [pages, page_size, heads, head_dim_v])?;
+        if pages.min(page_size).min(heads).min(head_dim).min(head_dim_v) == 0 {
+            return value("k_cache", 0, "no dimension of the caches is 0");
+        }
+        let capacity = match self.place {
+            AppendPlace::Paged { tables, max_pages } => {
+                if tables == 0 || max_pages == 0 || (!self.batch_idx && tables != self.batch) {
+                    let allowed = "the block table has a row for each sequence (any number with cache_batch_idx) and \
+                                   an entry or more in each";
+                    return value("block_table", tables, allowed);
+                }
+                max_pages.saturating_mul(page_size)
+            }
+            AppendPlace::Cache => {
+                if !self.batch_idx && pages != self.batch {
+                    return value(
+                        "k_cache",
+                        pages,
+                        "a contiguous cache has one part for each sequence, or cache_batch_idx",
+                    );
+                }
+                page_size
+            }
+            AppendPlace::Slots { .. } => {
+                if self.batch_idx || self.seqused_k || self.leftpad {
+                    let allowed = "slots say where rows go: leave batch_idx, seqused_k and leftpad false";
+                    return value("slot_mapping", 1, allowed);
+                }
+                MOST // of positions
+            }
+        };
+        if !(1..=capacity.min(MOST)).contains(&self.seq_len_kv) {
+            return value(
+                "seq_len_kv",
+                self.seq_len_kv,
+                "it is 1 or more, and the cache has room for as many keys",
+            );
+        }
+        if self.leftpad && !self.seqused_k {
+            return value(
+                "leftpad_k",
+                1,
+                "padding changes nothing but seqused_k: ask for that, or leave leftpad false",
+            );
+        }
+        let sizes = [self.new_rows(), self.slots(), heads, head_dim, head_dim_v];
+        if let Some(&given) = sizes.iter().find(|&&size| size > MOST) {
+            let (what, limit) = ("a size of new rows or of the cache".to_string(), MOST as u128);
+            return Err(ProblemError::TooLarge {
+                what,
+                given: given as u128,
+                limit,
+            });
+        }
+        for (tensor, layout) in [("k_new", &self.k_new), ("v_new", &self.v_new)] {
+            layout.check_wide(tensor)?;
+        }
+        for (tensor, layout) in [("k_cache", &self.k_cache), ("v_cache", &self.v_cache)] {
+            layout.check_wide(tensor)?;
+            layout.check_injective(tensor)?;
+        }
+        match &self.rotary {
+            Some(rotary) => self.check_rotary(rotary),
+            None => Ok(()),
+        }
+    }
+
+    fn check_rotary(&self, rotary: &Rotary) -> Result<(), ProblemError> {
+        let value = |field, given: String, allowed| Err(ProblemError::Value { field, given, allowed });
+        if self.dtype == DType::E4M3 {
+            let allowed = "rows of e4m3 are copied only; rotate before you quantise, and leave rotary out";
+            return value("dtype", self.dtype.to_string(), allowed);
+        }
+        let [first, rows, heads, head_dim] = rotary.q.shape;
+        let of_batch = if rotary.packed_q { 1 } else { self.batch };
+        check_shape("q", &rotary.q, [of_batch, rows, heads, self.k_cache.shape[3]])?;
+        check_shape("q_out", &rotary.q_out, [first, rows, heads, head_dim])?;
+        if rotary.dim == 0 || !rotary.dim.is_multiple_of(2) || rotary.dim > head_dim {
+            return value(
+                "rotary_dim",
+                rotary.dim.to_string(),
+                "it is even, 2 or more, and at most head_dim",
+            );
+        }
+        if rotary.positions < self.seq_len_kv {
+            let why = format!(
+                "has {} positions; keys can have {} of them: give a longer table, or lower seq_len_kv",
+                rotary.positions, self.seq_len_kv
+            );
+            return Err(ProblemError::Lengths {
+                argument: "rotary_cos",
+                why,
+            });
+        }
+        if matches!(self.place, AppendPlace::Slots { .. }) && !rotary.seqlens {
+            let why = "was not given; slots do not say which positions rows have".to_string();
+            return Err(ProblemError::Lengths {
+                argument: "seqlens_rotary",
+                why,
+            });
+        }
+        if let Some(given) = [rotary.positions, first * rows, heads]
+            .into_iter()
+            .find(|&size| size > MOST)
+        {
+            let (what, limit) = ("a size of Q or of the rotary tables".to_string(), MOST as u128);
+            return Err(ProblemError::TooLarge {
+                what,
+                given: given as u128,
+                limit,
+            });
+        }
+        rotary.q.check_wide("q")?;
+        rotary.q_out.check_wide("q_out")?;
+        rotary.q_out.check_injective("q_out")
+    }
+}
+
+fn check_shape(tensor: &'static str, layout: &Layout, expected: [usize; 4]) -> Result<(), ProblemError> {
+    match layout.shape == expected {
+        true => Ok(()),
+        false => Err(ProblemError::Shape {
+            tensor,
+            given: layout.shape.to_vec(),
+            expected: expected.to_vec(),
+        }),
+    }
+}

@@ -1,0 +1,314 @@
+//! The rows of an append whose values are on the host: where each goes, and what is wrong with the values.
+
+use super::{Append, AppendPlace, AppendValues, SlotMapping};
+use crate::ProblemError;
+
+/// A new row of K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewRow {
+    /// Its first two indices in `k_new` and `v_new`.
+    pub from: [usize; 2],
+    /// Its first two indices in the cache.
+    pub to: [usize; 2],
+    /// Its position, for the rotary embedding.
+    pub position: usize,
+}
+
+/// A row of Q to rotate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryRow {
+    /// Its first two indices in Q.
+    pub at: [usize; 2],
+    /// Its position.
+    pub position: usize,
+}
+
+/// The rows of an append, from values that are checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Rows {
+    pub new: Vec<NewRow>,
+    pub q: Vec<QueryRow>,
+    pub seqused_k: Vec<i32>,
+}
+
+impl Append {
+    /// Everything that is wrong with values: arrays that are missing or too short, lengths, pages and
+    /// slots outside the cache, positions past the rotary tables. Each names the array, the sequence
+    /// (or row) and the entry. A kernel does not write such a row.
+    ///
+    /// ```
+    /// use flashcore_problem::{Append, AppendValues, DType};
+    /// let (new, cache) = ([2, 3, 1, 8].into(), [2, 10, 1, 8].into());
+    /// let append = Append::to_cache(DType::F32, [new, new], [cache, cache]);
+    /// let values = AppendValues { cache_seqlens: Some(&[7, 9][..]), ..AppendValues::default() };
+    /// let found = append.findings(&values, None);
+    /// assert_eq!(found.len(), 1);
+    /// assert!(found[0].to_string().starts_with("cache_seqlens has 9 for sequence 1, which appends 3 rows"));
+    /// ```
+    pub fn findings(&self, values: &AppendValues<&[i32]>, slots: Option<SlotMapping<'_>>) -> Vec<ProblemError> {
+        let mut found = Vec::new();
+        self.walk(values, slots, &mut |error| found.push(error));
+        found
+    }
+
+    /// The new rows that are written and the rows of Q, with their positions, and the keys of each
+    /// sequence afterwards (without padding; empty of slots).
+    ///
+    /// # Errors
+    /// The first of [`Append::findings`].
+    #[allow(clippy::type_complexity)] // taken apart where it is used
+    pub fn rows(
+        &self,
+        values: &AppendValues<&[i32]>,
+        slots: Option<SlotMapping<'_>>,
+    ) -> Result<(Vec<NewRow>, Vec<QueryRow>, Vec<i32>), ProblemError> {
+        let mut first = None;
+        let Rows { new, q, seqused_k } = self.walk(values, slots, &mut |error| {
+            first.get_or_insert(error);
+        });
+        match first {
+            None => Ok((new, q, seqused_k)),
+            Some(error) => Err(error),
+        }
+    }
+
+    fn walk(
+        &self,
+        values: &AppendValues<&[i32]>,
+        slots: Option<SlotMapping<'_>>,
+        report: &mut dyn FnMut(ProblemError),
+    ) -> Rows {
+        let given = self.check_given(values, |array| array.len(), slots.map(|slots| slots.len()));
+        if let Err(error) = given.and_then(|()| self.check()) {
+            report(error);
+            return Rows::default();
+        }
+        let mut walk = Walk {
+            append: self,
+            values,
+            report,
+            rows: Rows::default(),
+        };
+        match slots {
+            Some(slots) => walk.slots(&slots),
+            None => (0..self.batch).for_each(|b| walk.sequence(b)),
+        }
+        walk.q();
+        walk.rows
+    }
+}
+
+struct Walk<'w> {
+    append: &'w Append,
+    values: &'w AppendValues<&'w [i32]>,
+    report: &'w mut dyn FnMut(ProblemError),
+    rows: Rows,
+}
+
+impl Walk<'_> {
+    fn report(&mut self, argument: &'static str, why: String) {
+        (self.report)(ProblemError::Lengths { argument, why });
+    }
+
+    /// The rows of a sequence between two starts, as their first index and second indices.
+    fn packed(
+        &mut self,
+        argument: &'static str,
+        starts: &[i32],
+        b: usize,
+        total: usize,
+    ) -> Option<std::ops::Range<usize>> {
+        let (first, end) = (starts[b], starts[b + 1]);
+        let why = match (usize::try_from(first), usize::try_from(end)) {
+            (Ok(first), Ok(end)) if (b > 0 || first == 0) && first <= end && end <= total => return Some(first..end),
+            (first, _) if b == 0 && first != Ok(0) => format!("starts at {}; it must start at 0", starts[0]),
+            (_, Ok(end)) if end > total => format!("has {end} in entry {}; its tensors have {total} rows", b + 1),
+            _ => format!("decreases from {first} to {end} at entry {}; it must not", b + 1),
+        };
+        self.report(argument, why);
+        None
+    }
+
+    /// The new rows of a sequence: their first indices.
+    fn new_rows(&mut self, b: usize) -> Option<Vec<[usize; 2]>> {
+        let [_, rows, ..] = self.append.k_new.shape;
+        match self.values.cu_seqlens_k_new {
+            None => Some((0..rows).map(|row| [b, row]).collect()),
+            Some(starts) => {
+                let rows = self.packed("cu_seqlens_k_new", starts, b, rows)?;
+                Some(rows.map(|row| [0, row]).collect())
+            }
+        }
+    }
+
+    /// The position of the first new row, for the rotary embedding.
+    fn first_position(&mut self, b: usize) -> Option<usize> {
+        let (name, values) = match (self.values.seqlens_rotary, self.values.cache_seqlens) {
+            (Some(values), _) => ("seqlens_rotary", values),
+            (None, Some(values)) => ("cache_seqlens", values),
+            (None, None) => return Some(0), // without a rotary embedding
+        };
+        let first = usize::try_from(values[b]).ok();
+        if first.is_none() {
+            self.report(name, format!("has {} for sequence {b}; it is 0 or more", values[b]));
+        }
+        first
+    }
+
+    /// Refuses positions that the tables do not have.
+    fn check_positions(&mut self, b: usize, first: usize, rows: usize) -> bool {
+        let Some(rotary) = self.append.rotary.filter(|_| rows > 0) else {
+            return true;
+        };
+        let fits = first + rows <= rotary.positions;
+        if !fits {
+            let (last, positions) = (first + rows - 1, rotary.positions);
+            let why = format!("has {positions} positions; sequence {b} has rows up to position {last}");
+            self.report("rotary_cos", why);
+        }
+        fits
+    }
+
+    fn sequence(&mut self, b: usize) {
+        let (append, values) = (self.append, self.values);
+        let (Some(rows), Some(lengths)) = (self.new_rows(b), values.cache_seqlens) else {
+            return;
+        };
+        let (len, most) = (lengths[b], append.seq_len_kv);
+        let len = match usize::try_from(len) {
+            Ok(len) if len + rows.len() <= most => len,
+            _ => {
+                let many = rows.len();
+                let why = format!(
+                    "has {len} for sequence {b}, which appends {many} rows; there is room for 0 to {most} in all"
+                );
+                return self.report("cache_seqlens", why);
+            }
+        };
+        self.after(b, len + rows.len());
+        let part = match values.cache_batch_idx {
+            None => b,
+            Some(parts) => {
+                let most = match append.place {
+                    AppendPlace::Paged { tables, .. } => tables,
+                    AppendPlace::Cache | AppendPlace::Slots { .. } => append.k_cache.shape[0],
+                };
+                match usize::try_from(parts[b]) {
+                    Ok(part) if part < most => part,
+                    _ => {
+                        let why = format!("has {} for sequence {b}; allowed are 0 to {}", parts[b], most - 1);
+                        return self.report("cache_batch_idx", why);
+                    }
+                }
+            }
+        };
+        let Some(first) = self.first_position(b) else { return };
+        if !self.check_positions(b, first, rows.len()) {
+            return;
+        }
+        let page_size = append.k_cache.shape[1];
+        let mut wrong_page = None;
+        for (i, from) in rows.into_iter().enumerate() {
+            let key = len + i;
+            let to = match (append.place, values.block_table) {
+                (AppendPlace::Paged { max_pages, .. }, Some(table)) => {
+                    let entry = key / page_size;
+                    let page = table[part * max_pages + entry];
+                    match usize::try_from(page) {
+                        Ok(page) if page < append.k_cache.shape[0] => [page, key % page_size],
+                        _ => {
+                            if wrong_page.replace(entry) != Some(entry) {
+                                let most = append.k_cache.shape[0] - 1;
+                                let why = format!(
+                                    "has {page} in entry {entry} of sequence {b}, which gets new rows there; the \
+                                     cache has pages 0 to {most}"
+                                );
+                                self.report("block_table", why);
+                            }
+                            continue;
+                        }
+                    }
+                }
+                _ => [part, key],
+            };
+            let position = first + i;
+            self.rows.new.push(NewRow { from, to, position });
+        }
+    }
+
+    /// Notes how many keys a sequence has.
+    fn after(&mut self, b: usize, keys: usize) {
+        let padding = self.values.leftpad_k.map_or(0, |padding| padding[b]);
+        match usize::try_from(padding) {
+            Ok(padding) if padding <= keys => self.rows.seqused_k.push((keys - padding) as i32),
+            _ => {
+                let why = format!("has {padding} for sequence {b}; it has {keys} rows, so allowed are 0 to {keys}");
+                self.report("leftpad_k", why);
+            }
+        }
+    }
+
+    fn slots(&mut self, slots: &SlotMapping<'_>) {
+        let append = self.append;
+        let [_, per_part, ..] = append.k_new.shape;
+        let mut positions = vec![0; slots.len()];
+        if append.rotary.is_some() {
+            positions.fill(usize::MAX); // of no sequence
+            for b in 0..append.batch {
+                let (Some(rows), Some(first)) = (self.new_rows(b), self.first_position(b)) else {
+                    continue;
+                };
+                if self.check_positions(b, first, rows.len()) {
+                    for (i, [part, row]) in rows.into_iter().enumerate() {
+                        positions[part * per_part + row] = first + i;
+                    }
+                }
+            }
+        }
+        let (page_size, most) = (append.k_cache.shape[1], append.slots());
+        for (row, position) in positions.into_iter().enumerate() {
+            let slot = slots.get(row);
+            match usize::try_from(slot) {
+                _ if slot == -1 || position == usize::MAX => {}
+                Ok(slot) if slot < most => self.rows.new.push(NewRow {
+                    from: [row / per_part, row % per_part],
+                    to: [slot / page_size, slot % page_size],
+                    position,
+                }),
+                _ => {
+                    let why = format!("has {slot} for row {row}; allowed are -1 (skip) and 0 to {}", most - 1);
+                    self.report("slot_mapping", why);
+                }
+            }
+        }
+    }
+
+    fn q(&mut self) {
+        let Some(rotary) = self.append.rotary else { return };
+        let [_, rows, ..] = rotary.q.shape;
+        for b in 0..self.append.batch {
+            let at = match self.values.cu_seqlens_q {
+                None => Some((0..rows).map(|row| [b, row]).collect::<Vec<_>>()),
+                Some(starts) => {
+                    let rows = self.packed("cu_seqlens_q", starts, b, rows);
+                    rows.map(|rows| rows.map(|row| [0, row]).collect())
+                }
+            };
+            let (Some(at), Some(first)) = (at, self.first_position(b)) else {
+                continue;
+            };
+            let last = if rotary.q_at_one_position {
+                at.len().min(1)
+            } else {
+                at.len()
+            };
+            if !self.check_positions(b, first, last) {
+                continue;
+            }
+            for (i, at) in at.into_iter().enumerate() {
+                let position = if rotary.q_at_one_position { first } else { first + i };
+                self.rows.q.push(QueryRow { at, position });
+            }
+        }
+    }
+}
