@@ -4,6 +4,7 @@
 //! saying why and what would help ([`Refusal`]), or gives a [`Plan`]: a kernel and everything it
 //! takes to launch it, or several in a row. [`select()`] picks the default config.
 
+pub mod append;
 pub mod attention;
 pub mod config;
 pub mod family;

@@ -4,6 +4,7 @@
 //! - [`check_plan`]: the launch proof ([`flashcore_ir::proof`]), then the simulator under several
 //!   schedules, then the gate. [`render`] prints its [`CheckReport`] like compiler messages, with
 //!   quoted [`source`] lines.
+//! - [`check_append`]: the same of an append to a cache.
 //! - [`mutate`]: planted mistakes, to test the checks.
 //! - [`foreign`]: kernels of other compilers, from PTX and cubins.
 //! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
@@ -14,6 +15,7 @@
 //! - [`registers`]: registers of a kernel without a GPU.
 //! - [`cost`]: predicted times.
 
+mod append;
 mod check;
 pub mod cost;
 pub mod foreign;
@@ -31,6 +33,7 @@ pub mod source;
 mod svg;
 pub mod watch;
 
+pub use append::{AppendReport, check_append};
 pub use check::{CheckError, CheckOptions, check_plan, log_of};
 pub use gate::{Gate, gate, gate_gradients, right_gradients};
 pub use report::{CheckReport, Found, StepSize, Verdict};

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, Plan, Refusal, Step, Tap, mma, scalar, wgmma};
-use flashcore_problem::{DType, Direction, KvLengths, Layout, Problem, ProblemBuilder, QLengths};
+use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step, Tap, append, mma, scalar, wgmma};
+use flashcore_problem::append::random_append;
+use flashcore_problem::{Append, DType, Direction, KvLengths, Layout, Problem, ProblemBuilder, QLengths, Rotary};
 
 use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 
@@ -16,7 +17,7 @@ use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 /// FOLDER has what is assembled for every target and must be clean: of family `scalar` every tile
 /// and warp count at the usual head sizes, and every dtype, access width and option on the default
 /// tile, and the default kernels of the backward pass; of family `mma` split-KV, with the combine
-/// kernels; the ladder; builds with a tap.
+/// kernels; appends; the ladder; builds with a tap.
 ///
 /// FOLDER/sm_NN has what is assembled for that target and must be clean: the defaults of families
 /// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV and the backward pass of
@@ -42,6 +43,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let mut everywhere = Kernels::default();
     scalar_kernels(&mut everywhere);
     backward_kernels(&mut everywhere);
+    append_kernels(&mut everywhere)?;
     ladder_kernels(&mut everywhere);
     split_kernels(&mut everywhere);
     tap_kernels(&mut everywhere)?;
@@ -255,6 +257,37 @@ fn backward_wgmma_kernels(kernels: &mut Kernels) {
             kernels.add_shape(&shape.direction(Direction::Backward), config, Target::Sm90a);
         }
     }
+}
+
+/// Appends to contiguous caches, pages and slots, of each dtype, with and without a rotary embedding.
+fn append_kernels(kernels: &mut Kernels) -> Result<(), Refusal> {
+    let cache = KernelCache::default();
+    for seed in 0..200 {
+        let case = random_append(seed);
+        // e4m3 rows at odd addresses are refused.
+        let alignment = if case.append.dtype == DType::E4M3 { 4 } else { 16 };
+        match append::step(&case.append, alignment, &cache) {
+            Ok(step) => kernels.add_step(&step),
+            Err(Refusal::Unsupported { .. }) if alignment == 4 => {}
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        for interleaved in [false, true] {
+            let (new, pages) = ([4, 2, 8, 128].into(), [40, 16, 8, 128].into());
+            let rotary = Rotary {
+                interleaved,
+                ..Rotary::new([4, 2, 32, 128].into(), 16 * 9, 128)
+            };
+            let append = Append {
+                rotary: Some(rotary),
+                seqused_k: true,
+                ..Append::to_pages(dtype, [new, new], [pages, pages], 9)
+            };
+            kernels.add_step(&append::step(&append, 16, &cache)?);
+        }
+    }
+    Ok(())
 }
 
 fn problems() -> Vec<Problem> {

@@ -269,3 +269,23 @@ impl<'k, E: Element> TensorParam<'k, E> {
         head.offset_strided(row, self.seq_stride)
     }
 }
+
+/// The last of `count` places, of which there is one or more, whose value is at most `most`; the first if there is none.
+/// Values never fall from one place to the next.
+#[track_caller]
+pub(crate) fn last_at_most<'k>(
+    k: &'k KernelBuilder,
+    count: Val<'k, u32>,
+    most: Val<'k, u32>,
+    value: impl Fn(Val<'k, u32>) -> Val<'k, u32>,
+) -> Val<'k, u32> {
+    let (first, left) = (k.var(0u32), k.var(count));
+    k.loop_(|scope| {
+        scope.break_if(left.get().le(1).uniform());
+        let half = left.get() >> 1u32;
+        let middle = first + half;
+        first.set(value(middle).le(most).select(middle, first.get()));
+        left.set(left - half);
+    });
+    first.get()
+}

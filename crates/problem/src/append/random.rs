@@ -223,7 +223,7 @@ pub fn random_append(seed: u64) -> AppendCase {
     });
     let slots = to_slots.then(|| {
         let order = shuffled(&mut rng, append.slots());
-        let slot = |row: usize| match row < rows && order[row % order.len()] % 5 != 0 {
+        let slot = |row: usize| match row < rows && !order[row % order.len()].is_multiple_of(5) {
             true => order[row] as i64,
             false => -1,
         };

@@ -62,7 +62,9 @@ impl AppendReference {
                 let (_, rows) = sequence_rows(b, new_rows, values.cu_seqlens_k_new);
                 let count = rows.end.min(new_rows as i64) - rows.start.clamp(0, new_rows as i64);
                 let keys = (length(b) + count.max(0)).min(bound);
-                let padding = values.leftpad_k.map_or(0, |padding| i64::from(padding[b]).clamp(0, keys));
+                let padding = values
+                    .leftpad_k
+                    .map_or(0, |padding| i64::from(padding[b]).clamp(0, keys));
                 after.seqused_k.push((keys - padding) as i32);
             }
         }
@@ -73,7 +75,7 @@ impl AppendReference {
         } else {
             for b in 0..append.batch {
                 let (part, rows) = sequence_rows(b, new_rows, values.cu_seqlens_k_new);
-                let inside = rows.clone().filter(|row| (0..new_rows as i64).contains(row));
+                let inside = rows.start.max(0)..rows.end.min(new_rows as i64);
                 new.extend(inside.map(|row| (b, row - rows.start, [part, row as usize])));
             }
         }
@@ -100,7 +102,7 @@ impl AppendReference {
             };
             let [_, rows_q, heads_q, _] = how.q.shape;
             let (part, rows) = sequence_rows(b, rows_q, values.cu_seqlens_q);
-            for row in rows.clone().filter(|row| (0..rows_q as i64).contains(row)) {
+            for row in rows.start.max(0)..rows.end.min(rows_q as i64) {
                 let i = if how.q_at_one_position { 0 } else { row - rows.start };
                 for (h, d) in (0..heads_q).flat_map(|h| (0..head_dim).map(move |d| (h, d))) {
                     let at = [part, row as usize, h, d];

@@ -1,5 +1,6 @@
 //! Plans of every family under the checks, and mistakes planted in them.
 
+mod append;
 mod async_copies;
 mod bank_conflicts;
 mod common;

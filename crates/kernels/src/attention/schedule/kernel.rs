@@ -4,6 +4,7 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
 use super::{COMBINED_WORDS, MOST_BLOCKS, RANGE_WORDS, ROUND_TILES, ROW_TILE_WORDS, THREADS};
 use crate::attention::block_range::BlockOrder;
+use crate::attention::lengths::last_at_most;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
@@ -472,24 +473,4 @@ impl<'k> Context<'k> {
         k.barrier();
         (before + sum - value, total)
     }
-}
-
-/// The last of `count` places, of which there is one or more, whose value is at most `most`; the first if there is none.
-/// Values never fall from one place to the next.
-#[track_caller]
-fn last_at_most<'k>(
-    k: &'k KernelBuilder,
-    count: Val<'k, u32>,
-    most: Val<'k, u32>,
-    value: impl Fn(Val<'k, u32>) -> Val<'k, u32>,
-) -> Val<'k, u32> {
-    let (first, left) = (k.var(0u32), k.var(count));
-    k.loop_(|scope| {
-        scope.break_if(left.get().le(1).uniform());
-        let half = left.get() >> 1u32;
-        let middle = first + half;
-        first.set(value(middle).le(most).select(middle, first.get()));
-        left.set(left - half);
-    });
-    first.get()
 }

@@ -1,0 +1,487 @@
+//! The kernel. Blocks `(x, y)`: `x` counts groups of rows, `y` first the slices of a row of K, then of V, then of Q. A thread
+//! has one task: a chunk to copy, or a chunk of pairs to rotate.
+
+use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Val, Widen};
+use flashcore_problem::{Append, AppendPlace, AppendValues, DType};
+
+use super::Units;
+use crate::attention::lengths::{TensorParam, last_at_most};
+use crate::attention::params::Shape;
+use crate::family::Values;
+
+pub(super) const THREADS: u32 = 128;
+
+/// What of an append is baked into the kernel, besides its [`Shape`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Kinds {
+    /// Which arrays it reads.
+    arrays: AppendValues<()>,
+    /// Words of a slot; 0 without slots.
+    slot_words: u32,
+    seqused_k: bool,
+    /// Columns that are rotated; 0 for none.
+    rotary_dim: u32,
+    interleaved: bool,
+}
+
+impl Kinds {
+    pub(super) fn of(append: &Append) -> Kinds {
+        Kinds {
+            arrays: append.entries().map(|_| ()),
+            slot_words: match append.place {
+                AppendPlace::Slots { wide } => 1 + u32::from(wide),
+                AppendPlace::Cache | AppendPlace::Paged { .. } => 0,
+            },
+            seqused_k: append.seqused_k,
+            rotary_dim: append.rotary.map_or(0, |rotary| rotary.dim as u32),
+            interleaved: append.rotary.is_some_and(|rotary| rotary.interleaved),
+        }
+    }
+
+    pub(super) fn levers(&self) -> [u32; 5] {
+        let given = self.arrays.arrays().into_iter().enumerate();
+        let arrays = given.map(|(i, array)| u32::from(array.is_some()) << i).sum();
+        [
+            arrays,
+            self.slot_words,
+            u32::from(self.seqused_k),
+            self.rotary_dim,
+            u32::from(self.interleaved),
+        ]
+    }
+
+    pub(super) fn from_levers(&[arrays, slot_words, seqused_k, rotary_dim, interleaved, ..]: &Values) -> Kinds {
+        let given = [0, 1, 2, 3, 4, 5, 6].map(|i| (arrays >> i & 1 == 1).then_some(()));
+        Kinds {
+            arrays: AppendValues::from(given),
+            slot_words,
+            seqused_k: seqused_k == 1,
+            rotary_dim,
+            interleaved: interleaved == 1,
+        }
+    }
+
+    /// In the kernel's name.
+    pub(super) fn name(&self) -> String {
+        let names = AppendValues::<()>::NAMES.into_iter();
+        let names = names.filter(|name| self.arrays.named(name).is_some());
+        let mut name: String = names.map(|name| format!("_{name}")).collect();
+        match self.slot_words {
+            0 => {}
+            words => name += &format!("_slots{}", 32 * words),
+        }
+        if self.seqused_k {
+            name += "_seqused_k";
+        }
+        match self.rotary_dim {
+            0 => {}
+            dim => name += &format!("_rotary{dim}{}", if self.interleaved { "i" } else { "" }),
+        }
+        name
+    }
+
+    /// Pairs of a task that rotates.
+    fn pairs(&self, vector_bytes: u32, element: u32) -> u32 {
+        match self.interleaved {
+            true => (vector_bytes / (2 * element)).max(1),
+            false => vector_bytes / element,
+        }
+    }
+}
+
+/// Tasks that copy so many elements.
+pub(super) fn copies(elements: u32, vector_bytes: u32, dtype: DType) -> u32 {
+    elements * dtype.size_bytes() as u32 / vector_bytes
+}
+
+/// Tasks of a head of K or Q.
+pub(super) fn tasks(kinds: &Kinds, head_dim: u32, units: &Units) -> u32 {
+    let pairs = kinds.pairs(units.vector_bytes, units.dtype.size_bytes() as u32);
+    let copied = copies(head_dim - kinds.rotary_dim, units.vector_bytes, units.dtype);
+    kinds.rotary_dim / 2 / pairs + copied
+}
+
+/// The parameters; `super::launch` gives the arguments in the same order.
+struct Params<'k, E> {
+    k: &'k KernelBuilder,
+    kinds: Kinds,
+    vector_bytes: u32,
+    k_new: TensorParam<'k, E>,
+    v_new: TensorParam<'k, E>,
+    k_cache: TensorParam<'k, E>,
+    v_cache: TensorParam<'k, E>,
+    arrays: AppendValues<GlobalPtr<'k, i32>>,
+    slot_mapping: Option<GlobalPtr<'k, u32>>,
+    seqused_k: Option<GlobalPtr<'k, i32>>,
+    batch: Val<'k, u32>,
+    seq_len_kv: Val<'k, u32>,
+    rows: Val<'k, u32>,
+    seq_new: Val<'k, u32>,
+    pages: Val<'k, u32>,
+    page_size: Val<'k, u32>,
+    tables: Val<'k, u32>,
+    max_pages: Val<'k, u32>,
+    k_tasks: Val<'k, u32>,
+    v_tasks: Val<'k, u32>,
+    k_slices: Val<'k, u32>,
+    v_slices: Val<'k, u32>,
+    kv_shift: Val<'k, u32>,
+    rotary: Option<RotaryParams<'k, E>>,
+}
+
+struct RotaryParams<'k, E> {
+    cos: GlobalPtr<'k, E>,
+    sin: GlobalPtr<'k, E>,
+    q: TensorParam<'k, E>,
+    q_out: TensorParam<'k, E>,
+    positions: Val<'k, u32>,
+    rows: Val<'k, u32>,
+    seq_q: Val<'k, u32>,
+    tasks: Val<'k, u32>,
+    shift: Val<'k, u32>,
+    /// Positions from one row of Q to the next: 1, or 0.
+    step: Val<'k, u32>,
+}
+
+impl<'k, E: Element> Params<'k, E> {
+    fn declare(k: &'k KernelBuilder, kinds: Kinds, shape: &Shape) -> Self {
+        let array = |name| kinds.arrays.named(name).map(|()| k.param_ptr(name));
+        Params {
+            k,
+            kinds,
+            vector_bytes: shape.vector_bytes,
+            k_new: TensorParam::declare(k, "k_new", k.param_ptr("k_new")),
+            v_new: TensorParam::declare(k, "v_new", k.param_ptr("v_new")),
+            k_cache: TensorParam::declare(k, "k_cache", k.param_ptr_mut("k_cache")),
+            v_cache: TensorParam::declare(k, "v_cache", k.param_ptr_mut("v_cache")),
+            arrays: AppendValues::from(AppendValues::<()>::NAMES.map(array)),
+            slot_mapping: (kinds.slot_words > 0).then(|| k.param_ptr("slot_mapping")),
+            seqused_k: kinds.seqused_k.then(|| k.param_ptr_mut("seqused_k")),
+            batch: k.param("batch"),
+            seq_len_kv: k.param("seq_len_kv"),
+            rows: k.param("rows"),
+            seq_new: k.param("seq_new"),
+            pages: k.param("pages"),
+            page_size: k.param("page_size"),
+            tables: k.param("tables"),
+            max_pages: k.param("max_pages"),
+            k_tasks: k.param("k_tasks"),
+            v_tasks: k.param("v_tasks"),
+            k_slices: k.param("k_slices"),
+            v_slices: k.param("v_slices"),
+            kv_shift: k.param("kv_shift"),
+            rotary: (kinds.rotary_dim > 0).then(|| RotaryParams {
+                cos: k.param_ptr("rotary_cos"),
+                sin: k.param_ptr("rotary_sin"),
+                q: TensorParam::declare(k, "q", k.param_ptr("q")),
+                q_out: TensorParam::declare(k, "q_out", k.param_ptr_mut("q_out")),
+                positions: k.param("positions"),
+                rows: k.param("q_rows"),
+                seq_q: k.param("seq_q"),
+                tasks: k.param("q_tasks"),
+                shift: k.param("q_shift"),
+                step: k.param("q_step"),
+            }),
+        }
+    }
+}
+
+/// A row, its sequence, and its number there.
+struct SequenceRow<'k> {
+    sequence: Val<'k, u32>,
+    number: Val<'k, u32>,
+    /// Whether it is of a sequence.
+    exists: Option<Val<'k, bool>>,
+    /// Its first two indices in its tensor.
+    at: [Val<'k, u32>; 2],
+}
+
+/// What a thread does: a row, and a task of those of its heads.
+struct Task<'k> {
+    row: Val<'k, u32>,
+    number: Val<'k, u32>,
+    exists: Val<'k, bool>,
+}
+
+pub(super) fn body<E: Widen>(k: &KernelBuilder, kinds: Kinds, shape: &Shape) {
+    let params = Params::<E>::declare(k, kinds, shape);
+    let slice = k.block_idx(1);
+    params.store_seqused(slice);
+    let kv_slices = params.k_slices + params.v_slices;
+    k.if_else(
+        slice.lt(params.k_slices).uniform(),
+        || {
+            params.append(
+                &params.k_new,
+                &params.k_cache,
+                [slice, params.k_tasks],
+                shape.head_dim,
+                true,
+            )
+        },
+        || {
+            k.if_else(
+                slice.lt(kv_slices).uniform(),
+                || {
+                    let slice = slice - params.k_slices;
+                    params.append(
+                        &params.v_new,
+                        &params.v_cache,
+                        [slice, params.v_tasks],
+                        shape.head_dim_v,
+                        false,
+                    );
+                },
+                || {
+                    if let Some(rotary) = &params.rotary {
+                        params.rotate_q(rotary, slice - kv_slices, shape.head_dim);
+                    }
+                },
+            );
+        },
+    );
+}
+
+impl<'k, E: Widen> Params<'k, E> {
+    #[track_caller]
+    fn load(&self, array: GlobalPtr<'k, i32>, index: Val<'k, u32>) -> Val<'k, i32> {
+        array.offset(index).load_with(Cache::ReadOnly)
+    }
+
+    /// The rows of a sequence before, cut to the bound.
+    fn length(&self, sequence: Val<'k, u32>) -> Val<'k, u32> {
+        let Some(lengths) = self.arrays.cache_seqlens else {
+            return self.k.constant(0);
+        };
+        let length = self.load(lengths, sequence).max(0);
+        length.reinterpret::<u32>().min(self.seq_len_kv)
+    }
+
+    /// The keys of each sequence afterwards, by the first blocks.
+    fn store_seqused(&self, slice: Val<'k, u32>) {
+        let Some(seqused_k) = self.seqused_k else { return };
+        let k = self.k;
+        let sequence = k.block_idx(0) * THREADS + k.thread_idx();
+        k.if_((slice.eq(0) & sequence.lt(self.batch)).divergent(), || {
+            let new = match self.arrays.cu_seqlens_k_new {
+                None => self.seq_new,
+                Some(starts) => {
+                    let total = self.rows.reinterpret::<i32>();
+                    let first = self.load(starts, sequence).max(0).min(total);
+                    let end = self.load(starts.plus(1), sequence).max(first).min(total);
+                    (end - first).reinterpret()
+                }
+            };
+            // Without rows there is no `seq_new`.
+            let new = self.rows.eq(0).select(0u32, new);
+            let keys = (self.length(sequence) + new).min(self.seq_len_kv);
+            let keys = match self.arrays.leftpad_k {
+                None => keys,
+                Some(padding) => keys - self.load(padding, sequence).max(0).reinterpret::<u32>().min(keys),
+            };
+            seqused_k.offset(sequence).store(keys.reinterpret::<i32>());
+        });
+    }
+
+    /// The row and the task of a thread, where `1 << shift` threads share a row.
+    fn task(&self, slice: Val<'k, u32>, shift: Val<'k, u32>, rows: Val<'k, u32>, tasks: Val<'k, u32>) -> Task<'k> {
+        let (k, log_threads) = (self.k, THREADS.trailing_zeros());
+        let in_block = k.thread_idx() >> shift;
+        let row = (k.block_idx(0) << (k.constant(log_threads) - shift)) + in_block;
+        let number = (slice << shift) + (k.thread_idx() - (in_block << shift));
+        let exists = row.lt(rows) & number.lt(tasks);
+        Task { row, number, exists }
+    }
+
+    /// The sequence of a row of K, V or Q, which is packed if there are starts.
+    fn sequence_of(
+        &self,
+        row: Val<'k, u32>,
+        starts: Option<GlobalPtr<'k, i32>>,
+        rows_each: Val<'k, u32>,
+    ) -> SequenceRow<'k> {
+        let Some(starts) = starts else {
+            let (sequence, number) = (row / rows_each, row % rows_each);
+            return SequenceRow {
+                sequence,
+                number,
+                exists: None,
+                at: [sequence, number],
+            };
+        };
+        let start = |sequence| self.load(starts, sequence).reinterpret::<u32>();
+        let sequence = last_at_most(self.k, self.batch, row, start);
+        let (first, end) = (start(sequence), start(sequence + 1));
+        SequenceRow {
+            sequence,
+            number: row - first,
+            exists: Some(first.le(row) & row.lt(end)),
+            at: [self.k.constant(0), row],
+        }
+    }
+
+    /// Where a new row goes: page (or sequence of the cache), row in it, and whether they exist.
+    fn place(&self, row: Val<'k, u32>, of: &SequenceRow<'k>) -> ([Val<'k, u32>; 2], Val<'k, bool>) {
+        if let (Some(slots), words) = (self.slot_mapping, self.kinds.slot_words) {
+            let words = slots.offset(row * words).load_words(words, Cache::ReadOnly);
+            let (slot, most) = (words[0], self.pages * self.page_size);
+            let fits = match words.get(1) {
+                Some(high) => high.eq(0) & slot.lt(most),
+                None => slot.reinterpret::<i32>().ge(0) & slot.lt(most),
+            };
+            let fits = of.exists.map_or(fits, |exists| fits & exists);
+            let slot = slot.min(most - 1);
+            return ([slot / self.page_size, slot % self.page_size], fits);
+        }
+        let key = self.length(of.sequence) + of.number;
+        let fits = key.lt(self.seq_len_kv);
+        let fits = of.exists.map_or(fits, |exists| fits & exists);
+        let key = key.min(self.seq_len_kv - 1);
+        let part = match self.arrays.cache_batch_idx {
+            None => of.sequence,
+            Some(parts) => self.load(parts, of.sequence).reinterpret(),
+        };
+        let fits = fits & part.lt(self.tables);
+        let part = part.min(self.tables - 1);
+        let Some(table) = self.arrays.block_table else {
+            return ([part, key], fits);
+        };
+        let entries = table.offset_strided(part, self.max_pages);
+        let page = self.load(entries, key / self.page_size).reinterpret::<u32>();
+        (
+            [page.min(self.pages - 1), key % self.page_size],
+            fits & page.lt(self.pages),
+        )
+    }
+
+    /// Where the tables of a row begin.
+    fn tables_of(
+        &self,
+        rotary: &RotaryParams<'k, E>,
+        of: &SequenceRow<'k>,
+        step: Option<Val<'k, u32>>,
+    ) -> [GlobalPtr<'k, E>; 2] {
+        let first = match self.arrays.seqlens_rotary {
+            None => self.length(of.sequence),
+            Some(firsts) => self.load(firsts, of.sequence).max(0).reinterpret(),
+        };
+        let number = step.map_or(of.number, |step| of.number * step);
+        let last = rotary.positions - 1;
+        let position = (first.min(last) + number.min(last)).min(last);
+        [rotary.cos, rotary.sin].map(|table| table.offset_strided(position, self.kinds.rotary_dim / 2))
+    }
+
+    /// Writes new rows of K or V into the cache.
+    fn append(
+        &self,
+        new: &TensorParam<'k, E>,
+        cache: &TensorParam<'k, E>,
+        [slice, tasks]: [Val<'k, u32>; 2],
+        head_dim: u32,
+        is_k: bool,
+    ) {
+        let k = self.k;
+        let task = self.task(slice, self.kv_shift, self.rows, tasks);
+        k.if_(task.exists.divergent(), || {
+            // Without starts, packed rows are one of `seq_new` rows, all there are: slots need no sequence.
+            let of = self.sequence_of(task.row, self.arrays.cu_seqlens_k_new, self.seq_new);
+            let (to, fits) = self.place(task.row, &of);
+            k.if_(fits.divergent(), || {
+                let rotary = self.rotary.as_ref().filter(|_| is_k);
+                let tasks = self.tasks_of_head(head_dim, rotary.is_some());
+                let (head, within) = (task.number / tasks, task.number % tasks);
+                let from = new.row(new.head(of.at[0], head), of.at[1]);
+                let to = cache.row(cache.head(to[0], head), to[1]);
+                match rotary {
+                    None => self.copy(from, to, within),
+                    Some(rotary) => self.rotate(from, to, self.tables_of(rotary, &of, None), within, head_dim),
+                }
+            });
+        });
+    }
+
+    fn rotate_q(&self, rotary: &RotaryParams<'k, E>, slice: Val<'k, u32>, head_dim: u32) {
+        let k = self.k;
+        let task = self.task(slice, rotary.shift, rotary.rows, rotary.tasks);
+        k.if_(task.exists.divergent(), || {
+            let of = self.sequence_of(task.row, self.arrays.cu_seqlens_q, rotary.seq_q);
+            let rotate = || {
+                let tasks = self.tasks_of_head(head_dim, true);
+                let (head, within) = (task.number / tasks, task.number % tasks);
+                let from = rotary.q.row(rotary.q.head(of.at[0], head), of.at[1]);
+                let to = rotary.q_out.row(rotary.q_out.head(of.at[0], head), of.at[1]);
+                let tables = self.tables_of(rotary, &of, Some(rotary.step));
+                self.rotate(from, to, tables, within, head_dim);
+            };
+            match of.exists {
+                None => rotate(),
+                Some(exists) => k.if_(exists.divergent(), rotate),
+            }
+        });
+    }
+
+    fn tasks_of_head(&self, head_dim: u32, rotates: bool) -> u32 {
+        let copies = |elements: u32| elements * E::BYTES / self.vector_bytes;
+        match rotates {
+            false => copies(head_dim),
+            true => {
+                let pairs = self.kinds.pairs(self.vector_bytes, E::BYTES);
+                self.kinds.rotary_dim / 2 / pairs + copies(head_dim - self.kinds.rotary_dim)
+            }
+        }
+    }
+
+    /// Copies a chunk, bit by bit.
+    fn copy(&self, from: GlobalPtr<'k, E>, to: GlobalPtr<'k, E>, chunk: Val<'k, u32>) {
+        let first = chunk * (self.vector_bytes / E::BYTES);
+        let (from, to) = (from.offset(first), to.offset(first));
+        match self.vector_bytes / 4 {
+            0 => to.store(from.load()),
+            words => to.store_words(&from.load_words(words, Cache::Default), Cache::Default),
+        }
+    }
+
+    /// Rotates a chunk of pairs, or copies one of the columns after them. Q may be rotated in place: a thread has loaded
+    /// all that it stores.
+    fn rotate(
+        &self,
+        from: GlobalPtr<'k, E>,
+        to: GlobalPtr<'k, E>,
+        [cos, sin]: [GlobalPtr<'k, E>; 2],
+        task: Val<'k, u32>,
+        head_dim: u32,
+    ) {
+        let (dim, bytes) = (self.kinds.rotary_dim, self.vector_bytes);
+        let pairs = self.kinds.pairs(bytes, E::BYTES);
+        let turns = dim / 2 / pairs;
+        let turn = || {
+            let pair = task * pairs;
+            let [cos, sin] = [cos, sin].map(|table| {
+                let width = bytes.min(pairs * E::BYTES);
+                table.offset(pair).load_f32s(pairs, width, Cache::ReadOnly)
+            });
+            let turned =
+                |i: usize, a: Val<'k, f32>, b: Val<'k, f32>| [a * cos[i] - b * sin[i], a * sin[i] + b * cos[i]];
+            if self.kinds.interleaved {
+                let at = |x: GlobalPtr<'k, E>| x.offset(pair * 2u32);
+                let x = at(from).load_f32s(2 * pairs, bytes, Cache::Default);
+                let pairs = x.chunks(2).enumerate();
+                let x: Vec<_> = pairs.flat_map(|(i, pair)| turned(i, pair[0], pair[1])).collect();
+                at(to).store_f32s(&x, bytes, Cache::Default);
+                return;
+            }
+            let halves = |x: GlobalPtr<'k, E>| [x.offset(pair), x.offset(pair + dim / 2)];
+            let [a, b] = halves(from).map(|half| half.load_f32s(pairs, bytes, Cache::Default));
+            let both = a.iter().zip(&b).enumerate();
+            let (a, b): (Vec<_>, Vec<_>) = both.map(|(i, (&a, &b))| turned(i, a, b)).map(|[a, b]| (a, b)).unzip();
+            let [first, second] = halves(to);
+            first.store_f32s(&a, bytes, Cache::Default);
+            second.store_f32s(&b, bytes, Cache::Default);
+        };
+        if head_dim == dim {
+            return turn();
+        }
+        let copy = || self.copy(from.plus(dim as i32), to.plus(dim as i32), task - turns);
+        self.k.if_else(task.lt(turns).divergent(), turn, copy);
+    }
+}

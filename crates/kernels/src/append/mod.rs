@@ -1,0 +1,233 @@
+//! Appending to a cache: one launch before attention that writes new rows of K and V, and rotates K and Q.
+//!
+//! There is nothing to tune: every thread moves one chunk of at most 16 bytes, or one chunk of pairs. So it is no
+//! [`Config`](crate::Config); [`step`] gives the kernel and its launch. Lengths, pages and slots are read on the device.
+
+mod kernel;
+
+use flashcore_ir::{Arg, Kernel, Launch};
+use flashcore_problem::{Append, AppendPlace, AppendValues, DType, Layout, Lengths};
+use half::{bf16, f16};
+
+use crate::Refusal;
+use crate::attention::lengths::row_strides;
+use crate::attention::params::{Shape, add_buffer, grid};
+use crate::family::padded;
+use crate::step::{Identity, KernelCache, Step};
+use kernel::{Kinds, THREADS};
+
+/// The launch of an append, of tensors (the rotary tables included) whose first elements are aligned to `alignment` bytes.
+///
+/// Its buffers are `k_new`, `v_new`, `k_cache`, `v_cache`, those that [`Append::entries`] names, `slot_mapping`,
+/// `seqused_k`, and with a rotary embedding `rotary_cos`, `rotary_sin`, `q` and `q_out`, as far as the append has them. For
+/// Q in place, `q` and `q_out` are the same memory.
+///
+/// ```
+/// use flashcore_kernels::{KernelCache, append};
+/// use flashcore_problem::{Append, DType};
+/// let (new, cache) = ([64, 1, 8, 128].into(), [4000, 16, 8, 128].into());
+/// let spec = Append::to_pages(DType::BF16, [new, new], [cache, cache], 256);
+/// let step = append::step(&spec, 16, &KernelCache::default())?;
+/// assert_eq!(step.kernel.name(), "append_bf16_d128_v16_cache_seqlens_block_table");
+/// assert_eq!(step.launch.grid, [64, 2, 1]); // sequences; K and V
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`Refusal`]: e4m3 rows that do not start at multiples of 4 bytes, or more blocks than a grid can have.
+///
+/// # Panics
+/// Where [`Append::check`] fails.
+pub fn step(append: &Append, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let valid = append.check();
+    assert!(valid.is_ok(), "an append that was not checked: {valid:?}");
+    let units = Units::new(append, alignment)?;
+    let kinds = Kinds::of(append);
+    let shape = Shape {
+        head_dim: units.count(append.k_cache.shape[3]),
+        head_dim_v: units.count(append.v_cache.shape[3]),
+        dtype: units.dtype,
+        vector_bytes: units.vector_bytes,
+        ..Shape::of_lengths(Lengths::default())
+    };
+    let identity = Identity {
+        family: "append",
+        levers: padded(kinds.levers()),
+        shape,
+    };
+    let kernel = kernels.get_or_build(identity, |levers, shape| {
+        let kinds = Kinds::from_levers(levers);
+        Kernel::build(name(&kinds, shape), THREADS, |k| match shape.dtype {
+            DType::F32 => kernel::body::<f32>(k, kinds, shape),
+            DType::F16 => kernel::body::<f16>(k, kinds, shape),
+            DType::BF16 | DType::E4M3 => kernel::body::<bf16>(k, kinds, shape),
+        })
+    })?;
+    let launch = launch(append, &units, &kinds, &kernel)?;
+    Ok(Step { kernel, launch })
+}
+
+/// What a kernel moves: elements, or of e4m3 words of four.
+struct Units {
+    dtype: DType,
+    /// Elements in a unit.
+    elements: usize,
+    /// Bytes of an access, which all rows, heads and pairs start at a multiple of.
+    vector_bytes: u32,
+}
+
+impl Units {
+    fn new(append: &Append, alignment: u32) -> Result<Units, Refusal> {
+        let size = append.dtype.size_bytes();
+        let [_, _, _, head_dim] = append.k_cache.shape;
+        let tensors = [append.k_new, append.v_new, append.k_cache, append.v_cache];
+        let rotary = append.rotary.iter();
+        // Pairs of halves start in the middle of the rotated part, others end with it.
+        let pairs = rotary.clone().flat_map(|rotary| match rotary.interleaved {
+            true => [rotary.dim, rotary.dim],
+            false => [rotary.dim / 2, rotary.dim],
+        });
+        let strides = tensors.iter().flat_map(row_strides);
+        let of_q = rotary.flat_map(|rotary| [rotary.q, rotary.q_out]);
+        let of_q = of_q.flat_map(|layout| row_strides(&layout));
+        let dims = [head_dim, append.v_cache.shape[3]].into_iter().chain(pairs);
+        let starts = strides.chain(of_q).map(|stride| stride as usize).chain(dims);
+        let all = starts.fold(alignment as usize | 16, |all, start| all | (start * size));
+        let all = all | alignment as usize;
+        let vector_bytes = 1 << all.trailing_zeros().min(4);
+        if append.dtype != DType::E4M3 {
+            return Ok(Units {
+                dtype: append.dtype,
+                elements: 1,
+                vector_bytes,
+            });
+        }
+        if vector_bytes < 4 {
+            let what = format!("e4m3 rows that start at multiples of {vector_bytes} B (it copies 4 B or more)");
+            return Err(Refusal::unsupported("append", what, "pad them to multiples of 4 B"));
+        }
+        Ok(Units {
+            dtype: DType::F32, // copied bit by bit
+            elements: 4,
+            vector_bytes,
+        })
+    }
+
+    fn count(&self, elements: usize) -> u32 {
+        (elements / self.elements) as u32
+    }
+}
+
+fn name(kinds: &Kinds, shape: &Shape) -> String {
+    let v = match shape.head_dim_v == shape.head_dim {
+        true => String::new(),
+        false => format!("v{}", shape.head_dim_v),
+    };
+    format!(
+        "append_{}_d{}{v}_v{}{}",
+        shape.dtype,
+        shape.head_dim,
+        shape.vector_bytes,
+        kinds.name()
+    )
+}
+
+/// Threads that share a row of `tasks` tasks, as a power of two.
+fn row_shift(tasks: u32) -> u32 {
+    tasks.clamp(1, THREADS).next_power_of_two().trailing_zeros()
+}
+
+/// Arguments in the order of `kernel::Params::declare`.
+fn launch(append: &Append, units: &Units, kinds: &Kinds, kernel: &Kernel) -> Result<Launch, Refusal> {
+    let tasks_a_head = kernel::tasks(kinds, units.count(append.k_cache.shape[3]), units);
+    let [new_first, new_rows, heads, _] = append.k_new.shape;
+    let (rows, batch) = (append.new_rows(), append.batch as u32);
+    let there = u32::from(rows > 0);
+    let copied = kernel::copies(units.count(append.v_cache.shape[3]), units.vector_bytes, units.dtype);
+    let (k_tasks, v_tasks) = (there * heads as u32 * tasks_a_head, there * heads as u32 * copied);
+    let q = append.rotary.map(|rotary| rotary.q.shape);
+    let (q_rows, q_tasks) = q.map_or((0, 0), |[b, s, h, _]| {
+        (b * s, u32::from(b * s > 0) * h as u32 * tasks_a_head)
+    });
+    let (kv_shift, q_shift) = (row_shift(k_tasks.max(v_tasks)), row_shift(q_tasks));
+    let slices = |tasks: u32, shift: u32| tasks.div_ceil(1 << shift) as usize;
+    let [k_slices, v_slices, q_slices] =
+        [(k_tasks, kv_shift), (v_tasks, kv_shift), (q_tasks, q_shift)].map(|(t, s)| slices(t, s));
+    let blocks = |rows: usize, shift: u32| rows.div_ceil((THREADS >> shift) as usize);
+    let of_lengths = if append.seqused_k {
+        append.batch.div_ceil(THREADS as usize)
+    } else {
+        0
+    };
+    let across = blocks(rows, kv_shift)
+        .max(blocks(q_rows, q_shift))
+        .max(of_lengths)
+        .max(1);
+    let mut launch = Launch::of(
+        kernel,
+        grid("append", [across, (k_slices + v_slices + q_slices).max(1), 1])?,
+    );
+
+    let tensor = |launch: &mut Launch, name, layout: &Layout, written| {
+        let bytes = layout.span() * append.dtype.size_bytes();
+        add_buffer(launch, name, bytes, units.vector_bytes, written);
+        let strides = row_strides(layout).map(|stride| Arg::U32(units.count(stride as usize)));
+        launch.args.extend(strides);
+    };
+    tensor(&mut launch, "k_new", &append.k_new, false);
+    tensor(&mut launch, "v_new", &append.v_new, false);
+    tensor(&mut launch, "k_cache", &append.k_cache, true);
+    tensor(&mut launch, "v_cache", &append.v_cache, true);
+    let entries = append.entries();
+    for name in AppendValues::<usize>::NAMES {
+        if let Some(&entries) = entries.named(name) {
+            add_buffer(&mut launch, name, 4 * entries, 4, false);
+        }
+    }
+    if let AppendPlace::Slots { wide } = append.place {
+        let bytes = if wide { 8 } else { 4 };
+        add_buffer(&mut launch, "slot_mapping", bytes * rows, bytes as u32, false);
+    }
+    if append.seqused_k {
+        add_buffer(&mut launch, "seqused_k", 4 * append.batch, 4, true);
+    }
+    let [pages, page_size, ..] = append.k_cache.shape;
+    let (tables, max_pages) = match append.place {
+        AppendPlace::Paged { tables, max_pages } => (tables, max_pages),
+        AppendPlace::Cache | AppendPlace::Slots { .. } => (pages, 1),
+    };
+    let seq_new = if append.packed { new_first * new_rows } else { new_rows };
+    let numbers = [
+        batch,
+        append.seq_len_kv as u32,
+        rows as u32,
+        seq_new.max(1) as u32,
+        pages as u32,
+        page_size as u32,
+        tables as u32,
+        max_pages as u32,
+        k_tasks,
+        v_tasks,
+        k_slices as u32,
+        v_slices as u32,
+        kv_shift,
+    ];
+    launch.args.extend(numbers.map(Arg::U32));
+    if let Some(rotary) = &append.rotary {
+        let table = rotary.table().span() * append.dtype.size_bytes();
+        add_buffer(&mut launch, "rotary_cos", table, units.vector_bytes, false);
+        add_buffer(&mut launch, "rotary_sin", table, units.vector_bytes, false);
+        tensor(&mut launch, "q", &rotary.q, false);
+        tensor(&mut launch, "q_out", &rotary.q_out, true);
+        let numbers = [
+            rotary.positions as u32,
+            q_rows as u32,
+            rotary.q.shape[1].max(1) as u32,
+            q_tasks,
+            q_shift,
+            u32::from(!rotary.q_at_one_position),
+        ];
+        launch.args.extend(numbers.map(Arg::U32));
+    }
+    Ok(launch)
+}
