@@ -33,7 +33,7 @@ mod simd;
 mod tile;
 mod workspace;
 
-pub use append::{AppendTensors, RotaryTensors, append};
+pub use append::append;
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
 use flashcore_problem::{BackwardTensors, Direction, Gradients, Lengths, Problem, TensorView, TensorViewMut};

@@ -35,9 +35,12 @@ impl Graph {
     /// # Errors
     /// [`CudaError::CaptureDefaultStream`] for the legacy default stream; the error of `work`, if
     /// it fails; otherwise what the driver says.
-    pub fn capture(stream: &Stream, work: impl FnOnce(&Stream) -> Result<(), CudaError>) -> Result<Self, CudaError> {
+    pub fn capture<E: From<CudaError>>(
+        stream: &Stream,
+        work: impl FnOnce(&Stream) -> Result<(), E>,
+    ) -> Result<Self, E> {
         if stream.is_legacy_default() {
-            return Err(CudaError::CaptureDefaultStream);
+            return Err(CudaError::CaptureDefaultStream.into());
         }
         let context = stream.context().clone();
         // Forbids unsafe calls to this thread only: others may go on allocating.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, select_with};
-use flashcore_problem::{BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, select_with};
+use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 
 use crate::Error;
 use crate::plans::Plans;
@@ -26,20 +26,32 @@ struct Compiled<F>(Recent<Arc<Kernel>, Result<F, CudaError>>);
 impl<F: Clone> Compiled<F> {
     /// The kernels of a plan's steps. Another error than a compiler's refusal is not kept.
     fn of(&self, plan: &Plan, load: impl Fn(&Kernel) -> Result<F, CudaError>) -> Result<Vec<F>, CudaError> {
-        let compiled = plan.steps().map(|step| {
-            let make = || match load(&step.kernel) {
-                Err(error) if !is_refusal(&error) => Err(error),
-                compiled => Ok((step.kernel.clone(), compiled)),
-            };
-            self.0.get_or_make(|kernel| Arc::ptr_eq(kernel, &step.kernel), make)?
-        });
-        compiled.collect()
+        plan.steps().map(|step| self.of_step(step, &load)).collect()
+    }
+
+    fn of_step(&self, step: &Step, load: impl Fn(&Kernel) -> Result<F, CudaError>) -> Result<F, CudaError> {
+        let make = || match load(&step.kernel) {
+            Err(error) if !is_refusal(&error) => Err(error),
+            compiled => Ok((step.kernel.clone(), compiled)),
+        };
+        self.0.get_or_make(|kernel| Arc::ptr_eq(kernel, &step.kernel), make)?
     }
 }
 
 /// Whether the compiler refused a kernel, or spills: another kernel may work.
 fn is_refusal(error: &CudaError) -> bool {
     matches!(error, CudaError::Module(_) | CudaError::Compile(_))
+}
+
+/// The memory of a launch's buffer, if it is enough. Without bytes there need be none.
+fn memory_of<'a>(spec: &BufferSpec, given: Option<DeviceSlice<'a>>) -> Result<DeviceSlice<'a>, Error> {
+    given
+        .filter(|slice| slice.len() as u64 >= spec.bytes && (slice.address() != 0 || spec.bytes == 0))
+        .ok_or_else(|| Error::DeviceBuffer {
+            tensor: spec.name,
+            needed: spec.bytes,
+            given: given.map(|slice| slice.len() as u64),
+        })
 }
 
 /// A plan, how it was chosen, and the compiled kernels of its steps.
@@ -51,6 +63,9 @@ pub(crate) struct Prepared {
     _tables: Vec<HeldTables>,
 }
 
+/// The launch of an append, and its compiled kernel.
+type PreparedAppend = (Step, Function);
+
 /// What is kept ready for one context.
 #[derive(Debug)]
 pub(crate) struct CudaAttention {
@@ -61,6 +76,8 @@ pub(crate) struct CudaAttention {
     compiled: Compiled<Function>,
     /// By problem and alignment.
     plans: Recent<Box<(Problem, u32)>, Arc<Prepared>>,
+    /// By append and alignment.
+    appends: Recent<Box<(Append, u32)>, Arc<PreparedAppend>>,
 }
 
 impl CudaAttention {
@@ -73,6 +90,7 @@ impl CudaAttention {
             kernels: KernelCache::default(),
             compiled: Compiled(Recent::new(RECENT_KERNELS)),
             plans: Recent::new(RECENT_PLANS),
+            appends: Recent::new(RECENT_PLANS),
         }
     }
 
@@ -113,8 +131,40 @@ impl CudaAttention {
     }
 
     fn load(&self, plan: &Plan) -> Result<Vec<Function>, CudaError> {
-        let load = |kernel: &Kernel| Function::load(&self.context, kernel, &ModuleOptions::default());
-        self.compiled.of(plan, load)
+        self.compiled.of(plan, |kernel| self.load_kernel(kernel))
+    }
+
+    fn load_kernel(&self, kernel: &Kernel) -> Result<Function, CudaError> {
+        Function::load(&self.context, kernel, &ModuleOptions::default())
+    }
+
+    /// The launch of an append that was checked, and its compiled kernel.
+    pub(crate) fn prepare_append(&self, append: &Append, alignment: u32) -> Result<Arc<PreparedAppend>, Error> {
+        let make = || {
+            let step = append::step(append, alignment, &self.kernels).map_err(|refusal| Error::Refused {
+                kernel: "append".to_string(),
+                refusal: Box::new(refusal),
+            })?;
+            let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
+            Ok((Box::new((*append, alignment)), Arc::new((step, function))))
+        };
+        self.appends
+            .get_or_make(|kept| kept.1 == alignment && kept.0 == *append, make)
+    }
+
+    /// Enqueues an append that was checked; `named` gives the memory of a buffer.
+    pub(crate) fn append_on<'a>(
+        &self,
+        stream: &Stream,
+        append: &Append,
+        alignment: u32,
+        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
+        let prepared = self.prepare_append(append, alignment)?;
+        let (step, function) = &*prepared;
+        let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
+        let launch = function.prepare(&step.launch, &buffers.collect::<Result<Vec<_>, _>>()?)?;
+        Ok(launch.enqueue(stream)?)
     }
 
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {
@@ -150,16 +200,7 @@ impl CudaAttention {
         }
         problem.check_given(&tensors.lengths, |slice| slice.len() / size_of::<i32>())?;
         let prepared = self.prepare(problem, tensors.alignment(), plans)?;
-        let given = |spec: &BufferSpec| {
-            let given = tensors.named(spec.name);
-            given
-                .filter(|slice| slice.len() as u64 >= spec.bytes && slice.address() != 0)
-                .ok_or_else(|| Error::DeviceBuffer {
-                    tensor: spec.name,
-                    needed: spec.bytes,
-                    given: given.map(|slice| slice.len() as u64),
-                })
-        };
+        let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
         // Nothing is enqueued before all of it can be.
         let plan = &prepared.choice.plan;
         let first = if tensors.reuse_schedule {

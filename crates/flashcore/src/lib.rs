@@ -19,7 +19,8 @@
 //! allocates nothing and waits for nothing. [`Attention::forward_lengths`] and
 //! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`.
 //! [`Attention::backward`] and [`Attention::backward_on`] compute the gradients of Q, K and V.
-//! The numbered programs in `examples/` teach each of them in turn.
+//! [`Attention::append`] and [`Attention::append_on`] write new rows into a cache, with their rotary
+//! embedding. The numbered programs in `examples/` teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics: [`plans`]. [`kernel`] is the language that they
 //! are written in, for kernels of your own. [`testing`] has inputs, the float64 reference and the
@@ -56,6 +57,7 @@
 #[cfg(not(any(feature = "cpu", feature = "cuda")))]
 compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one, or use the default features");
 
+mod append;
 mod attention;
 mod backward;
 #[cfg(feature = "cuda")]
@@ -69,6 +71,8 @@ pub mod plans;
 #[cfg(feature = "cuda")]
 mod tensors;
 
+#[cfg(feature = "cuda")]
+pub use append::{DeviceAppend, DeviceRotary};
 pub use attention::{Attention, KernelId, Output};
 pub use device::Device;
 pub use error::Error;
@@ -78,9 +82,10 @@ pub use flashcore_cpu::CpuError;
 #[doc(inline)]
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
-    BackwardTensors, CausalAlign, DType, Direction, Element, GradientLayouts, Gradients, KvLengths, Layout, Lengths,
-    Mask, Problem, ProblemBuilder, ProblemError, QLengths, Sequence, Tensor, TensorView, TensorViewMut, absmax_scales,
-    bf16, f16, quantise,
+    Append, AppendPlace, AppendTensors, AppendValues, BackwardTensors, CausalAlign, DType, Direction, Element,
+    GradientLayouts, Gradients, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
+    Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16, f16,
+    quantise,
 };
 #[cfg(feature = "cuda")]
 pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, ScaleBuffers};

@@ -27,7 +27,7 @@ pub mod rng;
 pub mod slack;
 pub mod tensor;
 
-pub use append::{Append, AppendPlace, AppendValues, Rotary, SlotMapping};
+pub use append::{Append, AppendPlace, AppendTensors, AppendValues, Rotary, RotaryTensors, SlotMapping};
 pub use builder::ProblemBuilder;
 pub use compare::{
     Comparison, GapWritten, Tolerance, Worst, compare, compare_gradient, compare_lse, compare_tap, gaps_untouched,

@@ -218,14 +218,9 @@ const ROUNDS: usize = 7;
 
 /// A graph of several calls of some steps.
 fn timed_steps(stream: &Stream, steps: &[PreparedLaunch]) -> Result<Timed> {
-    let graph = Graph::capture(stream, |stream| {
-        for step in (0..CALLS).flat_map(|_| steps) {
-            step.enqueue(stream)?;
-        }
-        Ok(())
-    })?;
+    let calls = |stream: &Stream| (0..CALLS).flat_map(|_| steps).try_for_each(|step| step.enqueue(stream));
     Ok(Timed {
-        graph,
+        graph: Graph::capture(stream, calls)?,
         times: Vec::new(),
     })
 }

@@ -97,16 +97,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut times = [0.0; 2];
             for (time, reuse) in times.iter_mut().zip([false, true]) {
                 tensors.reuse_schedule = reuse;
-                let mut failed = None;
-                let graph = Graph::capture(&stream, |stream| {
-                    for _ in 0..CALLS {
-                        failed = attention.forward_on(stream, &problem, &tensors).err().or(failed.take());
-                    }
-                    Ok(())
-                })?;
-                if let Some(error) = failed {
-                    return Err(error.into());
-                }
+                let calls =
+                    |stream: &Stream| (0..CALLS).try_for_each(|_| attention.forward_on(stream, &problem, &tensors));
+                let graph = Graph::capture(&stream, calls)?;
                 let mut all = Vec::new();
                 for _ in 0..10 {
                     let (start, end) = (Event::new(&context)?, Event::new(&context)?);

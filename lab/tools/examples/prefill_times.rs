@@ -144,17 +144,8 @@ fn capture(
     problem: &Problem,
     tensors: &DeviceTensors<'_>,
 ) -> Result<Graph, Box<dyn Error>> {
-    let mut failed = None;
-    let graph = Graph::capture(stream, |stream| {
-        for _ in 0..CALLS {
-            failed = attention.forward_on(stream, problem, tensors).err().or(failed.take());
-        }
-        Ok(())
-    })?;
-    match failed {
-        Some(error) => Err(error.into()),
-        None => Ok(graph),
-    }
+    let calls = |stream: &Stream| (0..CALLS).try_for_each(|_| attention.forward_on(stream, problem, tensors));
+    Ok(Graph::capture(stream, calls)?)
 }
 
 fn time(context: &Context, stream: &Stream, graph: &Graph) -> Result<f64, Box<dyn Error>> {

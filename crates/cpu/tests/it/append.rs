@@ -1,8 +1,9 @@
 //! Appending to caches against float64, and what is refused.
 
-use flashcore_cpu::{AppendTensors, CpuError, RotaryTensors, append};
+use flashcore_cpu::{CpuError, append};
 use flashcore_problem::append::{AppendCase, AppendReference, random_append};
-use flashcore_problem::{Append, AppendValues, DType, Layout, Rotary, SlotMapping, Tensor, TensorViewMut};
+use flashcore_problem::{Append, AppendPlace, AppendTensors, AppendValues, DType, Layout, Rotary, RotaryTensors};
+use flashcore_problem::{SlotMapping, Tensor, TensorViewMut};
 
 /// Runs a case, Q in place or not.
 fn run(case: &mut AppendCase, in_place: bool) -> (Result<(), CpuError>, Option<Tensor>, Vec<i32>) {
@@ -170,7 +171,7 @@ fn appends_that_cannot_be_are_refused() {
         (with(Rotary { q: new, ..rotary }), "q_out has shape [2, 3, 4, 8]"),
         (
             Append {
-                place: flashcore_problem::AppendPlace::Slots { wide: true },
+                place: AppendPlace::Slots { wide: true },
                 ..with(rotary)
             },
             "seqlens_rotary was not given",

@@ -120,6 +120,7 @@ fn examples_need_no_crates_but_the_ones_they_are_about() {
         include_str!("../../examples/01-attention.rs"),
         include_str!("../../examples/03-device-memory.rs"),
         include_str!("../../examples/04-which-kernel.rs"),
+        include_str!("../../examples/07-serving.rs"),
     ] {
         assert_eq!(crates_used(example), BTreeSet::from(["flashcore"]));
     }

@@ -1,5 +1,6 @@
 //! The library as its users see it.
 
+mod append;
 mod backward;
 mod calls;
 mod plans;

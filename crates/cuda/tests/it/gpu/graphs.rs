@@ -85,7 +85,7 @@ pub(crate) fn failed_capture(bench: &Bench) -> Outcome {
         })
     }));
     ensure!(panicked.is_err(), "the panic was lost");
-    let empty = Graph::capture(&stream, |_| Ok(()))?;
+    let empty = Graph::capture(&stream, |_| Ok::<(), CudaError>(()))?;
     empty.launch(&stream)?;
     launch(&stream)?;
     ensure!(
