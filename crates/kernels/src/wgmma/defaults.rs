@@ -242,6 +242,9 @@ const COMBINE_COST: usize = 3;
 /// them as long as four, 18 MB as long as seven (`docs/performance-log.md`).
 const PARTIAL_BYTES_PER_BLOCK: usize = 2_560_000;
 
+/// Keys of the K blocks that merging is counted in.
+const BLOCK_KEYS: u64 = 128;
+
 /// Cost of a K block of 128 rows, where one of 64 costs 10 (as below).
 const TALL_BLOCK_COST: u64 = 14;
 
@@ -251,6 +254,8 @@ const MOST_PACKED_QUERIES: usize = 512;
 /// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Not measured
 /// yet.
 const PACKED_COST: u64 = 103;
+
+const SPLIT_WHY: &str = "few tiles of rows: their keys in as many splits as give every SM something to do";
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
@@ -280,13 +285,36 @@ fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
     let bases = ways(tall).filter(|tall| !in_one(tall)).chain(ways(flat).filter(in_one));
     let splits = bases.filter_map(|base| {
         let best = even_splits(problem, base, chip.sms)?;
-        let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
-        let part_bytes = rows * best.splits as usize * problem.head_dim_v() * size_of::<f32>();
-        let split = blocks(&best) + COMBINE_COST.max(part_bytes / PARTIAL_BYTES_PER_BLOCK) as u64;
+        let split = blocks(&best) + merge_cost(problem, &best) as u64;
         let cost = split * if base.rows == flat.rows { 10 } else { TALL_BLOCK_COST };
         (10 * split < 7 * whole_flat && 10 * split < 8 * whole_tall).then_some((cost, best))
     });
     splits.min_by_key(|(cost, _)| *cost).map(|(_, best)| best)
+}
+
+/// The row that is done first where its keys are split, if that is a fifth before the first of the whole ones.
+fn row_in_splits(ranked: &[Priced], problem: &Problem, sms: u32) -> Option<Proposal> {
+    let cost = |row: &Priced, config: Config, more: usize| {
+        let keys = most_keys(problem, config.tiling(config.packing(problem)), sms);
+        row.cost_per_key * (keys + BLOCK_KEYS * more as u64)
+    };
+    let whole = cost(ranked.first()?, ranked.first()?.config, 0);
+    let split = |row: &Priced| {
+        let config = even_splits(problem, row.config, sms)?;
+        Some((cost(row, config, merge_cost(problem, &config)), config))
+    };
+    let one_by_one = ranked
+        .iter()
+        .filter(|row| row.config.cluster == 1 && problem.dtype() != DType::E4M3);
+    let (cost, config) = one_by_one.filter_map(split).min_by_key(|(cost, _)| *cost)?;
+    (10 * cost < 8 * whole).then_some(Proposal { config, why: SPLIT_WHY })
+}
+
+/// What a second launch and merging the partials cost, in K blocks.
+fn merge_cost(problem: &Problem, config: &Config) -> usize {
+    let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
+    let bytes = rows * config.splits as usize * problem.head_dim_v() * size_of::<f32>();
+    COMBINE_COST.max(bytes / PARTIAL_BYTES_PER_BLOCK)
 }
 
 /// As many splits of a config's tiles as leave the busiest SM least to do, if there are SMs left over.
@@ -356,10 +384,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         DType::E4M3 => None,
         _ => in_splits(problem, chip),
     };
-    let split = split.map(|config| Proposal {
-        config,
-        why: "few tiles of rows: their keys in as many splits as give every SM something to do",
-    });
+    let split = split.map(|config| Proposal { config, why: SPLIT_WHY });
     let much = 10 * tiles(64) >= share * chip.sms as usize;
     if !(much || dtype == DType::E4M3) {
         return split.into_iter().collect();
@@ -382,6 +407,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
     rank(&mut ranked, problem, chip.sms);
+    let split = split.or_else(|| row_in_splits(&ranked, problem, chip.sms));
     let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
     let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
     split.into_iter().chain(rows).collect()
