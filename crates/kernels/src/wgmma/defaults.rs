@@ -3,13 +3,15 @@
 //! Rows were measured on an H200 (`docs/performance-log.md`, `evidence/h200`).
 
 mod lengths;
+mod splits;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
+use self::splits::{SPLIT, in_splits, row_in_splits};
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::{MOST_SPLITS, Tiling, mean_keys, most_blocks, most_keys};
+use crate::attention::scheduler::{Tiling, mean_keys, most_keys};
 use crate::attention::softmax::Rescale;
 use crate::size::Size;
 
@@ -225,29 +227,6 @@ const TABLE_E4M3: &[Default] = &[
         config: q_held(pingpong(128, 96, 2)), why: "two warpgroups, with as many keys as leave registers for a part of Q", ..ANY },
 ];
 
-/// Few tiles of rows and many keys: what to split them with, tiles of 128 rows and, where there are no more rows than that,
-/// of 64; by the largest head_dim.
-const SPLIT: [(usize, Config, Config); 2] = [
-    (128, pingpong(128, 128, 2), free(64, 128, 2)),
-    (256, pingpong(128, 64, 2), free(64, 64, 2)),
-];
-
-/// K blocks of a split, the longest if they differ, at least.
-const LEAST_BLOCKS: usize = 4;
-
-/// Cost of a second launch and of merging the partials, at least, in K blocks.
-const COMBINE_COST: usize = 3;
-
-/// Bytes of partials, f32 sums of every row and split, that take about as long to store and to merge as a K block: 13 MB of
-/// them as long as four, 18 MB as long as seven (`docs/performance-log.md`).
-const PARTIAL_BYTES_PER_BLOCK: usize = 2_560_000;
-
-/// Keys of the K blocks that merging is counted in.
-const BLOCK_KEYS: u64 = 128;
-
-/// Cost of a K block of 128 rows, where one of 64 costs 10 (as below).
-const TALL_BLOCK_COST: u64 = 14;
-
 /// Most queries of a head where heads are packed. More fill tiles without.
 const MOST_PACKED_QUERIES: usize = 512;
 
@@ -269,74 +248,6 @@ fn packs(problem: &Problem, config: &Config) -> bool {
     (2..=Packing::MOST).contains(&problem.group_size())
         && problem.seq_len_q() <= MOST_PACKED_QUERIES
         && 10 * tiles(packed(*config)) <= 9 * tiles(*config)
-}
-
-/// The splits that leave the busiest SM least to do, if that is well below what whole tiles leave it: a K block of 128 rows
-/// takes about 1.4 times as long with every SM at work as one of 64 rows with half of them, and 1.25 times as long as one of
-/// 128 rows with few (`docs/performance-log.md`).
-fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
-    let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let (_, tall, flat) = SPLIT.into_iter().find(|(most, ..)| head_dim <= *most)?;
-    let blocks = |config: &Config| most_blocks(problem, config.tiling(config.packing(problem)), chip.sms);
-    let ways = |config: Config| std::iter::once(config).chain(packs(problem, &config).then(|| packed(config)));
-    let whole = |config: Config| ways(config).map(|config| blocks(&config)).min().unwrap_or(u64::MAX);
-    let (whole_flat, whole_tall) = (whole(flat), whole(tall));
-    let in_one = |config: &Config| problem.seq_len_q() * config.packing(problem).heads() as usize <= 64;
-    let bases = ways(tall).filter(|tall| !in_one(tall)).chain(ways(flat).filter(in_one));
-    let splits = bases.filter_map(|base| {
-        let best = even_splits(problem, base, chip.sms)?;
-        let split = blocks(&best) + merge_cost(problem, &best) as u64;
-        let cost = split * if base.rows == flat.rows { 10 } else { TALL_BLOCK_COST };
-        (10 * split < 7 * whole_flat && 10 * split < 8 * whole_tall).then_some((cost, best))
-    });
-    splits.min_by_key(|(cost, _)| *cost).map(|(_, best)| best)
-}
-
-/// The row that is done first where its keys are split, if that is a fifth before the first of the whole ones.
-fn row_in_splits(ranked: &[Priced], problem: &Problem, sms: u32) -> Option<Proposal> {
-    let cost = |row: &Priced, config: Config, more: usize| {
-        let keys = most_keys(problem, config.tiling(config.packing(problem)), sms);
-        row.cost_per_key * (keys + BLOCK_KEYS * more as u64)
-    };
-    let whole = cost(ranked.first()?, ranked.first()?.config, 0);
-    let split = |row: &Priced| {
-        let config = even_splits(problem, row.config, sms)?;
-        Some((cost(row, config, merge_cost(problem, &config)), config))
-    };
-    let one_by_one = ranked
-        .iter()
-        .filter(|row| row.config.cluster == 1 && problem.dtype() != DType::E4M3);
-    let (cost, config) = one_by_one.filter_map(split).min_by_key(|(cost, _)| *cost)?;
-    (10 * cost < 8 * whole).then_some(Proposal { config, why: SPLIT_WHY })
-}
-
-/// What a second launch and merging the partials cost, in K blocks.
-fn merge_cost(problem: &Problem, config: &Config) -> usize {
-    let rows = problem.batch() * problem.num_heads() * problem.seq_len_q();
-    let bytes = rows * config.splits as usize * problem.head_dim_v() * size_of::<f32>();
-    COMBINE_COST.max(bytes / PARTIAL_BYTES_PER_BLOCK)
-}
-
-/// As many splits of a config's tiles as leave the busiest SM least to do, if there are SMs left over.
-fn even_splits(problem: &Problem, base: Config, sms: u32) -> Option<Config> {
-    let packing = base.packing(problem);
-    let per_head = problem.seq_len_q().div_ceil(packing.queries_in(base.rows) as usize);
-    let tiles = problem.batch() * problem.num_heads() / packing.heads() as usize * per_head;
-    let (sms, keys) = (sms as usize, problem.seq_len_kv().div_ceil(base.cols as usize));
-    if tiles > sms {
-        return None;
-    }
-    let most = (2 * sms / tiles.max(1)).min(MOST_SPLITS as usize);
-    // Not one that leaves the longest split as long as a smaller number does, nor one of few K blocks: that was not measured.
-    let worth = |splits: &usize| {
-        let longest = keys.div_ceil(*splits);
-        longest >= LEAST_BLOCKS && longest < keys.div_ceil(splits - 1)
-    };
-    let splits = (2..=most).filter(worth).map(|splits| Config {
-        splits: splits as u32,
-        ..base
-    });
-    splits.min_by_key(|config| most_blocks(problem, config.tiling(packing), sms as u32))
 }
 
 fn table(dtype: DType) -> &'static [Default] {
@@ -384,10 +295,10 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         DType::E4M3 => None,
         _ => in_splits(problem, chip),
     };
-    let split = split.map(|config| Proposal { config, why: SPLIT_WHY });
+    let propose = |config| Proposal { config, why: SPLIT_WHY };
     let much = 10 * tiles(64) >= share * chip.sms as usize;
     if !(much || dtype == DType::E4M3) {
-        return split.into_iter().collect();
+        return split.map(propose).into_iter().collect();
     }
     let tiles = tiles(128);
     let serves = |row: &&Default| {
@@ -407,7 +318,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
     rank(&mut ranked, problem, chip.sms);
-    let split = split.or_else(|| row_in_splits(&ranked, problem, chip.sms));
+    let split = row_in_splits(&ranked, problem, chip.sms, split).or(split).map(propose);
     let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
     let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
     split.into_iter().chain(rows).collect()
