@@ -390,9 +390,20 @@ pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
         }
     }
     if dtype != DType::E4M3 {
-        for (head_dim, tall, flat) in SPLIT {
-            let split = [tall, flat].map(|config| (Config { splits: 3, ..config }, (head_dim, head_dim)));
-            defaults.extend(split);
+        let few_tiles = SPLIT
+            .into_iter()
+            .flat_map(|(most, tall, flat)| [(tall, (most, most)), (flat, (most, most))]);
+        let rows: Vec<_> = defaults
+            .iter()
+            .filter(|(config, _)| config.cluster == 1)
+            .copied()
+            .collect();
+        for (config, most) in few_tiles.chain(rows) {
+            let config = Config { splits: 3, ..config };
+            match defaults.iter_mut().find(|(other, _)| *other == config) {
+                Some((_, head_dims)) => *head_dims = most.max(*head_dims),
+                None => defaults.push((config, most)),
+            }
         }
     }
     defaults
