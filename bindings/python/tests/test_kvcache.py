@@ -192,11 +192,16 @@ def test_rows_that_do_not_fit_are_not_written(device, page_size):
     k, v = cache.draw(4, 9, 2, cache.dim), cache.draw(4, 9, 2, cache.dim)  # 33 + 9 are more than 40
     if page_size is not None:
         cache.table[3, 24 // page_size :] = -1
-    try:
-        flash_attn_with_kvcache(cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, v, **cache.arguments())
-    except RuntimeError as error:  # the host has read what it cannot serve, after the rows were written
-        assert "seqused_k" in str(error) or "block_table" in str(error)
+    call = lambda: flash_attn_with_kvcache(
+        cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, v, **cache.arguments()
+    )
     fits = [9, 9, 7, 9 if page_size is None else 4]
+    if device == "cpu":  # the host reads the values first, and writes nothing
+        with pytest.raises(RuntimeError, match="cache_seqlens has 33 for sequence 2, which appends 9 rows"):
+            call()
+        fits = [0, 0, 0, 0]
+    else:
+        call()
     cache.check_written([x[:n] for x, n in zip(k, fits)], [x[:n] for x, n in zip(v, fits)])
 
 
@@ -205,13 +210,109 @@ def test_no_row_fits(device):
     full = {"cache_seqlens": ragged.int32([CAPACITY] * 4, device)}
     before = cache.k_cache.clone()
     k = cache.draw(4, 2, 2, cache.dim)
-    try:
-        flash_attn_with_kvcache(cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, k, **full)
-    except RuntimeError as error:
-        assert "seqused_k" in str(error)
+    call = lambda: flash_attn_with_kvcache(
+        cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, k, **full
+    )
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match="cache_seqlens has 40 for sequence 0, which appends 2 rows"):
+            call()
+    else:
+        call()
     assert torch.equal(cache.k_cache.isnan(), before.isnan()) and torch.equal(
         cache.k_cache.nan_to_num(), before.nan_to_num()
     )
+
+
+def test_a_page_that_is_missing_is_named():
+    cache = Cache("cpu", 8)
+    cache.table[2, 33 // 8] = -1
+    k = cache.draw(4, 1, 2, cache.dim)
+    with pytest.raises(RuntimeError, match="block_table has -1 in entry 4 of sequence 2, which gets new rows there"):
+        flash_attn_with_kvcache(cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, k, **cache.arguments())
+
+
+@pytest.mark.parametrize("page_size", PAGES)
+def test_the_operator_is_one_of_pytorchs(device, page_size):
+    cache = Cache(device, page_size)
+    none = ragged.int32([], device)
+    absent = lambda x: none if x is None else x
+    draw = lambda heads: cache.draw(4, 1, heads, cache.dim)
+    lengths, q, table = ragged.int32(LENGTHS, device), draw(4), torch.rand(CAPACITY, 4).to(device, cache.dtype)
+    arguments = (
+        torch.zeros_like(cache.k_cache), torch.zeros_like(cache.v_cache), draw(2), draw(2), lengths, none, none,
+        absent(cache.table), torch.zeros_like(lengths), table, table, q, torch.zeros_like(q), none, none, False, True,
+    )  # fmt: skip
+    torch.library.opcheck(torch.ops.flashcore.append_kv.default, arguments)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_new_rows(device, packed):
+    cache = Cache(device, 8)
+    shape = (0, 2, cache.dim) if packed else (4, 0, 2, cache.dim)
+    none = [cache.draw(0, 2, cache.dim)] * 4
+    given = {"cu_seqlens_k_new": ragged.int32([0] * 5, device)} if packed else {}
+    q = cache.draw(4, 1, 4, cache.dim)
+    tables = (torch.ones(CAPACITY, 4), torch.zeros(CAPACITY, 4))
+    cos, sin = (table.to(device, cache.dtype) for table in tables)  # turn nothing
+    out, lse, *_ = flash_attn_with_kvcache(
+        q, cache.k_cache, cache.v_cache, cache.draw(*shape), cache.draw(*shape), rotary_cos=cos, rotary_sin=sin,
+        **cache.arguments(), **given, return_softmax_lse=True,
+    )  # fmt: skip
+    cache.check(out, lse, q, none, none)
+    cache.check_written(none, none)
+
+
+def test_strided_tensors_are_not_copied(device):
+    """q, k and v of one tensor, and a cache of heads first."""
+    cache = Cache(device, None)
+    qkv = cache.draw(4, 2, 8, cache.dim)
+    q, k, v = qkv.split([4, 2, 2], dim=2)
+    cache.k_cache, cache.v_cache = (
+        x.transpose(1, 2).contiguous().transpose(1, 2) for x in (cache.k_cache, cache.v_cache)
+    )
+    out, lse, *_ = flash_attn_with_kvcache(
+        q, cache.k_cache, cache.v_cache, k, v, causal=True, **cache.arguments(), return_softmax_lse=True
+    )
+    cache.check(out, lse, q, k, v, causal=True)
+    cache.check_written(k, v)
+
+
+def test_gradients_through_new_keys_are_refused(device):
+    cache = Cache(device, 8)
+    q, k = cache.draw(4, 1, 4, cache.dim), cache.draw(4, 1, 2, cache.dim)
+    for which in (q, k):
+        which.requires_grad_()
+        out = flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, k, k, **cache.arguments())
+        with pytest.raises(NotImplementedError, match="gradients through a cache are not computed"):
+            out.sum().backward()
+        which.requires_grad_(False)
+
+
+def test_a_graph_follows_lengths_that_grow():
+    """Nothing of a call is done on the host: one CUDA graph serves a cache that grows."""
+    if NO_CUDA is not None:
+        pytest.skip(str(NO_CUDA))
+    cache, other = Cache("cuda", 8), Cache("cuda", 8)
+    angle = torch.rand(CAPACITY, 16)
+    cos, sin = (x.to("cuda", cache.dtype) for x in (angle.cos(), angle.sin()))
+    q, k, v = cache.draw(4, 1, 4, cache.dim), cache.draw(4, 1, 2, cache.dim), cache.draw(4, 1, 2, cache.dim)
+    given = cache.arguments()
+    lengths = given["cache_seqlens"]
+    call = lambda of: flash_attn_with_kvcache(
+        q, of.k_cache, of.v_cache, k, v, rotary_cos=cos, rotary_sin=sin, causal=True, **given
+    )
+    with torch.no_grad():
+        call(other)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call(cache)
+        for step in range(5):
+            for x in (q, k, v):
+                x.copy_(cache.draw(*x.shape))
+            graph.replay()
+            torch.testing.assert_close(out, call(other), atol=0, rtol=0)
+            assert torch.equal(cache.k_cache.nan_to_num(), other.k_cache.nan_to_num()), step
+            lengths += 1
 
 
 @pytest.mark.parametrize(
@@ -221,7 +322,8 @@ def test_no_row_fits(device):
         ({"cache_seqlens": None}, "cache_seqlens is not given, but k is"),
         ({"k": (3, 1, 2, 16)}, "k has shape"),
         ({"k": (4, 1, 1, 16)}, "k holds torch.float32 of shape"),
-        ({"v": (4, 2, 2, 16)}, "v holds torch.float32 of shape"),
+        ({"k": torch.ones(4, 1, 2, 16).half()}, "k holds torch.float16 of shape"),
+        ({"v": (4, 2, 2, 16)}, "v has shape"),
         ({"rotary_cos": (40, 4)}, "rotary_sin is not given"),
         ({"rotary_cos": (40, 4), "rotary_sin": (40, 5)}, r"rotary_cos has shape \(40, 4\) and rotary_sin \(40, 5\)"),
         ({"rotary_cos": (40, 9), "rotary_sin": (40, 9)}, "with a rotary_dim of at most 16"),

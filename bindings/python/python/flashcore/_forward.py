@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _kvcache, _lengths
+from . import _append, _kvcache, _lengths
 
 __all__ = ["check", "common_options"]
 
@@ -90,20 +90,25 @@ def _flash_attn_forward(
     scales = (q_descale, k_descale, v_descale)
     if k_new is not None or v_new is not None:
         _lengths.refuse_fp8(q, scales)
-        new = _kvcache.NewKeys(k_new, v_new, cu_seqlens_k_new, seqused_k, cu_seqlens_k)
-        if rotary_cos is not None or rotary_sin is not None:
-            at_one_place = not causal and options["window"] == (-1, -1)
-            q = new.rotate(
-                q,
-                cu_seqlens_q,
-                rotary_cos,
-                rotary_sin,
-                seqlens_rotary,
-                rotary_interleaved,
-                at_one_place,
-                k.shape[1] * (1 if table is None else table.shape[1]),
-            )
-        seqused_k = new.append(k, v, table)
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k is given with k; packed sequences have no room for new keys")
+        q, seqused_k = _append.append(
+            q,
+            k,
+            v,
+            k_new,
+            v_new,
+            cache_seqlens=seqused_k,
+            cu_seqlens_k_new=cu_seqlens_k_new,
+            cache_batch_idx=kv_batch_idx,
+            page_table=page_table,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            seqlens_rotary=seqlens_rotary,
+            cu_seqlens_q=cu_seqlens_q,
+            interleaved=rotary_interleaved,
+            q_at_one_position=not causal and options["window"] == (-1, -1),
+        )
     else:
         needs_keys = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cu_seqlens_k_new": cu_seqlens_k_new}
         for name, given in needs_keys.items():

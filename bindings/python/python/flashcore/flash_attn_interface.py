@@ -255,7 +255,7 @@ def flash_attn_with_kvcache(
         With `page_table` ``[pages, page_size, kv_heads, head_dim]``, of any page size.
     k, v : Tensor ``[batch, seq_new, kv_heads, head_dim]``, optional
         Written into the cache, in place, behind the first `cache_seqlens` keys; with `cu_seqlens_k_new`
-        ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written.
+        ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written on a GPU, and an error on the CPU.
     rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]``, optional
         With `k`: rotates it at `rotary_seqlens` (`cache_seqlens` unless given) and on, and q at the same positions if
         the mask is causal or has a window, else all of q at the first of them. Without tables, positions have no use.
@@ -275,8 +275,8 @@ def flash_attn_with_kvcache(
         What `get_scheduler_metadata` returned.
 
     The other parameters and errors are those of `flash_attn_func`. float8_e4m3fn is served without `cache_seqlens` and
-    what follows it only. Writing `k` and `v`, rotary embeddings, `cache_leftpad` and `cache_batch_idx` run PyTorch's
-    operations, several small kernels each.
+    what follows it only. Writing `k` and `v` with their rotary embedding is one launch before attention. `cache_leftpad`
+    and `cache_batch_idx` run PyTorch's operations, several small kernels each.
 
     Returns
     -------

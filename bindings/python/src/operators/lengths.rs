@@ -231,7 +231,7 @@ fn needed<T>(name: &str, given: Option<T>) -> Result<T, Error> {
     given.ok_or_else(|| format!("{name} was not given").into())
 }
 
-fn array<const N: usize>(numbers: Numbers<N>) -> Array {
+pub(super) fn array<const N: usize>(numbers: Numbers<N>) -> Array {
     Array {
         first: numbers.first,
         len: numbers.shape.iter().product(),

@@ -1,8 +1,9 @@
 //! PyTorch's operators: `flashcore::fwd` and `::fwd.scaled` for equal lengths, `::fwd_varlen` and
-//! `::fwd_kvcache` for others ([`lengths`]), `::bwd` and `::bwd_varlen` for gradients ([`backward`]).
-//! Their kernels run without Python; fake kernels and autograd are in
+//! `::fwd_kvcache` for others ([`lengths`]), `::append_kv` before the latter ([`append`]), `::bwd` and
+//! `::bwd_varlen` for gradients ([`backward`]). Their kernels run without Python; fake kernels and autograd are in
 //! `python/flashcore/_operators.py`.
 
+mod append;
 pub(crate) mod backward;
 mod lengths;
 
@@ -29,7 +30,7 @@ const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
 
 /// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
 /// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none.
-const OPERATORS: [(&str, Kernel); 6] = [
+const OPERATORS: [(&str, Kernel); 7] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd) -> (Tensor out, Tensor lse)",
@@ -43,6 +44,7 @@ const OPERATORS: [(&str, Kernel); 6] = [
     ),
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
+    (append::APPEND, append::append),
     (backward::EQUAL, backward::backward),
     (backward::VARLEN, backward::backward_varlen),
 ];
@@ -63,7 +65,7 @@ pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> 
     }
 }
 
-/// The output and its log-sum-exp, or three gradients; or why not.
+/// The output and its log-sum-exp, three gradients, or nothing; or why not.
 type Results<'a, const N: usize> = Result<[Tensor<'a>; N], Error>;
 
 /// Runs an operator: takes the tensors from its stack, which has `numbers` numbers after them, and
@@ -332,21 +334,27 @@ fn host_view<'a>(
     layout: &Layout,
     first: *mut u8,
 ) -> Result<TensorView<'a>, ProblemError> {
-    // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing writes to it
-    // meanwhile is the caller's part.
-    let bytes = unsafe { slice::from_raw_parts(first, layout.span() * dtype.size_bytes()) };
+    let bytes: &[u8] = match layout.span() * dtype.size_bytes() {
+        0 => bytemuck::cast_slice::<u64, u8>(&[]), // perhaps at no address; aligned for all elements
+        // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing writes to it
+        // meanwhile is the caller's part.
+        bytes => unsafe { slice::from_raw_parts(first, bytes) },
+    };
     TensorView::new(name, dtype, *layout, bytes)
 }
 
-/// A result that was allocated for the problem, dense.
+/// A tensor that is written.
 fn host_view_mut<'a>(
     name: &'static str,
     dtype: DType,
     layout: &Layout,
     first: *mut u8,
 ) -> Result<TensorViewMut<'a>, ProblemError> {
-    // SAFETY: as above, and nothing else has it yet.
-    let bytes = unsafe { slice::from_raw_parts_mut(first, layout.span() * dtype.size_bytes()) };
+    let bytes: &mut [u8] = match layout.span() * dtype.size_bytes() {
+        0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
+        // SAFETY: as above. It was allocated for this call, or that nothing else uses it meanwhile is the caller's part.
+        bytes => unsafe { slice::from_raw_parts_mut(first, bytes) },
+    };
     TensorViewMut::new(name, dtype, *layout, bytes)
 }
 
