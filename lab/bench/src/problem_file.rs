@@ -48,6 +48,7 @@ struct Entry {
     q_lengths: Option<QLengths>,
     kv_lengths: Option<KvLengths>,
     direction: Option<String>,
+    deterministic: Option<bool>,
 }
 
 /// Whether a name is that of a problem file: it ends in `.toml` or `.json`, perhaps with `:NAME` after it.
@@ -263,6 +264,7 @@ impl Entry {
             self.scale => softmax_scale,
             self.q_lengths => q_lengths,
             self.kv_lengths => kv_lengths,
+            self.deterministic => deterministic,
         }
         builder = match self.layout.as_deref() {
             None => builder,

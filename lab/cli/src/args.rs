@@ -83,6 +83,9 @@ struct ProblemFlags {
     /// The backward pass: the gradients of Q, K and V, from O and the log-sum-exp of the forward pass
     #[arg(long)]
     backward: bool,
+    /// Gradients that are the same bits in every run
+    #[arg(long)]
+    deterministic: bool,
     /// Memory order of all four tensors
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
@@ -178,6 +181,9 @@ impl ProblemArgs {
         };
         if flags.backward {
             builder = builder.direction(Direction::Backward);
+        }
+        if flags.deterministic {
+            builder = builder.deterministic(true);
         }
         Ok(builder.build()?)
     }
@@ -316,6 +322,10 @@ mod tests {
         );
         assert_eq!(line("tiny --backward --causal"), line("tiny-backward --causal"));
         assert_eq!(line("--backward"), "B1 H8/8 Sq512 Skv512 D64 fp16 full backward");
+        assert_eq!(
+            line("tiny --backward --deterministic"),
+            "B1 H1/1 Sq32 Skv32 D16 fp16 full deterministic backward"
+        );
         assert_eq!(line("--window -1,0"), "B1 H8/8 Sq512 Skv512 D64 fp16 causal");
         assert_eq!(
             line("--layout bhsd --head-dim-v 32"),

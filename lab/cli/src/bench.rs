@@ -14,6 +14,7 @@ use flashcore_bench::{
     BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
     Sweep, Watcher, kernels_of, problems, sweep, table,
 };
+use flashcore_problem::ProblemBuilder;
 use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
 use serde_json::json;
@@ -41,6 +42,9 @@ pub(crate) struct BenchArgs {
     /// The backward passes of the problems, as NAME-backward
     #[arg(long)]
     backward: bool,
+    /// Gradients that are the same bits in every run
+    #[arg(long, requires = "backward")]
+    deterministic: bool,
     /// best, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
@@ -204,6 +208,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     if args.backward {
         let backward = cases.iter().map(Case::backward).collect::<Result<_, _>>();
         cases = backward.map_err(BenchError::from)?;
+    }
+    if args.deterministic {
+        for case in &mut cases {
+            let builder = ProblemBuilder::from(&case.problem).deterministic(true);
+            case.problem = builder.build().map_err(BenchError::from)?;
+        }
     }
     let usual = Sweep::default().budget_ms;
     let budget_ms = args.protocol.budget.map_or(usual, |seconds| seconds * 1e3);

@@ -40,6 +40,9 @@ pub fn text(case: &Case) -> Option<String> {
     if problem.direction() == Direction::Backward {
         set("direction", json!("backward"));
     }
+    if problem.deterministic() {
+        set("deterministic", json!(true));
+    }
     set("q_lengths", json!(problem.q_lengths()));
     set("kv_lengths", json!(problem.kv_lengths()));
     for key in ["q_lengths", "kv_lengths"] {
