@@ -64,7 +64,7 @@ impl Layout {
         self.shape.iter().product()
     }
 
-    /// Checks the requirements of attention kernels: those of [`Layout::check_wide`], and a span of at most 2^31
+    /// Checks the requirements of attention kernels: those of `Layout::check_wide`, and a span of at most 2^31
     /// elements.
     pub fn check(&self, tensor: &'static str) -> Result<(), ProblemError> {
         self.check_form(tensor)?;

@@ -33,7 +33,7 @@ const BLOCK_KEYS: usize = 256;
 /// Rows whose sums a thread adds before it takes others.
 const PART_ROWS: usize = 64;
 
-/// The float64 gradient of one row of Q, K or V, and the [error](self) that rounding may add to it.
+/// The float64 gradient of one row of Q, K or V, and the error that rounding may add to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GradientRow {
     /// `[batch, head, row]` of the tensor; of packed rows `[0, head, row of the tensor]`.

@@ -392,10 +392,7 @@ mod tests {
     #[test]
     fn wrong_values_are_named_with_key_and_line() {
         for (line, expected) in [
-            (
-                "dtype = \"fp17\"",
-                "dtype`: no dtype is named `fp17`; allowed: f32, fp16",
-            ),
+            ("dtype = \"fp17\"", "dtype`: no dtype is named `fp17`; allowed: f32"),
             ("scale = 1e7", "scale`: scale is 10000000; it must be"),
             ("seq = 0", "seq`: the number of query rows is 0"),
             ("seq_kv = 0", "seq_kv`: the number of keys is 0"),

@@ -1,4 +1,4 @@
-//! Family `scalar`: attention without tensor cores, forward and [backward]; it serves every problem but those in e4m3.
+//! Family `scalar`: attention without tensor cores, forward and backward; it serves every problem but those in e4m3.
 //!
 //! `naive` and `tiled` both compute in f32 and differ only in how work is shared out: each checks the other.
 

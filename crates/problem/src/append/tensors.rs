@@ -43,7 +43,7 @@ impl<'a> AppendTensors<'a> {
     }
 }
 
-/// The tensors of a [`Rotary`] embedding in host memory.
+/// The tensors of a [`Rotary`](crate::Rotary) embedding in host memory.
 #[derive(Debug)]
 pub struct RotaryTensors<'a> {
     /// Cosines, `[1, positions, 1, rotary_dim / 2]`.
