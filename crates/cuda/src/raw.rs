@@ -218,8 +218,11 @@ impl Driver {
     pub(crate) fn copy_to_device(&self, to: CUdeviceptr, from: &[u8], stream: CUstream) -> CallResult<()> {
         let (bytes, from) = (from.len(), from.as_ptr().cast());
         let what = format_args!("to={to:#x}, bytes={bytes}, stream={stream:p}");
-        // SAFETY: rules 1 and 2; `from` is borrowed until the wait below has ended.
-        unsafe { call!(self.cuMemcpyHtoDAsync_v2(to, from, bytes, stream), "{what}")? };
+        // An empty buffer has no address.
+        if bytes > 0 {
+            // SAFETY: rules 1 and 2; `from` is borrowed until the wait below has ended.
+            unsafe { call!(self.cuMemcpyHtoDAsync_v2(to, from, bytes, stream), "{what}")? };
+        }
         self.cuStreamSynchronize(stream)
     }
 
@@ -227,8 +230,10 @@ impl Driver {
     pub(crate) fn copy_to_host(&self, to: &mut [u8], from: CUdeviceptr, stream: CUstream) -> CallResult<()> {
         let (bytes, to) = (to.len(), to.as_mut_ptr().cast());
         let what = format_args!("from={from:#x}, bytes={bytes}, stream={stream:p}");
-        // SAFETY: rules 1 and 2; `to` is borrowed until the wait below has ended.
-        unsafe { call!(self.cuMemcpyDtoHAsync_v2(to, from, bytes, stream), "{what}")? };
+        if bytes > 0 {
+            // SAFETY: rules 1 and 2; `to` is borrowed until the wait below has ended.
+            unsafe { call!(self.cuMemcpyDtoHAsync_v2(to, from, bytes, stream), "{what}")? };
+        }
         self.cuStreamSynchronize(stream)
     }
 
