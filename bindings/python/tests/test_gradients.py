@@ -320,3 +320,37 @@ print([str(x.message) for x in told if "uses no tensor cores" in str(x.message)]
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout + done.stderr).count("uses no tensor cores") == 1
     assert flashcore._native.slow_backward(0, "float32", (1, 64, 2, 64), (1, 64, 2, 64), 64).startswith("the backward")
+
+
+@cuda
+def test_tensor_cores_unless_the_same_bits_are_asked_for():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma's kernels are for compute capability 9.0")
+    slow = lambda **how: flashcore._native.slow_backward(0, "bfloat16", (1, 512, 8, 64), (1, 512, 8, 64), 64, **how)
+    assert slow() is None
+    assert slow(deterministic=True).startswith("the backward pass runs on kernel scalar/")
+
+
+def test_whether_the_same_bits_are_asked_for_reaches_the_operators(monkeypatch):
+    from flashcore import _operators
+
+    asked = []
+
+    def spy(operator, count):
+        def call(*given):
+            asked.append(given[count:])
+            return operator(*given)
+
+        return call
+
+    monkeypatch.setattr(_operators, "_bwd", spy(_operators._bwd, 12))
+    monkeypatch.setattr(_operators, "_bwd_varlen", spy(_operators._bwd_varlen, 17))
+    q, dout = (torch.randn(1, 8, 2, 16) for _ in range(2))
+    q.requires_grad_()
+    starts = torch.tensor([0, 8], dtype=torch.int32)
+    for deterministic in (False, True):
+        flash_attn_func(q, q, q, deterministic=deterministic).backward(dout)
+        packed = [x[0] for x in (q, q, q)]
+        flash_attn_varlen_func(*packed, starts, starts, 8, 8, deterministic=deterministic).backward(dout[0])
+    # PyTorch leaves out trailing arguments that are as the schema has them.
+    assert all(given in ((), (False,)) for given in asked[:2]) and asked[2:] == [(True,), (True,)], asked

@@ -48,7 +48,7 @@ def _flash_attn_backward(
     dq, dk, dv : Tensor, as q, k and v
         Written: all of them, zeros where a row is of no sequence. They must be given.
     deterministic : bool
-        Changes nothing: gradients always are.
+        Gradients are the same bits in every run; kernels may then be slower, and a warning says so.
 
     Returns
     -------
@@ -56,6 +56,7 @@ def _flash_attn_backward(
     """
     check(None, 0, 1, sm_margin)
     options = common_options(softmax_scale, is_causal, (window_size_left, window_size_right), softcap)
+    options |= {"deterministic": deterministic}
     results = {"dq": dq, "dk": dk, "dv": dv}
     for name, given in results.items():
         if given is None:

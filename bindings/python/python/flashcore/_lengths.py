@@ -26,16 +26,17 @@ def attend(
     max_seqlen_k: int | None = None,
     table: torch.Tensor | None = None,
     leftpad: torch.Tensor | None = None,
+    deterministic: bool = False,
     **options: Any,
 ) -> Results:
     """Attention by the operator that serves these lengths; arguments and results are those of FlashAttention-3.
 
-    `table` is the page table, of a contiguous cache with pages of a sequence each. `options` are those that all
+    `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with pages of a sequence each. `options` are those that all
     operators have.
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
     if all(given is None for given in lengths):
-        return forward(q, k, v, scales=scales, **options)
+        return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
     refuse_fp8(q, scales)
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
@@ -54,7 +55,7 @@ def attend(
     elif cu_seqlens_k is not None:
         options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         options |= {"max_seqlen_k": bound("max_seqlen_k", max_seqlen_k)}
-        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "deterministic": deterministic}
         out, lse = forward_varlen(q, k, v, seqused_q=seqused_q, seqused_k=seqused_k, **options)
     else:
         batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1

@@ -14,5 +14,6 @@ def slow_backward(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     packed: bool = False,
+    deterministic: bool = False,
 ) -> Optional[str]: ...
 def __getattr__(name: str) -> Any: ...

@@ -106,7 +106,9 @@ def _refuse_gradients(name: str, instead: str) -> Callable[..., NoReturn]:
 _register()
 torch.library.register_fake(
     "flashcore::fwd",
-    lambda q, k, v, softmax_scale, causal, window_left, window_right, softcap, out_bhsd: _empty_results(q, v, out_bhsd),
+    lambda q, k, v, softmax_scale, causal, window_left, window_right, softcap, out_bhsd, deterministic=False: (
+        _empty_results(q, v, out_bhsd)
+    ),
 )
 torch.library.register_fake(
     "flashcore::fwd.scaled",
@@ -118,7 +120,7 @@ for _name in ("flashcore::fwd_varlen", "flashcore::fwd_kvcache"):
     torch.library.register_fake(_name, lambda q, k, v, *rest: _empty_rows(q, v))
 torch.library.register_fake(
     "flashcore::bwd",
-    lambda dout, q, k, v, out, lse, softmax_scale, causal, window_left, window_right, softcap, bhsd: tuple(
+    lambda dout, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, bhsd, deterministic=False: tuple(
         _empty_gradient(x, bhsd) for x in (q, k, v)
     ),
 )
@@ -160,6 +162,7 @@ def forward(
     softcap: float = 0.0,
     scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
     out_bhsd: bool = False,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of tensors ``[batch, seq, heads, head_dim]``, by the operator that serves their dtype.
 
@@ -171,6 +174,8 @@ def forward(
         For float8_e4m3fn tensors, float32 ``[batch, kv_heads]``; 1 where None.
     out_bhsd : bool
         Whether ``out`` lies in memory as ``[batch, heads, seq, head_dim]``. Its shape is the same.
+    deterministic : bool
+        Whether gradients are the same bits in every run.
 
     Returns
     -------
@@ -185,7 +190,7 @@ def forward(
         for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
             if scale is not None:
                 raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
-        return _fwd(q, k, v, *options)
+        return _fwd(q, k, v, *options, deterministic)
     shape = (k.shape[0], k.shape[2])
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
     return _fwd_scaled(q, k, v, *given, *options)
@@ -206,6 +211,7 @@ def forward_varlen(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
 
@@ -217,6 +223,8 @@ def forward_varlen(
         How many of its rows each sequence uses; all unless given.
     max_seqlen_q, max_seqlen_k : int
         Bounds of the rows of a sequence.
+    deterministic : bool
+        Whether gradients are the same bits in every run.
 
     Returns
     -------
@@ -228,7 +236,7 @@ def forward_varlen(
     absent = _absent(q, seqused_q, seqused_k)
     return _fwd_varlen(
         q, k, v, _dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent),
-        *options,
+        *options, deterministic,
     )  # fmt: skip
 
 
@@ -286,6 +294,7 @@ def backward(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     bhsd: bool = False,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v, dense: what `forward` took, what it returned, and the gradient of `out`.
 
@@ -293,10 +302,12 @@ def backward(
     ----------
     bhsd : bool
         Whether gradients lie in memory as ``[batch, heads, seq, head_dim]``. Their shapes are those of q, k and v.
+    deterministic : bool
+        Whether they are the same bits in every run.
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
-    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options)
+    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options, deterministic)
 
 
 def backward_varlen(
@@ -317,6 +328,7 @@ def backward_varlen(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    deterministic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same of `forward_varlen`. Rows that are of no sequence have a gradient of 0."""
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
@@ -324,7 +336,7 @@ def backward_varlen(
     absent = _absent(q, seqused_q, seqused_k)
     return _bwd_varlen(
         _readable(dout), q, k, v, _readable(out), lse.contiguous(), _dense(cu_seqlens_q), _dense(seqused_q, absent),
-        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options,
+        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options, deterministic,
     )  # fmt: skip
 
 
@@ -337,6 +349,7 @@ def slow_backward(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     packed: bool = False,
+    deterministic: bool = False,
 ) -> str | None:
     """Why gradients of tensors ``[batch, seq, heads, head_dim]`` are slow, by the kernel that is chosen for them.
 
@@ -345,7 +358,7 @@ def slow_backward(
     if q.device.type != "cuda" or torch.compiler.is_compiling():
         return None
     dtype = str(q.dtype).removeprefix("torch.")
-    options = {"causal": causal, "window": window, "softcap": softcap, "packed": packed}
+    options = {"causal": causal, "window": window, "softcap": softcap, "packed": packed, "deterministic": deterministic}
     return _native.slow_backward(q.device.index, dtype, q.shape, k.shape, v.shape[3], **options)
 
 

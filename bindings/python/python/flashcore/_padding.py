@@ -12,7 +12,15 @@ from ._operators import forward_kvcache, forward_varlen
 __all__ = ["attend"]
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor, **options: Any) -> torch.Tensor:
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    used: torch.Tensor,
+    *,
+    deterministic: bool = False,
+    **options: Any,
+) -> torch.Tensor:
     """Attention of tensors ``[batch, rows, heads, head_dim]`` of which some rows are padding.
 
     Parameters
@@ -49,6 +57,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, used: torch.Tensor
         max_seqlen_k=keys,
         seqused_q=of_q.sum(1, dtype=torch.int32),
         seqused_k=lengths,
+        deterministic=deterministic,
         **options,
     )
     out = _taken(out.view(batch, rows, heads, -1), order_q.argsort(1))

@@ -77,7 +77,8 @@ def flash_attn_func(
     pack_gqa : bool, optional
         As `num_splits`.
     deterministic : bool
-        Changes nothing: no kernel, forward or backward, adds in an order that depends on timing.
+        Gradients are the same bits in every run. Without it kernels may add to dq in an order that depends on timing;
+        with it they may be slower, and a warning says so. The output is the same bits in every run.
     return_attn_probs : bool
         Return ``(out, softmax_lse)``.
     qv, attention_chunk, sm_margin
@@ -99,7 +100,8 @@ def flash_attn_func(
     """
     check(qv, attention_chunk, num_splits, sm_margin)
     options = common_options(softmax_scale, causal, window_size, softcap)
-    out, lse = _lengths.attend(q, k, v, scales=(q_descale, k_descale, v_descale), **options)
+    scales = (q_descale, k_descale, v_descale)
+    out, lse = _lengths.attend(q, k, v, scales=scales, deterministic=deterministic, **options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -143,7 +145,8 @@ def flash_attn_qkvpacked_func(
         )
     check(None, attention_chunk, 1, sm_margin)
     options = common_options(softmax_scale, causal, window_size, softcap)
-    out, lse = _lengths.attend(q, k, v, scales=(q_descale, k_descale, v_descale), **options)
+    scales = (q_descale, k_descale, v_descale)
+    out, lse = _lengths.attend(q, k, v, scales=scales, deterministic=deterministic, **options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -209,6 +212,7 @@ def flash_attn_varlen_func(
         seqused_k=seqused_k,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
+        deterministic=deterministic,
         **common_options(softmax_scale, causal, window_size, softcap),
     )
     return (out, lse) if return_attn_probs else out

@@ -182,6 +182,9 @@ def _strided_as(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor).copy_(gradient)
 
 
+_deterministic = torch.are_deterministic_algorithms_enabled
+
+
 def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -194,7 +197,7 @@ def _attend(
     options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
     out_bhsd = query.stride(1) >= query.stride(2)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    out, lse = forward(q, k, v, **options, out_bhsd=out_bhsd)
+    out, lse = forward(q, k, v, **options, out_bhsd=out_bhsd, deterministic=_deterministic())
     return out.transpose(1, 2), lse
 
 
@@ -214,7 +217,8 @@ def _differentiate(
     """The gradients of `_attend`; `bhsd`: in memory as ``[batch, heads, seq, head_dim]``."""
     options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
     tensors = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
-    return tuple(x.transpose(1, 2) for x in backward(*tensors, lse, **options, bhsd=bhsd))
+    gradients = backward(*tensors, lse, **options, bhsd=bhsd, deterministic=_deterministic())
+    return tuple(x.transpose(1, 2) for x in gradients)
 
 
 def _refused(
@@ -244,7 +248,8 @@ def _refused(
         recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         if not gradient and not recorded:
             return False
-        slow = slow_backward(*(x.transpose(1, 2) for x in (query, key, value)), causal=is_causal)
+        tensors = (x.transpose(1, 2) for x in (query, key, value))
+        slow = slow_backward(*tensors, causal=is_causal, deterministic=_deterministic())
         if slow is None:
             return False
         why = f"a gradient is asked for, and {slow}"

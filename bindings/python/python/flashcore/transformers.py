@@ -203,17 +203,20 @@ def attention(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
     sdpa_serves_it = softcap is None and not (packed and attention_mask is None)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     if why is None and recorded and keys_in_use is not None:
         why = "a gradient is asked for through a cache whose length is on the device"
     if why is None and recorded and sdpa_serves_it:
-        slow = slow_backward(q, k, v, packed=packed or padding is not None, **options)
+        how = {"packed": packed or padding is not None, "deterministic": deterministic}
+        slow = slow_backward(q, k, v, **how, **options)
         why = None if slow is None else f"a gradient is asked for, and {slow}"
     if why is None:
         options |= {"softmax_scale": scaling}
         if keys_in_use is not None:
             lengths = keys_in_use.reshape(-1)
             return forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
+        options |= {"deterministic": deterministic}
         if packed:
             return _packed(q, k, v, kwargs, options), None
         if padding is not None:

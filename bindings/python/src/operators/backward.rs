@@ -21,27 +21,23 @@ use crate::tensor::Place;
 
 /// `bhsd`: the memory of gradients is in the order `[batch, heads, seq, head_dim]`.
 pub(super) const EQUAL: &str = "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, \
-     float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool bhsd) \
-     -> (Tensor dq, Tensor dk, Tensor dv)";
+     float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool bhsd, \
+     bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)";
 
 /// Of packed queries, keys and values.
 pub(super) const VARLEN: &str = "bwd_varlen(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, \
      Tensor cu_seqlens_q, Tensor seqused_q, Tensor cu_seqlens_k, Tensor seqused_k, float softmax_scale, \
-     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) \
-     -> (Tensor dq, Tensor dk, Tensor dv)";
-
-/// Gradients are the same bits in every run, as the Python functions say: the operators have no argument to
-/// ask for less.
-const DETERMINISTIC: bool = true;
+     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, \
+     bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)";
 
 pub(super) unsafe extern "C-unwind" fn backward(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with six numbers, and has three results.
-    unsafe { serve(stack, inputs, 6, equal) }
+    // SAFETY: the schema ends with seven numbers, and has three results.
+    unsafe { serve(stack, inputs, 7, equal) }
 }
 
 pub(super) unsafe extern "C-unwind" fn backward_varlen(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with seven numbers, and has three results.
-    unsafe { serve(stack, inputs, 7, varlen) }
+    // SAFETY: the schema ends with eight numbers, and has three results.
+    unsafe { serve(stack, inputs, 8, varlen) }
 }
 
 fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 3> {
@@ -60,7 +56,10 @@ fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results
         [&q.layout, &k.layout, &v.layout, &out.layout],
         &options_of(numbers),
     );
-    let problem = problem.gradient_layouts(layouts).deterministic(DETERMINISTIC).build()?;
+    let problem = problem
+        .gradient_layouts(layouts)
+        .deterministic(numbers[6] as u8 != 0)
+        .build()?;
     q.agree(&[&out, &dout])?; // after e4m3 was refused, whose out is bf16
     let lse = inputs[5].describe::<3>("lse")?;
     lse.check_f32([problem.batch(), problem.num_heads(), problem.seq_len_q()], place)?;
@@ -98,7 +97,10 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
         return Ok(results); // no row is of a sequence
     }
     let problem = kinds.builder(dtype, [&q.layout, &k.layout, &v.layout, &out.layout], numbers)?;
-    let problem = problem.gradient_layouts(layouts).deterministic(DETERMINISTIC).build()?;
+    let problem = problem
+        .gradient_layouts(layouts)
+        .deterministic(numbers[7] as u8 != 0)
+        .build()?;
     q.agree(&[&out, &dout])?;
     problem.check_given(&lengths, |array| array.len)?;
     let lse = inputs[5].describe::<2>("lse")?;
@@ -169,7 +171,7 @@ pub(super) fn tell_if_slow(
 /// `q` and `k` are shapes `[batch, seq, heads, head_dim]`, `packed` says that they are those of
 /// packed sequences, `dtype` is PyTorch's name. A side of the window that is negative has no limit.
 #[pyfunction]
-#[pyo3(signature = (device, dtype, q, k, head_dim_v, *, causal=false, window=(-1, -1), softcap=0.0, packed=false))]
+#[pyo3(signature = (device, dtype, q, k, head_dim_v, *, causal=false, window=(-1, -1), softcap=0.0, packed=false, deterministic=false))]
 #[allow(clippy::too_many_arguments)] // Python's keyword arguments
 pub(crate) fn slow_backward(
     py: Python<'_>,
@@ -182,6 +184,7 @@ pub(crate) fn slow_backward(
     window: (i64, i64),
     softcap: f32,
     packed: bool,
+    deterministic: bool,
 ) -> PyResult<Option<String>> {
     let known = [DType::F32, DType::F16, DType::BF16, DType::E4M3];
     let Some(dtype) = known.into_iter().find(|known| dtype_name(*known) == dtype) else {
@@ -204,7 +207,7 @@ pub(crate) fn slow_backward(
             if causal { Some(0) } else { side(window.1) },
         ))
         .direction(Direction::Backward)
-        .deterministic(DETERMINISTIC);
+        .deterministic(deterministic);
     if packed {
         let (total_q, total) = (batch * rows, batch * keys);
         builder = builder.q_lengths(QLengths::Packed {

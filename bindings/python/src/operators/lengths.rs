@@ -14,7 +14,7 @@ use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
 /// Packed queries, keys and values `[total, heads, head_dim]`.
 pub(super) const VARLEN: &str = "fwd_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor seqused_q, \
      Tensor cu_seqlens_k, Tensor seqused_k, float softmax_scale, bool causal, int window_left, int window_right, \
-     float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+     float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, bool deterministic=False) -> (Tensor out, Tensor lse)";
 
 /// Queries `[batch, seq, heads, head_dim]`, or packed, over a cache: contiguous `[batch, seq,
 /// kv_heads, head_dim]`, or with a block table of pages `[pages, page_size, kv_heads, head_dim]`.
@@ -22,17 +22,14 @@ pub(super) const KVCACHE: &str = "fwd_kvcache(Tensor q, Tensor k_cache, Tensor v
      Tensor seqused_q, Tensor seqused_k, Tensor block_table, float softmax_scale, bool causal, int window_left, \
      int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
 
-/// Numbers after the tensors of either schema.
-const NUMBERS: usize = 7;
-
 pub(super) unsafe extern "C-unwind" fn forward_varlen(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with `NUMBERS` numbers.
-    unsafe { serve(stack, inputs, NUMBERS, varlen) }
+    // SAFETY: the schema ends with eight numbers.
+    unsafe { serve(stack, inputs, 8, varlen) }
 }
 
 pub(super) unsafe extern "C-unwind" fn forward_kvcache(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: as above.
-    unsafe { serve(stack, inputs, NUMBERS, kvcache) }
+    // SAFETY: the schema ends with seven numbers.
+    unsafe { serve(stack, inputs, 7, kvcache) }
 }
 
 fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {

@@ -29,18 +29,19 @@ static TORCH: OnceLock<Libtorch> = OnceLock::new();
 const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
 
 /// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
-/// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none.
+/// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none. `deterministic` is for the
+/// gradients: whether they are the same bits in every run.
 const OPERATORS: [(&str, Kernel); 7] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
-         float softcap, bool out_bhsd) -> (Tensor out, Tensor lse)",
+         float softcap, bool out_bhsd, bool deterministic=False) -> (Tensor out, Tensor lse)",
         forward,
     ),
     (
         "fwd.scaled(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, \
          float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool out_bhsd) \
          -> (Tensor out, Tensor lse)",
-        forward,
+        forward_scaled,
     ),
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
@@ -100,7 +101,12 @@ unsafe fn serve<const N: usize>(
 }
 
 unsafe extern "C-unwind" fn forward(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the first two schemas end with six numbers.
+    // SAFETY: the schema ends with seven numbers.
+    unsafe { serve(stack, inputs, 7, compute) }
+}
+
+unsafe extern "C-unwind" fn forward_scaled(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with six numbers.
     unsafe { serve(stack, inputs, 6, compute) }
 }
 
