@@ -31,8 +31,8 @@ def attend(
 ) -> Results:
     """Attention by the operator that serves these lengths; arguments and results are those of FlashAttention-3.
 
-    `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with pages of a sequence each. `options` are those that all
-    operators have.
+    `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with
+    pages of a sequence each. `options` are those that all operators have.
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
     if all(given is None for given in lengths):
