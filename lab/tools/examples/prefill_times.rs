@@ -35,7 +35,8 @@ struct Case {
 
 impl Case {
     fn prefill(batch: u64, lo: u64, hi: u64) -> Case {
-        let len = |i: u64| (lo + ((i * 2_654_435_761) >> 8) % (hi - lo + 1)) as usize;
+        // The fractions of i times the golden ratio fill the range evenly.
+        let len = |i: u64| (lo + (((i * 2_654_435_769) % (1 << 32) * (hi - lo + 1)) >> 32)) as usize;
         let rows: Vec<usize> = (0..batch).map(len).collect();
         Case {
             name: format!("prefill {batch} of {lo}..{hi}"),

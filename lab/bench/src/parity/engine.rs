@@ -47,6 +47,13 @@ pub(crate) struct Drawn {
     run: Runs,
 }
 
+impl Drawn {
+    /// Whether the kernel is of a family.
+    pub(super) fn is_of(&self, family: &str) -> bool {
+        matches!(&self.kernel, KernelId::Gpu(config) if config.family() == family)
+    }
+}
+
 #[derive(Debug)]
 enum Runs {
     With(Box<Attention>),

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use flashcore::testing::InputKind;
 use flashcore::{DType, Problem};
 use flashcore_check::mutate::Operator;
-use flashcore_kernels::{FAMILIES, Family, ladder, mma, wgmma};
+use flashcore_kernels::{FAMILIES, Family, ladder, mma, scalar, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{RandomLimits, random_backward, random_problem};
 use rayon::prelude::*;
@@ -199,27 +199,37 @@ impl Options {
         }
     }
 
-    /// The problem of a seed, and how many were drawn before it. With e4m3 it is the first that the engine serves.
+    /// The problem of a seed, and how many were drawn before it: with e4m3 it is the first that the engine serves, and of
+    /// the backward passes of a family with tensor cores, which has few head sizes, the first that the engine has it for.
     fn problem(&self, engine: &Engine, seed: u64) -> Result<(Problem, usize), String> {
         const TRIES: usize = 200;
         let limits = self.limits();
-        if self.backward {
-            let problem = random_backward(seed, &limits).map_err(|error| error.to_string())?;
-            return Ok((problem, 0));
-        }
+        let draw = |seed| {
+            let problem = match self.backward {
+                true => random_backward(seed, &limits),
+                false => random_problem(seed, &limits),
+            };
+            problem.map_err(|error| error.to_string())
+        };
+        let family = self
+            .family
+            .as_deref()
+            .filter(|name| self.backward && *name != scalar::NAME);
+        let served = |problem: &Problem| match family {
+            Some(family) => engine.choice(problem).is_ok_and(|drawn| drawn.is_of(family)),
+            None => self.backward || self.dtype != Some(DType::E4M3) || engine.serves(problem),
+        };
         let mut seeds = Rng::new(seed);
-        let mut problem = random_problem(seed, &limits).map_err(|error| error.to_string())?;
-        if self.dtype != Some(DType::E4M3) {
-            return Ok((problem, 0));
-        }
+        let mut problem = draw(seed)?;
         for refused in 0..TRIES {
-            if engine.serves(&problem) {
+            if served(&problem) {
                 return Ok((problem, refused));
             }
-            problem = random_problem(seeds.next_u64(), &limits).map_err(|error| error.to_string())?;
+            problem = draw(seeds.next_u64())?;
         }
+        let by = family.map_or(String::new(), |family| format!(" by family {family}"));
         Err(format!(
-            "none of {TRIES} problems is served on {engine}; the last: {problem}"
+            "none of {TRIES} problems is served{by} on {engine}; the last: {problem}"
         ))
     }
 
@@ -273,6 +283,29 @@ mod tests {
                 assert_eq!((report.passed, report.done()), (4, 4));
             }
         }
+    }
+
+    #[test]
+    fn backward_problems_are_those_of_the_family() {
+        let engine = Engine::sim("h200", Profile::named("h200").unwrap().into());
+        let of = |family: &str| Options {
+            problems: 2,
+            backward: true,
+            family: Some(family.to_string()),
+            ..Options::default()
+        };
+        let report = run(&engine, &of(wgmma::NAME), None, &|_, _| ());
+        assert_eq!(
+            (report.passed, report.families.keys().collect::<Vec<_>>()),
+            (2, vec![&wgmma::NAME])
+        );
+        let report = run(&engine, &of(mma::NAME), None, &|_, _| ());
+        assert!(
+            report.mismatches[0]
+                .what
+                .starts_with("none of 200 problems is served by family mma"),
+            "{report:?}"
+        );
     }
 
     #[test]
