@@ -1,6 +1,6 @@
 //! Benches in a Python process, where PyTorch, FlashAttention-3 and -4 and FlashInfer can be peers:
 //! `python -m flashcore._bench` runs this very library there, with Python's functions among the subjects.
-//! `docs/python.md` has the lines that are exchanged.
+//! `docs/peers.md` has the lines that are exchanged.
 
 use std::ffi::{OsStr, OsString};
 use std::process::{Command, Stdio};

@@ -5,7 +5,7 @@ The protocol itself (inspecting answers, warming up, interleaved rounds, when to
 
 - `run` benches kernels and peers on problems: `flashcore bench`, with peers.
 - `measure` times any functions against each other.
-- `python -m flashcore._bench` is `run` for another program: see docs/python.md.
+- `python -m flashcore._bench` is `run` for another program: see docs/peers.md.
 
 This is a hook for the project's own tools: it changes with them, without notice.
 """
@@ -385,7 +385,7 @@ class _GraphPeer(_CpuPeer):
 
 
 def main():
-    """Reads a request from standard input, writes events to standard output: see docs/python.md."""
+    """Reads a request from standard input, writes events to standard output: see docs/peers.md."""
     # The first line is the request if it is attended: then this process ends when its input does.
     text = sys.stdin.readline()
     try:
