@@ -3,9 +3,10 @@
 
 usage: transformers_times.py [MODEL] ... [--prompts N,N] [--caches dynamic,static] [--rounds N]   (one JSON row a line)
 
-MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B) or `gemma` (soft cap and
-windows, of the sizes of Gemma 2 2B); random weights, bf16. Where `sdpa` does not serve a model, it stands beside
-`eager`. The implementations run in turn. `prefill_ms` is a forward call over the prompt, `token_ms` a step of
+MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
+windows, of the sizes of Gemma 2 2B) or `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and
+experts); random weights, bf16. Where `sdpa` does not serve a model, it stands beside `eager`. What is not served is a
+row with its error. The implementations run in turn. `prefill_ms` is a forward call over the prompt, `token_ms` a step of
 `generate` after the first, with a static cache compiled as Transformers does it by itself. `error` is the mean
 absolute error of logits of a short padded batch against attention in float64.
 """
@@ -38,7 +39,14 @@ def gemma():
     return transformers.Gemma2ForCausalLM, config, "eager"
 
 
-def float64_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
+def oss():
+    sizes = {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 12, "num_attention_heads": 64}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    config = transformers.GptOssConfig(**ALL, **sizes, **experts, num_key_value_heads=8, head_dim=64)
+    return transformers.GptOssForCausalLM, config, "eager"
+
+
+def float64_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
     """Attention as its definition has it. Rows that see nothing get numbers, too."""
     groups = query.shape[1] // key.shape[1]
     q, k, v = (x.double() for x in (query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)))
@@ -47,7 +55,10 @@ def float64_attention(module, query, key, value, attention_mask, scaling=None, s
         scores = softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
         scores = scores + attention_mask.double()
-    return (scores.softmax(-1) @ v).to(query.dtype).transpose(1, 2).contiguous(), None
+    if s_aux is not None:  # a score that every row has, of no key
+        scores = torch.cat((scores, s_aux.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
+    return (weights @ v).to(query.dtype).transpose(1, 2).contiguous(), None
 
 
 def seconds(function):
@@ -121,18 +132,27 @@ def main():
             model = kind(config).eval()
         implementations = [own, flashcore.transformers.NAME]
 
-        def row(**found):
-            print(json.dumps({"model": name, **found, **about}), flush=True)
+        def row(what, measure, **about_it):
+            try:
+                found = {what: measure()}
+            except NotImplementedError as error:
+                found = {"not_served": f"{what}: {error}"}
+            print(json.dumps({"model": name, **about_it, **found, **about}), flush=True)
+
+        def prefill():
+            times = in_turn(model, implementations, options.rounds, lambda: model(ids, logits_to_keep=1))
+            return {name: time * 1e3 for name, time in times.items()}
 
         with torch.inference_mode():
-            row(error=errors(model, implementations))
-            for prompt in (int(word) for word in options.prompts.split(",")):
+            row("error", lambda: errors(model, implementations))
+            for prompt in (int(word) for word in options.prompts.split(",") if word):
                 ids = torch.randint(3, 32_000, (1, prompt), device="cuda")
-                times = in_turn(model, implementations, options.rounds, lambda: model(ids, logits_to_keep=1))
-                row(prompt=prompt, prefill_ms={name: time * 1e3 for name, time in times.items()})
-                for cache in options.caches.split(","):
-                    times = generation(model, implementations, prompt, cache, options.rounds)
-                    row(prompt=prompt, cache=cache, token_ms=times)
+                row("prefill_ms", prefill, prompt=prompt)
+                for cache in filter(None, options.caches.split(",")):
+                    tokens = lambda: generation(model, implementations, prompt, cache, options.rounds)
+                    row("token_ms", tokens, prompt=prompt, cache=cache)
+        del model
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

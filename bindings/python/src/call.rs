@@ -8,9 +8,10 @@ use flashcore::{
     TensorViewMut,
 };
 use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::error::{raise, type_, value};
+use crate::error::{forked, raise, type_, value};
 use crate::frameworks::{Framework, dtype_name, without_gradient};
 use crate::options::{Axes, Options};
 use crate::scales::{Given, Scales};
@@ -97,6 +98,9 @@ impl<'py> Call<'py> {
         stream: Option<&Bound<'py, PyAny>>,
         options: &Options,
     ) -> PyResult<(Call<'py>, Option<Tensor>)> {
+        if let Some(why) = forked() {
+            return Err(PyRuntimeError::new_err(why));
+        }
         let request =
             |name: &'static str, object: &Bound<'py, PyAny>| Request::new(name, &without_gradient(name, object)?);
         let [q, k, v] = inputs;

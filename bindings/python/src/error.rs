@@ -1,6 +1,9 @@
 //! Errors as Python has them: what the caller got wrong is a `ValueError` or `TypeError`, what the
 //! machine got wrong a `RuntimeError`.
 
+use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use flashcore::{Error, ProblemError};
 use pyo3::PyErr;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
@@ -27,4 +30,21 @@ pub(crate) fn value(message: impl Into<String>) -> PyErr {
 
 pub(crate) fn type_(message: impl Into<String>) -> PyErr {
     PyTypeError::new_err(message.into())
+}
+
+/// The process that computed first: it has the threads and the CUDA context. 0: none has.
+static COMPUTES: AtomicU32 = AtomicU32::new(0);
+
+/// Why this process cannot compute: it was forked from one that had computed. A call would wait for threads that a
+/// fork does not copy, or use a CUDA context that it must not.
+pub(crate) fn forked() -> Option<String> {
+    let here = process::id();
+    match COMPUTES.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
+        Err(first) if first != here => Some(format!(
+            "process {here} was forked after flashcore had computed in process {first}, whose threads and CUDA context \
+             it does not have; start it with spawn or forkserver (multiprocessing.set_start_method), or fork before \
+             the first call"
+        )),
+        _ => None,
+    }
 }

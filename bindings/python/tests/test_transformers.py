@@ -221,6 +221,15 @@ def test_training(llama, padded):
     close(gradient(llama, fc.NAME, **given), want)
 
 
+def test_training_in_lower_precision(llama):
+    """Under autocast q and k are float32 and v is not; as PyTorch's SDPA, all are cast."""
+    with torch.autocast("cpu", torch.bfloat16):
+        want = gradient(llama, "sdpa")
+        fc.register(strict=True)
+        found = gradient(llama, fc.NAME)
+    torch.testing.assert_close(found, want, atol=2e-4, rtol=2e-2)
+
+
 def test_training_goes_to_sdpa_where_gradients_would_be_slow(llama, monkeypatch):
     want = gradient(llama, "sdpa")
     fc.register()

@@ -184,6 +184,9 @@ def attention(
     for name in ("s_aux", "position_bias", "cache", "head_mask"):  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
+    if torch.is_autocast_enabled(query.device.type):  # positions are rotated in float32; sdpa is cast by PyTorch
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     keys_in_use = None
     if attention_mask is not None and attention_mask.dtype == torch.int32:

@@ -20,6 +20,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::call::{attention_on, problem_of};
+use crate::error::forked;
 use crate::libtorch::{Described, Error, Kernel, Libtorch, Tensor};
 use crate::options::{Axes, Options};
 use crate::tensor::{Place, layout_of};
@@ -87,7 +88,10 @@ unsafe fn serve<const N: usize>(
     let (handles, numbers) = stack.split_at(stack.len() - numbers);
     // SAFETY: the schemas begin with tensors, which are the kernel's to give back.
     let inputs: Vec<Tensor> = handles.iter().map(|&handle| unsafe { torch.take(handle) }).collect();
-    let result = catch_unwind(AssertUnwindSafe(|| compute(torch, &inputs, numbers)));
+    let result = catch_unwind(AssertUnwindSafe(|| match forked() {
+        None => compute(torch, &inputs, numbers),
+        Some(why) => Err(why.into()),
+    }));
     drop(inputs);
     let message = match result {
         Ok(Ok(results)) => {

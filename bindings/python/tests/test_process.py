@@ -1,0 +1,61 @@
+"""What an import does to a process, and what a process may not do after a fork."""
+
+import subprocess
+import sys
+
+import flashcore
+import pytest
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys has no list of its modules")
+def test_import_loads_nothing_else():
+    known = "import sys; before = set(sys.modules); import flashcore; print(*sorted(set(sys.modules) - before))"
+    ran = run(known)
+    assert ran.returncode == 0, ran.stderr
+    others = {name.split(".")[0] for name in ran.stdout.split()} - {"flashcore"} - sys.stdlib_module_names
+    assert not others, f"`import flashcore` imports {others}"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc lists the libraries of a process")
+def test_import_touches_no_gpu():
+    libraries = "print(*(line.split()[-1] for line in open('/proc/self/maps') if '.so' in line))"
+    ran = run(f"import flashcore; {libraries}")
+    assert "_native" in ran.stdout, ran.stderr
+    assert "libcuda" not in ran.stdout
+    if flashcore.why_not_cuda() is None:  # where there is a driver, asking for devices opens it
+        assert "libcuda" in run(f"import flashcore; flashcore.devices(); {libraries}").stdout
+
+
+FORKED = """
+import os
+import numpy as np
+import flashcore
+
+q = np.ones((1, 8, 2, 16), np.float32)
+{before}
+child = os.fork()
+if child == 0:
+    try:
+        flashcore.attention(q, q, q)
+        print("computed", flush=True)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+flashcore.attention(q, q, q)
+print("the parent goes on")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.parametrize("before, says", [("flashcore.attention(q, q, q)", "forked"), ("", "computed")])
+def test_a_fork_after_the_first_call_is_refused(before, says):
+    ran = run(FORKED.format(before=before))
+    first, second = ran.stdout.splitlines()
+    assert says in first and second == "the parent goes on", ran
+    if before:
+        assert "spawn" in first, "it says what to do"
