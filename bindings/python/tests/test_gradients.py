@@ -158,6 +158,22 @@ def test_queries_of_equal_lengths_over_packed_keys(device):
     check(gradients, want(q, k, v, dout, causal=True), q.dtype)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_sequences_that_have_no_keys(device):
+    q, k, v, dout = (x.detach() for x in tensors(device))
+    q, dout = (x.flatten(0, 1).requires_grad_(x is q) for x in (q, dout))
+    k, v = (x.flatten(0, 1)[:0].requires_grad_() for x in (k, v))
+    starts, none = ragged.starts([33, 33], device), ragged.starts([0, 0], device)
+    out, lse = flash_attn_varlen_func(q, k, v, starts, none, 33, 0, return_attn_probs=True)
+    assert not out.any() and torch.isneginf(lse).all()
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape] and not gradients[0].any()
+    given = [torch.ones_like(x) for x in (q, k, v)]
+    with torch.no_grad():
+        fa3._flash_attn_backward(dout, q, k, v, out, lse, starts, none, None, None, 33, 0, *given)
+    assert not given[0].any()
+
+
 def test_the_inner_function():
     q, k, v, dout = tensors(seq_kv=33)
     out, lse = flash_attn_func(q, k, v, causal=True, window_size=(9, -1), return_attn_probs=True)

@@ -61,7 +61,9 @@ def _flash_attn_backward(
     for name, given in results.items():
         if given is None:
             raise ValueError(f"{name} was not given; gradients are written to dq, dk and dv: give all three")
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+    if k.numel() == 0:  # tensors without keys are no problem's
+        gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
+    elif cu_seqlens_q is not None and cu_seqlens_k is not None:
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
         options |= {"seqused_q": sequed_q, "seqused_k": sequed_k}
         options |= {"max_seqlen_q": _lengths.bound("max_seqlen_q", max_seqlen_q)}
