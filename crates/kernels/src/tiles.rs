@@ -200,14 +200,17 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         });
     }
 
-    /// Where this thread's first chunk of a head's first rows is: what [`Self::copy`] starts from.
+    /// Where this thread's first chunk of a head's first rows is, of pages where the head is: what [`Self::copy`] starts from.
     #[track_caller]
     pub(crate) fn source(&self, tensor: &TensorParam<'k, E>, head: GlobalPtr<'k, E>) -> GlobalPtr<'k, E> {
-        tensor.row(head, self.row).offset(self.col)
+        match tensor.is_paged() {
+            true => head,
+            false => tensor.row(head, self.row).offset(self.col),
+        }
     }
 
-    /// The same for rows `first..` of the head that `source` is in; those at or past `end` become zero. Without an
-    /// `end`, all exist.
+    /// The same for rows `first..` of the head that `source` is in; those at or past `end`, and those on no page, become
+    /// zero. Without an `end`, all exist.
     #[track_caller]
     pub(crate) fn copy(
         &self,
@@ -217,6 +220,13 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         first: Val<'k, u32>,
         end: Option<Val<'k, u32>>,
     ) {
+        if tensor.is_paged() {
+            return self.copy_rows(stage, |row| {
+                let (at, on_page) = tensor.key_row(source, first + row);
+                let in_sequence = end.map(|end| (first + row).lt(end));
+                (at, in_sequence.into_iter().chain(on_page).reduce(|a, b| a & b))
+            });
+        }
         let place = self.place.offset(stage);
         let step = tensor.seq_stride.mul_wide(self.row_step * E::BYTES);
         let mut src = source.offset_strided(first, tensor.seq_stride);

@@ -17,3 +17,4 @@ pub(crate) mod softmax;
 pub(crate) mod split;
 pub mod tap;
 pub(crate) mod tensor_rows;
+pub(crate) mod warp_partials;

@@ -6,8 +6,9 @@
 
 use std::ops::{Deref, Range};
 
-use flashcore_ir::fragment::{Acc, FragmentLayout, MMA_M16N8_ACC_F32};
-use flashcore_ir::{KernelBuilder, Val, Var};
+use flashcore_ir::fragment::{AOperand, Acc, AccF16, BOperand, FragmentLayout, MMA_M16N8_ACC_F32, MmaElement};
+use flashcore_ir::{KernelBuilder, Val, Var, Widen};
+use half::f16;
 
 const LAYOUT: FragmentLayout = MMA_M16N8_ACC_F32;
 
@@ -108,6 +109,83 @@ impl<'k> RowTile<'k> {
     /// The two neighbours that a lane has in accumulator `tile` of a row.
     pub(crate) fn pair(&self, tile: u32, half: usize) -> [Var<'k, f32>; 2] {
         [0, 1].map(|e| self.var(pair_register(tile, half as u32) + e))
+    }
+}
+
+/// The scores of a warp's row blocks, accumulated in f32, or in fp16 and then widened.
+pub(crate) struct ScoreTiles<'k> {
+    k: &'k KernelBuilder,
+    rows: Vec<RowTile<'k>>,
+    /// `S` as it is accumulated in fp16, by row block; none otherwise.
+    halves: Vec<AccF16<'k>>,
+}
+
+impl<'k> Deref for ScoreTiles<'k> {
+    type Target = [RowTile<'k>];
+
+    fn deref(&self) -> &[RowTile<'k>] {
+        &self.rows
+    }
+}
+
+impl<'k> ScoreTiles<'k> {
+    pub(crate) fn new(k: &'k KernelBuilder, row_blocks: u32, tiles: u32, in_f16: bool) -> Self {
+        let rows = (0..row_blocks).map(|m| RowTile(k.acc_unwritten(&format!("s{m}"), tiles)));
+        let rows = rows.collect();
+        let halves = (0..row_blocks).filter(|_| in_f16);
+        let halves = halves.map(|m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles));
+        let halves = halves.collect();
+        ScoreTiles { k, rows, halves }
+    }
+
+    /// Clears some steps of 16 columns before products are added.
+    #[track_caller]
+    pub(crate) fn clear(&self, steps: Range<u32>) {
+        for block in &self.halves {
+            block.zero_tiles(2 * steps.start..2 * steps.end);
+        }
+        if !self.halves.is_empty() {
+            return;
+        }
+        for block in &self.rows {
+            for register in RowTile::registers(steps.clone()) {
+                block.var(register).set(0.0);
+            }
+        }
+    }
+
+    /// Adds a step of `Q·Kᵀ` to 16 columns: `q` by row block, and the two halves of the columns.
+    #[track_caller]
+    pub(crate) fn add<E: MmaElement>(&self, step: u32, q: &[AOperand<E>], [left, right]: [BOperand<E>; 2]) {
+        for (scores, &q) in self.halves.iter().zip(q) {
+            self.k.mma_f16(*scores, 2 * step, q, left);
+            self.k.mma_f16(*scores, 2 * step + 1, q, right);
+        }
+        if !self.halves.is_empty() {
+            return;
+        }
+        for (scores, &q) in self.rows.iter().zip(q) {
+            self.k.mma(scores.0, 2 * step, q, left);
+            self.k.mma(scores.0, 2 * step + 1, q, right);
+        }
+    }
+
+    /// Scores of some steps that were accumulated in fp16 become f32, after the last product.
+    #[track_caller]
+    pub(crate) fn widen(&self, steps: Range<u32>) {
+        if self.halves.is_empty() {
+            return;
+        }
+        self.k.verb("widen", || {
+            for (scores, halves) in self.rows.iter().zip(&self.halves) {
+                // A word has the elements of two neighbouring f32 accumulators.
+                for word in 4 * steps.start..4 * steps.end {
+                    for (e, score) in f16::widen(halves.var(word).get()).into_iter().enumerate() {
+                        scores.var(2 * word + e as u32).set(score);
+                    }
+                }
+            }
+        });
     }
 }
 

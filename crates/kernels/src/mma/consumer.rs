@@ -5,16 +5,15 @@
 
 use std::ops::Range;
 
-use flashcore_ir::fragment::{AOperand, AccF16};
-use flashcore_ir::{Element, KernelBuilder, Val, Var, Widen};
-use half::f16;
+use flashcore_ir::fragment::AOperand;
+use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::producer::Block;
 use super::{Config, Rescale};
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::query_rows::QueryRows;
-use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
+use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_row};
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::tiles::{Fragments, STEP, padded};
@@ -83,9 +82,7 @@ pub(super) struct Warp<'k, 'p, E> {
     /// The lane's first row among these.
     first_row: Val<'k, u32>,
     /// `S`, `O` and row state, by row block; of rows both halves of each.
-    scores: Vec<RowTile<'k>>,
-    /// `S` as it is accumulated in fp16, by row block; none otherwise.
-    f16_scores: Vec<AccF16<'k>>,
+    scores: ScoreTiles<'k>,
     pub(super) out: Vec<RowTile<'k>>,
     pub(super) rows: Vec<Row<'k>>,
     /// First key of the K block at hand, in builds with a tap.
@@ -119,15 +116,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             q_held: Vec::new(),
             query_rows: block.rows,
             first_row: block.first_row + place.first_row + lane_row(k),
-            scores: (0..levers.row_blocks())
-                .map(|m| RowTile(k.acc_unwritten(&format!("s{m}"), tiles)))
-                .collect(),
-            f16_scores: match levers.f16_scores {
-                true => (0..levers.row_blocks())
-                    .map(|m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles))
-                    .collect(),
-                false => Vec::new(),
-            },
+            scores: ScoreTiles::new(k, levers.row_blocks(), tiles, levers.f16_scores),
             out,
             rows,
             tapped_key: shape.tap.map(|_| k.var_unwritten("tapped_key")),
@@ -184,7 +173,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         refill: impl Fn(),
     ) {
         let all = self.steps();
-        self.clear_scores(all.clone());
+        self.scores.clear(all.clone());
         if self.levers.q_in_registers {
             // Q's operands are at hand, so scores are finished 16 keys at a time.
             for step in all.clone() {
@@ -249,28 +238,13 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// Scores of some steps, capped if need be.
     #[track_caller]
     pub(super) fn scores(&self, k_place: &Fragments<'k, E>, steps: Range<u32>) {
-        self.clear_scores(steps.clone());
+        self.scores.clear(steps.clone());
         match self.levers.q_in_registers {
             true => steps.clone().for_each(|step| self.score_steps(k_place, step..step + 1)),
             false => self.score_steps(k_place, steps.clone()),
         }
         for step in steps {
             self.cap(step);
-        }
-    }
-
-    #[track_caller]
-    fn clear_scores(&self, steps: Range<u32>) {
-        for block in &self.f16_scores {
-            block.zero_tiles(2 * steps.start..2 * steps.end);
-        }
-        if self.levers.f16_scores {
-            return;
-        }
-        for block in &self.scores {
-            for register in RowTile::registers(steps.clone()) {
-                block.var(register).set(0.0);
-            }
         }
     }
 
@@ -287,39 +261,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
                     })
                     .collect();
                 for keys in keys.clone() {
-                    let [left, right] = k_place.b_rows(self.k, keys * STEP, step * STEP);
-                    for (scores, &q) in self.f16_scores.iter().zip(&q) {
-                        self.k.mma_f16(*scores, 2 * keys, q, left);
-                        self.k.mma_f16(*scores, 2 * keys + 1, q, right);
-                    }
-                    if self.levers.f16_scores {
-                        continue;
-                    }
-                    for (scores, &q) in self.scores.iter().zip(&q) {
-                        self.k.mma(scores.0, 2 * keys, q, left);
-                        self.k.mma(scores.0, 2 * keys + 1, q, right);
-                    }
+                    let columns = k_place.b_rows(self.k, keys * STEP, step * STEP);
+                    self.scores.add(keys, &q, columns);
                 }
             }
         });
-        if self.levers.f16_scores {
-            self.widen_scores(keys);
-        }
-    }
-
-    /// Scores that were accumulated in fp16 become f32.
-    #[track_caller]
-    fn widen_scores(&self, steps: Range<u32>) {
-        self.k.verb("widen", || {
-            for (scores, halves) in self.scores.iter().zip(&self.f16_scores) {
-                // A word has the elements of two neighbouring f32 accumulators.
-                for word in 4 * steps.start..4 * steps.end {
-                    for (e, score) in f16::widen(halves.var(word).get()).into_iter().enumerate() {
-                        scores.var(2 * word + e as u32).set(score);
-                    }
-                }
-            }
-        });
+        self.scores.widen(keys);
     }
 
     #[track_caller]

@@ -8,6 +8,8 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
@@ -17,6 +19,8 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid, launch};
+use crate::attention::query_rows::TileHeads;
+use crate::attention::schedule::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{self, Constraint, Family, Lever, Values};
@@ -299,6 +303,30 @@ impl Config {
         }
     }
 
+    /// The work lists of a problem whose lengths are on the device, made there, where heads are packed: no other tile reads
+    /// the same keys then, so it does not matter for the L2 cache which tiles run together. Other tiles have a block
+    /// each.
+    fn schedule(&self, problem: &Problem, chip: Chip) -> Result<Option<Schedule>, Refusal> {
+        if !(problem.has_lengths() && self.pack_heads) {
+            return Ok(None);
+        }
+        let pieces = Pieces {
+            rows: self.rows,
+            cols: self.cols,
+            heads: self.tile_heads(),
+            least: self.stages - 1,
+        };
+        Schedule::new(NAME, problem, pieces, chip.sms * self.min_blocks).map(Some)
+    }
+
+    /// Which heads share a tile.
+    fn tile_heads(&self) -> TileHeads {
+        match self.pack_heads {
+            true => TileHeads::Dense,
+            false => TileHeads::One,
+        }
+    }
+
     /// Heads, packed or not, of all batches, and tiles of rows of each.
     fn heads_and_tiles(&self, problem: &Problem) -> (usize, usize) {
         let (heads, rows) = match self.pack_heads {
@@ -446,45 +474,4 @@ fn check_shared_memory(config: &Config, shape: &Shape, target: Target) -> Result
         + tile_bytes(config.cols, shape.head_dim_v, config.stages);
     let needed = tile_bytes(config.rows, shape.head_dim, 1) + keys;
     Refusal::check_shared_memory(needed, target, || config.remedy_for_shared_memory())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Config as AnyConfig, Plan};
-
-    fn planned(dtype: DType, id: &str) -> Result<Plan, String> {
-        let problem = Problem::builder().heads(2, 2).seq_len(128).head_dim(64).dtype(dtype);
-        let config: AnyConfig = id.parse().map_err(|error| format!("{error}"))?;
-        Plan::new(&problem.build().unwrap(), &config, Target::Sm89).map_err(|refusal| refusal.to_string())
-    }
-
-    #[test]
-    fn scores_in_fp16_are_for_fp16_and_for_who_names_them() {
-        let id = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond-acc16";
-        let ptx = planned(DType::F16, id).unwrap().main.kernel.to_ptx();
-        let count = |what: &str| ptx.matches(what).count();
-        assert!(count("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16") > 0, "{ptx}");
-        assert!(count("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32") > 0, "{ptx}");
-        let refusal = planned(DType::BF16, id).unwrap_err();
-        assert!(refusal.contains("acc16") && refusal.contains("bf16"), "{refusal}");
-        assert!(!FAMILY.configs().any(|values| Config::from(values).f16_scores));
-        assert!(defaults().iter().all(|(config, ..)| !config.f16_scores));
-    }
-
-    #[test]
-    fn a_cap_on_registers_is_one_that_launch_bounds_do_not_give() {
-        let id = "mma/m32n64-w2x1-s2-b1-qsh-xor-cond-r128";
-        let ptx = planned(DType::F16, id).unwrap().main.kernel.to_ptx();
-        assert!(ptx.contains(".minnctapersm 1\n.maxnreg 128\n"), "{ptx}");
-        for (id, what) in [
-            ("mma/m64n64-w4x1-s2-b1-qsh-xor-cond-r128", "min_blocks leaves"),
-            ("mma/m32n64-w2x1-s2-b2-qsh-xor-cond-r128", "only with b1"),
-            ("mma/m32n64-w2x1-s2-b1-qsh-xor-cond-r100", "multiple of 8"),
-            ("mma/m32n64-w2x1-s2-b1-qreg-xor-cond-r64", "registers"),
-        ] {
-            let refusal = planned(DType::F16, id).unwrap_err();
-            assert!(refusal.contains(what), "{id}: {refusal}");
-        }
-    }
 }

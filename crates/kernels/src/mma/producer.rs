@@ -1,16 +1,12 @@
 //! The block's rows and K blocks, and K and V on their way into shared memory.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Chip, GlobalPtr, KernelBuilder, Val};
-use flashcore_problem::Problem;
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 
-use super::{Config, NAME};
-use crate::Refusal;
+use super::Config;
 use crate::attention::block_range::{BlockOrder, block_range, share};
-use crate::attention::lengths::TensorParam;
 use crate::attention::params::Params;
-use crate::attention::query_rows::{QueryRows, TileHeads};
-use crate::attention::schedule::{Pieces, Schedule};
+use crate::attention::query_rows::QueryRows;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
 use crate::attention::split::Split;
@@ -119,31 +115,6 @@ impl<'k> Block<'k> {
     }
 }
 
-impl Config {
-    /// The work lists of a problem whose lengths are on the device, made there, where heads are packed: no other tile reads
-    /// the same keys then, so it does not matter for the L2 cache which tiles run together. Other tiles have a block
-    /// each.
-    pub(super) fn schedule(&self, problem: &Problem, chip: Chip) -> Result<Option<Schedule>, Refusal> {
-        if !(problem.has_lengths() && self.pack_heads) {
-            return Ok(None);
-        }
-        let pieces = Pieces {
-            rows: self.rows,
-            cols: self.cols,
-            heads: self.tile_heads(),
-            least: self.stages - 1,
-        };
-        Schedule::new(NAME, problem, pieces, chip.sms * self.min_blocks).map(Some)
-    }
-
-    fn tile_heads(&self) -> TileHeads {
-        match self.pack_heads {
-            true => TileHeads::Dense,
-            false => TileHeads::One,
-        }
-    }
-}
-
 /// The rows of a sequence, with the lengths in its parameters.
 #[track_caller]
 fn query_rows<'k, E>(
@@ -194,8 +165,8 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             params,
             levers,
             n_blocks,
-            k_source: source(&k_chunks, &params.k, params.k.head(block.rows.batch, block.kv_head)),
-            v_source: source(&v_chunks, &params.v, params.v.head(block.rows.batch, block.kv_head)),
+            k_source: k_chunks.source(&params.k, params.k.head(block.rows.batch, block.kv_head)),
+            v_source: v_chunks.source(&params.v, params.v.head(block.rows.batch, block.kv_head)),
             k_chunks,
             v_chunks,
             k_stage_elements: k_tile.stage_elements(),
@@ -230,8 +201,8 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             self.k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
                 let first = self.first_key(n_block, edges);
                 let (k_stage, v_stage) = (self.k_stage(n_block), self.v_stage(n_block));
-                copy(&self.k_chunks, k_stage, &self.params.k, self.k_source, first, end);
-                copy(&self.v_chunks, v_stage, &self.params.v, self.v_source, first, end);
+                self.k_chunks.copy(k_stage, &self.params.k, self.k_source, first, end);
+                self.v_chunks.copy(v_stage, &self.params.v, self.v_source, first, end);
             });
             self.k.cp_async_commit();
         });
@@ -249,36 +220,4 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
     pub(super) fn refill(&self, n_block: Val<'k, i32>, edges: Edges) {
         self.prefetch(n_block + (self.levers.stages as i32 - 1), edges);
     }
-}
-
-#[track_caller]
-fn source<'k, E: MmaElement>(
-    chunks: &Chunks<'k, E>,
-    tensor: &TensorParam<'k, E>,
-    head: GlobalPtr<'k, E>,
-) -> GlobalPtr<'k, E> {
-    match tensor.is_paged() {
-        true => head,
-        false => chunks.source(tensor, head),
-    }
-}
-
-/// Starts copying the keys from `first` on into a stage; those at or past `end`, and those on no page, become zero.
-#[track_caller]
-fn copy<'k, E: MmaElement>(
-    chunks: &Chunks<'k, E>,
-    stage: Val<'k, u32>,
-    tensor: &TensorParam<'k, E>,
-    source: GlobalPtr<'k, E>,
-    first: Val<'k, u32>,
-    end: Option<Val<'k, u32>>,
-) {
-    if !tensor.is_paged() {
-        return chunks.copy(stage, tensor, source, first, end);
-    }
-    chunks.copy_rows(stage, |row| {
-        let (at, on_page) = tensor.key_row(source, first + row);
-        let in_sequence = end.map(|end| (first + row).lt(end));
-        (at, in_sequence.into_iter().chain(on_page).reduce(|a, b| a & b))
-    });
 }

@@ -1,0 +1,135 @@
+//! Results of warps that share the rows of a tile, each for some of its keys, merged through shared memory.
+//!
+//! Each warp stores its output, not normalised, with the offsets and sums that it is relative to
+//! ([`split`](super::split) has the same of blocks). After a barrier all threads of the block share the rows.
+
+use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, TileShape, Val};
+
+use super::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
+use super::softmax::Row;
+use crate::tiles::{CHUNK, padded};
+
+/// The shared memory that the warps write and the threads read.
+pub(crate) struct WarpPartials<'k> {
+    out: SharedTile<'k, f32>,
+    /// The offsets of all rows, then their sums.
+    sums: SharedTile<'k, f32>,
+    rows: u32,
+    head_dim_v: u32,
+    warps: u32,
+}
+
+/// One chunk of a row, merged over the warps.
+pub(crate) struct MergedChunk<'k> {
+    /// The row in its tile.
+    pub row: Val<'k, u32>,
+    /// First of its [`CHUNK`] columns.
+    pub column: Val<'k, u32>,
+    /// Not normalised.
+    pub out: Vec<Val<'k, f32>>,
+    /// What the output is relative to.
+    pub offset: Val<'k, f32>,
+    pub sum: Val<'k, f32>,
+}
+
+impl<'k> WarpPartials<'k> {
+    /// For `[rows, head_dim_v]` of each of `warps` warps along the keys, in the bytes of the first of some tiles that is
+    /// large enough; their contents must no longer be needed.
+    #[track_caller]
+    pub(crate) fn declare<E: Element>(
+        k: &'k KernelBuilder,
+        [rows, head_dim_v, warps]: [u32; 3],
+        instead: [SharedTile<'k, E>; 2],
+    ) -> Self {
+        let cols = padded(head_dim_v);
+        // Rows that start eight banks apart: the pairs that four rows of a quad write are then in different ones.
+        let padding = (8 + 32 - cols % 32) % 32;
+        let tile = TileShape::new(rows, cols).padded(padding).stages(warps);
+        let needed = 4 * rows * (cols + padding) * warps;
+        let fits = |other: &SharedTile<'k, E>| needed <= other.stages() * other.stage_bytes();
+        let out = match instead.into_iter().find(fits) {
+            Some(other) => k.shared_tile_reusing::<f32, E>("parts", tile, other),
+            None => k.shared_tile::<f32>("parts", tile),
+        };
+        WarpPartials {
+            out,
+            sums: k.shared_tile::<f32>("sums", TileShape::new(2, rows).stages(warps)),
+            rows,
+            head_dim_v,
+            warps,
+        }
+    }
+
+    /// Stores what this lane has of warp `warp` along the keys, whose rows begin at `first_row`: of each row how far down it
+    /// is from the lane's first one, its half, output and state.
+    #[track_caller]
+    pub(crate) fn store(
+        &self,
+        warp: Val<'k, u32>,
+        first_row: Val<'k, u32>,
+        rows: impl Iterator<Item = (u32, usize, RowTile<'k>, Row<'k>)>,
+    ) {
+        let k = first_row.builder();
+        let first = first_row + lane_row(k);
+        let column = lane_column(k);
+        let mine = self.out.at_stage(warp, first, column);
+        let mine_sums = self.sums.at_stage(warp, 0, first);
+        for (down, half, out, row) in rows {
+            let place = self.out.down(mine, down);
+            for tile in 0..padded(self.head_dim_v) / ACC_COLS {
+                let pair = out.pair(tile, half).map(|value| value.get());
+                place.plus((tile * ACC_COLS) as i32).store_words(&pair, Cache::Default);
+            }
+            let sum = row.total();
+            k.if_((k.lane() % QUAD).eq(0).divergent(), || {
+                mine_sums.plus(down as i32).store(row.max.offset);
+                self.sums.down(mine_sums, 1).plus(down as i32).store(sum);
+            });
+        }
+    }
+
+    /// Merges the warps, in their order, and calls `body` with each chunk of the thread. A barrier comes before.
+    #[track_caller]
+    pub(crate) fn for_each_merged(&self, k: &'k KernelBuilder, body: impl Fn(&MergedChunk<'k>)) {
+        let per_row = self.head_dim_v / CHUNK;
+        k.for_divergent(k.thread_idx(), self.rows * per_row, k.threads(), |chunk| {
+            let (row, column) = (chunk / per_row, chunk % per_row * CHUNK);
+            // The lowest offset belongs to the highest maximum.
+            let mut found = Vec::new();
+            for part in 0..self.warps {
+                let offset = self.sums.at_stage(part, 0, row);
+                found.push((offset.load(), self.sums.down(offset, 1).load()));
+            }
+            let offset = found[1..].iter().fold(found[0].0, |lowest, part| lowest.min(part.0));
+            // Of eight threads that read together, four read their first quad of columns and four their second, then
+            // the other: the eight quads are then in different banks, if a row has a multiple of four chunks or one more.
+            let second_first = (chunk / 4u32 % 2u32).ne(0);
+            let quads = [second_first.select(4u32, 0u32), second_first.select(0u32, 4u32)];
+            let mut sum = k.constant(0.0);
+            let mut read = [[k.constant(0.0); 4]; 2];
+            for (part, &(part_offset, part_sum)) in found.iter().enumerate() {
+                let factor = (offset - part_offset).exp2();
+                sum = part_sum.fma(factor, sum);
+                let place = self.out.at_stage(part as u32, row, column);
+                for (read, &quad) in read.iter_mut().zip(&quads) {
+                    let values = place.offset(quad).load_words(4, Cache::Default);
+                    for (read, value) in read.iter_mut().zip(values) {
+                        *read = value.fma(factor, *read);
+                    }
+                }
+            }
+            let mut out = Vec::new();
+            for i in 0..CHUNK as usize {
+                let (quad, i) = (i / 4, i % 4);
+                out.push(second_first.select(read[1 - quad][i], read[quad][i]));
+            }
+            body(&MergedChunk {
+                row,
+                column,
+                out,
+                offset,
+                sum,
+            });
+        });
+    }
+}
