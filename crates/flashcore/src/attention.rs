@@ -78,7 +78,7 @@ pub struct Output {
 pub struct Attention {
     pub(crate) backend: Backend,
     /// The plan tables, or why the file that `FLASHCORE_PLANS` names cannot be used.
-    plans: Result<Plans, PlanError>,
+    pub(crate) plans: Result<Plans, PlanError>,
 }
 
 #[derive(Debug)]

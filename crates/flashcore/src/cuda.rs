@@ -98,6 +98,16 @@ impl CudaAttention {
         &self.context
     }
 
+    /// The kernel that it was made for, if it was made for one.
+    pub(crate) fn fixed(&self) -> Option<Config> {
+        self.config
+    }
+
+    /// Forgets the plans that were made with other tables.
+    pub(crate) fn forget_plans(&mut self) {
+        self.plans = Recent::new(RECENT_PLANS);
+    }
+
     /// The plan for a problem, and how it was chosen: one that compiles here without spilling.
     pub(crate) fn choose(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Choice, Error> {
         Ok(self.prepare(problem, alignment, plans)?.choice.clone())

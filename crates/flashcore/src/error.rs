@@ -46,6 +46,24 @@ pub enum Error {
         /// Where it would run.
         suggestion: &'static str,
     },
+    /// [`Attention::tune`](crate::Attention::tune) was asked for what it cannot do.
+    #[error("{what} cannot be tuned; {remedy}")]
+    CannotTune {
+        /// A problem, or the `Attention`.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A kernel that is in use computed a wrong output here.
+    #[error(
+        "{kernel} is wrong on this device: {reason}; name another kernel with Attention::with_kernel, and report it"
+    )]
+    WrongOutput {
+        /// The kernel's id.
+        kernel: String,
+        /// What is wrong.
+        reason: String,
+    },
     /// This build has no code for what was asked for.
     #[error("{what} needs the feature `{feature}` of the crate flashcore, which this build leaves out: enable it")]
     WithoutFeature {

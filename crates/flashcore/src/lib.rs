@@ -22,7 +22,8 @@
 //! [`Attention::append`] and [`Attention::append_on`] write new rows into a cache, with their rotary
 //! embedding. The numbered programs in `examples/` teach each of them in turn.
 //!
-//! Kernels are chosen by plan tables and heuristics: [`plans`]. [`kernel`] is the language that they
+//! Kernels are chosen by plan tables and heuristics: [`plans`]; [`Attention::tune`] measures faster
+//! ones on the device at hand. [`kernel`] is the language that they
 //! are written in, for kernels of your own. [`testing`] has inputs, the float64 reference and the
 //! comparison with it. The library has no database, opens no network connection and prints nothing.
 //!
@@ -70,6 +71,7 @@ pub mod files;
 pub mod plans;
 #[cfg(feature = "cuda")]
 mod tensors;
+mod tune;
 
 #[cfg(feature = "cuda")]
 pub use append::{DeviceAppend, DeviceRotary};
@@ -89,6 +91,7 @@ pub use flashcore_problem::{
 };
 #[cfg(feature = "cuda")]
 pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, ScaleBuffers};
+pub use tune::{TuneProgress, TuneSearch, Tuned};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.
 ///

@@ -207,24 +207,6 @@ pub fn executable() -> &'static str {
     })
 }
 
-/// The day (UTC) of a moment in seconds since 1970, as `2026-11-21`.
-///
-/// ```
-/// assert_eq!(flashcore_bench::date(1_795_219_200), "2026-11-21");
-/// assert_eq!(flashcore_bench::date(951_782_400), "2000-02-29");
-/// ```
-pub fn date(seconds: u64) -> String {
-    // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-compatible low-level date algorithms").
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let march = (5 * of_year + 2) / 153;
-    let month = if march < 10 { march + 3 } else { march - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{:02}", of_year - (153 * march + 2) / 5 + 1)
-}
-
 /// The machine's name, or `unknown-host`.
 pub fn host_name() -> String {
     let read = |path: &str| std::fs::read_to_string(path).ok();

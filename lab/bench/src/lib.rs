@@ -80,8 +80,9 @@ pub use answers::{Answers, draw, expected};
 pub use bed::{Bed, Workbench};
 pub use error::{BenchError, Result};
 pub use expected::Expected;
+pub use flashcore::plans::date;
 pub use identity::{
-    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, date, executable, host_name,
+    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name,
     revision, set_revision,
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};

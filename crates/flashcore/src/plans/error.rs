@@ -15,6 +15,14 @@ pub enum PlanError {
         /// What the system says.
         reason: String,
     },
+    /// The file cannot be written.
+    #[error("the plan table {file} cannot be written: {reason}; save it where this user may write")]
+    Unwritable {
+        /// The file.
+        file: String,
+        /// What the system says.
+        reason: String,
+    },
     /// There is no place where the user's tables would lie.
     #[error("FLASHCORE_PLANS is `user`, and neither XDG_DATA_HOME nor HOME is set: set one, or name a file")]
     NoFolder,

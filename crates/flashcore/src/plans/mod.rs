@@ -226,6 +226,15 @@ impl Plans {
         self.tables.push(named);
     }
 
+    /// Puts a row into the first table if `new` makes one of its name, else into that new table, before all others.
+    pub(crate) fn put_first(&mut self, row: PlanRow, new: impl FnOnce() -> NamedTable) {
+        let new = new();
+        if self.tables.first().is_none_or(|first| first.name != new.name) {
+            self.tables.insert(0, new);
+        }
+        self.tables[0].table.put(row);
+    }
+
     fn add_folder(&mut self, folder: &Path, target: &PlanTarget) {
         for path in table_files(folder) {
             self.add_if_for(target, read_table(&path));
@@ -291,6 +300,24 @@ impl Plans {
         };
         self.rows(problem).into_iter().filter_map(suggest).collect()
     }
+}
+
+/// The UTC day, `2026-11-21`, of a time in seconds since 1970, as rows have it.
+///
+/// ```
+/// assert_eq!(flashcore::plans::date(1_795_219_200), "2026-11-21");
+/// assert_eq!(flashcore::plans::date(951_782_400), "2000-02-29");
+/// ```
+pub fn date(seconds: u64) -> String {
+    // Days since 0000-03-01, in eras of 400 years (Howard Hinnant, "chrono-compatible low-level date algorithms").
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let march = (5 * of_year + 2) / 153;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{:02}", of_year - (153 * march + 2) / 5 + 1)
 }
 
 /// The files in a folder of tables, sorted by name; none if there is no such folder.

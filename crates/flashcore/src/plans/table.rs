@@ -196,7 +196,7 @@ pub struct PlanRow {
     #[serde(serialize_with = "to_text", deserialize_with = "kernel_of_id")]
     pub kernel: KernelId,
     /// The kernel that was used before it, chosen by heuristics or by an earlier row, by id. It
-    /// need not exist any more.
+    /// need not exist any more. Where nothing was faster it is the kernel itself.
     pub against: String,
     /// How much faster the kernel was than that one, head to head, as a share of the time: 0.03 is
     /// 3 %.
@@ -219,6 +219,10 @@ impl PlanRow {
             "" => String::new(),
             driver => format!(", driver {driver}"),
         };
+        if self.against == self.kernel.to_string() {
+            let (date, revision) = (&self.date, &self.revision);
+            return format!("nothing near it was faster on {date} (revision {revision}{driver})");
+        }
         format!(
             "{:.1} % [{:.1}, {:.1}] faster than {} on {} (revision {}{driver})",
             percent(self.gain),

@@ -4,3 +4,4 @@ mod append;
 mod backward;
 mod calls;
 mod plans;
+mod tune;

@@ -1,0 +1,371 @@
+//! The tensors of a problem on a device, and kernels that are timed on them.
+
+use std::time::{Duration, Instant};
+
+use flashcore_problem::bulk::Census;
+use flashcore_problem::{
+    InputKind, Inputs, POISON, Problem, ReferenceRow, Tensor, Tolerance, compare, compare_lse, reference_rows,
+};
+
+use super::search::{self, Bed, Unfit};
+use super::{TuneProgress, TuneSearch};
+use crate::{Attention, Device, Error, KernelId};
+
+/// Length of a timed batch, µs.
+const BATCH_US: f64 = 2_000.0;
+/// Most runs in a batch.
+const MOST_RUNS: u32 = 200;
+/// Seed of the inputs.
+const SEED: u64 = 1;
+
+/// Searches on a device.
+pub(super) fn search(
+    device: &Device,
+    problem: &Problem,
+    default: KernelId,
+    share: Duration,
+    watch: &mut dyn FnMut(TuneProgress<'_>),
+) -> Result<TuneSearch, Error> {
+    let began = Instant::now();
+    let inputs = Inputs::generate(problem, InputKind::Normal, SEED);
+    let expected = Expected::new(problem, &inputs)?;
+    match device {
+        #[cfg(feature = "cpu")]
+        Device::Cpu => search::search(
+            &mut host::HostBed::new(problem, inputs, expected, began),
+            problem,
+            default,
+            share,
+            watch,
+        ),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(context) => search::search(
+            &mut gpu::GpuBed::new(context, problem, &inputs, expected, began)?,
+            problem,
+            default,
+            share,
+            watch,
+        ),
+    }
+}
+
+/// The driver in the form of plan tables; empty for a host.
+pub(super) fn driver(device: &Device) -> String {
+    match device {
+        #[cfg(feature = "cpu")]
+        Device::Cpu => String::new(),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(context) => {
+            let info = context.info();
+            let release = info.driver_release.as_deref().unwrap_or("unknown");
+            format!("{release}/{}", info.cuda_version)
+        }
+    }
+}
+
+/// Right rows of a problem's output.
+struct Expected(Vec<ReferenceRow>);
+
+impl Expected {
+    /// Of the first and the last row, and one in the middle, of the first and the last head.
+    fn new(problem: &Problem, inputs: &Inputs) -> Result<Expected, Error> {
+        let last = [problem.batch() - 1, problem.num_heads() - 1];
+        let last_row = problem.seq_len_q() - 1;
+        let mut rows: Vec<[usize; 3]> = Vec::new();
+        for [batch, head] in [[0, 0], last] {
+            rows.extend([0, last_row / 2, last_row].map(|row| [batch, head, row]));
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        let lengths = inputs.lengths.as_slices();
+        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(Tensor::view);
+        Ok(Expected(reference_rows(problem, &q, &k, &v, &lengths, &rows)?))
+    }
+
+    /// Whether an output that was poison before has these rows, and every element was written and is a number.
+    fn check(&self, problem: &Problem, out: &Tensor, lse: Option<&[f32]>) -> Result<(), Unfit> {
+        let compared = |found: Result<flashcore_problem::Comparison, _>| {
+            let found = found.map_err(|error| Unfit::Failed(Error::Problem(error)))?;
+            match found.passed {
+                true => Ok(()),
+                false => Err(Unfit::LeftOut(format!("its output is wrong: {found}"))),
+            }
+        };
+        compared(compare(problem, &out.view(), &self.0, Tolerance::of(problem.dtype())))?;
+        let view = out.view();
+        let rows = (0..problem.batch()).flat_map(|batch| (0..problem.seq_len_q()).map(move |row| (batch, row)));
+        let census = rows.fold(Census::default(), |all, (batch, row)| {
+            all.and(Census::of_row(&view, batch, row))
+        });
+        if census.unwritten + census.nan > 0 {
+            let Census { unwritten, nan, .. } = census;
+            let reason = format!("its output is wrong: {unwritten} elements were not written, {nan} are NaN");
+            return Err(Unfit::LeftOut(reason));
+        }
+        match lse {
+            Some(lse) => compared(compare_lse(problem, lse, &self.0, Tolerance::of(problem.dtype()))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error of one kernel. One of the device shows again in what comes next.
+fn left_out(error: &Error) -> Unfit {
+    Unfit::LeftOut(error.to_string())
+}
+
+/// Runs in a batch of kernels that take so long.
+fn runs_of(us: f64) -> u32 {
+    ((BATCH_US / us.max(1.0)).ceil() as u32).clamp(1, MOST_RUNS)
+}
+
+#[cfg(feature = "cpu")]
+mod host {
+    use flashcore_cpu::CpuConfig;
+
+    use super::*;
+
+    pub(super) struct HostBed<'p> {
+        problem: &'p Problem,
+        inputs: Inputs,
+        expected: Expected,
+        out: Tensor,
+        lse: Option<Vec<f32>>,
+        opened: Vec<(KernelId, Attention)>,
+        began: Instant,
+    }
+
+    impl<'p> HostBed<'p> {
+        pub(super) fn new(problem: &'p Problem, inputs: Inputs, expected: Expected, began: Instant) -> HostBed<'p> {
+            HostBed {
+                problem,
+                inputs,
+                expected,
+                out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
+                lse: problem.return_lse().then(|| vec![f32::NAN; problem.lse_len()]),
+                opened: Vec::new(),
+                began,
+            }
+        }
+
+        fn run(&mut self, attention: &Attention) -> Result<(), Error> {
+            let Inputs { q, k, v, .. } = &self.inputs;
+            attention.forward_into(self.problem, q, k, v, &mut self.out, self.lse.as_deref_mut())
+        }
+    }
+
+    impl Bed for HostBed<'_> {
+        fn near(&self, kernel: KernelId) -> Vec<KernelId> {
+            let KernelId::Cpu(CpuConfig { tile_q, tile_kv }) = kernel else {
+                return Vec::new();
+            };
+            let tiles = [
+                (tile_q / 2, tile_kv),
+                (tile_q * 2, tile_kv),
+                (tile_q, tile_kv / 2),
+                (tile_q, tile_kv * 2),
+            ];
+            let configs = tiles.map(|(tile_q, tile_kv)| CpuConfig { tile_q, tile_kv });
+            let allowed = configs.into_iter().filter(|config| config.check().is_ok());
+            allowed.map(KernelId::Cpu).collect()
+        }
+
+        fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
+            let attention = Attention::with_kernel(Device::Cpu, kernel).map_err(|error| left_out(&error))?;
+            self.out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
+            self.run(&attention).map_err(|error| left_out(&error))?;
+            self.expected.check(self.problem, &self.out, self.lse.as_deref())?;
+            self.opened.push((kernel, attention));
+            Ok(())
+        }
+
+        fn close(&mut self, kernel: KernelId) {
+            self.opened.retain(|(opened, _)| *opened != kernel);
+        }
+
+        fn time(&mut self, kernel: KernelId) -> Result<f64, Error> {
+            let attention = Attention::with_kernel(Device::Cpu, kernel)?;
+            let mut timed = |runs: u32| {
+                let began = Instant::now();
+                (0..runs).try_for_each(|_| self.run(&attention))?;
+                Ok::<_, Error>(began.elapsed().as_secs_f64() * 1e6 / f64::from(runs))
+            };
+            // The first run also warms the caches.
+            let runs = runs_of(timed(1)?);
+            timed(runs)
+        }
+
+        fn now(&self) -> Duration {
+            self.began.elapsed()
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod gpu {
+    use flashcore_kernels::{Config, KernelCache, Plan, near};
+
+    use super::*;
+    use crate::cuda::{Context, DeviceBuffer, Event, Graph, Stream};
+    use crate::{DeviceTensors, ScaleBuffers};
+
+    /// A kernel, and a batch of its runs in a graph, so that the host does not limit it.
+    struct Opened {
+        kernel: KernelId,
+        runs: u32,
+        graph: Graph,
+        /// What the graph launches and writes.
+        _attention: Attention,
+        _workspace: DeviceBuffer,
+    }
+
+    pub(super) struct GpuBed<'p> {
+        problem: &'p Problem,
+        expected: Expected,
+        context: Context,
+        stream: Stream,
+        inputs: [DeviceBuffer; 3],
+        scales: Option<ScaleBuffers>,
+        out: DeviceBuffer,
+        lse: Option<DeviceBuffer>,
+        events: [Event; 2],
+        kernels: KernelCache,
+        opened: Vec<Opened>,
+        began: Instant,
+    }
+
+    impl<'p> GpuBed<'p> {
+        pub(super) fn new(
+            context: &Context,
+            problem: &'p Problem,
+            inputs: &Inputs,
+            expected: Expected,
+            began: Instant,
+        ) -> Result<GpuBed<'p>, Error> {
+            let stream = Stream::new(context)?;
+            let tensors = [&inputs.q, &inputs.k, &inputs.v];
+            let [q, k, v] = tensors.map(|tensor| DeviceBuffer::from_host(&stream, tensor.bytes()));
+            let views = tensors.map(Tensor::view);
+            let scales = ScaleBuffers::upload(&stream, views.each_ref())?;
+            let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
+            let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
+            Ok(GpuBed {
+                problem,
+                expected,
+                context: context.clone(),
+                inputs: [q?, k?, v?],
+                scales,
+                out: DeviceBuffer::new(context, bytes)?,
+                lse: lse.map(|bytes| DeviceBuffer::new(context, bytes)).transpose()?,
+                events: [Event::new(context)?, Event::new(context)?],
+                kernels: KernelCache::default(),
+                opened: Vec::new(),
+                began,
+                stream,
+            })
+        }
+
+        fn run(&self, attention: &Attention, workspace: &DeviceBuffer, stream: &Stream) -> Result<(), Error> {
+            let [q, k, v] = self.inputs.each_ref().map(DeviceBuffer::as_slice);
+            let tensors = DeviceTensors {
+                lse: self.lse.as_ref().map(DeviceBuffer::as_slice),
+                scales: self.scales.as_ref().map(ScaleBuffers::as_slices),
+                workspace: Some(workspace.as_slice()),
+                ..DeviceTensors::new(q, k, v, self.out.as_slice())
+            };
+            attention.forward_on(stream, self.problem, &tensors)
+        }
+
+        fn us(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
+            let [begin, end] = &self.events;
+            begin.record(&self.stream)?;
+            work()?;
+            end.record(&self.stream)?;
+            end.synchronize()?;
+            Ok(f64::from(begin.elapsed_ms(end)?) * 1e3)
+        }
+
+        fn opened(&self, kernel: KernelId) -> Result<Opened, Error> {
+            let attention = Attention::with_kernel(Device::Cuda(self.context.clone()), kernel)?;
+            let bytes = attention.workspace_bytes(self.problem, 16)?;
+            let workspace = DeviceBuffer::new(&self.context, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+            let run = |stream: &Stream| self.run(&attention, &workspace, stream);
+            // The first run loads the code.
+            run(&self.stream)?;
+            let runs = runs_of(self.us(|| run(&self.stream))?);
+            let graph = Graph::capture(&self.stream, |stream| (0..runs).try_for_each(|_| run(stream)))?;
+            graph.upload(&self.stream)?;
+            Ok(Opened {
+                kernel,
+                runs,
+                graph,
+                _attention: attention,
+                _workspace: workspace,
+            })
+        }
+
+        /// Runs a kernel over poison, and compares what it wrote.
+        fn check(&self, opened: &Opened) -> Result<(), Unfit> {
+            let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
+            let mut read = || -> Result<Option<Vec<f32>>, Error> {
+                for written in [Some(&self.out), self.lse.as_ref()].into_iter().flatten() {
+                    written.as_slice().fill(&self.stream, POISON)?;
+                }
+                opened.graph.launch(&self.stream)?;
+                self.out.as_slice().copy_to_host(&self.stream, out.bytes_mut())?;
+                let lse = self.lse.as_ref().map(|lse| lse.to_vec::<f32>(&self.stream));
+                let lse = lse.transpose()?;
+                self.stream.synchronize()?;
+                Ok(lse)
+            };
+            let lse = read().map_err(Unfit::Failed)?;
+            self.expected.check(self.problem, &out, lse.as_deref())
+        }
+    }
+
+    impl Bed for GpuBed<'_> {
+        fn near(&self, kernel: KernelId) -> Vec<KernelId> {
+            let chip = self.context.info().chip();
+            #[cfg_attr(not(feature = "cpu"), allow(irrefutable_let_patterns))]
+            let KernelId::Gpu(config) = kernel else {
+                return Vec::new();
+            };
+            let of_default = near(self.problem, chip, &self.kernels);
+            let configs = if of_default.first() == Some(&config) {
+                of_default
+            } else {
+                let (family, values) = config.levers();
+                let varied = family.near(&values, 1).into_iter();
+                let varied = varied.map(|values| Config::of(&family, values));
+                let is_served = |config: &Config| Plan::with_cache(self.problem, config, chip, &self.kernels).is_ok();
+                varied.filter(is_served).collect()
+            };
+            configs.into_iter().map(KernelId::Gpu).collect()
+        }
+
+        fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
+            let opened = self.opened(kernel).map_err(|error| left_out(&error))?;
+            self.check(&opened)?;
+            self.opened.push(opened);
+            Ok(())
+        }
+
+        fn close(&mut self, kernel: KernelId) {
+            self.opened.retain(|opened| opened.kernel != kernel);
+        }
+
+        fn time(&mut self, kernel: KernelId) -> Result<f64, Error> {
+            let Some(opened) = self.opened.iter().find(|opened| opened.kernel == kernel) else {
+                return Ok(f64::INFINITY);
+            };
+            // After another kernel a batch reads low, so one of its own comes first, untimed.
+            opened.graph.launch(&self.stream)?;
+            let us = self.us(|| Ok(opened.graph.launch(&self.stream)?))?;
+            Ok(us / f64::from(opened.runs))
+        }
+
+        fn now(&self) -> Duration {
+            self.began.elapsed()
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! `Attention::tune` on the host: what it keeps, saves and refuses. Which kernel wins depends on the machine.
+
+use std::time::Duration;
+
+use flashcore::plans::{PlanSetting, PlanTarget, Plans, read_table};
+use flashcore::{Attention, Device, Error, Problem, TuneProgress};
+
+const BUDGET: Duration = Duration::from_millis(150);
+
+fn problem(seq_len: usize) -> Problem {
+    let problem = Problem::builder().heads(2, 1).seq_len(seq_len).head_dim(64);
+    problem.return_lse(true).build().unwrap()
+}
+
+fn untuned() -> Attention {
+    Attention::with_plans(Device::cpu(), Plans::none())
+}
+
+#[test]
+fn winners_are_used_saved_and_not_searched_again() {
+    let (mut attention, problems) = (untuned(), [problem(128), problem(1024), problem(126)]);
+    let mut told = Vec::new();
+    let watch = &mut |progress: TuneProgress<'_>| match progress {
+        TuneProgress::Problem { index, count, .. } => told.push(format!("{index} of {count}")),
+        TuneProgress::Done(found) => told.push(found.kernel.to_string()),
+        _ => {}
+    };
+    let tuned = attention.tune_watched(&problems, BUDGET, watch).unwrap();
+    // The row for 128 serves 126, too.
+    let kernels: Vec<_> = tuned.searches.iter().map(|search| search.kernel).collect();
+    let expected = [
+        "0 of 2".to_string(),
+        kernels[0].to_string(),
+        "1 of 2".to_string(),
+        kernels[1].to_string(),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!((tuned.table.rows().count(), tuned.left.len()), (2, 0));
+    for (problem, place) in problems.iter().zip([0, 1, 0]) {
+        let plan = attention.plan(problem).unwrap();
+        assert_eq!(plan.kernel(), kernels[place]);
+        assert!(plan.why().contains("what this program tuned"), "{}", plan.why());
+    }
+    let again = attention.tune(&problems, BUDGET).unwrap();
+    assert_eq!((again.known.len(), again.searches.len()), (3, 0));
+    // Another program reads the file, as the command does.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plans.json");
+    tuned.save(&file).unwrap();
+    again.save(&file).unwrap();
+    let plans = Plans::find(
+        &PlanSetting::File(file.clone()),
+        None,
+        &PlanTarget::from(&Device::cpu()),
+    )
+    .unwrap();
+    let mut other = Attention::with_plans(Device::cpu(), plans);
+    assert_eq!(other.plan(&problems[1]).unwrap().kernel(), kernels[1]);
+    let more = [problems[0].clone(), problem(256)];
+    let tuned = other.tune(&more, BUDGET).unwrap();
+    assert_eq!((tuned.known.len(), tuned.searches.len()), (1, 1));
+    tuned.save(&file).unwrap();
+    assert_eq!(read_table(&file).unwrap().table.rows().count(), 3);
+}
+
+#[test]
+fn problems_without_time_are_left_for_the_next_call() {
+    let mut attention = untuned();
+    let before = attention.plan(&problem(128)).unwrap().kernel();
+    let tuned = attention.tune(&[problem(128), problem(256)], Duration::ZERO).unwrap();
+    assert_eq!((tuned.left.len(), tuned.table.rows().count()), (2, 0));
+    assert_eq!(attention.plan(&problem(128)).unwrap().kernel(), before);
+}
+
+#[test]
+fn what_cannot_be_tuned_is_said_before_anything_is_timed() {
+    let mut fixed = Attention::with_kernel(Device::cpu(), "cpu/m64n128".parse().unwrap()).unwrap();
+    let error = fixed.tune(&[problem(128)], BUDGET).unwrap_err().to_string();
+    assert!(
+        error.contains("cpu/m64n128") && error.contains("Attention::new"),
+        "{error}"
+    );
+    let backward = problem(128).backward().unwrap();
+    let error = untuned().tune(&[problem(128), backward], BUDGET).unwrap_err();
+    assert!(matches!(error, Error::CannotTune { .. }), "{error}");
+}
+
+#[test]
+fn a_table_of_another_device_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, text) = (folder.path().join("plans.json"), "not a table");
+    std::fs::write(&file, text).unwrap();
+    let tuned = untuned().tune(&[], BUDGET).unwrap();
+    assert!(tuned.save(&file).is_err());
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    let other = r#"{"format": 1, "device": {"name": "NVIDIA L4", "target": "sm_89", "units": 58}, "rows": []}"#;
+    std::fs::write(&file, other).unwrap();
+    let error = tuned.save(&file).unwrap_err().to_string();
+    assert!(error.contains("NVIDIA L4"), "{error}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
+}
