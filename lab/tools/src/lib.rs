@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod cost_error;
+mod defaults;
 mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
@@ -27,6 +28,7 @@ fn verdict(passed: bool) -> Ran {
 #[command(name = "flashcore-tools")]
 enum Tool {
     CostError(cost_error::Options),
+    Defaults(defaults::Options),
     DumpPtx(dump_ptx::Options),
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
@@ -39,6 +41,7 @@ enum Tool {
 pub fn run() -> ExitCode {
     let ran = match Tool::parse() {
         Tool::CostError(options) => cost_error::main(&options),
+        Tool::Defaults(options) => defaults::main(&options),
         Tool::DumpPtx(options) => dump_ptx::main(&options),
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),

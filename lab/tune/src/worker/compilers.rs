@@ -30,13 +30,13 @@ pub struct Compilers {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Every requested kernel, and whether it is compiled.
-    kernels: Mutex<BTreeMap<String, bool>>,
+    /// Every requested kernel with the kind of its problem, and whether it is compiled.
+    kernels: Mutex<BTreeMap<(String, String), bool>>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn kernels(&self) -> MutexGuard<'_, BTreeMap<String, bool>> {
+    fn kernels(&self) -> MutexGuard<'_, BTreeMap<(String, String), bool>> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -58,26 +58,30 @@ impl Compilers {
 
     /// Begins to compile new kernels, in this order. Errors are reported when a kernel is opened.
     pub fn begin(&self, problem: &Problem, kernels: impl IntoIterator<Item = String>) {
-        let mut known = self.shared.kernels();
+        let (mut known, kind) = (self.shared.kernels(), kind(problem));
         for kernel in kernels {
-            if known.contains_key(&kernel) {
+            let key = (kernel, kind.clone());
+            if known.contains_key(&key) {
                 continue;
             }
             // Without a process nothing compiles, and nothing is to be waited for.
-            let sent = self.tasks.send((problem.clone(), kernel.clone()));
-            known.insert(kernel, sent.is_err());
+            let sent = self.tasks.send((problem.clone(), key.0.clone()));
+            known.insert(key, sent.is_err());
         }
     }
 
-    /// Waits for one kernel, if it was requested.
+    /// Waits for one kernel, if it was requested, for every kind of problem.
     pub fn wait_for(&self, kernel: &str) {
-        let is_open = |known: &mut BTreeMap<String, bool>| known.get(kernel) == Some(&false);
+        let is_open = |known: &mut BTreeMap<(String, String), bool>| {
+            let mut of_kernel = known.iter().filter(|((of, _), _)| of == kernel);
+            of_kernel.any(|(_, is_done)| !is_done)
+        };
         drop(self.shared.changed.wait_while(self.shared.kernels(), is_open));
     }
 
     /// Waits for all requested kernels. `left` receives the number that remains.
     pub fn wait(&self, mut left: impl FnMut(usize)) {
-        let is_open = |known: &mut BTreeMap<String, bool>| {
+        let is_open = |known: &mut BTreeMap<(String, String), bool>| {
             let open = known.values().filter(|is_done| !**is_done).count();
             if open > 0 {
                 left(open);
@@ -88,6 +92,17 @@ impl Compilers {
     }
 }
 
+/// What of a problem may be baked into a kernel: problems of one kind share it. Lengths, strides, mask and scale are
+/// arguments.
+fn kind(problem: &Problem) -> String {
+    let group = problem.num_heads() / problem.num_kv_heads();
+    let sizes = [problem.head_dim(), problem.head_dim_v(), group];
+    let (dtype, direction) = (problem.dtype(), problem.direction());
+    let stored = [problem.return_lse(), problem.softcap().is_some(), problem.has_lengths()];
+    let lengths = (problem.q_lengths(), problem.kv_lengths());
+    format!("{sizes:?} {dtype} {direction:?} {stored:?} {lengths:?}")
+}
+
 /// A thread that compiles one kernel after another until the queue is closed.
 fn compile(mut worker: Worker, queue: &Mutex<Receiver<(Problem, String)>>, shared: &Shared) {
     // If it cannot be started now, each kernel tries again.
@@ -95,10 +110,10 @@ fn compile(mut worker: Worker, queue: &Mutex<Receiver<(Problem, String)>>, share
     loop {
         let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((problem, kernel)) = task else { return };
-        let kernels = vec![kernel.clone()];
+        let (kernels, kind) = (vec![kernel.clone()], kind(&problem));
         // After an error the kernel is compiled again when it is opened, which reports the reason.
         let _ = worker.ask::<()>(&Command::Compile { problem, kernels });
-        shared.kernels().insert(kernel, true);
+        shared.kernels().insert((kernel, kind), true);
         shared.changed.notify_all();
     }
 }
@@ -106,6 +121,16 @@ fn compile(mut worker: Worker, queue: &Mutex<Receiver<(Problem, String)>>, share
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn problems_of_one_kind_differ_in_lengths_alone() {
+        let build = |seq, head_dim| {
+            let builder = Problem::builder().heads(8, 2).seq_len(seq).head_dim(head_dim);
+            builder.build().unwrap()
+        };
+        assert_eq!(kind(&build(512, 64)), kind(&build(4000, 64)));
+        assert_ne!(kind(&build(512, 64)), kind(&build(512, 128)));
+    }
 
     #[test]
     fn without_a_process_no_kernel_is_waited_for() {
