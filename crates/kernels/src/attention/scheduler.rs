@@ -348,6 +348,16 @@ pub(crate) fn mean_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
     all.div_ceil(clusters.count as u64)
 }
 
+/// [`most_blocks`] if all SMs had the same to do, those without a tile among them.
+pub(crate) fn mean_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
+    let clusters = Clusters::new(problem, tiling, sms);
+    let of_head: u64 = clusters
+        .tile_blocks(problem, tiling)
+        .map(|blocks| blocks + TILE_COST)
+        .sum();
+    (clusters.all_heads as u64 * of_head).div_ceil(u64::from(sms / tiling.cluster))
+}
+
 /// The cost in keys of so many K blocks in so many tiles.
 fn keys(tiling: Tiling, blocks: u64, tiles: u64) -> u64 {
     blocks * u64::from(tiling.cols) + TILE_KEYS * tiles

@@ -238,6 +238,11 @@ const SPLIT_WHY: &str = "few tiles of rows: their keys in as many splits as give
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
+/// Cost in keys of beginning in a pair of blocks, once, as each waits for the other; and most keys of problems that it counts
+/// for. 32 heads of 321 rows and keys took 11.0 µs in pairs, and 9.5 without (`evidence/h200/draw.jsonl`).
+const PAIR_KEYS: u64 = 64;
+const PAIR_MOST_KEYS: usize = 512;
+
 /// Whether a config leaves a tenth of its tiles or more out where heads are packed.
 fn packs(problem: &Problem, config: &Config) -> bool {
     let tiles = |config: Config| {
@@ -267,8 +272,8 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
-/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal or of head_dim over 64), or
-/// keys enough to be split, and those of e4m3 are always served. Some may be refused. In the backward pass there is one for
+/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal or of head_dim over 64,
+/// 0.5 over 128), or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the backward pass there is one for
 /// each head size.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
@@ -283,8 +288,12 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
     // Causal problems and large heads sooner: 96 tiles were 5 % faster here than in family mma, with head_dim 128 and 160 by 11
-    // and 71 %, 128 of them 7 to 30 %, 64 slower.
-    let share = if causal || head_dim > 64 { 7 } else { 9 };
+    // and 71 %, 128 of them 7 to 30 %, 64 slower; with head_dim 192 88 tiles were twice as fast.
+    let share = match head_dim {
+        129.. => 5,
+        _ if causal || head_dim > 64 => 7,
+        _ => 9,
+    };
     if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
         return Vec::new();
     }
@@ -341,6 +350,17 @@ impl Priced {
         }
     }
 
+    /// When it is done, by the `keys` of a block.
+    fn cost(&self, problem: &Problem, sms: u32, keys: fn(&Problem, Tiling, u32) -> u64) -> u64 {
+        let is_short = problem.seq_len_kv() <= PAIR_MOST_KEYS;
+        let begin = if self.config.cluster > 1 && is_short {
+            PAIR_KEYS
+        } else {
+            0
+        };
+        self.cost_per_key * (begin + keys(problem, self.config.tiling(self.config.packing(problem)), sms))
+    }
+
     fn packed(&self) -> Priced {
         Priced {
             config: packed(self.config),
@@ -353,16 +373,13 @@ impl Priced {
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
 /// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
 fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
-    let cost = |row: &Priced, keys: fn(&Problem, Tiling, u32) -> u64| {
-        row.cost_per_key * keys(problem, row.config.tiling(row.config.packing(problem)), sms)
-    };
-    let least: Vec<u64> = rows.iter().map(|row| cost(row, mean_keys)).collect();
+    let least: Vec<u64> = rows.iter().map(|row| row.cost(problem, sms, mean_keys)).collect();
     let mut places: Vec<usize> = (0..rows.len()).collect();
     places.sort_by_key(|&place| least[place]);
     let (mut costs, mut best) = (least.clone(), u64::MAX);
     for place in places {
         if least[place] <= best {
-            costs[place] = cost(&rows[place], most_keys);
+            costs[place] = rows[place].cost(problem, sms, most_keys);
             best = best.min(costs[place]);
         }
     }

@@ -4,7 +4,7 @@ use flashcore_ir::Chip;
 use flashcore_problem::{DType, Problem};
 
 use super::{Config, Priced, free, packed, packs, pingpong};
-use crate::attention::scheduler::{MOST_SPLITS, most_blocks, most_keys};
+use crate::attention::scheduler::{MOST_SPLITS, mean_blocks, most_blocks, most_keys};
 
 /// Few tiles of rows and many keys: what to split them with, tiles of 128 rows and, where there are no more rows than that,
 /// of 64; by the largest head_dim.
@@ -26,6 +26,12 @@ const PARTIAL_BYTES_PER_BLOCK: usize = 2_560_000;
 /// Keys of the K blocks that merging is counted in.
 const BLOCK_KEYS: u64 = 128;
 
+/// Cost of a K block where every SM works on several splits of a chunk of rows, in hundredths of one where some SMs have none:
+/// the card's power limits them then, and more splits do not pay for the tiles that they add. 16 heads of 261 rows by 5,736
+/// keys with head_dim 128 take 40.9 µs in two splits, on 96 SMs, and 48.8 in five (`evidence/h200/draw.jsonl`). With
+/// head_dim 64 it is not so.
+const BUSY_COST: u64 = 125;
+
 /// Cost of a K block of 128 rows, where one of 64 costs 10 (as below).
 const TALL_BLOCK_COST: u64 = 14;
 
@@ -38,13 +44,16 @@ pub(super) fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
     let blocks = |config: &Config| most_blocks(problem, config.tiling(config.packing(problem)), chip.sms);
     let ways = |config: Config| std::iter::once(config).chain(packs(problem, &config).then(|| packed(config)));
     let whole = |config: Config| ways(config).map(|config| blocks(&config)).min().unwrap_or(u64::MAX);
-    let (whole_flat, whole_tall) = (whole(flat), whole(tall));
     let in_one = |config: &Config| problem.seq_len_q() * config.packing(problem).heads() as usize <= 64;
     let bases = ways(tall).filter(|tall| !in_one(tall)).chain(ways(flat).filter(in_one));
-    let splits = bases.filter_map(|base| {
-        let best = even_splits(problem, base, chip.sms)?;
+    let splits: Vec<Config> = bases.filter_map(|base| even_splits(problem, base, chip.sms)).collect();
+    if splits.is_empty() {
+        return None;
+    }
+    let (whole_flat, whole_tall) = (whole(flat), whole(tall));
+    let splits = splits.into_iter().filter_map(|best| {
         let split = blocks(&best) + merge_cost(problem, &best) as u64;
-        let cost = split * if base.rows == flat.rows { 10 } else { TALL_BLOCK_COST };
+        let cost = split * if best.rows == flat.rows { 10 } else { TALL_BLOCK_COST };
         (10 * split < 7 * whole_flat && 10 * split < 8 * whole_tall).then_some((cost, best))
     });
     splits.min_by_key(|(cost, _)| *cost).map(|(_, best)| best)
@@ -53,30 +62,32 @@ pub(super) fn in_splits(problem: &Problem, chip: Chip) -> Option<Config> {
 /// The row that is done first where its keys are split, if that is a fifth before the first of the whole ones; where `other`
 /// splits were chosen by their K blocks, if it is done before these.
 pub(super) fn row_in_splits(ranked: &[Priced], problem: &Problem, sms: u32, other: Option<Config>) -> Option<Config> {
-    let cost = |row: &Priced, config: Config| {
-        row.cost_per_key * most_keys(problem, config.tiling(config.packing(problem)), sms)
-    };
+    let one_by_one = |row: &&Priced| row.config.cluster == 1 && problem.dtype() != DType::E4M3;
+    let splits = ranked.iter().filter(one_by_one);
+    let splits: Vec<(&Priced, Config)> = splits
+        .filter_map(|row| Some((row, even_splits(problem, row.config, sms)?)))
+        .collect();
+    if splits.is_empty() {
+        return None;
+    }
     // Merging costs the same after all rows.
     let least = ranked.iter().map(|row| row.cost_per_key).min()?;
-    let split =
-        |row: &Priced, config: Config| cost(row, config) + least * BLOCK_KEYS * merge_cost(problem, &config) as u64;
+    let split = |cost_per_key: u64, config: Config| {
+        let keys = most_keys(problem, config.tiling(config.packing(problem)), sms);
+        cost_per_key * keys + least * BLOCK_KEYS * merge_cost(problem, &config) as u64
+    };
     let limit = match other {
-        None => 8 * cost(ranked.first()?, ranked.first()?.config) / 10,
-        // As the row that has its rows and keys.
+        None => 8 * ranked.first()?.cost(problem, sms, most_keys) / 10,
+        // As the row that has its rows and keys, or at least its rows.
         Some(config) => {
-            let like = |row: &&Priced| {
-                row.config.cluster == 1 && (row.config.rows, row.config.cols) == (config.rows, config.cols)
-            };
-            split(ranked.iter().find(like)?, config)
+            let rows = ranked.iter().filter(|row| row.config.rows == config.rows);
+            let like = rows.min_by_key(|row| (row.config.cols != config.cols, row.config.cluster))?;
+            split(like.cost_per_key, config)
         }
     };
-    let one_by_one = ranked
-        .iter()
-        .filter(|row| row.config.cluster == 1 && problem.dtype() != DType::E4M3);
-    let splits = one_by_one.filter_map(|row| {
-        let config = even_splits(problem, row.config, sms)?;
-        Some((split(row, config), config))
-    });
+    let splits = splits
+        .into_iter()
+        .map(|(row, config)| (split(row.cost_per_key, config), config));
     let (cost, config) = splits.min_by_key(|(cost, _)| *cost)?;
     (cost < limit).then_some(config)
 }
@@ -107,5 +118,13 @@ fn even_splits(problem: &Problem, base: Config, sms: u32) -> Option<Config> {
         splits: splits as u32,
         ..base
     });
-    splits.min_by_key(|config| most_blocks(problem, config.tiling(packing), sms as u32))
+    let is_chunk = problem.head_dim() > 64 && base.rows > 64 && 4 * problem.seq_len_q() <= problem.seq_len_kv();
+    splits.min_by_key(|config| {
+        let tiling = config.tiling(packing);
+        let busiest = most_blocks(problem, tiling, sms as u32);
+        match is_chunk && tiles * config.splits as usize > sms {
+            true => busiest.max(BUSY_COST * mean_blocks(problem, tiling, sms as u32) / 100),
+            false => busiest,
+        }
+    })
 }

@@ -77,10 +77,7 @@ fn the_best_row_is_found_without_all_lists() {
             let mut rows: Vec<Priced> = TABLE.iter().filter(priced).map(Priced::of).collect();
             let packed: Vec<Priced> = rows.iter().map(Priced::packed).collect();
             rows.extend(packed);
-            let exact = |row: &&Priced| {
-                let tiling = row.config.tiling(row.config.packing(&problem));
-                row.cost_per_key * most_keys(&problem, tiling, MEASURED_SMS as u32)
-            };
+            let exact = |row: &&Priced| row.cost(&problem, MEASURED_SMS as u32, most_keys);
             let best = rows.iter().min_by_key(exact).unwrap().config;
             rank(&mut rows, &problem, MEASURED_SMS as u32);
             assert_eq!(rows[0].config, best, "{problem}");
