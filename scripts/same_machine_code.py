@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Says whether two folders of PTX hold the same kernels: what a change of the sources must not change.
 
-usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--ptxas PATH]
+usage: scripts/same_machine_code.py OLD NEW [--sass-only] [--all] [--rename A=B] [--ptxas PATH]
        scripts/same_machine_code.py --test
 
 OLD and NEW are folders that `flashcore-tools dump-ptx` wrote before and after the change. Kernels go by
-their paths; a kernel whose name changed is found by its text.
+their paths; a kernel whose name changed is found by its text, or by its name after --rename, which
+replaces a word (between underscores) of the names in OLD and may be given several times.
 
 A kernel is the same if its PTX is, once registers, labels, parameters and the entry are numbered by
 first use, and if offline ptxas makes the same machine code of both. Equal files are not assembled,
@@ -82,9 +83,15 @@ def assembled(ptxas, path):
     return hashlib.sha256(b"".join(code)).hexdigest()
 
 
-def pairs(old, new):
+def renamed(name, words):
+    """The path of a kernel with words of its name replaced."""
+    return name.with_name("_".join(words.get(word, word) for word in name.stem.split("_")) + name.suffix)
+
+
+def pairs(old, new, words):
     """(path, old file, new file) of each kernel, and the names that only one folder has."""
     files = [{path.relative_to(top): path for path in top.rglob("*.ptx")} for top in (old, new)]
+    files[0] = {renamed(name, words): path for name, path in files[0].items()}
     both = [(name, files[0][name], files[1][name]) for name in sorted(files[0].keys() & files[1].keys())]
     lone = [{name: files[i][name] for name in files[i].keys() - files[1 - i].keys()} for i in (0, 1)]
     by_text = {}
@@ -137,6 +144,8 @@ $L{a}:
     for name, offset, size in [(1, 64, 4), (14, 68, len(names))]:
         elf += struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size).ljust(64, b"\0")
     assert machine_code(bytes(elf)) == [b"CODE"]
+    name = pathlib.Path("sm_80/mma_m64_lazy_d64.ptx")
+    assert renamed(name, {"lazy": "cond", "m6": "m7"}) == pathlib.Path("sm_80/mma_m64_cond_d64.ptx")
     print("ok")
 
 
@@ -146,6 +155,7 @@ def main():
     parser.add_argument("--sass-only", action="store_true")
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--test", action="store_true")
+    parser.add_argument("--rename", action="append", default=[], metavar="A=B")
     parser.add_argument("--ptxas", default=os.environ.get("FLASHCORE_PTXAS", str(ROOT / ".bin/ptxas")))
     args = parser.parse_args()
     if args.test:
@@ -155,7 +165,9 @@ def main():
     if not os.access(args.ptxas, os.X_OK):
         print(f"no ptxas at {args.ptxas}: scripts/get-ptxas.sh fetches it", file=sys.stderr)
         sys.exit(3)
-    both, only_old, only_new = pairs(*args.folders)
+    if any(word.count("=") != 1 for word in args.rename):
+        parser.error("--rename takes A=B")
+    both, only_old, only_new = pairs(*args.folders, dict(word.split("=") for word in args.rename))
     counts, differs = {}, []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for pair, found in zip(both, pool.map(lambda pair: verdict(args, pair), both)):

@@ -239,7 +239,7 @@ const SPLIT_WHY: &str = "few tiles of rows: their keys in as many splits as give
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
 /// Cost in keys of beginning in a pair of blocks, once, as each waits for the other; and most keys of problems that it counts
-/// for. 32 heads of 321 rows and keys took 11.0 µs in pairs, and 9.5 without (`evidence/h200/draw.jsonl`).
+/// for. 32 heads of 321 rows and keys took 10.6 µs in pairs, and 8.2 without (`evidence/h100/core.jsonl`).
 const PAIR_KEYS: u64 = 64;
 const PAIR_MOST_KEYS: usize = 512;
 

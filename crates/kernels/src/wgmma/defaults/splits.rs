@@ -28,7 +28,7 @@ const BLOCK_KEYS: u64 = 128;
 
 /// Cost of a K block where every SM works on several splits of a chunk of rows, in hundredths of one where some SMs have none:
 /// the card's power limits them then, and more splits do not pay for the tiles that they add. 16 heads of 261 rows by 5,736
-/// keys with head_dim 128 take 40.9 µs in two splits, on 96 SMs, and 48.8 in five (`evidence/h200/draw.jsonl`). With
+/// keys with head_dim 128 take 41.6 µs in two splits, on 96 SMs, and 49.0 in five (`evidence/h100/core.jsonl`). With
 /// head_dim 64 it is not so.
 const BUSY_COST: u64 = 125;
 
