@@ -330,36 +330,61 @@ impl<'py> Call<'py> {
 /// computed on all cores, CUDA tensors on their GPU. k and v may have fewer heads than q (each
 /// serves an equal number of q's heads), and v another head_dim.
 ///
-/// Args:
-///     causal: a query attends to no key after its position. The mask is aligned bottom-right (the last query at the
-///         last key), as in FlashAttention since 2.1. PyTorch's is_causal is aligned top-left.
-///     window: (left, right), how many keys before and after its position a query attends to; None for no limit.
-///         With causal, right is 0.
-///     softcap: scaled scores s become softcap * tanh(s / softcap).
-///     scale: the factor on q @ k.T; 1 / sqrt(head_dim) unless given.
-///     q_scale, k_scale, v_scale: for float8_e4m3fn tensors, float32 [batch, kv_heads], dense, on the tensors' device.
-///         An element's value is the element times the scale of its batch and K/V head. Finite and above 0, which is
-///         checked on the CPU only. 1 unless given. The output is bfloat16.
-///     out: a tensor for the output, which shares no memory with an input. Otherwise q's library allocates it: PyTorch,
-///         CuPy or NumPy; for other libraries NumPy on the CPU, and on CUDA devices out is required.
-///     return_lse: return (out, lse), with the natural logarithm of each row's sum of exponentials, float32
-///         [batch, heads, seq_q]; -inf for fully masked rows, whose output is zero.
-///     kernel: the id of the kernel to use; chosen unless given. `plan` returns which is chosen, and why.
-///     layout: "bshd", or "bhsd" for tensors [batch, heads, seq, head_dim] as in PyTorch's SDPA.
-///     stream: for CUDA tensors, the stream to run on: a stream object, or a cudaStream_t as an integer, which must
-///         outlive the work. Unless given, PyTorch's or CuPy's current stream, and for other libraries the legacy
-///         default stream.
+/// Parameters
+/// ----------
+/// q : tensor ``[batch, seq_q, heads, head_dim]``
+/// k : tensor ``[batch, seq_kv, kv_heads, head_dim]``
+///     ``kv_heads`` divides ``heads``.
+/// v : tensor ``[batch, seq_kv, kv_heads, head_dim_v]``
+/// causal : bool
+///     A query attends to no key after its position. The mask is aligned bottom-right (the last query at the last key),
+///     as in FlashAttention since 2.1. PyTorch's is_causal is aligned top-left.
+/// window : (left, right), optional
+///     How many keys before and after its position a query attends to; None for no limit. With causal, right is 0.
+/// softcap : float, optional
+///     Scaled scores s become ``softcap * tanh(s / softcap)``.
+/// scale : float, optional
+///     The factor on ``q @ k.T``; ``head_dim ** -0.5`` unless given.
+/// out : tensor ``[batch, seq_q, heads, head_dim_v]``, optional
+///     For the output; it shares no memory with an input. Otherwise q's library allocates it: PyTorch, CuPy or NumPy; for
+///     other libraries NumPy on the CPU, and on CUDA devices out is required.
+/// return_lse : bool
+///     Return the log-sum-exp, too.
+/// kernel : str, optional
+///     The id of the kernel to use; chosen unless given. `plan` returns which is chosen, and why.
+/// layout : {"bshd", "bhsd"}
+///     "bhsd" for tensors ``[batch, heads, seq, head_dim]``, as in PyTorch's SDPA.
+/// stream : stream object or int, optional
+///     For CUDA tensors, the stream to run on; an integer is a cudaStream_t, which must outlive the work. Unless given,
+///     PyTorch's or CuPy's current stream, and for other libraries the legacy default stream.
+/// q_scale, k_scale, v_scale : tensor ``[batch, kv_heads]``, optional
+///     For float8_e4m3fn tensors, float32, dense, on the tensors' device. An element's value is the element times the
+///     scale of its batch and K/V head. Finite and above 0, which is checked on the CPU only. 1 unless given. The output
+///     is bfloat16.
 ///
+/// Returns
+/// -------
+/// out : tensor ``[batch, seq_q, heads, head_dim_v]``
+///     Rows that see no key are zero.
+/// lse : float32 ``[batch, heads, seq_q]``, if return_lse
+///     The natural logarithm of each row's sum of exponentials; -inf for rows that see no key.
+///
+/// Raises
+/// ------
+/// TypeError
+///     An argument is not a tensor or number, or the dtypes are not one of the four, or differ.
+/// ValueError
+///     Invalid shapes, strides, devices or options, or a problem that no kernel serves.
+/// RuntimeError
+///     The device or its driver failed, or the process was forked after its first call.
+///
+/// Notes
+/// -----
 /// The call returns once the work is in the stream. It can be captured into a CUDA graph after a
 /// first call has compiled the kernel. For CUDA tensors of libraries other than PyTorch and CuPy it
 /// waits for the work, since they may reuse the memory as soon as it returns. Only the forward pass
 /// is computed: PyTorch tensors that require a gradient are refused unless gradients are off
 /// (torch.no_grad()). The functions of flashcore.flash_attn_interface are differentiable.
-///
-/// Raises:
-///     TypeError: an argument is not a tensor or number, or the dtypes are not one of the four, or differ.
-///     ValueError: invalid shapes, strides, devices or options, or a problem that no kernel serves.
-///     RuntimeError: the device or its driver failed.
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
