@@ -1,5 +1,5 @@
 #!/bin/bash
-# test-torch.sh [WHEELS]: installs the Python wheel with PyTorch and Transformers from PyPI into an empty
+# test-torch.sh [WHEELS]: installs the Python wheel with PyTorch, Transformers and Ray from PyPI into an empty
 # virtual environment, runs the bindings' tests there, and writes evidence/ci/torch.jsonl. CI's own tests
 # have NumPy only: PyTorch's Linux wheel brings about 3 GB. WHEELS is the folder that test-wheel.sh leaves
 # (default target/wheels); the wheel is built if there is none. PYTHON names the interpreter.
@@ -13,7 +13,10 @@ trap 'rm -r "$work"' EXIT
 compgen -G "$wheels/flashcore_attention-*.whl" >/dev/null || "$root/scripts/test-wheel.sh" "$wheels"
 
 "$python" -m venv "$work/env"
-"$work/env/bin/pip" install --quiet "$(echo "$wheels"/flashcore_attention-*.whl)[test,transformers]"
+"$work/env/bin/pip" install --quiet "$(echo "$wheels"/flashcore_attention-*.whl)[test,transformers,ray]"
+if [[ -x $root/target/debug/flashcore ]]; then # for the test of Ray
+    export FLASHCORE_COMMAND=${FLASHCORE_COMMAND:-$root/target/debug/flashcore}
+fi
 cd "$work" # away from the sources: what is imported is what was installed
 started=$SECONDS
 status=0

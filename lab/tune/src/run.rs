@@ -65,6 +65,8 @@ pub struct Request {
     pub resume: bool,
     /// How workers are started.
     pub program: Program,
+    /// Whether that starts them on other machines: nothing is compiled for them here.
+    pub elsewhere: bool,
     /// How long each stage may take.
     pub deadlines: Deadlines,
     /// Folder of the device locks ([`device_lock::folder`](crate::device_lock::folder)). Searches
@@ -134,6 +136,7 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let window = setup.window * devices.len();
     let compilers = setup
         .chip
+        .filter(|_| !request.elsewhere)
         .map(|_| Compilers::new(&request.program, devices, request.deadlines, compilers_for(2 * window)));
     let own = setup.own.as_slice();
     let worker = |device: &String| Worker::new(request.program.clone(), device, request.deadlines).with_own(own);

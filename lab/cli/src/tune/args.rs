@@ -23,6 +23,10 @@ pub(crate) struct TuneArgs {
     /// best, cpu, cuda:N, several GPUs as cuda:0,cuda:1, or replay:FILE (replay:shipped)
     #[arg(long, value_name = "DEVICE", default_value = "best", help_heading = "Search")]
     pub(crate) device: String,
+    /// A command that starts a worker, in place of this program: `ssh HOST flashcore worker` or
+    /// `python3 -m flashcore.ray`. --device names a device for each, also one name several times
+    #[arg(long, value_name = "COMMAND", help_heading = "Search")]
+    pub(crate) workers: Option<String>,
     /// exhaustive, random, hill, single, elite, niches (the last three also with +insights), ranked; see
     /// docs/tune.md [default: ranked; elite without a cost model of the device]
     #[arg(long, value_name = "NAME", help_heading = "Search")]
@@ -50,7 +54,7 @@ pub(crate) struct TuneArgs {
     #[arg(
         long,
         help_heading = "Search",
-        conflicts_with_all = ["device", "strategy", "proposer", "start", "kernel", "family", "torture", "counters", "folder", "resume"]
+        conflicts_with_all = ["device", "workers", "strategy", "proposer", "start", "kernel", "family", "torture", "counters", "folder", "resume"]
     )]
     pub(crate) predicted: bool,
     /// The card of --predicted (`list profiles`) [default: this machine's, else l4]
@@ -107,6 +111,7 @@ Examples:
   flashcore tune mission --kernel mine.toml --trust   with a kernel of your own in the finals
   flashcore tune --predicted --profile l4             for a card that is not here
   flashcore tune --proposer 'python3 scripts/propose.py'
+  flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'
 
 Verdicts, in the order of the gates:
   REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by time SLOWER, AMBIGUOUS (no clear

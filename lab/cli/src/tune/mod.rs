@@ -45,7 +45,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         name: args.problem.label(&problem),
         problem,
     };
-    let devices = devices(&args.device)?;
+    let devices = devices(&args.device, args.workers.is_some())?;
     // Without flags and without a GPU, also show what can be shown of GPUs.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let (found, ctrl_c) = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
@@ -152,7 +152,8 @@ fn gpu(name: &str) -> Option<u32> {
     name.strip_prefix("cuda:")?.parse().ok()
 }
 
-fn devices(names: &str) -> Result<Vec<String>, Failure> {
+/// The devices of a list. Workers that run elsewhere may be of any kind, and have devices of the same name.
+fn devices(names: &str, elsewhere: bool) -> Result<Vec<String>, Failure> {
     let one = |name: &str| match name {
         // The device is only listed: the worker initialises it.
         "best" => match machine::gpus_or_none().iter().find(|info| machine::is_supported(info)) {
@@ -171,9 +172,9 @@ fn devices(names: &str) -> Result<Vec<String>, Failure> {
         return Err(Failure::usage(format!("device is {unknown}; allowed: {allowed}")));
     }
     let several_kinds = devices.len() > 1 && !devices.iter().all(|device| device.starts_with("cuda:"));
-    if several_kinds || BTreeSet::from_iter(&devices).len() < devices.len() {
+    if !elsewhere && (several_kinds || BTreeSet::from_iter(&devices).len() < devices.len()) {
         let why = format!("`{names}`: several devices must be different GPUs, as in cuda:0,cuda:1");
-        return Err(Failure::usage(why));
+        return Err(Failure::usage(why).help("with --workers, one name may stand for devices of several machines"));
     }
     Ok(devices)
 }
@@ -254,9 +255,11 @@ fn search(args: &TuneArgs, case: &Case, devices: &[String], share: f64) -> Resul
         time,
         folder: folder.clone(),
         resume: args.resume,
-        program: program(&folder)?,
+        program: program(&folder, args.workers.as_deref())?,
+        elsewhere: args.workers.is_some(),
         deadlines: Deadlines::of_run(Duration::from_secs(args.deadline)),
-        locks: device_lock::folder(),
+        // Names and locks of devices are those of one machine.
+        locks: device_lock::folder().filter(|_| args.workers.is_none()),
         interrupt: ctrl_c.interrupt.clone(),
     };
     let mut live = Live::new(!args.json, trials, time);
@@ -377,9 +380,16 @@ fn folder(args: &TuneArgs, case: &Case, devices: &[String]) -> Result<PathBuf, F
     })
 }
 
-/// This program as a worker of the run in a folder. The search has its own cache of compiled kernels.
-fn program(folder: &Path) -> Result<Program, Failure> {
+/// This program as a worker of the run in a folder, or the command that starts one. The search has its own cache of
+/// compiled kernels.
+fn program(folder: &Path, workers: Option<&str>) -> Result<Program, Failure> {
     let mut program = worker::program()?;
+    if let Some(command) = workers {
+        let mut words = command.split_whitespace();
+        let no_program = || Failure::usage("--workers: name a program, as in 'ssh HOST flashcore worker'");
+        program.path = words.next().ok_or_else(no_program)?.into();
+        program.args = words.map(Into::into).collect();
+    }
     let jit = jit_cache(runs::folder(), folder);
     for name in ["CUDA_CACHE_PATH", "FLASHCORE_CACHE_DIR"] {
         program.env.push((name.into(), jit.clone().into_os_string()));

@@ -42,6 +42,7 @@ fn request(name: &str, devices: &[&str], program: Program) -> Request {
         resume: false,
         program,
         deadlines: Deadlines::default(),
+        elsewhere: false,
         locks: None,
         interrupt: Interrupt::default(),
     }

@@ -14,6 +14,7 @@ mod plan_rows;
 mod proposer;
 mod resumed;
 mod tour;
+mod workers;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
