@@ -1,5 +1,7 @@
 //! The kernels that heuristics choose, judged against the best of many trials on random problems.
 
+mod bed;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs::File;
@@ -7,20 +9,20 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use flashcore::cuda::{DeviceBuffer, DeviceSlice, Event, Stream};
-use flashcore::{Device, DeviceTensors};
-use flashcore_bench::gpu::PreparedPlan;
+use flashcore::Device;
+use flashcore::cuda::Stream;
 use flashcore_bench::stats::{RESAMPLES, median};
 use flashcore_bench::{Case, Ratio, problems};
-use flashcore_cuda::{CudaError, Function, ModuleOptions};
 use flashcore_ir::Chip;
 use flashcore_kernels::{KernelCache, Plan, near, select};
+use flashcore_problem::DType;
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Inputs, Problem};
 use flashcore_tune::worker::{Compilers, Deadlines, Program, compilers_for};
 use flashcore_tune::{Gatekeeper, Space};
 use rayon::prelude::*;
 use serde_json::json;
+
+use self::bed::{Loaded, Memory};
 
 /// Judges the kernel that heuristics choose against the best of many trials, problem by problem.
 ///
@@ -61,7 +63,7 @@ pub(crate) struct Options {
 }
 
 /// Problems whose kernels are compiled together.
-const GROUP: usize = 10;
+const GROUP: usize = 12;
 /// Trials that are the parents of the second half.
 const PARENTS: usize = 8;
 /// Share of the second half that are mixtures of two parents, and that are drawn from the whole space.
@@ -70,17 +72,15 @@ const IMMIGRANTS: f32 = 0.1;
 /// Draws for a trial that is new.
 const DRAWS: usize = 2000;
 /// A batch of a brief timing, of a final and of its untimed runs before, µs.
-const BRIEF_US: f64 = 1_200.0;
-const FINAL_US: f64 = 5_000.0;
-const LEAD_US: f64 = 2_500.0;
+const BRIEF_US: f64 = 600.0;
+const FINAL_US: f64 = 3_000.0;
+const LEAD_US: f64 = 1_500.0;
 /// Trials that are timed again, and their rounds; finalists and rounds of the last measurement.
-const AGAIN: usize = 24;
+const AGAIN: usize = 12;
 const AGAIN_ROUNDS: usize = 3;
 const FINALISTS: usize = 6;
-const FINAL_ROUNDS: usize = 9;
-const LAST_ROUNDS: usize = 24;
-/// Bytes of the output that are compared at each end.
-const COMPARED: usize = 4 << 20;
+const FINAL_ROUNDS: usize = 6;
+const LAST_ROUNDS: usize = 14;
 /// What two correct outputs of normal inputs may differ by: two roundings of numbers below 4.
 fn tolerance(dtype: DType) -> f32 {
     match dtype {
@@ -391,125 +391,5 @@ impl Judged {
             "{:.3} {} {}: {} {default_us:.1} us, {} {best_us:.1} us",
             self.ratio.value, search.case.name, search.case.problem, search.default, self.best
         )
-    }
-}
-
-/// The tensors of a problem, filled with normal numbers over and over.
-struct Memory {
-    buffers: [DeviceBuffer; 5],
-    dtype: DType,
-}
-
-impl Memory {
-    fn new<'p>(
-        stream: &Stream,
-        problem: &Problem,
-        plans: impl Iterator<Item = &'p Plan>,
-    ) -> Result<Memory, Box<dyn Error>> {
-        let size = problem.dtype().size_bytes();
-        let layouts = [
-            problem.q_layout(),
-            problem.k_layout(),
-            problem.v_layout(),
-            problem.o_layout(),
-        ];
-        let [q, k, v, out] = layouts.map(|layout| DeviceBuffer::new(stream.context(), layout.span() * size));
-        let workspace = plans.map(Plan::workspace_bytes).max().unwrap_or(0);
-        let workspace = DeviceBuffer::new(stream.context(), usize::try_from(workspace)?)?;
-        let memory = Memory {
-            buffers: [q?, k?, v?, out?, workspace],
-            dtype: problem.dtype(),
-        };
-        let pattern = Problem::builder()
-            .heads(16, 16)
-            .seq_len(1024)
-            .head_dim(128)
-            .dtype(problem.dtype())
-            .build()?;
-        let pattern = Inputs::generate(&pattern, InputKind::Normal, 7);
-        for (buffer, from) in memory.buffers.iter().zip([&pattern.q, &pattern.k, &pattern.v]) {
-            for start in (0..buffer.len()).step_by(from.bytes().len()) {
-                let end = buffer.len().min(start + from.bytes().len());
-                buffer
-                    .as_slice()
-                    .range(start..end)?
-                    .copy_from_host(stream, &from.bytes()[..end - start])?;
-            }
-        }
-        Ok(memory)
-    }
-
-    fn tensors(&self) -> DeviceTensors<'_> {
-        let [q, k, v, out, workspace] = self.buffers.each_ref().map(DeviceBuffer::as_slice);
-        let mut tensors = DeviceTensors::new(q, k, v, out);
-        tensors.workspace = Some(workspace);
-        tensors
-    }
-
-    /// Both ends of the output of a kernel.
-    fn output(&self, stream: &Stream, kernel: &Loaded<'_>) -> Result<Vec<f32>, Box<dyn Error>> {
-        let out: DeviceSlice<'_> = self.buffers[3].as_slice();
-        out.fill(stream, flashcore_problem::POISON)?;
-        kernel.prepared.enqueue(stream)?;
-        let mut bytes = vec![0; out.len().min(COMPARED)];
-        let mut values = Vec::new();
-        for start in [0, out.len() - bytes.len()] {
-            out.range(start..start + bytes.len())?
-                .copy_to_host(stream, &mut bytes)?;
-            stream.synchronize()?;
-            let elements = bytes.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]]));
-            values.extend(elements.map(|bits| match self.dtype {
-                DType::F16 => half::f16::from_bits(bits).to_f32(),
-                _ => half::bf16::from_bits(bits).to_f32(),
-            }));
-        }
-        Ok(values)
-    }
-}
-
-/// A kernel that is loaded and bound to its tensors.
-struct Loaded<'a> {
-    prepared: PreparedPlan<'a>,
-    events: [Event; 2],
-    us: f64,
-}
-
-impl<'a> Loaded<'a> {
-    fn new(stream: &Stream, plan: &Plan, memory: &'a Memory) -> Result<Loaded<'a>, Box<dyn Error>> {
-        let load =
-            |step: &flashcore_kernels::Step| Function::load(stream.context(), &step.kernel, &ModuleOptions::default());
-        let functions: Vec<Function> = plan.steps().map(load).collect::<Result<_, CudaError>>()?;
-        if functions.iter().any(|function| function.attributes().local_bytes > 0) {
-            return Err("it uses local memory".into());
-        }
-        let events = [Event::new(stream.context())?, Event::new(stream.context())?];
-        let mut loaded = Loaded {
-            prepared: PreparedPlan::new(plan, &functions, &memory.tensors())?,
-            events,
-            us: 0.0,
-        };
-        // The first run loads its code.
-        loaded.time(stream, 0, 1)?;
-        loaded.us = loaded.time(stream, 0, 1)?;
-        Ok(loaded)
-    }
-
-    /// Runs that take about so long.
-    fn runs(&self, us: f64) -> Result<u32, Box<dyn Error>> {
-        Ok(((us / self.us.max(1.0)).ceil() as u32).clamp(1, 200))
-    }
-
-    /// Time of a run, µs.
-    fn time(&self, stream: &Stream, lead: u32, runs: u32) -> Result<f64, Box<dyn Error>> {
-        for _ in 0..lead {
-            self.prepared.enqueue(stream)?;
-        }
-        self.events[0].record(stream)?;
-        for _ in 0..runs {
-            self.prepared.enqueue(stream)?;
-        }
-        self.events[1].record(stream)?;
-        self.events[1].synchronize()?;
-        Ok(f64::from(self.events[0].elapsed_ms(&self.events[1])?) * 1e3 / f64::from(runs))
     }
 }
