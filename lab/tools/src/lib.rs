@@ -12,6 +12,7 @@ mod dump_ptx;
 pub mod fuzz;
 mod measured_space;
 mod pipes;
+mod serve;
 pub mod shipped;
 mod sim_speed;
 
@@ -33,6 +34,7 @@ enum Tool {
     Fuzz(fuzz::command::Options),
     MeasuredSpace(measured_space::Options),
     Pipes(pipes::Options),
+    Serve(serve::Options),
     /// Times the simulator on kernels of the mission problem, with one host thread.
     SimSpeed,
 }
@@ -46,6 +48,7 @@ pub fn run() -> ExitCode {
         Tool::Fuzz(options) => fuzz::command::main(&options),
         Tool::MeasuredSpace(options) => measured_space::main(&options),
         Tool::Pipes(options) => pipes::main(&options),
+        Tool::Serve(options) => serve::main(&options),
         Tool::SimSpeed => sim_speed::main(),
     };
     ran.unwrap_or_else(|error| {
