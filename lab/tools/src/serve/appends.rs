@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use flashcore::cuda::{Context, DeviceBuffer, Stream};
-use flashcore::{AppendTensors, Attention, Device, DeviceAppend, DeviceRotary, Error, RotaryTensors, SlotMapping};
+use flashcore::{
+    AppendTensors, Attention, DType, Device, DeviceAppend, DeviceRotary, Error, RotaryTensors, SlotMapping,
+};
 use flashcore_problem::POISON;
 use flashcore_problem::append::{AppendCase, AppendReference, random_append};
 
@@ -16,7 +18,7 @@ struct After {
 
 pub(super) fn main(device: &Device, seed: u64, count: u64) -> crate::Ran {
     let attention = Attention::new(device.clone());
-    let mut wrong = 0;
+    let (mut wrong, mut refused) = (0, 0);
     for number in 0..count {
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(number);
         let mut case = random_append(seed);
@@ -28,15 +30,22 @@ pub(super) fn main(device: &Device, seed: u64, count: u64) -> crate::Ran {
             Some(context) => on_a_gpu(&attention, context, &case),
             None => on_the_host(&attention, &case),
         };
-        if let Err(why) = found
-            .map_err(|error| error.to_string())
-            .and_then(|after| judge(&case, &after))
-        {
+        let judged = match found {
+            // A GPU copies e4m3 rows in words.
+            Err(Error::Refused { .. }) if case.append.dtype == DType::E4M3 => {
+                refused += 1;
+                continue;
+            }
+            Err(error) => Err(error.to_string()),
+            Ok(after) => judge(&case, &after),
+        };
+        if let Err(why) = judged {
             println!("append {number} of seed {seed}: {why}: {:?}", case.append);
             wrong += 1;
         }
     }
-    println!("{} of {count} appends are right on {device}", count - wrong);
+    let right = count - wrong - refused;
+    println!("{right} of {count} appends are right on {device}, {refused} are refused, {wrong} are wrong");
     Ok(if wrong == 0 {
         ExitCode::SUCCESS
     } else {
