@@ -7,7 +7,7 @@ use std::time::Instant;
 use flashcore::{DType, Device, Layout, Problem, Tensor};
 use flashcore_bench::child::Doing;
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, Reading,
+    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, PeerType, Reading,
     Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
@@ -75,7 +75,11 @@ impl<'py> PySource<'py> {
             let described = PyDict::new(py);
             described.set_item("address", tensor.address)?;
             described.set_item("bytes", tensor.bytes)?;
-            described.set_item("dtype", crate::frameworks::dtype_name(tensor.dtype))?;
+            let dtype = match tensor.dtype {
+                PeerType::Of(dtype) => crate::frameworks::dtype_name(dtype),
+                PeerType::I32 => "int32",
+            };
+            described.set_item("dtype", dtype)?;
             described.set_item("shape", &tensor.shape)?;
             described.set_item("strides", &tensor.strides)?;
             dict.set_item(tensor.name, described)?;

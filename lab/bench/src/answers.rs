@@ -21,6 +21,10 @@ const ROWS_A_HEAD: usize = 16;
 /// Elements up to which inputs are those of [`Inputs::generate`]; above it, they are drawn on all cores.
 const FEW_ELEMENTS: usize = 4 << 20;
 const CHUNK: usize = 1 << 16;
+/// Numbers of a pool.
+const POOL: usize = 4 << 20;
+/// Sequences whose last row is judged, whatever else is.
+const LAST_ROWS: usize = 64;
 /// Bound of the magnitude of the normal numbers drawn ([`Rng::normal`]).
 const LARGEST: f32 = 6.0;
 
@@ -60,6 +64,67 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
             dout: draw("dout", &dout, 4),
         }),
     }
+}
+
+/// Inputs of lengths with these values, normal: the same in every process. Rows of no sequence are NaN. Rows of large
+/// tensors are taken from one pool of numbers, each from another place: to draw them all takes minutes for a cache of a
+/// thousand million elements.
+///
+/// # Errors
+/// Values that contradict the problem.
+pub fn draw_with(problem: &Problem, lengths: &Lengths<Vec<i32>>, seed: u64) -> Result<Inputs> {
+    let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+    let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
+    let dense = layouts.iter().all(|layout| **layout == Layout::bshd(layout.shape));
+    if few || !dense || problem.direction() == Direction::Backward || problem.num_scales() > 0 {
+        return Ok(Inputs::with_lengths(problem, lengths.clone(), InputKind::Normal, seed)?);
+    }
+    let sequences = problem.sequences(&lengths.as_slices())?;
+    let is_used = |layout: &Layout, places: &mut dyn Iterator<Item = [usize; 2]>| {
+        let mut used = vec![false; layout.shape[0] * layout.shape[1]];
+        places.for_each(|[b, s]| used[b * layout.shape[1] + s] = true);
+        used
+    };
+    let mut rows = sequences
+        .iter()
+        .flat_map(|one| (0..one.len_q).map(|row| one.q_row(row)));
+    let of_q = is_used(layouts[0], &mut rows);
+    let mut keys = sequences
+        .iter()
+        .flat_map(|one| (0..one.len_kv).filter_map(|key| one.kv_row(key)));
+    let of_kv = is_used(layouts[1], &mut keys);
+    let row = |layout: &&Layout| layout.shape[2] * layout.shape[3];
+    let longest = layouts.iter().map(row).max().unwrap_or(1);
+    let pool = Layout::bshd([1, 1, 1, POOL.max(longest)]);
+    let pool = draw_dense(problem.dtype(), &pool, &[], seed, 9);
+    let draw = |layout: &Layout, used: &[bool], stream: u64| draw_rows(&pool, *layout, used, seed ^ (stream << 56));
+    Ok(Inputs {
+        q: draw(layouts[0], &of_q, 1),
+        k: draw(layouts[1], &of_kv, 2),
+        v: draw(layouts[2], &of_kv, 3),
+        lengths: lengths.clone(),
+        saved: None,
+    })
+}
+
+/// A tensor whose used rows are parts of a pool, and whose other rows are NaN.
+fn draw_rows(pool: &Tensor, layout: Layout, used: &[bool], seed: u64) -> Tensor {
+    let size = pool.dtype().size_bytes();
+    let row = layout.shape[2] * layout.shape[3];
+    let mut tensor = Tensor::filled(pool.dtype(), layout, POISON);
+    tensor
+        .bytes_mut()
+        .par_chunks_mut(row * size)
+        .zip(used.par_iter())
+        .enumerate()
+        .filter(|(_, (_, is_used))| **is_used)
+        .for_each(|(index, (bytes, _))| {
+            let numbers = pool.bytes();
+            let last = numbers.len() / size - row;
+            let from = Rng::stream(seed, index as u64).below(last + 1) * size;
+            bytes.copy_from_slice(&numbers[from..from + bytes.len()]);
+        });
+    tensor
 }
 
 /// A dense tensor of normal numbers, the same for any number of threads. Where there are scales, each number is divided
@@ -134,10 +199,26 @@ pub fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expecte
         return Ok(Expected::Forward(rows));
     }
     let rows = match problem.has_lengths() {
-        true => all
-            .chunks(1 + all.len() / (ROW_HEADS * ROWS_A_HEAD))
-            .map(|rows| vec![rows[0]])
-            .collect(),
+        true => {
+            let between = all
+                .chunks(1 + all.len() / (ROW_HEADS * ROWS_A_HEAD))
+                .map(|rows| rows[0]);
+            let sequences = problem.sequences(lengths)?;
+            let step = 1 + sequences.len() / LAST_ROWS;
+            let last = sequences
+                .iter()
+                .enumerate()
+                .step_by(step)
+                .filter(|(_, one)| one.len_q > 0);
+            let last = last.map(|(b, one)| {
+                let [first, second] = one.q_row(one.len_q - 1);
+                [first, b % problem.num_heads(), second]
+            });
+            let mut rows: Vec<[usize; 3]> = between.chain(last).collect();
+            rows.sort_unstable();
+            rows.dedup();
+            rows.into_iter().map(|row| vec![row]).collect()
+        }
         false => sampled_rows(problem, seed),
     };
     // One head per task: converting its keys to float64 is most of the work.

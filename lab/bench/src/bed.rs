@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use flashcore_check::own::Declared;
-use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
+use flashcore_kernels::Plan;
+use flashcore_problem::{InputKind, Inputs, Lengths, Problem, Tensor};
 
-use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Run, Seen};
+use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Rows, Run, Seen};
 use crate::gpu::Launching;
 use crate::{
-    Answers, BenchError, Expected, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject,
-    Telemetry, Trouble, draw, measure,
+    Answers, BenchError, Case, Expected, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject,
+    Telemetry, Trouble, draw, draw_with, measure,
 };
 
 /// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
@@ -56,6 +57,22 @@ pub trait Bed {
     /// The tensors of place 0, for peers.
     fn peer_tensors(&self) -> PeerTensors;
 
+    /// The kernels of plan `index` of those that the bed was made for, but those that make its schedule, bound to both
+    /// places. Each place has a workspace in which the schedule of the lengths is made now, and kept. `None` where the plan
+    /// has no schedule.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn kept<'b>(
+        &'b self,
+        index: usize,
+        plan: &Plan,
+        launching: Launching,
+    ) -> Result<Option<[Box<dyn Subject + 'b>; 2]>> {
+        let (_, _, _) = (index, plan, launching);
+        Ok(None)
+    }
+
     /// A user's PTX kernel bound to both places.
     ///
     /// # Errors
@@ -68,23 +85,46 @@ pub trait Bed {
     }
 }
 
-/// Inputs for the seeds that inspections ask for, and the right answers.
+/// Inputs for the seeds that inspections ask for, and the right answers. Where the problem has lengths, all have the same.
 #[derive(Debug, Default)]
 pub struct Drawn {
+    lengths: Option<Lengths<Vec<i32>>>,
+    rows: Rows,
     inputs: BTreeMap<u64, Inputs>,
     answers: Answers,
 }
 
 impl Drawn {
     /// Draws the inputs and computes the answers in float64.
-    pub fn new(problem: &Problem) -> Result<Drawn> {
-        let mut drawn = Drawn::default();
+    pub fn new(case: &Case) -> Result<Drawn> {
+        let mut drawn = Drawn::uninspected(case)?;
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
-            let inputs = draw(problem, InputKind::Normal, seed);
-            drawn.answers.add(problem, seed, &inputs)?;
+            let inputs = drawn.draw(&case.problem, seed)?;
+            drawn.answers.add(&case.problem, seed, &inputs)?;
             drawn.inputs.insert(seed, inputs);
         }
         Ok(drawn)
+    }
+
+    /// Lengths alone, for candidates that are not inspected.
+    pub fn uninspected(case: &Case) -> Result<Drawn> {
+        let lengths = case.problem.has_lengths().then(|| case.lengths()).transpose()?;
+        let rows = match &lengths {
+            Some(lengths) => Rows::of(&case.problem, &lengths.as_slices())?,
+            None => Rows::All,
+        };
+        Ok(Drawn {
+            lengths,
+            rows,
+            ..Drawn::default()
+        })
+    }
+
+    fn draw(&self, problem: &Problem, seed: u64) -> Result<Inputs> {
+        match &self.lengths {
+            Some(lengths) => draw_with(problem, lengths, seed),
+            None => Ok(draw(problem, InputKind::Normal, seed)),
+        }
     }
 
     /// Loads standard normal inputs into both places: those that are drawn, if they are.
@@ -92,7 +132,10 @@ impl Drawn {
         let mut places = INSPECTION_SEEDS.into_iter().take(2).enumerate();
         places.try_for_each(|(place, seed)| match self.inputs.get(&seed) {
             Some(inputs) => bed.load(place, inputs),
-            None => bed.load(place, &draw(bed.problem(), InputKind::Normal, seed)),
+            None => {
+                let drawn = self.draw(bed.problem(), seed);
+                bed.load(place, &drawn.map_err(|error| Trouble::new(error.to_string()))?)
+            }
         })
     }
 }
@@ -210,6 +253,10 @@ impl Rig for LocalRig<'_, '_> {
         self.drawn.answers.of(seed)
     }
 
+    fn rows(&self) -> Option<&Rows> {
+        Some(&self.drawn.rows)
+    }
+
     fn run(&mut self, run: &Run) -> Result<bool, Trouble> {
         let inputs = run.load.and_then(|seed| self.drawn.inputs.get(&seed));
         self.bench.run(self.candidate, run, inputs)
@@ -221,12 +268,14 @@ impl Rig for LocalRig<'_, '_> {
         if place == 0
             && let Some(answer) = self.bench.subjects[self.candidate].answer()?
         {
-            return Seen::of(problem, expected, &answer);
+            // What another library leaves in rows of its own that are of no sequence is its own affair.
+            let seen = Seen::of(problem, expected, &self.drawn.rows, &answer)?;
+            return Ok(Seen { beyond: 0, ..seen });
         }
         let mut seen = Err(Trouble::new("the output was not shown"));
-        self.bench
-            .bed
-            .see(place, what, &mut |outs| seen = Seen::of(problem, expected, outs))?;
+        let rows = &self.drawn.rows;
+        let bed = self.bench.bed;
+        bed.see(place, what, &mut |outs| seen = Seen::of(problem, expected, rows, outs))?;
         seen
     }
 

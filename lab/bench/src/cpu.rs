@@ -216,6 +216,7 @@ impl Bed for CpuBed {
             "v_scale" => of_scales(&inputs.v),
             "out" if let Some(saved) = saved => Some(of_bytes(saved.out.bytes())),
             "lse" => saved.map(|saved| of_bytes(bytemuck::cast_slice(&saved.lse))),
+            name if let Some(values) = inputs.lengths.named(name) => Some(of_bytes(bytemuck::cast_slice(values))),
             "dout" => saved.map(|saved| of_bytes(saved.dout.bytes())),
             name => outputs()
                 .find(|((output, ..), _)| *output == name)

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use flashcore_problem::{Comparison, POISON, Problem, Tensor, TensorView, Tolerance};
+use flashcore_problem::{Comparison, Layout, Lengths, POISON, Problem, ProblemError, Tensor, TensorView, Tolerance};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,11 @@ pub trait Rig {
 
     /// The right answer for the inputs of a seed.
     fn expected(&self, seed: u64) -> &Expected;
+
+    /// Which rows of the output are written; `None` where the judge does not know it of a problem with lengths.
+    fn rows(&self) -> Option<&Rows> {
+        (!self.problem().has_lengths()).then_some(&Rows::All)
+    }
 
     /// Runs the candidate once, exactly as it is timed. `false` if it cannot be bound to that place, as is the case for
     /// functions of other libraries.
@@ -88,21 +93,63 @@ pub enum Output {
     Snapshot,
 }
 
+/// Which rows of its outputs a problem writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Rows {
+    /// All of them.
+    #[default]
+    All,
+    /// Those of sequences, by their place among the rows of O.
+    Of(Vec<bool>),
+}
+
+impl Rows {
+    /// The rows of a problem whose lengths have these values.
+    ///
+    /// # Errors
+    /// Values that contradict the problem.
+    pub fn of(problem: &Problem, lengths: &Lengths<&[i32]>) -> Result<Rows, ProblemError> {
+        if !problem.has_lengths() {
+            return Ok(Rows::All);
+        }
+        let [batch, rows, ..] = problem.o_layout().shape;
+        let mut written = vec![false; batch * rows];
+        for sequence in problem.sequences(lengths)? {
+            for [b, s] in (0..sequence.len_q).map(|row| sequence.q_row(row)) {
+                written[b * rows + s] = true;
+            }
+        }
+        Ok(Rows::Of(written))
+    }
+
+    /// Whether a row is written, by its place among the rows of O.
+    pub fn has(&self, row: usize) -> bool {
+        match self {
+            Rows::All => true,
+            Rows::Of(written) => written.get(row).copied().unwrap_or(false),
+        }
+    }
+}
+
 /// What was seen of the outputs.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Counts over all elements.
+    /// Counts over all elements of rows that are written.
     pub census: Census,
+    /// Elements of other rows that were written, where that is looked at.
+    pub beyond: usize,
     /// The comparison of each output, by name, with the right answer, in every element or in some rows.
     pub comparisons: Vec<(&'static str, Comparison)>,
 }
 
 impl Seen {
     /// Looks at whole outputs.
-    pub fn of(problem: &Problem, expected: &Expected, outs: &[Tensor]) -> Result<Seen, Trouble> {
+    pub fn of(problem: &Problem, expected: &Expected, rows: &Rows, outs: &[Tensor]) -> Result<Seen, Trouble> {
         let compared = expected.compare(problem, outs);
+        let [inside, outside] = census_of(outs, rows);
         Ok(Seen {
-            census: census_of(outs),
+            census: inside,
+            beyond: outside.elements - outside.unwritten,
             comparisons: compared.map_err(|error| Trouble::new(error.to_string()))?,
         })
     }
@@ -288,9 +335,9 @@ fn inspection(
     when: &str,
     look: impl FnOnce(&mut dyn Rig, &mut Inspection) -> Result<Option<Rejection>, Trouble>,
 ) -> Result<Inspection, Trouble> {
-    if rig.problem().has_lengths() {
-        let why = "packed sequences and caches with lengths are not timed by `bench` yet: its rates are those of the \
-                   bounds, and rows of no sequence stay unwritten; use `run`";
+    if rig.rows().is_none() {
+        let why = "packed sequences and caches with lengths are not searched: a search draws other lengths for each look; \
+                   use `bench`, which takes `sequences`";
         return Err(Trouble::new(why));
     }
     let mut found = Inspection::default();
@@ -316,6 +363,10 @@ fn judge(
 ) -> Result<Option<Rejection>, Trouble> {
     let seen = rig.look(place, what, seed)?;
     let census = seen.census;
+    if seen.beyond > 0 {
+        let beyond = format!("{} elements of rows that are of no sequence were written", seen.beyond);
+        return Ok(Some((Reason::OutOfBounds, beyond)));
+    }
     if seen.is_right() && census.unwritten == 0 && census.nan == 0 {
         for (_, comparison) in &seen.comparisons {
             found.max_abs = found.max_abs.max(comparison.max_abs);
@@ -357,13 +408,20 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
         }
         return Ok(None);
     };
-    let count = |is: fn(&f32) -> bool| lse.iter().filter(|value| is(value)).count();
+    let of_rows = lse
+        .iter()
+        .zip(rows_of_lse(rig.problem().o_layout(), rig.rows().unwrap_or(&Rows::All)));
+    let of_rows: Vec<f32> = of_rows
+        .filter(|(_, is_written)| *is_written)
+        .map(|(value, _)| *value)
+        .collect();
+    let count = |is: fn(&f32) -> bool| of_rows.iter().filter(|value| is(value)).count();
     let unwritten = count(|value| value.to_ne_bytes() == [POISON; 4]);
     let nan = count(|value| value.is_nan());
     let (problem, tolerance) = (rig.problem(), Tolerance::of(rig.problem().dtype()));
     let comparison = flashcore_problem::compare_lse(problem, &lse, rig.expected(seed).of_output(), tolerance)
         .map_err(|error| Trouble::new(error.to_string()))?;
-    let of_all = |count: usize, what: &str| format!("the log-sum-exp of {count} of {} rows {what}", lse.len());
+    let of_all = |count: usize, what: &str| format!("the log-sum-exp of {count} of {} rows {what}", of_rows.len());
     Ok(if unwritten > 0 {
         Some((Reason::Unwritten, of_all(unwritten, "was never written")))
     } else if nan > 0 {
@@ -375,17 +433,33 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
     })
 }
 
-/// Counts over whole outputs.
-pub fn census_of(outs: &[Tensor]) -> Census {
-    let each = outs.iter().map(|out| census(&out.view()));
-    each.fold(Census::default(), Census::and)
+/// Whether each entry of a log-sum-exp is of a row that is written.
+fn rows_of_lse<'r>(o: &Layout, rows: &'r Rows) -> impl Iterator<Item = bool> + use<'r> {
+    let [batch, seq, heads, _] = o.shape;
+    let entries = (0..batch).flat_map(move |b| (0..heads).flat_map(move |_| (0..seq).map(move |s| b * seq + s)));
+    entries.map(|row| rows.has(row))
 }
 
-/// Counts over a whole output, on all cores: the comparison may have looked at some rows only.
-pub fn census(view: &TensorView<'_>) -> Census {
-    let [batch, rows, ..] = view.layout().shape;
-    let counted = (0..batch * rows)
-        .into_par_iter()
-        .map(|row| Census::of_row(view, row / rows, row % rows));
-    counted.reduce(Census::default, Census::and)
+/// Counts over whole outputs: of the rows that are written, and of the others.
+pub fn census_of(outs: &[Tensor], rows: &Rows) -> [Census; 2] {
+    let each = outs.iter().map(|out| census(&out.view(), rows));
+    each.fold([Census::default(); 2], both)
+}
+
+/// Counts over a whole output, on all cores: the comparison may have looked at some rows only. First of the rows that are
+/// written, then of the others.
+pub fn census(view: &TensorView<'_>, rows: &Rows) -> [Census; 2] {
+    let [batch, seq, ..] = view.layout().shape;
+    let counted = (0..batch * seq).into_par_iter().map(|row| {
+        let census = Census::of_row(view, row / seq, row % seq);
+        match rows.has(row) {
+            true => [census, Census::default()],
+            false => [Census::default(), census],
+        }
+    });
+    counted.reduce(|| [Census::default(); 2], both)
+}
+
+fn both([a, b]: [Census; 2], [c, d]: [Census; 2]) -> [Census; 2] {
+    [a.and(c), b.and(d)]
 }

@@ -3,7 +3,7 @@
 //! The bench runs inside the peers' process, not the other way round: a binding (Python's, say) calls
 //! [`run`](crate::run) with a [`PeerSource`] that makes subjects of its functions.
 
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Lengths, Problem};
 
 use crate::{Case, Subject};
 
@@ -13,6 +13,7 @@ use crate::{Case, Subject};
 pub struct PeerTensor {
     /// `q`, `k`, `v`, or `out`, the output that all subjects share: a peer that writes elsewhere
     /// gives [`Subject::answer`].
+    /// Lengths are `cu_seqlens_q` and so on, i32, as [`Lengths::NAMES`] has them.
     /// Scales of e4m3 tensors, f32 `[batch, num_kv_heads]`, dense, are `q_scale`, `k_scale` and `v_scale`.
     /// Of a backward problem `out` is read, as are `lse`, f32 `[batch, num_heads, seq_len_q]`, and `dout`; subjects
     /// share `dq`, `dk` and `dv`.
@@ -22,11 +23,20 @@ pub struct PeerTensor {
     /// Bytes from there on.
     pub bytes: usize,
     /// Element type.
-    pub dtype: DType,
-    /// Shape, `[batch, seq, heads, head_dim]` but for scales and the log-sum-exp.
+    pub dtype: PeerType,
+    /// Shape, `[batch, seq, heads, head_dim]` but for lengths, scales and the log-sum-exp.
     pub shape: Vec<usize>,
     /// Strides in elements.
     pub strides: Vec<i64>,
+}
+
+/// Element type of a [`PeerTensor`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerType {
+    /// Of tensors.
+    Of(DType),
+    /// Of lengths.
+    I32,
 }
 
 /// Where peers are to run.
@@ -66,7 +76,7 @@ impl PeerTensors {
                 name,
                 address,
                 bytes,
-                dtype,
+                dtype: PeerType::Of(dtype),
                 shape: shape.to_vec(),
                 strides: strides.to_vec(),
             })
@@ -87,10 +97,24 @@ impl PeerTensors {
             .map(|(name, dtype, layout)| tensor(name, *dtype, &layout.shape, &layout.strides));
         let of_scales = ["q_scale", "k_scale", "v_scale"].into_iter();
         let of_scales = of_scales.map(|name| tensor(name, DType::F32, &[batch, heads], &[heads as i64, 1]));
-        let [_, rows, heads, _] = problem.o_layout().shape;
-        let strides = [(heads * rows) as i64, rows as i64, 1];
-        let lse = tensor("lse", DType::F32, &[batch, heads, rows], &strides);
-        let tensors = of_layouts.chain(of_scales).chain([lse]).flatten().collect();
+        let [first, seq, heads, _] = problem.o_layout().shape;
+        let strides = [(heads * seq) as i64, seq as i64, 1];
+        let lse = tensor("lse", DType::F32, &[first, heads, seq], &strides);
+        let (entries, rows) = (problem.length_entries(), batch as i64);
+        let of_lengths = Lengths::<usize>::NAMES.into_iter().map(|name| {
+            let entries = *entries.named(name)?;
+            let columns = entries as i64 / rows;
+            let found = match name {
+                "block_table" => tensor(name, DType::F32, &[batch, columns as usize], &[columns, 1]),
+                _ => tensor(name, DType::F32, &[entries], &[1]),
+            };
+            Some(PeerTensor {
+                dtype: PeerType::I32,
+                ..found?
+            })
+        });
+        let tensors = of_layouts.chain(of_scales).chain([lse]).chain(of_lengths);
+        let tensors = tensors.flatten().collect();
         PeerTensors { place, tensors }
     }
 }

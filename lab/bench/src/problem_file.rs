@@ -6,6 +6,7 @@ use std::path::Path;
 use flashcore_problem::{DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 use serde::Deserialize;
 
+use crate::sequences::Sequences;
 use crate::{BenchError, Case, Result};
 
 mod place;
@@ -47,6 +48,7 @@ struct Entry {
     layout: Option<String>,
     q_lengths: Option<QLengths>,
     kv_lengths: Option<KvLengths>,
+    sequences: Option<Vec<Sequences>>,
     direction: Option<String>,
     deterministic: Option<bool>,
 }
@@ -286,10 +288,10 @@ impl Entry {
         };
         let problem = builder.build();
         let problem = problem.map_err(|error| Wrong::of_problem(&error, sizes, self.name.as_deref()))?;
-        Ok(Case {
-            name: self.name.unwrap_or_else(|| problem.to_string()),
-            problem,
-        })
+        let mut case = Case::new(self.name.unwrap_or_else(|| problem.to_string()), problem);
+        case.sequences = self.sequences.unwrap_or_default();
+        let checked = case.lengths().map(|_| case);
+        checked.map_err(|error| Wrong::new(&["sequences"], error.to_string()))
     }
 }
 

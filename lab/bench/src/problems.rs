@@ -1,10 +1,10 @@
 //! Sets of problems that are benched together.
 
-use flashcore_problem::{BACKWARD, DType, Direction, Mask, Problem, ProblemBuilder, ProblemError};
+use flashcore_problem::{BACKWARD, DType, Direction, Lengths, Mask, Problem, ProblemBuilder, ProblemError, Sequence};
 use serde::{Deserialize, Serialize};
 
-use crate::problem_file;
-use crate::{BenchError, Result};
+use crate::sequences::{self, Sequences};
+use crate::{BenchError, Result, problem_file, serving};
 
 /// A problem with the name it has in tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,9 +13,65 @@ pub struct Case {
     pub name: String,
     /// What is asked.
     pub problem: Problem,
+    /// Which lengths its sequences have, where the problem has lengths: [`sequences::lengths`](crate::sequences::lengths).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<Sequences>,
 }
 
 impl Case {
+    /// A problem, with sequences that are all as long where it has lengths.
+    pub fn new(name: impl Into<String>, problem: Problem) -> Case {
+        Case {
+            name: name.into(),
+            problem,
+            sequences: Vec::new(),
+        }
+    }
+
+    /// The values of its lengths.
+    ///
+    /// # Errors
+    /// [`sequences::lengths`](crate::sequences::lengths).
+    pub fn lengths(&self) -> Result<Lengths<Vec<i32>>> {
+        sequences::lengths(&self.problem, &self.sequences)
+    }
+
+    /// Whether it can be timed.
+    ///
+    /// # Errors
+    /// [`BenchError::Given`]: a backward pass with lengths.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.problem.has_lengths() && self.problem.direction() == Direction::Backward {
+            return Err(BenchError::Given(format!(
+                "{}: backward passes with lengths are not timed yet; `run` computes them",
+                self.name
+            )));
+        }
+        Ok(())
+    }
+
+    /// Operations and least bytes of a run, of the lengths that its sequences have.
+    ///
+    /// # Errors
+    /// As [`Case::lengths`].
+    pub fn work(&self) -> Result<Work> {
+        let problem = &self.problem;
+        if !problem.has_lengths() {
+            return Ok(Work::of_bounds(problem));
+        }
+        let lengths = self.lengths()?;
+        let all = problem.sequences(&lengths.as_slices())?;
+        let pairs = |one: &Sequence<'_>| -> f64 { (0..one.len_q).map(|row| one.keys.keys(row).len() as f64).sum() };
+        let bound = one_head_pairs(problem) * problem.batch() as f64;
+        let share = all.iter().map(pairs).sum::<f64>() / bound.max(1.0);
+        let of = |len: fn(&Sequence<'_>) -> usize| all.iter().map(len).sum::<usize>();
+        let bytes = row_bytes(problem, of(|one| one.len_q), of(|one| one.len_kv));
+        Ok(Work {
+            flops: problem.flops() * share,
+            bytes,
+        })
+    }
+
     /// Its backward pass, with `-backward` after the name.
     ///
     /// # Errors
@@ -25,15 +81,18 @@ impl Case {
             Direction::Forward => format!("{}{BACKWARD}", self.name),
             Direction::Backward => self.name.clone(),
         };
-        let problem = self.problem.backward()?;
-        Ok(Case { name, problem })
+        Ok(Case {
+            name,
+            problem: self.problem.backward()?,
+            sequences: self.sequences.clone(),
+        })
     }
 }
 
 type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
 
 /// Sets there are.
-pub(crate) const SETS: [(&str, Set); 8] = [
+pub(crate) const SETS: [(&str, Set); 11] = [
     ("mission", mission),
     ("acceptance", acceptance),
     ("canonical", canonical),
@@ -42,6 +101,9 @@ pub(crate) const SETS: [(&str, Set); 8] = [
     ("all", all),
     ("fp8", fp8),
     ("head-sizes", head_sizes),
+    ("varlen", serving::varlen),
+    ("paged", serving::paged),
+    ("mixed", serving::mixed),
 ];
 
 /// Tokens a canonical problem has in all.
@@ -51,7 +113,7 @@ const CANONICAL_HIDDEN: usize = 2_048;
 
 /// The problems of a name: a set, a named problem, or a file (`.json`, `.toml`). `dtype` replaces the fp16 of the
 /// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The name of a set with
-/// `-backward` after it is that of the backward passes.
+/// `-backward` after it is that of the backward passes, of its problems without lengths.
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.
@@ -64,7 +126,10 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
         let usual = if of == "fp8" { DType::E4M3 } else { DType::F16 };
         let forward = set(dtype.unwrap_or(usual))?;
         return match is_backward {
-            true => Ok(forward.iter().map(Case::backward).collect::<Result<_, _>>()?),
+            true => {
+                let equal = forward.iter().filter(|case| !case.problem.has_lengths());
+                Ok(equal.map(Case::backward).collect::<Result<_, _>>()?)
+            }
             false => Ok(forward),
         };
     }
@@ -79,10 +144,7 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
 }
 
 fn case(name: impl Into<String>, builder: ProblemBuilder) -> Result<Case, ProblemError> {
-    Ok(Case {
-        name: name.into(),
-        problem: builder.build()?,
-    })
+    Ok(Case::new(name, builder.build()?))
 }
 
 /// B1 and B2 H8 S512 D64, full and causal: where the project began.
@@ -174,7 +236,7 @@ fn all(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     Ok(sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
 }
 
-fn llama_layer(dtype: DType) -> ProblemBuilder {
+pub(crate) fn llama_layer(dtype: DType) -> ProblemBuilder {
     Problem::builder().heads(32, 8).head_dim(128).dtype(dtype)
 }
 
@@ -184,15 +246,48 @@ fn llama(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     Ok(vec![case("llama8b-prefill-8k", prefill)?])
 }
 
-/// One row against 4k to 128k keys.
+/// One row against 4k to 128k keys of equal lengths, then against caches with lengths on the device.
 fn decode(dtype: DType) -> Result<Vec<Case>, ProblemError> {
-    [(64, 4), (1, 4), (1, 32), (1, 128)]
-        .into_iter()
-        .map(|(batch, kilo)| {
-            let builder = llama_layer(dtype).batch(batch).seq_len_q(1).seq_len_kv(kilo * 1024);
-            case(format!("llama8b-decode-b{batch}-{kilo}k"), builder)
-        })
-        .collect()
+    let equal = [(64, 4), (1, 4), (1, 32), (1, 128)].into_iter().map(|(batch, kilo)| {
+        let builder = llama_layer(dtype).batch(batch).seq_len_q(1).seq_len_kv(kilo * 1024);
+        case(format!("llama8b-decode-b{batch}-{kilo}k"), builder)
+    });
+    let mut cases = equal.collect::<Result<Vec<_>, _>>()?;
+    cases.extend(serving::caches(dtype)?);
+    Ok(cases)
+}
+
+/// What a run of a problem takes at the very least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Work {
+    /// Floating-point operations over visible keys ([`Problem::flops`]).
+    pub flops: f64,
+    /// Bytes that must move: each input read once, each output written once. Of lengths, the rows that sequences have.
+    pub bytes: f64,
+}
+
+impl Work {
+    /// Of a problem whose sequences all have the length of its bounds.
+    pub fn of_bounds(problem: &Problem) -> Work {
+        Work {
+            flops: problem.flops(),
+            bytes: least_bytes(problem),
+        }
+    }
+}
+
+/// Pairs of a row and a key that it sees, of a head of a sequence as long as the bounds.
+fn one_head_pairs(problem: &Problem) -> f64 {
+    let rows = 0..problem.seq_len_q();
+    rows.map(|row| problem.visible_keys(row).len() as f64).sum()
+}
+
+/// Bytes of so many rows of Q and O, and of K and V, of a forward pass.
+fn row_bytes(problem: &Problem, rows: usize, keys: usize) -> f64 {
+    let (size, out) = (problem.dtype().size_bytes(), problem.out_dtype().size_bytes());
+    let (d, d_v) = (problem.head_dim(), problem.head_dim_v());
+    let of_q = rows * problem.num_heads() * (d * size + d_v * out);
+    (of_q + keys * problem.num_kv_heads() * (d + d_v) * size) as f64
 }
 
 /// Bytes that must move at the very least: each input read once, each output written once.
@@ -220,7 +315,7 @@ mod tests {
             assert_eq!(problem.batch() * problem.seq_len_q(), 16_384);
             assert_eq!(problem.num_heads() * problem.head_dim(), 2_048);
         }
-        assert_eq!(super::cases("all", None).unwrap().len(), 36 + 4 + 1 + 4);
+        assert_eq!(super::cases("all", None).unwrap().len(), 36 + 4 + 1 + 4 + 6);
         let fp8 = super::cases("fp8", None).unwrap();
         assert_eq!((fp8.len(), fp8[0].name.as_str()), (8, "e4m3-d128-s8192"));
         assert!(fp8.iter().all(|case| case.problem.dtype() == DType::E4M3));
@@ -250,7 +345,10 @@ mod tests {
                 assert!(backward.unwrap_err().to_string().contains("dtype is e4m3"));
                 continue;
             }
-            for (forward, backward) in super::cases(name, None).unwrap().iter().zip(backward.unwrap()) {
+            let mut forward = super::cases(name, None).unwrap();
+            forward.retain(|case| !case.problem.has_lengths());
+            assert_eq!(forward.len(), backward.as_ref().unwrap().len());
+            for (forward, backward) in forward.iter().zip(backward.unwrap()) {
                 assert_eq!(backward, forward.backward().unwrap());
                 assert_eq!(backward.name, format!("{}-backward", forward.name));
                 assert_eq!(backward.backward().unwrap(), backward);

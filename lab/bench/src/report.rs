@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::defences::Inspection;
-use crate::problems::least_bytes;
+use crate::problems::Work;
 use crate::store::{Recorded, RunRow};
 use crate::{Absent, Case, Measured, Measurement, Mode, Options, RunIdentity};
 
@@ -32,7 +32,7 @@ pub struct CaseResult {
     pub case: Case,
     /// Floating-point operations of a run, over visible keys.
     pub flops: f64,
-    /// Bytes a run must move at least.
+    /// Bytes a run must move at least. Both are of the lengths that sequences have.
     pub bytes: f64,
     /// What was measured.
     pub measurement: Measurement,
@@ -53,9 +53,11 @@ impl CaseResult {
         absent: Vec<Absent>,
         floor_us: Option<f64>,
     ) -> CaseResult {
+        // Sequences that contradict the problem are not timed; a store may hold any.
+        let work = case.work().unwrap_or(Work::of_bounds(&case.problem));
         CaseResult {
-            flops: case.problem.flops(),
-            bytes: least_bytes(&case.problem),
+            flops: work.flops,
+            bytes: work.bytes,
             case,
             measurement,
             inspections,

@@ -16,7 +16,8 @@ use crate::gpu::{ClosureSubject, GpuStopwatch, GpuTools};
 use crate::session::Session;
 use crate::stand::left_out;
 use crate::{
-    Absent, BenchError, Case, CaseResult, PeerPlace, PeerSource, PeerTensor, PeerTensors, Result, Subject, measure,
+    Absent, BenchError, Case, CaseResult, PeerPlace, PeerSource, PeerTensor, PeerTensors, PeerType, Result, Subject,
+    measure,
 };
 
 /// Runs in one graph.
@@ -133,7 +134,7 @@ fn tensors(stream: &Stream, problem: &Problem, [q, k, scores]: [&DeviceBuffer; 3
         name,
         address: buffer.as_slice().address(),
         bytes: buffer.len(),
-        dtype: problem.dtype(),
+        dtype: PeerType::Of(problem.dtype()),
         shape: layout.shape.to_vec(),
         strides: layout.strides.to_vec(),
     };

@@ -105,6 +105,9 @@ pub fn run(
     if request.cases.is_empty() || request.modes.is_empty() {
         return Err(BenchError::Nothing("no problem or no mode was given".to_string()));
     }
+    for case in &request.cases {
+        case.lengths()?;
+    }
     let stand = Stand::new(device)?;
     if request.scores && stand.gpu.is_none() {
         return Err(BenchError::Given(format!(
@@ -153,6 +156,10 @@ pub fn run(
             session.scores(case, (stream, tools), peers)?;
             continue;
         }
+        if let Err(error) = case.check() {
+            session.note(format!("{} was left out: {error}", case.name));
+            continue;
+        }
         let (kernels, mut absent) = built(request, &case.problem, &attention, &cache);
         let in_finals = InFinals::default();
         let opened = stand.open(&case.problem, &kernels, launching, &in_finals, |bench, failed| {
@@ -163,12 +170,22 @@ pub fn run(
                 .map(|(kernel, error)| left_out(&kernels[*kernel].id(), error));
             absent.extend(failed);
             let drawn = match request.inspect {
-                true => Drawn::new(&case.problem)?,
-                false => Drawn::default(),
+                true => Drawn::new(case)?,
+                false => Drawn::uninspected(case)?,
             };
             drawn
                 .load_into(bench.bed)
                 .map_err(|trouble| trouble.of("loading inputs"))?;
+            // In a sweep all kernels make their schedules.
+            for (index, kernel) in kernels.iter().enumerate().filter(|_| request.sweep.is_none()) {
+                let Some(plan) = kernel.plan() else { continue };
+                match bench.bed.kept(index, plan, launching) {
+                    Ok(None) => {}
+                    Ok(Some([subject, elsewhere])) => bench.add(subject, Some(elsewhere)),
+                    Err(error) if error.is_fault() => return Err(error),
+                    Err(error) => absent.push(left_out(&format!("{} (schedule kept)", kernel.id()), &error)),
+                }
+            }
             absent.extend(request.failed.iter().cloned());
             session.open_own(&mut bench, &mut absent, launching)?;
             for peer in peers.peers(case, &bench.bed.peer_tensors()) {

@@ -132,8 +132,7 @@ impl Stand {
             let plan = kernel.plan();
             plans.push(plan.ok_or_else(|| other_device(kernel, "cuda", "the device cpu"))?);
         }
-        let workspace = plans.iter().map(|plan| plan.workspace_bytes()).max().unwrap_or(0);
-        let bed = GpuBed::new(stream, tools, problem, workspace)?;
+        let bed = GpuBed::for_plans(stream, tools, problem, &plans)?;
         let mut bench = Workbench::new(&bed, GpuStopwatch::new(tools, stream));
         // One after the other: the driver compiles one module at a time in a process.
         for (index, (kernel, plan)) in kernels.iter().zip(plans).enumerate() {

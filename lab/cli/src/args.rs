@@ -193,10 +193,7 @@ pub(crate) fn case(name: &str) -> Result<Case, Failure> {
     if problem_file::is_file(name) {
         return Ok(problem_file::read_one(name)?);
     }
-    Ok(Case {
-        name: name.to_string(),
-        problem: Problem::named(name)?,
-    })
+    Ok(Case::new(name, Problem::named(name)?))
 }
 
 /// Data to compute on.

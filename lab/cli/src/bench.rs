@@ -91,9 +91,12 @@ Sets:
   acceptance  B1/2 H8, B1 H16, B4 H12 D64 and B1 H8 D128, S512, full and causal: what `gate` judges
   canonical   head_dim 64, 128, 256 × 512 to 16k × full and causal; 16,384 tokens, hidden 2,048
   llama       32/8 heads, D128, causal prefill of 8k
-  decode      32/8 heads, D128, one row against 4k to 128k keys
+  decode      32/8 heads, D128, one row against 4k to 128k keys; the same as `paged` in contiguous caches
   all         every one of them
   fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
+  varlen      packed prompts, 32/8 heads, D128: 16 of 100 to 4,000, 128 of 16 to 512, 4 of 8k, 16 of 2k
+  paged       one row of 1 to 256 sequences against caches of 512 to 32k keys, pages of 16, 64, 128
+  mixed       a chunk of 2k rows at 8k keys with 63 rows at 4k, in one call; chunks alone
   head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k too
 
 Q*K alone:

@@ -114,10 +114,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         return Ok(Outcome::Clean);
     }
     let problem = args.problem.problem()?;
-    let case = Case {
-        name: args.problem.label(&problem),
-        problem: problem.clone(),
-    };
+    let case = Case::new(args.problem.label(&problem), problem.clone());
     let device = machine::device(&args.device)?;
     let (ids, own) = args.own.ids(&args.kernel)?;
     let (card, chosen) = plans(args, &ids, &problem, &device)?;

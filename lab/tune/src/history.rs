@@ -219,10 +219,7 @@ impl Told {
     }
 
     fn case(&self) -> Case {
-        Case {
-            name: self.header.case.clone(),
-            problem: self.header.problem.clone(),
-        }
+        Case::new(self.header.case.clone(), self.header.problem.clone())
     }
 
     fn recipe(&self, id: EvidenceId, trial: &Trial) -> Option<Recipe> {

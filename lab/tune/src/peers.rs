@@ -90,10 +90,7 @@ mod tests {
 
     #[test]
     fn the_winner_is_compared_with_the_default() {
-        let case = Case {
-            name: "tiny".to_string(),
-            problem: Problem::named("tiny").unwrap(),
-        };
+        let case = Case::new("tiny", Problem::named("tiny").unwrap());
         let comparison = PeerComparison {
             winner: "cpu/m64n64".to_string(),
             default: "cpu/m16n128".to_string(),

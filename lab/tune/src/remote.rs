@@ -1,7 +1,7 @@
 //! An examiner's kernels and tensors, which are in a worker. The reference outputs are in this
 //! process, where no candidate can reach them.
 
-use flashcore_bench::defences::{Census, Output, Rig, Run, Seen};
+use flashcore_bench::defences::{Census, Output, Rig, Rows, Run, Seen};
 use flashcore_bench::{Expected, Measurement, Mode, Options, Trouble};
 use flashcore_problem::{InputKind, Problem, Tensor};
 
@@ -170,7 +170,7 @@ impl Rig for RemoteRig<'_, '_> {
             if out.len() != size_of_outputs(problem) {
                 return Err(Trouble::new(format!("the output has {} bytes", out.len())));
             }
-            return Seen::of(problem, expected, &Written { out, lse }.tensors(problem));
+            return Seen::of(problem, expected, &Rows::All, &Written { out, lse }.tensors(problem));
         }
         let rows = expected.indices();
         let found = self.examiner.rows(place, what, rows.clone());
@@ -181,6 +181,7 @@ impl Rig for RemoteRig<'_, '_> {
         self.examiner.canvas = Some(canvas);
         Ok(Seen {
             census,
+            beyond: 0,
             comparisons: compared.map_err(|error| Trouble::new(error.to_string()))?,
         })
     }

@@ -196,10 +196,7 @@ mod tests {
             }
         }
         Table {
-            case: Case {
-                name: "valley".to_string(),
-                problem: flashcore_problem::Problem::named("mission").unwrap(),
-            },
+            case: Case::new("valley", flashcore_problem::Problem::named("mission").unwrap()),
             timed,
             failed: vec![Failed {
                 verdict: Verdict::BuildFailed,

@@ -188,7 +188,12 @@ class PeerSource:
         for name in wanted:
             try:
                 options = {"scales": scales, **_options(problem, q, k)}
-                if _peers.is_backward(problem):
+                if _peers.has_lengths(problem):
+                    if not hasattr(self.found[name], "serving"):
+                        raise _peers.NotServed("packed sequences and caches are not passed on to it")
+                    views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
+                    run = self.found[name].serving(views, problem, **options)
+                elif _peers.is_backward(problem):
                     if not hasattr(self.found[name], "backward"):
                         raise _peers.NotServed("it has no backward pass")
                     views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
@@ -255,10 +260,11 @@ class PeerSource:
 
 def _options(problem, q, k):
     """What the peers take, of a `Problem` as JSON."""
-    if problem["q_offset"] != 0 or problem["kv_offset"] != 0 or _peers.has_lengths(problem):
-        raise _peers.NotServed("offsets, packed sequences and caches are not passed on to peers")
+    if problem["q_offset"] != 0 or problem["kv_offset"] != 0:
+        raise _peers.NotServed("offsets are not passed on to peers")
     left, right, align = (problem["mask"][name] for name in ("window_left", "window_right", "align"))
-    if align == "top_left" and (left, right) != (None, None) and q.shape[1] != k.shape[1]:
+    differ = _peers.has_lengths(problem) or q.shape[1] != k.shape[1]
+    if align == "top_left" and (left, right) != (None, None) and differ:
         raise _peers.NotServed("masks aligned at the top left are not passed on to peers")
     causal = right == 0
     window = (left, None if causal else right)

@@ -19,7 +19,8 @@ import os
 import pathlib
 import re
 
-from . import _peers_backward
+from . import _peers_backward, _peers_serving
+from ._peers_serving import NotServed
 
 __all__ = ["NAMES", "find", "versions"]
 
@@ -56,13 +57,9 @@ FLASHINFER_WORKSPACE_BYTES = 128 << 20
 FLASHINFER_PAGE = 64
 
 
-class NotServed(ValueError):
-    """A peer does not compute what is asked."""
-
-
 def has_lengths(problem):
     """Whether sequences of a `Problem` as JSON are packed, or lie in caches."""
-    return any(problem.get(name, "equal") != "equal" for name in ("q_lengths", "kv_lengths"))
+    return _peers_serving.kinds(problem) != ("equal", "equal")
 
 
 def is_backward(problem):
@@ -79,6 +76,7 @@ def find(device, wanted=None):
     and v where they are float8_e4m3fn, each float32 `[batch, kv_heads]`. Only peers in `wanted` are looked for, if it
     is given: to import one can take seconds. `found[name].backward`, where there is one, makes backward passes
     (`_peers_backward.py`); `"fa3-deterministic"`, which has nothing else, is looked for only if it is wanted.
+    `found[name].serving`, where there is one, takes sequences of different lengths (`_peers_serving.py`).
     """
     known = NAMES if wanted is None else (*NAMES, FA3_DETERMINISTIC)
     names = [name for name in known if wanted is None or name in wanted]
@@ -168,6 +166,7 @@ def _sdpa(torch, backend):
         return run
 
     make.backward = _peers_backward.of_autograd(torch, make)
+    make.serving = _peers_serving.of_torch(torch, backend, make)
     return make
 
 
@@ -183,6 +182,7 @@ def _fa3(torch):
         return lambda: operators.fwd(q, k, v, **options)[0]
 
     make.backward = _fa3_backward(operators, deterministic=False)
+    make.serving = _peers_serving.of_fa3(torch, operators, _fa3_options)
     return make
 
 
@@ -310,6 +310,7 @@ def _flashinfer(torch):
             return lambda: run(*one, **options).unsqueeze(0)
         return _flashinfer_ragged(torch, flashinfer, workspace(q.device), q, k, v, options)
 
+    make.serving = _peers_serving.of_flashinfer(torch, flashinfer, workspace, FLASHINFER_PAGE)
     return make
 
 

@@ -328,7 +328,7 @@ fn measurement(origin: usize, run: &str, problem: Problem, mode: Mode, times: Ve
     let inspections = vec![None; measurement.subjects.len()];
     Timing {
         origin,
-        result: CaseResult::new(Case { name, problem }, measurement, inspections, Vec::new(), None),
+        result: CaseResult::new(Case::new(name, problem), measurement, inspections, Vec::new(), None),
         ids: known,
     }
 }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use flashcore::{Attention, Device, DeviceGradients, DeviceScales, DeviceTensors};
 use flashcore_check::own::Declared;
 use flashcore_cuda::{CudaError, DeviceBuffer, DeviceSlice, Stream};
+use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Direction, Inputs, Layout, Lengths, POISON, Problem, Tensor};
 
 use super::guarded::Guarded;
@@ -183,6 +184,8 @@ pub struct GpuBed<'g> {
     forward: Option<ForwardPass>,
     /// Outputs that are shown are copied here: allocating that much takes longer than the copy.
     shown: RefCell<Vec<Tensor>>,
+    /// For each plan with a schedule a workspace of each place, in which it is kept.
+    schedules: Vec<Option<[DeviceBuffer; 2]>>,
 }
 
 impl<'g> GpuBed<'g> {
@@ -200,6 +203,29 @@ impl<'g> GpuBed<'g> {
             forward: ForwardPass::new(stream, problem)?,
             places,
             shown: RefCell::default(),
+            schedules: Vec::new(),
+        })
+    }
+
+    /// The same for plans, whose schedules can be [kept](Bed::kept).
+    pub fn for_plans(
+        stream: &'g Stream,
+        tools: &'g GpuTools,
+        problem: &Problem,
+        plans: &[&Plan],
+    ) -> Result<GpuBed<'g>> {
+        let workspace = plans.iter().map(|plan| plan.workspace_bytes()).max().unwrap_or(0);
+        let schedule = |plan: &&Plan| {
+            let bytes = usize::try_from(plan.workspace_bytes()).unwrap_or(usize::MAX);
+            let buffer = || DeviceBuffer::new(stream.context(), bytes);
+            match plan.schedule_steps() {
+                0 => Ok(None),
+                _ => Ok(Some([buffer()?, buffer()?])),
+            }
+        };
+        Ok(GpuBed {
+            schedules: plans.iter().map(schedule).collect::<Result<_, CudaError>>()?,
+            ..GpuBed::new(stream, tools, problem, workspace)?
         })
     }
 
@@ -278,6 +304,24 @@ impl Bed for GpuBed<'_> {
             }
         }
         Ok(None)
+    }
+
+    fn kept<'b>(
+        &'b self,
+        index: usize,
+        plan: &Plan,
+        launching: Launching,
+    ) -> Result<Option<[Box<dyn Subject + 'b>; 2]>> {
+        let Some(Some(workspaces)) = self.schedules.get(index) else {
+            return Ok(None);
+        };
+        let bound = |place: usize| {
+            let mut tensors = self.tensors(place);
+            tensors.workspace = Some(workspaces[place].as_slice());
+            KernelSubject::kept(self.stream, plan, tensors, launching)
+        };
+        let [subject, elsewhere] = [bound(0)?, bound(1)?];
+        Ok(Some([Box::new(subject), Box::new(elsewhere)]))
     }
 
     fn declared<'b>(&'b self, declared: &Declared, launching: Launching) -> Result<[Box<dyn Subject + 'b>; 2]> {

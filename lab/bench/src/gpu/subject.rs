@@ -82,24 +82,57 @@ impl<'a> KernelSubject<'a> {
         sets: &[DeviceTensors<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
-        let options = ModuleOptions::default();
-        let mut kernels = Vec::new();
-        for step in plan.steps() {
-            let function = Function::load(stream.context(), &step.kernel, &options)?;
+        let kernels = KernelSubject::load(stream, plan)?;
+        let subject = KernelSubject::bound(
+            stream,
+            &kernels,
+            plan.before.len(),
+            sets,
+            launching,
+            &ModuleOptions::default(),
+        )?;
+        Ok(subject.of_plan(plan, ""))
+    }
+
+    /// The same without the kernels that make a schedule of lengths: it is made once, now, in the workspace of the tensors,
+    /// which nothing else uses.
+    ///
+    /// # Errors
+    /// As [`KernelSubject::new`].
+    pub fn kept(
+        stream: &'a Stream,
+        plan: &Plan,
+        tensors: DeviceTensors<'a>,
+        launching: Launching,
+    ) -> Result<KernelSubject<'a>> {
+        let kernels = KernelSubject::load(stream, plan)?;
+        let (schedule, others) = kernels.split_at(plan.schedule_steps());
+        let launches = schedule.iter().map(|(launch, function)| (launch, function));
+        PreparedPlan::of(launches, &tensors)?.enqueue(stream)?;
+        let main = plan.before.len() - schedule.len();
+        let subject = KernelSubject::bound(stream, others, main, &[tensors], launching, &ModuleOptions::default())?;
+        Ok(subject.of_plan(plan, " (schedule kept)"))
+    }
+
+    fn load(stream: &Stream, plan: &Plan) -> Result<Vec<(Launch, Function)>> {
+        let load = |step: &Step| {
+            let function = Function::load(stream.context(), &step.kernel, &ModuleOptions::default())?;
             check_attributes(plan, step, function.attributes())?;
-            kernels.push((step.launch.clone(), function));
-        }
-        let main = plan.before.len();
+            Ok((step.launch.clone(), function))
+        };
+        plan.steps().map(load).collect()
+    }
+
+    fn of_plan(self, plan: &Plan, suffix: &str) -> KernelSubject<'a> {
         let id = plan.config.to_string();
-        let subject = KernelSubject::bound(stream, &kernels, main, sets, launching, &options)?;
-        Ok(KernelSubject {
+        KernelSubject {
             info: SubjectInfo {
-                kernel: Some(id.clone()),
-                label: id,
-                ..subject.info
+                label: format!("{id}{suffix}"),
+                kernel: Some(id),
+                ..self.info
             },
-            ..subject
-        })
+            ..self
+        }
     }
 
     /// Loads a user's kernel, which may spill, and binds it to sets of tensors; the first is the one that is timed hot.

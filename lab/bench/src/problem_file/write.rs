@@ -48,6 +48,9 @@ pub fn text(case: &Case) -> Option<String> {
     for key in ["q_lengths", "kv_lengths"] {
         keys.retain(|known, value| known != key || *value != json!("equal"));
     }
+    if !case.sequences.is_empty() {
+        keys.insert("sequences".to_string(), json!(case.sequences));
+    }
     let text = format!("{}\n", json!([keys]));
     let read = cases(&text, false, None).ok()?;
     (read == [case.clone()]).then_some(text)
@@ -64,7 +67,7 @@ mod tests {
         for named in NAMED_PROBLEMS {
             let problem = named.builder().build().unwrap();
             let name = named.name.to_string();
-            let case = Case { name, problem };
+            let case = Case::new(name, problem);
             for case in [case.clone(), case.backward().unwrap()] {
                 let text = text(&case).unwrap_or_else(|| panic!("{case:?}"));
                 assert_eq!(cases(&text, false, None).unwrap(), [case], "{text}");
@@ -78,7 +81,7 @@ mod tests {
         let written = |builder: ProblemBuilder| {
             let problem = builder.build().unwrap();
             let name = problem.to_string();
-            text(&Case { name, problem })
+            text(&Case::new(name, problem))
         };
         let windowed = ProblemBuilder::from(&tiny)
             .mask(Mask::window(Some(8), None))

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use flashcore_bench::bed::{Bed, Drawn, Workbench};
 use flashcore_bench::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use flashcore_bench::defences::{
-    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Output, Reason, Rig, Run, Seen, inspect, inspect_again, look_once,
+    AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Output, Reason, Rig, Rows, Run, Seen, inspect, inspect_again, look_once,
 };
-use flashcore_bench::planted::{Conduct, InFinals, Planted};
-use flashcore_bench::{Expected, Trouble};
+use flashcore_bench::planted::{Conduct, InFinals, Planted, Spoil};
+use flashcore_bench::{Case, Expected, Subject, SubjectInfo, Trouble};
 use flashcore_cpu::attention;
 use flashcore_problem::{InputKind, Inputs, KvLengths, POISON, Problem, ProblemBuilder, QLengths, Tensor, reference};
 
@@ -148,7 +148,12 @@ impl Rig for FakeRig {
             Output::Final => &self.out[place],
             Output::Snapshot => &self.snapshot,
         };
-        Seen::of(&self.problem, &self.expected[&seed], std::slice::from_ref(out))
+        Seen::of(
+            &self.problem,
+            &self.expected[&seed],
+            &Rows::All,
+            std::slice::from_ref(out),
+        )
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
@@ -204,7 +209,7 @@ fn every_cheat_on_the_host_is_rejected_for_its_own_reason() {
         };
         let mut bench = Workbench::new(bed, CpuStopwatch::default());
         bench.add(Box::new(subject(0)), Some(Box::new(subject(1))));
-        let drawn = Drawn::new(bed.problem()).unwrap();
+        let drawn = Drawn::new(&Case::new("", bed.problem().clone())).unwrap();
         let found = bench.inspect(0, &drawn, inspect).unwrap();
         assert_eq!(found.rejected, reason, "{conduct:?}: {found}");
     }
@@ -225,9 +230,9 @@ fn one_look_finds_what_is_wrong_and_claims_no_more() {
     }
 }
 
-/// FLOPs and bytes are counted for the bounds, so a rate of drawn lengths would be too high.
+/// A judge that does not know the lengths cannot say which rows are to be written.
 #[test]
-fn problems_with_lengths_are_not_timed() {
+fn lengths_that_the_judge_does_not_know_are_refused() {
     for (inspect, q_lengths, kv_lengths) in [
         (
             inspect as Inspect,
@@ -243,8 +248,46 @@ fn problems_with_lengths_are_not_timed() {
             .kv_lengths(kv_lengths);
         rig.problem = problem.build().unwrap();
         let refused = inspect(&mut rig).unwrap_err().to_string();
-        assert!(refused.contains("not timed by `bench` yet"), "{refused}");
+        assert!(refused.contains("are not searched"), "{refused}");
     }
+}
+
+/// Computes the right output, and then writes an element of a row that is of no sequence.
+struct Beyond<'a>(CpuSubject<'a>, &'a CpuBed);
+
+impl Subject for Beyond<'_> {
+    fn info(&self) -> &SubjectInfo {
+        self.0.info()
+    }
+
+    fn call(&mut self) -> Result<(), Trouble> {
+        self.0.call()?;
+        self.1.spoil(0, &mut |_, outs, _| {
+            let last = outs[0].bytes().len() - 1;
+            outs[0].bytes_mut()[last] = 0;
+        })
+    }
+}
+
+#[test]
+fn rows_of_no_sequence_are_not_to_be_written() {
+    let packed = QLengths::Packed { total: 70, used: false };
+    let build = Problem::builder().heads(2, 1).head_dim(32).batch(2).seq_len(30);
+    let problem = build.q_lengths(packed).build().unwrap();
+    let bed = CpuBed::new(&problem);
+    let config = flashcore_cpu::default_config(&problem, 1);
+    let mut bench = Workbench::new(&bed, CpuStopwatch::default());
+    bench.add(Box::new(CpuSubject::new(&bed, config, 0)), None);
+    bench.add(Box::new(Beyond(CpuSubject::new(&bed, config, 0), &bed)), None);
+    let drawn = Drawn::new(&Case::new("", problem)).unwrap();
+    let honest = bench.inspect(0, &drawn, inspect).unwrap();
+    assert!(honest.passed(), "{honest}");
+    let found = bench.inspect(1, &drawn, inspect).unwrap();
+    assert_eq!(found.rejected, Some(Reason::OutOfBounds), "{found}");
+    assert!(
+        found.detail.contains("1 elements of rows that are of no sequence"),
+        "{found}"
+    );
 }
 
 /// What another subject left in the output is the right answer to the inputs that all are inspected on afterwards.

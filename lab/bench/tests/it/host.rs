@@ -2,22 +2,20 @@
 
 use flashcore::Device;
 use flashcore_bench::problems::Case;
+use flashcore_bench::sequences::{Sequences, Span};
 use flashcore_bench::store::{Selector, Store};
 use flashcore_bench::{
     Absent, BenchError, LaunchMode, Mode, Options, PeerPlace, PeerSource, PeerTensors, Report, Request, Subject,
     SubjectInfo, Sweep, Trouble, Watcher, run, sweep, table,
 };
-use flashcore_problem::{Problem, Tensor};
+use flashcore_problem::{KvLengths, Problem, Tensor};
 
 use super::evidence::folder;
 
 fn request() -> Request {
     let problem = Problem::builder().heads(2, 1).seq_len(48).head_dim(32).build().unwrap();
     Request {
-        cases: vec![Case {
-            name: "small".into(),
-            problem,
-        }],
+        cases: vec![Case::new("small", problem)],
         kernels: vec!["cpu/m64n64".into(), "cpu/m16n32".into()],
         options: Options {
             max_rounds: 6,
@@ -95,6 +93,46 @@ impl Watcher for Seen {
     fn sample(&mut self, _: Mode, _: &str, _: &flashcore_bench::Sample) {
         self.samples += 1;
     }
+}
+
+/// Sequences of a batch are as long as the case says, and rates are those of these lengths.
+#[test]
+fn lengths_are_benched() {
+    let group = |count, keys| Sequences {
+        count,
+        rows: None,
+        keys: Some(Span::Equal(keys)),
+    };
+    let problem = Problem::builder()
+        .heads(2, 1)
+        .head_dim(32)
+        .batch(3)
+        .seq_len_q(1)
+        .seq_len_kv(96);
+    let problem = problem.kv_lengths(KvLengths::Cache).build().unwrap();
+    let case = Case {
+        sequences: vec![group(2, 96), group(1, 10)],
+        ..Case::new("caches", problem)
+    };
+    let mut request = request();
+    request.cases = vec![case.clone()];
+    let report = run(&Device::Cpu, &request, &mut (), None, &mut ()).unwrap();
+    let result = &report.results[0];
+    assert_eq!(result.flops, (4 * 32 * 2 * (2 * 96 + 10)) as f64);
+    assert_eq!(result.bytes, (2 * 2 * 32 * (2 * 96 + 10) + 2 * 2 * 3 * 2 * 32) as f64);
+    assert_eq!(result.measurement.subjects.len(), 2);
+    assert!(
+        result.inspections.iter().flatten().all(|found| found.passed()),
+        "{result:?}"
+    );
+    request.cases[0].sequences[0].count = 7;
+    let refused = run(&Device::Cpu, &request, &mut (), None, &mut ())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        refused.contains("there are 8; the problem has a batch of 3"),
+        "{refused}"
+    );
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn of_kernel(args: &ParityArgs, engine: &Engine, word: &str) -> Result<Found, Fa
             return Err(Failure::failed(why).help("what it serves follows from the names in its declaration"));
         };
         let name = format!("number {number}");
-        cases.push(Case { name, problem });
+        cases.push(Case::new(name, problem));
     }
     let judged = match (declared, ptx) {
         (Some(device), _) => on_device(args, device, &cases, &own)?,

@@ -200,10 +200,7 @@ fn table() -> Table {
         }
     }
     Table {
-        case: Case {
-            name: "valley".to_string(),
-            problem: Problem::named("mission").unwrap(),
-        },
+        case: Case::new("valley", Problem::named("mission").unwrap()),
         timed,
         failed: vec![Failed {
             verdict: Verdict::BuildFailed,

@@ -219,10 +219,7 @@ fn report(base: &str, others: &[(&str, Option<Ratio>)]) -> Report {
         rounds: 12,
         readings: Vec::new(),
     };
-    let case = Case {
-        name: "four heads".to_string(),
-        problem: problem(100),
-    };
+    let case = Case::new("four heads", problem(100));
     let mut report = Report::new(RunIdentity::now(host()), Options::default(), None);
     report
         .results

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
-use flashcore_bench::defences::{Output, census_of};
+use flashcore_bench::defences::{Output, Rows, census_of};
 use flashcore_bench::{BenchError, Trouble, Workbench, draw, executable, revision};
 use flashcore_check::own::Declared;
 use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
@@ -255,7 +255,7 @@ fn read(bench: &Workbench<'_>, place: usize, what: What, form: &Form) -> Result<
             Form::Rows { rows, file } => {
                 let each = outs.iter().zip(rows).map(|(out, rows)| bytes_of_rows(out, rows));
                 let all = each.collect::<Result<Vec<_>, _>>();
-                all.map(|all| written(file, &all.concat(), Said::ok(census_of(outs))))
+                all.map(|all| written(file, &all.concat(), Said::ok(census_of(outs, &Rows::All)[0])))
             }
             Form::Bytes { .. } | Form::Digest => Ok(match outs {
                 [out] => bytes(out.bytes()),

@@ -10,7 +10,7 @@ use flashcore_bench::bed::{Drawn, Workbench};
 use flashcore_bench::defences::inspect;
 use flashcore_bench::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching, TensorSet};
 use flashcore_bench::planted::{Conduct, InFinals, Planted};
-use flashcore_bench::{LaunchMode, Subject, SubjectInfo, Trouble, draw};
+use flashcore_bench::{Case, LaunchMode, Subject, SubjectInfo, Trouble, draw};
 use flashcore_check::registers::{Unknown, assemble};
 use flashcore_cuda::{CudaError, Event, Module, ModuleOptions, PreparedLaunch};
 use flashcore_ir::{Chip, Target};
@@ -64,7 +64,7 @@ fn each_cheat_is_rejected_for_its_reason() {
         let config: Config = "scalar/naive-t128-v16".parse()?;
         let plan = Plan::new(&problem, &config, context.info().chip())?;
         let bed = GpuBed::new(&stream, &tools, &problem, plan.workspace_bytes())?;
-        let drawn = Drawn::new(&problem)?;
+        let drawn = Drawn::new(&Case::new("", problem.clone()))?;
         for conduct in Conduct::ALL {
             let expected = conduct.reason();
             if expected.is_none() && conduct != Conduct::Honest {

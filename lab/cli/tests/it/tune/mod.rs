@@ -426,10 +426,7 @@ pub(crate) fn table() -> Measured {
         let us = 10.0 * (1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs());
         timed.push(Row(id, us, us * 0.995, us * 1.005));
     }
-    let case = Case {
-        name: "tiny".to_string(),
-        problem: Problem::named("tiny").unwrap(),
-    };
+    let case = Case::new("tiny", Problem::named("tiny").unwrap());
     let failed = vec![Failed {
         verdict: Verdict::BuildFailed,
         reason: "too large".to_string(),

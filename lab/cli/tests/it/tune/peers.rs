@@ -73,7 +73,7 @@ fn the_winner_stands_beside_the_default_and_peers() {
     let problem = Problem::named("tiny").unwrap();
     let default = plans::heuristics(&problem, &DeviceIdentity::cpu()).unwrap().to_string();
     let name = "tiny".to_string();
-    let report = report(Case { name, problem }, &default);
+    let report = report(Case::new(name, problem), &default);
     let said = format!(r#"{{"report": {}}}"#, serde_json::to_string(&report).unwrap());
     let python = python(&home, &said);
     let run = json(flashcore(&format!("{WORDS} --json"), &home).env("FLASHCORE_PYTHON", &python));

@@ -1,0 +1,251 @@
+//! Lengths of the sequences that a bench times: a short description, and the values that it stands for.
+
+use flashcore_problem::rng::Rng;
+use flashcore_problem::{KvLengths, Lengths, Problem, QLengths};
+use serde::{Deserialize, Serialize};
+
+use crate::{BenchError, Result};
+
+/// Seed of the order of pages.
+const PAGES_SEED: u64 = 20;
+
+/// Some sequences of a batch, and how long they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sequences {
+    /// How many.
+    pub count: usize,
+    /// Query rows of each. Without it, as many as bound and tensors allow if all sequences have as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<Span>,
+    /// Keys of each. Without it, as many as bound and tensors allow if all sequences have as many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<Span>,
+}
+
+/// A length: one number, or `[least, most]`. Those of a group of sequences fill the range evenly, in an order that looks
+/// random: length `i` is `least` plus the fraction of `i` times the golden ratio of the range. Spans that are equal give
+/// equal lengths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Span {
+    /// The same for all.
+    Equal(usize),
+    /// From the first to the second.
+    Between([usize; 2]),
+}
+
+impl Span {
+    /// Length `i` of a group.
+    pub fn of(self, i: usize) -> usize {
+        /// 2³² divided by the golden ratio.
+        const STEP: u64 = 2_654_435_769;
+        match self {
+            Span::Equal(len) => len,
+            Span::Between([least, most]) => {
+                let range = (most + 1).saturating_sub(least) as u64;
+                least + (((i as u64).wrapping_mul(STEP) % (1 << 32) * range) >> 32) as usize
+            }
+        }
+    }
+}
+
+/// Rows and keys of each sequence of some groups, `None` where a group does not say.
+pub(crate) fn each(groups: &[Sequences]) -> impl Iterator<Item = [Option<usize>; 2]> {
+    groups.iter().flat_map(|group| {
+        let of = |i| [group.rows, group.keys].map(|span| span.map(|span| span.of(i)));
+        (0..group.count).map(of)
+    })
+}
+
+/// The values of a problem's lengths that groups of sequences stand for; without groups, all sequences are as long as
+/// bound and tensors allow if all have the same length. Packed sequences follow each other, pages have a random order.
+///
+/// ```
+/// use flashcore_bench::sequences::{Sequences, Span, lengths};
+/// use flashcore_problem::{KvLengths, Problem};
+/// let problem = Problem::builder().batch(3).heads(8, 2).head_dim(64).seq_len_q(1).seq_len_kv(900);
+/// let problem = problem.kv_lengths(KvLengths::Cache).build()?;
+/// let long = Sequences { count: 1, rows: None, keys: Some(Span::Equal(900)) };
+/// let short = Sequences { count: 2, rows: None, keys: Some(Span::Between([10, 20])) };
+/// assert_eq!(lengths(&problem, &[long, short])?.seqused_k, Some(vec![900, 10, 16]));
+/// assert_eq!(lengths(&problem, &[])?.seqused_k, Some(vec![900; 3]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Groups that contradict the problem: of another batch, rows or keys where all sequences have the bound, lengths above
+/// the bounds, or more of them than the tensors hold.
+pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i32>>> {
+    let given = |why: String| BenchError::Given(format!("sequences: {why}"));
+    let batch = problem.batch();
+    let count: usize = groups.iter().map(|group| group.count).sum();
+    if !groups.is_empty() && count != batch {
+        return Err(given(format!("there are {count}; the problem has a batch of {batch}")));
+    }
+    let (q, kv) = (problem.q_lengths(), problem.kv_lengths());
+    let axes = [
+        ("rows", q == QLengths::Equal, problem.seq_len_q()),
+        ("keys", kv == KvLengths::Equal, problem.seq_len_kv()),
+    ];
+    for (axis, (name, is_equal, bound)) in axes.into_iter().enumerate() {
+        for span in groups.iter().filter_map(|group| [group.rows, group.keys][axis]) {
+            if is_equal && span != Span::Equal(bound) {
+                return Err(given(format!(
+                    "{name} are given, but all sequences of this problem have {bound}; leave them out, or let the problem \
+                     have lengths"
+                )));
+            }
+        }
+    }
+    let equal = [
+        match q {
+            QLengths::Equal => problem.seq_len_q(),
+            QLengths::Packed { total, .. } => problem.seq_len_q().min(total / batch),
+        },
+        match kv {
+            KvLengths::Equal | KvLengths::Cache => problem.seq_len_kv(),
+            KvLengths::Packed { total, .. } => problem.seq_len_kv().min(total / batch),
+            KvLengths::Paged { page_size, pages, .. } => problem.seq_len_kv().min(pages / batch * page_size),
+        },
+    ];
+    let mut all: Vec<[usize; 2]> = each(groups)
+        .map(|[rows, keys]| [rows.unwrap_or(equal[0]), keys.unwrap_or(equal[1])])
+        .collect();
+    all.resize(batch, equal);
+    let values = |axis: usize| all.iter().map(move |lens| lens[axis]);
+    let used = |axis: usize| values(axis).map(|len| len as i32).collect::<Vec<_>>();
+    let starts = |axis: usize| {
+        let ends = values(axis).scan(0usize, |end, len| {
+            *end += len;
+            Some(i32::try_from(*end).unwrap_or(i32::MAX))
+        });
+        std::iter::once(0).chain(ends).collect::<Vec<_>>()
+    };
+    let mut lengths = Lengths::default();
+    if let QLengths::Packed { used: is_used, .. } = q {
+        (lengths.cu_seqlens_q, lengths.seqused_q) = (Some(starts(0)), is_used.then(|| used(0)));
+    }
+    match kv {
+        KvLengths::Equal => {}
+        KvLengths::Packed { used: is_used, .. } => {
+            (lengths.cu_seqlens_k, lengths.seqused_k) = (Some(starts(1)), is_used.then(|| used(1)));
+        }
+        KvLengths::Cache => lengths.seqused_k = Some(used(1)),
+        KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        } => {
+            let needed: usize = values(1).map(|keys| keys.div_ceil(page_size)).sum();
+            if needed > pages {
+                return Err(given(format!("they need {needed} pages; the cache has {pages}")));
+            }
+            let mut rng = Rng::new(PAGES_SEED);
+            let mut order: Vec<i32> = (0..pages as i32).collect();
+            (1..pages).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
+            let mut table = vec![-1; batch * max_pages];
+            for (table, keys) in table.chunks_mut(max_pages).zip(values(1)) {
+                let from = order.len() - keys.div_ceil(page_size);
+                table
+                    .iter_mut()
+                    .zip(order.drain(from..))
+                    .for_each(|(entry, page)| *entry = page);
+            }
+            (lengths.block_table, lengths.seqused_k) = (Some(table), Some(used(1)));
+        }
+    }
+    match problem.sequences(&lengths.as_slices()) {
+        Ok(_) => Ok(lengths),
+        Err(error) => Err(given(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flashcore_problem::Mask;
+
+    fn group(count: usize, rows: Option<Span>, keys: Option<Span>) -> Sequences {
+        Sequences { count, rows, keys }
+    }
+
+    #[test]
+    fn spans_fill_their_range() {
+        let mut lens: Vec<usize> = (0..64).map(|i| Span::Between([100, 4000]).of(i)).collect();
+        lens.sort_unstable();
+        assert!(lens[0] < 160 && lens[63] > 3940, "{lens:?}");
+        assert!(lens.windows(2).all(|pair| pair[1] - pair[0] < 160), "{lens:?}");
+        assert_eq!(Span::Between([7, 7]).of(12), 7);
+        let read: Sequences = serde_json::from_str(r#"{"count": 2, "rows": 3, "keys": [4, 9]}"#).unwrap();
+        assert_eq!(read, group(2, Some(Span::Equal(3)), Some(Span::Between([4, 9]))));
+        assert!(serde_json::from_str::<Sequences>(r#"{"count": 2, "row": 3}"#).is_err());
+    }
+
+    #[test]
+    fn values_are_those_of_the_problem() {
+        let build = || {
+            Problem::builder()
+                .batch(4)
+                .heads(4, 2)
+                .head_dim(64)
+                .seq_len_q(9)
+                .seq_len_kv(100)
+        };
+        let packed = QLengths::Packed { total: 20, used: true };
+        let paged = KvLengths::Paged {
+            page_size: 16,
+            pages: 12,
+            max_pages: 7,
+        };
+        let problem = build()
+            .mask(Mask::CAUSAL)
+            .q_lengths(packed)
+            .kv_lengths(paged)
+            .build()
+            .unwrap();
+        let equal = lengths(&problem, &[]).unwrap();
+        assert_eq!(equal.cu_seqlens_q.as_deref(), Some(&[0, 5, 10, 15, 20][..]));
+        assert_eq!(equal.seqused_k, Some(vec![48; 4]));
+        let mixed = [
+            group(1, Some(Span::Equal(9)), Some(Span::Equal(90))),
+            group(3, Some(Span::Equal(1)), Some(Span::Between([17, 32]))),
+        ];
+        let mixed = lengths(&problem, &mixed).unwrap();
+        assert_eq!(mixed.seqused_q, Some(vec![9, 1, 1, 1]));
+        let mut used: Vec<i32> = mixed
+            .block_table
+            .unwrap()
+            .into_iter()
+            .filter(|page| *page >= 0)
+            .collect();
+        used.sort_unstable();
+        assert_eq!(used.len(), 12);
+        used.dedup();
+        assert_eq!(used.len(), 12, "a page was given twice");
+        for (groups, why) in [
+            (vec![group(3, None, None)], "there are 3; the problem has a batch of 4"),
+            (
+                vec![group(4, Some(Span::Equal(10)), None)],
+                "gives sequence 0 10 rows; the problem's bound is 9: raise it",
+            ),
+            (vec![group(4, Some(Span::Equal(9)), None)], "its tensors have 20 rows"),
+            (
+                vec![group(4, None, Some(Span::Equal(64)))],
+                "they need 16 pages; the cache has 12",
+            ),
+        ] {
+            let error = lengths(&problem, &groups).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+        let equal = build().build().unwrap();
+        let error = lengths(&equal, &[group(4, Some(Span::Equal(3)), None)])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("rows are given, but all sequences of this problem have 9"),
+            "{error}"
+        );
+        assert!(lengths(&equal, &[group(4, Some(Span::Equal(9)), None)]).is_ok());
+    }
+}
