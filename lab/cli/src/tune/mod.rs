@@ -41,16 +41,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         return predicted::run(args);
     }
     let problem = args.problem.problem()?;
-<<<<<<< HEAD
-    let case = Case {
-        name: args.problem.label(&problem),
-        problem,
-    };
-    let devices = devices(&args.device, args.workers.is_some())?;
-=======
     let case = Case::new(args.problem.label(&problem), problem);
-    let devices = devices(&args.device)?;
->>>>>>> decd9bef (bench: time packed sequences, caches and pages)
+    let devices = devices(&args.device, args.workers.is_some())?;
     // Without flags and without a GPU, also show what can be shown of GPUs.
     let tour = args.device == "best" && devices == ["cpu"] && !args.json && !args.torture && !args.resume;
     let (found, ctrl_c) = search(args, &case, &devices, if tour { 0.5 } else { 1.0 })?;
