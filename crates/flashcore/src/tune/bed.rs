@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use flashcore_problem::bulk::Census;
 use flashcore_problem::{
-    InputKind, Inputs, POISON, Problem, ReferenceRow, Tensor, Tolerance, compare, compare_lse, reference_rows,
+    InputKind, Inputs, Problem, ReferenceRow, Tensor, Tolerance, compare, compare_lse, reference_rows,
 };
 
 use super::search::{self, Bed, Unfit};
@@ -204,6 +204,7 @@ mod host {
 #[cfg(feature = "cuda")]
 mod gpu {
     use flashcore_kernels::{Config, KernelCache, Plan, near};
+    use flashcore_problem::POISON;
 
     use super::*;
     use crate::cuda::{Context, DeviceBuffer, Event, Graph, Stream};
