@@ -428,9 +428,9 @@ mod tests {
 
     #[test]
     fn several_devices_are_different_gpus() {
-        assert_eq!(devices("cuda:0,cuda:1").unwrap(), ["cuda:0", "cuda:1"]);
-        assert_eq!(devices("replay").unwrap(), ["replay:shipped"]);
-        assert_eq!(devices("cuda:01,cuda:00").unwrap(), ["cuda:1", "cuda:0"]);
+        assert_eq!(devices("cuda:0,cuda:1", false).unwrap(), ["cuda:0", "cuda:1"]);
+        assert_eq!(devices("replay", false).unwrap(), ["replay:shipped"]);
+        assert_eq!(devices("cuda:01,cuda:00", false).unwrap(), ["cuda:1", "cuda:0"]);
         for wrong in [
             "cpu,cpu",
             "cuda:0,cuda:0",
@@ -442,7 +442,7 @@ mod tests {
             "cuda:x",
             "",
         ] {
-            assert!(devices(wrong).is_err(), "{wrong}");
+            assert!(devices(wrong, false).is_err(), "{wrong}");
         }
     }
 }
