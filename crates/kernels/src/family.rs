@@ -164,7 +164,9 @@ impl Lever {
     /// A value as it prints.
     pub fn print(&self, value: u32) -> String {
         match self.part {
-            Part::Words(words) => words[value as usize].0.to_string(),
+            Part::Words(words) => words
+                .get(value as usize)
+                .map_or(value.to_string(), |word| word.0.to_string()),
             Part::Number(..) | Part::Scaled(_) => value.to_string(),
         }
     }
@@ -299,21 +301,20 @@ impl Family {
     pub fn check(&self, values: &Values) -> Result<(), Refusal> {
         for (lever, &given) in self.levers.iter().zip(values) {
             if !lever.allows(given) {
-                let listed: Vec<String> = lever.values.iter().map(u32::to_string).collect();
-                let allowed = match lever.most {
-                    0 => listed.join(", "),
-                    most => format!("1 to {most}"),
+                let listed: Vec<String> = lever.values.iter().map(|&value| lever.print(value)).collect();
+                let allowed = match (lever.part, lever.most) {
+                    (Part::Words(_), _) | (_, 0) => listed.join(", "),
+                    (_, most) => format!("1 to {most}"),
                 };
-                return Err(Refusal::lever(lever.name, given, allowed));
+                return Err(Refusal::lever(lever.name, lever.print(given), allowed));
             }
         }
         match self.constraints.iter().find(|constraint| !(constraint.holds)(values)) {
             Some(Constraint { lever, rule, .. }) => {
-                let levers = self.levers.iter().zip(values);
-                let given = levers
-                    .filter(|(known, _)| known.name == *lever)
-                    .map(|(_, &given)| given);
-                Err(Refusal::lever(lever, given.sum(), *rule))
+                let mut levers = self.levers.iter().zip(values);
+                let given = levers.find(|(known, _)| known.name == *lever);
+                let given = given.map_or(String::new(), |(known, &given)| known.print(given));
+                Err(Refusal::lever(lever, given, *rule))
             }
             None => Ok(()),
         }

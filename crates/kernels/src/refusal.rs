@@ -30,8 +30,8 @@ pub enum Refusal {
     Lever {
         /// The lever.
         lever: &'static str,
-        /// Its value.
-        given: u32,
+        /// Its value, as the lever prints it.
+        given: String,
         /// The values there are.
         allowed: String,
     },
@@ -104,8 +104,8 @@ impl Refusal {
         Refusal::Unsupported { family, what, remedy }
     }
 
-    pub(crate) fn lever(lever: &'static str, given: u32, allowed: impl Into<String>) -> Refusal {
-        let allowed = allowed.into();
+    pub(crate) fn lever(lever: &'static str, given: impl ToString, allowed: impl Into<String>) -> Refusal {
+        let (given, allowed) = (given.to_string(), allowed.into());
         Refusal::Lever { lever, given, allowed }
     }
 

@@ -162,3 +162,19 @@ fn values_that_a_lever_does_not_have_are_refused() {
         "warps is 8; allowed: 16 rows a warp at least"
     );
 }
+
+#[test]
+fn refusals_print_values_as_ids_do() {
+    let of = |id: &str| {
+        let (family, values) = id.parse::<crate::Config>().unwrap().levers();
+        family.check(&values).unwrap_err().to_string()
+    };
+    assert!(of("wgmma/m64n64-s2-pingpong-spec").starts_with("pingpong is true; allowed: one warpgroup"));
+    let mut values = mma::FAMILY.first();
+    values[8] = 7;
+    let refusal = mma::FAMILY.check(&values).unwrap_err().to_string();
+    assert!(
+        refusal.starts_with("rescale is 7; allowed: always, conditional, speculative"),
+        "{refusal}"
+    );
+}

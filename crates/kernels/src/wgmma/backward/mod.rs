@@ -180,7 +180,7 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
                 "{} in the backward pass, whose levers are rows, cols and stages",
                 lever.print(usual)
             );
-            return Err(Refusal::lever(lever.name, given, allowed));
+            return Err(Refusal::lever(lever.name, lever.print(given), allowed));
         }
     }
     if !PADDING.is_multiple_of(config.rows) {
