@@ -5,7 +5,8 @@ use std::time::Duration;
 use flashcore::plans::{PlanSetting, PlanTarget, Plans, read_table};
 use flashcore::{Attention, Device, Error, Problem, TuneProgress};
 
-const BUDGET: Duration = Duration::from_millis(150);
+/// More than any machine needs: a search ends when nothing near the fastest is left.
+const BUDGET: Duration = Duration::from_secs(3600);
 
 fn problem(seq_len: usize) -> Problem {
     let problem = Problem::builder().heads(2, 1).seq_len(seq_len).head_dim(64);
