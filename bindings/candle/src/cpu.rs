@@ -28,14 +28,15 @@ pub(crate) fn forward(
     let problem = problem(options, lengths, given, DeviceLocation::Cpu)?;
     let shape = tensors[0].1.shape().clone();
     let out = match tensors[0].0.dtype() {
-        DType::F16 => f16::to_cpu_storage_owned(of_type(problem, lengths, tensors)?),
-        DType::BF16 => bf16::to_cpu_storage_owned(of_type(problem, lengths, tensors)?),
-        _ => f32::to_cpu_storage_owned(of_type(problem, lengths, tensors)?),
+        DType::F16 => f16::to_cpu_storage_owned(of_type(options, problem, lengths, tensors)?),
+        DType::BF16 => bf16::to_cpu_storage_owned(of_type(options, problem, lengths, tensors)?),
+        _ => f32::to_cpu_storage_owned(of_type(options, problem, lengths, tensors)?),
     };
     Ok((out, shape))
 }
 
 fn of_type<T: Element + WithDType>(
+    options: &FlashAttn,
     problem: Option<Problem>,
     lengths: Lengths<'_>,
     tensors: [(&CpuStorage, &Layout); 3],
@@ -45,7 +46,11 @@ fn of_type<T: Element + WithDType>(
     let Some(problem) = problem else {
         return Ok(out);
     };
-    let views = views::<T>(&problem, tensors)?;
+    let mut views = views::<T>(&problem, tensors)?;
+    let slopes = options.alibi_slopes.as_ref().map(Tensor::to_vec1::<f32>).transpose()?;
+    if let Some(slopes) = &slopes {
+        views[0] = views[0].with_alibi_slopes(slopes);
+    }
     let values = host_lengths(lengths)?;
     let out_view = TensorViewMut::from_slice(*problem.o_layout(), &mut out).map_err(Error::from)?;
     let done = attention().forward_lengths(&problem, views, &values.as_slices(), out_view, None);

@@ -42,9 +42,9 @@ pub(crate) fn forward(
     let location = candle::backend::BackendDevice::location(q.device());
     let problem = problem(options, lengths, given, location)?;
     let out = match q.dtype() {
-        DType::F16 => of_type::<f16>(problem, lengths, tensors)?,
-        DType::BF16 => of_type::<bf16>(problem, lengths, tensors)?,
-        _ => of_type::<f32>(problem, lengths, tensors)?,
+        DType::F16 => of_type::<f16>(options, problem, lengths, tensors)?,
+        DType::BF16 => of_type::<bf16>(options, problem, lengths, tensors)?,
+        _ => of_type::<f32>(options, problem, lengths, tensors)?,
     };
     Ok((out, layout.shape().clone()))
 }
@@ -67,6 +67,7 @@ fn slice<'a, T>(
 }
 
 fn of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
+    options: &FlashAttn,
     problem: Option<Problem>,
     lengths: Lengths<'_>,
     tensors: [(&CudaStorage, &Layout); 3],
@@ -90,7 +91,7 @@ fn of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
             out: &mut out,
             lse: None,
         },
-        None,
+        Pass::Forward(options.alibi_slopes.as_ref()),
     )?;
     Ok(CudaStorage::wrap_cuda_slice(out, device.clone()))
 }
@@ -149,12 +150,13 @@ fn gradients_of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
         out: &mut out,
         lse: Some(&mut lse),
     };
-    enqueue(&forward, lengths, tensors, device, results, None)?;
+    // A problem with slopes has no backward pass, and was refused.
+    enqueue(&forward, lengths, tensors, device, results, Pass::Forward(None))?;
     let results = Results {
         out: &mut out,
         lse: Some(&mut lse),
     };
-    enqueue(&backward, lengths, tensors, device, results, Some((dout, &mut found)))?;
+    enqueue(&backward, lengths, tensors, device, results, Pass::Backward(dout, &mut found))?;
     Ok(storages(found))
 }
 
@@ -178,15 +180,22 @@ fn slice_mut<'a, T>(
     (slice, guard)
 }
 
-/// Enqueues a pass of the problem's direction; `gradients` are dout, and dq, dk and dv.
-#[allow(clippy::type_complexity)] // taken apart where it is used
+/// What a pass has besides.
+enum Pass<'a, T> {
+    /// ALiBi's slopes.
+    Forward(Option<&'a Tensor>),
+    /// dout; and dq, dk and dv.
+    Backward((&'a CudaStorage, &'a Layout), &'a mut [CudaSlice<T>; 3]),
+}
+
+/// Enqueues a pass of the problem's direction.
 fn enqueue<T: CudaDType + DeviceRepr>(
     problem: &Problem,
     lengths: Lengths<'_>,
     tensors: [(&CudaStorage, &Layout); 3],
     device: &CudaDevice,
     results: Results<'_, T>,
-    gradients: Option<((&CudaStorage, &Layout), &mut [CudaSlice<T>; 3])>,
+    pass: Pass<'_, T>,
 ) -> Result<()> {
     let stream = &device.cuda_stream();
     let attention = attention(stream.context().ordinal())?;
@@ -209,7 +218,24 @@ fn enqueue<T: CudaDType + DeviceRepr>(
     let lse = results.lse.map(|lse| slice_mut(context, stream, lse));
     call.lse = lse.as_ref().map(|(slice, _)| *slice);
     let mut written = Vec::with_capacity(3);
-    if let Some(((dout, layout), found)) = gradients {
+    let slopes = match &pass {
+        Pass::Forward(Some(slopes)) => Some(slopes.storage_and_layout()),
+        _ => None,
+    };
+    let slopes = match &slopes {
+        None => None,
+        Some((storage, layout)) => match &**storage {
+            Storage::Cuda(storage) => Some(slice(
+                context,
+                stream,
+                storage.as_cuda_slice::<f32>()?,
+                layout.start_offset(),
+            )),
+            _ => candle::bail!("alibi_slopes are not on the device of q"),
+        },
+    };
+    call.alibi_slopes = slopes.as_ref().map(|(slice, _)| *slice);
+    if let Pass::Backward((dout, layout), found) = pass {
         memory.push(slice(
             context,
             stream,

@@ -11,7 +11,7 @@ use crate::problem::Lengths;
 pub struct FlashAttn {
     /// Factor on `q·kᵀ`.
     pub softmax_scale: f32,
-    /// Must be `None`.
+    /// ALiBi's slopes, F32 `[num_heads]`, at least 0.
     pub alibi_slopes: Option<Tensor>,
     /// Keys that a row sees before its own position; `None`: all.
     pub window_size_left: Option<usize>,
@@ -127,10 +127,11 @@ pub fn flash_attn_windowed(
     q.apply_op3(k, v, FlashAttn::new(softmax_scale, window))
 }
 
-/// Refused: FlashCore does not serve ALiBi. It is here so that code which names it compiles.
+/// [`flash_attn`] with ALiBi: `slope·|i − j|` is subtracted from the score of a row at position `i` and a
+/// key at position `j`. `alibi_slopes` are F32 `[num_heads]`, at least 0.
 ///
 /// # Errors
-/// [`Error::Unserved`](crate::Error::Unserved), always.
+/// Those of the [crate].
 pub fn flash_attn_alibi(
     q: &Tensor,
     k: &Tensor,
@@ -143,10 +144,10 @@ pub fn flash_attn_alibi(
     q.apply_op3(k, v, op)
 }
 
-/// Refused, as [`flash_attn_alibi`].
+/// [`flash_attn_windowed`] with ALiBi, as [`flash_attn_alibi`].
 ///
 /// # Errors
-/// [`Error::Unserved`](crate::Error::Unserved), always.
+/// Those of the [crate].
 pub fn flash_attn_alibi_windowed(
     q: &Tensor,
     k: &Tensor,
@@ -160,7 +161,8 @@ pub fn flash_attn_alibi_windowed(
     q.apply_op3(k, v, op)
 }
 
-/// [`flash_attn_windowed`] with a soft cap of the scores. `alibi_slopes` must be `None`.
+/// [`flash_attn_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
+/// after it.
 ///
 /// # Errors
 /// Those of the [crate].

@@ -28,7 +28,7 @@
 //!   0 is no cap.
 //! - q, k and v have gradients, except through pages, which is refused. On Hopper, the last bits
 //!   of that of q may differ from run to run.
-//! - ALiBi slopes are refused.
+//! - ALiBi slopes have no gradients, and calls with them none either.
 //!
 //! # Errors
 //!

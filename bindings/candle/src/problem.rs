@@ -1,7 +1,7 @@
 //! From the arguments of a call to a [`Problem`].
 
 use candle::{DType, DeviceLocation, Layout, Tensor};
-use flashcore::{KvLengths, Mask, Problem, QLengths};
+use flashcore::{Alibi, KvLengths, Mask, Problem, QLengths};
 
 use crate::varlen::{Keys, Varlen};
 use crate::{Error, FlashAttn};
@@ -26,11 +26,6 @@ pub(crate) fn problem(
     tensors: [(DType, &Layout); 3],
     location: DeviceLocation,
 ) -> Result<Option<Problem>, Error> {
-    if options.alibi_slopes.is_some() {
-        let instead = "pass no slopes, or compute attention with ALiBi by candle's own operations";
-        let argument = "alibi_slopes";
-        return Err(Error::Unserved { argument, instead });
-    }
     let dtype = tensors[0].0;
     for (tensor, (given, _)) in TENSORS.into_iter().zip(tensors) {
         let allowed = match given {
@@ -70,6 +65,13 @@ pub(crate) fn problem(
         _ => flashcore::DType::F32,
     });
     let builder = builder.softmax_scale(options.softmax_scale);
+    let builder = match &options.alibi_slopes {
+        None => builder,
+        Some(slopes) => {
+            check_slopes(slopes, heads, location)?;
+            builder.alibi(Alibi::Heads)
+        }
+    };
     let builder = match options.softcap {
         None | Some(0.0) => builder,
         Some(cap) => builder.softcap(cap),
@@ -142,6 +144,24 @@ fn four_dimensions(
     Ok(found)
 }
 
+/// Checks ALiBi's slopes, which are f32 `[num_heads]`.
+fn check_slopes(slopes: &Tensor, heads: usize, location: DeviceLocation) -> Result<(), Error> {
+    let tensor = "alibi_slopes";
+    if slopes.dtype() != DType::F32 {
+        let (given, allowed) = (slopes.dtype(), "it must be F32");
+        return Err(Error::DType { tensor, given, allowed });
+    }
+    if slopes.dims() != [heads] {
+        let (given, expected) = (slopes.dims().to_vec(), "[num_heads], a slope for each query head");
+        return Err(Error::Rank {
+            tensor,
+            given,
+            expected,
+        });
+    }
+    check_place(tensor, slopes, location)
+}
+
 /// Checks an array of `batch + 1` sums of lengths, and returns the batch.
 fn check_entries(tensor: &'static str, entries: &Tensor, location: DeviceLocation) -> Result<usize, Error> {
     check_integers(tensor, entries, location, false)?;
@@ -174,7 +194,7 @@ fn check_integers(
     location: DeviceLocation,
     signed_too: bool,
 ) -> Result<(), Error> {
-    let (given, at) = (integers.dtype(), integers.device().location());
+    let given = integers.dtype();
     if given != DType::U32 && !(signed_too && given == DType::I32) {
         let allowed = match signed_too {
             true => "allowed are U32 and I32",
@@ -182,6 +202,12 @@ fn check_integers(
         };
         return Err(Error::DType { tensor, given, allowed });
     }
+    check_place(tensor, integers, location)
+}
+
+/// Checks that a tensor is on a device, without gaps.
+fn check_place(tensor: &'static str, of: &Tensor, location: DeviceLocation) -> Result<(), Error> {
+    let at = of.device().location();
     if at != location {
         return Err(Error::Device {
             tensor,
@@ -189,7 +215,7 @@ fn check_integers(
             expected: location,
         });
     }
-    if !integers.is_contiguous() {
+    if !of.is_contiguous() {
         return Err(Error::Strided { tensor });
     }
     Ok(())

@@ -188,10 +188,11 @@ pub fn flash_attn_varlen_paged_windowed(
     q.apply_op3(k, v, FlashAttnVarlen { options, lengths })
 }
 
-/// Refused: FlashCore does not serve ALiBi. It is here so that code which names it compiles.
+/// [`flash_attn_varlen`] with ALiBi: `slope·|i − j|` is subtracted from the score of a row at position `i` and a
+/// key at position `j`. `alibi_slopes` are F32 `[num_heads]`, at least 0.
 ///
 /// # Errors
-/// [`Error::Unserved`](crate::Error::Unserved), always.
+/// Those of the [crate].
 #[allow(clippy::too_many_arguments)] // candle-flash-attn's
 pub fn flash_attn_varlen_alibi(
     q: &Tensor,
@@ -209,10 +210,10 @@ pub fn flash_attn_varlen_alibi(
     packed(options, [q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])
 }
 
-/// Refused, as [`flash_attn_varlen_alibi`].
+/// [`flash_attn_varlen_windowed`] with ALiBi, as [`flash_attn_varlen_alibi`].
 ///
 /// # Errors
-/// [`Error::Unserved`](crate::Error::Unserved), always.
+/// Those of the [crate].
 #[allow(clippy::too_many_arguments)] // candle-flash-attn's
 pub fn flash_attn_varlen_alibi_windowed(
     q: &Tensor,
@@ -231,7 +232,8 @@ pub fn flash_attn_varlen_alibi_windowed(
     packed(options, [q, k, v], [seqlens_q, seqlens_k], [max_seqlen_q, max_seqlen_k])
 }
 
-/// [`flash_attn_varlen_windowed`] with a soft cap of the scores. `alibi_slopes` must be `None`.
+/// [`flash_attn_varlen_windowed`] with a soft cap of the scores, and perhaps ALiBi, which is subtracted
+/// after it.
 ///
 /// # Errors
 /// Those of [`flash_attn_varlen`].

@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 
 use crate::error::{forked, raise, type_, value};
 use crate::frameworks::{Framework, dtype_name, without_gradient};
+use crate::head_values::HeadValues;
 use crate::options::{Axes, Options};
 use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
@@ -64,6 +65,8 @@ pub(crate) fn builder_of(dtype: DType, layouts: [&Layout; 4], options: &Options)
         .dtype(dtype)
         .mask(options.mask)
         .return_lse(options.return_lse)
+        .sinks(options.sinks)
+        .alibi(options.alibi)
         .layouts(*q, *k, *v, *o);
     if let Some(softcap) = options.softcap {
         problem = problem.softcap(softcap);
@@ -82,6 +85,7 @@ pub(crate) struct Call<'py> {
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
     scales: Scales,
+    head_values: HeadValues,
     stream: Option<CallStream>,
     /// The library q belongs to; it allocates the output.
     framework: Framework<'py>,
@@ -166,11 +170,23 @@ impl<'py> Call<'py> {
             k,
             v,
             scales,
+            head_values: HeadValues::default(),
             stream: call_stream,
             framework,
             foreign_stream,
         };
         Ok((call, out))
+    }
+
+    /// Imports sinks and slopes, which the options then mention.
+    pub(crate) fn gather_head_values(
+        &mut self,
+        sinks: Option<&Bound<'py, PyAny>>,
+        slopes: Option<&Bound<'py, PyAny>>,
+        options: &mut Options,
+    ) -> PyResult<()> {
+        self.head_values = HeadValues::gather(sinks, slopes, self.place, self.stream.as_ref(), options)?;
+        Ok(())
     }
 
     /// The layout of an output that is allocated here: dense, in q's order of dimensions.
@@ -196,6 +212,7 @@ impl<'py> Call<'py> {
         let layouts = [&self.q.layout, &self.k.layout, &self.v.layout, &out];
         let problem = problem_of(self.q.dtype, layouts, options).map_err(|error| raise(error.into()))?;
         self.scales.check(&problem)?;
+        self.head_values.check(&problem)?;
         Ok(problem)
     }
 
@@ -262,7 +279,15 @@ impl<'py> Call<'py> {
         let ones = vec![1.0; problem.num_scales()];
         let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
         // SAFETY: scales are on the tensors' device, which is the host; else as above.
-        let [q, k, v] = unsafe { self.scales.attach([q, k, v], &ones) }?;
+        let [mut q, k, v] = unsafe { self.scales.attach([q, k, v], &ones) }?;
+        // SAFETY: they are on the tensors' device, too.
+        let [sinks, slopes] = unsafe { self.head_values.on_host() };
+        if let Some(sinks) = &sinks {
+            q = q.with_sinks(sinks);
+        }
+        if let Some(slopes) = &slopes {
+            q = q.with_alibi_slopes(slopes);
+        }
         let (name, dtype, layout) = (out.name, out.dtype, out.layout);
         // SAFETY: as above; `check_out` has checked that it is writable and shares no memory with
         // the inputs, or it was allocated for this call.
@@ -295,6 +320,7 @@ impl<'py> Call<'py> {
         let mut tensors = DeviceTensors::new(slice(&self.q), slice(&self.k), slice(&self.v), slice(out));
         tensors.lse = lse.map(slice);
         tensors.scales = self.scales.on_device(context, problem)?;
+        [tensors.sinks, tensors.alibi_slopes] = self.head_values.on_device(context);
         let attention = &*self.attention;
         let bytes = py
             .detach(|| attention.workspace_bytes(problem, tensors.alignment()))
@@ -361,6 +387,12 @@ impl<'py> Call<'py> {
 ///     For float8_e4m3fn tensors, float32, dense, on the tensors' device. An element's value is the element times the
 ///     scale of its batch and K/V head. Finite and above 0, which is checked on the CPU only. 1 unless given. The output
 ///     is bfloat16.
+/// sinks : tensor ``[heads]``, optional
+///     float32, float16 or bfloat16, dense: a logit of each query head that counts in the sum of its rows' softmax, and
+///     has no value (s_aux of gpt-oss). -inf is none. The log-sum-exp includes it.
+/// alibi_slopes : tensor ``[heads]`` or ``[batch, heads]``, optional
+///     float32, dense, at least 0: ``slope * |i - j|`` is subtracted from the scaled, capped score of a query at position
+///     i and a key at position j; the last query is at the last key.
 ///
 /// Returns
 /// -------
@@ -388,7 +420,7 @@ impl<'py> Call<'py> {
 #[pyfunction]
 #[pyo3(signature = (
     q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
-    layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None,
+    layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None, sinks=None, alibi_slopes=None,
 ))]
 #[allow(clippy::too_many_arguments)] // Python's keyword arguments
 pub(crate) fn attention<'py>(
@@ -408,10 +440,13 @@ pub(crate) fn attention<'py>(
     q_scale: Option<&Bound<'py, PyAny>>,
     k_scale: Option<&Bound<'py, PyAny>>,
     v_scale: Option<&Bound<'py, PyAny>>,
+    sinks: Option<&Bound<'py, PyAny>>,
+    alibi_slopes: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
+    let mut options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
     let scales = [q_scale, k_scale, v_scale];
-    let (call, given_out) = Call::gather([q, k, v], scales, out, stream, &options)?;
+    let (mut call, given_out) = Call::gather([q, k, v], scales, out, stream, &options)?;
+    call.gather_head_values(sinks, alibi_slopes, &mut options)?;
     let mut problem = call.problem(&options, given_out.as_ref())?;
     let (out, mut out_tensor) = match (out, given_out) {
         (Some(out), Some(tensor)) => {
@@ -431,7 +466,8 @@ pub(crate) fn attention<'py>(
         Some(stream) => call.run_on_cuda(py, stream, q, &problem, &out_tensor, lse_tensor.as_ref())?,
     }
     if let Some(stream) = &call.foreign_stream {
-        for tensor in [q, k, v, &out].into_iter().chain(scales.into_iter().flatten()) {
+        let given = scales.into_iter().chain([sinks, alibi_slopes]).flatten();
+        for tensor in [q, k, v, &out].into_iter().chain(given) {
             call.framework.used_on(tensor, stream)?;
         }
     }

@@ -239,6 +239,11 @@ impl Tensor<'_> {
         })
     }
 
+    /// Whether it has one dimension and no elements, which stands for an argument that was not given.
+    pub(crate) fn is_absent(&self, name: &'static str) -> Result<bool, Error> {
+        Ok(self.dims()? == 1 && self.raw::<1>(name)?.2 == [0])
+    }
+
     /// The same for int32 numbers, which must lie one after another on `place`; `None` for a tensor
     /// of one dimension without elements, which stands for an argument that was not given.
     pub(crate) fn describe_i32<const N: usize>(
@@ -246,7 +251,7 @@ impl Tensor<'_> {
         name: &'static str,
         place: Place,
     ) -> Result<Option<Numbers<N>>, Error> {
-        if self.dims()? == 1 && self.raw::<1>(name)?.2 == [0] {
+        if self.is_absent(name)? {
             return Ok(None);
         }
         let (number, theirs, shape, strides) = self.raw::<N>(name)?;
@@ -313,6 +318,41 @@ impl<const N: usize> Described<N> {
             self.name, self.dtype, self.shape, self.place
         )
         .into())
+    }
+}
+
+impl<const N: usize> Described<N> {
+    /// Checks that it has one of these dtypes, this shape and place, and is dense.
+    pub(crate) fn check(self, dtypes: &[DType], shape: [usize; N], place: Place) -> Result<Self, Error> {
+        let expected = shape.map(|n| n as i64);
+        let dense = is_dense(&self.shape, &self.strides);
+        if dtypes.contains(&self.dtype) && self.shape == expected && dense && self.place == place {
+            return Ok(self);
+        }
+        let allowed: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
+        Err(format!(
+            "{} holds {} of shape {:?} on {}; it must hold {} of shape {expected:?}, contiguous, on {place}",
+            self.name,
+            self.dtype,
+            self.shape,
+            self.place,
+            allowed.join(" or ")
+        )
+        .into())
+    }
+}
+
+impl Described<2> {
+    /// The same, which is dense, as one dimension.
+    pub(crate) fn flat(self) -> Described<1> {
+        Described {
+            name: self.name,
+            dtype: self.dtype,
+            place: self.place,
+            shape: [self.shape.iter().product()],
+            strides: [1],
+            first: self.first,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use flashcore::{KernelId, Mask};
+use flashcore::{Alibi, DType, KernelId, Mask};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
@@ -44,6 +44,9 @@ pub(crate) struct Options {
     pub(crate) return_lse: bool,
     pub(crate) kernel: Option<KernelId>,
     pub(crate) axes: Axes,
+    /// Set once they are imported.
+    pub(crate) sinks: Option<DType>,
+    pub(crate) alibi: Option<Alibi>,
 }
 
 impl Options {
@@ -63,6 +66,8 @@ impl Options {
             softcap,
             scale,
             return_lse,
+            sinks: None,
+            alibi: None,
             kernel: kernel.map(KernelId::from_str).transpose().map_err(raise)?,
             axes: match layout {
                 "bshd" => Axes::Bshd,

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::error::{raise, type_, value};
 use crate::frameworks::without_gradient;
 use crate::stream::CallStream;
-use crate::tensor::{Place, Request, Scale};
+use crate::tensor::{Expected, Place, Request, Values};
 
 /// What a call was given for scales, in the order q, k, v.
 pub(crate) type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; 3];
@@ -17,7 +17,14 @@ pub(crate) type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; 3];
 const NAMES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
 
 /// The scales of a call, imported; `None` for those left out, which are 1.
-pub(crate) struct Scales([Option<Scale>; 3]);
+pub(crate) struct Scales([Option<Values>; 3]);
+
+const EXPECTED: Expected = Expected {
+    dtypes: &[DType::F32],
+    dtype: "float32",
+    dims: &[2],
+    shape: "[batch, kv_heads]",
+};
 
 impl Scales {
     pub(crate) fn gather(
@@ -41,7 +48,7 @@ impl Scales {
                     request.place
                 )));
             }
-            *scale = Some(request.import_scale(stream)?);
+            *scale = Some(request.import_values(stream, &EXPECTED)?);
         }
         Ok(Scales(scales))
     }
@@ -62,7 +69,7 @@ impl Scales {
     /// Views of q, k and v in host memory with their scales, if e4m3; `ones` for those left out.
     ///
     /// # Safety
-    /// As [`Scale::host_values`].
+    /// As [`Values::host_values`].
     pub(crate) unsafe fn attach<'a>(
         &'a self,
         mut views: [TensorView<'a>; 3],
@@ -87,7 +94,7 @@ impl Scales {
         if problem.num_scales() == 0 {
             return Ok(None);
         }
-        let slice = |scale: &Option<Scale>| match scale {
+        let slice = |scale: &Option<Values>| match scale {
             // SAFETY: as for the call's tensors (`Call::run_on_cuda`).
             Some(scale) => Ok(unsafe { DeviceSlice::from_raw(context, scale.address(), scale.bytes()) }),
             None => ones(context, problem.num_scales()),

@@ -72,9 +72,9 @@ impl<'py> Request<'py> {
         Tensor::new(name, self.take_hold(stream)?, place, axes, fp8)
     }
 
-    /// The same for scales, float32 `[batch, kv_heads]`.
-    pub(crate) fn import_scale(self, stream: Option<&CallStream>) -> PyResult<Scale> {
-        Scale::new(self.name, self.take_hold(stream)?)
+    /// The same for values of heads.
+    pub(crate) fn import_values(self, stream: Option<&CallStream>, expected: &Expected) -> PyResult<Values> {
+        Values::new(self.name, self.take_hold(stream)?, expected)
     }
 
     fn take_hold(self, stream: Option<&CallStream>) -> PyResult<ImportedDlpack> {
@@ -204,52 +204,76 @@ impl Tensor {
     }
 }
 
-/// Scales: float32 `[batch, kv_heads]`, dense, held until this value is dropped.
-pub(crate) struct Scale {
+/// What values of heads must be.
+pub(crate) struct Expected {
+    pub(crate) dtypes: &'static [DType],
+    /// In words.
+    pub(crate) dtype: &'static str,
+    /// Numbers of dimensions.
+    pub(crate) dims: &'static [usize],
+    /// In words.
+    pub(crate) shape: &'static str,
+}
+
+/// Values of heads, such as scales: dense, held until this value is dropped.
+pub(crate) struct Values {
     pub(crate) name: &'static str,
-    pub(crate) shape: [usize; 2],
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<usize>,
     /// Keeps the memory.
     _handle: ImportedDlpack,
     first: *mut u8,
 }
 
-impl Scale {
-    fn new(name: &'static str, handle: ImportedDlpack) -> PyResult<Scale> {
+impl Values {
+    fn new(name: &'static str, handle: ImportedDlpack, expected: &Expected) -> PyResult<Values> {
         let invalid = |error: dlpark::tensor::Error| value(format!("{name} is not a valid DLPack tensor: {error}"));
-        let (shape, first) = {
+        let (dtype, shape, first) = {
             let tensor = handle.validate().map_err(invalid)?;
-            if tensor.dtype() != DLDataType::F32 {
+            let dtype = dtype_of(name, tensor.dtype()).ok();
+            let Some(dtype) = dtype.filter(|dtype| expected.dtypes.contains(dtype)) else {
                 return Err(type_(format!(
-                    "{name} holds {}; scales are float32",
-                    dtype_words(tensor.dtype())
-                )));
-            }
-            let Ok(shape) = <[i64; 2]>::try_from(tensor.shape()) else {
-                return Err(value(format!(
-                    "{name} has shape {:?}; it must have 2 dimensions: [batch, kv_heads]",
-                    tensor.shape()
+                    "{name} holds {}; it must hold {}",
+                    dtype_words(tensor.dtype()),
+                    expected.dtype
                 )));
             };
-            let strides = tensor.strides_or_compact().map_err(invalid)?;
-            // A stride that is never taken says nothing.
-            let dense = (shape[1] == 1 || strides[1] == 1) && (shape[0] == 1 || strides[0] == shape[1]);
-            if !dense {
+            let shape = tensor.shape();
+            if !expected.dims.contains(&shape.len()) {
                 return Err(value(format!(
-                    "{name} has strides {:?} for shape {shape:?}; scales lie one after another, so make it .contiguous()",
+                    "{name} has shape {shape:?}; it must be {}",
+                    expected.shape
+                )));
+            }
+            let strides = tensor.strides_or_compact().map_err(invalid)?;
+            let mut dense = 1;
+            let is_dense = shape.iter().zip(&*strides).rev().all(|(&n, &stride)| {
+                // A stride that is never taken says nothing.
+                let fits = n == 1 || stride == dense;
+                dense *= n;
+                fits
+            });
+            if !is_dense {
+                return Err(value(format!(
+                    "{name} has strides {:?} for shape {shape:?}; its elements lie one after another, so make it \
+                     .contiguous()",
                     &*strides
                 )));
             }
-            (shape, first_byte(name, tensor.data_ptr(), tensor.byte_offset())?)
+            // `validate` has refused negative sizes.
+            let shape = shape.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
+            (dtype, shape, first_byte(name, tensor.data_ptr(), tensor.byte_offset())?)
         };
-        if first.addr() % align_of::<f32>() != 0 {
+        let size = dtype.size_bytes();
+        if first.addr() % size != 0 {
             return Err(value(format!(
-                "{name}'s memory is not at a multiple of 4 bytes; copy it"
+                "{name}'s memory is not at a multiple of {size} bytes; copy it"
             )));
         }
-        Ok(Scale {
+        Ok(Values {
             name,
-            // `validate` has refused negative sizes.
-            shape: shape.map(|n| usize::try_from(n).unwrap_or(0)),
+            dtype,
+            shape,
             _handle: handle,
             first,
         })
@@ -260,19 +284,28 @@ impl Scale {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.shape.iter().product::<usize>() * size_of::<f32>()
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
     }
 
+    /// Those of float32.
+    ///
     /// # Safety
     /// They lie in host memory, and nothing writes to them while the slice lives.
     pub(crate) unsafe fn host_values(&self) -> &[f32] {
+        // SAFETY: the caller's part.
+        bytemuck::try_cast_slice(unsafe { self.host_bytes() }).unwrap_or_default()
+    }
+
+    /// # Safety
+    /// As [`Values::host_values`].
+    pub(crate) unsafe fn host_bytes(&self) -> &[u8] {
         if self.first.is_null() {
             return &[];
         }
         // SAFETY: by DLPack's contract `first` begins an allocation that holds as many elements as
         // the shape says, dense, for as long as the handle lives; `new` has checked dtype, strides
         // and alignment.
-        unsafe { std::slice::from_raw_parts(self.first.cast(), self.bytes() / size_of::<f32>()) }
+        unsafe { std::slice::from_raw_parts(self.first, self.bytes()) }
     }
 }
 

@@ -241,7 +241,7 @@ def test_training_goes_to_sdpa_where_gradients_would_be_slow(llama, monkeypatch)
         llama(tokens())
 
 
-@pytest.mark.parametrize("name", ["s_aux", "position_bias", "cache"])
+@pytest.mark.parametrize("name", ["position_bias", "cache"])
 def test_what_neither_serves_raises_with_its_name(llama, name):
     q, k = torch.randn(1, 4, 5, 16), torch.randn(1, 2, 5, 16)
     module = llama.model.layers[0].self_attn

@@ -2,7 +2,7 @@
 //!
 //! Tiled online softmax in f32 on all cores, with AVX-512, AVX2 or NEON chosen at run time.
 //! Supports every [`Problem`]: all dtypes (e4m3 is widened to f32 and scaled), any mask, grouped
-//! heads, soft cap, offsets, strides, log-sum-exp, and every kind of lengths: packed sequences,
+//! heads, soft cap, sinks, ALiBi, offsets, strides, log-sum-exp, and every kind of lengths: packed sequences,
 //! contiguous and paged caches.
 //!
 //! ```
@@ -99,7 +99,7 @@ pub fn attention_with(
             tensors: [q, k, v],
             sequences: &sequences,
             config: options.config.unwrap_or_else(|| default_config(problem, threads)),
-            output: Output::new(out, lse),
+            output: Output::new(out, lse).with_sinks(q.sinks()),
             arch,
         };
         schedule.run();

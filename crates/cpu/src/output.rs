@@ -17,6 +17,8 @@ pub(crate) struct Output<'o> {
     regions: Vec<Mutex<&'o mut [u8]>>,
     /// `[batch, heads]` regions of `seq` elements. Empty if the log-sum-exp is not requested.
     lse: Vec<Mutex<&'o mut [f32]>>,
+    /// `[heads]`, if there are any.
+    sinks: Option<&'o [f32]>,
 }
 
 impl<'o> Output<'o> {
@@ -46,19 +48,35 @@ impl<'o> Output<'o> {
             order,
             regions,
             lse: lse.unwrap_or_default(),
+            sinks: None,
         }
     }
 
+    /// The same with sinks.
+    pub(crate) fn with_sinks(self, sinks: Option<&'o [f32]>) -> Output<'o> {
+        Output { sinks, ..self }
+    }
+
     /// Stores a row of the running softmax: `values` over `sum`, and the log-sum-exp. The maximum is
-    /// in log2 units. A fully masked row has sum 0: output 0, log-sum-exp −∞.
+    /// in log2 units. A fully masked row has sum 0: output 0, log-sum-exp −∞, or that of its sink.
     #[inline(always)]
     pub(crate) fn store(&self, [b, s, h]: [usize; 3], max: f32, sum: f32, values: &mut [f32]) {
-        let inverse = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+        let (mut max, mut sum) = (f64::from(max), f64::from(sum));
+        let mut factor = 1.0;
+        if let Some(sink) = self.sinks.map(|sinks| f64::from(sinks[h]) * std::f64::consts::LOG2_E)
+            && sink > f64::NEG_INFINITY
+        {
+            let highest = max.max(sink);
+            factor = (max - highest).exp2();
+            sum = sum * factor + (sink - highest).exp2();
+            max = highest;
+        }
+        let inverse = if sum == 0.0 { 0.0 } else { (factor / sum) as f32 };
         values.iter_mut().for_each(|x| *x *= inverse);
         self.store_row([b, s, h], values);
         if let Some(lse) = self.lse.get(b * self.layout.shape[2] + h) {
             // −∞ + ln 0 is −∞ as required.
-            let value = f64::from(max) * std::f64::consts::LN_2 + f64::from(sum).ln();
+            let value = max * std::f64::consts::LN_2 + sum.ln();
             lse.lock().unwrap_or_else(PoisonError::into_inner)[s] = value as f32;
         }
     }

@@ -14,6 +14,41 @@ const MICRO_ROWS: usize = 4;
 /// Upper limit of rows in a panel: four vectors of sixteen lanes.
 const MAX_PANEL: usize = 64;
 
+/// ALiBi of the rows of a panel, in units of the scores that [`softmax`] takes.
+pub(crate) struct PanelBias {
+    slopes: [f32; MAX_PANEL],
+    /// Positions relative to a key.
+    positions: [f32; MAX_PANEL],
+}
+
+impl PanelBias {
+    /// From slopes and positions of its rows.
+    pub(crate) fn new(rows: impl Iterator<Item = (f32, f32)>) -> PanelBias {
+        let mut bias = PanelBias {
+            slopes: [0.0; MAX_PANEL],
+            positions: [0.0; MAX_PANEL],
+        };
+        for (lane, row) in rows.enumerate() {
+            (bias.slopes[lane], bias.positions[lane]) = row;
+        }
+        bias
+    }
+
+    /// `s ← s − slope·|position − key|`, keys counted from the first.
+    #[inline(always)]
+    fn add<S: Simd, const NV: usize>(&self, simd: S, s: &mut [[S::f32s; NV]]) {
+        let slopes = &panels::<S, NV>(&self.slopes)[0];
+        let positions = &panels::<S, NV>(&self.positions)[0];
+        for (key, s) in s.iter_mut().enumerate() {
+            let key = simd.splat_f32s(key as f32);
+            for ((s, &slope), &position) in s.iter_mut().zip(slopes).zip(positions) {
+                let distance = simd.abs_f32s(simd.sub_f32s(position, key));
+                *s = simd.sub_f32s(*s, simd.mul_f32s(slope, distance));
+            }
+        }
+    }
+}
+
 /// One step of the online softmax: updates a panel's maxima, sums and outputs with one K block.
 pub(crate) struct PanelBlock<'p> {
     pub(crate) problem: &'p Problem,
@@ -26,6 +61,8 @@ pub(crate) struct PanelBlock<'p> {
     pub(crate) ranges: &'p [Range<usize>],
     /// Every row of the panel sees every key of the block.
     pub(crate) all_visible: bool,
+    /// Of the block's first key.
+    pub(crate) bias: Option<PanelBias>,
     /// `[head_dim][panel]`.
     pub(crate) q: &'p [f32],
     /// `[keys or more][panel]`.
@@ -58,6 +95,9 @@ impl PanelBlock<'_> {
         if let Some(cap) = self.problem.softcap() {
             soft_cap(simd, s.as_flattened_mut(), self.problem.softmax_scale(), cap);
             factor = std::f32::consts::LOG2_E;
+        }
+        if let Some(bias) = &self.bias {
+            bias.add(simd, s);
         }
         if !self.all_visible {
             hide(simd, s, self.block, self.ranges);

@@ -90,6 +90,11 @@ pub(crate) fn run<S: Simd, const NV: usize>(
                 soft_cap(simd, S::as_mut_simd_f32s(s).0, problem.softmax_scale(), cap);
                 factor = std::f32::consts::LOG2_E;
             }
+            if let Some((slope, position)) = task.bias(row, block.start) {
+                for (key, s) in s.iter_mut().enumerate() {
+                    *s -= slope * (position - key as f32).abs();
+                }
+            }
             let visible = task.visible(row);
             let within = |key: usize| key.clamp(block.start, block.end) - block.start;
             s[..within(visible.start)].fill(f32::NEG_INFINITY);

@@ -39,6 +39,7 @@ thread_local! {
 /// One tile of query rows.
 struct Tile<'t> {
     sequence: &'t Sequence<'t>,
+    batch: usize,
     kv_head: usize,
     /// Indices into `[group_size, len_q]`.
     rows: Range<usize>,
@@ -70,12 +71,14 @@ impl Schedule<'_> {
         let rows: usize = self.sequences.iter().map(|sequence| sequence.len_q).sum();
         let ranges = key_ranges(rows * self.problem.num_heads(), self.problem.seq_len_kv());
         let (mut tiles, mut items) = (Vec::new(), Vec::new());
-        for sequence in self.sequences.iter().filter(|sequence| sequence.len_q > 0) {
+        let with_rows = |(_, sequence): &(usize, &Sequence<'_>)| sequence.len_q > 0;
+        for (batch, sequence) in self.sequences.iter().enumerate().filter(with_rows) {
             let first = tiles.len();
             for kv_head in 0..self.problem.num_kv_heads() {
                 for rows in cut(group, sequence.len_q, self.config.tile_q) {
                     tiles.push(Tile {
                         sequence,
+                        batch,
                         kv_head,
                         rows,
                         partials: Mutex::default(),
@@ -127,6 +130,7 @@ impl Schedule<'_> {
             problem,
             q,
             sequence,
+            batch: tile.batch,
             k: HeadRows::new(k, sequence, tile.kv_head),
             v: HeadRows::new(v, sequence, tile.kv_head),
             first_row: tile.kv_head * problem.group_size() * sequence.len_q + tile.rows.start,

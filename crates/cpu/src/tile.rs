@@ -21,7 +21,7 @@ use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::{Simd, WithSimd};
 
 use crate::keys::{HeadRows, copy_row};
-use crate::panel::PanelBlock;
+use crate::panel::{PanelBias, PanelBlock};
 use crate::rows;
 use crate::workspace::{PanelSpan, Workspace};
 
@@ -33,6 +33,8 @@ pub(crate) struct TileTask<'t> {
     pub(crate) problem: &'t Problem,
     pub(crate) q: &'t TensorView<'t>,
     pub(crate) sequence: &'t Sequence<'t>,
+    /// The sequence's number.
+    pub(crate) batch: usize,
     /// K and V of the one K/V head of these rows.
     pub(crate) k: HeadRows<'t>,
     pub(crate) v: HeadRows<'t>,
@@ -84,6 +86,24 @@ impl TileTask<'_> {
         );
         let [b, s] = self.sequence.q_row(row);
         copy_row(self.q, b, s, h, to);
+    }
+
+    /// The ALiBi slope of a row of the tile, in units of its scores as the softmax takes them, and its
+    /// position relative to a key.
+    #[inline(always)]
+    pub(crate) fn bias(&self, row: usize, key: usize) -> Option<(f32, f32)> {
+        let (head, row) = (
+            (self.first_row + row) / self.sequence.len_q,
+            (self.first_row + row) % self.sequence.len_q,
+        );
+        let slope = self.q.alibi_slope(self.batch, head)?;
+        // A cap has applied the scale already.
+        let per_score = match self.problem.softcap() {
+            Some(_) => 1.0,
+            None => self.problem.softmax_scale(),
+        };
+        let position = row as i64 + i64::from(self.sequence.keys.diagonal) - key as i64;
+        Some((slope / per_score, position as f32))
     }
 
     /// The keys that a row of the tile sees, of those of the task.
@@ -147,6 +167,9 @@ impl TileTask<'_> {
                     v: &v[packed.start * dims[1]..packed.end * dims[1]],
                     ranges: &scratch.ranges[span.rows.clone()],
                     all_visible: span.all.start <= block.start && block.end <= span.all.end,
+                    bias: problem
+                        .alibi()
+                        .map(|_| PanelBias::new(span.rows.clone().flat_map(|row| self.bias(row, block.start)))),
                     block,
                     q: &scratch.q[row * dims[0]..][..width * dims[0]],
                     s: &mut scratch.s[..width * tile_kv],

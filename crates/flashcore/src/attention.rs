@@ -164,6 +164,32 @@ impl Attention {
         })
     }
 
+    /// The same, which leaves `sm_margin` multiprocessors of the GPU to other work, such as
+    /// communication (FlashAttention-3's `sm_margin`).
+    ///
+    /// Kernels whose blocks are persistent have as many fewer of them: family `wgmma`, and kernels with
+    /// a schedule. Other kernels are chosen, and their keys split, for as many fewer multiprocessors,
+    /// but their blocks run wherever there is room.
+    ///
+    /// # Errors
+    /// [`Error::SmMargin`] where no multiprocessor would be left; the CPU has none.
+    #[cfg(feature = "cuda")]
+    pub fn with_sm_margin(mut self, sm_margin: u32) -> Result<Attention, Error> {
+        match &mut self.backend {
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(_) if sm_margin == 0 => {}
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(_) => {
+                return Err(Error::SmMargin {
+                    given: sm_margin,
+                    sms: 0,
+                });
+            }
+            Backend::Cuda(cuda) => cuda.set_sm_margin(sm_margin)?,
+        }
+        Ok(self)
+    }
+
     /// The plan tables that it uses; none where it was made for one kernel.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, Te
 
 use crate::Error;
 use crate::plans::Plans;
-use crate::tensors::{DeviceGradients, DeviceTensors, ScaleBuffers};
+use crate::tensors::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers};
 
 pub use flashcore_cuda::*;
 
@@ -54,6 +54,17 @@ fn memory_of<'a>(spec: &BufferSpec, given: Option<DeviceSlice<'a>>) -> Result<De
         })
 }
 
+/// A card with as many multiprocessors fewer, at least one.
+fn with_margin(chip: Chip, sm_margin: u32) -> Result<Chip, Error> {
+    match chip.sms.checked_sub(sm_margin) {
+        Some(sms) if sms > 0 => Ok(Chip { sms, ..chip }),
+        _ => Err(Error::SmMargin {
+            given: sm_margin,
+            sms: chip.sms,
+        }),
+    }
+}
+
 /// A plan, how it was chosen, and the compiled kernels of its steps.
 #[derive(Debug)]
 pub(crate) struct Prepared {
@@ -92,6 +103,13 @@ impl CudaAttention {
             plans: Recent::new(RECENT_PLANS),
             appends: Recent::new(RECENT_PLANS),
         }
+    }
+
+    /// Plans from now on are for a card with as many multiprocessors fewer.
+    pub(crate) fn set_sm_margin(&mut self, sm_margin: u32) -> Result<(), Error> {
+        self.chip = with_margin(self.context.info().chip(), sm_margin)?;
+        self.plans = Recent::new(RECENT_PLANS);
+        Ok(())
     }
 
     pub(crate) fn context(&self) -> &Context {
@@ -208,6 +226,14 @@ impl CudaAttention {
         if tensors.scales.is_some() && problem.num_scales() == 0 {
             return Err(Error::UnwantedScales { dtype: problem.dtype() });
         }
+        for (tensor, given, needed) in [
+            ("sinks", tensors.sinks, problem.num_sinks()),
+            ("alibi_slopes", tensors.alibi_slopes, problem.num_alibi_slopes()),
+        ] {
+            if given.is_some() && needed == 0 {
+                return Err(Error::Unwanted { tensor });
+            }
+        }
         problem.check_given(&tensors.lengths, |slice| slice.len() / size_of::<i32>())?;
         let prepared = self.prepare(problem, tensors.alignment(), plans)?;
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
@@ -242,6 +268,7 @@ impl CudaAttention {
         let stream = Stream::new(&self.context)?;
         let upload = |bytes: &[u8]| DeviceBuffer::from_host(&stream, bytes);
         let scales = ScaleBuffers::upload(&stream, [&q, &k, &v])?;
+        let head_values = HeadValueBuffers::upload(&stream, problem, &q)?;
         let lengths = lengths.try_map(|values| DeviceBuffer::from_host(&stream, values))?;
         let (q, k, v) = (upload(q.bytes())?, upload(k.bytes())?, upload(v.bytes())?);
         // The whole extent travels both ways, so that gaps between rows come back as they were.
@@ -255,6 +282,8 @@ impl CudaAttention {
         let tensors = DeviceTensors {
             lse: device_lse.as_ref().map(DeviceBuffer::as_slice),
             scales: scales.as_ref().map(ScaleBuffers::as_slices),
+            sinks: head_values.sinks(),
+            alibi_slopes: head_values.alibi_slopes(),
             lengths: lengths.map(DeviceBuffer::as_slice),
             workspace: Some(workspace.as_slice()),
             ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), device_out.as_slice())
@@ -324,6 +353,21 @@ mod tests {
     use flashcore_problem::Mask;
 
     use super::*;
+
+    /// A persistent kernel has a block for each multiprocessor that is left.
+    #[test]
+    fn a_margin_takes_blocks_away() {
+        let chip = Chip::from(Target::Sm90a);
+        let config = "wgmma/m128n128-s2-pingpong-spec".parse().unwrap();
+        let problem = Problem::named("llama8b-prefill-8k").unwrap();
+        let blocks = |chip| Plan::new(&problem, &config, chip).unwrap().main.launch.blocks();
+        assert_eq!(blocks(with_margin(chip, 20).unwrap()), blocks(chip) - 20);
+        let error = with_margin(chip, chip.sms).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "sm_margin is 132; the device has 132 multiprocessors, of which at least one must be left"
+        );
+    }
 
     #[test]
     fn new_lengths_print_no_ptx() {

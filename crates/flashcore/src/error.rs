@@ -109,6 +109,20 @@ pub enum Error {
         /// The problem's dtype.
         dtype: flashcore_problem::DType,
     },
+    /// No multiprocessor is left to run on.
+    #[error("sm_margin is {given}; the device has {sms} multiprocessors, of which at least one must be left")]
+    SmMargin {
+        /// The margin given.
+        given: u32,
+        /// Multiprocessors of the device.
+        sms: u32,
+    },
+    /// Values were given that the problem has no use for.
+    #[error("{tensor} was given, but the problem has none: leave it out, or build the problem with it")]
+    Unwanted {
+        /// Which.
+        tensor: &'static str,
+    },
     /// A device buffer is too small or missing.
     #[error("{tensor} needs {needed} bytes of device memory; {}", given.map_or("none was given".to_string(), |n| format!("{n} were given")))]
     DeviceBuffer {

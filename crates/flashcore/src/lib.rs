@@ -84,13 +84,13 @@ pub use flashcore_cpu::CpuError;
 #[doc(inline)]
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
-    Append, AppendPlace, AppendTensors, AppendValues, BackwardTensors, CausalAlign, DType, Direction, Element,
+    Alibi, Append, AppendPlace, AppendTensors, AppendValues, BackwardTensors, CausalAlign, DType, Direction, Element,
     GradientLayouts, Gradients, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
     Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16, f16,
     quantise,
 };
 #[cfg(feature = "cuda")]
-pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, ScaleBuffers};
+pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, HeadValueBuffers, ScaleBuffers};
 pub use tune::{TuneProgress, TuneSearch, Tuned};
 
 /// Inputs, the float64 reference of a problem, and the comparison of an output with it.

@@ -22,6 +22,13 @@ pub struct DeviceTensors<'a> {
     pub lse: Option<DeviceSlice<'a>>,
     /// The scales of Q, K and V where they are e4m3, and only then.
     pub scales: Option<DeviceScales<'a>>,
+    /// Sinks where the problem has any, and only then: `[num_heads]` of
+    /// [`Problem::sinks`](crate::Problem::sinks). Finite, or −∞ for none; that is not checked here.
+    pub sinks: Option<DeviceSlice<'a>>,
+    /// ALiBi slopes where the problem has any, and only then: f32 `[num_heads]` or `[batch,
+    /// num_heads]`, as [`Problem::alibi`](crate::Problem::alibi) says. They are not negative; kernels
+    /// take the magnitude of those that are.
+    pub alibi_slopes: Option<DeviceSlice<'a>>,
     /// The values of lengths where the problem has any, i32: those of
     /// [`Problem::length_entries`](crate::Problem::length_entries). Kernels read them when they run,
     /// so a captured graph takes what they hold at each launch. Lengths above the problem's bounds
@@ -78,6 +85,8 @@ impl<'a> DeviceTensors<'a> {
             out,
             lse: None,
             scales: None,
+            sinks: None,
+            alibi_slopes: None,
             lengths: Lengths::default(),
             workspace: None,
             reuse_schedule: false,
@@ -141,6 +150,8 @@ impl<'a> DeviceTensors<'a> {
             "q_scale" => self.scales.map(|scales| scales.q),
             "k_scale" => self.scales.map(|scales| scales.k),
             "v_scale" => self.scales.map(|scales| scales.v),
+            "sinks" => self.sinks,
+            "alibi_slopes" => self.alibi_slopes,
             "workspace" => self.workspace,
             "dout" => self.gradients.map(|gradients| gradients.dout),
             "dq" => self.gradients.map(|gradients| gradients.dq),
@@ -179,5 +190,41 @@ impl ScaleBuffers {
     pub fn as_slices(&self) -> DeviceScales<'_> {
         let [q, k, v] = self.0.each_ref().map(DeviceBuffer::as_slice);
         DeviceScales { q, k, v }
+    }
+}
+
+/// The sinks and ALiBi slopes of a problem in device memory of their own, for
+/// [`Attention::forward_on`](crate::Attention::forward_on). They live as long as this does.
+#[derive(Debug)]
+pub struct HeadValueBuffers {
+    sinks: Option<DeviceBuffer>,
+    alibi_slopes: Option<DeviceBuffer>,
+}
+
+impl HeadValueBuffers {
+    /// Allocates memory for what Q carries ([`TensorView::with_sinks`],
+    /// [`TensorView::with_alibi_slopes`]) and copies it there in `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The driver cannot allocate or copy.
+    pub fn upload(stream: &Stream, problem: &Problem, q: &TensorView<'_>) -> Result<HeadValueBuffers, CudaError> {
+        let sinks = q.sinks().map(|_| problem.sink_bytes(q));
+        let sinks = sinks.map(|sinks| DeviceBuffer::from_host(stream, &sinks));
+        let slopes = q.alibi_slopes().map(|slopes| DeviceBuffer::from_host(stream, slopes));
+        Ok(HeadValueBuffers {
+            sinks: sinks.transpose()?,
+            alibi_slopes: slopes.transpose()?,
+        })
+    }
+
+    /// The sinks, as [`DeviceTensors::sinks`] takes them.
+    pub fn sinks(&self) -> Option<DeviceSlice<'_>> {
+        self.sinks.as_ref().map(DeviceBuffer::as_slice)
+    }
+
+    /// The slopes, as [`DeviceTensors::alibi_slopes`] takes them.
+    pub fn alibi_slopes(&self) -> Option<DeviceSlice<'_>> {
+        self.alibi_slopes.as_ref().map(DeviceBuffer::as_slice)
     }
 }

@@ -1,7 +1,10 @@
 //! Builder of [`Problem`]: collects the fields and validates them.
 
+use crate::head_values::MIN_ALIBI_SCALE;
 use crate::problem::{MAX_ELEMENTS, MAX_SEQ_LEN, MAX_SOFTMAX_SCALE, SOFTCAPS};
-use crate::{DType, Direction, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemError, QLengths, direction};
+use crate::{
+    Alibi, DType, Direction, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemError, QLengths, direction,
+};
 
 /// Collects the fields of a [`Problem`]; [`ProblemBuilder::build`] validates them.
 ///
@@ -49,6 +52,8 @@ impl Default for ProblemBuilder {
                 direction: Direction::Forward,
                 gradients: None,
                 deterministic: false,
+                sinks: None,
+                alibi: None,
             },
             heads: None,
             seq_len_q: None,
@@ -177,6 +182,16 @@ impl ProblemBuilder {
     /// Applies `cap·tanh(s/cap)` to scaled scores, with a cap of [`SOFTCAPS`].
     pub fn softcap(mut self, cap: f32) -> Self {
         self.problem.softcap = Some(cap);
+        self
+    }
+    /// Gives each query head a sink ([`Problem::sinks`]): f32, fp16 or bf16. Default: none.
+    pub fn sinks(mut self, dtype: impl Into<Option<DType>>) -> Self {
+        self.problem.sinks = dtype.into();
+        self
+    }
+    /// Adds ALiBi's bias to scores ([`Problem::alibi`]). Default: none.
+    pub fn alibi(mut self, slopes: impl Into<Option<Alibi>>) -> Self {
+        self.problem.alibi = slopes.into();
         self
     }
     /// Also requests the log-sum-exp.
@@ -334,6 +349,13 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     {
         let allowed = "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)";
         return refuse("softcap", cap, allowed);
+    }
+    if problem.sinks == Some(DType::E4M3) {
+        return refuse("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");
+    }
+    if problem.alibi.is_some() && scale < MIN_ALIBI_SCALE {
+        let allowed = "with ALiBi it must be at least 1e-30: the bias is divided by it";
+        return refuse("softmax_scale", scale, allowed);
     }
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {
         if given.unsigned_abs() as usize > MAX_SEQ_LEN {

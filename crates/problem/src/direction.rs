@@ -165,7 +165,7 @@ impl Problem {
     /// gradients have the layouts of their tensors; [`ProblemBuilder::gradient_layouts`] sets others.
     ///
     /// # Errors
-    /// Problems without a backward pass: e4m3, and K and V in pages.
+    /// Problems without a backward pass: e4m3, sinks, ALiBi, and K and V in pages.
     pub fn backward(&self) -> Result<Problem, ProblemError> {
         match self.direction {
             Direction::Forward => ProblemBuilder::from(self).direction(Direction::Backward).build(),
@@ -261,6 +261,14 @@ pub(crate) fn check_served(problem: &Problem) -> Result<(), ProblemError> {
     if problem.dtype == DType::E4M3 {
         let allowed = "the backward pass takes f32, fp16 and bf16 (convert Q, K and V)";
         return refuse("dtype", problem.dtype.to_string(), allowed);
+    }
+    if let Some(dtype) = problem.sinks {
+        let allowed = "the backward pass takes none: it does not compute their gradients (leave sinks out)";
+        return refuse("sinks", dtype.to_string(), allowed);
+    }
+    if let Some(slopes) = problem.alibi {
+        let allowed = "the backward pass has no bias (leave alibi out)";
+        return refuse("alibi", slopes.name().to_string(), allowed);
     }
     if let KvLengths::Paged { .. } = problem.kv_lengths {
         let allowed = "the backward pass takes equal, packed and cached K and V (pages can be shared, and so would be \

@@ -10,6 +10,8 @@ use crate::{DType, Layout, Lengths, POISON, Problem, ProblemError, Sequence, Ten
 /// reads. Gaps between elements are
 /// NaN, and so are rows that are of no sequence, so that reading one becomes visible.
 ///
+/// Q carries the sinks and ALiBi slopes of a problem that has them.
+///
 /// Inputs of an e4m3 problem are generated in f32, divided by a scale for each (batch, K/V head),
 /// and rounded. A scale is `absmax / 448` times a random factor from 1 to 16: different enough to
 /// expose a wrong one. Small integers use power-of-two scales and stay exact. A tensor with
@@ -153,7 +155,8 @@ impl Inputs {
 
     fn draw(problem: &Problem, lengths: Lengths<Vec<i32>>, kind: InputKind, seed: u64) -> Result<Inputs, ProblemError> {
         let sequences = problem.sequences(&lengths.as_slices())?;
-        let [mut q, mut k, mut v] = Inputs::dense(problem, kind, seed);
+        let [q, mut k, mut v] = Inputs::dense(problem, kind, seed);
+        let mut q = q.with_drawn_head_values(problem, seed);
         if problem.has_lengths() {
             q = only_rows(&q, &sequences, |one| one.len_q, |one, row| Some(one.q_row(row)));
             [k, v] = [k, v].map(|tensor| only_rows(&tensor, &sequences, |one| one.len_kv, Sequence::kv_row));

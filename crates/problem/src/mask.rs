@@ -123,6 +123,8 @@ pub struct KeyRange {
     pub hi: i32,
     /// Number of keys.
     pub seq_len_kv: usize,
+    /// The key at the position of row 0; that of row `i` is `i` further. It need not exist.
+    pub diagonal: i32,
 }
 
 impl KeyRange {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
+use crate::{Alibi, DType, Direction, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
 /// A problem with a name.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +74,10 @@ pub const NAMED_PROBLEMS: &[NamedProblem] = named! {
         |b| shape(b, 1, (32, 8), 8192, 128).dtype(DType::BF16).mask(Mask::window(Some(4095), Some(0)));
     "gemma2-9b-4k", "Gemma 2 9B, global layer: 16/8 heads, D256, S4096 causal, soft cap 50, bf16",
         |b| shape(b, 1, (16, 8), 4096, 256).dtype(DType::BF16).mask(Mask::CAUSAL).softcap(50.0);
+    "gpt-oss-window-4k", "gpt-oss 20B, sliding layer: 64/8 heads, D64, S4096, window of 128, sinks, bf16",
+        |b| shape(b, 1, (64, 8), 4096, 64).dtype(DType::BF16).mask(Mask::window(Some(127), Some(0))).sinks(DType::BF16);
+    "mpt7b-alibi-2k", "MPT 7B: 32 heads, D128, S2048 causal, ALiBi, bf16",
+        |b| shape(b, 1, (32, 32), 2048, 128).dtype(DType::BF16).mask(Mask::CAUSAL).alibi(Alibi::Heads);
     "falcon7b-mqa-2k", "Falcon 7B: 71 query heads on one K/V head, D64, S2048 causal, bf16",
         |b| shape(b, 1, (71, 1), 2048, 64).dtype(DType::BF16).mask(Mask::CAUSAL);
     "fa-d64-16k", "FlashAttention papers' longest: B1 H32 S16384 D64",
@@ -112,8 +116,8 @@ impl Problem {
 }
 
 /// One line such as `B1 H8/8 Sq512 Skv512 D64 fp16 full`, followed by non-default fields: `Dv32`,
-/// `off(q,kv)`, `scale0.1`, `cap30`, `lse`, `strided` (not dense bshd), and the kinds of lengths:
-/// `packed-q300` (total), `packed-kv900`, each perhaps `-used`, `cache`, `paged16x40` (page size,
+/// `off(q,kv)`, `scale0.1`, `cap30`, `sinks-bf16`, `alibi` (`alibi-batch`: slopes of each batch), `lse`,
+/// `strided` (not dense bshd), and the kinds of lengths: `packed-q300` (total), `packed-kv900`, each perhaps `-used`, `cache`, `paged16x40` (page size,
 /// pages), and `backward`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -147,6 +151,12 @@ impl fmt::Display for Problem {
         );
         let cap = self.softcap.unwrap_or_default();
         also(self.softcap.is_some(), format!("cap{cap}"));
+        if let Some(dtype) = self.sinks {
+            also(true, format!("sinks-{dtype}"));
+        }
+        if let Some(slopes) = self.alibi {
+            also(true, slopes.name().to_string());
+        }
         also(self.return_lse && self.direction.is_forward(), "lse".to_string());
         let gradients = self.gradients.iter().flat_map(|g| [g.dout, g.dq, g.dk, g.dv]);
         let mut layouts = [self.q, self.k, self.v, self.o].into_iter().chain(gradients);
@@ -205,13 +215,16 @@ mod tests {
             .offsets(-3, 7)
             .softmax_scale(0.5)
             .softcap(30.0)
+            .sinks(DType::BF16)
+            .alibi(Alibi::BatchHeads)
             .return_lse(true)
             .layout(Layout::bhsd)
             .build()
             .unwrap();
         assert_eq!(
             problem.to_string(),
-            "B1 H8/2 Sq1 Skv300 D64 fp16 window(16,0) top-left Dv32 off(-3,7) scale0.5 cap30 lse strided"
+            "B1 H8/2 Sq1 Skv300 D64 fp16 window(16,0) top-left Dv32 off(-3,7) scale0.5 cap30 \
+             sinks-bf16 alibi-batch lse strided"
         );
         let mission = Problem::named("mission").unwrap();
         assert_eq!(format!("{mission:>36}|"), "  B1 H8/8 Sq512 Skv512 D64 fp16 full|");

@@ -6,8 +6,8 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, ProblemBuilder, ProblemError,
-    QLengths, TensorView, TensorViewMut,
+    Alibi, CausalAlign, DType, Direction, GradientLayouts, KeyRange, KvLengths, Layout, Mask, ProblemBuilder,
+    ProblemError, QLengths, TensorView, TensorViewMut,
 };
 
 /// Largest factor on `Q·Kᵀ`. Outputs are tested up to it, on every backend. Scores are kept in f32:
@@ -28,6 +28,9 @@ pub const MAX_SEQ_LEN: usize = 1 << 28;
 /// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). For e4m3, each of Q,
 /// K and V has one f32 scale per (batch, K/V head) ([`TensorView::with_scales`]):
 /// `O = v_scale · softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
+///
+/// Sinks and ALiBi slopes, where the problem has them, are given with Q ([`TensorView::with_sinks`],
+/// [`TensorView::with_alibi_slopes`]).
 ///
 /// A problem is computed forward, or [backward](crate::direction).
 ///
@@ -74,6 +77,10 @@ pub struct Problem {
     pub(crate) gradients: Option<GradientLayouts>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) deterministic: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sinks: Option<DType>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) alibi: Option<Alibi>,
 }
 
 /// A method for each field that returns its value.
@@ -125,6 +132,13 @@ getters! {
     /// Whether gradients must be the same bits in every run: a backward pass may otherwise add in an
     /// order that depends on timing, if it is faster. O and the log-sum-exp always are.
     deterministic: bool;
+    /// `Some(dtype)`: each query head has a sink, a logit that counts in the sum of the softmax and has
+    /// no value. The log-sum-exp includes it.
+    sinks: Option<DType>;
+    /// Whether `slope·|i − j|` is subtracted from the scaled, soft-capped score of a row at position `i`
+    /// and a key at position `j`, and which slopes there are. Positions are those of the mask's diagonal
+    /// ([`KeyRange::diagonal`]).
+    alibi: Option<Alibi>;
 }
 
 impl Serialize for Problem {
@@ -171,6 +185,18 @@ impl Problem {
         match self.dtype {
             DType::E4M3 => self.batch * self.num_kv_heads,
             _ => 0,
+        }
+    }
+    /// Sinks, `[num_heads]`: 0 if the problem has none.
+    pub fn num_sinks(&self) -> usize {
+        self.sinks.map_or(0, |_| self.num_heads)
+    }
+    /// ALiBi slopes, f32 `[num_heads]` or `[batch, num_heads]`: 0 if the problem has none.
+    pub fn num_alibi_slopes(&self) -> usize {
+        match self.alibi {
+            None => 0,
+            Some(Alibi::Heads) => self.num_heads,
+            Some(Alibi::BatchHeads) => self.batch * self.num_heads,
         }
     }
     /// Layout of Q, `[batch, seq_len_q, num_heads, head_dim]`; other lengths than equal ones have
@@ -220,6 +246,7 @@ impl Problem {
                 .window_right
                 .map_or(KeyRange::UNBOUNDED_HI, |w| clamp(diagonal + i64::from(w))),
             seq_len_kv,
+            diagonal: diagonal as i32,
         }
     }
 
@@ -241,7 +268,8 @@ impl Problem {
         2.0 * columns as f64 * pairs * (self.batch * self.num_heads) as f64
     }
 
-    /// Checks shape, dtype, strides and scales of Q, K and V against the problem.
+    /// Checks shape, dtype, strides and scales of Q, K and V, and the sinks and slopes of Q, against the
+    /// problem.
     pub fn check_inputs(&self, q: &TensorView<'_>, k: &TensorView<'_>, v: &TensorView<'_>) -> Result<(), ProblemError> {
         check_tensor("q", self.dtype, &self.q, q)?;
         check_tensor("k", self.dtype, &self.k, k)?;
@@ -252,7 +280,7 @@ impl Problem {
                 return Err(ProblemError::scales(tensor, given, self.batch, self.num_kv_heads));
             }
         }
-        Ok(())
+        self.check_head_values(q)
     }
 
     /// Checks shape, dtype and strides of the output against the problem.

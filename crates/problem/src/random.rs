@@ -1,7 +1,7 @@
 //! Random problems for fuzz tests.
 
 use crate::rng::Rng;
-use crate::{DType, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
+use crate::{Alibi, DType, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
 /// Limits of [`random_problem`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +23,8 @@ pub struct RandomLimits {
     /// Cycle with the seed through all combinations of packed, cached and paged lengths; without,
     /// lengths are equal.
     pub lengths: bool,
+    /// Give a third of the problems sinks, and a third ALiBi; a ninth have both.
+    pub head_values: bool,
 }
 
 impl Default for RandomLimits {
@@ -37,6 +39,7 @@ impl Default for RandomLimits {
             odd_strides: true,
             head_dim_v: false,
             lengths: false,
+            head_values: false,
         }
     }
 }
@@ -106,15 +109,26 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
     if rng.chance(0.2) {
         builder = builder.softcap(5.0 + 45.0 * rng.unit());
     }
+    if limits.head_values {
+        let mut rng = Rng::stream(seed, 11);
+        let dtypes = [DType::F32, DType::F16, DType::BF16];
+        builder = builder.sinks(rng.pick(&dtypes).copied().filter(|_| seed.is_multiple_of(3)));
+        let slopes = [Alibi::Heads, Alibi::BatchHeads];
+        builder = builder.alibi(rng.pick(&slopes).copied().filter(|_| (seed / 3).is_multiple_of(3)));
+    }
     builder.build()
 }
 
 /// The backward problem of a seed: that of [`random_problem`] in the other direction, with a cache in
-/// place of pages. Half have gradients of dense or padded layouts, each by itself.
+/// place of pages, and without sinks and ALiBi. Half have gradients of dense or padded layouts, each by itself.
 ///
 /// # Errors
 /// As [`random_problem`]; e4m3 among the dtypes.
 pub fn random_backward(seed: u64, limits: &RandomLimits) -> Result<Problem, ProblemError> {
+    let limits = &RandomLimits {
+        head_values: false,
+        ..*limits
+    };
     let mut problem = random_problem(seed, limits)?;
     if let KvLengths::Paged { .. } = problem.kv_lengths() {
         let builder = ProblemBuilder::from(&problem).kv_lengths(KvLengths::Cache);
@@ -366,6 +380,7 @@ mod tests {
             odd_strides: false,
             head_dim_v: false,
             lengths: false,
+            head_values: false,
         };
         for seed in 0..SEEDS {
             let p = random_problem(seed, &tight).unwrap();

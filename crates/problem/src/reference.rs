@@ -9,6 +9,10 @@ use std::ops::Range;
 use crate::slack::{SCORE_ERROR, SUM_ERROR, Slack};
 use crate::{DType, Lengths, Problem, ProblemError, Sequence, TensorView};
 
+/// About the keys of the largest K block: kernels compute the distances of a block from that of its
+/// first key.
+const BLOCK: f64 = 256.0;
+
 /// The float64 result of one query row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReferenceRow {
@@ -96,14 +100,19 @@ pub fn reference_rows(
             Some((before, keys)) if before == of => keys,
             _ => Keys::widen(k, v, sequence, of.1),
         };
-        let visible = sequence.row_at([b, s]).map_or(0..0, |row| sequence.keys.keys(row));
-        results[i] = Some(attend(problem, &keys, q, rows[i], visible));
+        let row = sequence.row_at([b, s]).unwrap_or_default();
+        let of_row = Row {
+            index: rows[i],
+            batch: of.0,
+            position: row as i64 + i64::from(sequence.keys.diagonal),
+        };
+        results[i] = Some(attend(problem, &keys, q, of_row, sequence.keys.keys(row)));
         widened = Some((of, keys));
     }
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Scaled and soft-capped scores before the mask, dense
+/// Scaled, soft-capped and biased scores before the mask, dense
 /// `[batch, num_heads, seq_len_q, seq_len_kv]`. For kernels that stop after `Q·Kᵀ`.
 pub fn reference_scores(
     problem: &Problem,
@@ -115,7 +124,7 @@ pub fn reference_scores(
 }
 
 /// Softmax probabilities before `P·V`, dense `[batch, num_heads, seq_len_q, seq_len_kv]`; masked
-/// keys are 0.
+/// keys are 0. Sinks do not count: those of a row sum to 1.
 pub fn reference_probabilities(
     problem: &Problem,
     q: &TensorView<'_>,
@@ -123,7 +132,7 @@ pub fn reference_probabilities(
     v: &TensorView<'_>,
 ) -> Result<Vec<f64>, ProblemError> {
     stage(problem, q, k, v, |row_scores, visible| {
-        let (weights, sum, _) = softmax_terms(&row_scores[visible.clone()]);
+        let (weights, sum, _) = softmax_terms(&row_scores[visible.clone()], None);
         let mut probabilities = vec![0.0; row_scores.len()];
         for (p, weight) in probabilities[visible].iter_mut().zip(weights) {
             *p = weight / sum;
@@ -146,7 +155,13 @@ fn stage(
         for h in 0..problem.num_heads() {
             let keys = Keys::widen(k, v, sequence, h / problem.group_size());
             for row in 0..problem.seq_len_q() {
-                let scores = scores(problem, &keys, q, [b, h, row], 0..problem.seq_len_kv());
+                let mut scores = scores(problem, &keys, q, [b, h, row], 0..problem.seq_len_kv());
+                let of_row = Row {
+                    index: [b, h, row],
+                    batch: b,
+                    position: row as i64 + i64::from(sequence.keys.diagonal),
+                };
+                of_row.bias(q, 0..problem.seq_len_kv(), &mut scores);
                 all.extend(finish(scores, problem.visible_keys(row)));
             }
         }
@@ -221,33 +236,70 @@ pub(crate) fn scores(
     scores
 }
 
-/// `exp(score − max)` of each score, their sum, and the maximum.
-pub(crate) fn softmax_terms(scores: &[f64]) -> (Vec<f64>, f64, f64) {
-    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// `exp(score − max)` of each score, their sum, and the maximum. The last two include the sink.
+pub(crate) fn softmax_terms(scores: &[f64], sink: Option<f64>) -> (Vec<f64>, f64, f64) {
+    let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
-    let sum = weights.iter().sum();
+    let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
     (weights, sum, max)
 }
 
-fn attend(
-    problem: &Problem,
-    keys: &Keys,
-    q: &TensorView<'_>,
+/// A query row, and what its bias depends on.
+struct Row {
+    /// `[batch, head, row]` of O.
     index: [usize; 3],
-    visible: Range<usize>,
-) -> ReferenceRow {
+    /// The sequence's number.
+    batch: usize,
+    /// The key at its position.
+    position: i64,
+}
+
+impl Row {
+    fn slope(&self, q: &TensorView<'_>) -> Option<f64> {
+        q.alibi_slope(self.batch, self.index[1]).map(f64::from)
+    }
+
+    fn distance(&self, key: usize) -> f64 {
+        (self.position - key as i64).abs() as f64
+    }
+
+    /// Subtracts ALiBi's bias from the scores of a range of keys.
+    fn bias(&self, q: &TensorView<'_>, range: Range<usize>, scores: &mut [f64]) {
+        if let Some(slope) = self.slope(q) {
+            for (key, score) in range.zip(scores) {
+                *score -= slope * self.distance(key);
+            }
+        }
+    }
+
+    /// What ALiBi's rounding adds to the errors of scores ([`slack`](crate::slack)).
+    fn bias_errors(&self, q: &TensorView<'_>, range: Range<usize>, scores: &[f64], errors: &mut [f64]) {
+        if let Some(slope) = self.slope(q) {
+            for ((key, score), error) in range.zip(scores).zip(errors) {
+                *error += SCORE_ERROR * (2.0 * slope * (self.distance(key) + BLOCK) + score.abs());
+            }
+        }
+    }
+}
+
+fn attend(problem: &Problem, keys: &Keys, q: &TensorView<'_>, row: Row, visible: Range<usize>) -> ReferenceRow {
+    let index = row.index;
+    let sink = q.sink(index[1]).map(f64::from).filter(|sink| sink.is_finite());
     let mut result = ReferenceRow {
         index,
         out: vec![0.0; problem.head_dim_v()],
-        lse: f64::NEG_INFINITY,
+        lse: sink.unwrap_or(f64::NEG_INFINITY),
         slack: Slack::none(problem.head_dim_v()),
     };
     if visible.is_empty() {
         return result;
     }
-    let scores = scores(problem, keys, q, index, visible.clone());
-    let (weights, sum, max) = softmax_terms(&scores);
-    let v_rows = &keys.v_rows[visible.clone()];
+    let mut scores = scores(problem, keys, q, index, visible.clone());
+    let mut errors = score_errors(problem, keys, q, index, visible.clone(), &scores);
+    row.bias(q, visible.clone(), &mut scores);
+    row.bias_errors(q, visible.clone(), &scores, &mut errors);
+    let (weights, sum, max) = softmax_terms(&scores, sink);
+    let v_rows = &keys.v_rows[visible];
     for (weight, v_row) in weights.iter().zip(v_rows) {
         for (o, v_element) in result.out.iter_mut().zip(v_row) {
             *o += weight * v_element;
@@ -257,8 +309,8 @@ fn attend(
         *o /= sum;
     }
     result.lse = max + sum.ln();
-    let errors = score_errors(problem, keys, q, index, visible, &scores);
-    result.slack = Slack::of(problem.dtype(), &weights, sum, &errors, v_rows, &result.out);
+    let sink = sink.map(|sink| ((sink - max).exp(), SCORE_ERROR * sink.abs()));
+    result.slack = Slack::of(problem.dtype(), &weights, sum, &errors, v_rows, &result.out, sink);
     result
 }
 

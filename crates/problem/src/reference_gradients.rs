@@ -345,7 +345,7 @@ impl Head<'_> {
         for (row, lse) in rows.iter_mut().zip(&mut lse) {
             if !row.visible.is_empty() {
                 row.errors = score_errors(problem, keys, self.q, row.index, row.visible.clone(), &row.scores);
-                let (weights, sum, max) = softmax_terms(&row.scores);
+                let (weights, sum, max) = softmax_terms(&row.scores, None);
                 (row.weights, row.sum, *lse) = (weights, sum, max + sum.ln());
             }
         }

@@ -12,7 +12,9 @@
 //!    `exp(±e_j)`: `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`, at most the largest
 //!    `|v_j - O|`. Hopper accumulates fp8 products in about 14 bits:
 //!    `e_j = 2^-12 · scale · Σ|q·k_j|`. Of a soft-capped score the error is multiplied by the
-//!    derivative `1 - (s_j/cap)²`, and `2^-23 · |s_j|` added.
+//!    derivative `1 - (s_j/cap)²`, and `2^-23 · |s_j|` added. ALiBi adds `2^-23 · (2·slope·(d + 256) +
+//!    |s_j|)` at a distance of `d`. A sink counts as a key whose value is 0, with an error of
+//!    `2^-23 · |sink|`.
 //! 2. **Rounding of P** to e4m3 multiplies each probability by `1 + d_j`, `|d_j| <= 2^-4`. The
 //!    worst case is `2^-4 · Σ p_j |v_j|`. The common part of the errors moves the output by at most
 //!    `2^-4 · |O|`. The rest is independent between keys and adds up as a random walk:
@@ -71,7 +73,8 @@ impl Slack {
     }
 
     /// The slack of a row. Per visible key: `weights` are `exp(score - max)` with sum `sum`,
-    /// `errors` those of the scores, `v_rows` are V. `out` is the correct output.
+    /// `errors` those of the scores, `v_rows` are V. `out` is the correct output. A sink has a weight,
+    /// which `sum` includes, and an error.
     pub(crate) fn of(
         dtype: DType,
         weights: &[f64],
@@ -79,8 +82,10 @@ impl Slack {
         errors: &[f64],
         v_rows: &[Vec<f64>],
         out: &[f64],
+        sink: Option<(f64, f64)>,
     ) -> Slack {
-        let largest_error = errors.iter().copied().fold(0.0, f64::max);
+        let of_sink = sink.map(|(_, error)| error);
+        let largest_error = errors.iter().copied().chain(of_sink).fold(0.0, f64::max);
         if dtype != DType::E4M3 && largest_error < Tolerance::of(dtype).rtol / 64.0 {
             return Slack::none(out.len()); // it would change no verdict
         }
@@ -102,6 +107,15 @@ impl Slack {
                 column.scores += moved * (v - o).abs();
                 column.span = column.span.max((v - o).abs());
                 column.small += lost * v.abs();
+            }
+        }
+        if let Some((weight, error)) = sink {
+            // As a key whose value is 0.
+            let moved = weight / sum * error.min(LARGEST_ERROR).exp_m1();
+            sum_off += moved;
+            for (column, o) in columns.iter_mut().zip(out) {
+                column.scores += moved * o.abs();
+                column.span = column.span.max(o.abs());
             }
         }
         let cuts = v_rows.len().div_ceil(KEYS_A_PRODUCT) as f64;

@@ -1,8 +1,9 @@
-//! Host tensors: bytes with a dtype, a [`Layout`] and, for e4m3, scales.
+//! Host tensors: bytes with a dtype, a [`Layout`] and, for e4m3, scales; for Q, sinks and slopes.
 
 use half::{bf16, f16};
 
 use crate::e4m3::{e4m3_to_f32, f32_to_e4m3};
+use crate::head_values::HeadValues;
 use crate::{DType, Element, Layout, ProblemError};
 
 /// The fill byte of poisoned memory: a NaN in every dtype.
@@ -20,6 +21,7 @@ pub struct Tensor {
     words: Vec<u64>,
     bytes: usize,
     scales: Option<Vec<f32>>,
+    pub(crate) head_values: HeadValues<Vec<f32>>,
 }
 
 impl Tensor {
@@ -32,6 +34,7 @@ impl Tensor {
             words: vec![u64::from_ne_bytes([fill; 8]); bytes.div_ceil(8)],
             bytes,
             scales: None,
+            head_values: HeadValues::default(),
         }
     }
 
@@ -147,7 +150,7 @@ impl Tensor {
         &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
     }
 
-    /// Copies the elements, gaps and scales of another tensor without allocating.
+    /// Copies the elements, gaps, scales, sinks and slopes of another tensor without allocating.
     ///
     /// ```
     /// use flashcore_problem::{DType, Layout, Tensor};
@@ -163,6 +166,7 @@ impl Tensor {
         assert_eq!((self.dtype, self.layout), (other.dtype, other.layout));
         self.words.copy_from_slice(&other.words);
         self.scales.clone_from(&other.scales);
+        self.head_values.clone_from(&other.head_values);
     }
 
     /// A borrowed view of the whole tensor.
@@ -172,6 +176,7 @@ impl Tensor {
             layout: self.layout,
             bytes: self.bytes(),
             scales: self.scales(),
+            head_values: self.head_values.as_slices(),
         }
     }
 
@@ -192,6 +197,7 @@ pub struct TensorView<'a> {
     layout: Layout,
     bytes: &'a [u8],
     scales: Option<&'a [f32]>,
+    pub(crate) head_values: HeadValues<&'a [f32]>,
 }
 
 impl<'a> From<&'a Tensor> for TensorView<'a> {
@@ -247,6 +253,7 @@ impl<'a> TensorView<'a> {
             layout,
             bytes,
             scales: None,
+            head_values: HeadValues::default(),
         })
     }
 
@@ -376,6 +383,7 @@ impl<'a> TensorViewMut<'a> {
             layout: self.layout,
             bytes: self.bytes,
             scales: None,
+            head_values: HeadValues::default(),
         }
     }
 

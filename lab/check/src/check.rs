@@ -342,7 +342,7 @@ fn buffers_of(plan: &Checked<'_>, inputs: &Inputs) -> Result<BTreeMap<&'static s
         buffer.bytes = match spec.name {
             // Steps may use different parts of it.
             "workspace" => vec![POISON; plan.workspace_bytes as usize],
-            _ => contents(inputs, spec)?,
+            _ => contents(plan.problem, inputs, spec)?,
         };
     }
     Ok(buffers)
@@ -352,7 +352,7 @@ fn buffers_of(plan: &Checked<'_>, inputs: &Inputs) -> Result<BTreeMap<&'static s
 const KNOWN: [&str; 8] = ["out", "lse", "tap", "offsets", "workspace", "dq", "dk", "dv"];
 
 /// The contents of a buffer before a launch.
-pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, CheckError> {
+pub(crate) fn contents(problem: &Problem, inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, CheckError> {
     let scales = |tensor: &Tensor| {
         let scales = tensor.scales().unwrap_or_default().iter();
         scales.flat_map(|scale| scale.to_le_bytes()).collect()
@@ -368,6 +368,11 @@ pub(crate) fn contents(inputs: &Inputs, spec: &BufferSpec) -> Result<Vec<u8>, Ch
         "q_scale" => scales(&inputs.q),
         "k_scale" => scales(&inputs.k),
         "v_scale" => scales(&inputs.v),
+        "sinks" => problem.sink_bytes(&inputs.q.view()),
+        "alibi_slopes" => {
+            let slopes = inputs.q.view().alibi_slopes().unwrap_or_default();
+            slopes.iter().flat_map(|slope| slope.to_le_bytes()).collect()
+        }
         name if let Some(values) = inputs.lengths.named(name) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         name => match (name, &inputs.saved) {
             ("out", Some(saved)) => saved.out.bytes().to_vec(),

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use flashcore::testing::InputKind;
-use flashcore::{DType, Direction, Layout, Mask, Problem};
+use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
@@ -68,6 +68,12 @@ struct ProblemFlags {
     /// Scores pass through cap·tanh(score/cap)
     #[arg(long, value_name = "CAP", allow_hyphen_values = true)]
     softcap: Option<f32>,
+    /// Each head has a sink of this dtype (f32, fp16, bf16): a logit in the softmax that has no value
+    #[arg(long, value_name = "DTYPE", value_parser = dtype)]
+    sinks: Option<DType>,
+    /// ALiBi: scores are lowered by slope·distance, with a slope per head, or per batch and head
+    #[arg(long, value_name = "SLOPES", value_enum)]
+    alibi: Option<AlibiArg>,
     /// Factor of Q·Kᵀ [default: 1/√head_dim]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     scale: Option<f32>,
@@ -89,6 +95,23 @@ struct ProblemFlags {
     /// Memory order of all four tensors
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum AlibiArg {
+    /// [heads]
+    Heads,
+    /// [batch, heads]
+    BatchHeads,
+}
+
+impl From<AlibiArg> for Alibi {
+    fn from(slopes: AlibiArg) -> Alibi {
+        match slopes {
+            AlibiArg::Heads => Alibi::Heads,
+            AlibiArg::BatchHeads => Alibi::BatchHeads,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -160,6 +183,8 @@ impl ProblemArgs {
             flags.dtype => dtype,
             flags.scale => softmax_scale,
             flags.softcap => softcap,
+            flags.sinks => sinks,
+            flags.alibi.map(Alibi::from) => alibi,
             flags.lse.then_some(true) => return_lse,
         }
         let mut mask = match flags.window {

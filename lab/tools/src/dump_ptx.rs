@@ -8,7 +8,9 @@ use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step, Tap, append, mma, scalar, wgmma};
 use flashcore_problem::append::random_append;
-use flashcore_problem::{Append, DType, Direction, KvLengths, Layout, Problem, ProblemBuilder, QLengths, Rotary};
+use flashcore_problem::{
+    Alibi, Append, DType, Direction, KvLengths, Layout, Problem, ProblemBuilder, QLengths, Rotary,
+};
 
 use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 
@@ -25,7 +27,7 @@ use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 ///
 /// FOLDER/varied/sm_NN has what may need more registers than there are, which only the compiler can
 /// tell (the driver layer then refuses to load it, and another config is chosen): the defaults with
-/// log-sum-exp, with and without soft cap, and every lever of `mma` at each of its values, one at a
+/// log-sum-exp, with and without soft cap, with sinks and with ALiBi, and every lever of `mma` at each of its values, one at a
 /// time.
 ///
 /// What refuses its problem has a line in refused.txt of its folder.
@@ -415,7 +417,12 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
                     varied.add_shape(&shape.clone().return_lse(true), config, target);
                 }
                 if full || turn % 4 == i + 2 {
-                    varied.add_shape(&shape.softcap(30.0).return_lse(true), config, target);
+                    varied.add_shape(&shape.clone().softcap(30.0).return_lse(true), config, target);
+                }
+                // With sinks, and with ALiBi.
+                if full || turn % 4 == i {
+                    varied.add_shape(&shape.clone().sinks(dtype).return_lse(true), config, target);
+                    varied.add_shape(&shape.alibi(Alibi::Heads), config, target);
                 }
             }
             turn += 1;

@@ -157,6 +157,13 @@ impl Case {
         }
     }
 
+    /// The same case with ALiBi.
+    pub(crate) fn with_alibi(mut self) -> Case {
+        let builder = flashcore::ProblemBuilder::from(&self.problem).alibi(flashcore::Alibi::Heads);
+        self.problem = builder.build().expect("the case is valid");
+        self
+    }
+
     /// Makes the call on a device, and compares it with float64. Rows of no sequence must be 0.
     pub(crate) fn run(&self, device: &Device) -> Result<Comparison> {
         let problem = &self.problem;
@@ -164,7 +171,8 @@ impl Case {
         let inputs = Inputs::with_lengths(problem, self.lengths.clone(), InputKind::Normal, self.seed);
         let inputs = inputs.expect("the case is valid");
         let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|tensor| self.upload(tensor, device, &inputs));
-        let out = self.call([&q?, &k?, &v?], device)?;
+        let slopes = inputs.q.view().alibi_slopes();
+        let out = self.call([&q?, &k?, &v?], slopes, device)?;
         assert!(out.is_contiguous());
 
         let out = out.to_device(&Device::Cpu)?;
@@ -199,7 +207,7 @@ impl Case {
         let [q, k, v] = variables;
         let variables = [q?, k?, v?];
         let [q, k, v] = variables.each_ref().map(|variable| self.laid_out(variable, &inputs));
-        let out = self.call([&q?, &k?, &v?], device)?;
+        let out = self.call([&q?, &k?, &v?], None, device)?;
         let dout = dense(&saved.dout, device)?.reshape(out.shape())?;
         let gradients = (out * dout)?.sum_all()?.backward()?;
 
@@ -227,7 +235,9 @@ impl Case {
         Ok(compared)
     }
 
-    fn call(&self, [q, k, v]: [&Tensor; 3], device: &Device) -> Result<Tensor> {
+    fn call(&self, [q, k, v]: [&Tensor; 3], slopes: Option<&[f32]>, device: &Device) -> Result<Tensor> {
+        let slopes = slopes.map(|slopes| Tensor::new(slopes, device)).transpose()?;
+        let slopes = slopes.as_ref();
         let (problem, [left, right]) = (&self.problem, self.window);
         let scale = problem.softmax_scale();
         let sums = |lengths: &[i32]| -> Result<Tensor> {
@@ -238,10 +248,12 @@ impl Case {
         let causal = self.window == [None, Some(0)];
         let plain = causal || self.window == [None, None];
         let Some(seqlens_q) = &self.lengths.cu_seqlens_q else {
-            return match self.softcap {
-                Some(cap) => flash_attn_alibi_windowed_softcap(q, k, v, None, scale, left, right, cap),
-                None if plain => flash_attn(q, k, v, scale, causal),
-                None => flash_attn_windowed(q, k, v, scale, left, right),
+            return match (self.softcap, slopes) {
+                (Some(cap), _) => flash_attn_alibi_windowed_softcap(q, k, v, slopes, scale, left, right, cap),
+                (None, Some(slopes)) if plain => flash_attn_alibi(q, k, v, slopes, scale, causal),
+                (None, Some(slopes)) => flash_attn_alibi_windowed(q, k, v, slopes, scale, left, right),
+                (None, None) if plain => flash_attn(q, k, v, scale, causal),
+                (None, None) => flash_attn_windowed(q, k, v, scale, left, right),
             };
         };
         let seqlens_q = &sums(seqlens_q)?;
@@ -274,12 +286,18 @@ impl Case {
             );
         }
         let seqlens_k = &sums(self.lengths.cu_seqlens_k.as_deref().unwrap_or_default())?;
-        match self.softcap {
-            Some(cap) => flash_attn_varlen_alibi_windowed_softcap(
-                q, k, v, None, seqlens_q, seqlens_k, max_q, max_k, scale, left, right, cap,
+        match (self.softcap, slopes) {
+            (None, Some(slopes)) if plain => {
+                flash_attn_varlen_alibi(q, k, v, slopes, seqlens_q, seqlens_k, max_q, max_k, scale, causal)
+            }
+            (None, Some(slopes)) => flash_attn_varlen_alibi_windowed(
+                q, k, v, slopes, seqlens_q, seqlens_k, max_q, max_k, scale, left, right,
             ),
-            None if plain => flash_attn_varlen(q, k, v, seqlens_q, seqlens_k, max_q, max_k, scale, causal),
-            None => flash_attn_varlen_windowed(q, k, v, seqlens_q, seqlens_k, max_q, max_k, scale, left, right),
+            (Some(cap), _) => flash_attn_varlen_alibi_windowed_softcap(
+                q, k, v, slopes, seqlens_q, seqlens_k, max_q, max_k, scale, left, right, cap,
+            ),
+            (None, None) if plain => flash_attn_varlen(q, k, v, seqlens_q, seqlens_k, max_q, max_k, scale, causal),
+            (None, None) => flash_attn_varlen_windowed(q, k, v, seqlens_q, seqlens_k, max_q, max_k, scale, left, right),
         }
     }
 

@@ -14,35 +14,28 @@ fn refused(result: Result<Tensor>, message: &str) {
 }
 
 #[test]
-fn alibi_is_not_served() {
+fn slopes_that_do_not_fit() {
     let q = &of(&[1, 4, 2, 16], DType::F32);
-    let rows = &of(&[4, 2, 16], DType::F32);
-    let (slopes, sums) = (&of(&[2], DType::F32), &Tensor::new(&[0u32, 4], &Device::Cpu).unwrap());
-    let message = "alibi_slopes is not served by FlashCore: pass no slopes, or compute attention with ALiBi by \
-                   candle's own operations";
-    refused(flash_attn_alibi(q, q, q, slopes, 1.0, true), message);
-    refused(flash_attn_alibi_windowed(q, q, q, slopes, 1.0, None, None), message);
-    let result = flash_attn_alibi_windowed_softcap(q, q, q, Some(slopes), 1.0, None, None, 1.0);
-    refused(result, message);
-    let result = flash_attn_varlen_alibi(rows, rows, rows, slopes, sums, sums, 4, 4, 1.0, true);
-    refused(result, message);
-    let result = flash_attn_varlen_alibi_windowed(rows, rows, rows, slopes, sums, sums, 4, 4, 1.0, None, None);
-    refused(result, message);
-    let result = flash_attn_varlen_alibi_windowed_softcap(
-        rows,
-        rows,
-        rows,
-        Some(slopes),
-        sums,
-        sums,
-        4,
-        4,
-        1.0,
-        None,
-        None,
-        1.0,
+    let alibi = |slopes: &Tensor| flash_attn_alibi(q, q, q, slopes, 1.0, true);
+    refused(alibi(&of(&[2], DType::F16)), "alibi_slopes holds F16; it must be F32");
+    refused(
+        alibi(&of(&[3], DType::F32)),
+        "alibi_slopes has shape [3]; it must be [num_heads], a slope for each query head",
     );
-    refused(result, message);
+    let wide = of(&[2, 2], DType::F32);
+    refused(
+        alibi(&wide.narrow(1, 0, 1).unwrap().squeeze(1).unwrap()),
+        "alibi_slopes is not contiguous; call `.contiguous()`",
+    );
+    let below = Tensor::new(&[0.5f32, -1.0], &Device::Cpu).unwrap();
+    refused(
+        alibi(&below),
+        "alibi_slopes has -1 at 1; allowed are numbers from 0 to 1e5",
+    );
+    let variable = candle::Var::from_tensor(q).unwrap();
+    let out = flash_attn_alibi(&variable, q, q, &of(&[2], DType::F32), 1.0, true).unwrap();
+    let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(error.starts_with("alibi is alibi; the backward pass has no bias"), "{error}");
 }
 
 #[test]

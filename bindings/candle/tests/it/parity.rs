@@ -26,6 +26,12 @@ fn packed_sequences() {
 }
 
 #[test]
+fn alibi() {
+    run(|seed, longest| Case::dense(seed, longest).with_alibi());
+    run(|seed, longest| Case::packed(seed, longest).with_alibi());
+}
+
+#[test]
 fn pages() {
     run(Case::paged);
 }

@@ -60,6 +60,8 @@ def attention(
     q_scale: Optional[SupportsDLPack] = None,
     k_scale: Optional[SupportsDLPack] = None,
     v_scale: Optional[SupportsDLPack] = None,
+    sinks: Optional[SupportsDLPack] = None,
+    alibi_slopes: Optional[SupportsDLPack] = None,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -79,6 +81,8 @@ def attention(
     q_scale: Optional[SupportsDLPack] = None,
     k_scale: Optional[SupportsDLPack] = None,
     v_scale: Optional[SupportsDLPack] = None,
+    sinks: Optional[SupportsDLPack] = None,
+    alibi_slopes: Optional[SupportsDLPack] = None,
 ) -> Tuple[Tensor, Any]: ...
 def plan(
     q: SupportsDLPack,

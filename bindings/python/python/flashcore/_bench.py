@@ -262,6 +262,8 @@ def _options(problem, q, k):
     """What the peers take, of a `Problem` as JSON."""
     if problem["q_offset"] != 0 or problem["kv_offset"] != 0:
         raise _peers.NotServed("offsets are not passed on to peers")
+    if _peers.has_head_values(problem):
+        raise _peers.NotServed("sinks and ALiBi slopes are not passed on to peers")
     left, right, align = (problem["mask"][name] for name in ("window_left", "window_right", "align"))
     differ = _peers.has_lengths(problem) or q.shape[1] != k.shape[1]
     if align == "top_left" and (left, right) != (None, None) and differ:

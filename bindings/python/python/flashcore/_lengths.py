@@ -51,7 +51,7 @@ def attend(
             lse.view(heads, batch, rows).transpose(0, 1).contiguous(),
         )
     if k.numel() == 0:  # tensors without keys are no problem's
-        out, lse = _no_keys(q, k, v)
+        out, lse = _no_keys(q, k, v, options.get("sinks"))
     elif cu_seqlens_k is not None:
         options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         options |= {"max_seqlen_k": bound("max_seqlen_k", max_seqlen_k)}
@@ -102,10 +102,11 @@ def bound(name: str, given: Any) -> int:
     return given
 
 
-def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Results:
+def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:
     heads = q.shape[-2]
     shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out = out + (q[..., :0].sum() + k.sum() + v.sum())  # sums of nothing: gradients of 0
-    return out, q.new_full(shape, float("-inf"), dtype=torch.float32)
+    lse = q.new_full(shape, float("-inf"), dtype=torch.float32)
+    return out, lse if sinks is None else lse.copy_(sinks.float().view(-1, 1).expand(shape))

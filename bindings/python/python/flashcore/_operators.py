@@ -116,8 +116,14 @@ torch.library.register_fake(
         _empty_results(q, v, out_bhsd)
     ),
 )
-for _name in ("flashcore::fwd_varlen", "flashcore::fwd_kvcache"):
-    torch.library.register_fake(_name, lambda q, k, v, *rest: _empty_rows(q, v))
+torch.library.register_fake(
+    "flashcore::fwd.modified",
+    lambda q, k, v, sinks, alibi_slopes, softmax_scale, causal, window_left, window_right, softcap, out_bhsd: (
+        _empty_results(q, v, out_bhsd)
+    ),
+)
+for _name in ("fwd_varlen", "fwd_varlen.modified", "fwd_kvcache", "fwd_kvcache.modified"):
+    torch.library.register_fake(f"flashcore::{_name}", lambda q, k, v, *rest: _empty_rows(q, v))
 torch.library.register_fake(
     "flashcore::bwd",
     lambda dout, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, bhsd, deterministic=False: tuple(
@@ -136,6 +142,11 @@ _WITHOUT_BACKWARD = {
     "scaled_dot_product_attention with SDPBackend.MATH",
 }
 _WITHOUT_BACKWARD["bwd_varlen"] = _WITHOUT_BACKWARD["bwd"]
+_WITHOUT_BACKWARD["fwd_kvcache.modified"] = _WITHOUT_BACKWARD["fwd_kvcache"]
+for _name in ("fwd.modified", "fwd_varlen.modified"):
+    _WITHOUT_BACKWARD[_name] = (
+        "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
+    )
 for _name, _instead in _WITHOUT_BACKWARD.items():
     torch.library.register_autograd(f"flashcore::{_name}", _refuse_gradients(_name, _instead))
 
@@ -143,6 +154,9 @@ _fwd = torch.ops.flashcore.fwd.default
 _fwd_scaled = torch.ops.flashcore.fwd.scaled
 _fwd_varlen = torch.ops.flashcore.fwd_varlen.default
 _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
+_fwd_modified = torch.ops.flashcore.fwd.modified
+_fwd_varlen_modified = torch.ops.flashcore.fwd_varlen.modified
+_fwd_kvcache_modified = torch.ops.flashcore.fwd_kvcache.modified
 _bwd = torch.ops.flashcore.bwd.default
 _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 
@@ -163,6 +177,8 @@ def forward(
     scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
     out_bhsd: bool = False,
     deterministic: bool = False,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of tensors ``[batch, seq, heads, head_dim]``, by the operator that serves their dtype.
 
@@ -176,6 +192,10 @@ def forward(
         Whether ``out`` lies in memory as ``[batch, heads, seq, head_dim]``. Its shape is the same.
     deterministic : bool
         Whether gradients are the same bits in every run.
+    sinks : ``[heads]``, optional
+        float32, float16 or bfloat16: a logit of each head in the sum of the softmax. There are no gradients then.
+    alibi_slopes : float32 ``[heads]`` or ``[batch, heads]``, optional
+        Scores are lowered by ``slope * distance``. There are no gradients then.
 
     Returns
     -------
@@ -190,7 +210,11 @@ def forward(
         for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
             if scale is not None:
                 raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
+        if sinks is not None or alibi_slopes is not None:
+            return _fwd_modified(q, k, v, *_modifiers(q, sinks, alibi_slopes), *options)
         return _fwd(q, k, v, *options, deterministic)
+    if sinks is not None or alibi_slopes is not None:
+        raise NotImplementedError("sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention")
     shape = (k.shape[0], k.shape[2])
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
     return _fwd_scaled(q, k, v, *given, *options)
@@ -212,6 +236,8 @@ def forward_varlen(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     deterministic: bool = False,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
 
@@ -225,6 +251,8 @@ def forward_varlen(
         Bounds of the rows of a sequence.
     deterministic : bool
         Whether gradients are the same bits in every run.
+    sinks, alibi_slopes
+        As of `forward`.
 
     Returns
     -------
@@ -234,10 +262,10 @@ def forward_varlen(
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
     absent = _absent(q, seqused_q, seqused_k)
-    return _fwd_varlen(
-        q, k, v, _dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent),
-        *options, deterministic,
-    )  # fmt: skip
+    lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
+    if sinks is not None or alibi_slopes is not None:
+        return _fwd_varlen_modified(q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
+    return _fwd_varlen(q, k, v, *lengths, *options, deterministic)
 
 
 def forward_kvcache(
@@ -255,6 +283,8 @@ def forward_kvcache(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a cache.
 
@@ -266,6 +296,8 @@ def forward_kvcache(
         Keys of each sequence.
     block_table : int32 ``[batch, max_pages]``, optional
         The pages of each sequence; -1 for none, where no row sees its keys.
+    sinks, alibi_slopes
+        As of `forward`.
 
     Returns
     -------
@@ -275,10 +307,10 @@ def forward_kvcache(
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
-    return _fwd_kvcache(
-        q, k, v, _dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k),
-        _dense(block_table, absent), *options,
-    )  # fmt: skip
+    lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
+    if sinks is not None or alibi_slopes is not None:
+        return _fwd_kvcache_modified(q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
+    return _fwd_kvcache(q, k, v, *lengths, *options)
 
 
 def backward(
@@ -375,6 +407,14 @@ def _prepared(
 ) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
+
+
+def _modifiers(
+    q: torch.Tensor, sinks: torch.Tensor | None, alibi_slopes: torch.Tensor | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Sinks and slopes as operators take them."""
+    absent = q.new_empty(0, dtype=torch.float32) if sinks is None or alibi_slopes is None else None
+    return _dense(sinks, absent), _dense(alibi_slopes, absent)
 
 
 def _absent(q: torch.Tensor, *given: torch.Tensor | None) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ import os
 import pathlib
 import sys
 
-from .peers import NotServed, has_lengths
+from .peers import NotServed, has_head_values, has_lengths
 
 # How the reason of an end is told before the process ends; a bench in this process has no one to tell.
 FAILED = None
@@ -58,6 +58,8 @@ class Function:
     def _options(self, problem, q, k):
         if problem["q_offset"] or problem["kv_offset"] or has_lengths(problem):
             raise NotServed("offsets, packed sequences and caches are not passed to functions")
+        if has_head_values(problem):
+            raise NotServed("sinks and ALiBi slopes are not passed to functions")
         if problem.get("direction", "forward") != "forward":
             raise NotServed("functions compute the forward pass")
         if problem["return_lse"]:

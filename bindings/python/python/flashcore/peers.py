@@ -62,6 +62,11 @@ def has_lengths(problem):
     return _peers_serving.kinds(problem) != ("equal", "equal")
 
 
+def has_head_values(problem):
+    """Whether a `Problem` as JSON has sinks or ALiBi slopes."""
+    return problem.get("sinks") is not None or problem.get("alibi") is not None
+
+
 def is_backward(problem):
     """Whether a `Problem` as JSON is of the backward pass."""
     return problem.get("direction", "forward") == "backward"

@@ -181,7 +181,7 @@ def attention(
     None
         Attention weights are not computed.
     """
-    for name in ("s_aux", "position_bias", "cache", "head_mask"):  # no kernel serves them
+    for name in ("position_bias", "cache", "head_mask"):  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
     if torch.is_autocast_enabled(query.device.type):  # positions are rotated in float32; sdpa is cast by PyTorch
@@ -205,9 +205,12 @@ def attention(
     why = _unserved(query, key, value, None if packed else attention_mask, dropout)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
-    sdpa_serves_it = softcap is None and not (packed and attention_mask is None)
+    sinks = kwargs.get("s_aux")
+    sdpa_serves_it = softcap is None and sinks is None and not (packed and attention_mask is None)
     deterministic = torch.are_deterministic_algorithms_enabled()
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if why is None and recorded and sinks is not None:
+        why = "a gradient is asked for with s_aux, sinks"
     if why is None and recorded and keys_in_use is not None:
         why = "a gradient is asked for through a cache whose length is on the device"
     if why is None and recorded and sdpa_serves_it:
@@ -216,6 +219,8 @@ def attention(
         why = None if slow is None else f"a gradient is asked for, and {slow}"
     if why is None:
         options |= {"softmax_scale": scaling}
+        if sinks is not None:
+            options |= {"sinks": sinks.to(q.device)}
         if keys_in_use is not None:
             lengths = keys_in_use.reshape(-1)
             return forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
@@ -226,6 +231,8 @@ def attention(
             return _padding.attend(q, k, v, padding, **options), None
         return forward(q, k, v, **options)[0], None
     _fall_back(why)
+    if sinks is not None:
+        raise NotImplementedError(f"{why}, and s_aux is given, which sdpa does not serve: use eager")
     if softcap is not None:
         raise NotImplementedError(f"{why}, and softcap is given, which sdpa does not serve: use eager")
     if packed and attention_mask is None:

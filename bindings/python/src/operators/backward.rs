@@ -71,6 +71,7 @@ fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results
         problem,
         tensors,
         scales: Vec::new(),
+        head_values: super::HeadValues::default(),
         lengths: Lengths::default(),
         outputs: [out.first, lse.first],
         gradients: Some(addresses(&dout, &results)?),
@@ -96,7 +97,12 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
     if out.layout.num_elements() == 0 || kinds.batch == 0 {
         return Ok(results); // no row is of a sequence
     }
-    let problem = kinds.builder(dtype, [&q.layout, &k.layout, &v.layout, &out.layout], numbers)?;
+    let problem = kinds.builder(
+        dtype,
+        [&q.layout, &k.layout, &v.layout, &out.layout],
+        &options_of(numbers),
+        numbers,
+    )?;
     let problem = problem
         .gradient_layouts(layouts)
         .deterministic(numbers[7] as u8 != 0)
@@ -111,6 +117,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
         problem,
         tensors,
         scales: Vec::new(),
+        head_values: super::HeadValues::default(),
         lengths,
         outputs: [out.first, lse.first],
         gradients: Some(addresses(&dout, &results)?),

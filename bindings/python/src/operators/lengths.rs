@@ -7,9 +7,10 @@
 
 use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
-use super::{Array, Call, Results, Rows, options_of, serve};
+use super::{Array, Call, HeadValues, Results, Rows, options_of, serve};
 use crate::call::builder_of;
 use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
+use crate::options::Options;
 
 /// Packed queries, keys and values `[total, heads, head_dim]`.
 pub(super) const VARLEN: &str = "fwd_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor seqused_q, \
@@ -21,6 +22,27 @@ pub(super) const VARLEN: &str = "fwd_varlen(Tensor q, Tensor k, Tensor v, Tensor
 pub(super) const KVCACHE: &str = "fwd_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, \
      Tensor seqused_q, Tensor seqused_k, Tensor block_table, float softmax_scale, bool causal, int window_left, \
      int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+
+/// The same with sinks and slopes, without gradients.
+pub(super) const VARLEN_MODIFIED: &str = "fwd_varlen.modified(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, \
+     Tensor seqused_q, Tensor cu_seqlens_k, Tensor seqused_k, Tensor sinks, Tensor alibi_slopes, float softmax_scale, \
+     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) \
+     -> (Tensor out, Tensor lse)";
+
+pub(super) const KVCACHE_MODIFIED: &str = "fwd_kvcache.modified(Tensor q, Tensor k_cache, Tensor v_cache, \
+     Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, Tensor sinks, Tensor alibi_slopes, \
+     float softmax_scale, bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, \
+     SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+
+pub(super) unsafe extern "C-unwind" fn forward_varlen_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with seven numbers.
+    unsafe { serve(stack, inputs, 7, varlen) }
+}
+
+pub(super) unsafe extern "C-unwind" fn forward_kvcache_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with seven numbers.
+    unsafe { serve(stack, inputs, 7, kvcache) }
+}
 
 pub(super) unsafe extern "C-unwind" fn forward_varlen(stack: *mut u64, inputs: u64, _outputs: u64) {
     // SAFETY: the schema ends with eight numbers.
@@ -36,7 +58,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
     let packed = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
     let tensors = [packed(0, "q")?, packed(1, "k")?, packed(2, "v")?];
     let (kinds, lengths) = packed_kinds(&tensors, &inputs[3..7], numbers)?;
-    kinds.run(torch, tensors, lengths, numbers)
+    kinds.run(torch, tensors, lengths, &inputs[7..], numbers)
 }
 
 /// Packed sequences, from the tensors of lengths and the numbers of an operator.
@@ -129,7 +151,7 @@ fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         seqused_k: Some(array(seqused_k)),
         block_table: block_table.map(array),
     };
-    kinds.run(torch, tensors, lengths, numbers)
+    kinds.run(torch, tensors, lengths, &inputs[7..], numbers)
 }
 
 /// Packed tensors, as the library has them: `[1, total, heads, head_dim]`.
@@ -161,6 +183,7 @@ impl Kinds {
         &self,
         dtype: DType,
         layouts: [&Layout; 4],
+        options: &Options,
         numbers: &[u64],
     ) -> Result<ProblemBuilder, Error> {
         let rows = layouts[0].shape[1];
@@ -168,7 +191,7 @@ impl Kinds {
             QLengths::Equal => rows,
             QLengths::Packed { .. } => bound(numbers[5])?.min(rows),
         };
-        let builder = builder_of(dtype, layouts, &options_of(numbers)).batch(self.batch);
+        let builder = builder_of(dtype, layouts, options).batch(self.batch);
         let builder = builder.seq_len_q(max_q).seq_len_kv(self.max_kv);
         Ok(builder.q_lengths(self.q).kv_lengths(self.kv))
     }
@@ -178,6 +201,7 @@ impl Kinds {
         torch: &'a Libtorch,
         tensors: [Rows; 3],
         lengths: Lengths<Array>,
+        head_values: &[Tensor],
         numbers: &[u64],
     ) -> Results<'a, 2> {
         let [q, k, v] = &tensors;
@@ -207,7 +231,9 @@ impl Kinds {
             return Ok([out, lse]); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
-        let problem = self.builder(dtype, layouts, numbers)?.build()?;
+        let mut options = options_of(numbers);
+        let head_values = HeadValues::new(head_values, place, [self.batch, heads], &mut options)?;
+        let problem = self.builder(dtype, layouts, &options, numbers)?.build()?;
         problem.check_given(&lengths, |array| array.len)?;
         let call = Call {
             torch,
@@ -215,6 +241,7 @@ impl Kinds {
             problem,
             tensors,
             scales: Vec::new(),
+            head_values,
             lengths,
             outputs: [out.first()?, lse.first()?],
             gradients: None,

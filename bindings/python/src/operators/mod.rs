@@ -13,14 +13,15 @@ use std::sync::OnceLock;
 
 use flashcore::cuda::{DeviceSlice, Stream};
 use flashcore::{
-    BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, Layout, Lengths, Mask,
-    Problem, ProblemError, TensorView, TensorViewMut,
+    Alibi, BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, Layout, Lengths,
+    Mask, Problem, ProblemError, TensorView, TensorViewMut,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::call::{attention_on, problem_of};
 use crate::error::forked;
+use crate::head_values::read;
 use crate::libtorch::{Described, Error, Kernel, Libtorch, Tensor};
 use crate::options::{Axes, Options};
 use crate::tensor::{Place, layout_of};
@@ -31,8 +32,9 @@ const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
 
 /// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
 /// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none. `deterministic` is for the
-/// gradients: whether they are the same bits in every run.
-const OPERATORS: [(&str, Kernel); 7] = [
+/// gradients: whether they are the same bits in every run. `modified` operators have sinks `[heads]` or ALiBi slopes
+/// `[heads]` or `[batch, heads]`; one of one dimension without elements is not given.
+const OPERATORS: [(&str, Kernel); 10] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd, bool deterministic=False) -> (Tensor out, Tensor lse)",
@@ -44,6 +46,13 @@ const OPERATORS: [(&str, Kernel); 7] = [
          -> (Tensor out, Tensor lse)",
         forward_scaled,
     ),
+    (
+        "fwd.modified(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor alibi_slopes, float softmax_scale, bool causal, \
+         int window_left, int window_right, float softcap, bool out_bhsd) -> (Tensor out, Tensor lse)",
+        forward_modified,
+    ),
+    (lengths::VARLEN_MODIFIED, lengths::forward_varlen_modified),
+    (lengths::KVCACHE_MODIFIED, lengths::forward_kvcache_modified),
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
     (append::APPEND, append::append),
@@ -114,8 +123,22 @@ unsafe extern "C-unwind" fn forward_scaled(stack: *mut u64, inputs: u64, _output
     unsafe { serve(stack, inputs, 6, compute) }
 }
 
+unsafe extern "C-unwind" fn forward_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with six numbers.
+    unsafe { serve(stack, inputs, 6, compute_modified) }
+}
+
+fn compute_modified<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+    compute_with(torch, &inputs[..3], &inputs[3..], numbers)
+}
+
 /// `flashcore::fwd` and `::fwd.scaled`.
 fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+    compute_with(torch, inputs, &[], numbers)
+}
+
+/// The same with sinks and slopes, or neither.
+fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let of = |n: usize| inputs[n].describe::<4>(NAMES[n]);
     let tensors = [of(0)?, of(1)?, of(2)?].map(Rows::from);
     let [q, k, v] = &tensors;
@@ -123,11 +146,9 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
     let out_bhsd = numbers[5] as u8 != 0;
     let ([batch, seq, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
     let o_layout = if out_bhsd { Layout::bhsd } else { Layout::bshd }([batch, seq, heads, head_dim_v]);
-    let problem = problem_of(
-        dtype,
-        [&q.layout, &k.layout, &v.layout, &o_layout],
-        &options_of(numbers),
-    )?;
+    let mut options = options_of(numbers);
+    let head_values = HeadValues::new(head_values, place, [batch, heads], &mut options)?;
+    let problem = problem_of(dtype, [&q.layout, &k.layout, &v.layout, &o_layout], &options)?;
     let scales = inputs[3..]
         .iter()
         .zip(&NAMES[3..])
@@ -146,6 +167,7 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         problem,
         tensors,
         scales,
+        head_values,
         lengths: Lengths::default(),
         outputs: [out.first()?, lse.first()?],
         gradients: None,
@@ -164,6 +186,8 @@ fn options_of(numbers: &[u64]) -> Options {
         softcap: (softcap != 0.0).then_some(softcap as f32),
         scale: Some(f64::from_bits(numbers[0]) as f32),
         return_lse: true,
+        sinks: None,
+        alibi: None,
         kernel: None,
         axes: Axes::Bshd,
     }
@@ -208,6 +232,45 @@ impl Rows {
     }
 }
 
+/// Sinks and slopes of an operator, dense on the tensors' device; slopes `[batch, heads]` as one dimension.
+#[derive(Default)]
+struct HeadValues {
+    sinks: Option<Described<1>>,
+    slopes: Option<Described<1>>,
+}
+
+impl HeadValues {
+    /// Those of a `modified` operator, which the options then mention; of others none.
+    fn new(
+        given: &[Tensor],
+        place: Place,
+        [batch, heads]: [usize; 2],
+        options: &mut Options,
+    ) -> Result<HeadValues, Error> {
+        let [sinks, slopes] = given else {
+            return Ok(HeadValues::default());
+        };
+        let floats = [DType::F32, DType::F16, DType::BF16];
+        let sinks = (!sinks.is_absent("sinks")?).then(|| sinks.describe::<1>("sinks")?.check(&floats, [heads], place));
+        let sinks = sinks.transpose()?;
+        let slopes = match slopes.dims()? {
+            _ if slopes.is_absent("alibi_slopes")? => None,
+            2 => {
+                let slopes = slopes.describe::<2>("alibi_slopes")?;
+                options.alibi = Some(Alibi::BatchHeads);
+                Some(slopes.check(&[DType::F32], [batch, heads], place)?.flat())
+            }
+            _ => {
+                let slopes = slopes.describe::<1>("alibi_slopes")?;
+                options.alibi = Some(Alibi::Heads);
+                Some(slopes.check(&[DType::F32], [heads], place)?)
+            }
+        };
+        options.sinks = sinks.as_ref().map(|sinks| sinks.dtype);
+        Ok(HeadValues { sinks, slopes })
+    }
+}
+
 /// int32 numbers on the tensors' device.
 #[derive(Clone, Copy)]
 struct Array {
@@ -222,6 +285,7 @@ struct Call<'a> {
     problem: Problem,
     tensors: [Rows; 3],
     scales: Vec<*mut u8>,
+    head_values: HeadValues,
     lengths: Lengths<Array>,
     /// The output and its log-sum-exp, as large as the problem says: written, or read by a backward pass.
     outputs: [*mut u8; 2],
@@ -260,6 +324,12 @@ impl Call<'_> {
             let [q, k, v] = [q, k, v].map(|scale| slice(scale, problem.num_scales() * size_of::<f32>()));
             tensors.scales = Some(DeviceScales { q, k, v });
         }
+        let of_heads = |values: &Option<Described<1>>, count: usize| {
+            let values = values.as_ref()?;
+            Some(slice(values.first, count * values.dtype.size_bytes()))
+        };
+        tensors.sinks = of_heads(&self.head_values.sinks, problem.num_sinks());
+        tensors.alibi_slopes = of_heads(&self.head_values.slopes, problem.num_alibi_slopes());
         tensors.lengths = self
             .lengths
             .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()));
@@ -309,7 +379,24 @@ impl Call<'_> {
         let o = host_view_mut("out", problem.out_dtype(), problem.o_layout(), out)?;
         // SAFETY: it was allocated for this problem, dense.
         let lse = unsafe { slice::from_raw_parts_mut(lse.cast(), problem.lse_len()) };
-        let inputs = [self.view(0)?, self.view(1)?, self.view(2)?];
+        let [mut q, k, v] = [self.view(0)?, self.view(1)?, self.view(2)?];
+        let of_heads = |values: &Option<Described<1>>, count: usize| {
+            let values = values.as_ref()?;
+            let bytes = count * values.dtype.size_bytes();
+            // SAFETY: `HeadValues::new` has checked shape and density; else as in `host_view`.
+            Some(read(values.dtype, unsafe {
+                slice::from_raw_parts(values.first, bytes)
+            }))
+        };
+        let sinks = of_heads(&self.head_values.sinks, problem.num_sinks());
+        let slopes = of_heads(&self.head_values.slopes, problem.num_alibi_slopes());
+        if let Some(sinks) = &sinks {
+            q = q.with_sinks(sinks);
+        }
+        if let Some(slopes) = &slopes {
+            q = q.with_alibi_slopes(slopes);
+        }
+        let inputs = [q, k, v];
         Ok(attention.forward_lengths(problem, inputs, &self.host_lengths(), o, Some(lse))?)
     }
 

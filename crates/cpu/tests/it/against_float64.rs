@@ -351,3 +351,33 @@ fn attention_equals_attention_with_default_options() {
     .unwrap();
     assert_eq!(out.bytes(), compute(&Options::default(), &problem, &inputs).0.bytes());
 }
+
+/// Panels, decode rows and split keys, with and without lengths.
+#[test]
+fn sinks_and_alibi() {
+    for seed in 0..135 {
+        let limits = RandomLimits {
+            head_values: true,
+            lengths: seed % 2 == 1,
+            max_work: 10_000_000,
+            ..limits()
+        };
+        let problem = random_problem(seed, &limits).unwrap();
+        if problem.sinks().is_some() || problem.alibi().is_some() {
+            assert_right(&Options::default(), &problem, InputKind::Normal, seed);
+        }
+    }
+    let decode = Problem::builder()
+        .heads(8, 2)
+        .seq_len_q(1)
+        .seq_len_kv(3000)
+        .head_dim(64)
+        .mask(Mask::CAUSAL);
+    let decode = decode
+        .sinks(DType::BF16)
+        .alibi(flashcore_problem::Alibi::Heads)
+        .return_lse(true)
+        .build()
+        .unwrap();
+    assert_right(&Options::default(), &decode, InputKind::Normal, 1);
+}

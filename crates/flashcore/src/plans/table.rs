@@ -72,6 +72,12 @@ pub struct PlanClass {
     /// Whether scores are capped.
     #[serde(default)]
     pub softcap: bool,
+    /// Whether heads have sinks.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
+    /// Whether scores have ALiBi's bias.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alibi: bool,
     /// Whether the log-sum-exp is returned.
     #[serde(default)]
     pub lse: bool,
@@ -122,6 +128,8 @@ impl PlanClass {
             seq_q: problem.seq_len_q(),
             seq_kv: problem.seq_len_kv(),
             softcap: problem.softcap().is_some(),
+            sinks: problem.sinks().is_some(),
+            alibi: problem.alibi().is_some(),
             lse: problem.return_lse(),
             bhsd: !bshd,
         })
@@ -158,7 +166,7 @@ impl PlanClass {
     fn order(&self) -> impl Ord + use<> {
         let shape = [self.head_dim, self.head_dim_v];
         let counts = [self.seq_kv, self.seq_q, self.batch, self.heads, self.kv_heads];
-        let rest = [self.softcap, self.lse, self.bhsd];
+        let rest = [self.softcap, self.lse, self.bhsd, self.sinks, self.alibi];
         (self.dtype, shape, self.mask.to_string(), counts, rest)
     }
 }
@@ -179,7 +187,13 @@ impl fmt::Display for PlanClass {
         if self.head_dim_v != self.head_dim {
             line += &format!(" Dv{}", self.head_dim_v);
         }
-        for (unusual, what) in [(self.softcap, " cap"), (self.lse, " lse"), (self.bhsd, " bhsd")] {
+        for (unusual, what) in [
+            (self.softcap, " cap"),
+            (self.sinks, " sinks"),
+            (self.alibi, " alibi"),
+            (self.lse, " lse"),
+            (self.bhsd, " bhsd"),
+        ] {
             line += if unusual { what } else { "" };
         }
         f.pad(&line)

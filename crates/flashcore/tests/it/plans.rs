@@ -89,6 +89,8 @@ fn a_row_serves_its_own_problems_and_slightly_shorter_ones() {
         ("mask", base().mask(Mask::CAUSAL)),
         ("window", base().mask(Mask::window(Some(64), None))),
         ("cap", base().softcap(30.0)),
+        ("sinks", base().sinks(flashcore::DType::F32)),
+        ("alibi", base().alibi(flashcore::Alibi::Heads)),
         ("log-sum-exp", base().return_lse(true)),
         ("offset", base().offsets(1, 0)),
         ("layout", base().layout(flashcore::Layout::bhsd)),

@@ -14,7 +14,7 @@ use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedT
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::epilogue::{log_sum_exp, normaliser};
+use super::epilogue::{Sinks, Total, log_sum_exp};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
 use super::query_rows::{QueryRows, TileHeads};
@@ -71,7 +71,8 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
         |levers, shape| {
             let threads = Threads::new(levers[0], shape.head_dim_v);
             let lse = if shape.lse { "_lse" } else { "" };
-            let name = format!("combine_g{}_{}_d{}{lse}", threads.groups, shape.dtype, shape.head_dim_v);
+            let (dtype, sinks) = (shape.dtype, shape.sinks_name());
+            let name = format!("combine_g{}_{dtype}_d{}{sinks}{lse}", threads.groups, shape.head_dim_v);
             Kernel::build(name, threads.count(), |k| match shape.dtype {
                 DType::F16 => body::<f16>(k, threads, shape),
                 _ => body::<bf16>(k, threads, shape),
@@ -87,6 +88,7 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
     split::add_to_launch(&mut launch, problem, splits, false);
     let counts = [problem.seq_len_q() as u32, problem.num_heads() as u32, rows, splits];
     launch.args.extend(counts.map(Arg::U32));
+    Sinks::add_to_launch(&mut launch, problem, shape.sinks);
     Ok(Step { kernel, launch })
 }
 
@@ -101,6 +103,7 @@ pub(crate) fn listed_step(
     let shape = Shape {
         head_dim: shape.head_dim_v,
         softcap: false,
+        alibi: false,
         ..*shape
     };
     let threads = Threads::new(schedule.usual_pieces(), shape.head_dim_v);
@@ -153,6 +156,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     let num_heads = k.param::<u32>("num_heads");
     let rows = k.param::<u32>("rows");
     let splits = k.param::<u32>("splits");
+    let sinks = shape.sinks.map(|dtype| Sinks::declare(k, dtype));
 
     let place = Place::new(k, threads);
     let row = k.block_idx(0) * threads.rows + place.row;
@@ -168,10 +172,10 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
             let batch_head = row / seq_len_q;
             let head = out.head(batch_head / num_heads, batch_head % num_heads);
             let out_row = out.row(head, row % seq_len_q);
-            merged.store(out_row, place.column);
+            let total = merged.store(out_row, place.column, sinks.as_ref(), || batch_head % num_heads);
             if let Some(lse) = lse {
                 k.if_(place.column.eq(0).divergent(), || {
-                    let value = log_sum_exp(merged.offset.get(), merged.sum.get());
+                    let value = log_sum_exp(total.offset, total.sum);
                     lse.offset(row).store(value);
                 });
             }
@@ -207,11 +211,12 @@ fn listed_body<E: MmaElement + Widen>(
         };
         let partial = |piece| partials.at(tile.slot + piece, row_in_tile, k.constant(tile_rows));
         merge(k, threads, &place, exists, tile.count, partial, |merged| {
-            merged.store(rows.of(&out, row), place.column);
+            let head = || rows.head_of(row);
+            let total = merged.store(rows.of(&out, row), place.column, params.sinks.as_ref(), head);
             if shape.lse {
                 k.if_(place.column.eq(0).divergent(), || {
                     let (batch_head, query) = rows.batch_head_and_query(params.num_heads, row);
-                    params.store_lse(batch_head, query, merged.offset.get(), merged.sum.get());
+                    params.store_lse(batch_head, query, total.offset, total.sum);
                 });
             }
         });
@@ -291,13 +296,21 @@ impl<'k> Merged<'k> {
         }
     }
 
-    /// Normalises the thread's columns and stores them in a row.
+    /// Normalises the thread's columns, with the sink of the row's head if there are any, and stores them in a row.
     #[track_caller]
-    fn store<E: MmaElement + Widen>(&self, row: GlobalPtr<'k, E>, column: Val<'k, u32>) {
-        let norm = normaliser(self.sum.get());
+    fn store<E: MmaElement + Widen>(
+        &self,
+        row: GlobalPtr<'k, E>,
+        column: Val<'k, u32>,
+        sinks: Option<&Sinks<'k>>,
+        head: impl FnOnce() -> Val<'k, u32>,
+    ) -> Total<'k> {
+        let total = Total::new(sinks, head, self.offset.get(), self.sum.get());
+        let norm = total.norm();
         let values = self.out.map(|value| value * norm);
         row.offset(column)
             .store_f32s(&values, COLUMNS * E::BYTES, Cache::Default);
+        total
     }
 
     /// Adds partials, in order, relative to the highest maximum of all: that of the lowest offset.

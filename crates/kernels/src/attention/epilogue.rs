@@ -1,9 +1,12 @@
-//! The result on its way out: normalise, log-sum-exp, and partials of a split.
+//! The result on its way out: sinks, normalise, log-sum-exp, and partials of a split.
 
-use flashcore_ir::{Cache, Val};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Launch, Val, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
 
-use super::params::RowParams;
+use super::params::{RowParams, add_buffer};
 use super::row_tile::{ACC_COLS, QUAD, RowTile};
+use super::score_mod::LOG2_E;
 use super::softmax::{Row, RowMax};
 use super::split::Partial;
 
@@ -11,6 +14,103 @@ use super::split::Partial;
 #[track_caller]
 pub(crate) fn normaliser<'k>(sum: Val<'k, f32>) -> Val<'k, f32> {
     sum.gt(0.0).select(sum.recip(), 0.0)
+}
+
+/// Sinks, by their dtype: `[num_heads]`.
+#[derive(Clone, Copy)]
+pub(crate) enum Sinks<'k> {
+    F32(GlobalPtr<'k, f32>),
+    F16(GlobalPtr<'k, f16>),
+    BF16(GlobalPtr<'k, bf16>),
+}
+
+impl<'k> Sinks<'k> {
+    const NAME: &'static str = "sinks";
+
+    pub(crate) fn declare(k: &'k KernelBuilder, dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Sinks::F16(k.param_ptr(Self::NAME)),
+            DType::BF16 => Sinks::BF16(k.param_ptr(Self::NAME)),
+            // No problem has sinks of e4m3.
+            DType::F32 | DType::E4M3 => Sinks::F32(k.param_ptr(Self::NAME)),
+        }
+    }
+
+    /// The argument, of a kernel that takes any.
+    pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, dtype: Option<DType>) {
+        if let Some(dtype) = dtype {
+            let size = dtype.size_bytes();
+            add_buffer(launch, Self::NAME, size * problem.num_sinks(), size as u32, false);
+        }
+    }
+
+    /// That of a head, as an exponent of 2.
+    #[track_caller]
+    fn exponent(&self, head: Val<'k, u32>) -> Val<'k, f32> {
+        #[track_caller]
+        fn load<'k, E: Widen>(at: GlobalPtr<'k, E>) -> Val<'k, f32> {
+            at.load_f32s(1, E::BYTES, Cache::ReadOnly)[0]
+        }
+        let sink = match self {
+            Sinks::F32(sinks) => load(sinks.offset(head)),
+            Sinks::F16(sinks) => load(sinks.offset(head)),
+            Sinks::BF16(sinks) => load(sinks.offset(head)),
+        };
+        sink * LOG2_E
+    }
+
+    /// Adds a head's sink to the sum of a row, which is relative to `offset`.
+    #[track_caller]
+    fn add(&self, head: Val<'k, u32>, offset: Val<'k, f32>, sum: Val<'k, f32>) -> Total<'k> {
+        let exponent = self.exponent(head);
+        // As if the sink were a score: where it is the highest, the maximum rises to it. −∞ changes nothing.
+        let raised = offset.min(-exponent);
+        let rescale = (raised - offset).exp2();
+        let sum = sum.fma(rescale, (exponent + raised).exp2());
+        Total {
+            offset: raised,
+            sum,
+            rescale: Some(rescale),
+        }
+    }
+}
+
+/// A row after its last key.
+#[derive(Clone, Copy)]
+pub(crate) struct Total<'k> {
+    /// Of its maximum, as [`RowMax::offset`].
+    pub offset: Val<'k, f32>,
+    /// Of its probabilities, and of its sink.
+    pub sum: Val<'k, f32>,
+    /// From the maximum without the sink to that with it.
+    rescale: Option<Val<'k, f32>>,
+}
+
+impl<'k> Total<'k> {
+    /// From the offset and sum of a row of a head, with the head's sink if there are any.
+    #[track_caller]
+    pub(crate) fn new(
+        sinks: Option<&Sinks<'k>>,
+        head: impl FnOnce() -> Val<'k, u32>,
+        offset: Val<'k, f32>,
+        sum: Val<'k, f32>,
+    ) -> Self {
+        match sinks {
+            Some(sinks) => sinks.add(head(), offset, sum),
+            None => Total {
+                offset,
+                sum,
+                rescale: None,
+            },
+        }
+    }
+
+    /// What its output, not normalised, is to be multiplied by.
+    #[track_caller]
+    pub(crate) fn norm(&self) -> Val<'k, f32> {
+        let norm = normaliser(self.sum);
+        self.rescale.map_or(norm, |rescale| norm * rescale)
+    }
 }
 
 /// The log-sum-exp of a row in natural logarithms, from its offset and sum; −∞ where no key is visible.
@@ -28,6 +128,17 @@ impl<'k> Row<'k> {
 }
 
 impl<'k> RowParams<'k> {
+    /// The total of a row of a head, from its offset and sum, with the head's sink if the kernel adds any.
+    #[track_caller]
+    pub(crate) fn total(
+        &self,
+        head: impl FnOnce() -> Val<'k, u32>,
+        offset: Val<'k, f32>,
+        sum: Val<'k, f32>,
+    ) -> Total<'k> {
+        Total::new(self.sinks.as_ref(), head, offset, sum)
+    }
+
     /// Stores the log-sum-exp of a row, in natural logarithms, if the kernel stores any.
     #[track_caller]
     pub(crate) fn store_lse(

@@ -141,6 +141,7 @@ impl<'k> RowParams<'k> {
             hi: self.band.hi + shift,
             len: len_kv.reinterpret(),
         };
+        rows.score_mod = self.score_mod.shifted(shift);
         (rows.seq_len_q, rows.seq_len_kv) = (len_q, len_kv);
         (rows, FirstRows { q, k })
     }

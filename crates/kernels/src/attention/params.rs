@@ -6,6 +6,7 @@ use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, L
 use flashcore_problem::{DType, Direction, Layout, Lengths, Problem};
 
 use super::block_range::Band;
+use super::epilogue::Sinks;
 use super::lengths::{LengthKinds, LengthParams, TensorParam, kinds, row_strides};
 use super::query_rows::Packing;
 use super::score_mod::ScoreMod;
@@ -26,6 +27,9 @@ pub(crate) struct Shape {
     pub head_dim_v: u32,
     pub dtype: DType,
     pub softcap: bool,
+    pub alibi: bool,
+    /// Their dtype, in a kernel that adds them.
+    pub sinks: Option<DType>,
     pub lse: bool,
     pub vector_bytes: u32,
     /// What the build stores besides its output.
@@ -48,6 +52,8 @@ impl Shape {
             head_dim_v: problem.head_dim_v() as u32,
             dtype: problem.dtype(),
             softcap: problem.softcap().is_some(),
+            alibi: problem.alibi().is_some(),
+            sinks: problem.sinks(),
             // A backward pass reads it, in its first step.
             lse: problem.return_lse() && tap.is_none() && problem.direction() == Direction::Forward,
             vector_bytes,
@@ -67,6 +73,8 @@ impl Shape {
             head_dim_v: 0,
             dtype: DType::F32,
             softcap: false,
+            alibi: false,
+            sinks: None,
             lse: false,
             vector_bytes: 4,
             tap: None,
@@ -78,12 +86,13 @@ impl Shape {
         }
     }
 
-    /// The same for a kernel of `splits` splits. Where there are several, `combine` stores the log-sum-exp.
+    /// The same for a kernel of `splits` splits. Where there are several, `combine` adds sinks and stores the log-sum-exp.
     pub(crate) fn in_splits(self, splits: u32) -> Shape {
         let split = splits > 1;
         Shape {
             split,
             lse: self.lse && !split,
+            sinks: self.sinks.filter(|_| !split),
             ..self
         }
     }
@@ -97,6 +106,8 @@ impl Shape {
             format!("v{}", self.head_dim_v)
         };
         let softcap = if self.softcap { "_softcap" } else { "" };
+        let alibi = if self.alibi { "_alibi" } else { "" };
+        let sinks = self.sinks_name();
         let lse = if self.lse { "_lse" } else { "" };
         let split = if self.split { "_split" } else { "" };
         let packed = match self.packing {
@@ -111,9 +122,14 @@ impl Shape {
             rows => format!("_p{rows}"),
         };
         format!(
-            "{id}_{}_d{}{v}{softcap}{lse}{split}{packed}{listed}{lengths}{pages}{tap}",
+            "{id}_{}_d{}{v}{softcap}{alibi}{sinks}{lse}{split}{packed}{listed}{lengths}{pages}{tap}",
             self.dtype, self.head_dim
         )
+    }
+
+    /// The sinks in a kernel's entry name.
+    pub(crate) fn sinks_name(&self) -> String {
+        self.sinks.map_or(String::new(), |dtype| format!("_sinks_{dtype}"))
     }
 
     /// The lengths in a kernel's entry name.
@@ -159,6 +175,7 @@ pub(crate) struct RowParams<'k> {
     /// The keys that rows see.
     pub band: Band<Val<'k, i32>>,
     pub score_mod: ScoreMod<'k>,
+    pub(super) sinks: Option<Sinks<'k>>,
     /// Where a build with a tap stores it.
     pub tap: Option<TapParams<'k>>,
     pub(super) lengths: Option<LengthParams<'k>>,
@@ -194,6 +211,7 @@ impl<'k> RowParams<'k> {
                 len: seq_len_kv.reinterpret(),
             },
             score_mod: ScoreMod::declare(k, shape),
+            sinks: shape.sinks.map(|dtype| Sinks::declare(k, dtype)),
             tap: shape.tap.map(|tap| TapParams::declare(k, tap)),
             lengths: LengthParams::declare(k, shape.lengths),
         }
@@ -236,6 +254,7 @@ pub(crate) fn add_rows(launch: &mut Launch, problem: &Problem, shape: &Shape) {
         Arg::I32(range.hi),
     ]);
     ScoreMod::add_to_launch(launch, problem, shape);
+    Sinks::add_to_launch(launch, problem, shape.sinks);
     if let Some(tap) = shape.tap {
         tap::extend_launch(launch, problem, tap);
     }

@@ -140,6 +140,12 @@ impl<'k> QueryRows<'k> {
         }
     }
 
+    /// Head of a row, of those of its batch.
+    #[track_caller]
+    pub(crate) fn head_of(&self, row: Val<'k, u32>) -> Val<'k, u32> {
+        self.head_and_query(row).0
+    }
+
     /// Number of the head among those of all batches, and query of a row.
     #[track_caller]
     pub(crate) fn batch_head_and_query(

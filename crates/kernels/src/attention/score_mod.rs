@@ -1,4 +1,4 @@
-//! From products of Q and K to scores: scale, soft cap, and the scales of fp8 heads. ALiBi and users' modifiers belong here.
+//! From products of Q and K to scores: scale, soft cap, ALiBi, and the scales of fp8 heads. Users' modifiers belong here.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
 use flashcore_problem::Problem;
@@ -15,6 +15,76 @@ pub(crate) struct ScoreMod<'k> {
     pub exponent_scale: Val<'k, f32>,
     /// With soft cap: `softmax_scale / softcap`.
     softcap_scale: Option<Val<'k, f32>>,
+    alibi: Option<Alibi<'k>>,
+}
+
+/// ALiBi's slopes, and what turns them into biases of scores that are not yet scaled.
+#[derive(Clone, Copy)]
+struct Alibi<'k> {
+    slopes: GlobalPtr<'k, f32>,
+    /// From the slopes of one batch to those of the next; 0 where batches share them.
+    batch_stride: Val<'k, u32>,
+    /// Scores as they are here for one of those that slopes are for: `1 / softmax_scale`, or `1 / softcap`.
+    per_score: Val<'k, f32>,
+    /// The key at the position of row 0.
+    diagonal: Val<'k, i32>,
+}
+
+/// ALiBi's bias of the scores of a row: `slope·|position − key|` less.
+#[derive(Clone, Copy)]
+pub(crate) struct RowBias<'k> {
+    slope: Val<'k, f32>,
+    /// The key at the position of the row.
+    position: Val<'k, i32>,
+}
+
+impl<'k> RowBias<'k> {
+    /// That of a row so many further down, of the same head.
+    #[track_caller]
+    pub(crate) fn below(self, rows: i32) -> Self {
+        RowBias {
+            position: self.position + rows,
+            ..self
+        }
+    }
+
+    /// The score of a key, less its bias.
+    #[track_caller]
+    pub(crate) fn subtract(&self, score: Val<'k, f32>, key: Val<'k, u32>) -> Val<'k, f32> {
+        let distance = (self.position - key.reinterpret::<i32>()).to_f32().abs();
+        (-self.slope).fma(distance, score)
+    }
+}
+
+/// ALiBi's biases of one of a lane's rows in a K block.
+#[derive(Clone, Copy)]
+pub(crate) struct TileBias<'k> {
+    row: RowBias<'k>,
+    /// The slope times the distance of the lane's first column.
+    first: Var<'k, f32>,
+}
+
+impl<'k> TileBias<'k> {
+    #[track_caller]
+    pub(crate) fn new(row: RowBias<'k>) -> Self {
+        let first = row.slope.builder().var_unwritten("alibi_first");
+        TileBias { row, first }
+    }
+
+    /// Goes to the K block whose first column of the lane is `key`.
+    #[track_caller]
+    pub(crate) fn begin(&self, key: Val<'k, u32>) {
+        let distance = (self.row.position - key.reinterpret::<i32>()).to_f32();
+        self.first.set(distance * self.row.slope);
+    }
+
+    /// The score of a column less its bias. The slope is not negative, so a magnitude takes the place of the distance's: two
+    /// instructions a score.
+    #[track_caller]
+    fn subtract(&self, score: Val<'k, f32>, column: u32) -> Val<'k, f32> {
+        let bias = self.row.slope.fma(-(column as f32), self.first.get());
+        score - bias.abs()
+    }
 }
 
 impl<'k> ScoreMod<'k> {
@@ -22,6 +92,12 @@ impl<'k> ScoreMod<'k> {
         ScoreMod {
             exponent_scale: k.param("exponent_scale"),
             softcap_scale: shape.softcap.then(|| k.param("softcap_scale")),
+            alibi: shape.alibi.then(|| Alibi {
+                slopes: k.param_ptr("alibi_slopes"),
+                batch_stride: k.param("alibi_batch_stride"),
+                per_score: k.param("alibi_per_score"),
+                diagonal: k.param("alibi_diagonal"),
+            }),
         }
     }
 
@@ -31,14 +107,59 @@ impl<'k> ScoreMod<'k> {
         let softcap = problem.softcap().filter(|_| shape.softcap);
         let softcap_scale = softcap.map(|cap| Arg::F32(problem.softmax_scale() / cap));
         launch.args.extend(softcap_scale);
+        let Some(slopes) = problem.alibi().filter(|_| shape.alibi) else {
+            return;
+        };
+        add_buffer(launch, "alibi_slopes", 4 * problem.num_alibi_slopes(), 4, false);
+        let batch_stride = match slopes {
+            flashcore_problem::Alibi::Heads => 0,
+            flashcore_problem::Alibi::BatchHeads => problem.num_heads() as u32,
+        };
+        // A sequence adds what depends on its lengths.
+        let range = match problem.has_lengths() {
+            false => problem.key_range(),
+            true => problem.key_range_of(0, 0),
+        };
+        launch.args.extend([
+            Arg::U32(batch_stride),
+            Arg::F32(1.0 / problem.softcap().unwrap_or(problem.softmax_scale())),
+            Arg::I32(range.diagonal),
+        ]);
+    }
+
+    /// The same where the mask's diagonal is so many keys further.
+    #[track_caller]
+    pub(super) fn shifted(mut self, keys: Val<'k, i32>) -> Self {
+        if let Some(alibi) = &mut self.alibi {
+            alibi.diagonal = alibi.diagonal + keys;
+        }
+        self
+    }
+
+    /// ALiBi's bias of the scores of a query head's row, if there is any.
+    #[track_caller]
+    pub(crate) fn bias(&self, batch: Val<'k, u32>, head: Val<'k, u32>, row: Val<'k, u32>) -> Option<RowBias<'k>> {
+        self.alibi.map(|alibi| {
+            let slope = alibi.slopes.offset(batch.fma(alibi.batch_stride, head));
+            RowBias {
+                slope: slope.load_with(Cache::ReadOnly).abs() * alibi.per_score,
+                position: row.reinterpret::<i32>() + alibi.diagonal,
+            }
+        })
+    }
+
+    /// Whether [`cap`](Self::cap) applies the scale of a head's products.
+    pub(crate) fn scales(&self) -> bool {
+        !self.is_identity()
     }
 
     /// Whether scores are the products of Q and K: [`cap`](Self::cap) then has nothing to do.
     fn is_identity(&self) -> bool {
-        self.softcap_scale.is_none()
+        self.softcap_scale.is_none() && self.alibi.is_none()
     }
 
-    /// The score of a key, not yet scaled, from the dot product of its row with the query's.
+    /// The score of a key, not yet scaled, from the dot product of its row with the query's: before a
+    /// [bias](Self::bias).
     #[track_caller]
     pub(crate) fn score(&self, dot: Val<'k, f32>) -> Val<'k, f32> {
         match self.softcap_scale {
@@ -53,9 +174,16 @@ impl<'k> ScoreMod<'k> {
         self.softcap_scale.map(|_| (-score).fma(score, 1.0))
     }
 
-    /// With soft cap: scores in some registers, not yet scaled, are capped. `head_scale` is that of a head's products.
+    /// With soft cap or ALiBi: scores in some registers, not yet scaled, are capped, and their `biases` subtracted.
+    /// `head_scale` is that of a head's products.
     #[track_caller]
-    pub(crate) fn cap(&self, scores: &RowTile<'k>, registers: std::ops::Range<u32>, head_scale: Option<Var<'k, f32>>) {
+    pub(crate) fn cap(
+        &self,
+        scores: &RowTile<'k>,
+        registers: std::ops::Range<u32>,
+        head_scale: Option<Var<'k, f32>>,
+        biases: Option<&[TileBias<'k>; 2]>,
+    ) {
         if self.is_identity() {
             return;
         }
@@ -65,7 +193,9 @@ impl<'k> ScoreMod<'k> {
                 Some(scale) => score * scale.get(),
                 None => score.get(),
             };
-            score.set(self.score(dot));
+            let capped = self.score(dot);
+            let (half, column) = RowTile::place(register);
+            score.set(biases.map_or(capped, |biases| biases[half].subtract(capped, column)));
         }
     }
 }
@@ -150,10 +280,9 @@ impl<'k> HeadFactors<'k> {
         let scores = q * k;
         self.scores.set(scores);
         self.values.set(v);
-        // A cap sees scores that are scaled already.
-        match score_mod.softcap_scale {
-            Some(_) => self.exponents.set(score_mod.exponent_scale),
-            None => self.exponents.set(score_mod.exponent_scale * scores),
+        match score_mod.scales() {
+            true => self.exponents.set(score_mod.exponent_scale),
+            false => self.exponents.set(score_mod.exponent_scale * scores),
         }
     }
 }

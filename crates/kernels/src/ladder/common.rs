@@ -8,6 +8,7 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var, Widen};
 use super::Config;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Params;
+use crate::attention::score_mod::RowBias;
 use crate::attention::softmax::RowMax;
 use crate::tiles::{CHUNK, Fragments, HeadTile, STEP, a_lane, b_lane, padded};
 
@@ -19,6 +20,8 @@ pub(super) const WARP_ROWS: u32 = 16;
 /// The block's rows and head, and the keys that any of its rows sees, from whole tiles.
 pub(super) struct Block<'k, E> {
     pub batch_head: Val<'k, u32>,
+    batch: Val<'k, u32>,
+    pub head: Val<'k, u32>,
     pub first_row: Val<'k, u32>,
     pub q_head: GlobalPtr<'k, E>,
     pub k_head: GlobalPtr<'k, E>,
@@ -42,6 +45,8 @@ impl<'k, E: MmaElement> Block<'k, E> {
         let cols = levers.cols as i32;
         Block {
             batch_head,
+            batch,
+            head,
             first_row,
             q_head: params.q.head(batch, head),
             k_head: params.k.head(batch, kv_head),
@@ -138,17 +143,42 @@ pub(super) struct Row<'k> {
     pub row: Val<'k, u32>,
     /// First that it sees, and one past the last.
     keys: (Val<'k, i32>, Val<'k, i32>),
+    bias: Option<RowBias<'k>>,
     pub max: RowMax<'k>,
     pub sum: Var<'k, f32>,
 }
 
 impl<'k> Row<'k> {
     #[track_caller]
-    pub(super) fn new<E: MmaElement>(k: &'k KernelBuilder, params: &Params<'k, E>, row: Val<'k, u32>) -> Self {
+    pub(super) fn new<E: MmaElement>(
+        k: &'k KernelBuilder,
+        params: &Params<'k, E>,
+        block: &Block<'k, E>,
+        row: Val<'k, u32>,
+    ) -> Self {
         let keys = params.visible_keys(row);
         let max = RowMax::new(k, params.score_mod.exponent_scale);
         let sum = k.var(0.0);
-        Row { row, keys, max, sum }
+        let bias = params.score_mod.bias(block.batch, block.head, row);
+        Row {
+            row,
+            keys,
+            bias,
+            max,
+            sum,
+        }
+    }
+
+    /// The score of a key, from its product.
+    #[track_caller]
+    pub(super) fn score<E: MmaElement>(
+        &self,
+        params: &Params<'k, E>,
+        key: impl FnOnce() -> Val<'k, u32>,
+        dot: Val<'k, f32>,
+    ) -> Val<'k, f32> {
+        let score = params.score_mod.score(dot);
+        self.bias.map_or(score, |bias| bias.subtract(score, key()))
     }
 
     /// The score of a key, or −∞ if the row does not see it.

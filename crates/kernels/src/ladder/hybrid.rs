@@ -11,7 +11,6 @@ use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, 
 
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
-use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{CHUNK, HeadTile};
@@ -52,7 +51,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     // This lane's row of the softmax, and its half of the scores.
     let (row_in_tile, half) = (k.thread_idx() / PAIR, k.thread_idx() % PAIR);
-    let row = Row::new(k, &params, block.first_row + row_in_tile);
+    let row = Row::new(k, &params, &block, block.first_row + row_in_tile);
     let mine = SoftmaxLane {
         row_in_tile,
         first: half * SCORES,
@@ -117,7 +116,8 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     });
 
     let sum = row.sum.get().reduce_sum(PAIR);
-    let norm = normaliser(sum);
+    let total = params.total(|| block.head, row.max.offset.get(), sum);
+    let norm = total.norm();
     for (i, out) in (0..).zip(&out) {
         let (norm, row) = (norm.shfl_idx(group_lane + PAIR * i), block.first_row + group_row + i);
         k.if_(row.lt(params.seq_len_q).divergent(), || {
@@ -132,7 +132,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         });
     }
     k.if_((row.row.lt(params.seq_len_q) & half.eq(0)).divergent(), || {
-        params.store_lse(block.batch_head, row.row, row.max.offset.get(), sum);
+        params.store_lse(block.batch_head, row.row, total.offset, total.sum);
     });
 }
 
@@ -233,7 +233,7 @@ impl<'k> SoftmaxLane<'k> {
         for column in groups() {
             let place = s_tile.at(self.row_in_tile, self.first).plus(column as i32);
             for (e, score) in (0..).zip(place.load_f32s(SCORES, 16, Cache::Default)) {
-                let score = params.score_mod.score(score);
+                let score = row.score(params, || key(column, e), score);
                 tap(Tap::Scores, key(column, e), score);
                 scores.push(row.masked(key(column, e), score));
             }

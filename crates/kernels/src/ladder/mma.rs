@@ -10,7 +10,6 @@ use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
 use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
-use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
@@ -33,7 +32,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     // This lane's rows: halves 0 and 1 of the accumulators.
     let first_row = block.first_row + warp * WARP_ROWS + k.lane() / QUAD;
-    let rows = [0, 8].map(|down| Row::new(k, &params, first_row + down));
+    let rows = [0, 8].map(|down| Row::new(k, &params, &block, first_row + down));
     let column = k.lane() % QUAD * 2u32;
 
     load_tile(k, q_tile, &params.q, block.q_head, block.first_row, params.seq_len_q);
@@ -54,7 +53,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         };
         for (half, row) in rows.iter().enumerate() {
             for (key, score) in of_row(scores, half) {
-                score.set(params.score_mod.score(score.get()));
+                score.set(row.score(&params, || key0 + column + key, score.get()));
                 tap(Tap::Scores, row, key, score);
             }
         }
@@ -68,7 +67,8 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     for (half, row) in rows.iter().enumerate() {
         let sum = row.sum.get().reduce_sum(QUAD);
-        let norm = normaliser(sum);
+        let total = params.total(|| block.head, row.max.offset.get(), sum);
+        let norm = total.norm();
         k.if_(row.row.lt(params.seq_len_q).divergent(), || {
             let out_row = params.out.row(block.out_head, row.row).offset(column);
             let values: Vec<_> = of_row(out, half).map(|(_, out)| out * norm).collect();
@@ -78,7 +78,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
             k.if_((k.lane() % QUAD).eq(0).divergent(), || {
-                params.store_lse(block.batch_head, row.row, row.max.offset.get(), sum);
+                params.store_lse(block.batch_head, row.row, total.offset, total.sum);
             });
         });
     }

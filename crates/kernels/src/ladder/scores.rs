@@ -77,7 +77,7 @@ impl fmt::Display for Levers {
 /// ```
 ///
 /// # Errors
-/// Problems of other dtypes than fp16 and bf16, rows or keys that are no whole 16-byte chunks, soft caps, tiles that
+/// Problems of other dtypes than fp16 and bf16, rows or keys that are no whole 16-byte chunks, soft caps, ALiBi, tiles that
 /// are not in [`TILES`] or take more shared memory than there is.
 pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, Refusal> {
     const FAMILY: &str = "ladder/scores";
@@ -88,6 +88,9 @@ pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, R
     }
     if problem.softcap().is_some() {
         return Err(Refusal::unsupported(FAMILY, "a soft cap", "leave it away"));
+    }
+    if problem.alibi().is_some() {
+        return Err(Refusal::unsupported(FAMILY, "ALiBi", "leave it away"));
     }
     if !problem.seq_len_kv().is_multiple_of(CHUNK as usize) {
         let what = format!("{} keys (it stores 8 at a time)", problem.seq_len_kv());

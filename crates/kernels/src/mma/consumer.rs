@@ -13,7 +13,8 @@ use super::{Config, Rescale};
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::query_rows::QueryRows;
-use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_row};
+use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
+use crate::attention::score_mod::TileBias;
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::tiles::{Fragments, STEP, padded};
@@ -85,8 +86,10 @@ pub(super) struct Warp<'k, 'p, E> {
     scores: ScoreTiles<'k>,
     pub(super) out: Vec<RowTile<'k>>,
     pub(super) rows: Vec<Row<'k>>,
+    /// ALiBi's biases by row block, if there are any.
+    biases: Vec<[TileBias<'k>; 2]>,
     /// First key of the K block at hand, in builds with a tap.
-    pub(super) tapped_key: Option<Var<'k, u32>>,
+    tapped_key: Option<Var<'k, u32>>,
 }
 
 impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
@@ -119,7 +122,47 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             scores: ScoreTiles::new(k, levers.row_blocks(), tiles, levers.f16_scores),
             out,
             rows,
+            biases: Vec::new(),
             tapped_key: shape.tap.map(|_| k.var_unwritten("tapped_key")),
+        }
+    }
+
+    /// Loads the slopes of the rows, with ALiBi.
+    #[track_caller]
+    pub(super) fn load_biases(&mut self) {
+        let rows = &self.query_rows;
+        let of = |m: usize, half: usize| {
+            let row = self.row(m, half);
+            self.params
+                .score_mod
+                .bias(rows.batch, rows.head_of(row), rows.query(row))
+        };
+        let Some(first) = self.shape.alibi.then(|| of(0, 0)).flatten() else {
+            return;
+        };
+        let of_block = |m: usize| {
+            let halves = [0, 1].map(|half| match self.levers.pack_heads {
+                true => of(m, half).unwrap_or(first),
+                false => first.below((16 * m + 8 * half) as i32),
+            });
+            halves.map(TileBias::new)
+        };
+        self.biases = (0..self.scores.len()).map(of_block).collect();
+    }
+
+    /// Before a K block that begins at `first_key`, with ALiBi and in builds with a tap.
+    #[track_caller]
+    pub(super) fn begin_block(&self, first_key: impl FnOnce() -> Val<'k, u32>) {
+        if self.tapped_key.is_none() && self.biases.is_empty() {
+            return;
+        }
+        let first_key = first_key();
+        if let Some(key) = self.tapped_key {
+            key.set(first_key);
+        }
+        let mine = || first_key + self.place.first_key + lane_column(self.k);
+        for bias in self.biases.iter().flatten() {
+            bias.begin(mine());
         }
     }
 
@@ -273,7 +316,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     fn cap(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
             let registers = RowTile::registers(step..step + 1);
-            self.params.score_mod.cap(scores, registers.clone(), None);
+            self.params
+                .score_mod
+                .cap(scores, registers.clone(), None, self.biases.get(m));
             self.tap(Tap::Scores, m, registers, |register| scores.var(register).get());
         }
     }

@@ -5,7 +5,7 @@ use flashcore_ir::{Cache, Val};
 
 use super::consumer::Warp;
 use super::producer::{Block, Keys};
-use crate::attention::epilogue::normaliser;
+use crate::attention::epilogue::Total;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::softmax::{Row, SixteenBits};
 use crate::attention::split::Partial;
@@ -68,14 +68,15 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         let first = self.warp.place.first_row + lane_row(k);
         let column = lane_column(k);
         for (m, half, out, row) in self.rows() {
-            let sum = row.total();
-            let norm = normaliser(sum);
+            let head = || self.block.rows.head_of(self.warp.row(m, half));
+            let total = self.warp.params.total(head, row.max.offset.get(), row.total());
+            let norm = total.norm();
             for tile in 0..padded(head_dim_v) / ACC_COLS {
                 let pair = out.pair(tile, half).map(|value| value * norm);
                 let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
-            self.store_lse(self.warp.row(m, half), sum, row.max.offset.get(), column);
+            self.store_lse(self.warp.row(m, half), &total, column);
         }
         k.barrier();
         out_tile.chunks(k).for_each(|row, column, place| {
@@ -90,7 +91,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
     }
 
     #[track_caller]
-    fn store_lse(&self, row: Val<'k, u32>, sum: Val<'k, f32>, offset: Val<'k, f32>, column: Val<'k, u32>) {
+    fn store_lse(&self, row: Val<'k, u32>, total: &Total<'k>, column: Val<'k, u32>) {
         let Warp { k, params, shape, .. } = *self.warp;
         if !shape.lse {
             return;
@@ -98,7 +99,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         let mine = column.eq(0) & row.lt(self.block.rows.count);
         k.if_(mine.divergent(), || {
             let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
-            params.store_lse(batch_head, query, offset, sum);
+            params.store_lse(batch_head, query, total.offset, total.sum);
         });
     }
 
@@ -143,13 +144,15 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
                 });
             };
             let store_whole = || {
-                let norm = normaliser(merged.sum);
+                let head = || self.block.rows.head_of(row);
+                let total = self.warp.params.total(head, merged.offset, merged.sum);
+                let norm = total.norm();
                 k.if_(exists(), || {
                     let values: Vec<_> = out.iter().map(|&value| value * norm).collect();
                     let out_row = self.block.rows.of(&self.warp.params.out, row);
                     out_row.offset(column).store_f32s(&values, 16, Cache::Default);
                 });
-                self.store_lse(row, merged.sum, merged.offset, column);
+                self.store_lse(row, &total, column);
             };
             self.in_pieces(store_partial, store_whole);
         });

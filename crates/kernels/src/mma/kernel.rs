@@ -69,6 +69,7 @@ fn compute<'k, E: SixteenBits>(
     let k_place = k_tile.staged_fragments(row + place.first_key, col);
 
     let mut warp = Warp::new(k, params, block, &place, levers, shape, q_place);
+    warp.load_biases();
     if levers.q_in_registers {
         // Q's group of copies is the oldest.
         k.cp_async_wait(levers.stages - 1);
@@ -100,9 +101,7 @@ fn main_loop<'k, E: SixteenBits>(
     let (k, n_blocks) = (warp.k, &ring.n_blocks);
     let p = warp.probabilities("p");
     let places = |n_block: Val<'k, i32>| -> [Fragments<'k, E>; 2] {
-        if let Some(key) = warp.tapped_key {
-            key.set(ring.first_key(n_block, Edges::Checked));
-        }
+        warp.begin_block(|| ring.first_key(n_block, Edges::Checked));
         [k_place.at(ring.k_stage(n_block)), v_place.at(ring.v_stage(n_block))]
     };
     k.for_uniform(0, n_blocks.masked, 1, |n_block| {

@@ -7,7 +7,6 @@
 use flashcore_ir::{KernelBuilder, Widen};
 
 use super::common::{load_key, load_row};
-use crate::attention::epilogue::normaliser;
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::RowMax;
 use crate::attention::tap::{Place, Tap};
@@ -55,6 +54,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
         let sum = k.var(0.0);
         let acc: Vec<_> = (0..columns).map(|_| k.var(0.0)).collect();
 
+        let bias = params.score_mod.bias(batch, head, row);
         let (first, end) = params.visible_keys(row);
         k.for_divergent(first, end, 1, |key| {
             let key = key.reinterpret::<u32>();
@@ -72,6 +72,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                 }
             });
             let score = params.score_mod.score(dot.get());
+            let score = bias.map_or(score, |bias| bias.subtract(score, key));
             let tap = |tap, value| {
                 if params.taps(tap) {
                     let place = Place { batch_head, row, key };
@@ -93,7 +94,8 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                 }
             }
         });
-        let norm = normaliser(sum.get());
+        let total = params.total(|| head, max.offset.get(), sum.get());
+        let norm = total.norm();
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
         let out_row = params
             .out
@@ -102,7 +104,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
             k.if_(slice.eq(0).uniform(), || {
-                params.store_lse(batch_head, row, max.offset.get(), sum.get())
+                params.store_lse(batch_head, row, total.offset, total.sum)
             });
         }
     });

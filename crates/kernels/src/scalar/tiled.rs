@@ -13,9 +13,9 @@ use flashcore_problem::Problem;
 use super::Config;
 use super::common::{load_key, load4};
 use crate::Refusal;
-use crate::attention::epilogue::normaliser;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{Params, Shape};
+use crate::attention::score_mod::RowBias;
 use crate::attention::softmax::RowMax;
 use crate::attention::tap::{Place, Tap};
 
@@ -120,6 +120,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
                 Row {
                     row,
                     keys,
+                    bias: params.score_mod.bias(batch, head, row),
                     max,
                     sum: k.var(0.0),
                 }
@@ -177,6 +178,8 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
                 for (j, score) in scores[i * cols_per_thread..][..cols_per_thread].iter().enumerate() {
                     let sees = keys[j].ge(row.keys.0) & keys[j].lt(row.keys.1);
                     let score = params.score_mod.score(score.get());
+                    let key = keys[j].reinterpret();
+                    let score = row.bias.map_or(score, |bias| bias.subtract(score, key));
                     tap(Tap::Scores, j, score);
                     masked.push(sees.select(score, f32::NEG_INFINITY));
                 }
@@ -213,7 +216,8 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
         let out_head = params.out.head(batch, head);
         for (i, row) in rows.iter().enumerate() {
             let sum = row.sum.get().reduce_sum(THREAD_COLS);
-            let norm = normaliser(sum);
+            let total = params.total(|| head, row.max.offset.get(), sum);
+            let norm = total.norm();
             k.if_(row.row.lt(params.seq_len_q).divergent(), || {
                 let out_row = params.out.row(out_head, row.row);
                 for j in 0..acc.quads {
@@ -227,7 +231,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k KernelBuilder, levers: &Levers, shape: &
                     });
                 }
                 k.if_(thread_col.eq(0).divergent(), || {
-                    params.store_lse(batch_head, row.row, row.max.offset.get(), sum)
+                    params.store_lse(batch_head, row.row, total.offset, total.sum)
                 });
             });
         }
@@ -274,6 +278,7 @@ struct Row<'k> {
     row: Val<'k, u32>,
     /// First that it sees, and one past the last.
     keys: (Val<'k, i32>, Val<'k, i32>),
+    bias: Option<RowBias<'k>>,
     max: RowMax<'k>,
     sum: Var<'k, f32>,
 }

@@ -12,10 +12,11 @@ use super::kernel::Context;
 use super::tiles::{padded, step};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
-use crate::attention::query_rows::LaneRows;
-use crate::attention::row_tile::{ACC_COLS, RowTile, lane_row};
+use crate::attention::params::RowParams;
+use crate::attention::query_rows::{LaneRows, Packing};
+use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
-use crate::attention::score_mod::HeadFactors;
+use crate::attention::score_mod::{HeadFactors, TileBias};
 use crate::attention::softmax::{
     LARGEST_POWER, Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
 };
@@ -269,20 +270,37 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     // ---- Softmax --------------------------------------------------------------------------------------
 
     #[track_caller]
-    pub(super) fn cap(&self) {
+    pub(super) fn cap(&self, biases: Option<&[TileBias<'k>; 2]>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
         let scale = self.scales.as_ref().map(|scales| scales.scores);
-        score_mod.cap(&self.scores, registers.clone(), scale);
+        score_mod.cap(&self.scores, registers.clone(), scale, biases);
         for register in registers {
             self.tap(Tap::Scores, register, || {
                 let score = self.scores.var(register).get();
-                // A cap has applied the scales of the head already.
                 match scale {
-                    Some(scale) if !self.context.shape.softcap => score * scale.get(),
+                    Some(scale) if !score_mod.scales() => score * scale.get(),
                     _ => score,
                 }
             });
         }
+    }
+
+    /// ALiBi's biases of the lane's rows of a tile, if there are any. `params` are those of its sequence.
+    #[track_caller]
+    pub(super) fn biases(&self, params: &RowParams<'k>, tile: &WorkItem<'k>) -> Option<[TileBias<'k>; 2]> {
+        let of_half = |half| {
+            let (head, query) = (
+                self.lane_rows.head(tile.head(), half),
+                self.lane_rows.query(tile.first_query(), half),
+            );
+            params.score_mod.bias(tile.batch(), head, query)
+        };
+        let first = of_half(0)?;
+        let second = match self.lane_rows.packing {
+            Packing::NONE => first.below(8),
+            _ => of_half(1)?,
+        };
+        Some([first, second].map(TileBias::new))
     }
 
     /// Scores that a row does not see become −∞.
@@ -356,9 +374,13 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Taps -----------------------------------------------------------------------------------------
 
-    /// Before an iteration of a tile, in builds with a tap.
+    /// Before an iteration of a tile, with ALiBi and in builds with a tap.
     #[track_caller]
-    pub(super) fn begin_tap(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>) {
+    pub(super) fn begin_block(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>, biases: Option<&[TileBias<'k>; 2]>) {
+        if let Some(biases) = biases {
+            let key = tile.first_key(n_block) + lane_column(self.k);
+            biases.iter().for_each(|bias| bias.begin(key));
+        }
         if let Some([batch_head, first_query, first_key]) = &self.tapped {
             batch_head.set(tile.batch().fma(self.context.params.num_heads, tile.head()));
             first_query.set(tile.first_query());

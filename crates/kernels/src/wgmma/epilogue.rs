@@ -4,11 +4,11 @@
 //! Each warp stores its own 16 rows, one slab of columns after another, or each warpgroup its 64 where heads leave rows over.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, Element, SharedTile, Val};
+use flashcore_ir::{Cache, Element, SharedTile};
 
 use super::consumer::Warpgroup;
 use super::tiles::padded;
-use crate::attention::epilogue::normaliser;
+use crate::attention::epilogue::Total;
 use crate::attention::params::RowParams;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
 use crate::attention::scheduler::WorkItem;
@@ -40,11 +40,13 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let k = self.k;
         let sequence = Sequence::of(self.context.params, tile);
         let norms = [0, 1].map(|half| {
-            let sum = self.rows[half].total();
+            let (offset, sum) = (self.rows[half].max.offset.get(), self.rows[half].total());
+            let head = || self.lane_rows.head(tile.head(), half);
+            let total = sequence.params.total(head, offset, sum);
             if self.context.shape.lse {
-                self.store_lse(&sequence.params, tile, half, sum);
+                self.store_lse(&sequence.params, tile, half, &total);
             }
-            let norm = normaliser(sum);
+            let norm = total.norm();
             match &self.scales {
                 Some(scales) => norm * scales.values.get(),
                 None => norm,
@@ -120,14 +122,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     }
 
     #[track_caller]
-    fn store_lse(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize, sum: Val<'k, f32>) {
+    fn store_lse(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize, total: &Total<'k>) {
         let k = self.k;
         let query = self.lane_rows.stored_query(tile.first_query(), half);
         let mine = (k.lane() % QUAD).eq(0) & query.lt(params.seq_len_q);
         k.if_(mine.divergent(), || {
             let (batch, head) = (tile.batch(), self.lane_rows.head(tile.head(), half));
             let batch_head = batch.fma(params.num_heads, head);
-            params.store_lse(batch_head, query, self.rows[half].max.offset.get(), sum);
+            params.store_lse(batch_head, query, total.offset, total.sum);
         });
     }
 }

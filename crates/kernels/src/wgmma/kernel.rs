@@ -14,7 +14,7 @@ use crate::attention::block_range::Band;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::schedule::{Listed, Work};
 use crate::attention::scheduler::{WorkItem, WorkList};
-use crate::attention::score_mod::HeadScales;
+use crate::attention::score_mod::{HeadScales, TileBias};
 use crate::attention::softmax::{Probability, Rescale};
 use crate::attention::split::Partials;
 use crate::attention::tensor_rows::{RowsOf, Sequence, TensorRows};
@@ -187,12 +187,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
         let (second, n_blocks) = (first + 1, tile.n_blocks());
         self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
-        self.begin_tap(tile, first);
-        let band = &Sequence::of(self.context.params, tile).params.band;
+        let params = &Sequence::of(self.context.params, tile).params;
+        let (band, biases) = (&params.band, self.biases(params, tile));
+        let biases = biases.as_ref();
+        self.begin_block(tile, first, biases);
         // The softmax of the first scores sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
         self.out.zero();
-        self.cap();
+        self.cap(biases);
         k.if_(needs_mask.uniform(), || self.mask(tile, band, first_key));
         for (half, row) in self.rows.iter().enumerate() {
             row.restart(&self.scores, half, self.max_offset);
@@ -200,20 +202,20 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         self.exponentials();
         self.pack();
         k.for_uniform(second, masked, 1, |n_block| {
-            self.begin_tap(tile, n_block);
+            self.begin_block(tile, n_block, biases);
             let first_key = tile.first_masked_key(n_block);
-            self.n_block(Some((tile, band, first_key)), (n_block + 1).eq(n_blocks));
+            self.n_block(Some((tile, band, first_key)), biases, (n_block + 1).eq(n_blocks));
         });
         k.for_uniform(masked.max(second), n_blocks, 1, |n_block| {
-            self.begin_tap(tile, n_block);
-            self.n_block(None, (n_block + 1).eq(n_blocks));
+            self.begin_block(tile, n_block, biases);
+            self.n_block(None, biases, (n_block + 1).eq(n_blocks));
         });
     }
 
     /// `S = Q·Kᵀ` of one K block, `O += P·V` of the one before, and `P = softmax(S)`. `masked` where the block
     /// needs a mask.
     #[track_caller]
-    fn n_block(&self, masked: Option<Masked<'_, 'k>>, last: Val<'k, bool>) {
+    fn n_block(&self, masked: Option<Masked<'_, 'k>>, biases: Option<&[TileBias<'k>; 2]>, last: Val<'k, bool>) {
         let k = self.k;
         self.keys.wait();
         self.with_tensor_cores(|| {
@@ -229,7 +231,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             release(self.values);
         }
         self.q.passed(QRead::LastScores, Some(last));
-        self.cap();
+        self.cap(biases);
         match masked {
             Some((tile, band, first_key)) => self.mask(tile, band, first_key),
             None if output_first => return self.speculative_softmax(),

@@ -416,3 +416,60 @@ fn a_page_that_no_row_sees_may_be_missing() {
     };
     assert_eq!(problem.sequences(&lengths).unwrap()[0].len_kv, 5);
 }
+
+#[test]
+fn sinks_and_slopes_that_do_not_fit() {
+    use flashcore_problem::Alibi;
+    assert_eq!(
+        refusal(valid().sinks(DType::E4M3)),
+        "sinks is e4m3; sinks are f32, fp16 or bf16"
+    );
+    let small = refusal(valid().alibi(Alibi::Heads).softmax_scale(1e-31));
+    assert!(small.starts_with("softmax_scale is 0.0"), "{small}");
+    assert!(
+        small.ends_with("with ALiBi it must be at least 1e-30: the bias is divided by it"),
+        "{small}"
+    );
+    let backward = |builder: ProblemBuilder| builder.build().unwrap().backward().unwrap_err().to_string();
+    assert!(backward(valid().sinks(DType::F32)).starts_with("sinks is f32; the backward pass takes none"));
+    assert!(backward(valid().alibi(Alibi::Heads)).starts_with("alibi is alibi; the backward pass has no bias"));
+
+    let problem = valid()
+        .batch(2)
+        .sinks(DType::BF16)
+        .alibi(Alibi::BatchHeads)
+        .build()
+        .unwrap();
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+    let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+    assert!(problem.check_inputs(&q, &k, &v).is_ok());
+    let bare = TensorView::new("q", q.dtype(), *q.layout(), q.bytes()).unwrap();
+    let why = |q: &TensorView<'_>| problem.check_inputs(q, &k, &v).unwrap_err().to_string();
+    assert_eq!(
+        why(&bare),
+        "0 sinks were given; this problem needs 1, [num_heads] (`TensorView::with_sinks` of q)"
+    );
+    let (sinks, slopes) = ([0.5], [0.5, 1.0]);
+    assert_eq!(
+        why(&bare.with_sinks(&sinks).with_alibi_slopes(&sinks)),
+        "1 alibi_slopes were given; this problem needs 2, [batch, num_heads] (`TensorView::with_alibi_slopes` of q)"
+    );
+    let with = |sink: f32, slope: f32| {
+        let (sinks, slopes) = ([sink], [1.0, slope]);
+        why(&bare.with_sinks(&sinks).with_alibi_slopes(&slopes))
+    };
+    let allowed = "allowed are numbers that bf16 has, and −∞ for no sink";
+    assert_eq!(with(0.1, 1.0), format!("sinks has 0.1 at 0; {allowed}"));
+    assert_eq!(with(f32::INFINITY, 1.0), format!("sinks has inf at 0; {allowed}"));
+    assert_eq!(with(f32::NAN, 1.0), format!("sinks has NaN at 0; {allowed}"));
+    assert_eq!(
+        with(0.5, -1.0),
+        "alibi_slopes has -1 at 1; allowed are numbers from 0 to 1e5"
+    );
+    let none = valid().batch(2).build().unwrap();
+    let unwanted = none.check_inputs(&bare.with_alibi_slopes(&slopes), &k, &v).unwrap_err();
+    assert_eq!(
+        unwanted.to_string(),
+        "alibi_slopes were given; this problem has none: leave them out, or build it with them"
+    );
+}

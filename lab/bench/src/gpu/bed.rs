@@ -17,8 +17,11 @@ use crate::{Bed, PeerPlace, PeerTensors, Result, Subject, Trouble};
 /// The tensors of a problem in device memory, each between guards that no kernel may write.
 #[derive(Debug)]
 pub struct TensorSet {
+    problem: Problem,
     /// Q, K, V, then their scales, where the problem has scales.
     inputs: Vec<Guarded>,
+    sinks: Option<Guarded>,
+    alibi_slopes: Option<Guarded>,
     lengths: Lengths<Guarded>,
     out: Guarded,
     lse: Option<Guarded>,
@@ -51,8 +54,16 @@ impl TensorSet {
             let [dq, dk, dv] = [dq, dk, dv].map(|(name, layout)| gradient(name, layout));
             Ok::<_, CudaError>([dout, dq?, dk?, dv?])
         });
+        let head_values = |name, count: usize, size: usize| match count {
+            0 => Ok(None),
+            count => guarded(name, count * size).map(Some),
+        };
+        let sink_bytes = problem.sinks().map_or(0, DType::size_bytes);
         Ok(TensorSet {
+            problem: problem.clone(),
             inputs,
+            sinks: head_values("sinks", problem.num_sinks(), sink_bytes)?,
+            alibi_slopes: head_values("alibi_slopes", problem.num_alibi_slopes(), size_of::<f32>())?,
             lengths: problem
                 .length_entries()
                 .try_map(|entries| guarded("lengths", 4 * entries))?,
@@ -73,6 +84,8 @@ impl TensorSet {
             k: input(4),
             v: input(5),
         });
+        tensors.sinks = self.sinks.as_ref().map(Guarded::as_slice);
+        tensors.alibi_slopes = self.alibi_slopes.as_ref().map(Guarded::as_slice);
         tensors.lengths = self.lengths.map(Guarded::as_slice);
         tensors.workspace = Some(self.workspace.as_slice());
         tensors.gradients = self.gradients.as_ref().map(|gradients| {
@@ -120,6 +133,13 @@ impl TensorSet {
         pairs.try_for_each(|(to, from)| to.as_slice().copy_from_host(stream, from))?;
         if let (Some([dout, ..]), Some(saved)) = (&self.gradients, &inputs.saved) {
             dout.as_slice().copy_from_host(stream, saved.dout.bytes())?;
+        }
+        let q = inputs.q.view();
+        if let Some(sinks) = &self.sinks {
+            sinks.as_slice().copy_from_host(stream, &self.problem.sink_bytes(&q))?;
+        }
+        if let (Some(to), Some(slopes)) = (&self.alibi_slopes, q.alibi_slopes()) {
+            to.as_slice().copy_from_host(stream, bytemuck::cast_slice(slopes))?;
         }
         let lengths = self.lengths.arrays().into_iter().zip(inputs.lengths.arrays());
         let mut pairs = lengths.filter_map(|(to, from)| to.zip(from));

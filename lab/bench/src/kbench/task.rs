@@ -59,6 +59,9 @@ impl Task {
         if problem.return_lse() {
             return refuse("a second output", "leave out --lse");
         }
+        if problem.sinks().is_some() || problem.alibi().is_some() {
+            return refuse("sinks or ALiBi slopes", "leave out --sinks and --alibi");
+        }
         let layouts = [
             problem.q_layout(),
             problem.k_layout(),

@@ -47,6 +47,8 @@ pub struct Options {
     pub dtype: Option<DType>,
     /// Problems of packed sequences, caches and pages, with NaN past every end.
     pub lengths: bool,
+    /// Problems with sinks, ALiBi, or both among them.
+    pub head_values: bool,
     /// Backward problems: all three gradients are compared. With lengths, a cache takes the place of pages.
     pub backward: bool,
     /// A mistake to plant into each simulated kernel, at the first place that it has.
@@ -63,6 +65,7 @@ impl Default for Options {
             family: None,
             dtype: None,
             lengths: false,
+            head_values: false,
             backward: false,
             plant: None,
         }
@@ -184,6 +187,7 @@ impl Options {
         let all = RandomLimits {
             head_dim_v: true,
             lengths: self.lengths,
+            head_values: self.head_values,
             ..RandomLimits::default()
         };
         let of_dtype = |dtype| ALL.iter().find(|known| **known == dtype).map(std::slice::from_ref);
@@ -251,7 +255,11 @@ impl Options {
                 words.push_str(&format!(" {flag} {value}"));
             }
         }
-        for (flag, is_given) in [(" --lengths", self.lengths), (" --backward", self.backward)] {
+        for (flag, is_given) in [
+            (" --lengths", self.lengths),
+            (" --sinks-alibi", self.head_values),
+            (" --backward", self.backward),
+        ] {
             words.push_str(if is_given { flag } else { "" });
         }
         words

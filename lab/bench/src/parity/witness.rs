@@ -143,6 +143,8 @@ impl Sdpa {
         let refused = [
             (problem.has_lengths(), "packed sequences and caches"),
             (problem.softcap().is_some(), "soft caps"),
+            (problem.sinks().is_some(), "sinks"),
+            (problem.alibi().is_some(), "ALiBi"),
             (problem.dtype() == DType::E4M3, "e4m3 with scales"),
         ];
         if let Some((_, what)) = refused.iter().find(|(is, _)| *is) {

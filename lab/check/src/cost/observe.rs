@@ -296,12 +296,14 @@ fn shorter_lengths(problem: &Problem, unit: usize) -> Option<(usize, usize)> {
 /// since only executions are counted.
 fn simulated(plan: &Plan) -> Result<Vec<Simulated>, CheckError> {
     let inputs = Inputs::generate(&plan.problem, InputKind::Normal, 0);
-    plan.steps().map(|step| simulated_step(step, &inputs)).collect()
+    plan.steps()
+        .map(|step| simulated_step(&plan.problem, step, &inputs))
+        .collect()
 }
 
 /// Simulates the first, the middle and the last block of a step. For work lists five blocks: the
 /// first and the last tile may be partial and represent only themselves.
-fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CheckError> {
+fn simulated_step(problem: &Problem, step: &Step, inputs: &Inputs) -> Result<Simulated, CheckError> {
     let blocks = step.launch.blocks();
     let last = blocks.saturating_sub(1);
     let chosen: Vec<(u64, f64)> = if is_persistent(step) {
@@ -314,7 +316,7 @@ fn simulated_step(step: &Step, inputs: &Inputs) -> Result<Simulated, CheckError>
         let place = |block: u64| block as f64 / last.max(1) as f64;
         of_grid.into_iter().map(|block| (block, place(block))).collect()
     };
-    let buffers = step.launch.buffers.iter().map(|spec| contents(inputs, spec));
+    let buffers = step.launch.buffers.iter().map(|spec| contents(problem, inputs, spec));
     let mut buffers = buffers.collect::<Result<Vec<_>, _>>()?;
     let mut seen = Simulated::default();
     for (block, place) in chosen {

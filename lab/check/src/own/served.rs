@@ -110,6 +110,9 @@ impl Declared {
         if problem.has_lengths() {
             return Err("packed sequences and caches with lengths are not passed to declared kernels".to_string());
         }
+        if problem.sinks().is_some() || problem.alibi().is_some() {
+            return Err("sinks and ALiBi slopes are not passed to declared kernels".to_string());
+        }
         let mask = problem.mask();
         let is_windowed = mask.window_left.is_some() || mask.window_right.is_some_and(|right| right > 0);
         let is_unequal = problem.seq_len_q() != problem.seq_len_kv();

@@ -9,6 +9,7 @@ mod defaults_fit;
 mod f16_scores;
 mod fp8;
 mod gradients;
+mod head_values;
 mod hopper_mutants;
 mod ladder;
 mod lengths;

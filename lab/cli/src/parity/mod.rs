@@ -55,6 +55,9 @@ pub(crate) struct ParityArgs {
     /// Problems of packed sequences, caches and pages, with NaN past every end
     #[arg(long)]
     lengths: bool,
+    /// Give a third of the problems sinks, and a third ALiBi
+    #[arg(long, conflicts_with = "backward")]
+    sinks_alibi: bool,
     /// Backward problems, whose three gradients are compared; in place of pages there are caches
     #[arg(long)]
     backward: bool,
@@ -129,6 +132,7 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
         family: args.family.clone(),
         dtype: args.dtype,
         lengths: args.lengths,
+        head_values: args.sinks_alibi,
         backward: args.backward,
         plant: args.plant,
     };

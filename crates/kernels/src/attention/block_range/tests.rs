@@ -116,6 +116,7 @@ proptest! {
             lo: left.map_or(KeyRange::UNBOUNDED_LO, |left| diagonal - left),
             hi: right.map_or(KeyRange::UNBOUNDED_HI, |right| diagonal + right),
             seq_len_kv: len,
+            diagonal,
         };
         let band = Band { lo: i64::from(seen.lo), hi: i64::from(seen.hi), len: len as i64 };
         for row in 0..rows {
