@@ -13,7 +13,8 @@ Kernels below FOLDER/varied, and those that --may-spill names, may spill: they a
 fail. The driver layer refuses to load them.
 
 Targets are sm_80, sm_89, sm_90a and sm_120, or with --all every target of the project, as far as
-this ptxas knows them. A kernel is not assembled for targets below its own. ptxas is --ptxas,
+this ptxas knows them. A kernel is not assembled for targets below its own, nor by a ptxas that does
+not know its PTX version. ptxas is --ptxas,
 $FLASHCORE_PTXAS, or .bin/ptxas.
 
 --summary writes a small JSON file: for each target how many kernels are clean, what spilled and what failed, and how many
@@ -96,6 +97,9 @@ def assemble(ptxas, may_spill, path, target):
             return record | {"verdict": "FAILED", "notes": [f"ptxas did not finish in {TIMEOUT_S} s"]}
     record["seconds"] = round(time.monotonic() - started, 3)
 
+    too_new = re.search(r"Unsupported \.version ([\d.]+)", run.stdout + run.stderr)
+    if too_new:
+        return record | {"verdict": f"not for PTX {too_new[1]}"}
     notes = record["notes"]
     for line in (run.stdout + run.stderr).splitlines():
         match = next((m for m in (s.fullmatch(line) for s in STATISTICS) if m), None)

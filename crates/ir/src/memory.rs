@@ -266,6 +266,18 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
     }
 }
 
+impl<'k> GlobalPtr<'k, f32> {
+    /// Adds four values to as many elements, each atomically, in one access (`red`, sm_90, PTX 8.1). The address is a
+    /// multiple of 16.
+    #[track_caller]
+    pub fn add_four(self, values: &[Val<'k, f32>; 4]) {
+        let (addr, k) = (self.address(), self.addr.builder());
+        let operands: Vec<Operand> = values.iter().map(|value| value.operand()).collect();
+        let src = k.contiguous(RegClass::F32, &operands);
+        k.emit(Inst::AddFour { addr, src });
+    }
+}
+
 /// How `count` elements are accessed, in order: as (words, elements), or (0, 1) for a single
 /// element that fills no word.
 fn accesses(count: u32, per_word: u32, vector_bytes: u32) -> Vec<(u32, u32)> {

@@ -129,7 +129,7 @@ impl Plan {
             then,
             tap,
             // Blocks add to dQ in the order in which they come. No other kernel adds in another order than that of its loops.
-            reproducible: !(backward && matches!(config, Config::Wgmma(_))),
+            reproducible: !(backward && matches!(config, Config::Wgmma(_))) || problem.deterministic(),
         };
         for step in plan.steps() {
             check_shared_memory(&step.kernel, &plan)?;

@@ -71,6 +71,7 @@ impl<'k> Lowering<'k> {
             | Inst::LdMatrix { .. }
             | Inst::StMatrix { .. }
             | Inst::Atom { .. }
+            | Inst::AddFour { .. }
             | Inst::Flag(_)
             | Inst::CpAsync { .. }
             | Inst::CpAsyncCommit
@@ -290,7 +291,7 @@ impl Class {
             Inst::StMatrix { .. } => Class::StoreShared,
             Inst::Flag(FlagInst::LoadAcquire { .. }) => Class::LoadGlobal,
             Inst::Flag(FlagInst::StoreRelease { .. }) => Class::StoreGlobal,
-            Inst::Flag(FlagInst::Add { .. }) | Inst::Atom { .. } => Class::Atomic,
+            Inst::Flag(FlagInst::Add { .. }) | Inst::Atom { .. } | Inst::AddFour { .. } => Class::Atomic,
             Inst::Mma { .. } | Inst::Wgmma(WgmmaInst::Mma { .. }) => Class::Tensor,
             Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } | Inst::Elect { .. } => Class::Exchange,
             Inst::TrapIf { .. } => Class::Control,

@@ -134,6 +134,23 @@ impl Cluster<'_> {
         !self.spins(warp, pc, region.slot, (&offsets, mask))
     }
 
+    /// Adds four values of a lane to the words from its address on.
+    pub(crate) fn add_four(&mut self, warp: &mut Warp, pc: u32, at: At, base: &[u64; 32], values: &[[u32; 32]; 4]) {
+        let (offsets, mask) = self.global_offsets(warp, pc, base, at, 16);
+        let region = self.region(at.object);
+        for lane in lanes(mask) {
+            for (i, value) in values.iter().enumerate() {
+                let (add, offset) = ((AtomOp::Add, ScalarType::F32), offsets[lane] + 4 * i as u64);
+                if self.machine.communicates {
+                    let carried = self.carried((region.slot, offset));
+                    let released = warp.fences.released[lane].clone();
+                    self.carry((region.slot, offset), carried, released);
+                }
+                self.change_word(warp.lane(pc, lane), add, region, offset, value[lane]);
+            }
+        }
+    }
+
     /// `fence.acq_rel.gpu`.
     pub(crate) fn fence_gpu(&mut self, warp: &mut Warp) {
         if !self.machine.communicates {

@@ -320,6 +320,12 @@ fn instruction<'m>(
                 warp.registers.set(first, active, &old);
             }
         }
+        Inst::AddFour { ref addr, .. } => {
+            let (r, k) = (&warp.registers, &machine.constants);
+            let base = *r.get(k, first);
+            let values = [1, 2, 3, 4].map(|i| *r.get(k, rows[i]));
+            cluster.add_four(warp, pc, At::of(addr, Space::Global), &base, &values);
+        }
         Inst::Special { which, .. } => {
             let value = special(cluster, warp.index, which);
             warp.registers.set(first, active, &value);

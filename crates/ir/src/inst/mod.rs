@@ -217,6 +217,8 @@ pub enum Inst {
         addr: Address,
         value: Operand,
     },
+    /// Add four contiguous f32 registers to as many words of global memory, each atomically.
+    AddFour { addr: Address, src: Reg },
     /// Order this thread's accesses to shared memory before the fence with those of asynchronous
     /// copies and products (the async proxy) that come to know of it.
     FenceProxyAsync,

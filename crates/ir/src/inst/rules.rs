@@ -48,6 +48,8 @@ impl Inst {
             Inst::StMatrix { count, .. } => (HOPPER, impossible_count(*count)),
             Inst::CpAsync { bytes, cache, .. } => (Requirement::BASE, impossible_copy(*bytes, *cache)),
             Inst::Atom { op, ty, dst, space, .. } => (of_space(*space), impossible_atomic(*op, *ty, dst.is_some())),
+            // PTX ISA, `red`: vectors of f32.
+            Inst::AddFour { .. } => (Requirement::new((8, 1), 90), None),
             Inst::Redux { op, ty, .. } => match (op, ty) {
                 (BinOp::Add | BinOp::Min | BinOp::Max, ScalarType::U32 | ScalarType::S32)
                 | (BinOp::And | BinOp::Or | BinOp::Xor, ScalarType::U32 | ScalarType::S32 | ScalarType::B32) => {

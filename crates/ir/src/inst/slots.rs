@@ -214,6 +214,7 @@ impl Inst {
                 let changed = [Memory(addr, *space, Access::Update), Value(value, *ty)];
                 dst.iter_mut().map(written).chain(changed).collect()
             }
+            Inst::AddFour { addr, src } => vec![Memory(addr, Space::Global, Access::Update), Regs(src, 4, Read)],
             Inst::Elect { dst } => vec![Slot::Elected(dst), Fixed(0xffff_ffff)],
             Inst::TrapIf { pred } => vec![Slot::Guard(pred)],
             Inst::SetMaxRegs { regs, .. } => vec![Number(regs)],

@@ -112,6 +112,7 @@ pub fn opcode(inst: &Inst) -> String {
             let ty = if *op == AtomOp::Exch { "b32" } else { ty.ptx() };
             format!("{name}.{}.{}.{ty}", space.ptx(), op.ptx())
         }
+        Inst::AddFour { .. } => "red.global.add.v4.f32".to_string(),
         Inst::Trace { .. } => "// trace".to_string(),
     }
 }

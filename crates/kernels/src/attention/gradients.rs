@@ -12,7 +12,8 @@
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
 //!
 //! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
-//! these rows. In which order they are within a tile of rows is the main kernel's affair.
+//! these rows. In which order they are within a tile of rows is the main kernel's affair. If the sums are added in a given
+//! order, [`Turns`] follow them, zeroed as well.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -43,6 +44,8 @@ pub(crate) struct Workspace {
     rows: usize,
     /// Columns of the sums of dQ; 0 where there are none.
     dq_columns: u32,
+    /// Whether they are added in a given order.
+    ordered: bool,
 }
 
 impl Workspace {
@@ -63,6 +66,7 @@ impl Workspace {
             stride,
             rows,
             dq_columns,
+            ordered: dq_columns > 0 && problem.deterministic(),
         }
     }
 
@@ -82,8 +86,26 @@ impl Workspace {
         launch.args.extend(sums);
     }
 
+    /// Adds the arguments of [`Turns`], if sums are added in a given order.
+    pub(crate) fn add_turns(&self, launch: &mut Launch, slot: usize) {
+        let turns = self.rows * (8 + 4 * self.dq_columns as usize);
+        if self.ordered {
+            let places = [turns, turns + 4 * self.rows];
+            let places = places.map(|byte_offset| Arg::Buffer {
+                slot,
+                byte_offset: byte_offset as u64,
+            });
+            launch.args.extend(places);
+        }
+    }
+
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
-        let bytes = self.rows * (8 + 4 * self.dq_columns as usize);
+        let turns = if self.ordered {
+            4 * self.rows + ALIGN as usize
+        } else {
+            0
+        };
+        let bytes = self.rows * (8 + 4 * self.dq_columns as usize) + turns;
         push_buffer(launch, "workspace", bytes, ALIGN, written)
     }
 }
@@ -122,10 +144,7 @@ impl<'k> Statistics<'k> {
         head: Val<'k, u32>,
         first: FirstRows<'k>,
     ) -> Val<'k, u32> {
-        match first.q {
-            None => batch.fma(num_heads, head) * self.stride,
-            Some(first) => head.fma(self.stride, (first + batch * PADDING) / PADDING * PADDING),
-        }
+        head_row(self.stride, num_heads, batch, head, first)
     }
 
     /// Those of a head of a sequence, whose first row is at the start.
@@ -157,6 +176,43 @@ impl<'k> Statistics<'k> {
     #[track_caller]
     pub(crate) fn load(&self, row: Val<'k, u32>) -> [Val<'k, f32>; 2] {
         self.places(row).map(|at| at.load_with(Cache::ReadOnly))
+    }
+}
+
+/// The place of the first row of a sequence's head in statistics and sums, a multiple of [`PADDING`].
+#[track_caller]
+pub(crate) fn head_row<'k>(
+    stride: Val<'k, u32>,
+    num_heads: Val<'k, u32>,
+    batch: Val<'k, u32>,
+    head: Val<'k, u32>,
+    first: FirstRows<'k>,
+) -> Val<'k, u32> {
+    match first.q {
+        None => batch.fma(num_heads, head) * stride,
+        Some(first) => head.fma(stride, (first + batch * PADDING) / PADDING * PADDING),
+    }
+}
+
+/// The order in which blocks add to the sums of dQ, so that all runs write the same bits. [`Workspace::add_turns`] gives the
+/// arguments.
+///
+/// A block takes a ticket when it starts, which is the number of its tile. So whatever has a smaller number has started
+/// before, on whatever SM, and a block that waits only for smaller numbers never waits for one that cannot run.
+#[derive(Clone, Copy)]
+pub(crate) struct Turns<'k> {
+    /// For each row of the statistics, of which the first ones of a tile are used: whose turn it is.
+    pub turns: GlobalPtr<'k, u32>,
+    /// The next ticket.
+    pub tickets: GlobalPtr<'k, u32>,
+}
+
+impl<'k> Turns<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+        Turns {
+            turns: k.param_ptr_mut("turns"),
+            tickets: k.param_ptr_mut("tickets"),
+        }
     }
 }
 
@@ -279,19 +335,20 @@ pub(crate) fn preprocess(
         softcap: false,
         ..*shape
     };
-    let levers = family::padded([shape.vector_bytes, workspace.dq_columns]);
+    let levers = family::padded([shape.vector_bytes, workspace.dq_columns, u32::from(workspace.ordered)]);
     let family = "backward preprocess";
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, ..] = *levers;
-        let zeroed = match dq_columns {
-            0 => String::new(),
-            columns => format!("_dq{columns}"),
+        let [vector_bytes, dq_columns, ordered, ..] = *levers;
+        let zeroed = match (dq_columns, ordered) {
+            (0, _) => String::new(),
+            (columns, 0) => format!("_dq{columns}"),
+            (columns, _) => format!("_dq{columns}_turns"),
         };
         let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, dq_columns),
-            DType::F16 => prepare::<f16>(k, shape, dq_columns),
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns),
+            DType::F32 => prepare::<f32>(k, shape, dq_columns, ordered == 1),
+            DType::F16 => prepare::<f16>(k, shape, dq_columns, ordered == 1),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, ordered == 1),
         })
     })?;
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
@@ -306,6 +363,7 @@ pub(crate) fn preprocess(
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
     let slot = workspace.add_statistics(&mut launch, true);
     workspace.add_dq_sums(&mut launch, slot);
+    workspace.add_turns(&mut launch, slot);
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
@@ -320,12 +378,13 @@ fn block_rows(shape: &Shape) -> u32 {
 }
 
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32) {
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, ordered: bool) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr("out"));
     let dout = TensorParam::<E>::declare(k, "dout", k.param_ptr("dout"));
     let lse = k.param_ptr::<f32>("lse");
     let statistics = Statistics::to_write(k);
     let dq_sums = (dq_columns > 0).then(|| dq_sums(k));
+    let turns = ordered.then(|| Turns::declare(k));
     let params = RowParams::declare(k, shape);
 
     let (row_threads, rows) = (row_threads(shape), block_rows(shape));
@@ -339,6 +398,10 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32) {
     let lse_head = params.lse_of_head(lse, batch_head, first);
 
     let first_row = block * rows;
+    if let Some(turns) = turns {
+        let is_first = k.block_idx(0).eq(0) & k.thread_idx().eq(0);
+        k.if_(is_first.divergent(), || turns.tickets.store(0u32));
+    }
     let (thread_row, thread_col) = (k.thread_idx() / row_threads, k.thread_idx() % row_threads);
     // Padding is defined up to the end of the tile.
     params.if_has_row(first_row / PADDING * PADDING, params.seq_len_q, || {
@@ -348,6 +411,10 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32) {
             k.for_divergent(k.thread_idx() * 4, rows * dq_columns, 4 * 32 * WARPS, |i| {
                 sums.offset(i).store_words(&zeros, Cache::Default);
             });
+        }
+        if let Some(turns) = turns {
+            let place = turns.turns.offset(head_row + first_row + k.thread_idx());
+            k.if_(k.thread_idx().lt(rows).divergent(), || place.store(0u32));
         }
         let (row, column) = (first_row + thread_row, thread_col * CHUNK);
         let is_row = row.lt(params.seq_len_q) & column.lt(shape.head_dim_v);

@@ -124,10 +124,22 @@ impl<'k> Sequence<'k> {
             let params = params.clone();
             return Sequence { params, place: None };
         }
-        let batch = tile.batch();
+        Sequence::of_batch(params, tile.batch())
+    }
+
+    #[track_caller]
+    pub(crate) fn of_batch(params: &RowParams<'k>, batch: Val<'k, u32>) -> Self {
+        let place = |first| params.lengths.is_some().then_some((batch, first));
         let (params, first) = params.of_sequence(batch);
-        let place = Some((batch, first));
-        Sequence { params, place }
+        Sequence {
+            place: place(first),
+            params,
+        }
+    }
+
+    /// Where its rows begin, if sequences follow each other.
+    pub(crate) fn first(&self) -> FirstRows<'k> {
+        self.place.map_or(FirstRows { q: None, k: None }, |(_, first)| first)
     }
 }
 
@@ -162,7 +174,7 @@ impl<'k> TensorRows<'k> {
     ) -> Self {
         let boxes = of.boxes(tile, rows);
         let map = match name {
-            "out" => k.param_tensor_map_mut(name, boxes),
+            "out" | "dk" | "dv" => k.param_tensor_map_mut(name, boxes),
             _ => k.param_tensor_map(name, boxes),
         };
         let map = match of {

@@ -183,6 +183,7 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
             (memory(Space::Global, transactions), latency.l2)
         }
         Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. })
+        | Inst::AddFour { .. }
         | Inst::Bulk(
             BulkInst::Load { .. }
             | BulkInst::Store { .. }

@@ -62,7 +62,7 @@ fn removed_by(inst: &Inst) -> Option<O> {
         Inst::Fence { .. } | Inst::FenceProxyAsync | Inst::FenceMbarrierInit | Inst::Wgmma(WgmmaInst::Fence) => {
             O::DropFence
         }
-        Inst::Atom { .. } => O::DropAtomic,
+        Inst::Atom { .. } | Inst::AddFour { .. } => O::DropAtomic,
         Inst::SetMaxRegs { .. } => O::DropRegisters,
         Inst::Mbar(MbarInst::Init { .. }) => O::DropInit,
         Inst::Cluster(ClusterInst::Wait { .. }) => O::DropClusterWait,
@@ -381,6 +381,7 @@ impl Changes<'_> {
             | Inst::LdMatrix { .. }
             | Inst::StMatrix { .. }
             | Inst::Atom { .. }
+            | Inst::AddFour { .. }
             | Inst::Flag(_)
             | Inst::CpAsync { .. }
             | Inst::CpAsyncCommit

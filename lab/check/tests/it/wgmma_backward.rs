@@ -3,16 +3,19 @@
 //!
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (20).
 
-use flashcore_check::mutate::Operator;
+use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, GradientLayouts, InputKind, Layout, Mask, Problem, ProblemBuilder};
+use flashcore_problem::{
+    DType, GradientLayouts, InputKind, KvLengths, Layout, Mask, Problem, ProblemBuilder, QLengths,
+};
 use flashcore_sim::FindingKind;
 
 use crate::common::number;
-use crate::wgmma_mutants::{Fault, find_all};
+use crate::planted::check_with;
+use crate::wgmma_mutants::{Fault, find_all, place};
 
 /// Rows of at least so many elements, in one order of heads and rows or the other, with gaps of 16 bytes between them.
 fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {
@@ -32,10 +35,17 @@ fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {
     }
 }
 
-/// Odd lengths, grouped heads, every kind of mask, rows that see nothing, both dtypes and head sizes, strides.
+/// Odd lengths, packed and equal, grouped heads, every kind of mask, rows that see nothing, both dtypes, head sizes between
+/// the widths of tiles, two of them, strides, sums in order.
 fn draw(rng: &mut Rng) -> Problem {
     let (kv_heads, group, batch) = (rng.between(1, 2), rng.between(1, 3), rng.between(1, 2));
-    let (rows, keys, head_dim) = (rng.between(1, 200), rng.between(1, 290), [64, 128][rng.below(2)]);
+    let (rows, keys) = (rng.between(1, 200), rng.between(1, 290));
+    let head_dim = [64, 128, 256, 96, 192, 40][rng.below(6)];
+    let head_dim_v = if rng.chance(0.2) {
+        [64, 128][rng.below(2)]
+    } else {
+        head_dim
+    };
     let mask = match rng.below(5) {
         0 => Mask::FULL,
         1 => Mask::CAUSAL,
@@ -43,23 +53,33 @@ fn draw(rng: &mut Rng) -> Problem {
         _ => Mask::window(Some(rng.below(90) as u32), Some(rng.below(20) as u32)),
     };
     let shapes = [
-        [rows, kv_heads * group],
-        [keys, kv_heads],
-        [keys, kv_heads],
-        [rows, kv_heads * group],
+        [rows, kv_heads * group, head_dim],
+        [keys, kv_heads, head_dim],
+        [keys, kv_heads, head_dim_v],
+        [rows, kv_heads * group, head_dim_v],
     ];
-    let shapes = shapes.map(|[rows, heads]| [batch, rows, heads, head_dim]);
-    let [q, k, v, out] = shapes.map(|shape| padded(rng, shape));
-    let [dq, dk, dv, dout] = shapes.map(|shape| padded(rng, shape));
-    let mut builder: ProblemBuilder = Problem::builder()
-        .batch(batch)
+    let shapes = shapes.map(|[rows, heads, dim]| [batch, rows, heads, dim]);
+    let builder = Problem::builder()
+        .batch(batch + 1)
         .heads(kv_heads * group, kv_heads)
         .seq_len_q(rows)
         .seq_len_kv(keys)
         .head_dim(head_dim)
+        .head_dim_v(head_dim_v)
         .dtype([DType::F16, DType::BF16][rng.below(2)])
-        .mask(mask)
-        .layouts(q, k, v, out);
+        .deterministic(rng.chance(0.4))
+        .mask(mask);
+    if rng.chance(0.3) {
+        let (q, k) = (rows * batch + rng.below(50), keys * batch + rng.below(50));
+        let (total, used) = (q, rng.chance(0.3));
+        let builder = builder.q_lengths(QLengths::Packed { total, used });
+        let (total, used) = (k, rng.chance(0.3));
+        let builder = builder.kv_lengths(KvLengths::Packed { total, used });
+        return builder.build().unwrap().backward().unwrap();
+    }
+    let [q, k, v, out] = shapes.map(|shape| padded(rng, shape));
+    let [dq, dk, dv, dout] = shapes.map(|shape| padded(rng, shape));
+    let mut builder: ProblemBuilder = builder.batch(batch).layouts(q, k, v, out);
     if rng.chance(0.25) {
         builder = builder.offsets(rng.below(300) as i32 - 150, rng.below(300) as i32 - 150);
     }
@@ -79,7 +99,7 @@ fn random_problems_equal_float64() {
     for seed in first..first + count {
         let mut rng = Rng::new(seed);
         let problem = draw(&mut rng);
-        let plan = match (problem.head_dim(), rng.below(3)) {
+        let plan = match (problem.head_dim().max(problem.head_dim_v()), rng.below(3)) {
             (64, 0) => Plan::with_cache(
                 &problem,
                 &"wgmma/m64n64-s3-free".parse().unwrap(),
@@ -115,10 +135,24 @@ fn random_problems_equal_float64() {
 /// Two heads on a K/V head, four Q tiles each. Of two tiles of keys the first is seen by some tiles whole, by others in
 /// part; both have tails.
 fn plan() -> Plan {
-    let builder = Problem::builder().heads(2, 1).seq_len_q(240).seq_len_kv(150);
-    let builder = builder.head_dim(128).mask(Mask::CAUSAL.top_left());
+    planned(128, false, Target::Sm90a)
+}
+
+fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip>) -> Plan {
+    // The sum of two numbers does not depend on their order: three tiles of keys.
+    let (keys, mask) = match deterministic {
+        true => (290, Mask::FULL),
+        false => (150, Mask::CAUSAL.top_left()),
+    };
+    let builder = Problem::builder().heads(2, 1).seq_len_q(240).seq_len_kv(keys);
+    let builder = builder.head_dim(head_dim).mask(mask).deterministic(deterministic);
     let problem = builder.build().unwrap().backward().unwrap();
-    Plan::new(&problem, &"wgmma/m64n128-s2-free".parse().unwrap(), Target::Sm90a).unwrap()
+    let config = if head_dim > 128 {
+        "wgmma/m64n64-s2-free"
+    } else {
+        "wgmma/m64n128-s2-free"
+    };
+    Plan::new(&problem, &config.parse().unwrap(), chip).unwrap()
 }
 
 #[rustfmt::skip]
@@ -137,9 +171,9 @@ const FAULTS: &[Fault] = &[
     Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
         place: "q.next(", object: "lse_tile", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "Q is given back before it was held", operator: Operator::IgnoreCondition,
-        place: "release(self.q_held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
+        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
     Fault { name: "Q is given back by every lane", operator: Operator::IgnoreCondition,
-        place: "release(self.q_held)", object: "", found: Some(FindingKind::Mbarrier), at: "release(self.q_held)", of: "`q.empty`" },
+        place: "release(self.held)", object: "", found: Some(FindingKind::Mbarrier), at: "release(self.held)", of: "`q.empty`" },
     Fault { name: "dO is not given back", operator: Operator::DropArrive,
         place: "release(self.dout)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
     Fault { name: "the next head's rows are copied", operator: Operator::HeadOff,
@@ -165,7 +199,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "no proxy fence before products read dS", operator: Operator::DropFence,
         place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "dQ = dS*K", of: "ds_tile" },
     Fault { name: "no proxy fence before dQ is added", operator: Operator::DropFence,
-        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "add_dq", of: "dq_tile" },
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "send_dq", of: "dq_tile" },
     Fault { name: "no proxy fence between reads of numbers and the copy of the next", operator: Operator::DropFence,
         place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "q.next(", of: "lse_tile" },
     Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,
@@ -181,17 +215,17 @@ const FAULTS: &[Fault] = &[
 
     // dQ.
     Fault { name: "dQ is added before there is any", operator: Operator::IgnoreCondition,
-        place: "self.add_dq()", object: "", found: Some(FindingKind::NeverWritten), at: "add_dq", of: "dq_tile" },
+        place: "self.send_dq(tile)", object: "", found: Some(FindingKind::NeverWritten), at: "send_dq", of: "dq_tile" },
     Fault { name: "dQ is added by every lane", operator: Operator::IgnoreCondition,
-        place: "add_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+        place: "send_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
     Fault { name: "dQ is not added", operator: Operator::DropCopy,
-        place: "add_dq", object: "dq_sums", found: None, at: "", of: "" },
+        place: "send_dq", object: "dq_sums", found: None, at: "", of: "" },
     Fault { name: "dQ is overwritten while it is added", operator: Operator::WeakenAsyncWait,
         place: "keep_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
     Fault { name: "additions are never closed", operator: Operator::DropCommit,
-        place: "add_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+        place: "send_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
     Fault { name: "the last dQ is added before the warp has written it", operator: Operator::DropWarpBarrier,
-        place: "k.sync_warp()", object: "", found: Some(FindingKind::Race), at: "add_dq", of: "dq_tile" },
+        place: "k.sync_warp()", object: "", found: Some(FindingKind::Race), at: "send_dq", of: "dq_tile" },
     Fault { name: "a block ends while dK is stored", operator: Operator::DropAsyncWait,
         place: "k.bulk_wait(0)", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
 
@@ -215,6 +249,77 @@ const FAULTS: &[Fault] = &[
 #[test]
 fn planted_faults_are_found_with_kind_and_place() {
     find_all(&plan(), FAULTS);
+}
+
+/// Where warpgroups share the products.
+#[rustfmt::skip]
+const FAULTS_OF_SHARED_PRODUCTS: &[Fault] = &[
+    Fault { name: "dS is computed before P has come", operator: Operator::WrongBarrier,
+        place: "barrier_among(P_FULL", object: "", found: Some(FindingKind::Race), at: "give_probabilities", of: "p_tile" },
+    Fault { name: "dQ is computed before dS has come", operator: Operator::WrongBarrier,
+        place: "barrier_among(DS_FULL", object: "", found: Some(FindingKind::BarrierMismatch), at: "DS_FULL", of: "" },
+    Fault { name: "no proxy fence before products read dS", operator: Operator::DropFence,
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "dQ = dS*K", of: "ds_tile" },
+    Fault { name: "Q is given back before it was held", operator: Operator::IgnoreCondition,
+        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
+    Fault { name: "dO is given back before it was held", operator: Operator::IgnoreCondition,
+        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dV += P*dO", of: "dout_tile" },
+    Fault { name: "dO is given back while dV reads it", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::Race), at: "dout.next(", of: "dout_tile" },
+    Fault { name: "dQ is added while it is computed", operator: Operator::WeakenAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::InFlight), at: "add_dq", of: "dq" },
+    Fault { name: "a part of dQ is not added", operator: Operator::DropAtomic,
+        place: "add_dq", object: "dq_sums", found: None, at: "", of: "" },
+    Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
+        place: "probabilities", object: "", found: None, at: "", of: "" },
+];
+
+#[test]
+fn faults_of_shared_products_are_found() {
+    find_all(&planned(256, false, Target::Sm90a), FAULTS_OF_SHARED_PRODUCTS);
+}
+
+/// Sums in order: of blocks that run together and of blocks that start when others end, the same bits under all schedules.
+/// Without its wait a block adds too early, which changes the bits; without a release the next one waits for ever.
+#[test]
+fn sums_in_order_are_the_same_under_all_schedules() {
+    let options = CheckOptions {
+        schedules: 3,
+        ..CheckOptions::default()
+    };
+    for (head_dim, sms) in [(128, 132), (128, 1), (256, 2)] {
+        let plan = planned(
+            head_dim,
+            true,
+            Chip {
+                target: Target::Sm90a,
+                sms,
+            },
+        );
+        assert!(plan.reproducible);
+        let report = check_plan(&plan, &options).unwrap();
+        assert_eq!(
+            report.verdict,
+            Verdict::Clean,
+            "head_dim {head_dim} on {sms} SMs\n{report}"
+        );
+        let kernel = &plan.main.kernel;
+        let planted = |operator: Operator, text: &str| {
+            let all = mutations(kernel).into_iter();
+            let found = all
+                .filter(|m| m.operator == operator && place(m, kernel).contains(text))
+                .last();
+            let mutant = found.expect(text).apply(kernel);
+            check_with(&plan, mutant, plan.main.launch.clone(), &options)
+        };
+        if sms == 132 {
+            let early = planted(Operator::InvertCondition, "add_dq");
+            assert_ne!(early.verdict, Verdict::Clean, "{early}");
+            let missing = planted(Operator::DropStore, "send_dq");
+            let mut kinds = missing.findings.iter().map(|found| found.finding.kind);
+            assert!(kinds.any(|kind| kind == FindingKind::Deadlock), "{missing}");
+        }
+    }
 }
 
 /// Zeros and statistics that are not there, or are others.

@@ -231,6 +231,8 @@ fn memory() -> Vec<Inst> {
     let (dst, src, bytes) = (addr, addr, IMM);
     forms.push(Inst::Bulk(BulkInst::StoreBytes { dst, src, bytes }));
     forms.push(Inst::Bulk(BulkInst::Reduce { dst, src, bytes }));
+    let src = reg(RegClass::F32);
+    forms.push(Inst::AddFour { addr, src });
     forms.extend([Inst::FenceProxyAsync, Inst::Bulk(BulkInst::Commit)]);
     forms.extend([true, false].map(|read| Inst::Bulk(BulkInst::Wait { pending: 0, read })));
     forms

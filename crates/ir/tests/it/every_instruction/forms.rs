@@ -63,6 +63,7 @@ pub(crate) fn form(inst: &Inst) -> String {
         Inst::Atom { op, ty, space, dst, .. } => {
             format!("{} {op:?} {ty:?} {space:?}", if dst.is_some() { "Atom" } else { "Red" })
         }
+        Inst::AddFour { .. } => "AddFour".to_string(),
         Inst::Trace { .. } => "Trace".to_string(),
         Inst::StMatrix { count, transposed, .. } => format!("StMatrix {count} {transposed}"),
         Inst::FenceProxyAsync => "FenceProxyAsync".to_string(),
@@ -346,6 +347,7 @@ fn hopper_forms(add: &mut dyn FnMut(String)) {
         "BulkLoadBytes",
         "BulkStoreBytes",
         "BulkReduce",
+        "AddFour",
         "BulkPrefetch",
         "BulkCommit",
         "BulkWait true",

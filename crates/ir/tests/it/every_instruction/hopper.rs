@@ -14,6 +14,7 @@ pub(crate) fn kernels() -> Vec<Kernel> {
         mbarrier_kernel(),
         tensor_copy_kernel(),
         bulk_copy_kernel(),
+        vector_sum_kernel(),
         cluster_kernel(),
         wgmma_kernel(),
         every_width_kernel(),
@@ -96,6 +97,15 @@ fn bulk_copy_kernel() -> Kernel {
         k.bulk_add(to.plus(32), row.at(0, 32), 128);
         k.bulk_commit();
         k.bulk_wait(0);
+    })
+}
+
+fn vector_sum_kernel() -> Kernel {
+    build("vector_sums", 32, |k| {
+        let sums = k.param_ptr_mut::<f32>("sums").offset(k.lane() * 4);
+        let four = [0u32, 1, 2, 3].map(|i| (k.lane() + i).to_f32());
+        sums.add_four(&four);
+        sums.plus(128).add_four(&four);
     })
 }
 

@@ -58,6 +58,7 @@ fn each_needs_the_least_that_has_it() {
             "packed_bf16_sm90" => ((7, 8), 90, false),
             "mbarriers" | "clusters" | "bulk_copies" => ((8, 0), 90, false),
             "tensor_copies" | "wgmma" | "wgmma_widths" | "fp8" | "small_things" => ((8, 0), 90, true),
+            "vector_sums" => ((8, 1), 90, false),
             _ => ((7, 0), 80, false),
         };
         let found = (required.ptx, required.sm, required.arch_specific);

@@ -1,26 +1,34 @@
-//! What a warpgroup computes: scores, their gradients, and what these add to dQ, dK and dV, for 64 keys.
+//! What a warpgroup computes: scores, their gradients, and what these add to dQ, dK and dV, for 64 keys, or its share of it.
 //!
 //! Rows of its accumulators are keys, columns are query rows; of dQ, rows are query rows.
+
+use std::ops::Range;
 
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
+use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, Val, Var};
 
-use super::kernel::{Context, Tile};
-use super::{DQ_STAGES, UNIT, warpgroups};
+use super::UNIT;
+use super::kernel::{Context, Part};
+use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 
 /// The barrier at which consumers meet; 0 is the whole block's.
 const CONSUMERS: u32 = 1;
+/// The barriers at which P and dS are in shared memory, where warpgroups share the products.
+pub(super) const P_FULL: u32 = 2;
+pub(super) const DS_FULL: u32 = 3;
 
 pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'c Context<'k, 'c, E>,
-    /// The warp's number among the consumers, the same in all lanes.
-    warp: Val<'k, u32>,
+    pub(super) part: Part,
+    /// The warp's number among the consumers, the same in all lanes, and among those that share the keys.
+    pub(super) warp: Val<'k, u32>,
+    key_warp: Val<'k, u32>,
     /// The lane's first key and query row, within the tiles.
     lane_key: Val<'k, u32>,
     lane_query: Val<'k, u32>,
@@ -28,11 +36,11 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) values: Consumer<'k>,
     pub(super) q: Consumer<'k>,
     pub(super) dout: Consumer<'k>,
-    /// The stage of Q that dK of the tile before reads.
-    pub(super) q_held: Consumer<'k>,
+    /// The stage that the product under way from one tile to the next reads: of Q for dK, or of dO for dV.
+    pub(super) held: Consumer<'k>,
     /// The tile whose dQ is in shared memory, and its stage.
-    dq_tile: Var<'k, u32>,
-    dq_stage: Var<'k, u32>,
+    pub(super) dq_tile: Var<'k, u32>,
+    pub(super) dq_stage: Var<'k, u32>,
     /// The stage of `ds_tile`.
     pub(super) ds_stage: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -43,7 +51,7 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     ds_keys: WgmmaOperand<'k, E>,
     scores: RowTile<'k>,
     dp: RowTile<'k>,
-    dq: RowTile<'k>,
+    pub(super) dq: RowTile<'k>,
     dk: RowTile<'k>,
     dv: RowTile<'k>,
     p: AVars<'k, E>,
@@ -51,37 +59,46 @@ pub(super) struct Warpgroup<'k, 'c, E> {
 
 impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
-    pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>) -> Self {
-        let (rows, head_dim) = (context.levers.rows, context.head_dim);
+    pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, part: Part) -> Self {
+        let (rows, shares, shape) = (context.levers.rows, context.shares, context.shape);
         let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
         let index = warp / 4;
+        let key_warp = if shares.shares_products { warp % 4 } else { warp };
         let acc = |name, columns: u32| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
-        let sum = |name| RowTile(k.acc(name, head_dim / ACC_COLS));
-        let units = head_dim / UNIT;
+        let sum = |name, head_dim: u32| RowTile(k.acc(name, head_dim.div_ceil(ACC_COLS)));
+        // Steps of 16 columns that have any; the tiles' others are zeros.
+        let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
+        let first_key = key_warp / 4 * UNIT;
+        let (units, slabs) = (shares.width / shares.dq_columns, shares.dq_columns / UNIT);
         Warpgroup {
             k,
             context,
+            part,
             warp,
-            lane_key: warp * 16 + lane_row(k),
+            key_warp,
+            lane_key: key_warp * 16 + lane_row(k),
             lane_query: lane_column(k),
             keys: context.k.pipeline.consumer(),
             values: context.v.pipeline.consumer(),
             q: context.q.pipeline.consumer(),
             dout: context.dout.pipeline.consumer(),
-            q_held: context.q.pipeline.consumer(),
+            held: match part {
+                Part::Values => context.dout.pipeline.consumer(),
+                Part::Keys | Part::Scores => context.q.pipeline.consumer(),
+            },
             dq_tile: k.var(0u32),
             dq_stage: k.var(0u32),
             ds_stage: k.var(0u32),
-            k_rows: context.k.tile.k_major().rows(index * UNIT, UNIT),
-            v_rows: context.v.tile.k_major().rows(index * UNIT, UNIT),
-            k_columns: context.k.tile.mn_major().slabs(index % units, 1),
+            k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
+            v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
+            k_columns: context.k.tile.mn_major().slabs(index % units * slabs, slabs),
             ds_rows: context.ds_tile.mn_major().slabs(index / units, 1),
-            ds_keys: context.ds_tile.k_major().rows(index * UNIT, UNIT),
+            ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
             scores: acc("scores", rows),
             dp: acc("dp", rows),
-            dq: acc("dq", UNIT),
-            dk: sum("dk"),
-            dv: sum("dv"),
+            dq: acc("dq", shares.dq_columns),
+            dk: sum("dk", shape.head_dim),
+            dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", rows / 16),
         }
     }
@@ -89,11 +106,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     /// All warpgroups that compute meet.
     #[track_caller]
     pub(super) fn meet(&self) {
-        self.k.barrier_among(CONSUMERS, 128 * warpgroups(self.context.levers));
+        self.k.barrier_among(CONSUMERS, 128 * self.context.shares.warpgroups);
     }
 
     #[track_caller]
-    fn one_lane(&self, body: impl FnOnce()) {
+    pub(super) fn one_lane(&self, body: impl FnOnce()) {
         self.k.if_(self.k.lane().eq(0).divergent(), body);
     }
 
@@ -104,6 +121,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.q.wait();
         self.product("S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
+            let q = q.steps_of(0..self.k_rows.steps());
             self.k.wgmma_ss(self.scores.0, self.k_rows, q, false);
         });
     }
@@ -113,15 +131,18 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.dout.wait();
         self.product("dP = V*dO", || {
             let dout = self.context.dout.tile.k_major().stage(self.dout.stage());
+            let dout = dout.steps_of(0..self.v_rows.steps());
             self.k.wgmma_ss(self.dp.0, self.v_rows, dout, false);
         });
     }
 
+    /// Of some steps of 16 query rows.
     #[track_caller]
-    pub(super) fn start_dv(&self) {
+    pub(super) fn start_dv(&self, steps: Range<u32>) {
         self.product("dV += P*dO", || {
             let dout = self.context.dout.tile.mn_major().stage(self.dout.stage());
-            self.k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
+            let p = &self.p.operands()[steps.start as usize..steps.end as usize];
+            self.k.wgmma_rs(self.dv.0, p, dout.steps_of(steps), true);
         });
     }
 
@@ -137,6 +158,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     pub(super) fn start_dk(&self) {
         self.product("dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
+            if self.part == Part::Scores {
+                return self.k.wgmma_rs(self.dk.0, &self.p.operands(), q, true);
+            }
             let ds = self.ds_keys.stage(self.ds_stage.get());
             self.k.wgmma_ss(self.dk.0, ds, q, true);
         });
@@ -165,7 +189,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn mask(&self, tile: &Tile<'k>, first_row: Val<'k, u32>) {
         let key = |half: usize| tile.first_key + self.lane_key + 8 * half as u32;
-        let seen_by = |_, half| self.context.rows_that_see_any(key(half));
+        let seen_by = |_, half| tile.rows_that_see(key(half));
         mask_scores(self.k, &[self.scores], seen_by, first_row);
     }
 
@@ -184,12 +208,39 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// `dS = P∘(dP − Δ)`, rounded, in shared memory, and P rounded as dV's operand.
+    /// P of this thread for the one that has the same elements of dP, and P rounded as dV's operand.
+    #[track_caller]
+    pub(super) fn give_probabilities(&self) {
+        self.k.verb("give_probabilities", || {
+            for i in 0..self.scores.tiles() {
+                let four = [0, 1, 2, 3].map(|e| self.scores.var(4 * i + e).get());
+                if let Some(place) = self.p_place(i) {
+                    place.store_words(&four, Cache::Default);
+                }
+                for half in 0..2 {
+                    let rounded = E::pack(four[2 * half], four[2 * half + 1]);
+                    self.p.word(2 * i + half as u32).set(rounded);
+                }
+            }
+        });
+    }
+
+    /// Where a thread's four elements of P's accumulator `i` are.
+    #[track_caller]
+    fn p_place(&self, i: u32) -> Option<SharedPtr<'k, f32>> {
+        let first = self
+            .context
+            .p_tile
+            .map(|tile| tile.at(0, self.k.thread_idx() % 128 * 4));
+        first.map(|first| first.plus((4 * 128 * i) as i32))
+    }
+
+    /// `dS = P∘(dP − Δ)`, rounded, in shared memory; and rounded as an operand P for dV, or dS for dK.
     #[track_caller]
     pub(super) fn score_gradients(&self, delta: &[Vec<Val<'k, f32>>]) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
         // The row of 16 bytes that a lane names: of four matrices of 8 keys by 8 queries.
-        let (key, query) = (self.warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
+        let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
                 let place = ds_tile.at_stage(self.ds_stage.get(), key, query + first);
@@ -202,12 +253,20 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                     let mut words = Vec::new();
                     for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
                         let delta = &delta[tile as usize];
+                        let given = self.p_place(tile).map(|place| place.load_words(4, Cache::Default));
                         for half in 0..2 {
-                            let (p, dp) = (self.scores.pair(tile, half), self.dp.pair(tile, half));
-                            let [a, b] = [0, 1].map(|e| score_gradient(p[e].get(), dp[e].get(), delta[e]));
-                            let rounded = E::pack(p[0].get(), p[1].get());
-                            self.p.word(2 * tile + half as u32).set(rounded);
+                            let p = match &given {
+                                Some(given) => [given[2 * half], given[2 * half + 1]],
+                                None => self.scores.pair(tile, half).map(|p| p.get()),
+                            };
+                            let dp = self.dp.pair(tile, half);
+                            let [a, b] = [0, 1].map(|e| score_gradient(p[e], dp[e].get(), delta[e]));
                             words.push(E::pack(a, b));
+                            let rounded = match given {
+                                Some(_) => words[words.len() - 1],
+                                None => E::pack(p[0], p[1]),
+                            };
+                            self.p.word(2 * tile + half as u32).set(rounded);
                         }
                     }
                     k.stmatrix(at, &words, false);
@@ -218,62 +277,31 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     // ---- Gradients ------------------------------------------------------------------------------------
 
-    /// Leaves this warp's part of dQ of a tile in shared memory, until [`Self::add_dq`].
-    #[track_caller]
-    pub(super) fn keep_dq(&self, tile: Val<'k, u32>) {
-        let (k, context) = (self.k, self.context);
-        k.verb("keep_dq", || {
-            // The addition that read this stage is not the last one.
-            self.one_lane(|| k.bulk_wait_read(DQ_STAGES - 1));
-            k.sync_warp();
-            // Both have two stages, and take them in turn.
-            let stage = self.ds_stage.get();
-            let place = context.dq_tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
-            for i in 0..self.dq.tiles() {
-                let words = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
-                place.plus(32 * 4 * i as i32).store_words(&words, Cache::Default);
-            }
-            self.dq_tile.set(tile);
-            self.dq_stage.set(stage);
-        });
-    }
-
-    /// Adds it to that of the tile in global memory. The warp has met at a barrier since, after a fence.
-    #[track_caller]
-    pub(super) fn add_dq(&self) {
-        let (k, context) = (self.k, self.context);
-        k.verb("add_dq", || {
-            self.one_lane(|| {
-                let elements = context.levers.rows * context.head_dim;
-                let to = context.dq_sums.offset_strided(self.dq_tile.get(), elements);
-                let from = context.dq_tile.at_stage(self.dq_stage.get(), 0, self.first_dq());
-                k.bulk_add(to.offset(self.first_dq()), from, 32 * 16 * self.dq.tiles());
-                k.bulk_commit();
-            });
-        });
-    }
-
-    /// Elements of dQ's tile before this warp's.
-    #[track_caller]
-    fn first_dq(&self) -> Val<'k, u32> {
-        self.warp * (32 * 4 * self.dq.tiles())
-    }
-
     /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows.
     pub(super) fn store(&self, tile: &Tile<'k>) {
         let (k, context) = (self.k, self.context);
         // No product reads K any more.
         self.meet();
-        let at = [tile.first_key + self.warp * 16, tile.kv_head, tile.batch];
-        let scales = [Some(context.softmax_scale), None];
+        let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
         let sums = [
-            (&self.dk, context.k.tile, context.dk),
-            (&self.dv, context.v.tile, context.dv),
+            (
+                Part::Scores,
+                &self.dk,
+                context.k.tile,
+                context.dk,
+                Some(context.softmax_scale),
+            ),
+            (Part::Values, &self.dv, context.v.tile, context.dv, None),
         ];
-        for ((sum, to, map), scale) in sums.into_iter().zip(scales) {
+        for (part, sum, to, rows, scale) in sums {
+            if ![part, Part::Keys].contains(&self.part) {
+                continue;
+            }
             for first in (0..to.cols()).step_by(to.slab_cols() as usize) {
                 let place = to.at(self.lane_key, self.lane_query + first);
-                for column in (0..to.slab_cols()).step_by(ACC_COLS as usize) {
+                // Columns past those of the head are not stored.
+                let columns = to.slab_cols().min((8 * sum.tiles()).saturating_sub(first));
+                for column in (0..columns).step_by(ACC_COLS as usize) {
                     let at = if column == 0 { place } else { to.across(place, column) };
                     for half in 0..2 {
                         let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
@@ -288,7 +316,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k.fence_proxy_async();
             k.sync_warp();
             self.one_lane(|| {
-                to.store_tma_part(0, self.warp, map.at(&at));
+                to.store_tma_part(0, self.key_warp, rows.keys(&tile.sequence).at(at));
                 k.bulk_commit();
             });
         }

@@ -1,17 +1,20 @@
-//! dQ from its sums: scaled, rounded, and in rows.
+//! The sums of dQ: how warps add to them, and the step that makes dQ of them, scaled, rounded, and in rows.
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
-//! rows and 64 columns; warpgroups go along the columns first.
+//! rows and 64 or 128 columns; warpgroups go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, TileShape, Val, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::{UNIT, named};
+use super::consumer::Warpgroup;
+use super::tile::Tile;
+use super::{DQ_STAGES, Shares, UNIT, named};
 use crate::Refusal;
-use crate::attention::gradients::Workspace;
+use crate::attention::gradients::{Workspace, head_row};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
 use crate::attention::row_tile::ACC_COLS;
@@ -33,10 +36,10 @@ pub(super) fn step(
 ) -> Result<Step, Refusal> {
     let (family, levers, shape) = ("wgmma dq", Values::from(*config), *shape);
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, rows) = (named(levers, shape, "dq"), Config::from(*levers).rows);
+        let (name, config) = (named(levers, shape, "dq"), &Config::from(*levers));
         Kernel::build(name, THREADS, |k| match shape.dtype {
-            DType::F16 => body::<f16>(k, rows, shape),
-            _ => body::<bf16>(k, rows, shape),
+            DType::F16 => body::<f16>(k, config, shape),
+            _ => body::<bf16>(k, config, shape),
         })
     })?;
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
@@ -53,7 +56,8 @@ pub(super) fn step(
     Ok(Step { kernel, launch })
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, rows: u32, shape: &Shape) {
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+    let (rows, Shares { width, dq_columns, .. }) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let (sums, stride) = (k.param_ptr::<f32>("dq_sums"), k.param::<u32>("sums_stride"));
     let softmax_scale = k.param::<f32>("softmax_scale");
@@ -63,37 +67,129 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, rows: u32, shape: &Shape) {
     let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let first_row = tile * rows;
-    let sums = sums.offset_strided(batch_head.fma(stride, first_row), shape.head_dim);
+    let (params, first) = params.of_sequence(batch);
+    let sums = sums.offset_strided(
+        head_row(stride, params.num_heads, batch, head, first) + first_row,
+        width,
+    );
     // Padded, so that neither its rows nor its columns fall into one bank.
-    let rounded = TileShape::new(rows, shape.head_dim).padded(16 / E::BYTES);
-    let rounded = k.shared_tile::<E>("rounded", rounded);
-    let (accumulators, units) = (UNIT / ACC_COLS, shape.head_dim / UNIT);
-    for first in (0..rows * shape.head_dim / 4).step_by(THREADS as usize) {
-        // Four registers of a lane.
-        let four = k.thread_idx() + first;
-        let values = sums.offset(four * 4).load_words(4, Cache::Default);
-        let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
-        let warpgroup = warp / 4;
-        let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
-        let column = warpgroup % units * UNIT + i * ACC_COLS + lane % 4 * 2;
-        let at = rounded.at(row, column);
-        for half in 0..2 {
-            let [a, b] = [0, 1].map(|e| values[2 * half + e] * softmax_scale);
-            rounded
-                .down(at, 8 * half as u32)
-                .store_words(&[E::pack(a, b)], Cache::Default);
+    let rounded = k.shared_tile::<E>("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));
+    let (accumulators, units) = (dq_columns / ACC_COLS, width / dq_columns);
+    params.if_has_row(first_row, params.seq_len_q, || {
+        for first in (0..rows * width / 4).step_by(THREADS as usize) {
+            // Four registers of a lane.
+            let four = k.thread_idx() + first;
+            let values = sums.offset(four * 4).load_words(4, Cache::Default);
+            let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
+            let warpgroup = warp / 4;
+            let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
+            let column = warpgroup % units * dq_columns + i * ACC_COLS + lane % 4 * 2;
+            let at = rounded.at(row, column);
+            for half in 0..2 {
+                let [a, b] = [0, 1].map(|e| values[2 * half + e] * softmax_scale);
+                rounded
+                    .down(at, 8 * half as u32)
+                    .store_words(&[E::pack(a, b)], Cache::Default);
+            }
         }
-    }
-    k.barrier();
-    let to = dq.head(batch, head);
-    let lanes = shape.head_dim / COLUMNS;
-    for first in (0..rows).step_by((THREADS / lanes) as usize) {
-        let (row, column) = (k.thread_idx() / lanes + first, k.thread_idx() % lanes * COLUMNS);
-        k.if_((first_row + row).lt(params.seq_len_q).divergent(), || {
-            let words = rounded.at(row, column).load_words(4, Cache::Default);
-            dq.row(to, first_row + row)
-                .offset(column)
-                .store_words(&words, Cache::Default);
+        k.barrier();
+        let dq = dq.starting_at(first.q);
+        let to = dq.head(batch, head);
+        let lanes = width / COLUMNS;
+        for first in (0..rows).step_by((THREADS / lanes) as usize) {
+            let (row, column) = (k.thread_idx() / lanes + first, k.thread_idx() % lanes * COLUMNS);
+            let is_there = (first_row + row).lt(params.seq_len_q) & column.lt(shape.head_dim);
+            k.if_(is_there.divergent(), || {
+                let words = rounded.at(row, column).load_words(4, Cache::Default);
+                dq.row(to, first_row + row)
+                    .offset(column)
+                    .store_words(&words, Cache::Default);
+            });
+        }
+    });
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+    /// Leaves this warp's part of dQ of a tile in shared memory, until [`Self::send_dq`], or adds it.
+    #[track_caller]
+    pub(super) fn keep_dq(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+        let (k, context) = (self.k, self.context);
+        self.dq_tile.set(first_tile + m_block.reinterpret::<u32>());
+        let Some(dq_tile) = context.dq_tile else {
+            return self.add_dq(tile, m_block);
+        };
+        k.verb("keep_dq", || {
+            // The addition that read this stage is not the last one.
+            self.one_lane(|| k.bulk_wait_read(DQ_STAGES - 1));
+            k.sync_warp();
+            // Both have two stages, and take them in turn.
+            let stage = self.ds_stage.get();
+            let place = dq_tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
+            for i in 0..self.dq.tiles() {
+                let words = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
+                place.plus(32 * 4 * i as i32).store_words(&words, Cache::Default);
+            }
+            self.dq_stage.set(stage);
         });
+    }
+
+    /// Adds this warp's part of dQ of a tile to the sums in global memory, when its turn has come.
+    #[track_caller]
+    fn add_dq(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
+        let k = self.k;
+        k.verb("add_dq", || {
+            if self.context.turns.is_some() {
+                let others_first = self.k.lane().eq(0) & m_block.lt(tile.end_before);
+                k.if_(others_first.divergent(), || {
+                    k.loop_(|scope| scope.break_if(self.turn().load_acquire().eq(tile.index).divergent()));
+                });
+                k.sync_warp();
+            }
+            let place = self.dq_sums().offset(k.lane() * 4);
+            for i in 0..self.dq.tiles() {
+                let four = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
+                place.plus(32 * 4 * i as i32).add_four(&four);
+            }
+        });
+    }
+
+    /// Sends what [`Self::keep_dq`] has left on its way: the warp has met at a barrier since, after a fence. Where dQ is added
+    /// in order, it is the next block's turn.
+    #[track_caller]
+    pub(super) fn send_dq(&self, tile: &Tile<'k>) {
+        let (k, context) = (self.k, self.context);
+        k.verb("send_dq", || {
+            if context.turns.is_some() {
+                k.sync_warp();
+                return self.one_lane(|| self.turn().store_release(tile.index + 1));
+            }
+            let Some(dq_tile) = context.dq_tile else { return };
+            self.one_lane(|| {
+                let from = dq_tile.at_stage(self.dq_stage.get(), 0, self.first_dq());
+                k.bulk_add(self.dq_sums(), from, 32 * 16 * self.dq.tiles());
+                k.bulk_commit();
+            });
+        });
+    }
+
+    /// Whose turn it is to add to this warp's part of the tile's dQ.
+    #[track_caller]
+    fn turn(&self) -> GlobalPtr<'k, u32> {
+        let turns = self.context.turns.expect("dQ is added in order").turns;
+        turns.offset(self.dq_tile * self.context.levers.rows + self.warp)
+    }
+
+    /// This warp's part of the sums of the tile's dQ.
+    #[track_caller]
+    fn dq_sums(&self) -> GlobalPtr<'k, f32> {
+        let elements = self.context.levers.rows * self.context.shares.width;
+        let tile = self.context.dq_sums.offset_strided(self.dq_tile.get(), elements);
+        tile.offset(self.first_dq())
+    }
+
+    /// Elements of dQ's tile before this warp's.
+    #[track_caller]
+    fn first_dq(&self) -> Val<'k, u32> {
+        self.warp * (32 * 4 * self.dq.tiles())
     }
 }

@@ -3,18 +3,23 @@
 //!
 //! The products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` in the registers
 //! that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
+//!
+//! Warpgroups share the keys of a tile, or, where dK and dV of 64 keys do not fit into one's registers, the products: one has
+//! P and dV, the other dS and dK, and each half of dQ.
 
 use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::inst::AtomOp;
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TensorMap, TileShape, Val};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
-use super::consumer::Warpgroup;
-use super::{DQ_STAGES, registers, warpgroups};
-use crate::attention::block_range::{Band, BlockOrder, BlockRange};
-use crate::attention::gradients::{Statistics, dq_sums};
-use crate::attention::lengths::FirstRows;
+use super::consumer::{DS_FULL, P_FULL, Warpgroup};
+use super::tile::Tile;
+use super::{DQ_STAGES, Shares, registers};
+use crate::attention::gradients::{Statistics, Turns, dq_sums};
 use crate::attention::params::{RowParams, Shape};
+use crate::attention::query_rows::Packing;
+use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::tiles::slabs;
@@ -23,76 +28,92 @@ use crate::wgmma::tiles::slabs;
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'k, E> {
     pub(super) tile: SharedTile<'k, E>,
-    pub(super) map: TensorMap<'k>,
+    pub(super) rows: TensorRows<'k>,
     pub(super) pipeline: Pipeline<'k>,
 }
 
 /// What producer and consumers have in common.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
-    pub(super) head_dim: u32,
+    pub(super) shape: &'p Shape,
+    pub(super) shares: Shares,
     pub(super) q: Operand<'k, E>,
     pub(super) k: Operand<'k, E>,
     pub(super) v: Operand<'k, E>,
     pub(super) dout: Operand<'k, E>,
     pub(super) ds_tile: SharedTile<'k, E>,
-    pub(super) dq_tile: SharedTile<'k, f32>,
+    /// P for the warpgroup that has dS, thread by thread.
+    pub(super) p_tile: Option<SharedTile<'k, f32>>,
+    /// dQ on its way to the sums; without it, threads add their registers.
+    pub(super) dq_tile: Option<SharedTile<'k, f32>>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
-    pub(super) dk: TensorMap<'k>,
-    pub(super) dv: TensorMap<'k>,
+    pub(super) dk: TensorRows<'k>,
+    pub(super) dv: TensorRows<'k>,
     pub(super) statistics: Statistics<'k>,
     pub(super) dq_sums: GlobalPtr<'k, f32>,
     pub(super) softmax_scale: Val<'k, f32>,
-    heads_at_once: Val<'k, u32>,
+    pub(super) heads_at_once: Val<'k, u32>,
     pub(super) params: RowParams<'k>,
-    /// The query rows that see a key.
-    seen_by: Band<Val<'k, i32>>,
+    pub(super) turns: Option<Turns<'k>>,
+    pub(super) ticket: Option<SharedTile<'k, u32>>,
 }
 
-/// The tile of a block, and the Q tiles that see it.
-pub(super) struct Tile<'k> {
-    pub(super) first_key: Val<'k, u32>,
-    pub(super) kv_head: Val<'k, u32>,
-    pub(super) batch: Val<'k, u32>,
-    pub(super) order: BlockOrder<Val<'k, i32>>,
-}
-
-pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, ordered: bool) {
     k.min_blocks_per_sm(1);
     let Config { rows, cols, stages, .. } = *levers;
-    let (head_dim, consumers) = (shape.head_dim, 4 * warpgroups(levers));
+    let shares = Shares::new(levers, shape);
+    let (width, consumers) = (shares.width, 4 * shares.warpgroups);
     let row_numbers = TileShape::new(1, rows).stages(stages);
-    let tile = |name, rows, stages| k.shared_tile::<E>(name, slabs::<E>(rows, head_dim).stages(stages));
+    let tile = |name, rows, stages| k.shared_tile::<E>(name, slabs::<E>(rows, width).stages(stages));
     let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, stages));
     let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
-    let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(2));
-    let dq_tile = k.shared_tile("dq_tile", TileShape::new(rows, head_dim).stages(DQ_STAGES));
+    let ds_stages = if shares.shares_products { 1 } else { 2 };
+    let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(ds_stages));
+    let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
+    let copied = !ordered && !shares.shares_products;
+    let dq_tile = copied.then(|| k.shared_tile("dq_tile", TileShape::new(rows, width).stages(DQ_STAGES)));
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
         k.shared_tile("delta_tile", row_numbers),
     );
-    let operands = [("q", q_tile), ("k", k_tile), ("v", v_tile), ("dout", dout_tile)];
-    let [q, keys, values, dout] = operands.map(|(name, tile)| Operand {
+    let (queries, keys_of) = (
+        RowsOf::queries(&shape.lengths, Packing::NONE),
+        RowsOf::keys(&shape.lengths, 0),
+    );
+    let operands = [
+        ("q", q_tile, queries),
+        ("k", k_tile, keys_of),
+        ("v", v_tile, keys_of),
+        ("dout", dout_tile, queries),
+    ];
+    let [q, keys, values, dout] = operands.map(|(name, tile, of)| Operand {
         tile,
-        map: k.param_tensor_map(name, tile.tensor_box(&[tile.rows(), 1, 1])),
+        rows: TensorRows::declare(k, name, tile, tile.rows(), of),
         pipeline: k.pipeline(name, tile.stages(), consumers),
     });
     // A warp stores its own rows.
-    let stored = |name, tile: SharedTile<'_, E>| k.param_tensor_map_mut(name, tile.tensor_box(&[16, 1, 1]));
-    let (dk, dv) = (stored("dk", k_tile), stored("dv", v_tile));
+    let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
     let statistics = Statistics::to_read(k);
     let dq_sums = dq_sums(k);
+    let turns = ordered.then(|| Turns::declare(k));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
-    let params = RowParams::declare(k, shape);
-    let context = Context {
+    let ticket = turns.map(|turns| {
+        let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
+        let take = || ticket.at(0, 0).store(turns.tickets.atomic(AtomOp::Add, 1u32));
+        k.if_(k.thread_idx().eq(0).divergent(), take);
+        ticket
+    });
+    let context = &Context {
         levers,
-        head_dim,
+        shape,
+        shares,
         q,
         k: keys,
         v: values,
         dout,
         ds_tile,
+        p_tile,
         dq_tile,
         lse_tile,
         delta_tile,
@@ -102,137 +123,160 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         dq_sums,
         softmax_scale,
         heads_at_once,
-        seen_by: params.band.inverse(params.seq_len_q.reinterpret()),
-        params,
+        params: RowParams::declare(k, shape),
+        turns,
+        ticket,
     };
     k.start_pipelines(&[&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline));
-    let (producer_registers, consumer_registers) = registers(levers);
-    k.roles(vec![
-        Role::new("producer", 4, || context.produce(k)).registers(producer_registers),
-        Role::new("consumer", consumers, || context.consume(k)).registers(consumer_registers),
-    ]);
+    let (producer_registers, consumer_registers) = registers(&shares);
+    let role =
+        |name, warps, part| Role::new(name, warps, move || context.consume(k, part)).registers(consumer_registers);
+    let mut roles = vec![Role::new("producer", 4, || context.produce(k)).registers(producer_registers)];
+    match shares.shares_products {
+        false => roles.push(role("consumer", consumers, Part::Keys)),
+        true => roles.extend([role("values", 4, Part::Values), role("scores", 4, Part::Scores)]),
+    }
+    k.roles(roles);
+}
+
+/// What a warpgroup computes besides its part of dQ.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of 64 keys.
+    Keys,
+    /// P and dV.
+    Values,
+    /// dS and dK.
+    Scores,
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// This block's tile. Tiles go in bundles of heads, and in a bundle the first tiles of all heads come first, which are
-    /// the longest if causal.
-    #[track_caller]
-    pub(super) fn tile(&self, k: &'k KernelBuilder) -> Tile<'k> {
-        let (Config { rows, cols, .. }, keys) = (*self.levers, self.params.seq_len_kv);
-        let tiles = (keys + (cols - 1)) / cols;
-        let heads = k.grid_dim(0) / tiles;
-        let bundle = k.block_idx(0) / (tiles * self.heads_at_once) * self.heads_at_once;
-        let in_bundle = k.block_idx(0) - bundle * tiles;
-        let width = self.heads_at_once.min(heads - bundle);
-        let head = bundle + in_bundle % width;
-        let first_key = in_bundle / width * cols;
-        let (first, keys): (Val<'k, i32>, Val<'k, i32>) = (first_key.reinterpret(), keys.reinterpret());
-        let last = first + (cols as i32 - 1);
-        let range = BlockRange::between(self.rows_that_see(first), self.rows_that_see(last.min(keys - 1)), rows);
-        // Keys past the end are masked in every Q tile.
-        let past = last.ge(keys);
-        let range = BlockRange {
-            whole: past.select(range.end, range.whole),
-            whole_end: past.select(range.end, range.whole_end),
-            ..range
-        };
-        let kv_heads = self.params.num_heads / self.params.group_size;
-        Tile {
-            first_key,
-            kv_head: head % kv_heads,
-            batch: head / kv_heads,
-            order: BlockOrder::ascending(range, false),
-        }
-    }
-
-    /// The first query row that sees a key, and one past the last; both at most as many as there are.
-    #[track_caller]
-    fn rows_that_see(&self, key: Val<'k, i32>) -> (Val<'k, i32>, Val<'k, i32>) {
-        let (first, end) = self.seen_by.visible(key);
-        (first.min(self.seen_by.len), end.min(self.seen_by.len))
-    }
-
-    /// The same where the key may be past the end, which no row sees.
-    #[track_caller]
-    pub(super) fn rows_that_see_any(&self, key: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
-        let (first, end) = self.seen_by.visible(key.reinterpret());
-        (first, key.lt(self.params.seq_len_kv).select(end, first))
-    }
-
-    /// Calls with each query head of the tile's group, and the place of its rows in statistics and sums.
-    #[track_caller]
-    pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(Val<'k, u32>, Val<'k, u32>)) {
-        let (k, group_size) = (tile.batch.builder(), self.params.group_size);
-        k.for_uniform(0u32, group_size, 1, |i| {
-            let head = tile.kv_head.fma(group_size, i);
-            let first = FirstRows { q: None, k: None };
-            body(
-                head,
-                self.statistics.head_row(self.params.num_heads, tile.batch, head, first),
-            );
-        });
-    }
-
     /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
-    fn consume(&self, k: &'k KernelBuilder) {
-        let tile = self.tile(k);
-        let group = Warpgroup::new(k, self);
-        group.keys.wait();
-        group.values.wait();
-        self.each_head(&tile, |_, head_row| {
-            k.if_(tile.order.count.gt(0).uniform(), || group.head(&tile, head_row));
+    fn consume(&self, k: &'k KernelBuilder, part: Part) {
+        self.with_tile(k, |tile| {
+            let group = Warpgroup::new(k, self, part);
+            group.keys.wait();
+            group.values.wait();
+            self.each_head(tile, |_, head_row| {
+                k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
+            });
+            group.store(tile);
         });
-        group.store(&tile);
     }
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// What the Q tiles of a head add to the three gradients.
     fn head(&self, tile: &Tile<'k>, head_row: Val<'k, u32>) {
-        let (k, order) = (self.k, &tile.order);
-        let first_tile = head_row / self.context.levers.rows;
-        let step = |masked: bool, i: Val<'k, i32>| {
-            let m_block = order.n_block(i).reinterpret::<u32>();
-            self.m_block(masked.then_some((tile, m_block)), i.gt(0));
-            self.keep_dq(first_tile + m_block);
+        let (k, context, order) = (self.k, self.context, &tile.order);
+        let first_tile = head_row / context.levers.rows;
+        let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
+            let m_block = context.q_tile_of(tile, i);
+            let mask = || mask(m_block);
+            match self.part {
+                Part::Keys => self.m_block(tile, mask, i.gt(0)),
+                Part::Values => self.m_block_of_values(tile, mask, i.gt(0)),
+                Part::Scores => self.m_block_of_scores(tile, i.gt(0)),
+            }
+            self.keep_dq(tile, first_tile, m_block);
         };
-        k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(true, i));
-        k.for_uniform(order.masked, order.count, 1, |i| step(false, i));
+        let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
+        if context.dq_tile.is_some() {
+            k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
+            k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
+        } else {
+            let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
+            k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &mask_some));
+        }
         k.wgmma_wait(0);
-        release(self.q_held);
-        k.fence_proxy_async();
+        release(self.held);
+        if context.dq_tile.is_some() {
+            k.fence_proxy_async();
+        }
         k.sync_warp();
-        self.add_dq();
+        self.send_dq(tile);
     }
 
     /// One Q tile. It ends with its dK under way, which runs on while the next one begins, and its dQ in registers.
-    /// `masked` where some of its rows do not see all keys.
-    fn m_block(&self, masked: Option<(&Tile<'k>, Val<'k, u32>)>, any_before: Val<'k, bool>) {
+    fn m_block(&self, tile: &Tile<'k>, mask: impl FnOnce(), any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         self.start_scores();
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
         self.start_dp();
         k.wgmma_wait(1);
         // dK of the tile before has ended.
-        k.if_(any_before.uniform(), || release(self.q_held));
-        if let Some((tile, m_block)) = masked {
-            self.mask(tile, m_block * context.levers.rows);
-        }
+        k.if_(any_before.uniform(), || release(self.held));
+        mask();
         self.probabilities(&lse);
         let delta = self.row_numbers(context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);
         self.score_gradients(&delta);
-        self.start_dv();
+        self.start_dv(0..context.levers.rows / 16);
         // The one fence of a tile: behind it are the reads of numbers, dS of all keys, and dQ of the tile before; and dS of
         // that one has been read, so that its stage can be written next.
         k.fence_proxy_async();
         self.meet();
         self.start_dq();
         self.start_dk();
-        k.if_(any_before.uniform(), || self.add_dq());
+        k.if_(any_before.uniform(), || self.send_dq(tile));
         self.ds_stage.set(self.ds_stage.get() ^ 1);
         self.q.advance();
         k.wgmma_wait(1);
         release(self.dout);
+    }
+
+    /// Where dQ is added in order, that of the tile before has been.
+    #[track_caller]
+    fn pass_turn(&self, tile: &Tile<'k>, any_before: Val<'k, bool>) {
+        if self.context.turns.is_some() {
+            self.k.if_(any_before.uniform(), || self.send_dq(tile));
+        }
+    }
+
+    /// One Q tile where this warpgroup has P and dV. It ends with the second half of dV under way, and its dQ in registers.
+    fn m_block_of_values(&self, tile: &Tile<'k>, mask: impl FnOnce(), any_before: Val<'k, bool>) {
+        let (k, context) = (self.k, self.context);
+        let steps = context.levers.rows / 16;
+        self.start_scores();
+        let lse = self.row_numbers(context.lse_tile, self.q.stage());
+        self.pass_turn(tile, any_before);
+        k.wgmma_wait(0);
+        // dV of the tile before has ended.
+        k.if_(any_before.uniform(), || release(self.held));
+        mask();
+        self.probabilities(&lse);
+        self.give_probabilities();
+        release(self.q);
+        // The fence of the other warpgroup, behind this barrier, is also behind the reads of these numbers.
+        k.barrier_arrive(P_FULL, 256);
+        self.dout.wait();
+        self.start_dv(0..steps / 2);
+        k.barrier_among(DS_FULL, 256);
+        self.start_dq();
+        // While these run, dQ is added.
+        self.start_dv(steps / 2..steps);
+        self.dout.advance();
+        k.wgmma_wait(1);
+    }
+
+    /// One Q tile where this warpgroup has dS and dK. It ends with dK under way, and its dQ in registers.
+    fn m_block_of_scores(&self, tile: &Tile<'k>, any_before: Val<'k, bool>) {
+        let (k, context) = (self.k, self.context);
+        self.start_dp();
+        let delta = self.row_numbers(context.delta_tile, self.dout.stage());
+        self.pass_turn(tile, any_before);
+        k.wgmma_wait(0);
+        // dK of the tile before has ended.
+        k.if_(any_before.uniform(), || release(self.held));
+        k.barrier_among(P_FULL, 256);
+        self.score_gradients(&delta);
+        k.fence_proxy_async();
+        release(self.dout);
+        k.barrier_among(DS_FULL, 256);
+        self.start_dq();
+        self.q.wait();
+        self.start_dk();
+        self.q.advance();
+        k.wgmma_wait(1);
     }
 }

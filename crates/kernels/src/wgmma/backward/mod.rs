@@ -7,8 +7,9 @@ mod kernel;
 mod producer;
 #[cfg(test)]
 mod tests;
+mod tile;
 
-use flashcore_ir::{Arg, Chip, Kernel, Launch, Target};
+use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem};
 use half::{bf16, f16};
 
@@ -17,6 +18,7 @@ use super::{ALIGNMENT, Config, FAMILY, NAME, add_tensor, check_repeated};
 use crate::Refusal;
 use crate::attention::gradients::{self, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, grid};
+use crate::attention::query_rows::Packing;
 use crate::attention::softmax::Rescale;
 use crate::attention::tensor_rows::RowsOf;
 use crate::family::Values;
@@ -28,8 +30,8 @@ const UNIT: u32 = 64;
 /// Tiles of dQ in shared memory: one is added up while the next is written.
 const DQ_STAGES: u32 = 2;
 
-/// Head sizes, of Q and K and of V.
-const HEAD_DIMS: [usize; 2] = [64, 128];
+/// Columns of tiles: head sizes are padded with zeros to the next one.
+const WIDTHS: [u32; 3] = [64, 128, 256];
 
 /// What to use where this has no kernel.
 const REMEDY: &str = "family scalar does";
@@ -52,7 +54,7 @@ const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
 }
 
 /// The default of each head size, and why.
-const DEFAULTS: [(usize, Proposal); 2] = [
+const DEFAULTS: [(usize, Proposal); 3] = [
     (
         64,
         Proposal {
@@ -65,6 +67,13 @@ const DEFAULTS: [(usize, Proposal); 2] = [
         Proposal {
             config: tile(64, 128, 2),
             why: "two warpgroups of 64 keys, each of which has half of the columns of dQ",
+        },
+    ),
+    (
+        256,
+        Proposal {
+            config: tile(64, 64, 2),
+            why: "two warpgroups that share the products: one has dV, the other dK, and each half of the columns of dQ",
         },
     ),
 ];
@@ -83,7 +92,7 @@ pub(super) fn proposals(problem: &Problem) -> Vec<Proposal> {
 /// let ids = flashcore_kernels::wgmma::backward_defaults().map(|(config, head_dim)| (config.to_string(), head_dim));
 /// assert_eq!(ids[1], ("m64n128-s2-free".to_string(), 128));
 /// ```
-pub fn defaults() -> [(Config, usize); 2] {
+pub fn defaults() -> [(Config, usize); 3] {
     DEFAULTS.map(|(head_dim, proposal)| (proposal.config, head_dim))
 }
 
@@ -100,31 +109,46 @@ pub(super) fn plan(
     let shape = Shape::new(problem, ALIGNMENT, None);
     check_levers(config, &shape)?;
 
-    let workspace = Workspace::new(problem, shape.head_dim);
-    let (family, levers) = ("wgmma backward", Values::from(*config));
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, config) = (named(levers, shape, "backward"), &Config::from(*levers));
-        Kernel::build(name, threads(config), |k| match shape.dtype {
-            DType::F16 => kernel::body::<f16>(k, config, shape),
-            _ => kernel::body::<bf16>(k, config, shape),
-        })
-    })?;
+    let workspace = Workspace::new(problem, width(&shape));
+    let (family, build): (_, fn(&Values, &Shape) -> _) = match problem.deterministic() {
+        true => ("wgmma ordered backward", main_kernel::<true>),
+        false => ("wgmma backward", main_kernel::<false>),
+    };
+    let levers = Values::from(*config);
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let kv_heads = problem.batch() * problem.num_kv_heads();
     let blocks = problem.seq_len_kv().div_ceil(config.cols as usize) * kv_heads;
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
+    let (queries, keys) = (
+        RowsOf::queries(&shape.lengths, Packing::NONE),
+        RowsOf::keys(&shape.lengths, 0),
+    );
     for (name, layout) in tensors(problem).into_iter().flatten() {
-        add_tensor(&mut launch, &kernel, problem.dtype(), name, &layout, RowsOf::Batch)?;
+        let of = if matches!(name, "q" | "dout") { queries } else { keys };
+        add_tensor(&mut launch, &kernel, problem.dtype(), name, &layout, of)?;
     }
     let slot = workspace.add_statistics(&mut launch, true);
     workspace.add_dq_sums(&mut launch, slot);
+    workspace.add_turns(&mut launch, slot);
     launch.args.push(Arg::F32(problem.softmax_scale()));
-    launch.args.push(Arg::U32(heads_at_once(problem, &workspace)));
+    launch.args.push(Arg::U32(heads_at_once(problem, width(&shape))));
     add_rows(&mut launch, problem, &shape);
     Ok((
         vec![gradients::preprocess(problem, &shape, workspace, kernels)?],
         Step { kernel, launch },
         vec![dq_sums::step(problem, config, &shape, workspace, kernels)?],
     ))
+}
+
+/// `ORDERED`: whether blocks add to dQ in the same order in all runs.
+fn main_kernel<const ORDERED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
+    let what = if ORDERED { "backward_ordered" } else { "backward" };
+    let (name, config) = (named(levers, shape, what), &Config::from(*levers));
+    let threads = 128 * (1 + Shares::new(config, shape).warpgroups);
+    Kernel::build(name, threads, |k| match shape.dtype {
+        DType::F16 => kernel::body::<f16>(k, config, shape, ORDERED),
+        _ => kernel::body::<bf16>(k, config, shape, ORDERED),
+    })
 }
 
 fn named(levers: &Values, shape: &Shape, what: &str) -> String {
@@ -144,25 +168,8 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
     if chip.target != Target::Sm90a {
         return refuse(format!("the backward pass on {}", chip.target));
     }
-    if problem.has_lengths() {
-        return refuse("the backward pass of packed sequences or caches with lengths".to_string());
-    }
-    if problem.deterministic() {
-        return refuse("a deterministic backward pass: blocks add to dQ in the order in which they come".to_string());
-    }
     if problem.softcap().is_some() {
         return refuse("the backward pass of scores with a soft cap".to_string());
-    }
-    let (head_dim, head_dim_v) = (problem.head_dim(), problem.head_dim_v());
-    if head_dim != head_dim_v {
-        return refuse(format!(
-            "the backward pass of head_dim {head_dim} with head_dim_v {head_dim_v}"
-        ));
-    }
-    if !HEAD_DIMS.contains(&head_dim) {
-        return refuse(format!(
-            "the backward pass of head_dim {head_dim} (64 and 128 are served)"
-        ));
     }
     for (name, layout) in tensors(problem).iter().flatten() {
         check_repeated(name, layout, || "copy them, or use family scalar")?;
@@ -190,33 +197,68 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
         let allowed = "64 and 128 in the backward pass: 64 keys for each of one or two warpgroups";
         return Err(Refusal::lever("cols", config.cols, allowed));
     }
-    let rows = UNIT * config.cols / shape.head_dim;
+    let (cols, width) = (config.cols, width(shape));
+    let rows = match shares_products(width) {
+        true if cols == UNIT => UNIT,
+        true => 0,
+        false => UNIT * cols / width,
+    };
     if config.rows != rows {
-        let (cols, head_dim) = (config.cols, shape.head_dim);
-        let allowed = match PADDING.is_multiple_of(rows.max(1)) && rows >= UNIT {
-            true => format!(
-                "{rows} for {cols} keys and head_dim {head_dim}: each warpgroup computes 64 x 64 elements of dQ"
-            ),
-            false => format!("none for {cols} keys and head_dim {head_dim}: take cols 128, which shares dQ out evenly"),
+        let allowed = match (rows >= UNIT, shares_products(width)) {
+            (true, false) => {
+                format!("{rows} for {cols} keys and head_dim {width}: each warpgroup computes 64 x 64 elements of dQ")
+            }
+            (true, true) => format!("{rows} for head_dim {width}: warpgroups share the products of 64 x 64 scores"),
+            (false, true) => format!("none for {cols} keys and head_dim {width}: take cols 64"),
+            (false, false) => {
+                format!("none for {cols} keys and head_dim {width}: take cols 128, which shares dQ out evenly")
+            }
         };
         return Err(Refusal::lever("rows", config.rows, allowed));
     }
     Ok(())
 }
 
-/// Warpgroups that compute.
-fn warpgroups(config: &Config) -> u32 {
-    config.cols / UNIT
+/// Columns of a shape's tiles.
+fn width(shape: &Shape) -> u32 {
+    let head_dim = shape.head_dim.max(shape.head_dim_v);
+    WIDTHS.into_iter().find(|width| head_dim <= *width).unwrap_or(head_dim)
 }
 
-/// Threads a block: those that compute, and a warpgroup that copies.
-fn threads(config: &Config) -> u32 {
-    128 * (1 + warpgroups(config))
+/// Whether warpgroups share the products: dK and dV of 64 keys are twice as many registers as columns, of 240.
+fn shares_products(width: u32) -> bool {
+    width > 128
+}
+
+/// How a tile is shared out.
+#[derive(Clone, Copy)]
+struct Shares {
+    /// Columns of tiles.
+    width: u32,
+    /// Warpgroups that compute.
+    warpgroups: u32,
+    /// Whether one has P and dV, and the other dS and dK, of all keys.
+    shares_products: bool,
+    /// Columns of a warpgroup's part of dQ, which has 64 rows.
+    dq_columns: u32,
+}
+
+impl Shares {
+    fn new(config: &Config, shape: &Shape) -> Shares {
+        let width = width(shape);
+        let shares_products = shares_products(width);
+        Shares {
+            width,
+            warpgroups: if shares_products { 2 } else { config.cols / UNIT },
+            shares_products,
+            dq_columns: if shares_products { 2 * UNIT } else { UNIT },
+        }
+    }
 }
 
 /// Registers of a thread that copies, and of one that computes.
-fn registers(config: &Config) -> (u32, u32) {
-    match warpgroups(config) {
+fn registers(layout: &Shares) -> (u32, u32) {
+    match layout.warpgroups {
         1 => (56, 248),
         _ => (24, 240),
     }
@@ -230,12 +272,13 @@ const MOST_HEADS: usize = 8;
 
 /// K/V heads of all batches whose tiles run at the same time. Where tiles differ in their work, the longest of several heads
 /// go first; but not of more than the L2 cache holds.
-fn heads_at_once(problem: &Problem, workspace: &Workspace) -> u32 {
+fn heads_at_once(problem: &Problem, width: u32) -> u32 {
     let (range, rows, keys) = (problem.key_range(), problem.seq_len_q(), problem.seq_len_kv());
     let all_alike = i64::from(range.hi) >= keys as i64 - 1 && i64::from(range.lo) <= 1 - rows as i64;
-    match all_alike {
+    let head_bytes = 8 * rows.next_multiple_of(PADDING as usize) * width as usize;
+    match all_alike && !problem.has_lengths() {
         true => 1,
-        false => (HEADS_BYTES / (8 * workspace.stride * problem.head_dim())).clamp(1, MOST_HEADS) as u32,
+        false => (HEADS_BYTES / head_bytes).clamp(1, MOST_HEADS) as u32,
     }
 }
 

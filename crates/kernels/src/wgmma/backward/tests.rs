@@ -21,10 +21,6 @@ fn refusal(builder: ProblemBuilder, id: &str, target: Target) -> String {
 #[test]
 fn refusals() {
     let usual = "wgmma/m64n128-s2-free";
-    let packed = QLengths::Packed {
-        total: 300,
-        used: false,
-    };
     let repeated = |shape: [usize; 4]| Layout {
         shape,
         strides: [0, 128, 300 * 128, 1],
@@ -35,10 +31,6 @@ fn refusals() {
         ("not Hopper", builder(), usual, Target::Sm89),
         ("f32", builder().dtype(DType::F32), usual, Target::Sm90a),
         ("soft cap", builder().softcap(30.0), usual, Target::Sm90a),
-        ("lengths", builder().q_lengths(packed), usual, Target::Sm90a),
-        ("deterministic", builder().deterministic(true), usual, Target::Sm90a),
-        ("head_dim", builder().head_dim(96), usual, Target::Sm90a),
-        ("head_dim_v", builder().head_dim_v(64), usual, Target::Sm90a),
         (
             "repeated rows",
             builder()
@@ -54,6 +46,13 @@ fn refusals() {
         ("rows for cols", builder(), "wgmma/m128n128-s2-free", Target::Sm90a),
         ("rows for head_dim", builder().head_dim(64), usual, Target::Sm90a),
         ("cols for head_dim", builder(), "wgmma/m64n64-s2-free", Target::Sm90a),
+        ("shared products", builder().head_dim(256), usual, Target::Sm90a),
+        (
+            "rows of shared products",
+            builder().head_dim(192),
+            "wgmma/m128n64-s2-free",
+            Target::Sm90a,
+        ),
         ("shared memory", builder(), "wgmma/m64n128-s4-free", Target::Sm90a),
     ] {
         text += &format!("{name}: {}\n", refusal(builder, id, target));
@@ -75,8 +74,21 @@ fn selected_on_hopper() {
             refusals.map(Refusal::to_string).collect::<Vec<_>>(),
         )
     };
-    for (head_dim, id) in [(128, "wgmma/m64n128-s2-free"), (64, "wgmma/m128n128-s2-free")] {
+    let packed = QLengths::Packed {
+        total: 300,
+        used: false,
+    };
+    for (head_dim, id) in [
+        (64, "wgmma/m128n128-s2-free"),
+        (96, "wgmma/m64n128-s2-free"),
+        (128, "wgmma/m64n128-s2-free"),
+        (192, "wgmma/m64n64-s2-free"),
+        (256, "wgmma/m64n64-s2-free"),
+    ] {
         let builder = builder().head_dim(head_dim).mask(Mask::CAUSAL);
+        for other in [builder.clone().deterministic(true), builder.clone().q_lengths(packed)] {
+            assert_eq!(chosen(other, Target::Sm90a), (id.to_string(), Vec::new()));
+        }
         assert_eq!(chosen(builder.clone(), Target::Sm90a), (id.to_string(), Vec::new()));
         assert!(chosen(builder, Target::Sm89).0.starts_with("scalar/"));
     }
@@ -92,8 +104,7 @@ fn selected_on_hopper() {
 fn heads_run_together_where_tiles_differ() {
     let heads = |seq, mask| {
         let problem = builder().seq_len(seq).mask(mask).build().unwrap().backward().unwrap();
-        let bound = Workspace::new(&problem, problem.head_dim() as u32);
-        heads_at_once(&problem, &bound)
+        heads_at_once(&problem, problem.head_dim() as u32)
     };
     assert_eq!(heads(1024, Mask::FULL), 1);
     assert_eq!([512, 4096, 16_384].map(|seq| heads(seq, Mask::CAUSAL)), [8, 4, 1]);

@@ -1,0 +1,124 @@
+//! Which tile of keys a block has, and the Q tiles that see it: the backward pass's scheduler.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{KernelBuilder, Val};
+
+use super::kernel::Context;
+use crate::attention::block_range::{Band, BlockOrder, BlockRange};
+use crate::attention::tensor_rows::Sequence;
+use crate::wgmma::Config;
+
+/// The tile of a block, and the Q tiles that see it.
+pub(super) struct Tile<'k> {
+    pub(super) index: Val<'k, u32>,
+    pub(super) first_key: Val<'k, u32>,
+    pub(super) kv_head: Val<'k, u32>,
+    pub(super) batch: Val<'k, u32>,
+    pub(super) sequence: Sequence<'k>,
+    /// The query rows that see a key.
+    seen_by: Band<Val<'k, i32>>,
+    range: BlockRange<Val<'k, i32>>,
+    pub(super) order: BlockOrder<Val<'k, i32>>,
+    /// One past the last Q tile that sees any of the keys before: these blocks add to its dQ first.
+    pub(super) end_before: Val<'k, i32>,
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+    /// Calls with this block's tile, if its sequence has such keys. Tiles go in bundles of heads, and in a bundle the first
+    /// tiles of all heads come first, which are the longest if causal.
+    #[track_caller]
+    pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
+        let (Config { rows, cols, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
+        let number = match self.ticket {
+            None => k.block_idx(0),
+            Some(ticket) => ticket.at(0, 0).load().shfl_idx(0u32),
+        };
+        let tiles = (most_keys + (cols - 1)) / cols;
+        let heads = k.grid_dim(0) / tiles;
+        let bundle = number / (tiles * self.heads_at_once) * self.heads_at_once;
+        let in_bundle = number - bundle * tiles;
+        let width = self.heads_at_once.min(heads - bundle);
+        let (head, index) = (bundle + in_bundle % width, in_bundle / width);
+        let first_key = index * cols;
+        let kv_heads = self.params.num_heads / self.params.group_size;
+        let batch = head / kv_heads;
+        let sequence = Sequence::of_batch(&self.params, batch);
+        let params = &sequence.params;
+        let seen_by = params.band.inverse(params.seq_len_q.reinterpret());
+        let (first, keys): (Val<'k, i32>, Val<'k, i32>) = (first_key.reinterpret(), params.seq_len_kv.reinterpret());
+        let last = first + (cols as i32 - 1);
+        // The first query row that sees a key, and one past the last; both at most as many as there are.
+        let rows_that_see = |key: Val<'k, i32>| {
+            let (first, end) = seen_by.visible(key);
+            (first.min(seen_by.len), end.min(seen_by.len))
+        };
+        let range = BlockRange::between(rows_that_see(first), rows_that_see(last.min(keys - 1)), rows);
+        // Keys past the end are masked in every Q tile.
+        let past = last.ge(keys);
+        let range = BlockRange {
+            whole: past.select(range.end, range.whole),
+            whole_end: past.select(range.end, range.whole_end),
+            ..range
+        };
+        let before = (rows_that_see(first - 1).1 + (rows as i32 - 1)).reinterpret::<u32>() / rows;
+        let tile = Tile {
+            index,
+            first_key,
+            kv_head: head % kv_heads,
+            batch,
+            seen_by,
+            range,
+            order: BlockOrder::ascending(range, false),
+            end_before: first.gt(0).select(before.reinterpret(), 0),
+            sequence,
+        };
+        tile.sequence
+            .params
+            .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
+    }
+
+    /// Calls with each query head of the tile's group, and the place of its rows in statistics and sums.
+    #[track_caller]
+    pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(Val<'k, u32>, Val<'k, u32>)) {
+        let (k, group_size) = (tile.batch.builder(), self.params.group_size);
+        k.for_uniform(0u32, group_size, 1, |i| {
+            let head = tile.kv_head.fma(group_size, i);
+            let first = tile.sequence.first();
+            body(
+                head,
+                self.statistics.head_row(self.params.num_heads, tile.batch, head, first),
+            );
+        });
+    }
+
+    /// The Q tile of an iteration. Where dQ is added in order, they go downwards: a block then comes to each of them after
+    /// the blocks whose turn is before its own, whatever the mask.
+    #[track_caller]
+    pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
+        match self.turns {
+            None => tile.order.n_block(i),
+            Some(_) => tile.range.end - 1 - i,
+        }
+    }
+}
+
+impl<'k> Tile<'k> {
+    /// Q tiles that see any of its keys.
+    pub(super) fn q_tiles(&self) -> Val<'k, i32> {
+        self.order.count
+    }
+
+    /// The query rows that see a key, none if it is past the end.
+    #[track_caller]
+    pub(super) fn rows_that_see(&self, key: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
+        let (first, end) = self.seen_by.visible(key.reinterpret());
+        (first, key.lt(self.sequence.params.seq_len_kv).select(end, first))
+    }
+
+    /// Whether some rows of a Q tile do not see all keys.
+    #[track_caller]
+    pub(super) fn is_masked(&self, m_block: Val<'k, i32>) -> Val<'k, bool> {
+        m_block.lt(self.range.whole) | m_block.ge(self.range.whole_end)
+    }
+}
