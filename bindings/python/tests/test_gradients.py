@@ -339,12 +339,13 @@ print([str(x.message) for x in told if "uses no tensor cores" in str(x.message)]
 
 
 @cuda
-def test_tensor_cores_unless_the_same_bits_are_asked_for():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("wgmma's kernels are for compute capability 9.0")
-    slow = lambda **how: flashcore._native.slow_backward(0, "bfloat16", (1, 512, 8, 64), (1, 512, 8, 64), 64, **how)
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
+def test_tensor_cores_whatever_is_asked_for(head_dim):
+    shape = (1, 512, 8, head_dim)
+    slow = lambda **how: flashcore._native.slow_backward(0, "bfloat16", shape, shape, head_dim, **how)
     assert slow() is None
-    assert slow(deterministic=True).startswith("the backward pass runs on kernel scalar/")
+    for how in ({"deterministic": True}, {"softcap": 20.0}, {"window": (100, 0)}, {"packed": True}):
+        assert slow(**how) is None, how
 
 
 def test_whether_the_same_bits_are_asked_for_reaches_the_operators(monkeypatch):
