@@ -339,14 +339,13 @@ print([str(x.message) for x in told if "uses no tensor cores" in str(x.message)]
 
 
 @cuda
-def test_tensor_cores_serve_every_head_size_in_any_order():
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("wgmma's kernels are for compute capability 9.0")
-    for head_dim in (64, 96, 128, 192, 256):
-        shape = (1, 512, 8, head_dim)
-        for deterministic in (False, True):
-            slow = flashcore._native.slow_backward(0, "bfloat16", shape, shape, head_dim, deterministic=deterministic)
-            assert slow is None
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 192, 256])
+def test_tensor_cores_whatever_is_asked_for(head_dim):
+    shape = (1, 512, 8, head_dim)
+    slow = lambda **how: flashcore._native.slow_backward(0, "bfloat16", shape, shape, head_dim, **how)
+    assert slow() is None
+    for how in ({"deterministic": True}, {"softcap": 20.0}, {"window": (100, 0)}, {"packed": True}):
+        assert slow(**how) is None, how
 
 
 def test_whether_the_same_bits_are_asked_for_reaches_the_operators(monkeypatch):

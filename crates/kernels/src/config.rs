@@ -46,6 +46,12 @@ impl Config {
         let mut all: Vec<Config> = every(scalar::FAMILY).chain(every(ladder::FAMILY)).collect();
         all.extend(mma::defaults().into_iter().map(|(config, ..)| Config::Mma(config)));
         all.extend(wgmma.map(|(config, _)| Config::Wgmma(config)));
+        let mma_backward = mma::backward_defaults().map(|(config, _)| Config::Mma(config));
+        mma_backward.for_each(|config| {
+            if !all.contains(&config) {
+                all.push(config);
+            }
+        });
         all.extend(wgmma::backward_defaults().map(|(config, _)| Config::Wgmma(config)));
         all
     }

@@ -4,9 +4,10 @@
 //! A family holds what the levers by themselves allow. Problems and targets refuse more; that is for
 //! [`Plan::new`](crate::Plan::new) to say.
 
+use flashcore_problem::Direction;
 use flashcore_problem::rng::Rng;
 
-use crate::Refusal;
+use crate::{Refusal, mma};
 
 mod described;
 mod ids;
@@ -161,6 +162,15 @@ impl Lever {
         Lever { most, ..self }
     }
 
+    /// The same lever with these of its values and no others.
+    pub(crate) const fn only(self, values: &'static [u32]) -> Lever {
+        Lever {
+            values,
+            most: 0,
+            ..self
+        }
+    }
+
     /// A value as it prints.
     pub fn print(&self, value: u32) -> String {
         match self.part {
@@ -208,7 +218,7 @@ impl Lever {
         Some((value / factor, &number[end..]))
     }
 
-    fn allows(&self, value: u32) -> bool {
+    pub(crate) fn allows(&self, value: u32) -> bool {
         self.values.contains(&value) || (1..=self.most).contains(&value)
     }
 }
@@ -221,6 +231,14 @@ pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
 }
 
 impl Family {
+    /// The family as searches for a problem of a direction see it: a backward pass has fewer levers. Ids are the same.
+    pub fn of_direction(self, direction: Direction) -> Family {
+        match (self.name, direction) {
+            (mma::NAME, Direction::Backward) => mma::BACKWARD,
+            _ => self,
+        }
+    }
+
     /// The levers' part of an id, such as `m128n64-w4x1-s2-b1-qreg-xor-cond`.
     pub fn levers_id(&self, values: &Values) -> String {
         let levers = self.levers.iter().enumerate();

@@ -102,11 +102,11 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         let backward = problem.direction() == Direction::Backward;
-        if backward && !matches!(config, Config::Scalar(_) | Config::Wgmma(_)) {
+        if backward && matches!(config, Config::Ladder(_)) {
             return Err(Refusal::unsupported(
                 config.family(),
                 "the backward pass",
-                "family scalar does",
+                "families mma and scalar do",
             ));
         }
         if backward && tap.is_some() {
@@ -129,7 +129,7 @@ impl Plan {
             then,
             tap,
             // Blocks add to dQ in the order in which they come. No other kernel adds in another order than that of its loops.
-            reproducible: !(backward && matches!(config, Config::Wgmma(_))) || problem.deterministic(),
+            reproducible: !backward || problem.deterministic() || matches!(config, Config::Scalar(_)),
         };
         for step in plan.steps() {
             check_shared_memory(&step.kernel, &plan)?;

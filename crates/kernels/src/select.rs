@@ -172,14 +172,15 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
         );
         (Config::Wgmma(proposal.config), why)
     });
-    let mma = wide
-        .filter(|_| forward)
-        .into_iter()
-        .flat_map(move |problem| mma::proposals(problem, chip));
+    let mma = wide.into_iter().flat_map(move |problem| mma::proposals(problem, chip));
     let mma = mma.map(move |proposal| {
+        let kind = match forward {
+            true => format!("{} problems", proposal.size),
+            false => "backward passes".to_string(),
+        };
         let why = format!(
-            "the default of family mma for {} problems of head_dim {head_dim} on {target}: {}",
-            proposal.size, proposal.why
+            "the default of family mma for {kind} of head_dim {head_dim} on {target}: {}",
+            proposal.why
         );
         (Config::Mma(proposal.config), why)
     });

@@ -66,10 +66,21 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         stages: u32,
         swizzled: bool,
     ) -> Self {
-        HeadTile::of(
-            k.shared_tile(name, tile_shape(rows, head_dim, stages, swizzled)),
-            head_dim,
-        )
+        HeadTile::widened(k, name, rows, [head_dim, padded(head_dim)], stages, swizzled)
+    }
+
+    /// The same with zeros up to a number of columns, a multiple of [`STEP`], so that warps can share them evenly.
+    #[track_caller]
+    pub(crate) fn widened(
+        k: &'k KernelBuilder,
+        name: &str,
+        rows: u32,
+        [head_dim, columns]: [u32; 2],
+        stages: u32,
+        swizzled: bool,
+    ) -> Self {
+        let tile = k.shared_tile(name, tile_shape(rows, columns, stages, swizzled));
+        HeadTile::of(tile, [head_dim, columns])
     }
 
     /// A tile in the bytes of another one, whose contents must no longer be needed.
@@ -83,11 +94,12 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         other: HeadTile<'k, E>,
     ) -> Self {
         let shape = tile_shape(rows, head_dim, 1, swizzled);
-        HeadTile::of(k.shared_tile_reusing(name, shape, other.tile), head_dim)
+        let tile = k.shared_tile_reusing(name, shape, other.tile);
+        HeadTile::of(tile, [head_dim, padded(head_dim)])
     }
 
-    fn of(tile: SharedTile<'k, E>, head_dim: u32) -> Self {
-        let slabs = padded(head_dim) / slab_cols(head_dim);
+    fn of(tile: SharedTile<'k, E>, [head_dim, columns]: [u32; 2]) -> Self {
+        let slabs = columns / slab_cols(columns);
         HeadTile { tile, head_dim, slabs }
     }
 
@@ -101,6 +113,27 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
     pub(crate) fn at_column(&self, row: Val<'k, u32>, col: u32, within: Val<'k, u32>) -> SharedPtr<'k, E> {
         let place = self.tile.at(row, within + col % self.tile.cols());
         self.tile.ahead(place, col / self.tile.cols())
+    }
+
+    /// The place of (`row`, `col`) in the first stage, where the column may be in any slab.
+    #[track_caller]
+    pub(crate) fn place(&self, row: Val<'k, u32>, col: Val<'k, u32>) -> SharedPtr<'k, E> {
+        match (self.slabs, self.tile.cols()) {
+            (1, _) => self.tile.at(row, col),
+            (_, width) => self.tile.at_stage(col / width, row, col % width),
+        }
+    }
+
+    /// The same row `cols` columns further on, where `cols` has no bit that the column of the place has.
+    #[track_caller]
+    pub(crate) fn across(&self, place: SharedPtr<'k, E>, cols: u32) -> SharedPtr<'k, E> {
+        let (slab, within) = (cols / self.tile.cols(), cols % self.tile.cols());
+        let place = if within == 0 {
+            place
+        } else {
+            self.tile.across(place, within)
+        };
+        self.tile.ahead(place, slab)
     }
 
     #[track_caller]
@@ -129,6 +162,21 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
             tile: *self,
             first: self.tile.at(row, col),
         }
+    }
+
+    /// The same for a warp that has every `of`-th step of columns, the first of them `warp`: columns are multiples of
+    /// `of · STEP` from there on.
+    #[track_caller]
+    pub(crate) fn shared_columns(
+        &self,
+        (row, col): (Val<'k, u32>, Val<'k, u32>),
+        (warp, of): (Val<'k, u32>, u32),
+    ) -> StagedFragments<'k, E> {
+        let first = match of {
+            1 => self.place(row, col),
+            _ => self.place(row, warp.fma(STEP, col)),
+        };
+        StagedFragments { tile: *self, first }
     }
 }
 
@@ -301,6 +349,13 @@ impl<'k, E: MmaElement> Fragments<'k, E> {
     #[track_caller]
     pub(crate) fn a(&self, k: &'k KernelBuilder, row: u32, col: u32) -> AOperand<E> {
         let words = k.ldmatrix(self.place(row, col), 4, false);
+        k.a_operand(&[words[0], words[1], words[2], words[3]])
+    }
+
+    /// The transpose of the 16×16 elements at (`row`, `col`) as an operand A: lanes bring [`b_lane`].
+    #[track_caller]
+    pub(crate) fn a_transposed(&self, k: &'k KernelBuilder, row: u32, col: u32) -> AOperand<E> {
+        let words = k.ldmatrix(self.place(row, col), 4, true);
         k.a_operand(&[words[0], words[1], words[2], words[3]])
     }
 

@@ -22,8 +22,8 @@ use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 /// kernels; appends; the ladder; builds with a tap.
 ///
 /// FOLDER/sm_NN has what is assembled for that target and must be clean: the defaults of families
-/// `mma` and `wgmma`, the kernels of the shipped plan tables, and split-KV and the backward pass of
-/// `wgmma`.
+/// `mma` and `wgmma`, the kernels of the shipped plan tables, the backward passes of both, and
+/// split-KV of `wgmma`.
 ///
 /// FOLDER/varied/sm_NN has what may need more registers than there are, which only the compiler can
 /// tell (the driver layer then refuses to load it, and another config is chosen): the defaults with
@@ -55,6 +55,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let mut defaults = Kernels::default();
         let mut varied = Kernels::default();
         mma_kernels(&mut defaults, &mut varied, target, *full);
+        backward_mma_kernels(&mut defaults, target, *full);
         listed_kernels(&mut defaults, &mut varied, target, *full);
         // With log-sum-exp, and with a soft cap too.
         for row in rows.iter().filter(|row| row.target == target) {
@@ -257,6 +258,34 @@ fn backward_wgmma_kernels(kernels: &mut Kernels) {
         for dtype in [DType::F16, DType::BF16] {
             let shape = one_head((head_dim, head_dim)).dtype(dtype);
             kernels.add_shape(&shape.direction(Direction::Backward), config, Target::Sm90a);
+        }
+    }
+}
+
+/// The defaults of the backward pass in family `mma`: with a soft cap, deterministic, and of packed lengths in turns.
+fn backward_mma_kernels(kernels: &mut Kernels, target: Target, full: bool) {
+    let mut turn = 0;
+    for head_dims in HEAD_DIMS {
+        let shape = one_head(head_dims).direction(Direction::Backward);
+        let Ok(problem) = shape.clone().build() else { continue };
+        for proposal in mma::proposals(&problem, target) {
+            for dtype in [DType::F16, DType::BF16] {
+                let shape = shape.clone().dtype(dtype);
+                let (q, kv) = LENGTHS[2];
+                let packed = shape.clone().seq_len_q(4).q_lengths(q).kv_lengths(kv);
+                let variants = [
+                    shape.clone(),
+                    shape.clone().softcap(30.0),
+                    shape.clone().deterministic(true),
+                    packed.softcap(30.0).deterministic(true),
+                ];
+                for variant in &variants {
+                    turn += 1;
+                    if full || turn % 3 == 0 {
+                        kernels.add_shape(variant, Config::Mma(proposal.config), target);
+                    }
+                }
+            }
         }
     }
 }

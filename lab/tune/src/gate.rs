@@ -54,7 +54,10 @@ impl Gatekeeper {
         if self.chip.is_none() {
             return vec![CPU];
         }
-        let mut families = vec![mma::FAMILY, wgmma::FAMILY];
+        let families = [mma::FAMILY, wgmma::FAMILY].into_iter();
+        let mut families: Vec<_> = families
+            .map(|family| family.of_direction(self.problem.direction()))
+            .collect();
         families.retain(|family| self.why_not(family).is_none());
         if families.is_empty() {
             families.push(scalar::FAMILY);

@@ -297,10 +297,11 @@ impl<'k, E: Element> BackwardParams<'k, E> {
 }
 
 /// The launch of a main kernel: arguments in the order of [`BackwardParams::declare`], then those of the gradients
-/// that it writes.
+/// that it writes, and of the sums of dQ if there are any.
 pub(crate) fn launch(
     problem: &Problem,
     shape: &Shape,
+    workspace: Workspace,
     kernel: &Kernel,
     grid: [u32; 3],
     written: impl Fn(&GradientLayouts) -> Vec<(&'static str, Layout)>,
@@ -313,12 +314,13 @@ pub(crate) fn launch(
     if let Some(layouts) = problem.gradient_layouts() {
         add_tensor_as(&mut launch, problem, align, "dout", &layouts.dout, false);
     }
-    Workspace::new(problem, 0).add_statistics(&mut launch, false);
+    let slot = workspace.add_statistics(&mut launch, workspace.dq_columns > 0);
     launch.args.push(Arg::F32(problem.softmax_scale()));
     add_rows(&mut launch, problem, shape);
     for (name, layout) in problem.gradient_layouts().into_iter().flat_map(written) {
         add_tensor_as(&mut launch, problem, align, name, &layout, true);
     }
+    workspace.add_dq_sums(&mut launch, slot);
     launch
 }
 

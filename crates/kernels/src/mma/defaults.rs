@@ -6,9 +6,9 @@
 use std::sync::LazyLock;
 
 use flashcore_ir::{Chip, Target};
-use flashcore_problem::Problem;
+use flashcore_problem::{Direction, Problem};
 
-use super::Config;
+use super::{Config, backward};
 use crate::size::Size;
 
 struct Default {
@@ -121,10 +121,14 @@ static ROWS: LazyLock<Vec<(&Default, Config)>> = LazyLock::new(|| {
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item = Proposal> {
     let chip = chip.into();
     let size = Size::of(problem, chip);
+    let is_backward = problem.direction() == Direction::Backward;
+    let backward = is_backward.then(|| backward::proposals(problem)).into_iter().flatten();
+    let backward = backward.map(move |(config, why)| Proposal { config, why, size });
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let heads = problem.batch() * problem.num_heads();
     let rows = ROWS.iter().filter(move |(row, config)| {
-        (row.targets.is_empty() || row.targets.contains(&chip.target))
+        !is_backward
+            && (row.targets.is_empty() || row.targets.contains(&chip.target))
             && (head_dim <= row.head_dim && row.sizes.contains(&size))
             && match row.only {
                 None => true,
@@ -132,14 +136,15 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
                 Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
             }
     });
-    rows.map(move |(row, config)| Proposal {
+    let forward = rows.map(move |(row, config)| Proposal {
         config: match size {
             Decode => config.split_for(problem, chip.sms),
             Small | Medium | Large => *config,
         },
         why: row.why,
         size,
-    })
+    });
+    backward.chain(forward)
 }
 
 /// Every config of the table, whatever the problem, the largest head_dim that it is there for, and a target that it is

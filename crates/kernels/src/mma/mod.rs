@@ -3,6 +3,7 @@
 //! [`Config`] holds the levers; [`kernel`](self) reads top to bottom like the algorithm. Problems it does
 //! not serve (f32, rows that do not start at multiples of 16 bytes) it refuses; family `scalar` serves those.
 
+mod backward;
 mod consumer;
 mod defaults;
 mod epilogue;
@@ -14,7 +15,7 @@ mod tests;
 use std::fmt;
 
 use flashcore_ir::{Chip, Kernel, Target};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -29,6 +30,7 @@ use crate::tiles::{padded, tile_bytes};
 
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
+pub use backward::{BACKWARD, defaults as backward_defaults};
 pub use defaults::{Proposal, defaults, proposals};
 
 /// The family's name.
@@ -70,83 +72,85 @@ pub struct Config {
     pub max_registers: u32,
 }
 
+const LEVERS: [Lever; 13] = [
+    Lever::number(
+        "rows",
+        "m",
+        &[16, 32, 64, 128, 256],
+        "query rows per block (Q tile): more rows reuse each key more, fewer rows give more blocks",
+    ),
+    Lever::number(
+        "cols",
+        "n",
+        &[16, 32, 64, 128, 256],
+        "keys per tile (K block): more keys need fewer barriers, fewer keys need less memory and registers",
+    ),
+    Lever::number(
+        "warps",
+        "-w",
+        &[1, 2, 4, 8],
+        "warps that share the rows of the tile: more warps leave more registers to each",
+    ),
+    Lever::number(
+        "kv_warps",
+        "x",
+        &[1, 2, 4, 8],
+        "warps that share the keys of a tile: for problems with too few rows to fill a GPU",
+    ),
+    Lever::number(
+        "stages",
+        "-s",
+        &[2, 3, 4, 5],
+        "tiles of K and V in shared memory: more tiles hide latency and take more memory",
+    ),
+    Lever::number(
+        "min_blocks",
+        "-b",
+        &[1, 2, 3, 4],
+        "blocks per SM that the compiler leaves registers for",
+    ),
+    Lever::words(
+        "q_in_registers",
+        &[("false", "-qsh"), ("true", "-qreg")],
+        "whether Q stays in registers, or is read from shared memory for every tile",
+    ),
+    Lever::words(
+        "swizzled",
+        &[("false", "-lin"), ("true", "-xor")],
+        "whether shared memory is swizzled, so that accesses have no bank conflicts",
+    ),
+    Rescale::LEVER,
+    Lever::words(
+        "pack_heads",
+        &[("false", ""), ("true", "-gqa")],
+        "whether query heads that share K and V share a block: for few queries per head",
+    ),
+    // Where few queries meet many keys, `Config::split_for` says how many.
+    Lever::optional(
+        "splits",
+        "-k",
+        &[1, 2, 3, 4, 8, 16],
+        "blocks that share the keys of a row (split-KV): more blocks, but a second launch",
+    )
+    .up_to(split::MAX_SPLITS),
+    Lever::asked_for(
+        "f16_scores",
+        &[("false", ""), ("true", "-acc16")],
+        "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only",
+    ),
+    Lever::optional(
+        "max_registers",
+        "-r",
+        &[0, 96, 128, 168],
+        "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for",
+    )
+    .up_to(MOST_REGISTERS),
+];
+
 /// The family's levers. It has tens of thousands of configs: a search draws from them.
 pub const FAMILY: Family = Family {
     name: NAME,
-    levers: &[
-        Lever::number(
-            "rows",
-            "m",
-            &[16, 32, 64, 128, 256],
-            "query rows per block (Q tile): more rows reuse each key more, fewer rows give more blocks",
-        ),
-        Lever::number(
-            "cols",
-            "n",
-            &[16, 32, 64, 128, 256],
-            "keys per tile (K block): more keys need fewer barriers, fewer keys need less memory and registers",
-        ),
-        Lever::number(
-            "warps",
-            "-w",
-            &[1, 2, 4, 8],
-            "warps that share the rows of the tile: more warps leave more registers to each",
-        ),
-        Lever::number(
-            "kv_warps",
-            "x",
-            &[1, 2, 4, 8],
-            "warps that share the keys of a tile: for problems with too few rows to fill a GPU",
-        ),
-        Lever::number(
-            "stages",
-            "-s",
-            &[2, 3, 4, 5],
-            "tiles of K and V in shared memory: more tiles hide latency and take more memory",
-        ),
-        Lever::number(
-            "min_blocks",
-            "-b",
-            &[1, 2, 3, 4],
-            "blocks per SM that the compiler leaves registers for",
-        ),
-        Lever::words(
-            "q_in_registers",
-            &[("false", "-qsh"), ("true", "-qreg")],
-            "whether Q stays in registers, or is read from shared memory for every tile",
-        ),
-        Lever::words(
-            "swizzled",
-            &[("false", "-lin"), ("true", "-xor")],
-            "whether shared memory is swizzled, so that accesses have no bank conflicts",
-        ),
-        Rescale::LEVER,
-        Lever::words(
-            "pack_heads",
-            &[("false", ""), ("true", "-gqa")],
-            "whether query heads that share K and V share a block: for few queries per head",
-        ),
-        // Where few queries meet many keys, `Config::split_for` says how many.
-        Lever::optional(
-            "splits",
-            "-k",
-            &[1, 2, 3, 4, 8, 16],
-            "blocks that share the keys of a row (split-KV): more blocks, but a second launch",
-        )
-        .up_to(split::MAX_SPLITS),
-        Lever::asked_for(
-            "f16_scores",
-            &[("false", ""), ("true", "-acc16")],
-            "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only",
-        ),
-        Lever::optional(
-            "max_registers",
-            "-r",
-            &[0, 96, 128, 168],
-            "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for",
-        )
-        .up_to(MOST_REGISTERS),
-    ],
+    levers: &LEVERS,
     constraints: &[
         Constraint {
             lever: "warps",
@@ -395,6 +399,9 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+    if problem.direction() == Direction::Backward {
+        return backward::plan(problem, config, chip, kernels);
+    }
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     config.rescale.check_forward(NAME)?;

@@ -73,18 +73,16 @@ pub(super) fn plan(
     })?;
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
-    let main = gradients::launch(problem, shape, &dkdv, of_keys, |layouts| {
+    let workspace = Workspace::new(problem, 0);
+    let main = gradients::launch(problem, shape, workspace, &dkdv, of_keys, |layouts| {
         vec![("dk", layouts.dk), ("dv", layouts.dv)]
     });
-    let then = gradients::launch(problem, shape, &dq, of_queries, |layouts| vec![("dq", layouts.dq)]);
+    let then = gradients::launch(problem, shape, workspace, &dq, of_queries, |layouts| {
+        vec![("dq", layouts.dq)]
+    });
     let step = |kernel, launch| Step { kernel, launch };
     Ok((
-        vec![gradients::preprocess(
-            problem,
-            shape,
-            Workspace::new(problem, 0),
-            kernels,
-        )?],
+        vec![gradients::preprocess(problem, shape, workspace, kernels)?],
         step(dkdv, main),
         vec![step(dq, then)],
     ))

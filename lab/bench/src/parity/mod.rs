@@ -204,7 +204,7 @@ impl Options {
     }
 
     /// The problem of a seed, and how many were drawn before it: with e4m3 it is the first that the engine serves, and of
-    /// the backward passes of a family with tensor cores, which has few head sizes, the first that the engine has it for.
+    /// the backward passes of a family with tensor cores, the first that it serves.
     fn problem(&self, engine: &Engine, seed: u64) -> Result<(Problem, usize), String> {
         const TRIES: usize = 200;
         let limits = self.limits();
@@ -220,7 +220,10 @@ impl Options {
             .as_deref()
             .filter(|name| self.backward && *name != scalar::NAME);
         let served = |problem: &Problem| match family {
-            Some(family) => engine.choice(problem).is_ok_and(|drawn| drawn.is_of(family)),
+            Some(name) => {
+                let family = FAMILIES.iter().find(|family| family.name == name);
+                engine.draw(problem, seed, family).is_ok_and(|drawn| drawn.is_of(name))
+            }
             None => self.backward || self.dtype != Some(DType::E4M3) || engine.serves(problem),
         };
         let mut seeds = Rng::new(seed);
@@ -308,10 +311,15 @@ mod tests {
             (2, vec![&wgmma::NAME])
         );
         let report = run(&engine, &of(mma::NAME), None, &|_, _| ());
+        assert_eq!(
+            (report.passed, report.families.keys().collect::<Vec<_>>()),
+            (2, vec![&mma::NAME])
+        );
+        let report = run(&engine, &of(ladder::NAME), None, &|_, _| ());
         assert!(
             report.mismatches[0]
                 .what
-                .starts_with("none of 200 problems is served by family mma"),
+                .starts_with("none of 200 problems is served by family ladder"),
             "{report:?}"
         );
     }

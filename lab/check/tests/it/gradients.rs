@@ -211,8 +211,8 @@ fn what_has_no_kernel_is_refused_by_name() {
         plan.unwrap_err().to_string()
     };
     assert_eq!(
-        refusal("mma/m64n64-w4x1-s2-b1-qreg-xor-cond"),
-        "mma does not serve the backward pass; family scalar does"
+        refusal("ladder/mma-m64n64-w4"),
+        "ladder does not serve the backward pass; families mma and scalar do"
     );
     assert!(
         refusal("scalar/naive-t128-v16").starts_with("scalar does not serve the backward pass without tiles; take")

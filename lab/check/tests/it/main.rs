@@ -14,6 +14,7 @@ mod hopper_mutants;
 mod ladder;
 mod lengths;
 mod lever_problems;
+mod mma_backward;
 mod mma_mutants;
 mod museum;
 mod mutants;

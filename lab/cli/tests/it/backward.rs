@@ -71,7 +71,10 @@ fn the_simulator_checks_and_finds() {
 
 #[test]
 fn explain_shows_the_steps() {
-    for (profile, main) in [("h200", "wgmma/m128n128-s2-free"), ("l4", "dkdv")] {
+    for (profile, main) in [
+        ("h200", "wgmma/m128n128-s2-free"),
+        ("l4", "mma/m64n128-w1x8-s2-b1-qsh-xor"),
+    ] {
         let text = shown(&format!("explain mission --backward --profile {profile}"));
         for step in ["Step 1 of 3", "Step 3 of 3", "backward on", "preprocess", main] {
             assert!(text.contains(step), "{step}\n{text}");

@@ -1,0 +1,137 @@
+//! dQ from its sums: scaled, rounded, and in rows.
+//!
+//! A main kernel whose blocks own keys adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that
+//! are added: of a tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns
+//! after the other, of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at
+//! a time.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+
+use super::gradients::{Statistics, Workspace};
+use super::lengths::TensorParam;
+use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
+use super::row_tile::{ACC_COLS, QUAD};
+use crate::Refusal;
+use crate::family;
+use crate::step::{Identity, KernelCache, Step};
+use crate::tiles::STEP;
+
+const THREADS: u32 = 256;
+
+/// Elements of a row that a lane stores at a time: 16 bytes.
+const COLUMNS: u32 = 8;
+
+/// A tile of sums, and the warps that share it.
+#[derive(Clone, Copy)]
+pub(crate) struct SumTiles {
+    pub rows: u32,
+    /// Columns, with those past head_dim.
+    pub columns: u32,
+    /// Warps along the rows, and along the columns: these take steps of 16 columns in turn.
+    pub warps: [u32; 2],
+}
+
+impl SumTiles {
+    /// Accumulators of 16 rows and 8 columns, of all warps.
+    fn accumulators(&self) -> u32 {
+        self.rows * self.columns / (STEP * ACC_COLS)
+    }
+
+    /// Those of a warp, of 16 rows.
+    fn across(&self) -> u32 {
+        self.columns / self.warps[1] / ACC_COLS
+    }
+}
+
+pub(crate) fn step(
+    problem: &Problem,
+    shape: &Shape,
+    tiles: SumTiles,
+    workspace: Workspace,
+    kernels: &KernelCache,
+) -> Result<Step, Refusal> {
+    // Nothing of it depends on V, or on how scores come about.
+    let shape = Shape {
+        head_dim_v: shape.head_dim,
+        softcap: false,
+        ..*shape
+    };
+    let levers = family::padded([tiles.rows, tiles.columns, tiles.warps[0], tiles.warps[1]]);
+    let family = "backward dq sums";
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let [rows, columns, along, across, ..] = *levers;
+        let tiles = SumTiles {
+            rows,
+            columns,
+            warps: [along, across],
+        };
+        let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
+        Kernel::build(name, THREADS, |k| match shape.dtype {
+            DType::F16 => body::<f16>(k, tiles, shape),
+            _ => body::<bf16>(k, tiles, shape),
+        })
+    })?;
+    let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();
+    let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
+    if let Some(layouts) = problem.gradient_layouts() {
+        add_tensor_as(&mut launch, problem, shape.vector_bytes, "dq", &layouts.dq, true);
+    }
+    let slot = workspace.add_statistics(&mut launch, false);
+    workspace.add_dq_sums(&mut launch, slot);
+    launch.args.push(Arg::F32(problem.softmax_scale()));
+    add_rows(&mut launch, problem, &shape);
+    Ok(Step { kernel, launch })
+}
+
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, tiles: SumTiles, shape: &Shape) {
+    let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
+    let (statistics, sums) = (Statistics::to_read(k), k.param_ptr::<f32>("dq_sums"));
+    let softmax_scale = k.param::<f32>("softmax_scale");
+    let params = RowParams::declare(k, shape);
+
+    let of_head = (params.seq_len_q + (tiles.rows - 1)) / tiles.rows;
+    let (tile, batch_head) = (k.block_idx(0) % of_head, k.block_idx(0) / of_head);
+    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+    let (params, first) = params.of_sequence(batch);
+    let dq = dq.starting_at(first.q);
+    let first_row = tile * tiles.rows;
+    let head_row = statistics.head_row(params.num_heads, batch, head, first);
+    let sums = sums.offset_strided(head_row + first_row, tiles.columns);
+    // Padded, so that neither its rows nor its columns fall into one bank.
+    let rounded = TileShape::new(tiles.rows, tiles.columns).padded(16 / E::BYTES);
+    let rounded = k.shared_tile::<E>("rounded", rounded);
+    params.if_has_row(first_row, params.seq_len_q, || {
+        let (warp, lane) = (k.thread_idx() / 32, k.lane());
+        k.for_uniform(warp, tiles.accumulators(), THREADS / 32, |i| {
+            let from = sums.offset(i * (4 * 32) + lane);
+            let across = tiles.across();
+            let (acc, block, of_warp) = (
+                i % across,
+                i / across % (tiles.rows / STEP / tiles.warps[0]),
+                i / (tiles.accumulators() / (tiles.warps[0] * tiles.warps[1])),
+            );
+            let (along, in_turn) = (of_warp / tiles.warps[1], of_warp % tiles.warps[1]);
+            let row = along * (tiles.rows / tiles.warps[0]) + block * STEP + lane / QUAD;
+            let step = (acc / 2) * tiles.warps[1] + in_turn;
+            let column = step * STEP + acc % 2 * ACC_COLS + lane % QUAD * 2;
+            let at = rounded.at(row, column);
+            for half in 0..2 {
+                let [a, b] = [0, 1].map(|e| from.plus(32 * (2 * half as i32 + e)).load() * softmax_scale);
+                rounded.down(at, 8 * half).store_words(&[E::pack(a, b)], Cache::Default);
+            }
+        });
+        k.barrier();
+        let (to, chunks) = (dq.head(batch, head), shape.head_dim / COLUMNS);
+        k.for_divergent(k.thread_idx(), tiles.rows * chunks, THREADS, |chunk| {
+            let (row, column) = (chunk / chunks, chunk % chunks * COLUMNS);
+            k.if_((first_row + row).lt(params.seq_len_q).divergent(), || {
+                let words = rounded.at(row, column).load_words(4, Cache::Default);
+                let row = dq.row(to, first_row + row);
+                row.offset(column).store_words(&words, Cache::Default);
+            });
+        });
+    });
+}

@@ -1,0 +1,346 @@
+//! The main kernel of the backward pass: FlashAttention-2's, with keys as rows.
+//!
+//! A block owns a tile of keys of one K/V head and walks the query rows that see them, of all heads of its group. dK and
+//! dV stay in registers; dQ is added up in global memory. Deterministic gradients take two kernels in its place, which add
+//! nothing there: one without dQ, and the same code with the two sides exchanged, which owns query rows and walks keys.
+//!
+//! Q comes through a ring of stages filled by asynchronous copies, and dO through one with a stage less: no warp needs a
+//! tile of dO once it has added to dV, so that the next one comes in while dK and dQ are computed.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
+
+use super::warp::Warp;
+use super::{Part, Tiling};
+use crate::attention::block_range::{Band, BlockOrder, BlockRange};
+use crate::attention::gradients::{BackwardParams, dq_sums};
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::Shape;
+use crate::mma::Config;
+use crate::tiles::{Chunks, HeadTile};
+
+/// Rows of two tensors in shared memory: K and V, or Q and dO.
+pub(super) type Pair<T> = [T; 2];
+
+/// What a block works on.
+pub(super) struct Context<'k, 'p, E> {
+    pub(super) k: &'k KernelBuilder,
+    pub(super) levers: &'p Config,
+    pub(super) shape: &'p Shape,
+    pub(super) tiling: Tiling,
+    pub(super) part: Part,
+    pub(super) params: BackwardParams<'k, E>,
+    pub(super) owned: Pair<HeadTile<'k, E>>,
+    pub(super) walked: Pair<HeadTile<'k, E>>,
+    /// The log-sum-exp and Δ of walked query rows, in as many stages as Q.
+    pub(super) numbers: Pair<SharedTile<'k, f32>>,
+    /// The tile's batch and head, of K/V or of Q, and its first row.
+    pub(super) batch: Val<'k, u32>,
+    pub(super) head: Val<'k, u32>,
+    pub(super) first: Val<'k, u32>,
+    /// Rows of the side that is owned, and which rows of the other one each of them sees.
+    pub(super) owned_len: Val<'k, u32>,
+    seen: Band<Val<'k, i32>>,
+}
+
+pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, part: Part) {
+    k.min_blocks_per_sm(levers.min_blocks);
+    if levers.max_registers > 0 {
+        k.max_registers(levers.max_registers);
+    }
+    let params = BackwardParams::<E>::declare(k, shape);
+    let written = part
+        .written()
+        .map(|name| (name, TensorParam::declare(k, name, k.param_ptr_mut(name))));
+    let written: Vec<_> = written.collect();
+    let sums = part.adds_dq().then(|| dq_sums(k));
+
+    let tiling = Tiling::new(levers, shape);
+    let tile = |name, rows, head_dims, stages| HeadTile::widened(k, name, rows, head_dims, stages, levers.swizzled);
+    let [keys, values] = [[shape.head_dim, tiling.columns], [shape.head_dim_v, tiling.columns_v]];
+    let names = part.sides();
+    let owned = [
+        tile(names.owned[0], levers.cols, keys, 1),
+        tile(names.owned[1], levers.cols, values, 1),
+    ];
+    let walked = [
+        tile(names.walked[0], levers.rows, keys, levers.stages),
+        tile(names.walked[1], levers.rows, values, levers.stages - 1),
+    ];
+    let row_numbers = TileShape::new(1, levers.rows).stages(levers.stages);
+    let numbers = ["lse_tile", "delta_tile"].map(|name| k.shared_tile(name, row_numbers));
+
+    let rows = &params.rows;
+    let (most, heads) = match part.owns_keys() {
+        true => (rows.seq_len_kv, rows.num_heads / rows.group_size),
+        false => (rows.seq_len_q, rows.num_heads),
+    };
+    let tiles = (most + (levers.cols - 1)) / levers.cols;
+    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    let (batch, head) = (batch_head / heads, batch_head % heads);
+    let params = params.of_sequence(batch);
+    let rows = &params.rows;
+    let (owned_len, seen) = match part.owns_keys() {
+        true => (rows.seq_len_kv, rows.band.inverse(rows.seq_len_q.reinterpret())),
+        false => (rows.seq_len_q, rows.band),
+    };
+    let context = Context {
+        k,
+        levers,
+        shape,
+        tiling,
+        part,
+        owned,
+        walked,
+        numbers,
+        batch,
+        head,
+        first: tile * levers.cols,
+        owned_len,
+        seen,
+        params,
+    };
+    let compute = || context.compute(&written, sums);
+    context.params.rows.if_has_row(context.first, owned_len, compute);
+}
+
+impl<'k, E: MmaElement> Context<'k, '_, E> {
+    fn compute(&self, written: &[(&'static str, TensorParam<'k, E>)], sums: Option<GlobalPtr<'k, f32>>) {
+        let (k, rows) = (self.k, &self.params.rows);
+        let [q, keys] = [[self.params.q, self.params.dout], [self.params.k, self.params.v]];
+        let (owned, walked) = if self.part.owns_keys() { (keys, q) } else { (q, keys) };
+        self.copy_owned(owned);
+        let warp = Warp::new(self);
+        if self.part.owns_keys() {
+            k.for_uniform(0u32, rows.group_size, 1, |i| {
+                let q_head = self.head.fma(rows.group_size, i);
+                self.main_loop(&warp, walked, q_head, q_head, sums);
+                // No copy of the next head may overwrite a tile that a warp still reads.
+                k.barrier();
+            });
+        } else {
+            warp.load_numbers(self.head_row(self.head));
+            self.main_loop(&warp, walked, self.head / rows.group_size, self.head, sums);
+        }
+        // Without a tile, the copies of what is owned may still be under way.
+        k.cp_async_wait(0);
+        k.barrier();
+        warp.store(written);
+    }
+
+    /// Where the numbers and the sums of a query head begin.
+    #[track_caller]
+    fn head_row(&self, q_head: Val<'k, u32>) -> Val<'k, u32> {
+        let (num_heads, first) = (self.params.rows.num_heads, self.params.first);
+        self.params.statistics.head_row(num_heads, self.batch, q_head, first)
+    }
+
+    /// For each tile of query rows: `Sᵀ = K·Qᵀ`, `dPᵀ = V·dOᵀ`, P and dS of them, `dV += Pᵀ·dO`, `dK += dSᵀ·Q` and
+    /// `dQ += dS·K`. With the sides exchanged: `S = Q·Kᵀ`, `dP = dO·Vᵀ`, dS of them and `dQ += dS·K`.
+    fn main_loop(
+        &self,
+        warp: &Warp<'k, '_, E>,
+        walked: Pair<TensorParam<'k, E>>,
+        head: Val<'k, u32>,
+        q_head: Val<'k, u32>,
+        sums: Option<GlobalPtr<'k, f32>>,
+    ) {
+        let k = self.k;
+        let ring = &Ring::new(self, walked, head, self.head_row(q_head));
+        for i in 0..self.levers.stages - 1 {
+            ring.start_first(k.constant(i as i32), Edges::Checked);
+            ring.start_second(k.constant(i as i32), Edges::Checked);
+        }
+        let step = |i: Val<'k, i32>, edges: Edges| {
+            let ahead = i + (self.levers.stages as i32 - 1);
+            let row = ring.row(i, edges);
+            let [first, second] = ring.stages(i);
+            ring.arrive();
+            ring.start_first(ahead, edges);
+            // Loads that are hoisted from one product into another take more registers than there are.
+            warp.scores(first);
+            k.scheduling_fence();
+            warp.dp(second);
+            k.scheduling_fence();
+            warp.differentiate(ring.numbers_at(i), (edges == Edges::Checked).then_some(row));
+            if self.part.owns_keys() && !self.tiling.shares_columns() {
+                warp.add_second(second);
+                if !self.part.adds_dq() {
+                    k.scheduling_fence();
+                }
+            }
+            // dS is there, and P if warps exchange it.
+            k.barrier();
+            if self.part.owns_keys() && self.tiling.shares_columns() {
+                warp.add_second(second);
+                k.barrier();
+            }
+            ring.start_second(ahead, edges);
+            warp.add_first(first);
+            k.scheduling_fence();
+            if let Some(sums) = sums {
+                warp.add_dq(sums.offset_strided(ring.head_row + row, self.tiling.columns));
+            }
+        };
+        k.for_uniform(k.constant(0i32), ring.order.masked, 1, |i| step(i, Edges::Checked));
+        k.for_uniform(ring.order.masked, ring.order.count, 1, |i| step(i, Edges::Whole));
+    }
+
+    /// Starts the copies of the tiles that the block owns; rows past the end become zero.
+    fn copy_owned(&self, tensors: Pair<TensorParam<'k, E>>) {
+        for (tile, tensor) in self.owned.iter().zip(tensors) {
+            let (chunks, head) = (tile.chunks(self.k), tensor.head(self.batch, self.head));
+            let source = chunks.source(&tensor, head);
+            chunks.copy(self.k.constant(0), &tensor, source, self.first, Some(self.owned_len));
+        }
+        self.k.cp_async_commit();
+    }
+
+    /// The tiles of the other side that the block's rows see. Rows past the end are masked in all of them.
+    fn order(&self) -> BlockOrder<Val<'k, i32>> {
+        let (first, len): (Val<'k, i32>, Val<'k, i32>) = (self.first.reinterpret(), self.owned_len.reinterpret());
+        let last = first + (self.levers.cols as i32 - 1);
+        let range = BlockRange::between(self.seen_by(first), self.seen_by(last.min(len - 1)), self.levers.rows);
+        let past = last.ge(len);
+        let range = BlockRange {
+            whole: past.select(range.end, range.whole),
+            whole_end: past.select(range.end, range.whole_end),
+            ..range
+        };
+        BlockOrder::ascending(range, false)
+    }
+
+    #[track_caller]
+    fn seen_by(&self, row: Val<'k, i32>) -> (Val<'k, i32>, Val<'k, i32>) {
+        let (first, end) = self.seen.visible(row);
+        (first.min(self.seen.len), end.min(self.seen.len))
+    }
+
+    /// The first row that a row of the owned side sees, and one past the last; none if it is past the end.
+    #[track_caller]
+    pub(super) fn seen_by_any(&self, row: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
+        let (first, end) = self.seen.visible(row.reinterpret());
+        (first, row.lt(self.owned_len).select(end, first))
+    }
+}
+
+/// Whether rows of a tile may not see all keys of the block.
+#[derive(Clone, Copy, PartialEq)]
+enum Edges {
+    Checked,
+    Whole,
+}
+
+/// The tiles of a head that is walked, on their way into shared memory.
+struct Ring<'k, 'c, E> {
+    context: &'c Context<'k, 'c, E>,
+    order: BlockOrder<Val<'k, i32>>,
+    tensors: Pair<TensorParam<'k, E>>,
+    chunks: Pair<Chunks<'k, E>>,
+    sources: Pair<GlobalPtr<'k, E>>,
+    /// Where the numbers of the head's query rows begin.
+    head_row: Val<'k, u32>,
+    len: Val<'k, u32>,
+}
+
+impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
+    fn new(
+        context: &'c Context<'k, 'c, E>,
+        tensors: Pair<TensorParam<'k, E>>,
+        head: Val<'k, u32>,
+        head_row: Val<'k, u32>,
+    ) -> Self {
+        let chunks = context.walked.map(|tile| tile.chunks(context.k));
+        let source = |i: usize| chunks[i].source(&tensors[i], tensors[i].head(context.batch, head));
+        Ring {
+            context,
+            // Anew for each head, so that it takes no registers while rows see all keys.
+            order: context.order(),
+            tensors,
+            sources: [source(0), source(1)],
+            chunks,
+            head_row,
+            len: context.seen.len.reinterpret(),
+        }
+    }
+
+    /// The first row of an iteration's tile.
+    #[track_caller]
+    fn row(&self, i: Val<'k, i32>, edges: Edges) -> Val<'k, u32> {
+        let block = match edges {
+            Edges::Checked => self.order.n_block(i),
+            Edges::Whole => self.order.whole + i,
+        };
+        block.reinterpret::<u32>() * self.context.levers.rows
+    }
+
+    /// Where the tiles of an iteration are, in elements from the first stage.
+    #[track_caller]
+    fn stages(&self, i: Val<'k, i32>) -> Pair<Val<'k, u32>> {
+        let stages = self.context.levers.stages;
+        let stage =
+            |tile: usize, stages: u32| i.reinterpret::<u32>() % stages * self.context.walked[tile].stage_elements();
+        [stage(0, stages), stage(1, stages - 1)]
+    }
+
+    /// The stage of an iteration's numbers.
+    #[track_caller]
+    fn numbers_at(&self, i: Val<'k, i32>) -> Val<'k, u32> {
+        i.reinterpret::<u32>() % self.context.levers.stages
+    }
+
+    /// Waits until the tiles of an iteration have arrived for all warps, and all have left those before.
+    #[track_caller]
+    fn arrive(&self) {
+        self.context.k.cp_async_wait(2 * (self.context.levers.stages - 2));
+        self.context.k.barrier();
+    }
+
+    /// Starts copying an iteration's tile of Q with the numbers of its rows, if there is one, and closes the group.
+    #[track_caller]
+    fn start_first(&self, i: Val<'k, i32>, edges: Edges) {
+        let Context {
+            k,
+            levers,
+            part,
+            numbers,
+            ..
+        } = self.context;
+        k.verb("start_first", || {
+            k.if_(i.lt(self.order.count).uniform(), || {
+                self.copy(0, i, edges);
+                if part.owns_keys() {
+                    let per_tile = levers.rows / 4;
+                    let (tile, chunk) = (k.thread_idx() / per_tile, k.thread_idx() % per_tile * 4u32);
+                    let places = self
+                        .context
+                        .params
+                        .statistics
+                        .places(self.head_row + self.row(i, edges));
+                    for (which, (to, from)) in numbers.iter().zip(places).enumerate() {
+                        k.if_(tile.eq(which as u32).divergent(), || {
+                            k.cp_async(to.at_stage(self.numbers_at(i), 0, chunk), from.offset(chunk), None);
+                        });
+                    }
+                }
+            });
+            k.cp_async_commit();
+        });
+    }
+
+    /// The same for dO.
+    #[track_caller]
+    fn start_second(&self, i: Val<'k, i32>, edges: Edges) {
+        let k = self.context.k;
+        k.verb("start_second", || {
+            k.if_(i.lt(self.order.count).uniform(), || self.copy(1, i, edges));
+            k.cp_async_commit();
+        });
+    }
+
+    #[track_caller]
+    fn copy(&self, which: usize, i: Val<'k, i32>, edges: Edges) {
+        let (stage, tensor, source) = (self.stages(i)[which], &self.tensors[which], self.sources[which]);
+        self.chunks[which].copy(stage, tensor, source, self.row(i, edges), Some(self.len));
+    }
+}

@@ -1,0 +1,343 @@
+//! The backward pass on `mma.sync` tensor cores: [preprocess](gradients::preprocess), the [main kernel](kernel), and the
+//! [rounding of dQ](dq_sums).
+//!
+//! Of a deterministic problem the main kernel leaves dQ out, and a second one computes it: seven products in place of
+//! five, but no order among blocks to wait for, and no sums of dQ in memory.
+
+mod kernel;
+mod warp;
+
+use flashcore_ir::{BuildErrors, Chip, Kernel, Target};
+use flashcore_problem::{DType, GradientLayouts, Layout, Problem};
+use half::{bf16, f16};
+
+use super::{Config, FAMILY, LEVERS, NAME, SCRATCH_REGISTERS, registers_left};
+use crate::Refusal;
+use crate::attention::dq_sums::{self, SumTiles};
+use crate::attention::gradients::{self, Workspace};
+use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
+use crate::attention::softmax::Rescale;
+use crate::family::{Family, Values};
+use crate::step::{Identity, KernelCache, Step};
+use crate::tiles::{STEP, padded, tile_bytes};
+
+/// Rows and keys of a tile: [`PADDING`](gradients::PADDING) is a multiple.
+const TILES: &[u32] = &[16, 32, 64, 128];
+
+/// The family as the backward pass has it: K and V stay in shared memory, there is no maximum to rescale to, heads of a
+/// group share a block whether or not there are few rows, and a block has all rows that see its keys.
+pub const BACKWARD: Family = Family {
+    levers: &{
+        let [
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            stages,
+            min_blocks,
+            q,
+            swizzled,
+            rescale,
+            gqa,
+            splits,
+            acc16,
+            registers,
+        ] = LEVERS;
+        [
+            rows.only(TILES),
+            cols.only(TILES),
+            warps,
+            kv_warps,
+            stages.only(&[2, 3]),
+            min_blocks,
+            q.only(&[0]),
+            swizzled,
+            rescale.only(&[Rescale::Never as u32]),
+            gqa.only(&[0]),
+            splits.only(&[1]),
+            acc16.only(&[0]),
+            registers,
+        ]
+    },
+    ..FAMILY
+};
+
+/// A config to try, and the head sizes that it is for.
+struct Default {
+    /// Largest head_dim it is for, of Q and K and of V.
+    head_dim: usize,
+    id: &'static str,
+    why: &'static str,
+}
+
+/// First match that nothing refuses. Ids are without the family's name. Where a tile has no room in shared memory, the
+/// next one is for cards with less.
+#[rustfmt::skip]
+const TABLE: &[Default] = &[
+    Default { head_dim: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
+    Default { head_dim: 128, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
+    Default { head_dim: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
+    Default { head_dim: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
+    Default { head_dim: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
+    Default { head_dim: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
+];
+
+/// Configs for a problem, best first, and why. Some may be refused.
+pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
+    let head_dim = problem.head_dim().max(problem.head_dim_v());
+    let rows = TABLE.iter().filter(move |row| head_dim <= row.head_dim);
+    rows.filter_map(|row| Some((Config::from_id(row.id)?, row.why)))
+}
+
+/// The defaults of the backward pass, each with the largest head size that it is for.
+///
+/// ```
+/// let ids = flashcore_kernels::mma::backward_defaults().map(|(config, head_dim)| (config.to_string(), head_dim));
+/// assert_eq!(ids.last().map(|(_, head_dim)| head_dim), Some(256));
+/// ```
+pub fn defaults() -> impl Iterator<Item = (Config, usize)> {
+    TABLE
+        .iter()
+        .filter_map(|row| Some((Config::from_id(row.id)?, row.head_dim)))
+}
+
+/// What a main kernel computes.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    /// dK and dV of the keys that a block owns, and what these add to dQ.
+    All,
+    /// The same without dQ.
+    Keys,
+    /// dQ of the query rows that a block owns.
+    Queries,
+}
+
+/// Names of tiles in shared memory.
+struct Sides {
+    owned: [&'static str; 2],
+    walked: [&'static str; 2],
+}
+
+impl Part {
+    fn owns_keys(self) -> bool {
+        self != Part::Queries
+    }
+
+    fn adds_dq(self) -> bool {
+        self == Part::All
+    }
+
+    /// The gradients that it stores.
+    fn written(self) -> impl Iterator<Item = &'static str> {
+        let names: &[&str] = if self.owns_keys() { &["dk", "dv"] } else { &["dq"] };
+        names.iter().copied()
+    }
+
+    fn sides(self) -> Sides {
+        let (keys, rows) = (["k_tile", "v_tile"], ["q_tile", "dout_tile"]);
+        match self.owns_keys() {
+            true => Sides {
+                owned: keys,
+                walked: rows,
+            },
+            false => Sides {
+                owned: rows,
+                walked: keys,
+            },
+        }
+    }
+}
+
+/// How the warps of a block share its products.
+#[derive(Clone, Copy)]
+struct Tiling {
+    /// Rows of the owned tile that a warp has, and of the walked one.
+    owned_rows: u32,
+    walked_rows: u32,
+    /// Columns of Q and K in shared memory, and of V and dO: a step for each warp that shares them.
+    columns: u32,
+    columns_v: u32,
+    /// Warps along the rows of dQ's tile, and along its columns.
+    dq_warps: [u32; 2],
+    dq_rows: u32,
+}
+
+impl Tiling {
+    fn new(levers: &Config, shape: &Shape) -> Tiling {
+        let Config {
+            rows,
+            cols,
+            warps,
+            kv_warps,
+            ..
+        } = *levers;
+        let (all, blocks, steps) = (warps * kv_warps, rows / STEP, padded(shape.head_dim) / STEP);
+        // Few products a warp, and then few operands for each.
+        let splits = (0..=4)
+            .map(|i| 1 << i)
+            .filter(|along| blocks % along == 0 && all % along == 0);
+        let cost = |along: u32| {
+            let (rows, columns) = (blocks / along, steps.div_ceil(all / along));
+            (rows * columns, rows + columns)
+        };
+        let along = splits.min_by_key(|along| cost(*along)).unwrap_or(1);
+        let shared = |head_dim: u32, by: u32| padded(head_dim).next_multiple_of(STEP * by);
+        Tiling {
+            owned_rows: cols / kv_warps,
+            walked_rows: rows / warps,
+            columns: shared(shape.head_dim, warps.max(all / along)),
+            columns_v: shared(shape.head_dim_v, warps),
+            dq_warps: [along, all / along],
+            dq_rows: rows,
+        }
+    }
+
+    /// Whether P and dS pass through shared memory.
+    fn shares_columns(&self) -> bool {
+        self.walked_rows < self.dq_rows
+    }
+
+    /// Blocks of 16 rows of a warp's part of dQ.
+    fn dq_row_blocks(&self) -> u32 {
+        self.dq_rows / STEP / self.dq_warps[0]
+    }
+
+    /// Steps of 16 columns of it.
+    fn dq_steps(&self) -> u32 {
+        self.columns / STEP / self.dq_warps[1]
+    }
+
+    fn dq_elements_per_warp(&self) -> u32 {
+        STEP * STEP * self.dq_row_blocks() * self.dq_steps()
+    }
+
+    fn sums(&self) -> SumTiles {
+        SumTiles {
+            rows: self.dq_rows,
+            columns: self.columns,
+            warps: self.dq_warps,
+        }
+    }
+}
+
+/// Preprocess, the main kernel, and what makes dQ of its sums or computes it.
+pub(super) fn plan(
+    problem: &Problem,
+    config: &Config,
+    chip: Chip,
+    kernels: &KernelCache,
+) -> Result<(Vec<Step>, Step, Vec<Step>), Refusal> {
+    check_problem(problem, NAME, &SIXTEEN_BITS)?;
+    check_levers(config)?;
+    let shape = Shape::new(problem, ALIGNMENT, None);
+    let tiling = Tiling::new(config, &shape);
+    check_registers(config, &tiling, problem.deterministic())?;
+    check_shared_memory(config, &tiling, problem.deterministic(), chip.target)?;
+
+    let levers = Values::from(*config);
+    let blocks = |len: usize, heads: usize| {
+        let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
+        grid(NAME, [blocks, 1, 1])
+    };
+    let of_keys = blocks(problem.seq_len_kv(), problem.num_kv_heads())?;
+    type Written = fn(&GradientLayouts) -> Vec<(&'static str, Layout)>;
+    let keys: Written = |layouts| vec![("dk", layouts.dk), ("dv", layouts.dv)];
+    let step = |family, workspace, grid, written: Written, body| {
+        let kernel = kernels.get_or_build(Identity { family, levers, shape }, body)?;
+        let launch = gradients::launch(problem, &shape, workspace, &kernel, grid, written);
+        Ok::<_, Refusal>(Step { kernel, launch })
+    };
+    if problem.deterministic() {
+        let workspace = Workspace::new(problem, 0);
+        let main = step("mma dkdv", workspace, of_keys, keys, |levers, shape| {
+            build(levers, shape, "dkdv", Part::Keys)
+        })?;
+        let of_queries = blocks(problem.seq_len_q(), problem.num_heads())?;
+        let queries: Written = |layouts| vec![("dq", layouts.dq)];
+        let dq = step("mma dq", workspace, of_queries, queries, |levers, shape| {
+            build(levers, shape, "dq", Part::Queries)
+        })?;
+        return Ok((
+            vec![gradients::preprocess(problem, &shape, workspace, kernels)?],
+            main,
+            vec![dq],
+        ));
+    }
+    let workspace = Workspace::new(problem, tiling.columns);
+    let main = step("mma backward", workspace, of_keys, keys, |levers, shape| {
+        build(levers, shape, "backward", Part::All)
+    })?;
+    Ok((
+        vec![gradients::preprocess(problem, &shape, workspace, kernels)?],
+        main,
+        vec![dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?],
+    ))
+}
+
+fn build(levers: &Values, shape: &Shape, what: &str, part: Part) -> Result<Kernel, BuildErrors> {
+    let config = Config::from(*levers);
+    let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
+    Kernel::build(name, config.threads(), |k| match shape.dtype {
+        DType::F16 => kernel::body::<f16>(k, &config, shape, part),
+        _ => kernel::body::<bf16>(k, &config, shape, part),
+    })
+}
+
+/// Refuses levers that the backward pass does not have, and tiles that are too large.
+fn check_levers(config: &Config) -> Result<(), Refusal> {
+    for (lever, given) in BACKWARD.levers.iter().zip(Values::from(*config)) {
+        if !lever.allows(given) {
+            let values: Vec<_> = lever.values.iter().map(|value| lever.print(*value)).collect();
+            let allowed = format!("{} in the backward pass", values.join(", "));
+            return Err(Refusal::lever(lever.name, given, allowed));
+        }
+    }
+    BACKWARD.check(&Values::from(*config))
+}
+
+/// Refuses what cannot fit in registers: the sums, with scores and their gradients or with dQ's tile.
+fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Result<(), Refusal> {
+    let blocks = tiling.owned_rows / STEP;
+    let sums = blocks * (tiling.columns + tiling.columns_v) / config.warps / 2;
+    let scores = blocks * tiling.walked_rows;
+    let dq = match deterministic {
+        true => 0,
+        false => tiling.dq_elements_per_warp() / 32,
+    };
+    let needed = sums + scores.max(dq) + SCRATCH_REGISTERS;
+    let left = registers_left(config.threads(), config.min_blocks);
+    let allowed = match config.max_registers {
+        0 => left,
+        most => left.min(most),
+    };
+    let remedy = "fewer keys a warp (kv_warps), more warps that share the rows, fewer rows a tile or fewer blocks an SM \
+                  need less";
+    Refusal::check_registers(needed, allowed, remedy, || {
+        format!(
+            "dK and dV {sums}, scores and their gradients {scores}, dQ {dq} in their place, addresses and operands \
+             {SCRATCH_REGISTERS}"
+        )
+    })
+}
+
+/// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.
+fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, target: Target) -> Result<(), Refusal> {
+    let Config { rows, cols, stages, .. } = *config;
+    let owned = tile_bytes(cols, tiling.columns, 1) + tile_bytes(cols, tiling.columns_v, 1);
+    let walked = tile_bytes(rows, tiling.columns, stages) + tile_bytes(rows, tiling.columns_v, stages - 1);
+    let exchanged = match (tiling.shares_columns(), deterministic) {
+        (true, _) => 2,
+        (false, false) => 1,
+        (false, true) => 0,
+    };
+    let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
+    Refusal::check_shared_memory(needed, target, || match (stages, rows) {
+        (3.., _) => format!(
+            "stages {stages} to {} saves {} B",
+            stages - 1,
+            (walked / (2 * stages - 1)) * 2
+        ),
+        (_, 32..) => format!("rows {rows} to {} saves {} B", rows / 2, walked / 2),
+        _ => format!("cols {cols} to {} saves {} B", cols / 2, owned / 2),
+    })
+}

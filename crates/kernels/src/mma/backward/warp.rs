@@ -1,0 +1,376 @@
+//! What a warp computes: scores of some of the owned rows with some of the walked ones, their gradients, and what these
+//! add to dK, dV and dQ.
+//!
+//! Warps along the owned rows have different ones. Warps along the walked rows share the columns of the sums, so that what
+//! they sum over passes through shared memory; a single one has P and dS in its registers as operands.
+
+use flashcore_ir::fragment::{AOperand, AVars, MmaElement};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var};
+
+use super::Tiling;
+use super::kernel::{Context, Pair};
+use crate::attention::lengths::TensorParam;
+use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
+use crate::tiles::{Fragments, HeadTile, STEP, StagedFragments, a_lane, b_lane, padded};
+
+pub(super) struct Warp<'k, 'c, E> {
+    k: &'k KernelBuilder,
+    context: &'c Context<'k, 'c, E>,
+    /// The warp's number among those that share the columns of the sums.
+    column_warp: Val<'k, u32>,
+    /// The lane's first owned row and first walked row, within the tiles.
+    lane_owned: Val<'k, u32>,
+    lane_walked: Val<'k, u32>,
+    /// Operands of scores and of dP, and of the sums over walked rows.
+    owned: Pair<Fragments<'k, E>>,
+    walked_rows: Pair<StagedFragments<'k, E>>,
+    walked_columns: Pair<StagedFragments<'k, E>>,
+    scores: Vec<RowTile<'k>>,
+    dp: Vec<RowTile<'k>>,
+    /// dK and dV, or dQ and nothing.
+    sums: Pair<Vec<RowTile<'k>>>,
+    p: Exchanged<'k, E>,
+    ds: Exchanged<'k, E>,
+    dq: Option<Dq<'k, E>>,
+    /// The log-sum-exp and Δ of owned query rows.
+    numbers: Vec<Pair<Var<'k, f32>>>,
+}
+
+/// Rounded scores by owned rows: in registers, in shared memory, or in both.
+struct Exchanged<'k, E> {
+    words: Vec<AVars<'k, E>>,
+    tile: Option<HeadTile<'k, E>>,
+    /// Where the lane's first pair goes, and its operands of owned rows.
+    place: Option<(SharedPtr<'k, E>, Fragments<'k, E>)>,
+}
+
+/// The warp's part of a tile's dQ.
+struct Dq<'k, E> {
+    ds: Fragments<'k, E>,
+    keys: Fragments<'k, E>,
+    sums: Vec<RowTile<'k>>,
+    /// Elements before the lane's first.
+    first: Val<'k, u32>,
+}
+
+impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
+    pub(super) fn new(context: &'c Context<'k, 'c, E>) -> Self {
+        let Context {
+            k,
+            levers,
+            tiling,
+            part,
+            owned,
+            walked,
+            ..
+        } = *context;
+        // The same in every lane; read from one, so that the compiler knows.
+        let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
+        let (column_warp, first_owned) = match levers.warps {
+            1 => (k.constant(0), warp * tiling.owned_rows),
+            warps => (warp % warps, warp / warps * tiling.owned_rows),
+        };
+        let first_walked = column_warp * tiling.walked_rows;
+        let (lane_owned, lane_walked) = (first_owned + lane_row(k), first_walked + lane_column(k));
+        let ((a_row, a_col), (b_row, b_col)) = (a_lane(k.lane()), b_lane(k.lane()));
+        let zero = k.constant(0u32);
+
+        let blocks = 0..tiling.owned_rows / STEP;
+        let tiles = |name: &str, columns: u32| -> Vec<_> {
+            let tile = |m| RowTile(k.acc_unwritten(&format!("{name}{m}"), columns / ACC_COLS));
+            blocks.clone().map(tile).collect()
+        };
+        let zeros = |name: &str, columns: u32| -> Vec<_> {
+            let tile = |m| RowTile(k.acc(&format!("{name}{m}"), columns / ACC_COLS));
+            blocks.clone().map(tile).collect()
+        };
+        let exchanged = |name: &str, in_registers: bool, in_memory: bool| {
+            let words = |m| k.a_vars(&format!("{name}{m}"), tiling.walked_rows / STEP);
+            let tile = in_memory.then(|| {
+                let name = format!("{name}_tile");
+                HeadTile::declare(k, &name, levers.cols, levers.rows, 1, levers.swizzled)
+            });
+            Exchanged {
+                words: blocks.clone().filter(|_| in_registers).map(words).collect(),
+                tile,
+                place: tile.map(|tile| {
+                    let rows = tile.staged_fragments(first_owned + a_row, a_col).at(zero);
+                    (tile.place(lane_owned, lane_walked), rows)
+                }),
+            }
+        };
+        let shared = tiling.shares_columns();
+        let p = exchanged("p", part.owns_keys() && !shared, part.owns_keys() && shared);
+        let ds = exchanged("ds", !shared, shared || part.adds_dq());
+        let dq = ds.tile.filter(|_| part.adds_dq()).map(|ds_tile| {
+            let (row_warp, column_warp) = (warp / tiling.dq_warps[1], warp % tiling.dq_warps[1]);
+            let first_row = row_warp * (STEP * tiling.dq_row_blocks());
+            let keys = owned[0].shared_columns((a_row, a_col), (column_warp, tiling.dq_warps[1]));
+            Dq {
+                ds: ds_tile.shared_columns((b_row, first_row + b_col), (zero, 1)).at(zero),
+                keys: keys.at(zero),
+                sums: (0..tiling.dq_row_blocks())
+                    .map(|m| RowTile(k.acc_unwritten(&format!("dq{m}"), 2 * tiling.dq_steps())))
+                    .collect(),
+                first: warp * tiling.dq_elements_per_warp() + k.lane(),
+            }
+        });
+        let both = [0, 1];
+        let [columns, columns_v] = [tiling.columns, tiling.columns_v].map(|columns| columns / levers.warps);
+        let numbers = blocks.clone().filter(|_| !part.owns_keys()).flat_map(|_| both);
+        Warp {
+            k,
+            context,
+            column_warp,
+            lane_owned,
+            lane_walked,
+            owned: both.map(|i| owned[i].fragments(first_owned + a_row, a_col)),
+            walked_rows: both.map(|i| walked[i].staged_fragments(first_walked + b_row, b_col)),
+            walked_columns: both.map(|i| walked[i].shared_columns((a_row, a_col), (column_warp, levers.warps))),
+            scores: tiles("scores", tiling.walked_rows),
+            dp: tiles("dp", tiling.walked_rows),
+            sums: match part.owns_keys() {
+                true => [zeros("dk", columns), zeros("dv", columns_v)],
+                false => [zeros("dq", columns), Vec::new()],
+            },
+            p,
+            ds,
+            dq,
+            numbers: numbers
+                .map(|_| ["row_lse", "row_delta"].map(|name| k.var_unwritten(name)))
+                .collect(),
+        }
+    }
+
+    /// The numbers of the lane's query rows, where those are owned. They are defined up to the end of the tile.
+    pub(super) fn load_numbers(&self, head_row: Val<'k, u32>) {
+        for (i, numbers) in self.numbers.iter().enumerate() {
+            let row = head_row + self.context.first + self.lane_owned + 8 * i as u32;
+            for (number, value) in numbers.iter().zip(self.context.params.statistics.load(row)) {
+                number.set(value);
+            }
+        }
+    }
+
+    // ---- Scores and their gradients -------------------------------------------------------------------
+
+    /// Products of the owned rows with the walked ones.
+    #[track_caller]
+    pub(super) fn scores(&self, stage: Val<'k, u32>) {
+        self.k.verb("S = K*Q", || {
+            self.products(&self.scores, 0, stage, self.context.shape.head_dim)
+        });
+    }
+
+    /// The same of the other two tensors.
+    #[track_caller]
+    pub(super) fn dp(&self, stage: Val<'k, u32>) {
+        self.k.verb("dP = V*dO", || {
+            self.products(&self.dp, 1, stage, self.context.shape.head_dim_v)
+        });
+    }
+
+    #[track_caller]
+    fn products(&self, to: &[RowTile<'k>], which: usize, stage: Val<'k, u32>, head_dim: u32) {
+        let (owned, walked) = (&self.owned[which], self.walked_rows[which].at(stage));
+        to.iter().for_each(|tile| tile.zero());
+        for column in (0..padded(head_dim)).step_by(STEP as usize) {
+            let owned: Vec<_> = (0..to.len())
+                .map(|m| owned.a(self.k, STEP * m as u32, column))
+                .collect();
+            for rows in 0..self.context.tiling.walked_rows / STEP {
+                let [left, right] = walked.b_rows(self.k, STEP * rows, column);
+                for (tile, &owned) in to.iter().zip(&owned) {
+                    self.k.mma(tile.0, 2 * rows, owned, left);
+                    self.k.mma(tile.0, 2 * rows + 1, owned, right);
+                }
+            }
+        }
+    }
+
+    /// P and dS, rounded. `masked` is the first walked row where some rows may not see each other.
+    #[track_caller]
+    pub(super) fn differentiate(&self, numbers_at: Val<'k, u32>, masked: Option<Val<'k, u32>>) {
+        let context = self.context;
+        self.k.verb("differentiate", || {
+            let seen: Option<Vec<_>> = masked.map(|first_walked| {
+                let first_walked = (first_walked + self.lane_walked).reinterpret::<i32>();
+                let of = |i: u32| {
+                    let (first, end) = context.seen_by_any(context.first + self.lane_owned + 8 * i);
+                    // Relative to this lane's first one, so that the columns are constants.
+                    (first - first_walked, end - first_walked)
+                };
+                (0..2 * self.scores.len() as u32).map(of).collect()
+            });
+            let numbers = context
+                .numbers
+                .map(|tile| tile.at_stage(numbers_at, 0, self.lane_walked));
+            for tile in 0..context.tiling.walked_rows / ACC_COLS {
+                let column = ACC_COLS * tile;
+                let of_walked = context
+                    .part
+                    .owns_keys()
+                    .then(|| numbers.map(|at| at.plus(column as i32).load_words(2, Cache::Default)));
+                for m in 0..self.scores.len() {
+                    for half in 0..2 {
+                        let (scores, dp) = (self.scores[m].pair(tile, half), self.dp[m].pair(tile, half));
+                        let mut pairs = [Vec::new(), Vec::new()];
+                        for e in 0..2 {
+                            let numbers = match &of_walked {
+                                Some(numbers) => [numbers[0][e], numbers[1][e]],
+                                None => self.numbers[2 * m + half].map(|number| number.get()),
+                            };
+                            let (mut p, mut ds) = context.params.differentiate(scores[e].get(), dp[e].get(), numbers);
+                            if let Some(seen) = &seen {
+                                let ((first, end), column) = (seen[2 * m + half], column as i32 + e as i32);
+                                let sees = first.le(column) & end.gt(column);
+                                (p, ds) = (sees.select(p, 0.0), sees.select(ds, 0.0));
+                            }
+                            pairs[0].push(p);
+                            pairs[1].push(ds);
+                        }
+                        for (pair, to) in pairs.iter().zip([&self.p, &self.ds]) {
+                            to.keep(m, tile, half, E::pack(pair[0], pair[1]));
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    // ---- Gradients ------------------------------------------------------------------------------------
+
+    /// `dV += Pᵀ·dO`.
+    #[track_caller]
+    pub(super) fn add_second(&self, stage: Val<'k, u32>) {
+        self.k.verb("dV += P*dO", || self.add(1, &self.p, stage));
+    }
+
+    /// `dK += dSᵀ·Q`, or `dQ += dS·K` where query rows are owned.
+    #[track_caller]
+    pub(super) fn add_first(&self, stage: Val<'k, u32>) {
+        self.k.verb("dK += dS*Q", || self.add(0, &self.ds, stage));
+    }
+
+    #[track_caller]
+    fn add(&self, which: usize, factors: &Exchanged<'k, E>, stage: Val<'k, u32>) {
+        let (levers, walked) = (self.context.levers, self.walked_columns[which].at(stage));
+        let (sums, shared_by) = (&self.sums[which], levers.warps);
+        match &factors.place {
+            Some((_, rows)) if factors.words.is_empty() => {
+                let factor = |step, m| rows.a(self.k, STEP * m, STEP * step);
+                self.accumulate(sums, levers.rows / STEP, factor, &walked, shared_by);
+            }
+            _ => {
+                let factor = |step: u32, m: u32| factors.words[m as usize].operands()[step as usize];
+                let steps = self.context.tiling.walked_rows / STEP;
+                self.accumulate(sums, steps, factor, &walked, shared_by);
+            }
+        }
+    }
+
+    /// Adds the product of factors, by step and block of rows, with rows of a tile, of whose columns the warp has one step
+    /// in `shared_by`.
+    #[track_caller]
+    fn accumulate(
+        &self,
+        to: &[RowTile<'k>],
+        steps: u32,
+        factor: impl Fn(u32, u32) -> AOperand<E>,
+        from: &Fragments<'k, E>,
+        shared_by: u32,
+    ) {
+        for step in 0..steps {
+            let factors: Vec<_> = (0..to.len()).map(|m| factor(step, m as u32)).collect();
+            for column in 0..to[0].tiles() / 2 {
+                let [left, right] = from.b_cols(self.k, STEP * step, STEP * shared_by * column);
+                for (sum, &factor) in to.iter().zip(&factors) {
+                    self.k.mma(sum.0, 2 * column, factor, left);
+                    self.k.mma(sum.0, 2 * column + 1, factor, right);
+                }
+            }
+        }
+    }
+
+    /// Adds `dS·K` to the sums of the tile's query rows.
+    #[track_caller]
+    pub(super) fn add_dq(&self, sums: GlobalPtr<'k, f32>) {
+        let Some(dq) = &self.dq else { return };
+        let (k, Tiling { dq_warps, .. }) = (self.k, self.context.tiling);
+        k.verb("dQ += dS*K", || {
+            dq.sums.iter().for_each(|tile| tile.zero());
+            let factor = |step, m| dq.ds.a_transposed(k, STEP * step, STEP * m);
+            self.accumulate(&dq.sums, self.context.levers.cols / STEP, factor, &dq.keys, dq_warps[1]);
+            let mut at = sums.offset(dq.first);
+            for tile in &dq.sums {
+                for register in 0..4 * tile.tiles() {
+                    at.reduce_add(tile.var(register));
+                    at = at.plus(32);
+                }
+            }
+        });
+    }
+
+    /// Stores the sums, rounded, through the bytes of the owned tiles. No warp may still read these.
+    pub(super) fn store(&self, written: &[(&'static str, TensorParam<'k, E>)]) {
+        let Context {
+            k,
+            levers,
+            shape,
+            owned,
+            ..
+        } = *self.context;
+        let scale = self.context.params.softmax_scale;
+        for (i, tile) in owned.iter().enumerate().take(written.len()) {
+            let column = self.column_warp.fma(STEP, lane_column(k));
+            let place = tile.place(self.lane_owned, column);
+            for (m, sum) in self.sums[i].iter().enumerate() {
+                for acc in 0..sum.tiles() {
+                    let at = tile.across(place, STEP * levers.warps * (acc / 2) + ACC_COLS * (acc % 2));
+                    for half in 0..2 {
+                        let pair = sum.pair(acc, half).map(|value| match i {
+                            0 => value * scale,
+                            _ => value.get(),
+                        });
+                        let at = tile.tile.down(at, 16 * m as u32 + 8 * half as u32);
+                        at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
+                    }
+                }
+            }
+        }
+        k.barrier();
+        for (i, (tile, (_, tensor))) in owned.iter().zip(written).enumerate() {
+            let first = match self.context.part.owns_keys() {
+                true => self.context.params.first.k,
+                false => self.context.params.first.q,
+            };
+            let tensor = tensor.starting_at(first);
+            let head = tensor.head(self.context.batch, self.context.head);
+            let head_dim = [shape.head_dim, shape.head_dim_v][i];
+            tile.chunks(k).for_each(|row, column, place| {
+                let row = self.context.first + row;
+                let exists = row.lt(self.context.owned_len) & column.lt(head_dim);
+                k.if_(exists.divergent(), || {
+                    let words = place.load_words(4, Cache::Default);
+                    tensor.row(head, row).offset(column).store_words(&words, Cache::Default);
+                });
+            });
+        }
+    }
+}
+
+impl<'k, E: MmaElement> Exchanged<'k, E> {
+    /// Keeps the pair that a lane has in one half of an accumulator.
+    #[track_caller]
+    fn keep(&self, m: usize, tile: u32, half: usize, word: Val<'k, E::Word>) {
+        if let Some(words) = self.words.get(m) {
+            words.word(2 * tile + half as u32).set(word);
+        }
+        if let (Some(to), Some((place, _))) = (self.tile, &self.place) {
+            let at = to.across(*place, ACC_COLS * tile);
+            to.tile
+                .down(at, 16 * m as u32 + 8 * half as u32)
+                .store_words(&[word], Cache::Default);
+        }
+    }
+}
