@@ -354,7 +354,7 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
         return refuse("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");
     }
     if problem.alibi.is_some() && scale < MIN_ALIBI_SCALE {
-        let allowed = "with ALiBi it must be at least 1e-30: the bias is divided by it";
+        let allowed = "with ALiBi it must be at least 1e-24: the bias is divided by it";
         return refuse("softmax_scale", scale, allowed);
     }
     for (field, given) in [("q_offset", problem.q_offset), ("kv_offset", problem.kv_offset)] {

@@ -16,8 +16,12 @@ use crate::{DType, Problem, ProblemError, Tensor, TensorView};
 /// Largest slope. Usual ones are at most 1.
 pub const MAX_ALIBI_SLOPE: f32 = 1e5;
 
-/// Least factor on `Q·Kᵀ` with ALiBi: kernels add the bias before they multiply by the factor.
-pub(crate) const MIN_ALIBI_SCALE: f32 = 1e-30;
+/// Least factor on `Q·Kᵀ` with ALiBi: kernels add the bias before they multiply by the factor. The largest slope at a
+/// distance of 2^30, divided by it, is finite.
+pub(crate) const MIN_ALIBI_SCALE: f32 = 1e-24;
+
+/// Largest sink. Kernels multiply it by log2(e).
+const MAX_SINK: f32 = 1e38;
 
 /// Which slopes a problem with ALiBi has, f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -185,9 +189,9 @@ impl Problem {
         let dtype = self.sinks().unwrap_or(DType::F32);
         if let Some(index) = sinks
             .iter()
-            .position(|&sink| rounded(dtype, sink) != sink || sink == f32::INFINITY)
+            .position(|&sink| rounded(dtype, sink) != sink || sink > MAX_SINK)
         {
-            let allowed = format!("allowed are numbers that {dtype} has, and −∞ for no sink");
+            let allowed = format!("allowed are numbers up to {MAX_SINK:e} that {dtype} has, and −∞ for no sink");
             return bad("sinks", index, sinks[index], allowed);
         }
         let slopes = q.alibi_slopes().unwrap_or_default();
@@ -200,8 +204,9 @@ impl Problem {
 }
 
 impl Tensor {
-    /// Attaches sinks and slopes drawn for a problem, where it has any.
-    pub(crate) fn with_drawn_head_values(mut self, problem: &Problem, seed: u64) -> Tensor {
+    /// Attaches sinks and slopes drawn for a problem, where it has any: to Q, by who draws inputs in another way than
+    /// [`Inputs::generate`](crate::Inputs::generate).
+    pub fn with_drawn_head_values(mut self, problem: &Problem, seed: u64) -> Tensor {
         self.head_values = HeadValues::draw(problem, seed);
         self
     }

@@ -54,7 +54,7 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
             .unwrap_or_else(|error| unreachable!("scales drawn for a problem fit it: {error}"))
     };
     Inputs {
-        q: draw("q", layouts[0], 1),
+        q: draw("q", layouts[0], 1).with_drawn_head_values(problem, seed),
         k: draw("k", layouts[1], 2),
         v: draw("v", layouts[2], 3),
         lengths: Lengths::default(),
@@ -99,7 +99,7 @@ pub fn draw_with(problem: &Problem, lengths: &Lengths<Vec<i32>>, seed: u64) -> R
     let pool = draw_dense(problem.dtype(), &pool, &[], seed, 9);
     let draw = |layout: &Layout, used: &[bool], stream: u64| draw_rows(&pool, *layout, used, seed ^ (stream << 56));
     Ok(Inputs {
-        q: draw(layouts[0], &of_q, 1),
+        q: draw(layouts[0], &of_q, 1).with_drawn_head_values(problem, seed),
         k: draw(layouts[1], &of_kv, 2),
         v: draw(layouts[2], &of_kv, 3),
         lengths: lengths.clone(),
@@ -246,6 +246,8 @@ fn sampled_rows(problem: &Problem, seed: u64) -> Vec<Vec<[usize; 3]>> {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_problem::{Alibi, KvLengths};
+
     use super::*;
     use crate::stats::median;
 
@@ -286,6 +288,26 @@ mod tests {
                     assert!((variance - 1.0).abs() < 0.35, "{b} {h}: {variance}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn large_inputs_have_the_sinks_and_slopes_of_their_problem() {
+        let build = Problem::builder().heads(8, 8).seq_len(4096).head_dim(64);
+        let build = build.sinks(Some(DType::BF16)).alibi(Some(Alibi::Heads));
+        let dense = build.clone().build().unwrap();
+        let cache = build.kv_lengths(KvLengths::Cache).build().unwrap();
+        let lengths = Lengths {
+            seqused_k: Some(vec![3000]),
+            ..Lengths::default()
+        };
+        for (problem, inputs) in [
+            (&dense, draw(&dense, InputKind::Normal, 1)),
+            (&cache, draw_with(&cache, &lengths, 1).unwrap()),
+        ] {
+            let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+            problem.check_inputs(&q, &k, &v).unwrap();
+            assert!(q.sinks().unwrap().windows(2).all(|w| w[0] != w[1]));
         }
     }
 

@@ -13,8 +13,8 @@ pub struct Case {
     pub name: String,
     /// What is asked.
     pub problem: Problem,
-    /// Which lengths its sequences have, where the problem has lengths: [`sequences::lengths`](crate::sequences::lengths).
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// Which lengths its sequences have, where the problem has lengths: [`sequences::lengths`].
+    #[serde(default)]
     pub sequences: Vec<Sequences>,
 }
 
@@ -31,7 +31,7 @@ impl Case {
     /// The values of its lengths.
     ///
     /// # Errors
-    /// [`sequences::lengths`](crate::sequences::lengths).
+    /// [`sequences::lengths`].
     pub fn lengths(&self) -> Result<Lengths<Vec<i32>>> {
         sequences::lengths(&self.problem, &self.sequences)
     }

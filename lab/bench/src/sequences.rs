@@ -16,10 +16,10 @@ pub struct Sequences {
     /// How many.
     pub count: usize,
     /// Query rows of each. Without it, as many as bound and tensors allow if all sequences have as many.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub rows: Option<Span>,
     /// Keys of each. Without it, as many as bound and tensors allow if all sequences have as many.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub keys: Option<Span>,
 }
 

@@ -427,7 +427,7 @@ fn sinks_and_slopes_that_do_not_fit() {
     let small = refusal(valid().alibi(Alibi::Heads).softmax_scale(1e-31));
     assert!(small.starts_with("softmax_scale is 0.0"), "{small}");
     assert!(
-        small.ends_with("with ALiBi it must be at least 1e-30: the bias is divided by it"),
+        small.ends_with("with ALiBi it must be at least 1e-24: the bias is divided by it"),
         "{small}"
     );
     let backward = |builder: ProblemBuilder| builder.build().unwrap().backward().unwrap_err().to_string();
@@ -458,9 +458,12 @@ fn sinks_and_slopes_that_do_not_fit() {
         let (sinks, slopes) = ([sink], [1.0, slope]);
         why(&bare.with_sinks(&sinks).with_alibi_slopes(&slopes))
     };
-    let allowed = "allowed are numbers that bf16 has, and −∞ for no sink";
+    let allowed = "allowed are numbers up to 1e38 that bf16 has, and −∞ for no sink";
     assert_eq!(with(0.1, 1.0), format!("sinks has 0.1 at 0; {allowed}"));
     assert_eq!(with(f32::INFINITY, 1.0), format!("sinks has inf at 0; {allowed}"));
+    // Its product with log2(e) is not finite.
+    let large = 2f32.powi(127);
+    assert_eq!(with(large, 1.0), format!("sinks has {large} at 0; {allowed}"));
     assert_eq!(with(f32::NAN, 1.0), format!("sinks has NaN at 0; {allowed}"));
     assert_eq!(
         with(0.5, -1.0),
