@@ -188,7 +188,11 @@ fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
         let last_key = (first_key + (threads.own - 1)).min(rows.seq_len_kv - 1);
         let walked = threads.walked as i32;
         let first_row = seen_by.visible(first_key.reinterpret()).0 / walked * walked;
-        let end_row = seen_by.visible(last_key.reinterpret()).1;
+        // An end is not below its first, which may be past the rows: there are no statistics.
+        let end_row = seen_by
+            .visible(last_key.reinterpret())
+            .1
+            .min(rows.seq_len_q.reinterpret());
 
         k.for_uniform(0u32, rows.group_size, 1, |of_group| {
             let head = kv_head.fma(rows.group_size, of_group);

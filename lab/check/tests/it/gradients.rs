@@ -10,7 +10,7 @@ use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, Tap, scalar, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Mask, Problem, RandomLimits, random_backward};
+use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, QLengths, RandomLimits, random_backward};
 use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
 
 use crate::common::number;
@@ -35,6 +35,24 @@ fn problem(seed: u64) -> Problem {
         ..RandomLimits::default()
     };
     random_backward(seed, &limits).unwrap()
+}
+
+/// Keys past the last row are seen by none: there are no statistics for them, and none at all of a sequence without rows.
+#[test]
+fn keys_that_no_row_sees_read_no_statistics() {
+    let build = Problem::builder().heads(1, 1).seq_len_q(1).seq_len_kv(200).head_dim(8);
+    let build = build.mask(Mask::CAUSAL.top_left());
+    let packed = QLengths::Packed { total: 1, used: false };
+    let packed = build.clone().batch(3).q_lengths(packed).kv_lengths(KvLengths::Cache);
+    for problem in [build.build(), packed.build()].map(Result::unwrap) {
+        let problem = problem.backward().unwrap();
+        let config = Config::Scalar(scalar::preferred_configs(&problem, 16)[0]);
+        let plan = Plan::new(&problem, &config, Target::Sm80).unwrap();
+        for seed in 0..3 {
+            let report = check_plan(&plan, &options(seed, InputKind::Normal)).unwrap();
+            assert_eq!(report.verdict, Verdict::Clean, "{problem}\n{report}");
+        }
+    }
 }
 
 #[test]
