@@ -112,15 +112,16 @@ impl Observation {
     /// As [`Observation::of`] with a cache of kernels.
     pub fn with_cache(plan: &Plan, kernels: &KernelCache) -> Result<Observation, CheckError> {
         plan.steps().try_for_each(|step| refuse_unknown(&step.kernel))?;
-        let head = Head::of(plan, kernels)?;
-        let seen = match shorter_lengths(&plan.problem, short_of(&plan.config)) {
+        let problem = &without_waits(plan)?;
+        let head = Head::of(plan, problem, kernels)?;
+        let seen = match shorter_lengths(problem, short_of(&plan.config)) {
             None => simulated(&head.plan)?,
             Some((short, longer)) => {
                 let at = |len| -> Result<Vec<Simulated>, CheckError> {
-                    let problem = one_head(&plan.problem, head.query_heads, Some(len))?;
+                    let problem = one_head(problem, head.query_heads, Some(len))?;
                     simulated(&Plan::with_cache(&problem, &plan.config, roomy(plan.target), kernels)?)
                 };
-                let along = (plan.problem.seq_len_kv() - short) as f64 / (longer - short) as f64;
+                let along = (problem.seq_len_kv() - short) as f64 / (longer - short) as f64;
                 let pairs = at(short)?.into_iter().zip(at(longer)?);
                 pairs
                     .map(|(short, longer)| extrapolated(short, longer, along))
@@ -245,8 +246,7 @@ struct Head {
 impl Head {
     /// One query head if the launch has that multiple of its blocks; otherwise the query heads that
     /// share K and V.
-    fn of(plan: &Plan, kernels: &KernelCache) -> Result<Head, CheckError> {
-        let problem = &plan.problem;
+    fn of(plan: &Plan, problem: &Problem, kernels: &KernelCache) -> Result<Head, CheckError> {
         let heads = problem.batch() * problem.num_heads();
         let attempt = |query_heads: usize| -> Result<Head, CheckError> {
             let small = one_head(problem, query_heads, None)?;
@@ -262,6 +262,15 @@ impl Head {
         }
         attempt(problem.group_size())
     }
+}
+
+/// The problem of a plan. Blocks of `wgmma` that add to dQ in turns find out from memory which tile is theirs, and wait for
+/// others; a block that runs alone has neither. They do the work of those that add in any order.
+fn without_waits(plan: &Plan) -> Result<Problem, CheckError> {
+    let in_turns = plan.problem.deterministic() && matches!(plan.config, Config::Wgmma(_));
+    let builder = ProblemBuilder::from(&plan.problem);
+    let builder = builder.deterministic(plan.problem.deterministic() && !in_turns);
+    builder.build().map_err(CheckError::NoSmaller)
 }
 
 /// The problem with one sequence and one K/V head, and optionally another length.

@@ -355,3 +355,24 @@ proptest! {
         prop_assert!(seen.predict(&faster, &[Some(128)]).micros <= one * (1.0 + 1e-9));
     }
 }
+
+/// A block of a deterministic backward pass takes its tile from memory and waits for others; one that is simulated alone
+/// must do neither.
+#[test]
+fn sums_in_turns_cost_as_much_as_sums_in_any_order() {
+    let work = |deterministic| {
+        let problem = Problem::builder()
+            .heads(2, 1)
+            .seq_len(300)
+            .head_dim(64)
+            .mask(Mask::CAUSAL);
+        let problem = problem
+            .deterministic(deterministic)
+            .build()
+            .unwrap()
+            .backward()
+            .unwrap();
+        observed(&problem, "wgmma/m64n64-s2-free", Target::Sm90a).total_work()
+    };
+    assert_eq!(work(true), work(false));
+}
