@@ -120,7 +120,8 @@ pub fn random_problem(seed: u64, limits: &RandomLimits) -> Result<Problem, Probl
 }
 
 /// The backward problem of a seed: that of [`random_problem`] in the other direction, with a cache in
-/// place of pages, and without sinks and ALiBi. Half have gradients of dense or padded layouts, each by itself.
+/// place of pages, and without sinks and ALiBi. Half have gradients of dense or padded layouts, each by itself;
+/// a third are deterministic.
 ///
 /// # Errors
 /// As [`random_problem`]; e4m3 among the dtypes.
@@ -133,6 +134,9 @@ pub fn random_backward(seed: u64, limits: &RandomLimits) -> Result<Problem, Prob
     if let KvLengths::Paged { .. } = problem.kv_lengths() {
         let builder = ProblemBuilder::from(&problem).kv_lengths(KvLengths::Cache);
         problem = builder.layout(Layout::bshd).build()?;
+    }
+    if Rng::stream(seed, 12).chance(1.0 / 3.0) {
+        problem = ProblemBuilder::from(&problem).deterministic(true).build()?;
     }
     let mut rng = Rng::stream(seed, 9);
     if rng.chance(0.5) {

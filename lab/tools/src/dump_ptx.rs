@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
-use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step, Tap, append, mma, scalar, wgmma};
+use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step, Tap, UnknownConfig, append, mma, scalar, wgmma};
 use flashcore_problem::append::random_append;
 use flashcore_problem::{
     Alibi, Append, DType, Direction, KvLengths, Layout, Problem, ProblemBuilder, QLengths, Rotary,
@@ -55,7 +55,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         let mut defaults = Kernels::default();
         let mut varied = Kernels::default();
         mma_kernels(&mut defaults, &mut varied, target, *full);
-        backward_mma_kernels(&mut defaults, target, *full);
+        backward_tensor_core_kernels(&mut defaults, target, *full);
         listed_kernels(&mut defaults, &mut varied, target, *full);
         // With log-sum-exp, and with a soft cap too.
         for row in rows.iter().filter(|row| row.target == target) {
@@ -68,7 +68,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         if target == Target::Sm90a {
             split_wgmma_kernels(&mut defaults, *full);
             packed_wgmma_kernels(&mut defaults, *full);
-            backward_wgmma_kernels(&mut defaults);
+            smallest_backward_tile(&mut defaults)?;
         }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
@@ -250,44 +250,49 @@ fn backward_kernels(kernels: &mut Kernels) {
     }
 }
 
-/// The defaults of the backward pass in family `wgmma`, and the smallest tile.
-fn backward_wgmma_kernels(kernels: &mut Kernels) {
-    let small = ("wgmma/m64n64-s2-free".parse().ok()).map(|config| (config, 64));
-    let defaults = wgmma::backward_defaults().map(|(config, head_dim)| (Config::Wgmma(config), head_dim));
-    for (config, head_dim) in defaults.into_iter().chain(small) {
-        for dtype in [DType::F16, DType::BF16] {
-            let shape = one_head((head_dim, head_dim)).dtype(dtype);
-            kernels.add_shape(&shape.direction(Direction::Backward), config, Target::Sm90a);
-        }
-    }
-}
-
-/// The defaults of the backward pass in family `mma`: with a soft cap, deterministic, and of packed lengths in turns.
-fn backward_mma_kernels(kernels: &mut Kernels, target: Target, full: bool) {
+/// The backward passes of families `wgmma` and `mma` that a target gets: with a soft cap, deterministic, and of packed
+/// lengths. Without `full` a third of them.
+fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: bool) {
+    let (q, kv) = LENGTHS[2];
     let mut turn = 0;
     for head_dims in HEAD_DIMS {
-        let shape = one_head(head_dims).direction(Direction::Backward);
-        let Ok(problem) = shape.clone().build() else { continue };
-        for proposal in mma::proposals(&problem, target) {
-            for dtype in [DType::F16, DType::BF16] {
-                let shape = shape.clone().dtype(dtype);
-                let (q, kv) = LENGTHS[2];
-                let packed = shape.clone().seq_len_q(4).q_lengths(q).kv_lengths(kv);
-                let variants = [
-                    shape.clone(),
-                    shape.clone().softcap(30.0),
-                    shape.clone().deterministic(true),
-                    packed.softcap(30.0).deterministic(true),
-                ];
-                for variant in &variants {
+        for dtype in [DType::F16, DType::BF16] {
+            let shape = one_head(head_dims).dtype(dtype).direction(Direction::Backward);
+            let packed = shape.clone().seq_len_q(4).q_lengths(q).kv_lengths(kv);
+            let variants = [
+                shape.clone(),
+                shape.clone().deterministic(true),
+                packed.clone(),
+                packed.clone().deterministic(true),
+                shape.clone().softcap(30.0),
+                packed.softcap(30.0).deterministic(true),
+            ];
+            for problem in variants.into_iter().flat_map(ProblemBuilder::build) {
+                let of_wgmma = wgmma::proposals(&problem, target).into_iter();
+                let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config));
+                let of_mma = mma::proposals(&problem, target).map(|proposal| Config::Mma(proposal.config));
+                for mut configs in [of_wgmma.collect::<Vec<_>>(), of_mma.collect()] {
                     turn += 1;
+                    // Tiles with too little room leave the problem to the next ones.
+                    configs.retain(|config| Plan::new(&problem, config, target).is_ok());
                     if full || turn % 3 == 0 {
-                        kernels.add_shape(variant, Config::Mma(proposal.config), target);
+                        configs.truncate(1);
+                        configs.iter().for_each(|config| kernels.add(&problem, *config, target));
                     }
                 }
             }
         }
     }
+}
+
+/// The smallest tile of family `wgmma` in the backward pass.
+fn smallest_backward_tile(kernels: &mut Kernels) -> Result<(), UnknownConfig> {
+    let config = "wgmma/m64n64-s2-free".parse()?;
+    for dtype in [DType::F16, DType::BF16] {
+        let shape = one_head((64, 64)).dtype(dtype).direction(Direction::Backward);
+        kernels.add_shape(&shape, config, Target::Sm90a);
+    }
+    Ok(())
 }
 
 /// Appends to contiguous caches, pages and slots, of each dtype, with and without a rotary embedding.

@@ -168,7 +168,7 @@ fn what_has_no_backward_pass_is_refused_by_name() {
         (
             "check tiny --backward --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-cond",
             1,
-            "mma does not serve the backward pass",
+            "q_in_registers is true; allowed: false in the backward pass",
         ),
         (
             "parity 3 --backward --dtype e4m3 --device cpu",

@@ -66,6 +66,8 @@ pub const BACKWARD: Family = Family {
 struct Default {
     /// Largest head_dim it is for, of Q and K and of V.
     head_dim: usize,
+    /// The same where scores have a soft cap, whose derivative takes registers.
+    softcap: usize,
     id: &'static str,
     why: &'static str,
 }
@@ -74,18 +76,20 @@ struct Default {
 /// next one is for cards with less.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
-    Default { head_dim: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
-    Default { head_dim: 128, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
-    Default { head_dim: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
-    Default { head_dim: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
-    Default { head_dim: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
-    Default { head_dim: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
+    Default { head_dim: 64, softcap: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
+    Default { head_dim: 128, softcap: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
+    Default { head_dim: 128, softcap: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
+    Default { head_dim: 256, softcap: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
+    Default { head_dim: 256, softcap: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
+    Default { head_dim: 256, softcap: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
 ];
 
 /// Configs for a problem, best first, and why. Some may be refused.
 pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let rows = TABLE.iter().filter(move |row| head_dim <= row.head_dim);
+    let softcap = problem.softcap().is_some();
+    let rows = TABLE.iter();
+    let rows = rows.filter(move |row| head_dim <= if softcap { row.softcap } else { row.head_dim });
     rows.filter_map(|row| Some((Config::from_id(row.id)?, row.why)))
 }
 
@@ -289,7 +293,7 @@ fn check_levers(config: &Config) -> Result<(), Refusal> {
         if !lever.allows(given) {
             let values: Vec<_> = lever.values.iter().map(|value| lever.print(*value)).collect();
             let allowed = format!("{} in the backward pass", values.join(", "));
-            return Err(Refusal::lever(lever.name, given, allowed));
+            return Err(Refusal::lever(lever.name, lever.print(given), allowed));
         }
     }
     BACKWARD.check(&Values::from(*config))
