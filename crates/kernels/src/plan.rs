@@ -128,7 +128,7 @@ impl Plan {
             main,
             then,
             tap,
-            // Blocks add to dQ in the order in which they come. No other kernel adds in another order than that of its loops.
+            // Otherwise blocks of `mma` and `wgmma` add to dQ in the order in which they finish.
             reproducible: !backward || problem.deterministic() || matches!(config, Config::Scalar(_)),
         };
         for step in plan.steps() {

@@ -1,6 +1,6 @@
 //! dQ from its sums: scaled, rounded, and in rows.
 //!
-//! A main kernel whose blocks own keys adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that
+//! Those of family `mma`; `wgmma/backward/dq_sums.rs` has another order. The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that
 //! are added: of a tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns
 //! after the other, of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at
 //! a time.

@@ -12,8 +12,8 @@
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
 //!
 //! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
-//! these rows. In which order they are within a tile of rows is the main kernel's affair. If the sums are added in a given
-//! order, [`Turns`] follow them, zeroed as well.
+//! these rows. The main kernel defines their order within a tile of rows. If the sums are added in a given
+//! order, [`DqSemaphore`] follow them, zeroed as well.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -86,11 +86,11 @@ impl Workspace {
         launch.args.extend(sums);
     }
 
-    /// Adds the arguments of [`Turns`], if sums are added in a given order.
-    pub(crate) fn add_turns(&self, launch: &mut Launch, slot: usize) {
-        let turns = self.rows * (8 + 4 * self.dq_columns as usize);
+    /// Adds the arguments of [`DqSemaphore`], if sums are added in a given order.
+    pub(crate) fn add_dq_semaphore(&self, launch: &mut Launch, slot: usize) {
+        let semaphore = self.rows * (8 + 4 * self.dq_columns as usize);
         if self.ordered {
-            let places = [turns, turns + 4 * self.rows];
+            let places = [semaphore, semaphore + 4 * self.rows];
             let places = places.map(|byte_offset| Arg::Buffer {
                 slot,
                 byte_offset: byte_offset as u64,
@@ -100,12 +100,12 @@ impl Workspace {
     }
 
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
-        let turns = if self.ordered {
+        let semaphore = if self.ordered {
             4 * self.rows + ALIGN as usize
         } else {
             0
         };
-        let bytes = self.rows * (8 + 4 * self.dq_columns as usize) + turns;
+        let bytes = self.rows * (8 + 4 * self.dq_columns as usize) + semaphore;
         push_buffer(launch, "workspace", bytes, ALIGN, written)
     }
 }
@@ -194,23 +194,23 @@ pub(crate) fn head_row<'k>(
     }
 }
 
-/// The order in which blocks add to the sums of dQ, so that all runs write the same bits. [`Workspace::add_turns`] gives the
+/// The order in which blocks add to the sums of dQ, so that all runs write the same bits. [`Workspace::add_dq_semaphore`] gives the
 /// arguments.
 ///
-/// A block takes a ticket when it starts, which is the number of its tile. So whatever has a smaller number has started
-/// before, on whatever SM, and a block that waits only for smaller numbers never waits for one that cannot run.
+/// A block takes a ticket when it starts, which is the number of its tile. Blocks with smaller tickets have already
+/// started. A block waits only for these, so it cannot deadlock.
 #[derive(Clone, Copy)]
-pub(crate) struct Turns<'k> {
+pub(crate) struct DqSemaphore<'k> {
     /// For each row of the statistics, of which the first ones of a tile are used: whose turn it is.
-    pub turns: GlobalPtr<'k, u32>,
+    pub counts: GlobalPtr<'k, u32>,
     /// The next ticket.
     pub tickets: GlobalPtr<'k, u32>,
 }
 
-impl<'k> Turns<'k> {
+impl<'k> DqSemaphore<'k> {
     pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
-        Turns {
-            turns: k.param_ptr_mut("turns"),
+        DqSemaphore {
+            counts: k.param_ptr_mut("dq_semaphore"),
             tickets: k.param_ptr_mut("tickets"),
         }
     }
@@ -289,7 +289,7 @@ impl<'k, E: Element> BackwardParams<'k, E> {
         let score = score_mod.score(dot);
         let p = probability(score, score_mod.exponent_scale, lse);
         let ds = score_gradient(p, dp, delta);
-        match score_mod.slope(score) {
+        match score_mod.derivative(score) {
             Some(slope) => (p, ds * slope),
             None => (p, ds),
         }
@@ -344,7 +344,7 @@ pub(crate) fn preprocess(
         let zeroed = match (dq_columns, ordered) {
             (0, _) => String::new(),
             (columns, 0) => format!("_dq{columns}"),
-            (columns, _) => format!("_dq{columns}_turns"),
+            (columns, _) => format!("_dq{columns}_semaphore"),
         };
         let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
@@ -365,7 +365,7 @@ pub(crate) fn preprocess(
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
     let slot = workspace.add_statistics(&mut launch, true);
     workspace.add_dq_sums(&mut launch, slot);
-    workspace.add_turns(&mut launch, slot);
+    workspace.add_dq_semaphore(&mut launch, slot);
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
@@ -386,7 +386,7 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, ordered:
     let lse = k.param_ptr::<f32>("lse");
     let statistics = Statistics::to_write(k);
     let dq_sums = (dq_columns > 0).then(|| dq_sums(k));
-    let turns = ordered.then(|| Turns::declare(k));
+    let semaphore = ordered.then(|| DqSemaphore::declare(k));
     let params = RowParams::declare(k, shape);
 
     let (row_threads, rows) = (row_threads(shape), block_rows(shape));
@@ -400,9 +400,9 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, ordered:
     let lse_head = params.lse_of_head(lse, batch_head, first);
 
     let first_row = block * rows;
-    if let Some(turns) = turns {
+    if let Some(semaphore) = semaphore {
         let is_first = k.block_idx(0).eq(0) & k.thread_idx().eq(0);
-        k.if_(is_first.divergent(), || turns.tickets.store(0u32));
+        k.if_(is_first.divergent(), || semaphore.tickets.store(0u32));
     }
     let (thread_row, thread_col) = (k.thread_idx() / row_threads, k.thread_idx() % row_threads);
     // Padding is defined up to the end of the tile.
@@ -414,8 +414,8 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, ordered:
                 sums.offset(i).store_words(&zeros, Cache::Default);
             });
         }
-        if let Some(turns) = turns {
-            let place = turns.turns.offset(head_row + first_row + k.thread_idx());
+        if let Some(semaphore) = semaphore {
+            let place = semaphore.counts.offset(head_row + first_row + k.thread_idx());
             k.if_(k.thread_idx().lt(rows).divergent(), || place.store(0u32));
         }
         let (row, column) = (first_row + thread_row, thread_col * CHUNK);

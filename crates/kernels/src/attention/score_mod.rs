@@ -170,7 +170,7 @@ impl<'k> ScoreMod<'k> {
 
     /// The derivative of a score by the scaled product that it comes from, where it is not 1.
     #[track_caller]
-    pub(crate) fn slope(&self, score: Val<'k, f32>) -> Option<Val<'k, f32>> {
+    pub(crate) fn derivative(&self, score: Val<'k, f32>) -> Option<Val<'k, f32>> {
         self.softcap_scale.map(|_| (-score).fma(score, 1.0))
     }
 

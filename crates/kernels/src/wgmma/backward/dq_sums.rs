@@ -1,4 +1,5 @@
-//! The sums of dQ: how warps add to them, and the step that makes dQ of them, scaled, rounded, and in rows.
+//! The sums of dQ: how warps add to them, and the step that makes dQ of them, scaled, rounded, and in rows. Those of family
+//! `mma` have another order (`attention/dq_sums.rs`).
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
@@ -138,10 +139,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn add_dq(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
         let k = self.k;
         k.verb("add_dq", || {
-            if self.context.turns.is_some() {
+            if self.context.semaphore.is_some() {
                 let others_first = self.k.lane().eq(0) & m_block.lt(tile.end_before);
                 k.if_(others_first.divergent(), || {
-                    k.loop_(|scope| scope.break_if(self.turn().load_acquire().eq(tile.index).divergent()));
+                    k.loop_(|scope| scope.break_if(self.semaphore().load_acquire().eq(tile.index).divergent()));
                 });
                 k.sync_warp();
             }
@@ -159,9 +160,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     pub(super) fn send_dq(&self, tile: &Tile<'k>) {
         let (k, context) = (self.k, self.context);
         k.verb("send_dq", || {
-            if context.turns.is_some() {
+            if context.semaphore.is_some() {
                 k.sync_warp();
-                return self.one_lane(|| self.turn().store_release(tile.index + 1));
+                return self.one_lane(|| self.semaphore().store_release(tile.index + 1));
             }
             let Some(dq_tile) = context.dq_tile else { return };
             self.one_lane(|| {
@@ -174,9 +175,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Whose turn it is to add to this warp's part of the tile's dQ.
     #[track_caller]
-    fn turn(&self) -> GlobalPtr<'k, u32> {
-        let turns = self.context.turns.expect("dQ is added in order").turns;
-        turns.offset(self.dq_tile * self.context.levers.rows + self.warp)
+    fn semaphore(&self) -> GlobalPtr<'k, u32> {
+        let counts = self.context.semaphore.expect("dQ is added in order").counts;
+        counts.offset(self.dq_tile * self.context.levers.rows + self.warp)
     }
 
     /// This warp's part of the sums of the tile's dQ.

@@ -16,7 +16,7 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 use super::consumer::{DS_FULL, P_FULL, Warpgroup};
 use super::tile::Tile;
 use super::{DQ_STAGES, Shares, registers};
-use crate::attention::gradients::{Statistics, Turns, dq_sums};
+use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
@@ -55,7 +55,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) softmax_scale: Val<'k, f32>,
     pub(super) heads_at_once: Val<'k, u32>,
     pub(super) params: RowParams<'k>,
-    pub(super) turns: Option<Turns<'k>>,
+    pub(super) semaphore: Option<DqSemaphore<'k>>,
     pub(super) ticket: Option<SharedTile<'k, u32>>,
 }
 
@@ -96,11 +96,11 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
     let statistics = Statistics::to_read(k);
     let dq_sums = dq_sums(k);
-    let turns = ordered.then(|| Turns::declare(k));
+    let semaphore = ordered.then(|| DqSemaphore::declare(k));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
-    let ticket = turns.map(|turns| {
+    let ticket = semaphore.map(|semaphore| {
         let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
-        let take = || ticket.at(0, 0).store(turns.tickets.atomic(AtomOp::Add, 1u32));
+        let take = || ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
         k.if_(k.thread_idx().eq(0).divergent(), take);
         ticket
     });
@@ -124,7 +124,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         softmax_scale,
         heads_at_once,
         params: RowParams::declare(k, shape),
-        turns,
+        semaphore,
         ticket,
     };
     k.start_pipelines(&[&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline));
@@ -227,8 +227,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Where dQ is added in order, that of the tile before has been.
     #[track_caller]
-    fn pass_turn(&self, tile: &Tile<'k>, any_before: Val<'k, bool>) {
-        if self.context.turns.is_some() {
+    fn send_dq_before(&self, tile: &Tile<'k>, any_before: Val<'k, bool>) {
+        if self.context.semaphore.is_some() {
             self.k.if_(any_before.uniform(), || self.send_dq(tile));
         }
     }
@@ -239,7 +239,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let steps = context.levers.rows / 16;
         self.start_scores();
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
-        self.pass_turn(tile, any_before);
+        self.send_dq_before(tile, any_before);
         k.wgmma_wait(0);
         // dV of the tile before has ended.
         k.if_(any_before.uniform(), || release(self.held));
@@ -264,7 +264,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let (k, context) = (self.k, self.context);
         self.start_dp();
         let delta = self.row_numbers(context.delta_tile, self.dout.stage());
-        self.pass_turn(tile, any_before);
+        self.send_dq_before(tile, any_before);
         k.wgmma_wait(0);
         // dK of the tile before has ended.
         k.if_(any_before.uniform(), || release(self.held));

@@ -34,7 +34,7 @@ const DQ_STAGES: u32 = 2;
 const WIDTHS: [u32; 3] = [64, 128, 256];
 
 /// What to use where this has no kernel.
-const REMEDY: &str = "family scalar does";
+const REMEDY: &str = "families mma and scalar do";
 
 /// A config of the levers that the backward pass has.
 const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
@@ -129,7 +129,7 @@ pub(super) fn plan(
     }
     let slot = workspace.add_statistics(&mut launch, true);
     workspace.add_dq_sums(&mut launch, slot);
-    workspace.add_turns(&mut launch, slot);
+    workspace.add_dq_semaphore(&mut launch, slot);
     launch.args.push(Arg::F32(problem.softmax_scale()));
     launch.args.push(Arg::U32(heads_at_once(problem, width(&shape))));
     add_rows(&mut launch, problem, &shape);
@@ -172,7 +172,7 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
         return refuse("the backward pass of scores with a soft cap".to_string());
     }
     for (name, layout) in tensors(problem).iter().flatten() {
-        check_repeated(name, layout, || "copy them, or use family scalar")?;
+        check_repeated(name, layout, || "copy them, or use family mma")?;
     }
     Ok(())
 }
@@ -221,7 +221,10 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
 
 /// Columns of a shape's tiles.
 fn width(shape: &Shape) -> u32 {
-    let head_dim = shape.head_dim.max(shape.head_dim_v);
+    width_of(shape.head_dim.max(shape.head_dim_v))
+}
+
+fn width_of(head_dim: u32) -> u32 {
     WIDTHS.into_iter().find(|width| head_dim <= *width).unwrap_or(head_dim)
 }
 
@@ -284,6 +287,7 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
 
 /// What makes its shared memory smaller, for a refusal.
 pub(super) fn remedy_for_shared_memory(config: &Config, problem: &Problem) -> String {
-    let saved = (config.stages - 2) * config.rows * 4 * (problem.head_dim() as u32 + 2);
+    let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
+    let saved = (config.stages - 2) * config.rows * 4 * (width + 2);
     format!("stages {} to 2 saves {saved} B", config.stages)
 }

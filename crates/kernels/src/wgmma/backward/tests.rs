@@ -62,7 +62,7 @@ fn refusals() {
     insta::assert_snapshot!(text);
 }
 
-/// The default where it serves; elsewhere the scalar family, after a refusal that says why.
+/// The default where it serves; elsewhere family `mma`, after a refusal that says why.
 #[test]
 fn selected_on_hopper() {
     let chosen = |builder: ProblemBuilder, target| {
@@ -90,11 +90,11 @@ fn selected_on_hopper() {
             assert_eq!(chosen(other, Target::Sm90a), (id.to_string(), Vec::new()));
         }
         assert_eq!(chosen(builder.clone(), Target::Sm90a), (id.to_string(), Vec::new()));
-        assert!(chosen(builder, Target::Sm89).0.starts_with("scalar/"));
+        assert!(chosen(builder, Target::Sm89).0.starts_with("mma/"));
     }
     let (id, refusals) = chosen(builder().softcap(30.0), Target::Sm90a);
     assert!(
-        id.starts_with("scalar/") && refusals[0].contains("soft cap"),
+        id.starts_with("mma/") && refusals[0].contains("soft cap"),
         "{id}: {refusals:?}"
     );
 }

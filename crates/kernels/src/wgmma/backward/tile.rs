@@ -96,7 +96,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// the blocks whose turn is before its own, whatever the mask.
     #[track_caller]
     pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
-        match self.turns {
+        match self.semaphore {
             None => tile.order.n_block(i),
             Some(_) => tile.range.end - 1 - i,
         }
