@@ -437,8 +437,8 @@ impl Attention {
     /// Tensors and stream may be another library's: [`DeviceTensors::from_raw`].
     ///
     /// # Errors
-    /// Buffers that are missing, too small or of another device, scales for tensors that have none,
-    /// a problem that no kernel serves, or a launch that cannot work.
+    /// Buffers that are missing, too small or of another device, an output over what a launch reads, scales for
+    /// tensors that have none, a problem that no kernel serves, or a launch that cannot work.
     #[cfg(feature = "cuda")]
     pub fn forward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
         match &self.backend {

@@ -247,6 +247,7 @@ impl CudaAttention {
         let mut launches = Vec::with_capacity(prepared.functions.len());
         for (step, function) in plan.steps().zip(&prepared.functions).skip(first) {
             let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
+            check_apart(&step.launch.buffers, |i| buffers[i].address())?;
             launches.push(function.prepare(&step.launch, &buffers)?);
         }
         for launch in &launches {
@@ -343,6 +344,20 @@ impl CudaAttention {
     }
 }
 
+/// Refuses what a step writes where it reads something else. `address` gives that of a buffer by its position.
+fn check_apart(buffers: &[BufferSpec], address: impl Fn(usize) -> u64) -> Result<(), Error> {
+    let ends = |i: usize| address(i) + buffers[i].bytes;
+    let written = (0..buffers.len()).filter(|&i| buffers[i].written);
+    for (to, from) in written.flat_map(|to| (0..buffers.len()).map(move |from| (to, from))) {
+        let is_read = !buffers[from].written && buffers[from].name != buffers[to].name;
+        if is_read && address(to) < ends(from) && address(from) < ends(to) {
+            let (written, read) = (buffers[to].name, buffers[from].name);
+            return Err(Error::SharedMemory { written, read });
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -367,6 +382,25 @@ mod tests {
             error,
             "sm_margin is 132; the device has 132 multiprocessors, of which at least one must be left"
         );
+    }
+
+    /// Neighbours do not overlap; an output that is also a cache does, whichever begins first.
+    #[test]
+    fn outputs_over_inputs_are_refused() {
+        let problem = Problem::named("tiny").unwrap();
+        let plan = select(&problem, Target::Sm90a, 16, &KernelCache::default())
+            .unwrap()
+            .plan;
+        let buffers = &plan.main.launch.buffers;
+        let apart = |i: usize| buffers[..i].iter().map(|spec| 4096 + spec.bytes).sum::<u64>();
+        check_apart(buffers, |i| apart(i) - i as u64 * 4096).unwrap();
+        let place = |name| buffers.iter().position(|spec| spec.name == name).unwrap();
+        let (out, k) = (place("out"), place("k"));
+        for shift in [0, 16, buffers[k].bytes - 16] {
+            let at = |i| apart(if i == out { k } else { i }) + if i == out { shift } else { 0 };
+            let error = check_apart(buffers, at).unwrap_err().to_string();
+            assert!(error.starts_with("out shares memory with k: "), "{error}");
+        }
     }
 
     #[test]

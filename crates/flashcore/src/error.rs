@@ -110,11 +110,11 @@ pub enum Error {
         dtype: flashcore_problem::DType,
     },
     /// No multiprocessor is left to run on.
-    #[error("sm_margin is {given}; the device has {sms} multiprocessors, of which at least one must be left")]
+    #[error("sm_margin is {given}; {}", match sms { 0 => "the CPU has no multiprocessors: leave it out".to_string(), _ => format!("the device has {sms} multiprocessors, of which at least one must be left") })]
     SmMargin {
         /// The margin given.
         given: u32,
-        /// Multiprocessors of the device.
+        /// Multiprocessors of the device; 0 of a CPU.
         sms: u32,
     },
     /// Values were given that the problem has no use for.
@@ -122,6 +122,16 @@ pub enum Error {
     Unwanted {
         /// Which.
         tensor: &'static str,
+    },
+    /// What is written lies where something else is read.
+    #[error(
+        "{written} shares memory with {read}: both have bytes between the same addresses; give {written} separate memory"
+    )]
+    SharedMemory {
+        /// Which is written.
+        written: &'static str,
+        /// Which is read.
+        read: &'static str,
     },
     /// A device buffer is too small or missing.
     #[error("{tensor} needs {needed} bytes of device memory; {}", given.map_or("none was given".to_string(), |n| format!("{n} were given")))]

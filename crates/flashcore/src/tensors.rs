@@ -162,7 +162,7 @@ impl<'a> DeviceTensors<'a> {
     }
 }
 
-/// The scales of e4m3 tensors in device memory of their own, for
+/// The scales of e4m3 tensors in separate device memory, for
 /// [`Attention::forward_on`](crate::Attention::forward_on).
 ///
 /// They live as long as this does; [`as_slices`](Self::as_slices) goes into
@@ -193,7 +193,7 @@ impl ScaleBuffers {
     }
 }
 
-/// The sinks and ALiBi slopes of a problem in device memory of their own, for
+/// The sinks and ALiBi slopes of a problem in separate device memory, for
 /// [`Attention::forward_on`](crate::Attention::forward_on). They live as long as this does.
 #[derive(Debug)]
 pub struct HeadValueBuffers {

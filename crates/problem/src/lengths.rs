@@ -316,41 +316,64 @@ impl Problem {
     /// [`ProblemError::Lengths`], which names the array and the entry.
     pub fn sequences<'a>(&self, lengths: &Lengths<&'a [i32]>) -> Result<Vec<Sequence<'a>>, ProblemError> {
         self.check_given(lengths, |values| values.len())?;
+        (0..self.batch()).map(|b| self.sequence(b, lengths)).collect()
+    }
+
+    /// All that contradicts the problem, one error for each such sequence; [`Problem::sequences`] gives the first one.
+    /// A kernel cannot refuse such values: it takes a length above its bound as the bound, and a page outside the cache as
+    /// zeros. To find out why results are wrong, copy the arrays to the host and ask here.
+    ///
+    /// ```
+    /// use flashcore_problem::{KvLengths, Lengths, Problem};
+    /// let problem = Problem::builder().batch(3).heads(1, 1).seq_len(4).head_dim(8).kv_lengths(KvLengths::Cache).build()?;
+    /// let lengths = Lengths { seqused_k: Some(&[9, 4, -1][..]), ..Lengths::default() };
+    /// let found: Vec<String> = problem.length_findings(&lengths).iter().map(ToString::to_string).collect();
+    /// assert_eq!(found.len(), 2);
+    /// assert!(found[0].contains("has 9 for sequence 0; allowed are 0 to 4"), "{found:?}");
+    /// # Ok::<(), flashcore_problem::ProblemError>(())
+    /// ```
+    pub fn length_findings(&self, lengths: &Lengths<&[i32]>) -> Vec<ProblemError> {
+        match self.check_given(lengths, |values| values.len()) {
+            Err(error) => vec![error],
+            Ok(()) => (0..self.batch())
+                .filter_map(|b| self.sequence(b, lengths).err())
+                .collect(),
+        }
+    }
+
+    fn sequence<'a>(&self, b: usize, lengths: &Lengths<&'a [i32]>) -> Result<Sequence<'a>, ProblemError> {
         let (q_shape, [pages, page_size, ..]) = (self.q_layout().shape, self.k_layout().shape);
-        let sequence = |b: usize| {
-            let (starts, used) = (lengths.cu_seqlens_q, lengths.seqused_q);
-            let (q, len_q) = rows(
-                ["cu_seqlens_q", "seqused_q"],
-                starts,
-                used,
-                b,
-                q_shape[1],
-                self.seq_len_q(),
-            )?;
-            let (starts, used) = (lengths.cu_seqlens_k, lengths.seqused_k);
-            let (kv, len_kv) = rows(
-                ["cu_seqlens_k", "seqused_k"],
-                starts,
-                used,
-                b,
-                page_size,
-                self.seq_len_kv(),
-            )?;
-            let table = lengths
-                .block_table
-                .map(|table| table.chunks(table.len() / self.batch()));
-            let sequence = Sequence {
-                len_q,
-                len_kv,
-                keys: self.key_range_of(len_q, len_kv),
-                q,
-                kv,
-                pages: table.and_then(|mut table| Some((table.nth(b)?, page_size))),
-            };
-            sequence.check_pages(b, pages)?;
-            Ok(sequence)
+        let (starts, used) = (lengths.cu_seqlens_q, lengths.seqused_q);
+        let (q, len_q) = rows(
+            ["cu_seqlens_q", "seqused_q"],
+            starts,
+            used,
+            b,
+            q_shape[1],
+            self.seq_len_q(),
+        )?;
+        let (starts, used) = (lengths.cu_seqlens_k, lengths.seqused_k);
+        let (kv, len_kv) = rows(
+            ["cu_seqlens_k", "seqused_k"],
+            starts,
+            used,
+            b,
+            page_size,
+            self.seq_len_kv(),
+        )?;
+        let table = lengths
+            .block_table
+            .map(|table| table.chunks(table.len() / self.batch()));
+        let sequence = Sequence {
+            len_q,
+            len_kv,
+            keys: self.key_range_of(len_q, len_kv),
+            q,
+            kv,
+            pages: table.and_then(|mut table| Some((table.nth(b)?, page_size))),
         };
-        (0..self.batch()).map(sequence).collect()
+        sequence.check_pages(b, pages)?;
+        Ok(sequence)
     }
 
     /// All query rows of all sequences, as `[first index, head, second index]` of O, in memory order

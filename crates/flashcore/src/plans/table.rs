@@ -73,10 +73,10 @@ pub struct PlanClass {
     #[serde(default)]
     pub softcap: bool,
     /// Whether heads have sinks.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub sinks: bool,
     /// Whether scores have ALiBi's bias.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub alibi: bool,
     /// Whether the log-sum-exp is returned.
     #[serde(default)]
