@@ -99,9 +99,9 @@ struct ProblemFlags {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AlibiArg {
-    /// [heads]
+    /// A slope for each head
     Heads,
-    /// [batch, heads]
+    /// A slope for each head of each sequence
     BatchHeads,
 }
 

@@ -1,7 +1,7 @@
 //! The rungs of family `ladder` give the float64 answer on random problems, mistakes planted in them are found,
 //! and the product by itself gives the scores.
 //!
-//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (100).
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (50).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::common::number;
 
 #[test]
 fn the_rungs_equal_float64() {
-    let (first, count) = (number("FLASHCORE_SEED", 3000), number("FLASHCORE_PROBLEMS", 100));
+    let (first, count) = (number("FLASHCORE_SEED", 3000), number("FLASHCORE_PROBLEMS", 50));
     let limits = RandomLimits {
         max_work: 4_000_000,
         max_batch: 2,

@@ -1,7 +1,7 @@
 //! Packed sequences, caches and pages: kernels give the float64 answer for lengths that are read on the device, and
 //! mistakes in reading them are found.
 //!
-//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (60: four of each
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (30: two of each
 //! combination of axes).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -51,7 +51,7 @@ fn limits() -> RandomLimits {
 
 /// Checks random problems by the plans that `plan` gives, on every combination of lengths. Returns how many have none.
 fn equals_float64(limits: &RandomLimits, most_refused: u64, mut plan: impl FnMut(u64, &Problem) -> Option<Plan>) {
-    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 60));
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 30));
     let (mut combinations, mut refused) = (BTreeSet::new(), 0);
     for seed in first..first + count {
         let problem = random_problem(seed, limits).unwrap();
@@ -131,7 +131,7 @@ fn wgmma_equals_float64() {
         ..limits()
     };
     let (kernels, mut rng) = (KernelCache::default(), Rng::new(1));
-    equals_float64(&limits, number("FLASHCORE_PROBLEMS", 60) / 2, |_, problem| {
+    equals_float64(&limits, number("FLASHCORE_PROBLEMS", 30) / 2, |_, problem| {
         let mut refusal = None;
         for _ in 0..10_000 {
             let config = Config::Wgmma(wgmma::FAMILY.sample(&mut rng).into());

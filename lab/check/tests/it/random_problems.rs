@@ -1,6 +1,6 @@
 //! The scalar rungs give the float64 answer on random problems, under the simulator and without a finding.
 //!
-//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (140).
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (60).
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -24,7 +24,7 @@ fn mask_kind(mask: Mask) -> &'static str {
 
 #[test]
 fn the_scalar_rungs_equal_float64() {
-    let (first, count) = (number("FLASHCORE_SEED", 1000), number("FLASHCORE_PROBLEMS", 140));
+    let (first, count) = (number("FLASHCORE_SEED", 1000), number("FLASHCORE_PROBLEMS", 60));
     let limits = RandomLimits {
         max_work: 8_000_000,
         max_batch: 2,

@@ -1,7 +1,7 @@
 //! Taps give what the reference has there, on random problems and for every family,
 //! and say so where it is wrong.
 //!
-//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (40).
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (20).
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ const KERNELS: [&str; 16] = [
 
 #[test]
 fn every_tap_of_every_family_equals_float64() {
-    let (first, count) = (number("FLASHCORE_SEED", 500), number("FLASHCORE_PROBLEMS", 40));
+    let (first, count) = (number("FLASHCORE_SEED", 500), number("FLASHCORE_PROBLEMS", 20));
     let limits = RandomLimits {
         max_work: 2_000_000,
         max_batch: 2,
