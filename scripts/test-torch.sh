@@ -1,8 +1,9 @@
 #!/bin/bash
 # test-torch.sh [WHEELS]: installs the Python wheel with PyTorch, Transformers and Ray from PyPI into an empty
-# virtual environment, runs the bindings' tests there, and writes evidence/ci/torch.jsonl. CI's own tests
-# have NumPy only: PyTorch's Linux wheel brings about 3 GB. WHEELS is the folder that test-wheel.sh leaves
-# (default target/wheels); the wheel is built if there is none. PYTHON names the interpreter.
+# virtual environment, runs the bindings' tests there, and writes the rows of run `torch` in
+# evidence/ci/torch.jsonl. CI's own tests have NumPy only: PyTorch's Linux wheel brings about 3 GB. WHEELS is
+# the folder that test-wheel.sh leaves (default target/wheels); the wheel is built if there is none. PYTHON
+# names the interpreter.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=${1:-$root/target/wheels}
@@ -45,8 +46,10 @@ rows = [{
 for name, count in sorted(counts.items()):
     failed = count.pop("failed")
     rows.append({"run": "torch", "claim": name, "value": failed, "unit": "failed tests", "ok": failed == 0, **count})
+with open(out) as file:
+    others = [line for line in file if json.loads(line)["run"] != "torch"]
 with open(out, "w") as file:
-    file.writelines(json.dumps(row) + "\n" for row in rows)
+    file.writelines([*(json.dumps(row) + "\n" for row in rows), *others])
 print(f"{out}: {sum(row['value'] for row in rows[1:])} failed tests")
 EOF
 exit $status
