@@ -180,7 +180,7 @@ fn slice_mut<'a, T>(
     (slice, guard)
 }
 
-/// What a pass has besides.
+/// The direction of a pass, and the tensors only that direction has.
 enum Pass<'a, T> {
     /// ALiBi's slopes.
     Forward(Option<&'a Tensor>),

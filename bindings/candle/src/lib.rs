@@ -26,7 +26,7 @@
 //!   is no limit.
 //! - Scores are `softmax_scale · q·kᵀ`. A `softcap` c above 0 turns them into `c·tanh(score / c)`;
 //!   0 is no cap.
-//! - q, k and v have gradients, except through pages, which is refused. On Hopper, the last bits
+//! - q, k and v have gradients, except through pages, which is refused. On GPUs, the last bits
 //!   of that of q may differ from run to run.
 //! - ALiBi slopes have no gradients, and calls with them none either.
 //!

@@ -10,7 +10,7 @@ and rows past a sequence's end are never used.
 
 `flash_attn_func`, `flash_attn_qkvpacked_func` and, with `cu_seqlens_q` or `seqused_q` and `cu_seqlens_k`,
 `flash_attn_varlen_func` are differentiable in q, k and v: float16, bfloat16 and float32, all masks, soft caps, grouped
-heads. The last bits of dq may differ from run to run on Hopper, unless `deterministic` is given. Asking for a gradient
+heads. The last bits of dq may differ from run to run on GPUs, unless `deterministic` is given. Asking for a gradient
 of the log-sum-exp, of float8 tensors or through a cache raises, and so do second derivatives.
 """
 

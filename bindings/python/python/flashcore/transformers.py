@@ -7,7 +7,7 @@
 It serves full and causal attention, sliding windows, soft caps, grouped heads, padded batches, packed sequences that
 come with ``cu_seq_lens_q``, dynamic caches and static caches, whose length may be on the device. It serves training.
 Custom masks and dropout go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict; so does
-training on a GPU where FlashCore's kernel for gradients uses no tensor cores.
+training where FlashCore's kernel for gradients on a GPU uses no tensor cores (f32).
 """
 
 from __future__ import annotations
