@@ -66,8 +66,9 @@ pub const BACKWARD: Family = Family {
 struct Default {
     /// Largest head_dim it is for, of Q and K and of V.
     head_dim: usize,
-    /// The same where scores have a soft cap, whose derivative takes registers.
+    /// The same where scores have a soft cap, and where lengths are on the device: both take registers.
     softcap: usize,
+    lengths: usize,
     id: &'static str,
     why: &'static str,
 }
@@ -76,20 +77,24 @@ struct Default {
 /// next one is for cards with less.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
-    Default { head_dim: 64, softcap: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
-    Default { head_dim: 128, softcap: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
-    Default { head_dim: 128, softcap: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
-    Default { head_dim: 256, softcap: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
-    Default { head_dim: 256, softcap: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
-    Default { head_dim: 256, softcap: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
+    Default { head_dim: 128, softcap: 64, lengths: 0, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
+    Default { head_dim: 128, softcap: 128, lengths: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 192, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
 ];
 
 /// Configs for a problem, best first, and why. Some may be refused.
 pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let softcap = problem.softcap().is_some();
-    let rows = TABLE.iter();
-    let rows = rows.filter(move |row| head_dim <= if softcap { row.softcap } else { row.head_dim });
+    let (softcap, lengths) = (problem.softcap().is_some(), problem.has_lengths());
+    let most = move |row: &Default| match (softcap, lengths) {
+        (false, false) => row.head_dim,
+        (true, false) => row.softcap,
+        (false, true) => row.lengths,
+        (true, true) => row.softcap.min(row.lengths),
+    };
+    let rows = TABLE.iter().filter(move |row| head_dim <= most(row));
     rows.filter_map(|row| Some((Config::from_id(row.id)?, row.why)))
 }
 
