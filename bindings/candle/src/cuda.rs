@@ -156,7 +156,14 @@ fn gradients_of_type<T: CudaDType + DeviceRepr + ValidAsZeroBits>(
         out: &mut out,
         lse: Some(&mut lse),
     };
-    enqueue(&backward, lengths, tensors, device, results, Pass::Backward(dout, &mut found))?;
+    enqueue(
+        &backward,
+        lengths,
+        tensors,
+        device,
+        results,
+        Pass::Backward(dout, &mut found),
+    )?;
     Ok(storages(found))
 }
 

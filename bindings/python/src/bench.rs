@@ -7,8 +7,8 @@ use std::time::Instant;
 use flashcore::{DType, Device, Layout, Problem, Tensor};
 use flashcore_bench::child::Doing;
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, PeerType, Reading,
-    Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
+    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, PeerType,
+    Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;

@@ -35,7 +35,10 @@ fn slopes_that_do_not_fit() {
     let variable = candle::Var::from_tensor(q).unwrap();
     let out = flash_attn_alibi(&variable, q, q, &of(&[2], DType::F32), 1.0, true).unwrap();
     let error = out.sum_all().unwrap().backward().unwrap_err().to_string();
-    assert!(error.starts_with("alibi is alibi; the backward pass has no bias"), "{error}");
+    assert!(
+        error.starts_with("alibi is alibi; the backward pass has no bias"),
+        "{error}"
+    );
 }
 
 #[test]
