@@ -204,8 +204,8 @@ impl Problem {
 }
 
 impl Tensor {
-    /// Attaches sinks and slopes drawn for a problem, where it has any: to Q, by who draws inputs in another way than
-    /// [`Inputs::generate`](crate::Inputs::generate).
+    /// Attaches sinks and slopes drawn for a problem to Q, if the problem has any.
+    /// [`Inputs::generate`](crate::Inputs::generate) does so too.
     pub fn with_drawn_head_values(mut self, problem: &Problem, seed: u64) -> Tensor {
         self.head_values = HeadValues::draw(problem, seed);
         self

@@ -12,8 +12,8 @@
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
 //!
 //! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
-//! these rows. The main kernel defines their order within a tile of rows. If the sums are added in a given
-//! order, [`DqSemaphore`] follow them, zeroed as well.
+//! these rows. The main kernel defines their order within a tile of rows. If the sums are added in a given order, a
+//! [`DqSemaphore`] follows them, zeroed as well.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -194,8 +194,8 @@ pub(crate) fn head_row<'k>(
     }
 }
 
-/// The order in which blocks add to the sums of dQ, so that all runs write the same bits. [`Workspace::add_dq_semaphore`] gives the
-/// arguments.
+/// The order in which blocks add to the sums of dQ, so that all runs write the same bits.
+/// [`Workspace::add_dq_semaphore`] gives the arguments.
 ///
 /// A block takes a ticket when it starts, which is the number of its tile. Blocks with smaller tickets have already
 /// started. A block waits only for these, so it cannot deadlock.

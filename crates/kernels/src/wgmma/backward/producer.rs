@@ -50,7 +50,7 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         Fill { operand, stages }
     }
 
-    /// A box of rows, and perhaps numbers of theirs.
+    /// Copies a box of rows and, if they are given, the statistics of these rows.
     #[track_caller]
     fn next(&self, rows: BoxAt<'k>, numbers: Option<(SharedTile<'k, f32>, GlobalPtr<'k, f32>)>) {
         let tile = self.operand.tile;
