@@ -5,17 +5,19 @@
 //! the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, each as long as its cost: its
 //! K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each other.
 //!
-//! The line is cut into rounds, and each round into a range for each block of the main kernel. So all blocks are in one round
-//! at a time, and read K and V of few heads, which the L2 cache holds. A round is long enough for [`ROUND_TILES`] of the
-//! largest tiles in each range, so where there is little work there is one. Cuts are at ends of tiles but in the last round,
-//! whose ranges make up for what those before left uneven. A tile that a cut of the last round falls into is computed in
+//! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is little
+//! work, or tiles cost about the same ([`EVEN`]), the blocks are dealt tiles one by one, as many as leave no block with more
+//! than its share. The rest of the line is cut into a range for each block, which makes up for what these leave uneven.
+//! Otherwise the line is cut into rounds, and each round into a range for each block of the main kernel. So all blocks are in
+//! one round at a time, and read K and V of few heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of
+//! the largest tiles in each range. Cuts are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round falls into is computed in
 //! pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a piece shorter than
 //! [`Pieces::least`] K blocks moves to the nearest end of the tile.
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
 //! sequences, of one head), and G blocks:
 //!
-//! - A block has at most the tiles that begin in its ranges, and the one that its last range begins in: at most `H·T + G`
+//! - A block has at most its dealt tiles, those that begin in its ranges, and the one that its last range begins in: at most `H·T + G`
 //!   items, those of a block next to each other.
 //! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in pieces
 //!   begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than `2·G`.
@@ -46,6 +48,10 @@ pub(crate) const MOST_BLOCKS: u32 = 2048;
 /// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to one tile
 /// uneven, which the last round must make up for.
 const ROUND_TILES: u32 = 4;
+
+/// Least ratio of the mean cost of tiles to the largest one for which blocks are dealt tiles one by one, however many there
+/// are: with such costs that keeps the blocks at the same tiles.
+const EVEN: [u32; 2] = [7, 8];
 
 /// Words of a block's range of items: its first, and one past the last.
 const RANGE_WORDS: u32 = 2;

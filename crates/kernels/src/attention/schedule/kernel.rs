@@ -2,12 +2,14 @@
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::{COMBINED_WORDS, MOST_BLOCKS, RANGE_WORDS, ROUND_TILES, ROW_TILE_WORDS, THREADS};
+use super::{COMBINED_WORDS, EVEN, MOST_BLOCKS, RANGE_WORDS, ROUND_TILES, ROW_TILE_WORDS, THREADS};
 use crate::attention::block_range::BlockOrder;
 use crate::attention::lengths::last_at_most;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
+
+mod sums;
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.
 #[derive(Clone, Copy)]
@@ -65,6 +67,9 @@ struct Context<'k> {
 /// The ranges that the line is cut into: those of whole tiles, and then one for each block.
 #[derive(Clone, Copy)]
 struct Ranges<'k> {
+    /// Tiles that each block has one by one, before all ranges.
+    dealt: Val<'k, u32>,
+    /// 1 if tiles are dealt.
     rounds: Val<'k, u32>,
     /// Ranges of whole tiles: those of all rounds but the last.
     whole: Val<'k, u32>,
@@ -87,6 +92,8 @@ const POSITION: u32 = 0;
 const TILE: u32 = 1;
 const TILES_BEFORE: u32 = 2;
 const ITEM: u32 = 3;
+/// Of each block, in the words that its first items take later: what its dealt tiles cost.
+const LOAD: u32 = ITEM;
 
 pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
     k.min_blocks_per_sm(1);
@@ -251,19 +258,23 @@ impl<'k> Context<'k> {
         })
     }
 
-    /// Where each range begins on the line: those of whole tiles, and then one for each block that makes up for what these
-    /// leave its work uneven by.
+    /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block that
+    /// makes up for what these leave its work uneven by.
     fn cut(&self, row_tiles: Val<'k, u32>, cost: Val<'k, u32>, largest: Val<'k, u32>) -> Ranges<'k> {
         let (k, grid) = (self.k, self.grid);
         let total = cost * self.heads;
         let each = ((total + (grid - 1)) / grid).max(self.least);
         let most_rounds = k.constant(MOST_BLOCKS) / grid;
         let rounds = (total / (grid * ROUND_TILES * largest)).max(1).min(most_rounds);
+        let mean = cost / row_tiles.max(1);
+        let deals = rounds.eq(1) | (mean * EVEN[1]).ge(largest * EVEN[0]);
+        let rounds = deals.select(1u32, rounds);
         let ranges = Ranges {
+            dealt: deals.select(total / grid / largest, 0u32),
             rounds,
             whole: (rounds - 1) * grid,
         };
-        let last_round = k.var(0u32);
+        let last_round = k.var(self.deal(row_tiles, total, ranges.dealt));
         k.if_(ranges.whole.ne(0).uniform(), || {
             let each = total / (rounds * grid);
             k.for_divergent(k.thread_idx(), ranges.whole + 1, THREADS, |i| {
@@ -282,7 +293,7 @@ impl<'k> Context<'k> {
             let i = first + k.thread_idx();
             let exists = i.lt(grid);
             let i = i.min(grid - 1);
-            let load = k.var(0u32);
+            let load = k.var(self.cuts.at(LOAD, i).load());
             k.for_uniform(0, rounds - 1, 1, |round| {
                 let begins = |i| self.cuts.at(POSITION, i).load();
                 let range = round.fma(grid, i);
@@ -304,6 +315,23 @@ impl<'k> Context<'k> {
             self.store_cut(ranges.whole + grid, [total, all, all]);
         });
         ranges
+    }
+
+    /// Adds up what the dealt tiles of each block cost; returns where the line begins that is left.
+    fn deal(&self, row_tiles: Val<'k, u32>, total: Val<'k, u32>, dealt: Val<'k, u32>) -> Val<'k, u32> {
+        let (k, grid, all) = (self.k, self.grid, row_tiles * self.heads);
+        k.for_divergent(k.thread_idx(), grid, THREADS, |block| {
+            self.cuts.at(LOAD, block).store(0u32)
+        });
+        k.barrier();
+        k.for_divergent(k.thread_idx(), dealt * grid, THREADS, |number| {
+            let cost = self.tile_numbered(number).cost;
+            self.cuts.at(LOAD, number % grid).reduce_add(cost);
+        });
+        k.barrier();
+        let next = dealt * grid;
+        let start = self.tile_numbered(next.min(all.max(1) - 1)).start;
+        next.eq(all).select(total, start)
     }
 
     #[track_caller]
@@ -358,7 +386,7 @@ impl<'k> Context<'k> {
             let i = first + k.thread_idx();
             let exists = i.lt(grid);
             let i = i.min(grid - 1);
-            let items = k.var(0u32);
+            let items = k.var(ranges.dealt);
             let each_range = |body: &dyn Fn(Val<'k, u32>)| {
                 k.for_uniform(0, ranges.rounds, 1, |round| body(round.fma(grid, i)));
             };
@@ -368,7 +396,7 @@ impl<'k> Context<'k> {
             k.if_(exists.divergent(), || {
                 let words = [first, first + items];
                 self.ranges.offset(i * RANGE_WORDS).store_words(&words, Cache::Default);
-                let next = k.var(first);
+                let next = k.var(first + ranges.dealt);
                 each_range(&|range| {
                     self.cuts.at(ITEM, range).store(next.get());
                     next.add_assign(count(range));
@@ -387,19 +415,25 @@ impl<'k> Context<'k> {
             let number = |range| self.cuts.at(TILE, range).load() + block(range);
             let range = last_at_most(k, ranges.whole + self.grid, index, number);
             let tile = index - block(range);
+            // No range of whole tiles is before those that are dealt.
+            let is_dealt = index.lt(ranges.dealt * self.grid);
+            let range = is_dealt.select(index % self.grid, range);
             let exists = tile.lt(self.cuts.at(TILES_BEFORE, range + 1).load());
-            k.if_(exists.divergent(), || self.write_item(ranges, range, tile));
+            k.if_((is_dealt | exists).divergent(), || {
+                self.write_item(ranges, range, tile, is_dealt)
+            });
         });
     }
 
-    fn write_item(&self, ranges: Ranges<'k>, range: Val<'k, u32>, number: Val<'k, u32>) {
+    fn write_item(&self, ranges: Ranges<'k>, range: Val<'k, u32>, number: Val<'k, u32>, is_dealt: Val<'k, bool>) {
         let k = self.k;
         let tile = self.tile_numbered(number);
         let block = range - ranges.whole;
         // The range of K blocks on the line, after what the tile costs besides.
         let (first, end) = (tile.start + TILE_COST as u32, tile.start + tile.cost);
-        let begins = self.cuts.at(POSITION, range).load().max(first);
-        let ends = self.cuts.at(POSITION, range + 1).load().min(end);
+        let [range_begins, range_ends] = [range, range + 1].map(|range| self.cuts.at(POSITION, range).load());
+        let begins = is_dealt.select(first, range_begins.max(first));
+        let ends = is_dealt.select(end, range_ends.min(end));
         let whole = begins.eq(first) & ends.eq(end);
         let first_block = self.block_at(tile.start, ranges);
         let slot = first_block + block + 1;
@@ -425,7 +459,9 @@ impl<'k> Context<'k> {
         let words = part.words(place.map(Val::reinterpret), 0, self.tiles.cols);
         let words = words.map(Val::reinterpret);
         let [first_item, first_tile] = [ITEM, TILE].map(|row| self.cuts.at(row, range).load());
-        let item = self.items.offset((first_item + (number - first_tile)) * WORDS as u32);
+        let in_range = first_item + (number - first_tile);
+        let place = is_dealt.select(first_item - ranges.dealt + number / self.grid, in_range);
+        let item = self.items.offset(place * WORDS as u32);
         item.store_words(&words[..4], Cache::Default);
         item.plus(4).store_words(&words[4..], Cache::Default);
 
@@ -438,39 +474,5 @@ impl<'k> Context<'k> {
                 .offset(block * COMBINED_WORDS)
                 .store_words(&combined, Cache::Default);
         });
-    }
-
-    /// The largest of a number over all threads.
-    #[track_caller]
-    fn block_max(&self, value: Val<'k, u32>) -> Val<'k, u32> {
-        let (k, lane) = (self.k, self.k.lane());
-        let of_warp = value.redux_max();
-        let warp = k.thread_idx() / 32u32;
-        k.if_(lane.eq(0).divergent(), || self.warp_sums.at(0, warp).store(of_warp));
-        k.barrier();
-        let largest = self.warp_sums.at(0, lane).load().redux_max();
-        // Before they are written again.
-        k.barrier();
-        largest
-    }
-
-    /// The sum of a number over the threads before this one, and over all.
-    #[track_caller]
-    fn prefix_sum(&self, value: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
-        let (k, lane, warp) = (self.k, self.k.lane(), self.k.thread_idx() / 32u32);
-        let mut sum = value;
-        for distance in [1, 2, 4, 8, 16] {
-            let other = sum.shfl_up(distance);
-            sum = sum + lane.ge(distance).select(other, 0u32);
-        }
-        k.if_(lane.eq(31).divergent(), || self.warp_sums.at(0, warp).store(sum));
-        k.barrier();
-        // There are as many warps as lanes.
-        let of_warp = self.warp_sums.at(0, lane).load();
-        let before = lane.lt(warp).select(of_warp, 0u32).redux_add();
-        let total = of_warp.redux_add();
-        // Before they are written again.
-        k.barrier();
-        (before + sum - value, total)
     }
 }

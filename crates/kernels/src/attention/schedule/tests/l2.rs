@@ -158,9 +158,9 @@ fn rounds_read_keys_and_values_about_once() {
         let lists = on_host(&packed, &schedule, &lengths);
         let (rounds, span) = reads_and_makespan(&lists.items, bytes);
         let mut head_by_head = line(&packed, schedule.pieces, &lengths);
-        let in_one = reads_and_makespan(&in_rounds(&packed, &schedule, &head_by_head, 1).items, bytes).0;
+        let in_one = reads_and_makespan(&in_ranges(&packed, &schedule, &head_by_head, 1, 0).items, bytes).0;
         head_by_head.sort_by_key(|([batch, head, number], _)| [*batch, *number, *head]);
-        let before = reads_and_makespan(&in_rounds(&packed, &schedule, &head_by_head, 1).items, bytes).0;
+        let before = reads_and_makespan(&in_ranges(&packed, &schedule, &head_by_head, 1, 0).items, bytes).0;
         let text = format!(
             "{batch} of {len}: the host's lists {by_host:.2} (span {host_span:.3}), rounds {rounds:.2} (span {span:.3}), one \
              round {in_one:.2}, head by head {before:.2}"
@@ -170,5 +170,42 @@ fn rounds_read_keys_and_values_about_once() {
             "{text}"
         );
         assert!(host_span < 1.01 && span < 1.01, "{text}");
+    }
+}
+
+/// Chunks of 64 to 512 rows over caches of 4,096 keys: tiles of a head are dealt to blocks at the same time, which read its keys
+/// and values once. Ranges of the line have them one after the other, and read them as often.
+#[test]
+fn chunks_read_keys_and_values_about_once() {
+    for (batch, rows, most) in [
+        (16, 64, 1.1),
+        (12, 64, 1.1),
+        (64, 64, 1.2),
+        (16, 128, 1.2),
+        (8, 512, 1.1),
+    ] {
+        let problem = builder(batch, 4096)
+            .seq_len_q(rows)
+            .kv_lengths(KvLengths::Cache)
+            .build()
+            .unwrap();
+        let pieces = Pieces {
+            rows: ROWS,
+            cols: COLS,
+            heads: TileHeads::of_warpgroups(Packing::all_of(&problem)),
+            least: 2,
+        };
+        let schedule = Schedule::new("test", &problem, pieces, SMS).unwrap();
+        let lengths = Lengths {
+            seqused_k: Some(vec![4096; batch]),
+            ..Lengths::default()
+        };
+        let bytes = COLS as usize * 2 * 2 * 128;
+        let (reads, span) = reads_and_makespan(&on_host(&problem, &schedule, &lengths).items, bytes);
+        let line = line(&problem, pieces, &lengths);
+        let in_one = reads_and_makespan(&in_ranges(&problem, &schedule, &line, 1, 0).items, bytes).0;
+        let text = format!("{batch} of {rows} rows: {reads:.2} (span {span:.3}), one range each {in_one:.2}");
+        println!("{text}");
+        assert!(reads < most && span < 1.02 && in_one > 1.9, "{text}");
     }
 }
