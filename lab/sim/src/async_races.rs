@@ -7,7 +7,9 @@
 //! other threads, but not before a copy. On an H200 a copy that followed a warp's arrival overtook
 //! a load of that warp.
 
-use crate::clock::{ActorId, ActorKind, Clock, Stamp};
+use std::ops::Range;
+
+use crate::clock::{ActorId, ActorKind, Clock, Epoch, Stamp};
 use crate::cluster::Cluster;
 use crate::finding::{Actor, FindingKind};
 use crate::program::At;
@@ -55,6 +57,12 @@ const UNFENCED_READ: Fault = Fault(
      wait for loads",
     "let the reading threads execute `fence_proxy_async` between their loads and their arrival",
 );
+
+/// Whether a lane knows the reads of a lane (warp and lane) at an epoch as fenced for the async proxy.
+fn is_fenced(me: Lane<'_>, (warp, lane): (usize, usize), epoch: Epoch) -> bool {
+    let own = warp == me.warp.index && lane == me.lane;
+    own && me.warp.fenced[lane] >= epoch || me.clock().has_fenced((32 * warp + lane) as u32, epoch)
+}
 
 impl Cluster<'_> {
     /// Checks an access of the async proxy by `lanes` against an earlier write.
@@ -124,6 +132,7 @@ impl Cluster<'_> {
     /// Checks the write of a range by a copy that a lane starts.
     pub(crate) fn check_async_write(&mut self, by: Lane<'_>, at: At, first: u32, bytes: u32) {
         let mut good: Option<(u32, ActorId)> = None;
+        let after_reads = self.follows_reads(by, self.copy_cells(first, bytes));
         for cell in self.copy_cells(first, bytes) {
             let (stamp, writer) = (self.shadow.stamp(cell), self.shadow.writer(cell).0);
             let mut clash = None;
@@ -133,14 +142,16 @@ impl Cluster<'_> {
                     Some(wrong) => clash = Some(self.write_clash(by.bit(), cell, wrong)),
                 }
             }
-            if clash.is_none() && self.shadow.newest_read(cell) > by.warp.who(by.pc).limits.epoch {
+            if clash.is_none() && !after_reads && self.shadow.newest_read(cell) > by.warp.who(by.pc).limits.epoch {
                 let reader = self.unordered_reader(by.warp, by.lane as u32, cell);
                 clash = reader.map(|(reader, reader_pc, what)| {
                     let other = Some((reader, format!("{what}warp {}", reader.warp), reader_pc));
                     Clash::new(UNORDERED_READ, by.bit(), cell, other)
                 });
             }
-            let clash = clash.or_else(|| self.unfenced_reader(by, cell));
+            if clash.is_none() && !after_reads {
+                clash = self.unfenced_reader(by, cell);
+            }
             if let Some(clash) = clash {
                 self.report_clash(by.warp, (by.pc, at), clash, "overwrites");
                 return;
@@ -166,16 +177,25 @@ impl Cluster<'_> {
         Clash::new(fault, lanes, cell, Some((actor, name, writer_pc)))
     }
 
+    /// Whether a lane's copy follows all reads of some cells, with the fences that it needs. Whoever it does not follow,
+    /// [`Self::unordered_reader`] and [`Self::unfenced_reader`] find.
+    fn follows_reads(&self, by: Lane<'_>, cells: Range<usize>) -> bool {
+        let wrong = |reader: usize, epoch: Epoch| {
+            let unordered = self.unordered_lanes(by.warp, by.lane as u32, (reader, epoch, u32::MAX));
+            let is_unfenced = |lane: &usize| reader < self.machine.warps && !is_fenced(by, (reader, *lane), epoch);
+            (0..32).filter(is_unfenced).fold(unordered, |all, lane| all | 1 << lane)
+        };
+        self.shadow.reading().all(|reader| {
+            self.shadow
+                .reads_are_ordered(reader, cells.clone(), |epoch| wrong(reader, epoch))
+        })
+    }
+
     /// The conflict with a thread's read that a lane does not know as fenced for the async proxy.
     fn unfenced_reader(&self, me: Lane<'_>, cell: usize) -> Option<Clash> {
-        let (warp, clock) = (me.warp, me.clock());
-        for reader in self.shadow.reading_warps(self.machine.warps) {
+        for reader in self.shadow.reading().take_while(|&reader| reader < self.machine.warps) {
             let (epoch, by, pc) = self.shadow.readers(reader, cell);
-            let is_fenced = |by: usize| {
-                let own = reader == warp.index && by == me.lane;
-                own && warp.fenced[by] >= epoch || clock.has_fenced((32 * reader + by) as u32, epoch)
-            };
-            if let Some(by) = lanes(by).find(|&by| !is_fenced(by)) {
+            if let Some(by) = lanes(by).find(|&by| !is_fenced(me, (reader, by), epoch)) {
                 let actor = self.actor(reader, 1 << by);
                 let other = Some((actor, thread_name(actor), pc));
                 return Some(Clash::new(UNFENCED_READ, me.bit(), cell, other));
@@ -186,40 +206,41 @@ impl Cluster<'_> {
 
     /// An unordered read of a cell since its last write: reader, operation, and message prefix.
     pub(crate) fn unordered_reader(&self, warp: &Warp, lane: u32, cell: usize) -> Option<(Actor, u32, &'static str)> {
-        let machine = self.machine;
-        let clock = warp.clock(lane);
-        for reader in 0..machine.readers() {
+        for reader in self.shadow.reading() {
             let (epoch, read_by, pc) = self.shadow.readers(reader, cell);
-            if read_by == 0 {
-                continue;
-            }
-            let (by, lanes, what) = match machine.reader(reader) {
-                ActorKind::Warpgroup(group) => {
-                    // A warp's own products are ordered only after the warp has waited for them.
-                    let own = warp.index / 4 == group as usize;
-                    let ordered = clock.knows(machine.actors.warpgroup(group), epoch)
-                        || own && self.products_finished(warp, self.epoch) >= epoch;
-                    let lanes = if ordered { 0 } else { u32::MAX };
-                    (4 * group as usize, lanes, "a product of the warpgroup of ")
-                }
-                ActorKind::Store(by) => {
-                    let lanes = read_by & clock.unknown_from(machine.actors.store_of(32 * by), epoch);
-                    (by as usize, lanes, "a store of ")
-                }
-                _ => {
-                    let mine = if reader == warp.index { 1 << lane } else { 0 };
-                    (
-                        reader,
-                        read_by & !mine & clock.unknown_from(32 * reader as u32, epoch),
-                        "",
-                    )
-                }
-            };
+            let lanes = self.unordered_lanes(warp, lane, (reader, epoch, read_by));
             if lanes != 0 {
+                let (by, what) = match self.machine.reader(reader) {
+                    ActorKind::Warpgroup(group) => (4 * group as usize, "a product of the warpgroup of "),
+                    ActorKind::Store(by) => (by as usize, "a store of "),
+                    _ => (reader, ""),
+                };
                 return Some((self.actor(by, lanes), pc, what));
             }
         }
         None
+    }
+
+    /// The lanes, of those that read at an epoch, that a lane does not follow: all of a warpgroup or none.
+    fn unordered_lanes(&self, warp: &Warp, lane: u32, (reader, epoch, read_by): (usize, Epoch, u32)) -> u32 {
+        if read_by == 0 {
+            return 0;
+        }
+        let (machine, clock) = (self.machine, warp.clock(lane));
+        match machine.reader(reader) {
+            ActorKind::Warpgroup(group) => {
+                // A warp's own products are ordered only after the warp has waited for them.
+                let own = warp.index / 4 == group as usize;
+                let ordered = clock.knows(machine.actors.warpgroup(group), epoch)
+                    || own && self.products_finished(warp, self.epoch) >= epoch;
+                if ordered { 0 } else { u32::MAX }
+            }
+            ActorKind::Store(by) => read_by & clock.unknown_from(machine.actors.store_of(32 * by), epoch),
+            _ => {
+                let mine = if reader == warp.index { 1 << lane } else { 0 };
+                read_by & !mine & clock.unknown_from(32 * reader as u32, epoch)
+            }
+        }
     }
 
     /// The actor for findings, and its name in messages.

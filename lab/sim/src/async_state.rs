@@ -1,8 +1,9 @@
 //! The asynchronous state of a warp: products, mbarrier phases, register settings, cluster barrier.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use crate::clock::Epoch;
+use crate::hash::HashMap;
 
 /// Registers that products use together: an accumulator, or operand A of one k step.
 #[derive(Clone, Copy, Debug, Default)]

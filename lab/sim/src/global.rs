@@ -4,7 +4,6 @@
 //! see each other's writes. Blocks that do share one. A page is copied at the first access and then
 //! written. Pages carry shadow cells of 2 bytes (the narrowest access), which reveal races.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use flashcore_ir::ScalarType;
@@ -12,6 +11,7 @@ use flashcore_ir::inst::AtomOp;
 
 use crate::atomic;
 use crate::clock::{ActorId, Clock, Clocks, Epoch, Stamp};
+use crate::hash::HashMap;
 
 pub(crate) const PAGE_SHIFT: u32 = 11;
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;

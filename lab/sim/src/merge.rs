@@ -1,11 +1,12 @@
 //! Merges the writes of blocks in order of block index. Reports bytes that two blocks write, or
 //! that one writes and another reads.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use crate::atomic;
 use crate::finding::FindingKind;
 use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
+use crate::hash::HashMap;
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
 use crate::rng::Rng;
@@ -120,9 +121,16 @@ impl Merged {
 
     /// Reports bytes that one block read and another wrote.
     pub(crate) fn check_reads(&self, machine: &Machine<'_>, findings: &mut Findings) {
+        // Reads of a page follow each other.
+        let mut last = None;
         for &(place, reader) in &self.reads {
             let (slot, number, cell) = place;
-            if let Some(page) = self.pages.get(&(slot, number)) {
+            let page = match last {
+                Some((at, page)) if at == (slot, number) => page,
+                _ => self.pages.get(&(slot, number)),
+            };
+            last = Some(((slot, number), page));
+            if let Some(page) = page {
                 let owner = page.owners[cell];
                 if owner.block != 0 && owner.block != reader.block {
                     report(machine, findings, place, owner, reader, false);
@@ -136,9 +144,8 @@ impl Merged {
         let mut written: BTreeMap<usize, Written> = BTreeMap::new();
         for (&(slot, number), page) in &self.pages {
             let of_slot = written.entry(slot).or_default();
-            for (cell, _) in page.owners.iter().enumerate().filter(|(_, owner)| owner.block != 0) {
-                of_slot.set(number, cell);
-            }
+            let owned = page.owners.iter().enumerate().filter(|(_, owner)| owner.block != 0);
+            of_slot.set(number, owned.map(|(cell, _)| cell));
         }
         written
     }

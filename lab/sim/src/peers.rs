@@ -1,6 +1,5 @@
 //! Clusters: the cluster barrier, distributed shared memory, and the lifetime of blocks.
 
-use std::collections::HashMap;
 use std::rc::Rc;
 
 use flashcore_ir::inst::ClusterInst;
@@ -9,6 +8,7 @@ use flashcore_ir::{Operand, Reg};
 use crate::clock::{ActorId, Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
+use crate::hash::HashMap;
 use crate::machine::RANK_SHIFT;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};

@@ -77,8 +77,8 @@ pub(crate) struct Shadow {
     writer_pcs: Vec<u32>,
     /// Epoch of the newest read of each cell.
     newest_reads: Vec<Epoch>,
-    /// By warp: whether its threads have read any shared memory.
-    warps_that_read: Vec<bool>,
+    /// By reader: whether it has read any shared memory.
+    have_read: Vec<bool>,
     /// By reader (`Machine::readers`) and cell: epoch in the low half, lanes in the high half.
     reads: Vec<Vec<u64>>,
     read_pcs: Vec<Vec<u32>>,
@@ -93,7 +93,7 @@ impl Shadow {
             writers: vec![0; cells],
             writer_pcs: vec![0; cells],
             newest_reads: vec![0; cells],
-            warps_that_read: vec![false; readers],
+            have_read: vec![false; readers],
             reads: vec![vec![0; cells]; readers],
             read_pcs: vec![vec![0; cells]; readers],
         }
@@ -114,10 +114,28 @@ impl Shadow {
         (read as u32, (read >> 32) as u32, self.read_pcs[reader][cell])
     }
 
-    /// The warps below `warps` whose threads have read any shared memory.
-    pub(crate) fn reading_warps(&self, warps: usize) -> impl Iterator<Item = usize> {
-        let read = self.warps_that_read.iter().take(warps).enumerate();
-        read.filter(|(_, read)| **read).map(|(warp, _)| warp)
+    /// The readers that have read any shared memory.
+    pub(crate) fn reading(&self) -> impl Iterator<Item = usize> {
+        let read = self.have_read.iter().enumerate();
+        read.filter(|(_, read)| **read).map(|(reader, _)| reader)
+    }
+
+    /// Whether a reader's last reads of some cells are all ordered, given which of its lanes are not at an epoch.
+    pub(crate) fn reads_are_ordered(
+        &self,
+        reader: usize,
+        cells: Range<usize>,
+        unordered: impl Fn(Epoch) -> u32,
+    ) -> bool {
+        let mut last = None;
+        let mut wrong = 0;
+        self.reads[reader][cells].iter().all(|&read| {
+            let (epoch, lanes) = (read as u32, (read >> 32) as u32);
+            if lanes != 0 && last != Some(epoch) {
+                (last, wrong) = (Some(epoch), unordered(epoch));
+            }
+            lanes & wrong == 0
+        })
     }
 
     /// Records the write of a range of cells by one actor.
@@ -130,6 +148,7 @@ impl Shadow {
     /// Records reads of a range of cells by a reader's lanes.
     #[inline(always)]
     pub(crate) fn note_reads(&mut self, reader: usize, cells: Range<usize>, epoch: Epoch, lanes: u32, pc: u32) {
+        self.have_read[reader] = true;
         for read in &mut self.reads[reader][cells.clone()] {
             *read = with_lanes(*read, epoch, lanes);
         }
@@ -149,7 +168,7 @@ impl Shadow {
     /// Records reads. Returns whether the fast path proves that they follow the last writes.
     #[inline(always)]
     pub(crate) fn read(&mut self, who: &Who, access: &SharedAccess, pattern: Pattern) -> bool {
-        self.warps_that_read[who.warp] = true;
+        self.have_read[who.warp] = true;
         let epoch = who.epoch;
         let mut ordered = true;
         match pattern {

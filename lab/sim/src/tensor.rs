@@ -37,6 +37,16 @@ static A: LazyLock<Table> = LazyLock::new(|| table(MMA_M16K16_A));
 static B: LazyLock<Table> = LazyLock::new(|| table(MMA_K16N8_B));
 static ACC_F32: LazyLock<Table> = LazyLock::new(|| table(MMA_M16N8_ACC_F32));
 static ACC_F16: LazyLock<Table> = LazyLock::new(|| table(MMA_M16N8_ACC_F16));
+static MATRIX: LazyLock<Table> = LazyLock::new(|| table(LDMATRIX));
+static MATRIX_TRANSPOSED: LazyLock<Table> = LazyLock::new(|| {
+    let transpose = |place: u16| 8 * (place % 8) + place / 8;
+    MATRIX.iter().map(|places| places.map(transpose)).collect()
+});
+
+/// The places of an 8×8 matrix, as [`Table`], that a lane's two elements have in memory.
+fn matrix_places(transposed: bool) -> &'static Table {
+    if transposed { &MATRIX_TRANSPOSED } else { &MATRIX }
+}
 
 #[inline(always)]
 fn widen(bits: u32, ty: Half) -> f64 {
@@ -69,16 +79,13 @@ fn operand<const N: usize>(r: &Registers, k: &Constants, rows: &[Row], table: &T
 /// `acc += a · b`, 16×16 by 16×8, in f64: exact for integers, otherwise rounded once at the end.
 #[inline(always)]
 fn product(a: &[f64; 256], b: &[f64; 128], acc: &mut [f64; 128]) {
-    for i in 0..16 {
-        let mut row = [0.0; 8];
-        row.copy_from_slice(&acc[8 * i..8 * i + 8]);
-        for k in 0..16 {
-            let x = a[16 * i + k];
-            for j in 0..8 {
-                row[j] = x.mul_add(b[8 * k + j], row[j]);
-            }
+    let (a, b) = (a.as_chunks::<16>().0, b.as_chunks::<8>().0);
+    for (acc, a) in acc.as_chunks_mut::<8>().0.iter_mut().zip(a) {
+        let mut row = *acc;
+        for (x, b) in a.iter().zip(b) {
+            row = std::array::from_fn(|j| x.mul_add(b[j], row[j]));
         }
-        acc[8 * i..8 * i + 8].copy_from_slice(&row);
+        *acc = row;
     }
 }
 
@@ -277,14 +284,13 @@ impl Cluster<'_> {
         self.count_shared(warp.index, &access);
         for (i, &s) in regs.iter().enumerate() {
             let bits: [u32; 32] = *warp.registers.get(&self.machine.constants, s);
-            for (lane, _, element, row, col) in LDMATRIX.elements() {
-                let (row, col) = if transposed { (col, row) } else { (row, col) };
-                let lane_of_row = 8 * i + row as usize;
-                if access.mask >> lane_of_row & 1 != 0 {
-                    self.store_half(
-                        access.offsets[lane_of_row] + 2 * col,
-                        bits[lane as usize] >> (16 * element),
-                    );
+            for (element, places) in matrix_places(transposed).iter().enumerate() {
+                for (&place, bits) in places.iter().zip(bits) {
+                    let lane_of_row = 8 * i + usize::from(place / 8);
+                    if access.mask >> lane_of_row & 1 != 0 {
+                        let offset = access.offsets[lane_of_row] + 2 * u32::from(place % 8);
+                        self.store_half(offset, bits >> (16 * element));
+                    }
                 }
             }
         }
@@ -309,9 +315,10 @@ impl Cluster<'_> {
                 }
             }
             let mut value = [0u32; 32];
-            for (lane, _, element, row, col) in LDMATRIX.elements() {
-                let place = if transposed { 8 * col + row } else { 8 * row + col };
-                value[lane as usize] |= elements[place as usize] << (16 * element);
+            for (element, places) in matrix_places(transposed).iter().enumerate() {
+                for (value, &place) in value.iter_mut().zip(places) {
+                    *value |= elements[usize::from(place) % 64] << (16 * element);
+                }
             }
             warp.registers.set(d, warp.active, &value);
         }

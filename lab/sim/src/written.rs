@@ -29,8 +29,13 @@ impl Written {
         }
     }
 
-    pub(crate) fn set(&mut self, page: u64, cell: usize) {
-        self.pages.entry(page).or_insert([0; CELLS / 64])[cell / 64] |= 1 << (cell % 64);
+    /// Adds cells of a page.
+    pub(crate) fn set(&mut self, page: u64, cells: impl Iterator<Item = usize>) {
+        let mut cells = cells.peekable();
+        if cells.peek().is_some() {
+            let mine = self.pages.entry(page).or_insert([0; CELLS / 64]);
+            cells.for_each(|cell| mine[cell / 64] |= 1 << (cell % 64));
+        }
     }
 }
 
@@ -41,8 +46,8 @@ mod tests {
     #[test]
     fn resolution_is_two_bytes_across_pages() {
         let (mut one, mut two) = (Written::default(), Written::default());
-        one.set(0, 70);
-        two.set(3, 0);
+        one.set(0, [70].into_iter());
+        two.set(3, [0].into_iter());
         one.add(&two);
         let known: Vec<u64> = (0..10_000).filter(|&offset| one.contains(offset)).collect();
         assert_eq!(known, [140, 141, 3 << PAGE_SHIFT, (3 << PAGE_SHIFT) + 1]);
