@@ -57,7 +57,7 @@ fn swizzled_tiles_have_none() {
     let mut checked = 0;
     for (head_dim, head_dim_v) in HEAD_DIMS {
         let problem = problem(head_dim, head_dim_v);
-        let mut left = 12;
+        let mut left = 8;
         while left > 0 {
             let config = mma::Config {
                 swizzled: true,
