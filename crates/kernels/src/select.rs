@@ -361,6 +361,19 @@ mod tests {
             let packed_heads = choice.plan.config.to_string().contains("-gqa");
             assert_eq!(packed_heads, q == packed(512), "{problem}");
         }
+        // Chunks of as many rows each fill tiles of 128 rows: of a group of heads, or of one.
+        for (rows, tile) in [
+            (64, "wgmma/m128n128-s2-pingpong-spec-qreg-gqa"),
+            (128, "wgmma/m128n128-s2-pingpong-spec-qreg"),
+        ] {
+            let problem = builder(rows)
+                .q_lengths(packed(16 * rows))
+                .kv_lengths(pages(64))
+                .build()
+                .unwrap();
+            let choice = select(&problem, Target::Sm90a, 16, &KernelCache::default()).unwrap();
+            assert_eq!(choice.plan.config.to_string(), tile, "{rows} rows");
+        }
         let problem = builder(300)
             .q_lengths(packed(2000))
             .kv_lengths(pages(4))
