@@ -228,9 +228,11 @@ impl<'m> Cluster<'m> {
         if let Some(clash) = clash {
             self.global_clash(by, region, clash, "reads");
         }
-        let mut places = (0..8).filter(|i| unwritten >> i & 1 != 0).map(|i| offset + 2 * i);
-        let before = self.machine.options.written.get(&region.slot);
-        if let Some(at) = places.find(|&at| before.is_none_or(|written| !written.contains(at))) {
+        let missing = match self.machine.options.written.get(&region.slot) {
+            Some(before) => before.first_missing(offset, unwritten),
+            None => lanes(unwritten).next().map(|piece| offset + 2 * piece as u64),
+        };
+        if let Some(at) = missing {
             self.report(FindingKind::NeverWritten, by.pc, None, |cluster| {
                 let (place, mut details) = place(region, at, cluster.lane_actor(by));
                 details.message = format!("reads {place}, which was never written");

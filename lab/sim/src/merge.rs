@@ -56,7 +56,9 @@ impl Merged {
         let mut pages: Vec<_> = pages.into_iter().collect();
         pages.sort_by_key(|(at, _)| *at);
         for ((slot, number), page) in pages {
-            let foreign = |cell: &Cell| cell.stamp().is_none() && cell.read_epoch != 0;
+            // No block writes what the kernel may not.
+            let may_be_written = machine.regions.iter().any(|r| r.slot == slot && r.written);
+            let foreign = |cell: &Cell| may_be_written && cell.stamp().is_none() && cell.read_epoch != 0;
             for (i, cell) in page.cells.iter().enumerate().filter(|(_, cell)| foreign(cell)) {
                 let thread = 32 * cell.reader_warp + cell.reader_lanes.trailing_zeros();
                 self.reads.push(((slot, number, i), by(cell.reader_pc, thread, false)));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::global::{CELLS, PAGE_SHIFT};
+use crate::registers::lanes;
 
 /// The bytes of a buffer that were written, passed from one launch to the next. Resolution: 2
 /// bytes, the narrowest access.
@@ -19,6 +20,17 @@ impl Written {
         self.pages
             .get(&(offset >> PAGE_SHIFT))
             .is_some_and(|page| page[cell / 64] >> (cell % 64) & 1 != 0)
+    }
+
+    /// The first of some pieces of 2 bytes, a bit each from byte `offset` on and within one page, that was not written.
+    pub(crate) fn first_missing(&self, offset: u64, pieces: u32) -> Option<u64> {
+        let page = self.pages.get(&(offset >> PAGE_SHIFT));
+        let is_written = |piece: usize| {
+            let cell = offset as usize / 2 % CELLS + piece;
+            page.is_some_and(|page| page[cell / 64] >> (cell % 64) & 1 != 0)
+        };
+        let missing = lanes(pieces).find(|&piece| !is_written(piece));
+        missing.map(|piece| offset + 2 * piece as u64)
     }
 
     /// Adds the writes of another launch.
@@ -51,5 +63,8 @@ mod tests {
         one.add(&two);
         let known: Vec<u64> = (0..10_000).filter(|&offset| one.contains(offset)).collect();
         assert_eq!(known, [140, 141, 3 << PAGE_SHIFT, (3 << PAGE_SHIFT) + 1]);
+        assert_eq!(one.first_missing(140, 0b11), Some(142));
+        assert_eq!(one.first_missing(140, 0b1), None);
+        assert_eq!(one.first_missing(1 << PAGE_SHIFT, 0b10), Some((1 << PAGE_SHIFT) + 2));
     }
 }
