@@ -8,8 +8,8 @@
 //! cargo run --release -p flashcore-tools --example backward -- once 2,16/16,8192,8192,128,full    # for a profiler
 //! ```
 //!
-//! A problem is `BATCH,HEADS/KV_HEADS,ROWS,KEYS,HEAD_DIM,MASK`, where the mask is `full`, `causal` or `LEFT:RIGHT`. It is
-//! of bf16 where it is timed.
+//! A problem is `BATCH,HEADS/KV_HEADS,ROWS,KEYS,HEAD_DIM,MASK`, where the mask is `full`, `causal` or `LEFT:RIGHT`, and
+//! `,deterministic` may follow. It is of bf16 where it is timed.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -62,8 +62,15 @@ fn mask(text: &str) -> Result<Mask> {
 
 fn builder(text: &str) -> Result<ProblemBuilder> {
     let fields: Vec<&str> = text.split(',').collect();
-    let [batch, heads, rows, keys, head_dim, last] = fields[..] else {
-        return Err(format!("`{text}` is no problem; write BATCH,HEADS/KV_HEADS,ROWS,KEYS,HEAD_DIM,MASK").into());
+    let (fields, deterministic) = match fields[..] {
+        [ref first @ .., "deterministic"] => (first, true),
+        ref all => (all, false),
+    };
+    let [batch, heads, rows, keys, head_dim, last] = *fields else {
+        return Err(format!(
+            "`{text}` is no problem; write BATCH,HEADS/KV_HEADS,ROWS,KEYS,HEAD_DIM,MASK, and `,deterministic` if it is"
+        )
+        .into());
     };
     let (heads, kv_heads) = heads.split_once('/').unwrap_or((heads, heads));
     Ok(Problem::builder()
@@ -72,7 +79,8 @@ fn builder(text: &str) -> Result<ProblemBuilder> {
         .seq_len_q(rows.parse()?)
         .seq_len_kv(keys.parse()?)
         .head_dim(head_dim.parse()?)
-        .mask(mask(last)?))
+        .mask(mask(last)?)
+        .deterministic(deterministic))
 }
 
 /// The problems that are checked, but for their head_dim.
@@ -252,7 +260,9 @@ fn times(stream: &Stream, kernels: &[Kernel], problem: &Problem) -> Result<()> {
     for plan in &plans {
         let steps = prepare(stream.context(), plan, &memory)?;
         let mut graphs = vec![timed_steps(stream, &steps)?];
-        for step in steps.chunks(1) {
+        // Sums in order need the steps before the main one: they reset whose turn it is.
+        let alone = steps.chunks(1).filter(|_| !problem.deterministic());
+        for step in alone {
             graphs.push(timed_steps(stream, step)?);
         }
         lines.push((plan, graphs));

@@ -1,7 +1,7 @@
 //! Changes of arithmetic and comparisons: indices, remainders, swizzles, bounds, thresholds.
 
-use flashcore_ir::inst::{BinOp, Cmp};
-use flashcore_ir::{Inst, Operand, Reg, ScalarType};
+use flashcore_ir::inst::{BinOp, BulkInst, Cmp, FlagInst, Space, StoreSource};
+use flashcore_ir::{Cache, Inst, Operand, Reg, ScalarType};
 
 use super::Operator as O;
 use super::changes::{Changes, edit, is_integer};
@@ -10,6 +10,35 @@ use super::changes::{Changes, edit, is_integer};
 const TILE: u64 = 64;
 
 impl Changes<'_> {
+    /// Sums that blocks add to, and the flags that order them.
+    pub(super) fn sums_and_flags(&mut self) {
+        let relaxed = match *self.inst {
+            Inst::AddFour { .. } | Inst::Bulk(BulkInst::Reduce { .. }) => {
+                let twice = vec![self.inst.clone(); 2];
+                return self.found.push((O::AddTwice, twice));
+            }
+            Inst::Flag(FlagInst::LoadAcquire { dst, addr }) => Inst::Ld {
+                space: Space::Global,
+                dst,
+                count: 1,
+                addr,
+                cache: Cache::Default,
+            },
+            Inst::Flag(FlagInst::StoreRelease { ty, addr, value }) => Inst::St {
+                space: Space::Global,
+                src: match value {
+                    Operand::Reg(reg) => StoreSource::Regs(reg),
+                    Operand::Imm(bits) => StoreSource::Imm(ty, bits),
+                },
+                count: 1,
+                addr,
+                cache: Cache::Default,
+            },
+            _ => return,
+        };
+        self.put(O::RelaxFlag, relaxed);
+    }
+
     pub(super) fn binary(&mut self, op: BinOp, ty: ScalarType, dst: Reg, a: Operand, b: Operand) {
         let in_place = a == Operand::Reg(dst);
         let constant = match b {

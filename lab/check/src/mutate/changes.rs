@@ -27,6 +27,7 @@ pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(O, Vec<Inst>)> {
         changes.drop(operator);
     }
     changes.fields();
+    changes.sums_and_flags();
     changes.values();
     changes.accesses();
     let mut found = changes.found;

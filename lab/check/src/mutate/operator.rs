@@ -85,6 +85,8 @@ operators! {
     PreviousAccess: "Accesses the previous element.",
     OffAccess: "Accesses two bytes further.",
     DropAtomic: "Removes a read-modify-write.",
+    AddTwice: "Adds f32 values to global memory twice.",
+    RelaxFlag: "An acquire or a release of a flag orders nothing.",
     OwnBlock: "Accesses the own block's memory instead of another block's.",
     ShrinkBuffer: "Declares a shared buffer one row too short.",
 

@@ -38,11 +38,8 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) dout: Consumer<'k>,
     /// The stage that the product under way from one tile to the next reads: of Q for dK, or of dO for dV.
     pub(super) held: Consumer<'k>,
-    /// The tile whose dQ is in shared memory, and its stage.
-    pub(super) dq_tile: Var<'k, u32>,
-    pub(super) dq_stage: Var<'k, u32>,
-    /// The stage of `ds_tile`.
-    pub(super) ds_stage: Var<'k, u32>,
+    /// Q tiles whose dQ has been kept or added.
+    pub(super) tiles: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
     /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
@@ -86,9 +83,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                 Part::Values => context.dout.pipeline.consumer(),
                 Part::Keys | Part::Scores => context.q.pipeline.consumer(),
             },
-            dq_tile: k.var(0u32),
-            dq_stage: k.var(0u32),
-            ds_stage: k.var(0u32),
+            tiles: k.var(0u32),
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
             k_columns: context.k.tile.mn_major().slabs(index % units * slabs, slabs),
@@ -112,6 +107,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn one_lane(&self, body: impl FnOnce()) {
         self.k.if_(self.k.lane().eq(0).divergent(), body);
+    }
+
+    /// The stage of dS.
+    #[track_caller]
+    fn ds_stage(&self) -> Val<'k, u32> {
+        self.tiles % self.context.ds_tile.stages()
     }
 
     // ---- Products -------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn start_dq(&self) {
         self.product("dQ = dS*K", || {
-            let ds = self.ds_rows.stage(self.ds_stage.get());
+            let ds = self.ds_rows.stage(self.ds_stage());
             self.k.wgmma_ss(self.dq.0, ds, self.k_columns, false);
         });
     }
@@ -161,7 +162,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             if self.part == Part::Scores {
                 return self.k.wgmma_rs(self.dk.0, &self.p.operands(), q, true);
             }
-            let ds = self.ds_keys.stage(self.ds_stage.get());
+            let ds = self.ds_keys.stage(self.ds_stage());
             self.k.wgmma_ss(self.dk.0, ds, q, true);
         });
     }
@@ -243,7 +244,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
-                let place = ds_tile.at_stage(self.ds_stage.get(), key, query + first);
+                let place = ds_tile.at_stage(self.ds_stage(), key, query + first);
                 for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
                     let at = if column == 0 {
                         place

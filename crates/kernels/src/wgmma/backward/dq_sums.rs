@@ -1,19 +1,16 @@
-//! The sums of dQ: how warps add to them, and the step that makes dQ of them, scaled, rounded, and in rows. Those of family
-//! `mma` have another order (`attention/dq_sums.rs`).
+//! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `mma` have another order
+//! (`attention/dq_sums.rs`).
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
 //! rows and 64 or 128 columns; warpgroups go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, TileShape, Val, Widen};
+use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::consumer::Warpgroup;
-use super::tile::Tile;
-use super::{DQ_STAGES, Shares, UNIT, named};
+use super::{Shares, UNIT, named};
 use crate::Refusal;
 use crate::attention::gradients::{Workspace, head_row};
 use crate::attention::lengths::TensorParam;
@@ -108,89 +105,4 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape
             });
         }
     });
-}
-
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Leaves this warp's part of dQ of a tile in shared memory, until [`Self::send_dq`], or adds it.
-    #[track_caller]
-    pub(super) fn keep_dq(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
-        let (k, context) = (self.k, self.context);
-        self.dq_tile.set(first_tile + m_block.reinterpret::<u32>());
-        let Some(dq_tile) = context.dq_tile else {
-            return self.add_dq(tile, m_block);
-        };
-        k.verb("keep_dq", || {
-            // The addition that read this stage is not the last one.
-            self.one_lane(|| k.bulk_wait_read(DQ_STAGES - 1));
-            k.sync_warp();
-            // Both have two stages, and take them in turn.
-            let stage = self.ds_stage.get();
-            let place = dq_tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
-            for i in 0..self.dq.tiles() {
-                let words = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
-                place.plus(32 * 4 * i as i32).store_words(&words, Cache::Default);
-            }
-            self.dq_stage.set(stage);
-        });
-    }
-
-    /// Adds this warp's part of dQ of a tile to the sums in global memory, when its turn has come.
-    #[track_caller]
-    fn add_dq(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
-        let k = self.k;
-        k.verb("add_dq", || {
-            if self.context.semaphore.is_some() {
-                let others_first = self.k.lane().eq(0) & m_block.lt(tile.end_before);
-                k.if_(others_first.divergent(), || {
-                    k.loop_(|scope| scope.break_if(self.semaphore().load_acquire().eq(tile.index).divergent()));
-                });
-                k.sync_warp();
-            }
-            let place = self.dq_sums().offset(k.lane() * 4);
-            for i in 0..self.dq.tiles() {
-                let four = [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get());
-                place.plus(32 * 4 * i as i32).add_four(&four);
-            }
-        });
-    }
-
-    /// Sends what [`Self::keep_dq`] has left on its way: the warp has met at a barrier since, after a fence. Where dQ is added
-    /// in order, it is the next block's turn.
-    #[track_caller]
-    pub(super) fn send_dq(&self, tile: &Tile<'k>) {
-        let (k, context) = (self.k, self.context);
-        k.verb("send_dq", || {
-            if context.semaphore.is_some() {
-                k.sync_warp();
-                return self.one_lane(|| self.semaphore().store_release(tile.index + 1));
-            }
-            let Some(dq_tile) = context.dq_tile else { return };
-            self.one_lane(|| {
-                let from = dq_tile.at_stage(self.dq_stage.get(), 0, self.first_dq());
-                k.bulk_add(self.dq_sums(), from, 32 * 16 * self.dq.tiles());
-                k.bulk_commit();
-            });
-        });
-    }
-
-    /// Whose turn it is to add to this warp's part of the tile's dQ.
-    #[track_caller]
-    fn semaphore(&self) -> GlobalPtr<'k, u32> {
-        let counts = self.context.semaphore.expect("dQ is added in order").counts;
-        counts.offset(self.dq_tile * self.context.levers.rows + self.warp)
-    }
-
-    /// This warp's part of the sums of the tile's dQ.
-    #[track_caller]
-    fn dq_sums(&self) -> GlobalPtr<'k, f32> {
-        let elements = self.context.levers.rows * self.context.shares.width;
-        let tile = self.context.dq_sums.offset_strided(self.dq_tile.get(), elements);
-        tile.offset(self.first_dq())
-    }
-
-    /// Elements of dQ's tile before this warp's.
-    #[track_caller]
-    fn first_dq(&self) -> Val<'k, u32> {
-        self.warp * (32 * 4 * self.dq.tiles())
-    }
 }

@@ -14,8 +14,9 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
 use super::consumer::{DS_FULL, P_FULL, Warpgroup};
+use super::dq::Way;
 use super::tile::Tile;
-use super::{DQ_STAGES, Shares, registers};
+use super::{Shares, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -44,8 +45,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) ds_tile: SharedTile<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
     pub(super) p_tile: Option<SharedTile<'k, f32>>,
-    /// dQ on its way to the sums; without it, threads add their registers.
-    pub(super) dq_tile: Option<SharedTile<'k, f32>>,
+    pub(super) dq_way: Way<'k>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
     pub(super) dk: TensorRows<'k>,
@@ -71,8 +71,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let ds_stages = if shares.shares_products { 1 } else { 2 };
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(ds_stages));
     let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
-    let copied = !ordered && !shares.shares_products;
-    let dq_tile = copied.then(|| k.shared_tile("dq_tile", TileShape::new(rows, width).stages(DQ_STAGES)));
+    let dq_way = Way::declare(k, levers, &shares, ordered);
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
         k.shared_tile("delta_tile", row_numbers),
@@ -114,7 +113,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         dout,
         ds_tile,
         p_tile,
-        dq_tile,
+        dq_way,
         lse_tile,
         delta_tile,
         dk,
@@ -174,14 +173,14 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             let m_block = context.q_tile_of(tile, i);
             let mask = || mask(m_block);
             match self.part {
-                Part::Keys => self.m_block(tile, mask, i.gt(0)),
-                Part::Values => self.m_block_of_values(tile, mask, i.gt(0)),
-                Part::Scores => self.m_block_of_scores(tile, i.gt(0)),
+                Part::Keys => self.m_block(mask, i.gt(0)),
+                Part::Values => self.m_block_of_values(mask, i.gt(0)),
+                Part::Scores => self.m_block_of_scores(i.gt(0)),
             }
-            self.keep_dq(tile, first_tile, m_block);
+            self.keep_dq(first_tile, m_block);
         };
         let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
-        if context.dq_tile.is_some() {
+        if self.part == Part::Keys && context.semaphore.is_none() {
             k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         } else {
@@ -190,15 +189,15 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
         k.wgmma_wait(0);
         release(self.held);
-        if context.dq_tile.is_some() {
+        if self.part == Part::Keys {
             k.fence_proxy_async();
+            k.sync_warp();
+            self.give_dq();
         }
-        k.sync_warp();
-        self.send_dq(tile);
     }
 
     /// One Q tile. It ends with its dK under way, which runs on while the next one begins, and its dQ in registers.
-    fn m_block(&self, tile: &Tile<'k>, mask: impl FnOnce(), any_before: Val<'k, bool>) {
+    fn m_block(&self, mask: impl FnOnce(), any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         self.start_scores();
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
@@ -218,28 +217,18 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.meet();
         self.start_dq();
         self.start_dk();
-        k.if_(any_before.uniform(), || self.send_dq(tile));
-        self.ds_stage.set(self.ds_stage.get() ^ 1);
+        k.if_(any_before.uniform(), || self.give_dq());
         self.q.advance();
         k.wgmma_wait(1);
         release(self.dout);
     }
 
-    /// Where dQ is added in order, that of the tile before has been.
-    #[track_caller]
-    fn send_dq_before(&self, tile: &Tile<'k>, any_before: Val<'k, bool>) {
-        if self.context.semaphore.is_some() {
-            self.k.if_(any_before.uniform(), || self.send_dq(tile));
-        }
-    }
-
     /// One Q tile where this warpgroup has P and dV. It ends with the second half of dV under way, and its dQ in registers.
-    fn m_block_of_values(&self, tile: &Tile<'k>, mask: impl FnOnce(), any_before: Val<'k, bool>) {
+    fn m_block_of_values(&self, mask: impl FnOnce(), any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         let steps = context.levers.rows / 16;
         self.start_scores();
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
-        self.send_dq_before(tile, any_before);
         k.wgmma_wait(0);
         // dV of the tile before has ended.
         k.if_(any_before.uniform(), || release(self.held));
@@ -260,11 +249,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     }
 
     /// One Q tile where this warpgroup has dS and dK. It ends with dK under way, and its dQ in registers.
-    fn m_block_of_scores(&self, tile: &Tile<'k>, any_before: Val<'k, bool>) {
+    fn m_block_of_scores(&self, any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         self.start_dp();
         let delta = self.row_numbers(context.delta_tile, self.dout.stage());
-        self.send_dq_before(tile, any_before);
         k.wgmma_wait(0);
         // dK of the tile before has ended.
         k.if_(any_before.uniform(), || release(self.held));

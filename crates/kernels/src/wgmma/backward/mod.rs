@@ -2,6 +2,7 @@
 //! [rounding of dQ](dq_sums).
 
 mod consumer;
+mod dq;
 mod dq_sums;
 mod kernel;
 mod producer;
@@ -26,9 +27,6 @@ use crate::step::{Identity, KernelCache, Step};
 
 /// Keys of a warpgroup, and the rows and columns of its part of dQ.
 const UNIT: u32 = 64;
-
-/// Tiles of dQ in shared memory: one is added up while the next is written.
-const DQ_STAGES: u32 = 2;
 
 /// Columns of tiles: head sizes are padded with zeros to the next one.
 const WIDTHS: [u32; 3] = [64, 128, 256];

@@ -1,5 +1,5 @@
 //! The producer: one thread copies K and V of the block's tile, and then Q and dO of each Q tile with the statistics of
-//! their rows, as fast as stages become free.
+//! their rows, as fast as stages become free. Other warps of its warpgroup [send dQ](super::dq).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Producer;
@@ -13,8 +13,13 @@ use super::tile::Tile;
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
-        k.if_(warp.eq(0).uniform(), || {
-            self.with_tile(k, |tile| k.if_(k.elect().divergent(), || self.copy_tiles(k, tile)));
+        k.if_(warp.le(self.dq_way.warps()).uniform(), || {
+            self.with_tile(k, |tile| {
+                k.if_(k.elect().divergent(), || {
+                    let send = || self.send_tiles(k, tile, warp - 1);
+                    k.if_else(warp.eq(0).uniform(), || self.copy_tiles(k, tile), send);
+                });
+            });
         });
     }
 

@@ -1,0 +1,221 @@
+//! How dQ of a tile comes to its sums in global memory.
+//!
+//! Up to 128 columns the consumers leave it in shared memory, and a warp of the producer's warpgroup sends it from there, a
+//! warp for each stage. Beyond, there is no room for that: threads add their registers.
+//!
+//! **In order**: a word for each Q tile says which block's turn it is. The warp that sends a tile waits for the turn before,
+//! and after its additions have arrived, it is the next block's turn. Where threads add, such a warp does both for them. So
+//! no consumer waits for the L2 cache.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::mbarrier::MBarriers;
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
+
+use super::Shares;
+use super::consumer::Warpgroup;
+use super::kernel::Context;
+use super::tile::Tile;
+use crate::attention::gradients::DqSemaphore;
+use crate::wgmma::Config;
+
+/// Tiles of dQ in shared memory, each of which a warp sends.
+const STAGES: u32 = 2;
+
+/// How a tile of dQ gets to the sums.
+#[derive(Clone, Copy)]
+pub(super) enum Way<'k> {
+    /// From shared memory.
+    Sent {
+        tile: SharedTile<'k, f32>,
+        /// By stage: all consumer warps have written their part, and the tile has been read.
+        full: MBarriers<'k>,
+        free: MBarriers<'k>,
+    },
+    /// From registers, when the turn has come; all consumer warps have added then.
+    AddedInTurn { turn: MBarriers<'k>, added: MBarriers<'k> },
+    /// From registers.
+    Added,
+}
+
+impl<'k> Way<'k> {
+    /// Declares what it needs in shared memory, and makes its mbarriers; a barrier of the block comes next.
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares, ordered: bool) -> Self {
+        let consumers = 4 * shares.warpgroups;
+        let make = |mbarriers: MBarriers<'k>, arrivals: u32| {
+            k.if_(k.thread_idx().eq(0).divergent(), || {
+                (0..mbarriers.count()).for_each(|stage| mbarriers.at(stage).init(arrivals));
+            });
+            mbarriers
+        };
+        match (shares.shares_products, ordered) {
+            (false, _) => Way::Sent {
+                tile: k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.width).stages(STAGES)),
+                full: make(k.mbarriers("dq.full", STAGES), consumers),
+                free: make(k.mbarriers("dq.free", STAGES), 1),
+            },
+            (true, true) => Way::AddedInTurn {
+                turn: make(k.mbarriers("dq.turn", 1), 1),
+                added: make(k.mbarriers("dq.added", 1), consumers),
+            },
+            (true, false) => Way::Added,
+        }
+    }
+
+    /// Warps besides the consumers that have a part in it.
+    pub(super) fn warps(&self) -> u32 {
+        match self {
+            Way::Sent { .. } => STAGES,
+            Way::AddedInTurn { .. } => 1,
+            Way::Added => 0,
+        }
+    }
+}
+
+/// The stage of a number of tiles before it, and the parity of its phase.
+fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<'k, u32>) {
+    (tiles % stages, tiles / stages % 2)
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+    /// What one thread of warp `index` of [`Way::warps`] does.
+    pub(super) fn send_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>, index: Val<'k, u32>) {
+        let sent = k.var(0u32);
+        self.each_head(tile, |_, head_row| {
+            let first_tile = head_row / self.levers.rows;
+            k.for_uniform(k.constant(0i32), tile.q_tiles(), 1, |i| {
+                let m_block = self.q_tile_of(tile, i);
+                let dq_tile = first_tile + m_block.reinterpret::<u32>();
+                match self.dq_way {
+                    Way::Sent { tile: from, full, free } => {
+                        let (stage, phase) = stage(sent.get(), STAGES);
+                        k.if_(stage.eq(index).divergent(), || {
+                            full.at(stage).wait(phase);
+                            self.wait_for_turn(tile, dq_tile, m_block);
+                            let elements = from.rows() * from.cols();
+                            k.verb("send_dq", || {
+                                let to = self.dq_sums.offset_strided(dq_tile, elements);
+                                k.bulk_add(to, from.at_stage(stage, 0, 0), 4 * elements);
+                                k.bulk_commit();
+                                k.bulk_wait_read(0);
+                            });
+                            free.at(stage).arrive();
+                            self.pass_turn_on(tile, dq_tile);
+                        });
+                    }
+                    Way::AddedInTurn { turn, added } => {
+                        let (stage, phase) = stage(sent.get(), 1);
+                        self.wait_for_turn(tile, dq_tile, m_block);
+                        turn.at(stage).arrive();
+                        added.at(stage).wait(phase);
+                        self.pass_turn_on(tile, dq_tile);
+                    }
+                    Way::Added => {}
+                }
+                sent.set(sent + 1);
+            });
+        });
+    }
+
+    /// Waits for the blocks whose turn is before this one's, if dQ is added in order.
+    #[track_caller]
+    fn wait_for_turn(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+        let Some(semaphore) = self.semaphore else { return };
+        let (k, turn) = (dq_tile.builder(), self.turn(semaphore, dq_tile));
+        k.verb("wait_for_turn", || {
+            k.if_(m_block.lt(tile.end_before).divergent(), || {
+                k.loop_(|scope| scope.break_if(turn.load_acquire().eq(tile.index).divergent()));
+            });
+            // Bulk additions after it are ordered after theirs.
+            k.fence_proxy_async();
+        });
+    }
+
+    /// Lets the next block add to a tile, when what has been added has arrived.
+    #[track_caller]
+    fn pass_turn_on(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
+        let Some(semaphore) = self.semaphore else { return };
+        let k = dq_tile.builder();
+        k.verb("pass_turn_on", || {
+            if let Way::Sent { .. } = self.dq_way {
+                k.bulk_wait(0);
+            }
+            self.turn(semaphore, dq_tile).store_release(tile.index + 1);
+        });
+    }
+
+    /// Whose turn it is to add to a tile.
+    #[track_caller]
+    fn turn(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
+        semaphore.counts.offset(dq_tile * self.levers.rows)
+    }
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+    /// Leaves this warp's part of dQ of a tile in shared memory, for [`Self::give_dq`], or adds it.
+    #[track_caller]
+    pub(super) fn keep_dq(&self, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+        let (k, context) = (self.k, self.context);
+        match context.dq_way {
+            Way::Sent { tile, free, .. } => k.verb("keep_dq", || {
+                let (stage, phase) = stage(self.tiles.get(), STAGES);
+                free.at(stage).wait(phase ^ 1);
+                let place = tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
+                for i in 0..self.dq.tiles() {
+                    place
+                        .plus(32 * 4 * i as i32)
+                        .store_words(&self.dq_of(i), Cache::Default);
+                }
+            }),
+            Way::AddedInTurn { turn, added } => {
+                let (stage, phase) = stage(self.tiles.get(), 1);
+                turn.at(stage).wait(phase);
+                self.add_dq(first_tile, m_block);
+                k.sync_warp();
+                self.one_lane(|| added.at(stage).arrive());
+            }
+            Way::Added => self.add_dq(first_tile, m_block),
+        }
+        self.tiles.set(self.tiles + 1);
+    }
+
+    /// Adds this warp's part of dQ of a tile to the sums in global memory.
+    #[track_caller]
+    fn add_dq(&self, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+        let (k, context) = (self.k, self.context);
+        k.verb("add_dq", || {
+            let (dq_tile, elements) = (
+                first_tile + m_block.reinterpret::<u32>(),
+                context.levers.rows * context.shares.width,
+            );
+            let tile = context.dq_sums.offset_strided(dq_tile, elements);
+            let place = tile.offset(self.first_dq() + k.lane() * 4);
+            for i in 0..self.dq.tiles() {
+                place.plus(32 * 4 * i as i32).add_four(&self.dq_of(i));
+            }
+        });
+    }
+
+    /// Has what [`Self::keep_dq`] left sent: the warp has met since, after a fence.
+    #[track_caller]
+    pub(super) fn give_dq(&self) {
+        let Way::Sent { full, .. } = self.context.dq_way else {
+            return;
+        };
+        self.k.verb("give_dq", || {
+            let (stage, _) = stage(self.tiles - 1, STAGES);
+            self.one_lane(|| full.at(stage).arrive());
+        });
+    }
+
+    /// The registers of an accumulator of dQ.
+    fn dq_of(&self, i: u32) -> [Val<'k, f32>; 4] {
+        [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get())
+    }
+
+    /// Elements of dQ's tile before this warp's.
+    #[track_caller]
+    fn first_dq(&self) -> Val<'k, u32> {
+        self.warp * (32 * 4 * self.dq.tiles())
+    }
+}
