@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import reference
+from flashcore import _peers_backward as backward
 from flashcore import _peers_serving as serving
 from flashcore import peers
 
@@ -257,3 +258,71 @@ def test_what_peers_do_not_serve():
     tensors["seqused_q"] = tensors["cu_seqlens_q"][1:]
     with pytest.raises(peers.NotServed, match="leave unused"):
         made["flashinfer"](tensors, problem, **OPTIONS)
+
+
+def test_backward_passes_of_packed_sequences_get_rows_and_lengths():
+    tensors, problem, _ = case("packed", "packed")
+    tensors.update({name: tensors["q"] for name in ("out", "dout", "dq")}, lse=tensor(np.zeros((1, 4, 9), np.float32)))
+    tensors.update(dk=tensors["k"], dv=tensors["v"])
+    lengths = (tensors["cu_seqlens_q"], tensors["cu_seqlens_k"], max(ROWS), max(KEYS))
+    called, torch, fa3 = [], Torch(), Fa3()
+    row = lambda name: tensors[name][0]
+
+    def forward(*given, **options):
+        called.append((given, options))
+        return "out", "lse", *saved
+
+    def gradients(*given, **options):
+        called.append((given, options))
+        return row("dq"), row("dk"), row("dv")
+
+    def same(given, wanted):
+        assert len(given) == len(wanted), (given, wanted)
+        for one, other in zip(given, wanted):
+            assert type(one) is type(other) and np.array_equal(one, other), (one, other)
+
+    torch.ops.aten = types.SimpleNamespace(
+        _flash_attention_forward=forward, _flash_attention_backward=gradients,
+        _cudnn_attention_forward=forward, _cudnn_attention_backward=gradients,
+    )  # fmt: skip
+    qkv, options = [row(name) for name in "qkv"], {**OPTIONS, "causal": False, "scale": 0.5}
+    for backend, saved, of_forward, of_backward in [
+        ("FLASH_ATTENTION", ("state", "unused", "debug"), (*qkv, *lengths, 0.0, False, False),
+         (row("dout"), *qkv, "out", "lse", *lengths, 0.0, False, "state", "unused")),
+        ("CUDNN_ATTENTION", ("starts", "starts", 5, 9, "seed", "offset", "debug"),
+         (*qkv, None, *lengths, True, 0.0, False, False),
+         (row("dout"), *qkv, "out", "lse", "seed", "offset", None, *lengths, 0.0, False)),
+    ]:  # fmt: skip
+        made = backward.of_torch_packed(torch, backend)(tensors, problem, **options)
+        assert [gradient.shape for gradient in made.run()] == [tensors[name].shape for name in ("dq", "dk", "dv")]
+        made.refresh()
+        assert len(called) == 3
+        for (given, how), wanted in zip(called, (of_forward, of_backward, of_forward)):
+            same(given, wanted)
+            assert how["scale"] == 0.5
+        called.clear()
+    fa3.bwd = gradients
+    for deterministic in (False, True):
+        _, make = peers._fa3_backward(fa3, deterministic)
+        assert make(tensors, problem, **OPTIONS).run() is None
+        given, how = called.pop()
+        same(given, [row(name) for name in ("dout", "q", "k", "v", "out", "lse")])
+        for name in ("dq", "dk", "dv"):
+            assert np.shares_memory(how.pop(name), tensors[name])
+        same([how.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")], lengths)
+        assert how == {
+            "is_causal": True, "window_size_left": -1, "window_size_right": 0, "deterministic": deterministic,
+        }  # fmt: skip
+    for kinds, change, why in [
+        (("packed", "cache"), {}, "only packed ones"),
+        (("packed", "packed"), {"seqused_q": 1}, "leave unused"),
+    ]:
+        tensors, problem, _ = case(*kinds)
+        with pytest.raises(peers.NotServed, match=why):
+            make({**tensors, **change}, problem, **OPTIONS)
+    cudnn = backward.of_torch_packed(torch, "CUDNN_ATTENTION")
+    tensors["dout"] = tensors["q"]
+    with pytest.raises(peers.NotServed, match="aligns causal masks at the top left"):
+        cudnn(tensors, problem, **OPTIONS)
+    with pytest.raises(peers.NotServed, match="equal lengths"):
+        backward.of_torch_packed(torch, "MATH")(tensors, problem, **OPTIONS)

@@ -131,11 +131,11 @@ impl Inputs {
     /// # Ok::<(), flashcore_problem::ProblemError>(())
     /// ```
     pub fn before_forward(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
-        Inputs::draw(problem, random_lengths(problem, seed), kind, seed)
+        Inputs::with_lengths_before_forward(problem, random_lengths(problem, seed), kind, seed)
             .unwrap_or_else(|error| unreachable!("lengths drawn for a problem are its own: {error}"))
     }
 
-    /// The same for lengths with these values.
+    /// [`Inputs::generate`] for lengths with these values.
     ///
     /// # Errors
     /// Values that are not the problem's: [`Problem::sequences`].
@@ -145,7 +145,7 @@ impl Inputs {
         kind: InputKind,
         seed: u64,
     ) -> Result<Inputs, ProblemError> {
-        let mut inputs = Inputs::draw(problem, lengths, kind, seed)?;
+        let mut inputs = Inputs::with_lengths_before_forward(problem, lengths, kind, seed)?;
         if let Some(mut saved) = inputs.saved.take() {
             saved.compute(problem, &inputs)?;
             inputs.saved = Some(saved);
@@ -153,7 +153,16 @@ impl Inputs {
         Ok(inputs)
     }
 
-    fn draw(problem: &Problem, lengths: Lengths<Vec<i32>>, kind: InputKind, seed: u64) -> Result<Inputs, ProblemError> {
+    /// [`Inputs::before_forward`] for lengths with these values.
+    ///
+    /// # Errors
+    /// As [`Inputs::with_lengths`].
+    pub fn with_lengths_before_forward(
+        problem: &Problem,
+        lengths: Lengths<Vec<i32>>,
+        kind: InputKind,
+        seed: u64,
+    ) -> Result<Inputs, ProblemError> {
         let sequences = problem.sequences(&lengths.as_slices())?;
         let [q, mut k, mut v] = Inputs::dense(problem, kind, seed);
         let mut q = q.with_drawn_head_values(problem, seed);

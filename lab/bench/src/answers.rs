@@ -58,26 +58,25 @@ pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
         k: draw("k", layouts[1], 2),
         v: draw("v", layouts[2], 3),
         lengths: Lengths::default(),
-        saved: dout.map(|dout| Saved {
-            out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
-            lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
-            dout: draw("dout", &dout, 4),
-        }),
+        saved: dout.map(|dout| poisoned(problem, draw("dout", &dout, 4))),
     }
 }
 
 /// Inputs of lengths with these values, normal: the same in every process. Rows of no sequence are NaN. Rows of large
 /// tensors are taken from one pool of numbers, each from another place: to draw them all takes minutes for a cache of a
-/// thousand million elements.
+/// thousand million elements. O and the log-sum-exp of a backward problem are poison, as [`draw`] leaves them.
 ///
 /// # Errors
 /// Values that contradict the problem.
 pub fn draw_with(problem: &Problem, lengths: &Lengths<Vec<i32>>, seed: u64) -> Result<Inputs> {
     let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
+    let dout = problem.gradient_layouts().map(|layouts| layouts.dout);
     let few = layouts.iter().map(|layout| layout.num_elements()).sum::<usize>() <= FEW_ELEMENTS;
-    let dense = layouts.iter().all(|layout| **layout == Layout::bshd(layout.shape));
-    if few || !dense || problem.direction() == Direction::Backward || problem.num_scales() > 0 {
-        return Ok(Inputs::with_lengths(problem, lengths.clone(), InputKind::Normal, seed)?);
+    let dense = |layout: &Layout| *layout == Layout::bshd(layout.shape);
+    let dense = layouts.into_iter().chain(&dout).all(dense);
+    if few || !dense || problem.num_scales() > 0 {
+        let inputs = Inputs::with_lengths_before_forward(problem, lengths.clone(), InputKind::Normal, seed)?;
+        return Ok(inputs);
     }
     let sequences = problem.sequences(&lengths.as_slices())?;
     let is_used = |layout: &Layout, places: &mut dyn Iterator<Item = [usize; 2]>| {
@@ -103,8 +102,17 @@ pub fn draw_with(problem: &Problem, lengths: &Lengths<Vec<i32>>, seed: u64) -> R
         k: draw(layouts[1], &of_kv, 2),
         v: draw(layouts[2], &of_kv, 3),
         lengths: lengths.clone(),
-        saved: None,
+        saved: dout.map(|dout| poisoned(problem, draw(&dout, &of_q, 4))),
     })
+}
+
+/// What a backward pass reads besides Q, K and V, before there was a forward pass.
+fn poisoned(problem: &Problem, dout: Tensor) -> Saved {
+    Saved {
+        out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
+        lse: vec![f32::from_ne_bytes([POISON; 4]); problem.lse_len()],
+        dout,
+    }
 }
 
 /// A tensor whose used rows are parts of a pool, and whose other rows are NaN.

@@ -5,7 +5,9 @@
 
 use std::fmt;
 
-use flashcore_problem::{Comparison, Layout, Lengths, POISON, Problem, ProblemError, Tensor, TensorView, Tolerance};
+use flashcore_problem::{
+    Comparison, DType, Layout, Lengths, POISON, Problem, ProblemError, Tensor, TensorView, Tolerance,
+};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -99,12 +101,12 @@ pub enum Rows {
     /// All of them.
     #[default]
     All,
-    /// Those of sequences, by their place among the rows of O.
-    Of(Vec<bool>),
+    /// Those of sequences, for each output in the order of [`Problem::outputs`], by their place among the rows of its tensor.
+    Of(Vec<Vec<bool>>),
 }
 
 impl Rows {
-    /// The rows of a problem whose lengths have these values.
+    /// The rows of a problem whose lengths have these values: rows of O and dQ are query rows, those of dK and dV keys.
     ///
     /// # Errors
     /// Values that contradict the problem.
@@ -112,21 +114,31 @@ impl Rows {
         if !problem.has_lengths() {
             return Ok(Rows::All);
         }
-        let [batch, rows, ..] = problem.o_layout().shape;
-        let mut written = vec![false; batch * rows];
-        for sequence in problem.sequences(lengths)? {
-            for [b, s] in (0..sequence.len_q).map(|row| sequence.q_row(row)) {
-                written[b * rows + s] = true;
+        let sequences = problem.sequences(lengths)?;
+        let written = |(name, _, layout): (&str, DType, Layout)| {
+            let [batch, rows, ..] = layout.shape;
+            let mut written = vec![false; batch * rows];
+            let mut set = |[b, s]: [usize; 2]| written[b * rows + s] = true;
+            for one in &sequences {
+                match name {
+                    "dk" | "dv" => (0..one.len_kv).filter_map(|key| one.kv_row(key)).for_each(&mut set),
+                    _ => (0..one.len_q).map(|row| one.q_row(row)).for_each(&mut set),
+                }
             }
-        }
-        Ok(Rows::Of(written))
+            written
+        };
+        Ok(Rows::Of(problem.outputs().into_iter().map(written).collect()))
     }
 
-    /// Whether a row is written, by its place among the rows of O.
-    pub fn has(&self, row: usize) -> bool {
+    /// Whether a row of an output is written, by its place among the rows of the tensor.
+    pub fn has(&self, output: usize, row: usize) -> bool {
         match self {
             Rows::All => true,
-            Rows::Of(written) => written.get(row).copied().unwrap_or(false),
+            Rows::Of(written) => written
+                .get(output)
+                .and_then(|rows| rows.get(row))
+                .copied()
+                .unwrap_or(false),
         }
     }
 }
@@ -437,22 +449,25 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
 fn rows_of_lse<'r>(o: &Layout, rows: &'r Rows) -> impl Iterator<Item = bool> + use<'r> {
     let [batch, seq, heads, _] = o.shape;
     let entries = (0..batch).flat_map(move |b| (0..heads).flat_map(move |_| (0..seq).map(move |s| b * seq + s)));
-    entries.map(|row| rows.has(row))
+    entries.map(|row| rows.has(0, row))
 }
 
 /// Counts over whole outputs: of the rows that are written, and of the others.
 pub fn census_of(outs: &[Tensor], rows: &Rows) -> [Census; 2] {
-    let each = outs.iter().map(|out| census(&out.view(), rows));
+    let each = outs
+        .iter()
+        .enumerate()
+        .map(|(at, out)| census(&out.view(), |row| rows.has(at, row)));
     each.fold([Census::default(); 2], both)
 }
 
 /// Counts over a whole output, on all cores: the comparison may have looked at some rows only. First of the rows that are
 /// written, then of the others.
-pub fn census(view: &TensorView<'_>, rows: &Rows) -> [Census; 2] {
+fn census(view: &TensorView<'_>, is_written: impl Fn(usize) -> bool + Sync) -> [Census; 2] {
     let [batch, seq, ..] = view.layout().shape;
     let counted = (0..batch * seq).into_par_iter().map(|row| {
         let census = Census::of_row(view, row / seq, row % seq);
-        match rows.has(row) {
+        match is_written(row) {
             true => [census, Census::default()],
             false => [Census::default(), census],
         }

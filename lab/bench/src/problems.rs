@@ -1,6 +1,8 @@
 //! Sets of problems that are benched together.
 
-use flashcore_problem::{BACKWARD, DType, Direction, Lengths, Mask, Problem, ProblemBuilder, ProblemError, Sequence};
+use flashcore_problem::{
+    BACKWARD, DType, Direction, KvLengths, Lengths, Mask, Problem, ProblemBuilder, ProblemError, Sequence,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::sequences::{self, Sequences};
@@ -36,20 +38,6 @@ impl Case {
         sequences::lengths(&self.problem, &self.sequences)
     }
 
-    /// Whether it can be timed.
-    ///
-    /// # Errors
-    /// [`BenchError::Given`]: a backward pass with lengths.
-    pub(crate) fn check(&self) -> Result<()> {
-        if self.problem.has_lengths() && self.problem.direction() == Direction::Backward {
-            return Err(BenchError::Given(format!(
-                "{}: backward passes with lengths are not timed yet; `run` computes them",
-                self.name
-            )));
-        }
-        Ok(())
-    }
-
     /// Operations and least bytes of a run, of the lengths that its sequences have.
     ///
     /// # Errors
@@ -65,7 +53,11 @@ impl Case {
         let bound = one_head_pairs(problem) * problem.batch() as f64;
         let share = all.iter().map(pairs).sum::<f64>() / bound.max(1.0);
         let of = |len: fn(&Sequence<'_>) -> usize| all.iter().map(len).sum::<usize>();
-        let bytes = row_bytes(problem, of(|one| one.len_q), of(|one| one.len_kv));
+        let (rows, keys) = (of(|one| one.len_q), of(|one| one.len_kv));
+        let bytes = match problem.direction() {
+            Direction::Forward => row_bytes(problem, rows, keys),
+            Direction::Backward => gradient_bytes(row_bytes(problem, rows, keys), rows * problem.num_heads()),
+        };
         Ok(Work {
             flops: problem.flops() * share,
             bytes,
@@ -87,12 +79,29 @@ impl Case {
             sequences: self.sequences.clone(),
         })
     }
+
+    /// The same with gradients that are the same bits in every run.
+    ///
+    /// # Errors
+    /// [`BenchError::Given`]: a forward pass, of which all runs give the same bits.
+    pub fn deterministic(&self) -> Result<Case> {
+        if self.problem.direction() == Direction::Forward {
+            return Err(BenchError::Given(format!(
+                "{}: --deterministic is for backward passes; add --backward",
+                self.name
+            )));
+        }
+        Ok(Case {
+            problem: ProblemBuilder::from(&self.problem).deterministic(true).build()?,
+            ..self.clone()
+        })
+    }
 }
 
 type Set = fn(DType) -> Result<Vec<Case>, ProblemError>;
 
 /// Sets there are.
-pub(crate) const SETS: [(&str, Set); 11] = [
+pub(crate) const SETS: [(&str, Set); 12] = [
     ("mission", mission),
     ("acceptance", acceptance),
     ("canonical", canonical),
@@ -104,6 +113,7 @@ pub(crate) const SETS: [(&str, Set); 11] = [
     ("varlen", serving::varlen),
     ("paged", serving::paged),
     ("mixed", serving::mixed),
+    ("backward", backward),
 ];
 
 /// Tokens a canonical problem has in all.
@@ -113,7 +123,7 @@ const CANONICAL_HIDDEN: usize = 2_048;
 
 /// The problems of a name: a set, a named problem, or a file (`.json`, `.toml`). `dtype` replaces the fp16 of the
 /// sets (of `fp8` the e4m3); named problems and files keep their own unless it is given. The name of a set with
-/// `-backward` after it is that of the backward passes, of its problems without lengths.
+/// `-backward` after it is that of the backward passes of its problems, but of those with caches.
 ///
 /// # Errors
 /// [`BenchError::UnknownProblems`], a mistake in a file, or a problem that makes no sense.
@@ -127,8 +137,8 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
         let forward = set(dtype.unwrap_or(usual))?;
         return match is_backward {
             true => {
-                let equal = forward.iter().filter(|case| !case.problem.has_lengths());
-                Ok(equal.map(Case::backward).collect::<Result<_, _>>()?)
+                let trained = forward.iter().filter(|case| !has_cache(&case.problem));
+                Ok(trained.map(Case::backward).collect::<Result<_, _>>()?)
             }
             false => Ok(forward),
         };
@@ -141,6 +151,11 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
         return problem_file::read(name, dtype);
     }
     Err(BenchError::UnknownProblems(name.to_string()))
+}
+
+/// Whether keys are in caches, which are read and not trained.
+fn has_cache(problem: &Problem) -> bool {
+    !matches!(problem.kv_lengths(), KvLengths::Equal | KvLengths::Packed { .. })
 }
 
 fn case(name: impl Into<String>, builder: ProblemBuilder) -> Result<Case, ProblemError> {
@@ -236,6 +251,21 @@ fn all(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     Ok(sets.into_iter().collect::<Result<Vec<_>, _>>()?.concat())
 }
 
+/// Backward passes of training: the canonical grid at 512, 2k, 8k and 16k, Llama's prefill of 8k, and packed documents.
+fn backward(dtype: DType) -> Result<Vec<Case>, ProblemError> {
+    const LENGTHS: [usize; 4] = [512, 2048, 8192, 16_384];
+    let row = |head_dim| (head_dim, head_dim, CANONICAL_HIDDEN / head_dim, LENGTHS.as_slice());
+    let mut cases = grid(dtype, [64, 128, 256].map(row))?;
+    cases.extend(llama(dtype)?);
+    for head_dim in [64, 128, 256] {
+        let heads = CANONICAL_HIDDEN / head_dim;
+        let layer = Problem::builder().heads(heads, heads).head_dim(head_dim).dtype(dtype);
+        cases.push(serving::documents(format!("documents-d{head_dim}"), layer)?);
+    }
+    cases.push(serving::documents("documents-llama8b".to_string(), llama_layer(dtype))?);
+    cases.iter().map(Case::backward).collect()
+}
+
 pub(crate) fn llama_layer(dtype: DType) -> ProblemBuilder {
     Problem::builder().heads(32, 8).head_dim(128).dtype(dtype)
 }
@@ -298,9 +328,14 @@ pub fn least_bytes(problem: &Problem) -> f64 {
     let read = read * problem.dtype().size_bytes() + 3 * problem.num_scales() * size_of::<f32>();
     match problem.gradient_layouts() {
         None => (read + out) as f64,
-        // O and dO are read, with the log-sum-exp, and gradients are as large as what they are of.
-        Some(_) => (2 * read + 2 * out + problem.lse_len() * size_of::<f32>()) as f64,
+        Some(_) => gradient_bytes((read + out) as f64, problem.lse_len()),
     }
+}
+
+/// Bytes of a backward pass, from those of its forward pass and the rows of all heads: O and dO are read, with the
+/// log-sum-exp, and gradients are as large as what they are of.
+fn gradient_bytes(forward: f64, rows: usize) -> f64 {
+    2.0 * forward + (rows * size_of::<f32>()) as f64
 }
 
 #[cfg(test)]
@@ -346,15 +381,58 @@ mod tests {
                 continue;
             }
             let mut forward = super::cases(name, None).unwrap();
-            forward.retain(|case| !case.problem.has_lengths());
+            forward.retain(|case| !has_cache(&case.problem));
             assert_eq!(forward.len(), backward.as_ref().unwrap().len());
             for (forward, backward) in forward.iter().zip(backward.unwrap()) {
                 assert_eq!(backward, forward.backward().unwrap());
-                assert_eq!(backward.name, format!("{}-backward", forward.name));
                 assert_eq!(backward.backward().unwrap(), backward);
+                if name == "backward" {
+                    continue;
+                }
+                assert_eq!(backward.name, format!("{}-backward", forward.name));
                 assert!(least_bytes(&backward.problem) > 2.0 * least_bytes(&forward.problem));
+                let [forward, backward] = [forward, &backward].map(|case| case.work().unwrap());
+                assert!(
+                    (backward.flops / forward.flops - 2.5).abs() < 0.3,
+                    "{forward:?} {backward:?}"
+                );
+                assert!(backward.bytes > 2.0 * forward.bytes && backward.bytes < 2.1 * forward.bytes);
             }
         }
+    }
+
+    #[test]
+    fn backward_passes_of_training_have_as_many_tokens_each() {
+        let cases = cases("backward", Some(DType::BF16)).unwrap();
+        assert_eq!(cases.len(), 24 + 1 + 4);
+        for case in &cases {
+            assert!(case.name.ends_with("-backward") && case.problem.direction() == Direction::Backward);
+            let [batch, rows, ..] = case.problem.q_layout().shape;
+            assert_eq!(
+                batch * rows,
+                if case.name.starts_with("llama8b") { 8192 } else { 16_384 }
+            );
+        }
+        let documents = cases
+            .iter()
+            .find(|case| case.name == "documents-d128-backward")
+            .unwrap();
+        let starts = documents.lengths().unwrap().cu_seqlens_q.unwrap();
+        assert_eq!((starts.len(), starts[9]), (10, 16_384));
+        assert!(
+            starts
+                .windows(2)
+                .all(|ends| (200..=4000).contains(&(ends[1] - ends[0])))
+        );
+        // Five products of each visible pair, and each token of nine tensors once.
+        let pairs: f64 = starts
+            .windows(2)
+            .map(|ends| f64::from(ends[1] - ends[0]))
+            .map(|len| len * (len + 1.0) / 2.0)
+            .sum();
+        let work = documents.work().unwrap();
+        assert!((work.flops / (10.0 * 2048.0 * pairs) - 1.0).abs() < 1e-9);
+        assert_eq!(work.bytes, (16_384 * (8 * 2048 * 2 + 16 * 4)) as f64);
     }
 
     #[test]

@@ -164,7 +164,8 @@ pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flashcore_problem::Mask;
+    use crate::defences::{Rows, census_of};
+    use flashcore_problem::{Mask, Tensor};
 
     fn group(count: usize, rows: Option<Span>, keys: Option<Span>) -> Sequences {
         Sequences { count, rows, keys }
@@ -247,5 +248,42 @@ mod tests {
             "{error}"
         );
         assert!(lengths(&equal, &[group(4, Some(Span::Equal(9)), None)]).is_ok());
+    }
+
+    #[test]
+    fn rows_of_gradients_are_those_of_their_own_axis() {
+        let problem = Problem::builder()
+            .batch(2)
+            .heads(1, 1)
+            .head_dim(16)
+            .seq_len_q(4)
+            .seq_len_kv(6);
+        let problem = problem
+            .q_lengths(QLengths::Packed { total: 6, used: false })
+            .kv_lengths(KvLengths::Packed { total: 9, used: true });
+        let problem = problem.build().unwrap().backward().unwrap();
+        let groups = [
+            group(1, Some(Span::Equal(4)), Some(Span::Equal(6))),
+            group(1, Some(Span::Equal(1)), Some(Span::Equal(2))),
+        ];
+        let rows = Rows::of(&problem, &lengths(&problem, &groups).unwrap().as_slices()).unwrap();
+        let written = |output, count: usize| (0..count).filter(|&row| rows.has(output, row)).count();
+        assert_eq!([written(0, 6), written(1, 9), written(2, 9)], [5, 8, 8]);
+        // A kernel that writes a key row of no sequence is told from one that does not.
+        let mut outs: Vec<Tensor> = problem
+            .outputs()
+            .into_iter()
+            .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
+            .collect();
+        assert_eq!(
+            census_of(&outs, &rows)[1].elements,
+            census_of(&outs, &rows)[1].unwritten
+        );
+        outs[2].view_mut().set(0, 8, 0, 3, 1.0);
+        let [inside, outside] = census_of(&outs, &rows);
+        assert_eq!(
+            (inside.unwritten, outside.elements - outside.unwritten),
+            (inside.elements, 1)
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Sets of problems of a server: packed prompts, caches, pages, and batches of both. All have the heads of Llama 3 8B.
+//! Sets of problems with lengths: of a server, with the heads of Llama 3 8B, packed prompts, caches, pages, and batches of
+//! both; and packed documents of a training step.
 
 use flashcore_problem::{DType, KvLengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
@@ -18,11 +19,11 @@ const DECODING: [(&str, usize, Span); 6] = [
     ("b256-512-2k", 256, Span::Between([512, 2048])),
 ];
 
-/// A causal problem with bounds and totals that the sequences just reach. Keys are in pages, in a contiguous cache (a page
-/// size of 0), or packed.
+/// A causal problem of a layer with bounds and totals that the sequences just reach. Keys are in pages, in a contiguous cache
+/// (a page size of 0), or packed.
 fn case(
     name: String,
-    dtype: DType,
+    layer: ProblemBuilder,
     sequences: &[Sequences],
     packed_q: bool,
     page_size: Option<usize>,
@@ -43,7 +44,7 @@ fn case(
             max_pages: most(1).div_ceil(page_size),
         },
     };
-    let builder = llama_layer(dtype).batch(all.len()).mask(Mask::CAUSAL);
+    let builder = layer.batch(all.len()).mask(Mask::CAUSAL);
     let builder = builder.seq_len_q(most(0)).seq_len_kv(most(1)).kv_lengths(kv_lengths);
     let builder = match packed_q {
         true => builder.q_lengths(QLengths::Packed {
@@ -67,7 +68,7 @@ pub(crate) fn varlen(dtype: DType) -> Result<Vec<Case>, ProblemError> {
             rows: both,
             keys: both,
         };
-        case(format!("varlen-{name}"), dtype, &[group], true, None)
+        case(format!("varlen-{name}"), llama_layer(dtype), &[group], true, None)
     };
     let dense = |name: &str, batch, len| -> Result<Case, ProblemError> {
         let builder: ProblemBuilder = llama_layer(dtype).batch(batch).seq_len(len).mask(Mask::CAUSAL);
@@ -84,6 +85,17 @@ pub(crate) fn varlen(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     ])
 }
 
+/// Documents of a training step, packed: 16,384 tokens in nine of 200 to 3,446.
+pub(crate) fn documents(name: String, layer: ProblemBuilder) -> Result<Case, ProblemError> {
+    let group = |count, len| Sequences {
+        count,
+        rows: Some(len),
+        keys: Some(len),
+    };
+    let all = [group(8, Span::Between([200, 4000])), group(1, Span::Equal(2225))];
+    case(name, layer, &all, true, None)
+}
+
 fn decoding(dtype: DType, prefix: &str, page_size: usize) -> Result<Vec<Case>, ProblemError> {
     let cases = DECODING.into_iter().map(|(name, count, keys)| {
         let group = Sequences {
@@ -91,7 +103,8 @@ fn decoding(dtype: DType, prefix: &str, page_size: usize) -> Result<Vec<Case>, P
             rows: None,
             keys: Some(keys),
         };
-        case(format!("{prefix}-{name}"), dtype, &[group], false, Some(page_size))
+        let name = format!("{prefix}-{name}");
+        case(name, llama_layer(dtype), &[group], false, Some(page_size))
     });
     cases.collect()
 }
@@ -119,11 +132,17 @@ pub(crate) fn mixed(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     let mut cases = Vec::new();
     for size in PAGE_SIZES {
         let name = format!("mixed{size}-2k-at-8k-63x1-at-4k");
-        cases.push(case(name, dtype, &both, true, Some(size))?);
+        cases.push(case(name, llama_layer(dtype), &both, true, Some(size))?);
     }
     for (count, rows, keys) in [(16, 16, 4096), (16, 64, 4096), (4, 64, 16_384), (16, 256, 4096)] {
         let name = format!("chunks-{count}x{rows}-at-{}k", keys / 1024);
-        cases.push(case(name, dtype, &[group(count, rows, keys)], true, Some(64))?);
+        cases.push(case(
+            name,
+            llama_layer(dtype),
+            &[group(count, rows, keys)],
+            true,
+            Some(64),
+        )?);
     }
     Ok(cases)
 }

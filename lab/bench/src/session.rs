@@ -156,10 +156,6 @@ pub fn run(
             session.scores(case, (stream, tools), peers)?;
             continue;
         }
-        if let Err(error) = case.check() {
-            session.note(format!("{} was left out: {error}", case.name));
-            continue;
-        }
         let (kernels, mut absent) = built(request, &case.problem, &attention, &cache);
         let in_finals = InFinals::default();
         let opened = stand.open(&case.problem, &kernels, launching, &in_finals, |bench, failed| {

@@ -188,16 +188,14 @@ class PeerSource:
         for name in wanted:
             try:
                 options = {"scales": scales, **_options(problem, q, k)}
-                if _peers.has_lengths(problem):
-                    if not hasattr(self.found[name], "serving"):
-                        raise _peers.NotServed("packed sequences and caches are not passed on to it")
+                way = _way(problem)
+                if way is not None:
+                    attribute, missing = way
+                    if not hasattr(self.found[name], attribute):
+                        raise _peers.NotServed(missing)
                     views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
-                    run = self.found[name].serving(views, problem, **options)
-                elif _peers.is_backward(problem):
-                    if not hasattr(self.found[name], "backward"):
-                        raise _peers.NotServed("it has no backward pass")
-                    views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
-                    run = self.found[name].backward(views, **options)
+                    given = (views, problem) if _peers.has_lengths(problem) else (views,)
+                    run = getattr(self.found[name], attribute)(*given, **options)
                 else:
                     run = self.found[name](q, k, v, **options)
                 make = _CpuPeer if place is None else (_PlainPeer if self.plain else _GraphPeer)
@@ -276,6 +274,16 @@ def _options(problem, q, k):
         "softcap": problem["softcap"],
         "scale": problem["softmax_scale"],
     }
+
+
+def _way(problem):
+    """The attribute of a peer that computes a problem, and what is said where there is none; None for forward passes over
+    equal lengths, which the peer itself computes."""
+    return {
+        (True, False): ("serving", "packed sequences and caches are not passed on to it"),
+        (False, True): ("backward", "it has no backward pass"),
+        (True, True): ("backward_packed", "packed sequences are not passed on to a backward pass of it"),
+    }.get((_peers.has_lengths(problem), _peers.is_backward(problem)))
 
 
 def _matrices(tensor, name):

@@ -6,7 +6,12 @@ The maker of a peer, `found[name]` of `peers.find`, has the attribute `backward`
 
 - `run()` computes the gradients once, and returns them, or None where it wrote `dq`, `dk` and `dv`.
 - `refresh()`, if there is one, is called after the values of `q`, `k` and `v` have changed.
+
+`found[name].backward_packed(tensors, problem, ...)`, where there is one, does the same for packed sequences. `tensors`
+then also has `cu_seqlens_q` and `cu_seqlens_k`, and `problem` is the `Problem` as a dict.
 """
+
+from ._peers_serving import NotServed, kinds
 
 
 class Autograd:
@@ -31,6 +36,82 @@ class Autograd:
 def of_autograd(torch, forward):
     """Makes passes of a maker of functions that autograd can differentiate."""
     return lambda tensors, **options: Autograd(torch, forward, tensors, options)
+
+
+def of_packed(tensors, problem):
+    """The tensors of packed sequences without their batch of one, and the lengths that libraries ask for."""
+    if kinds(problem) != ("packed", "packed"):
+        raise NotServed("of sequences with lengths, only packed ones have a backward pass in other libraries")
+    if "seqused_q" in tensors or "seqused_k" in tensors:
+        raise NotServed("rows that sequences leave unused are not passed on to this peer")
+    starts = {name: tensors[name] for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    bounds = {"max_seqlen_q": problem["seq_len_q"], "max_seqlen_k": problem["seq_len_kv"]}
+    return {name: tensor[0] for name, tensor in tensors.items() if name not in starts}, {**starts, **bounds}
+
+
+class Packed:
+    """A backward pass after the library's own forward pass, which runs once for each set of inputs: `forward()` gives what
+    `backward` takes. The bench's `out` and `lse` are not read."""
+
+    def __init__(self, forward, backward):
+        self.forward, self.backward = forward, backward
+        self.refresh()
+
+    def refresh(self):
+        self.saved = None  # frees what was saved before as much is saved again
+        self.saved = self.forward()
+
+    def run(self):
+        return tuple(gradient[None] for gradient in self.backward(*self.saved))
+
+
+def of_torch_packed(torch, backend):
+    """PyTorch's own kernels over packed sequences: FlashAttention-2 and cuDNN."""
+
+    def flash(tensors, problem, *, causal, window, softcap, scale, scales):
+        if softcap is not None:
+            raise NotServed("PyTorch's flash kernel has no soft cap")
+        tensors, how = of_packed(tensors, problem)
+        q, k, v, dout = (tensors[name] for name in ("q", "k", "v", "dout"))
+        lengths = tuple(how.values())
+        left, right = window or (None, None)
+        options = {"scale": scale, "window_size_left": left, "window_size_right": right}
+
+        def forward():
+            run = torch.ops.aten._flash_attention_forward
+            out, lse, *state, _ = run(q, k, v, *lengths, 0.0, causal, False, **options)
+            return out, lse, state
+
+        def backward(out, lse, state):
+            run = torch.ops.aten._flash_attention_backward
+            return run(dout, q, k, v, out, lse, *lengths, 0.0, causal, *state, **options)
+
+        return Packed(forward, backward)
+
+    def cudnn(tensors, problem, *, causal, window, softcap, scale, scales):
+        if window is not None or softcap is not None:
+            raise NotServed("cuDNN is called without window and soft cap")
+        tensors, how = of_packed(tensors, problem)
+        q, k, v, dout = (tensors[name] for name in ("q", "k", "v", "dout"))
+        lengths = tuple(how.values())
+        if causal and not torch.equal(*lengths[:2]):
+            raise NotServed("cuDNN aligns causal masks at the top left; sequences have more keys than rows")
+
+        def forward():
+            run = torch.ops.aten._cudnn_attention_forward
+            out, lse, *_, seed, offset, _ = run(q, k, v, None, *lengths, True, 0.0, causal, False, scale=scale)
+            return out, lse, seed, offset
+
+        def backward(*saved):
+            run = torch.ops.aten._cudnn_attention_backward
+            return run(dout, q, k, v, *saved, None, *lengths, 0.0, causal, scale=scale)
+
+        return Packed(forward, backward)
+
+    def none(tensors, problem, **how):
+        raise NotServed("SDPA takes equal lengths")
+
+    return {"FLASH_ATTENTION": flash, "CUDNN_ATTENTION": cudnn}.get(backend, none)
 
 
 class Fa3:

@@ -81,7 +81,8 @@ def find(device, wanted=None):
     and v where they are float8_e4m3fn, each float32 `[batch, kv_heads]`. Only peers in `wanted` are looked for, if it
     is given: to import one can take seconds. `found[name].backward`, where there is one, makes backward passes
     (`_peers_backward.py`); `"fa3-deterministic"`, which has nothing else, is looked for only if it is wanted.
-    `found[name].serving`, where there is one, takes sequences of different lengths (`_peers_serving.py`).
+    `found[name].serving`, where there is one, takes sequences of different lengths (`_peers_serving.py`), and
+    `found[name].backward_packed` makes the backward passes of packed ones.
     """
     known = NAMES if wanted is None else (*NAMES, FA3_DETERMINISTIC)
     names = [name for name in known if wanted is None or name in wanted]
@@ -171,6 +172,7 @@ def _sdpa(torch, backend):
         return run
 
     make.backward = _peers_backward.of_autograd(torch, make)
+    make.backward_packed = _peers_backward.of_torch_packed(torch, backend)
     make.serving = _peers_serving.of_torch(torch, backend, make)
     return make
 
@@ -186,7 +188,7 @@ def _fa3(torch):
             options.update(zip(("q_descale", "k_descale", "v_descale"), scales))
         return lambda: operators.fwd(q, k, v, **options)[0]
 
-    make.backward = _fa3_backward(operators, deterministic=False)
+    make.backward, make.backward_packed = _fa3_backward(operators, deterministic=False)
     make.serving = _peers_serving.of_fa3(torch, operators, _fa3_options)
     return make
 
@@ -197,7 +199,7 @@ def _fa3_deterministic(torch):
     def make(q, k, v, **how):
         raise NotServed("it is a backward pass; the forward pass is that of fa3")
 
-    make.backward = _fa3_backward(torch.ops.flash_attn_3, deterministic=True)
+    make.backward, make.backward_packed = _fa3_backward(torch.ops.flash_attn_3, deterministic=True)
     return make
 
 
@@ -215,7 +217,11 @@ def _fa3_backward(operators, deterministic):
     def make(tensors, *, scales=None, **how):
         return _peers_backward.Fa3(operators.bwd, tensors, _fa3_options(**how), deterministic)
 
-    return make
+    def packed(tensors, problem, *, scales=None, **how):
+        tensors, lengths = _peers_backward.of_packed(tensors, problem)
+        return _peers_backward.Fa3(operators.bwd, tensors, {**_fa3_options(**how), **lengths}, deterministic)
+
+    return make, packed
 
 
 def _fa3_library():

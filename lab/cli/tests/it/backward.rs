@@ -100,6 +100,25 @@ fn bench_times_backward_passes() {
         named.contains("tiny-backward") && named.contains("cpu/m16n16"),
         "{named}"
     );
+    // With lengths, rows that sequences leave unused, and the same bits in every run.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("packed.toml");
+    let packed = |total| format!("{{ packed = {{ total = {total}, used = true }} }}");
+    let text = format!(
+        "[[problems]]\nname = \"packed\"\nbatch = 2\nseq_q = 20\nseq_kv = 30\ncausal = true\nq_lengths = {}\n\
+         kv_lengths = {}\nsequences = [{{ count = 1, rows = 20, keys = 30 }}, {{ count = 1, rows = 3, keys = 9 }}]\n",
+        packed(25),
+        packed(40)
+    );
+    std::fs::write(&path, text).expect("a file");
+    let words = "--backward --deterministic --device cpu --peers none --no-store --budget 0.01 --json";
+    let result = json(&format!("bench {} {words}", path.display()))["report"]["results"][0].clone();
+    assert_eq!(result["case"]["problem"]["deterministic"], true);
+    let inspections = result["inspections"].as_array().expect("inspections");
+    assert!(!inspections.is_empty() && inspections.iter().all(|found| found["rejected"].is_null()));
+    let forward = flashcore("bench tiny --deterministic --device cpu --peers none --no-store");
+    assert_eq!(forward.code, 2);
+    assert!(forward.words().contains("add --backward"), "{}", forward.stderr);
     let refused = flashcore("bench fp8 --backward --device cpu --peers none --no-store");
     assert_eq!(refused.code, 2);
     assert!(
