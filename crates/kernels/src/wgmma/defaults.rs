@@ -132,6 +132,10 @@ const TABLE: &[Default] = &[
         config: q_held(pingpong(192, 96, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for Q", ..ANY },
     Default { head_dim: 64, causal: Some(true), cost_per_key: Some(1600),
         config: pingpong(192, 128, 2), why: "three warpgroups hide each other's softmax", ..ANY },
+    Default { head_dim: 64, causal: Some(true), most_keys: Some(1536), cost_per_key: Some(1545),
+        config: packed(Config { max_registers: 152, ..q_held(pingpong(192, 96, 3)) }), why: PACKED_CAUSAL_WHY, ..ANY },
+    Default { head_dim: 64, causal: Some(true), cost_per_key: Some(1622),
+        config: packed(Config { max_registers: 152, ..q_held(pingpong(192, 96, 3)) }), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 80, cost_per_key: Some(1000),
         config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 80, cost_per_key: Some(1099),
@@ -140,6 +144,8 @@ const TABLE: &[Default] = &[
         config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
     Default { head_dim: 80, cost_per_key: Some(1381),
         config: pingpong(192, 64, 4), why: "three warpgroups hide each other's softmax, and small tiles of keys leave less behind their end", ..ANY },
+    Default { head_dim: 80, causal: Some(true), cost_per_key: Some(1358),
+        config: packed(pingpong(192, 96, 3)), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 96, cost_per_key: Some(1000),
         config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 96, causal: Some(false), cost_per_key: Some(1299),
@@ -154,6 +160,8 @@ const TABLE: &[Default] = &[
         config: pingpong(192, 96, 3), why: "three warpgroups hide each other's softmax, with as many keys as registers allow", ..ANY },
     Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1594),
         config: q_held(pingpong(192, 64, 3)), why: "small tiles of keys leave less behind the diagonal, and registers for Q", ..ANY },
+    Default { head_dim: 96, causal: Some(true), cost_per_key: Some(1608),
+        config: packed(pingpong(192, 96, 3)), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 112, cost_per_key: Some(1062),
         config: q_held(in_pairs(128, 128, 2)), why: "pairs of blocks read K and V once: rows of such sizes are slow to copy", ..ANY },
     Default { head_dim: 112, cost_per_key: Some(1139),
@@ -162,6 +170,8 @@ const TABLE: &[Default] = &[
         config: q_held(pingpong(128, 128, 2)), why: "128 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 112, cost_per_key: Some(1232),
         config: q_held(pingpong(192, 64, 3)), why: "192 rows a block read K and V least often: rows of such sizes are slow to copy", ..ANY },
+    Default { head_dim: 112, causal: Some(true), cost_per_key: Some(1232),
+        config: packed(pingpong(192, 80, 3)), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 128, cost_per_key: Some(1062),
         config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 128, cost_per_key: Some(1130),
@@ -176,6 +186,8 @@ const TABLE: &[Default] = &[
         config: q_held(pingpong(192, 64, 3)), why: "three warpgroups hide each other's softmax; a third stage evens out short rows; registers have room for most of Q", ..ANY },
     Default { head_dim: 128, cost_per_key: Some(1650),
         config: q_held(pingpong(192, 64, 2)), why: "three warpgroups hide each other's softmax, and share K and V; registers have room for most of Q", ..ANY },
+    Default { head_dim: 128, causal: Some(true), cost_per_key: Some(1668),
+        config: packed(q_held(pingpong(192, 64, 2))), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 160, cost_per_key: Some(1000),
         config: free(64, 128, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 160, cost_per_key: Some(1235),
@@ -196,6 +208,8 @@ const TABLE: &[Default] = &[
         config: q_held(in_pairs(128, 80, 2)), why: "as many keys as leave registers for Q; pairs of blocks read K and V once", ..ANY },
     Default { head_dim: 192, cost_per_key: Some(1209),
         config: q_held(pingpong(128, 64, 2)), why: "two warpgroups; small tiles of keys leave less over, or less behind the diagonal, and registers for Q", ..ANY },
+    Default { head_dim: 192, causal: Some(true), cost_per_key: Some(1281),
+        config: packed(q_held(pingpong(128, 64, 2))), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 256, cost_per_key: Some(942),
         config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 256, causal: Some(false), most_keys: Some(1536), cost_per_key: Some(1300),
@@ -208,6 +222,8 @@ const TABLE: &[Default] = &[
         config: q_held(pingpong(128, 64, 2)), why: "the output leaves room for 64 keys; one by one these rows come out more evenly than in pairs of blocks", ..ANY },
     Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1385),
         config: conditional(q_held(Config { cluster: 2, ..free(128, 64, 2) })), why: "pairs of blocks read K and V once, and as one waits for the other, warpgroups need not hand over the tensor cores; registers have room for a part of Q", ..ANY },
+    Default { head_dim: 256, causal: Some(true), most_keys: Some(1536), cost_per_key: Some(1455),
+        config: packed(conditional(q_held(pingpong(128, 64, 2)))), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 256, causal: Some(true), cost_per_key: Some(1447),
         config: conditional(pingpong(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
@@ -227,7 +243,11 @@ const TABLE_E4M3: &[Default] = &[
         config: q_held(pingpong(128, 96, 2)), why: "two warpgroups, with as many keys as leave registers for a part of Q", ..ANY },
 ];
 
-/// Most queries of a head where heads are packed. More fill tiles without.
+const PACKED_CAUSAL_WHY: &str =
+    "tiles of the heads that share K and V have fewer queries, and less behind the diagonal";
+
+/// Most queries of a head where heads are packed to fill tiles. More fill them without; what causal masks gain has rows of the
+/// table.
 const MOST_PACKED_QUERIES: usize = 512;
 
 /// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Not measured
@@ -243,6 +263,11 @@ const PACKED_WHY: &str = "query heads that share K and V fill tiles together, wh
 const PAIR_KEYS: u64 = 64;
 const PAIR_MOST_KEYS: usize = 512;
 
+/// Whether all query heads of a K/V head fit a tile, if there are several.
+fn can_pack(problem: &Problem) -> bool {
+    (2..=Packing::MOST).contains(&problem.group_size())
+}
+
 /// Whether a config leaves a tenth of its tiles or more out where heads are packed.
 fn packs(problem: &Problem, config: &Config) -> bool {
     let tiles = |config: Config| {
@@ -250,9 +275,7 @@ fn packs(problem: &Problem, config: &Config) -> bool {
         let queries = packing.queries_in(config.rows) as usize;
         problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
     };
-    (2..=Packing::MOST).contains(&problem.group_size())
-        && problem.seq_len_q() <= MOST_PACKED_QUERIES
-        && 10 * tiles(packed(*config)) <= 9 * tiles(*config)
+    can_pack(problem) && problem.seq_len_q() <= MOST_PACKED_QUERIES && 10 * tiles(packed(*config)) <= 9 * tiles(*config)
 }
 
 fn table(dtype: DType) -> &'static [Default] {
@@ -316,6 +339,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
             && row.most_keys.is_none_or(|most| problem.seq_len_kv() <= most)
             && (row.most_tiles).is_none_or(|most| tiles * MEASURED_SMS <= most * chip.sms as usize)
             && (!row.softcap || problem.softcap().is_some())
+            && (!row.config.pack_heads || can_pack(problem))
     };
     let mut rows: Vec<&Default> = table(dtype).iter().filter(serves).collect();
     // The first match and those that it is chosen among, by when the busiest SM is done.
@@ -412,7 +436,7 @@ pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
             .flat_map(|(most, tall, flat)| [(tall, (most, most)), (flat, (most, most))]);
         let rows: Vec<_> = defaults
             .iter()
-            .filter(|(config, _)| config.cluster == 1)
+            .filter(|(config, _)| config.cluster == 1 && !config.pack_heads)
             .copied()
             .collect();
         for (config, most) in few_tiles.chain(rows) {

@@ -3,8 +3,7 @@
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, Problem, QLengths};
 
-use super::{Default, MOST_PACKED_QUERIES, Priced, Proposal, TABLE};
-use crate::attention::query_rows::Packing;
+use super::{Default, MOST_PACKED_QUERIES, Priced, Proposal, TABLE, can_pack};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served. Fewer leave
 /// most of a tile empty, and family mma has smaller ones.
@@ -32,12 +31,15 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
     let whole = usual_rows >= LEAST_USUAL_ROWS && tiles >= chip.sms as usize;
-    let packing = (2..=Packing::MOST).contains(&problem.group_size())
+    let packing = can_pack(problem)
         && (LEAST_PACKED_QUERIES..=MOST_PACKED_QUERIES).contains(&usual_rows)
         && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS;
     let serves = |row: &&Default| {
         let fits = head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most);
-        fits && row.causal.is_none_or(|wanted| wanted == causal) && row.config.cluster == 1 && !row.softcap
+        fits && row.causal.is_none_or(|wanted| wanted == causal)
+            && row.config.cluster == 1
+            && !row.softcap
+            && !row.config.pack_heads
     };
     // For each key of a head, in half tiles.
     let work = |row: &Priced| {

@@ -126,7 +126,13 @@ fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
 /// What is chosen is near the best of what was measured at lengths between powers of two.
 #[test]
 fn what_is_chosen_is_near_the_best_that_was_measured() {
-    for (file, least) in [("fitted.csv", 60), ("held-out.csv", 40), ("held-out-2.csv", 18)] {
+    // Packed heads were measured briefly.
+    let files = [
+        ("fitted.csv", 60, 1.015, 0.002),
+        ("held-out.csv", 40, 1.015, 0.002),
+        ("held-out-2.csv", 18, 1.015, 0.002),
+    ];
+    for (file, least, worst, most) in files.into_iter().chain([("packed.csv", 60, 1.05, 0.008)]) {
         let (mut losses, mut count) = (Vec::new(), 0);
         for (name, (problem, times)) in measured(file) {
             let chosen = proposals(&problem, Target::Sm90a)[0].config;
@@ -134,7 +140,7 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
             count += 1;
             if let Some((_, time)) = times.iter().find(|(config, _)| *config == chosen) {
                 assert!(
-                    time / best < 1.015,
+                    time / best < worst,
                     "{file}, {name}: {chosen} takes {:.3} of the best",
                     time / best
                 );
@@ -142,7 +148,7 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
             }
         }
         let mean = losses.iter().sum::<f64>() / losses.len() as f64;
-        assert!(mean < 0.002, "{file}: {mean}");
+        assert!(mean < most, "{file}: {mean}");
         assert!(
             losses.len() >= least && count <= losses.len() + 3,
             "{file}: {} of {count}",
@@ -159,7 +165,7 @@ fn what_is_chosen_for_random_problems_is_near_the_best() {
     let mut drawn = measured("draw.csv");
     // Packed heads were not measured then.
     drawn.retain(|_, (problem, _)| !chosen(problem).pack_heads);
-    assert!(drawn.len() >= 52, "{}", drawn.len());
+    assert!(drawn.len() >= 50, "{}", drawn.len());
     let loss = |(problem, times): &(Problem, Vec<(Config, f64)>)| {
         let of_chosen = times.iter().find(|(config, _)| *config == chosen(problem));
         of_chosen.map(|(_, time)| *time)
@@ -202,7 +208,7 @@ fn splits() {
     insta::assert_snapshot!(text);
 }
 
-/// Where heads are packed: short chunks of queries, and lengths for which nothing changes.
+/// Where heads are packed: short chunks of queries, and causal masks.
 #[test]
 fn packed_heads() {
     let mut text = String::new();
@@ -218,6 +224,8 @@ fn packed_heads() {
         (8, 28, 4, 100, 2000, 128, Mask::CAUSAL),
         (4, 16, 2, 40, 9000, 256, Mask::CAUSAL),
         (4, 32, 8, 4096, 4096, 128, Mask::CAUSAL),
+        (4, 32, 8, 4096, 4096, 128, Mask::FULL),
+        (1, 32, 8, 16_384, 16_384, 128, Mask::CAUSAL),
         (8, 32, 32, 100, 2000, 128, Mask::CAUSAL),
         (2, 65, 1, 100, 2000, 128, Mask::CAUSAL),
     ] {
@@ -226,7 +234,7 @@ fn packed_heads() {
             .first()
             .map_or("-".to_string(), |p| p.config.to_string());
         text += &format!("B{batch:<2} H{heads}/{kv_heads:<2} {rows:>4} x {keys:<5} D{head_dim:<3} {id}\n");
-        assert!(rows <= MOST_PACKED_QUERIES || !id.contains("gqa"));
+        assert!(rows <= MOST_PACKED_QUERIES || mask == Mask::CAUSAL || !id.contains("gqa"));
     }
     insta::assert_snapshot!(text);
 }
