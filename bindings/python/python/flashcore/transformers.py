@@ -147,10 +147,10 @@ def _padding_of(attention_mask: torch.Tensor | None, kv_offset: int, count: int)
     if torch.compiler.is_compiling():  # values cannot be read
         return None
     used = attention_mask[:, kv_offset : kv_offset + count].bool()
-    begins = used[:, 1:] & ~used[:, :-1]
-    all_used, pieces = torch.stack((used.all(), (used[:, 0].int() + begins.sum(1)).max())).tolist()  # waits once
-    if all_used:
+    if bool(used.all()):  # waits for the device, once where there is no padding
         return "none" if used.shape[1] == count else None
+    begins = used[:, 1:] & ~used[:, :-1]
+    pieces = int((used[:, 0].int() + begins.sum(1)).max())
     return None if used.shape[1] < count else "outside" if pieces <= 1 else "inside"
 
 
