@@ -155,11 +155,15 @@ def work(options):
     """A worker: runs its tests and writes a line for each."""
     module = load(options.folder, options.device, options.backward)
     chosen, _, _ = drawn(module, options.draw, options.seed)
-    first, step = map(int, options.worker.split("/"))
     ends = time.monotonic() + options.seconds
+    if "/" in options.worker:  # every so many of the draw
+        first, step = map(int, options.worker.split("/"))
+        numbers = range(first, len(chosen), step)
+    else:
+        numbers = map(int, options.worker.split(","))
     with open(options.out, "a") as out, open(os.devnull, "w") as quiet:
         standard, sys.stdout = sys.stdout, quiet  # the tests print a lot
-        for number in range(first, len(chosen), step):
+        for number in numbers:
             if time.monotonic() > ends:
                 break
             group, case = chosen[number]
@@ -181,9 +185,9 @@ def run(options):
         at = [part - 1 + parts * n for n in range(options.processes)]
         living = {}
 
-        def start(n):
+        def start(n, numbers=None):
             seconds = options.seconds - (time.monotonic() - started)
-            command = [sys.executable, __file__, "run", options.folder, files[n], "--worker", f"{at[n]}/{step}"]
+            command = [sys.executable, __file__, "run", options.folder, files[n], "--worker", numbers or f"{at[n]}/{step}"]
             command += ["--seed", options.seed, "--seconds", seconds, "--device", options.device]
             command += [word for group, count in options.draw.items() for word in ("--draw", f"{group}={count}")]
             command += ["--backward"] if options.backward else []
@@ -212,6 +216,13 @@ def run(options):
                         start(n)
             time.sleep(0.2)
         results = [line for n in range(options.processes) for line in read(n)]
+        again = [number for number, _, outcome, _, _ in results if outcome == "out of memory"]
+        if again:  # the others had it: alone
+            files.append(pathlib.Path(scratch) / "again.jsonl")
+            start(options.processes, ",".join(map(str, again)))
+            living.popitem()[1].wait()
+            alone = {line[0]: line for line in read(options.processes)}
+            results = [alone.get(line[0], line) for line in results]
     report = {"commit": COMMIT, "seed": options.seed, "part": options.part, "groups": {}, "not_passed": []}
     report["versions"], report["backward"] = versions(), options.backward
     report["drawn"] = len(range(part - 1, len(chosen), parts))
