@@ -17,8 +17,8 @@ const LEAST_PACKED_QUERIES: usize = 16;
 const TALL_PACKED_COST: u64 = 112;
 
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If that is
-/// the bound, all have as many rows; else half a tile of each is left over, as it is counted where a tile of 64 rows would do. Blocks share the work evenly, so the row with the
-/// least work is the best.
+/// the bound, all have as many rows; else half a tile of each is left over, and where a tile of 64 rows holds them, too. Blocks
+/// share the work evenly, so the row with the least work is the best.
 pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     if problem.dtype() == DType::E4M3 {
         return Vec::new();
