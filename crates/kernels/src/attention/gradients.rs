@@ -13,7 +13,7 @@
 //!
 //! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
 //! these rows. The main kernel defines their order within a tile of rows. If the sums are added in a given order, a
-//! [`DqSemaphore`] follows them, zeroed as well.
+//! [`DqSemaphore`] follows them, which is zeroed in their place: the first block of a tile stores its part.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -201,7 +201,7 @@ pub(crate) fn head_row<'k>(
 /// started. A block waits only for these, so it cannot deadlock.
 #[derive(Clone, Copy)]
 pub(crate) struct DqSemaphore<'k> {
-    /// For each row of the statistics, of which the first ones of a tile are used: whose turn it is.
+    /// For each row of the statistics, of which the first ones of a tile are used: what was added last; 0 if there is nothing.
     pub counts: GlobalPtr<'k, u32>,
     /// The next ticket.
     pub tickets: GlobalPtr<'k, u32>,
@@ -212,6 +212,13 @@ impl<'k> DqSemaphore<'k> {
         DqSemaphore {
             counts: k.param_ptr_mut("dq_semaphore"),
             tickets: k.param_ptr_mut("tickets"),
+        }
+    }
+
+    pub(crate) fn to_read(k: &'k KernelBuilder) -> Self {
+        DqSemaphore {
+            counts: k.param_ptr("dq_semaphore"),
+            tickets: k.param_ptr("tickets"),
         }
     }
 }
@@ -364,7 +371,9 @@ pub(crate) fn preprocess(
     let slot = push_buffer(&mut launch, "lse", 4 * problem.lse_len(), 4, false);
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
     let slot = workspace.add_statistics(&mut launch, true);
-    workspace.add_dq_sums(&mut launch, slot);
+    if !workspace.ordered {
+        workspace.add_dq_sums(&mut launch, slot);
+    }
     workspace.add_dq_semaphore(&mut launch, slot);
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
@@ -385,7 +394,7 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, ordered:
     let dout = TensorParam::<E>::declare(k, "dout", k.param_ptr("dout"));
     let lse = k.param_ptr::<f32>("lse");
     let statistics = Statistics::to_write(k);
-    let dq_sums = (dq_columns > 0).then(|| dq_sums(k));
+    let dq_sums = (dq_columns > 0 && !ordered).then(|| dq_sums(k));
     let semaphore = ordered.then(|| DqSemaphore::declare(k));
     let params = RowParams::declare(k, shape);
 

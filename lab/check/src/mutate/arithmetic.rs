@@ -1,6 +1,6 @@
 //! Changes of arithmetic and comparisons: indices, remainders, swizzles, bounds, thresholds.
 
-use flashcore_ir::inst::{BinOp, BulkInst, Cmp, FlagInst, Space, StoreSource};
+use flashcore_ir::inst::{AtomOp, BinOp, BulkInst, Cmp, FlagInst, Space, StoreSource};
 use flashcore_ir::{Cache, Inst, Operand, Reg, ScalarType};
 
 use super::Operator as O;
@@ -13,7 +13,14 @@ impl Changes<'_> {
     /// Sums that blocks add to, and the flags that order them.
     pub(super) fn sums_and_flags(&mut self) {
         let relaxed = match *self.inst {
-            Inst::AddFour { .. } | Inst::Bulk(BulkInst::Reduce { .. }) => {
+            Inst::AddFour { .. }
+            | Inst::Bulk(BulkInst::Reduce { .. })
+            | Inst::Atom {
+                op: AtomOp::Add,
+                ty: ScalarType::F32,
+                dst: None,
+                ..
+            } => {
                 let twice = vec![self.inst.clone(); 2];
                 return self.found.push((O::AddTwice, twice));
             }

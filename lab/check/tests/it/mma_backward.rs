@@ -114,6 +114,8 @@ const FAULTS: &[Fault] = &[
         place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "", of: "k_tile" },
     Fault { name: "dQ is not added", operator: Operator::DropAtomic,
         place: "dQ += dS*K", object: "", found: None, at: "", of: "" },
+    Fault { name: "a part of dQ is added twice", operator: Operator::AddTwice,
+        place: "dQ += dS*K", object: "", found: None, at: "", of: "" },
     Fault { name: "dS taken the other way round", operator: Operator::FlipTranspose,
         place: "dQ += dS*K", object: "ds_tile", found: None, at: "", of: "" },
     Fault { name: "dS is not stored", operator: Operator::DropStore,

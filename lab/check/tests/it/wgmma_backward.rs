@@ -295,7 +295,25 @@ const FAULTS_OF_ORDER: &[(usize, Operator, &str, Option<FindingKind>)] = &[
     (128, Operator::RelaxFlag, "pass_turn_on", Some(FindingKind::BlockRace)),
     (128, Operator::OnlyRead, "pass_turn_on", None),
     (128, Operator::DropStore, "pass_turn_on", Some(FindingKind::Deadlock)),
+    // The first block adds to what was there, others overwrite.
+    (128, Operator::InvertCondition, "send_dq", None),
 ];
+
+/// In order nothing zeroes the sums: a tile of dQ that no key adds to is zero all the same.
+#[test]
+fn tiles_without_keys_are_zero_in_order() {
+    for head_dim in [128, 256] {
+        let mask = Mask::window(Some(10), Some(0)).top_left();
+        let builder = Problem::builder().heads(1, 1).seq_len_q(200).seq_len_kv(40);
+        let builder = builder.head_dim(head_dim).mask(mask).deterministic(true);
+        let problem = builder.build().unwrap().backward().unwrap();
+        let plan = select(&problem, Target::Sm90a, 16, &KernelCache::default())
+            .unwrap()
+            .plan;
+        let report = check_plan(&plan, &CheckOptions::default()).unwrap();
+        assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    }
+}
 
 /// Sums in order: of blocks that run together and of blocks that start when others end, the same bits under all schedules.
 /// Without a wait a block adds too early, which changes the bits; without a release the next one waits for ever.

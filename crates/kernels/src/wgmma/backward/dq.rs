@@ -3,8 +3,8 @@
 //! Up to 128 columns the consumers leave it in shared memory, and a warp of the producer's warpgroup sends it from there, a
 //! warp for each stage. Beyond, there is no room for that: threads add their registers.
 //!
-//! **In order**: a word for each Q tile says which block's turn it is. The warp that sends a tile waits for the turn before,
-//! and after its additions have arrived, it is the next block's turn. Where threads add, such a warp does both for them. So
+//! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends a tile
+//! waits for its turn, and after its additions have arrived, it passes the turn on. Where threads add, such a warp does both for them. So
 //! no consumer waits for the L2 cache.
 
 use flashcore_ir::fragment::MmaElement;
@@ -95,7 +95,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             let elements = from.rows() * from.cols();
                             k.verb("send_dq", || {
                                 let to = self.dq_sums.offset_strided(dq_tile, elements);
-                                k.bulk_add(to, from.at_stage(stage, 0, 0), 4 * elements);
+                                let from = from.at_stage(stage, 0, 0);
+                                let add = || k.bulk_add(to, from, 4 * elements);
+                                match self.is_first(tile, m_block) {
+                                    None => add(),
+                                    Some(first) => {
+                                        k.if_else(first.divergent(), || k.bulk_store(to, from, 4 * elements), add)
+                                    }
+                                }
                                 k.bulk_commit();
                                 k.bulk_wait_read(0);
                             });
@@ -117,21 +124,29 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Waits for the blocks whose turn is before this one's, if dQ is added in order.
+    /// Whether no block adds to a tile before this one, if dQ is added in order: then it stores its part.
+    #[track_caller]
+    fn is_first(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) -> Option<Val<'k, bool>> {
+        self.semaphore.map(|_| m_block.lt(tile.next_first))
+    }
+
+    /// Waits for the block of the next tile of keys, whose turn is before this one's, if dQ is added in order.
     #[track_caller]
     fn wait_for_turn(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let Some(semaphore) = self.semaphore else { return };
         let (k, turn) = (dq_tile.builder(), self.turn(semaphore, dq_tile));
         k.verb("wait_for_turn", || {
-            k.if_(m_block.lt(tile.end_before).divergent(), || {
-                k.loop_(|scope| scope.break_if(turn.load_acquire().eq(tile.index).divergent()));
+            k.if_(m_block.ge(tile.next_first).divergent(), || {
+                // What the block of the next tile of keys leaves.
+                let after = tile.index + 2;
+                k.loop_(|scope| scope.break_if(turn.load_acquire().eq(after).divergent()));
             });
             // Bulk additions after it are ordered after theirs.
             k.fence_proxy_async();
         });
     }
 
-    /// Lets the next block add to a tile, when what has been added has arrived.
+    /// Lets the block of the tile of keys before add to a tile, when what has been added has arrived.
     #[track_caller]
     fn pass_turn_on(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };
@@ -144,7 +159,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Whose turn it is to add to a tile.
+    /// The tile of keys that was added to a tile last, plus 1.
     #[track_caller]
     fn turn(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         semaphore.counts.offset(dq_tile * self.levers.rows)
@@ -154,13 +169,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Leaves this warp's part of dQ of a tile in shared memory, for [`Self::give_dq`], or adds it.
     #[track_caller]
-    pub(super) fn keep_dq(&self, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+    pub(super) fn keep_dq(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let (k, context) = (self.k, self.context);
         match context.dq_way {
-            Way::Sent { tile, free, .. } => k.verb("keep_dq", || {
+            Way::Sent { tile: to, free, .. } => k.verb("keep_dq", || {
                 let (stage, phase) = stage(self.tiles.get(), STAGES);
                 free.at(stage).wait(phase ^ 1);
-                let place = tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
+                let place = to.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
                 for i in 0..self.dq.tiles() {
                     place
                         .plus(32 * 4 * i as i32)
@@ -170,28 +185,32 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             Way::AddedInTurn { turn, added } => {
                 let (stage, phase) = stage(self.tiles.get(), 1);
                 turn.at(stage).wait(phase);
-                self.add_dq(first_tile, m_block);
+                self.add_dq(tile, first_tile, m_block);
                 k.sync_warp();
                 self.one_lane(|| added.at(stage).arrive());
             }
-            Way::Added => self.add_dq(first_tile, m_block),
+            Way::Added => self.add_dq(tile, first_tile, m_block),
         }
         self.tiles.set(self.tiles + 1);
     }
 
     /// Adds this warp's part of dQ of a tile to the sums in global memory.
     #[track_caller]
-    fn add_dq(&self, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+    fn add_dq(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_dq", || {
             let (dq_tile, elements) = (
                 first_tile + m_block.reinterpret::<u32>(),
                 context.levers.rows * context.shares.width,
             );
-            let tile = context.dq_sums.offset_strided(dq_tile, elements);
-            let place = tile.offset(self.first_dq() + k.lane() * 4);
-            for i in 0..self.dq.tiles() {
-                place.plus(32 * 4 * i as i32).add_four(&self.dq_of(i));
+            let sums = context.dq_sums.offset_strided(dq_tile, elements);
+            let place = sums.offset(self.first_dq() + k.lane() * 4);
+            let places = || (0..self.dq.tiles()).map(|i| (i, place.plus(32 * 4 * i as i32)));
+            let add = || places().for_each(|(i, to)| to.add_four(&self.dq_of(i)));
+            let store = || places().for_each(|(i, to)| to.store_words(&self.dq_of(i), Cache::Default));
+            match context.is_first(tile, m_block) {
+                None => add(),
+                Some(first) => k.if_else(first.uniform(), store, add),
             }
         });
     }

@@ -6,13 +6,13 @@
 //! rows and 64 or 128 columns; warpgroups go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
+use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::{Shares, UNIT, named};
 use crate::Refusal;
-use crate::attention::gradients::{Workspace, head_row};
+use crate::attention::gradients::{DqSemaphore, Workspace, head_row};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
 use crate::attention::row_tile::ACC_COLS;
@@ -32,14 +32,12 @@ pub(super) fn step(
     workspace: Workspace,
     kernels: &KernelCache,
 ) -> Result<Step, Refusal> {
-    let (family, levers, shape) = ("wgmma dq", Values::from(*config), *shape);
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let (name, config) = (named(levers, shape, "dq"), &Config::from(*levers));
-        Kernel::build(name, THREADS, |k| match shape.dtype {
-            DType::F16 => body::<f16>(k, config, shape),
-            _ => body::<bf16>(k, config, shape),
-        })
-    })?;
+    let (levers, shape, ordered) = (Values::from(*config), *shape, problem.deterministic());
+    let (family, build): (_, fn(&Values, &Shape) -> _) = match ordered {
+        true => ("wgmma ordered dq", kernel::<true>),
+        false => ("wgmma dq", kernel::<false>),
+    };
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
     let blocks = tiles * problem.batch() * problem.num_heads();
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
@@ -48,16 +46,28 @@ pub(super) fn step(
     }
     let slot = workspace.push(&mut launch, false);
     workspace.add_dq_sums(&mut launch, slot);
+    workspace.add_dq_semaphore(&mut launch, slot);
     launch.args.push(Arg::U32(workspace.stride as u32));
     launch.args.push(Arg::F32(problem.softmax_scale()));
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
+/// `ORDERED`: tiles that no block has added to were not zeroed.
+fn kernel<const ORDERED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
+    let name = named(levers, shape, if ORDERED { "dq_ordered" } else { "dq" });
+    Kernel::build(name, THREADS, |k| match shape.dtype {
+        DType::F16 => body::<f16>(k, &Config::from(*levers), shape, ORDERED),
+        _ => body::<bf16>(k, &Config::from(*levers), shape, ORDERED),
+    })
+}
+
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape, ordered: bool) {
     let (rows, Shares { width, dq_columns, .. }) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
-    let (sums, stride) = (k.param_ptr::<f32>("dq_sums"), k.param::<u32>("sums_stride"));
+    let sums = k.param_ptr::<f32>("dq_sums");
+    let semaphore = ordered.then(|| DqSemaphore::to_read(k));
+    let stride = k.param::<u32>("sums_stride");
     let softmax_scale = k.param::<f32>("softmax_scale");
     let params = RowParams::declare(k, shape);
 
@@ -66,18 +76,27 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let first_row = tile * rows;
     let (params, first) = params.of_sequence(batch);
-    let sums = sums.offset_strided(
-        head_row(stride, params.num_heads, batch, head, first) + first_row,
-        width,
-    );
+    let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
+    let sums = sums.offset_strided(sums_row, width);
     // Padded, so that neither its rows nor its columns fall into one bank.
     let rounded = k.shared_tile::<E>("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));
     let (accumulators, units) = (dq_columns / ACC_COLS, width / dq_columns);
     params.if_has_row(first_row, params.seq_len_q, || {
+        let any = semaphore.map(|semaphore| semaphore.counts.offset(sums_row).load().gt(0));
         for first in (0..rows * width / 4).step_by(THREADS as usize) {
             // Four registers of a lane.
             let four = k.thread_idx() + first;
-            let values = sums.offset(four * 4).load_words(4, Cache::Default);
+            let load = || sums.offset(four * 4).load_words(4, Cache::Default);
+            let values = match any {
+                None => load(),
+                Some(any) => {
+                    let values = [0; 4].map(|_| k.var(0.0));
+                    k.if_(any.uniform(), || {
+                        values.iter().zip(load()).for_each(|(to, sum)| to.set(sum))
+                    });
+                    values.iter().map(|value| value.get()).collect()
+                }
+            };
             let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
             let warpgroup = warp / 4;
             let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;

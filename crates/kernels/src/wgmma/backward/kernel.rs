@@ -177,7 +177,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 Part::Values => self.m_block_of_values(mask, i.gt(0)),
                 Part::Scores => self.m_block_of_scores(i.gt(0)),
             }
-            self.keep_dq(first_tile, m_block);
+            self.keep_dq(tile, first_tile, m_block);
         };
         let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
         if self.part == Part::Keys && context.semaphore.is_none() {

@@ -268,19 +268,23 @@ fn registers(layout: &Shares) -> (u32, u32) {
 /// Bytes of Q, dO and dQ's sums that stay in the L2 cache while blocks of several heads read and add to them.
 const HEADS_BYTES: usize = 16 << 20;
 
-/// Most K/V heads whose tiles run at the same time.
+/// Most K/V heads whose tiles run at the same time; in order, there are more.
 const MOST_HEADS: usize = 8;
+const MOST_HEADS_IN_ORDER: usize = 32;
 
-/// K/V heads of all batches whose tiles run at the same time. Where tiles differ in their work, the longest of several heads
-/// go first; but not of more than the L2 cache holds.
+/// K/V heads of all batches whose tiles run at the same time, but not of more than the L2 cache holds. Where tiles differ in
+/// their work, the longest of several heads go first. In order, those that start together then belong to several heads, and do
+/// not wait for each other.
 fn heads_at_once(problem: &Problem, width: u32) -> u32 {
     let (range, rows, keys) = (problem.key_range(), problem.seq_len_q(), problem.seq_len_kv());
     let all_alike = i64::from(range.hi) >= keys as i64 - 1 && i64::from(range.lo) <= 1 - rows as i64;
     let head_bytes = 8 * rows.next_multiple_of(PADDING as usize) * width as usize;
-    match all_alike && !problem.has_lengths() {
-        true => 1,
-        false => (HEADS_BYTES / head_bytes).clamp(1, MOST_HEADS) as u32,
-    }
+    let most = match (problem.deterministic(), all_alike && !problem.has_lengths()) {
+        (true, _) => MOST_HEADS_IN_ORDER,
+        (false, true) => 1,
+        (false, false) => MOST_HEADS,
+    };
+    (HEADS_BYTES / head_bytes).clamp(1, most) as u32
 }
 
 /// What makes its shared memory smaller, for a refusal.

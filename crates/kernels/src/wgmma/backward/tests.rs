@@ -1,8 +1,11 @@
 //! What the backward pass refuses, and the problems that it is the default of.
 
+use flashcore_problem::rng::Rng;
 use flashcore_problem::{Mask, ProblemBuilder, QLengths};
 
+use super::tile::{q_tiles, tile_of};
 use super::*;
+use crate::attention::block_range::Band;
 use crate::{Plan, select};
 
 fn builder() -> ProblemBuilder {
@@ -110,4 +113,57 @@ fn heads_run_together_where_tiles_differ() {
     assert_eq!([512, 4096, 16_384].map(|seq| heads(seq, Mask::CAUSAL)), [8, 4, 1]);
     assert_eq!(heads(1024, Mask::window(Some(100), None)), 8);
     assert_eq!(heads(1024, Mask::window(Some(5000), Some(5000))), 1);
+    let problem = builder().seq_len(1024).deterministic(true).build().unwrap();
+    assert_eq!(heads_at_once(&problem.backward().unwrap(), 128), 16);
+}
+
+/// In order: the blocks that add to a tile of dQ form a chain, in which each one waits for the block of the next tile of keys.
+/// That one has a smaller number, so it has started before: blocks cannot wait for each other for ever, however many run at
+/// the same time.
+#[test]
+fn each_block_waits_only_for_one_that_has_started() {
+    let mut rng = Rng::new(11);
+    for _ in 0..2000 {
+        let [rows, cols] = [[64, 64], [64, 128], [128, 128]][rng.below(3)];
+        let (queries, longest, heads) = (
+            rng.between(1, 900) as i64,
+            rng.between(1, 900) as i64,
+            rng.between(1, 5) as i64,
+        );
+        let tiles = (longest as u64).div_ceil(u64::from(cols)) as i64;
+        let at_once = rng.between(1, 6) as i64;
+        // Of a sequence that may be shorter than the longest one.
+        let keys = longest - rng.below(longest as usize) as i64;
+        let (lo, hi) = (rng.below(1200) as i64 - 1000, rng.below(1200) as i64 - 200);
+        let (lo, hi) = (
+            if rng.chance(0.4) { -10_000 } else { lo.min(hi) },
+            if rng.chance(0.3) { 10_000 } else { hi },
+        );
+        let seen_by = Band { lo, hi, len: keys }.inverse(queries);
+        let mut number_of = vec![vec![None; tiles as usize]; heads as usize];
+        for number in 0..heads * tiles {
+            let (head, index) = tile_of(number, tiles, heads, at_once, true);
+            let place = &mut number_of[head as usize][index as usize];
+            assert_eq!(place.replace(number), None, "each tile once");
+        }
+        let walk = |index: i64| {
+            let first = index * i64::from(cols);
+            let (range, next_first) = q_tiles(&seen_by, first, keys, [rows, cols]);
+            let walk = range.first..range.end.max(range.first);
+            if first < keys { (walk, next_first) } else { (0..0, 0) }
+        };
+        for number_of in number_of {
+            for index in 0..tiles {
+                let (tile, next_first) = walk(index);
+                for m_block in tile {
+                    let later = (index + 1..tiles).filter(|&later| walk(later).0.contains(&m_block));
+                    let later: Vec<i64> = later.collect();
+                    let waits = m_block >= next_first;
+                    // It waits for the next one where any comes before it, and only there.
+                    assert_eq!(later.first(), waits.then_some(&(index + 1)));
+                    assert!(later.iter().all(|&l| number_of[l as usize] < number_of[index as usize]));
+                }
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, Val};
 
 use super::kernel::Context;
-use crate::attention::block_range::{Band, BlockOrder, BlockRange};
+use crate::attention::block_range::{Band, BlockOrder, BlockRange, Index};
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
 
@@ -20,13 +20,49 @@ pub(super) struct Tile<'k> {
     seen_by: Band<Val<'k, i32>>,
     range: BlockRange<Val<'k, i32>>,
     pub(super) order: BlockOrder<Val<'k, i32>>,
-    /// One past the last Q tile that sees any of the keys before: these blocks add to its dQ first.
-    pub(super) end_before: Val<'k, i32>,
+    /// The first Q tile that sees any of the next tile's keys, whose block adds to its dQ first.
+    pub(super) next_first: Val<'k, i32>,
+}
+
+/// The K/V head of all batches, and the tile of keys, that a block's number stands for.
+///
+/// Tiles go in bundles of `at_once` heads, and in a bundle the first tiles of all heads come first, which are the longest if
+/// causal. **In order** the last tiles come first: of one head, a block with a smaller number has a later tile.
+#[track_caller]
+pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, ordered: bool) -> (I, I) {
+    let bundle = number.floor_div(tiles * at_once) * at_once;
+    let in_bundle = number - bundle * tiles;
+    let width = at_once.at_most(heads - bundle);
+    let place = in_bundle.floor_div(width);
+    let index = if ordered {
+        tiles - place - tiles.constant(1)
+    } else {
+        place
+    };
+    (bundle + (in_bundle - place * width), index)
+}
+
+/// The tiles of `rows` query rows that see a key from `first` on, `cols` of all `keys`; and the first one that sees a key of
+/// the next tile, of which there is none past the end. Every tile from there on to the end sees both.
+#[track_caller]
+pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, cols]: [u32; 2]) -> (BlockRange<I>, I) {
+    // The first query row that sees a key, and one past the last; both at most as many as there are.
+    let rows_that_see = |key: I| {
+        let (first, end) = seen_by.visible(key);
+        (first.at_most(seen_by.len), end.at_most(seen_by.len))
+    };
+    let next = first + first.constant(cols as i32);
+    let last = (next - first.constant(1)).at_most(keys - first.constant(1));
+    let range = BlockRange::between(rows_that_see(first), rows_that_see(last), rows);
+    let next_first = rows_that_see(next).0.floor_div(first.constant(rows as i32));
+    (
+        range,
+        I::select(next.is_below(keys), next_first, first.constant(i32::MAX)),
+    )
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Calls with this block's tile, if its sequence has such keys. Tiles go in bundles of heads, and in a bundle the first
-    /// tiles of all heads come first, which are the longest if causal.
+    /// Calls with this block's tile, if its sequence has such keys.
     #[track_caller]
     pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
         let (Config { rows, cols, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
@@ -36,10 +72,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         };
         let tiles = (most_keys + (cols - 1)) / cols;
         let heads = k.grid_dim(0) / tiles;
-        let bundle = number / (tiles * self.heads_at_once) * self.heads_at_once;
-        let in_bundle = number - bundle * tiles;
-        let width = self.heads_at_once.min(heads - bundle);
-        let (head, index) = (bundle + in_bundle % width, in_bundle / width);
+        let (head, index) = tile_of(number, tiles, heads, self.heads_at_once, self.semaphore.is_some());
         let first_key = index * cols;
         let kv_heads = self.params.num_heads / self.params.group_size;
         let batch = head / kv_heads;
@@ -47,21 +80,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let params = &sequence.params;
         let seen_by = params.band.inverse(params.seq_len_q.reinterpret());
         let (first, keys): (Val<'k, i32>, Val<'k, i32>) = (first_key.reinterpret(), params.seq_len_kv.reinterpret());
-        let last = first + (cols as i32 - 1);
-        // The first query row that sees a key, and one past the last; both at most as many as there are.
-        let rows_that_see = |key: Val<'k, i32>| {
-            let (first, end) = seen_by.visible(key);
-            (first.min(seen_by.len), end.min(seen_by.len))
-        };
-        let range = BlockRange::between(rows_that_see(first), rows_that_see(last.min(keys - 1)), rows);
+        let (range, next_first) = q_tiles(&seen_by, first, keys, [rows, cols]);
         // Keys past the end are masked in every Q tile.
-        let past = last.ge(keys);
+        let past = (first + (cols as i32 - 1)).ge(keys);
         let range = BlockRange {
             whole: past.select(range.end, range.whole),
             whole_end: past.select(range.end, range.whole_end),
             ..range
         };
-        let before = (rows_that_see(first - 1).1 + (rows as i32 - 1)).reinterpret::<u32>() / rows;
         let tile = Tile {
             index,
             first_key,
@@ -70,7 +96,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             seen_by,
             range,
             order: BlockOrder::ascending(range, false),
-            end_before: first.gt(0).select(before.reinterpret(), 0),
+            next_first,
             sequence,
         };
         tile.sequence
@@ -92,13 +118,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// The Q tile of an iteration. Where dQ is added in order, they go downwards: a block then comes to each of them after
-    /// the blocks whose turn is before its own, whatever the mask.
+    /// The Q tile of an iteration. Where dQ is added in order, they go upwards: the block of the next keys begins at the same
+    /// tile or a later one, so that it comes to each tile of both first.
     #[track_caller]
     pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
         match self.semaphore {
             None => tile.order.n_block(i),
-            Some(_) => tile.range.end - 1 - i,
+            Some(_) => tile.range.first + i,
         }
     }
 }
