@@ -206,6 +206,11 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         }
     }
 
+    /// As [`HeadTile::stage_elements`].
+    pub(crate) fn stage_elements(&self) -> u32 {
+        self.tile.stage_elements()
+    }
+
     /// Whether every thread has as many chunks.
     pub(crate) fn are_whole(&self) -> bool {
         self.tile.tile.rows().is_multiple_of(self.row_step)

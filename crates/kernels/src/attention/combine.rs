@@ -200,7 +200,7 @@ fn listed_body<E: MmaElement + Widen>(
         let (params, first) = params.of_sequence(tile.batch);
         let out = out.starting_at(first.q);
         let of = [tile.batch, tile.head];
-        let rows = QueryRows::new(heads, of, params.seq_len_q, params.group_size);
+        let rows = QueryRows::new(&params, heads, of);
         let place = Place::new(k, threads);
         let row_in_tile = k.block_idx(0) * threads.rows + place.row;
         let row = tile.tile * tile_rows + row_in_tile;

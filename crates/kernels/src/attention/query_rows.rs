@@ -5,6 +5,7 @@ use flashcore_ir::{Element, GlobalPtr, Val};
 use flashcore_problem::Problem;
 
 use super::lengths::TensorParam;
+use super::params::RowParams;
 
 /// Which rows a tile has, as far as it is baked into a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,14 +95,10 @@ pub(crate) struct QueryRows<'k> {
 }
 
 impl<'k> QueryRows<'k> {
-    /// The rows of `[batch, head]` with so many `queries`.
+    /// The rows of `[batch, head]` of a sequence with these parameters.
     #[track_caller]
-    pub(crate) fn new(
-        heads: TileHeads,
-        [batch, head]: [Val<'k, u32>; 2],
-        queries: Val<'k, u32>,
-        group_size: Val<'k, u32>,
-    ) -> Self {
+    pub(crate) fn new(params: &RowParams<'k>, heads: TileHeads, [batch, head]: [Val<'k, u32>; 2]) -> Self {
+        let (queries, group_size) = (params.seq_len_q, params.group_size);
         let count = match heads {
             TileHeads::One => queries,
             TileHeads::Dense => queries * group_size,

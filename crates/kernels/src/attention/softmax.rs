@@ -47,6 +47,11 @@ impl Rescale {
         }
     }
 
+    /// How many powers of two a maximum is put above the largest score of its row.
+    pub(crate) fn max_offset<E: Probability>(self) -> f32 {
+        self.threshold::<E>() - LARGEST_POWER
+    }
+
     /// Refuses a softmax without a policy.
     pub(crate) fn check_forward(self, family: &'static str) -> Result<(), Refusal> {
         match self {
@@ -249,7 +254,7 @@ pub(crate) fn pack_exponentials<'k, E: Probability>(
 }
 
 /// Powers of two that a probability may have in 16-bit elements.
-pub(crate) const LARGEST_POWER: f32 = 8.0;
+const LARGEST_POWER: f32 = 8.0;
 
 /// Elements of Q, K and V, and so of P: how probabilities become operands A, and how large they may be.
 pub(crate) trait Probability: WgmmaElement {

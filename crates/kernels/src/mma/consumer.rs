@@ -12,7 +12,6 @@ use super::producer::Block;
 use super::{Config, Rescale};
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
-use crate::attention::query_rows::QueryRows;
 use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
 use crate::attention::score_mod::TileBias;
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
@@ -38,6 +37,7 @@ const SPECULATIVE_PARTS: u32 = 2;
 const TWO_OR_MORE: u32 = 0x4000_4000;
 
 /// A warp's part of the block's rows and of each K block's keys.
+#[derive(Clone, Copy)]
 pub(super) struct WarpPlace<'k> {
     /// Number along the keys.
     pub(super) kv_warp: Val<'k, u32>,
@@ -66,24 +66,23 @@ impl<'k> WarpPlace<'k> {
     }
 }
 
-/// Probabilities of a warp, rounded and packed as operands of `O += P·V`: `[row block][word]`.
-pub(super) type Probabilities<'k, E> = Vec<Vec<Var<'k, <E as Element>::Word>>>;
-
 /// A warp at work. It has 16 rows per row block, two of each in a lane.
-pub(super) struct Warp<'k, 'p, E> {
+pub(super) struct Warp<'k, 'p, E: Element> {
     pub(super) k: &'k KernelBuilder,
     pub(super) params: &'p Params<'k, E>,
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
-    pub(super) place: &'p WarpPlace<'k>,
+    pub(super) block: &'p Block<'k>,
+    pub(super) place: WarpPlace<'k>,
     q_place: Fragments<'k, E>,
     /// Q's operands where registers hold them, by row block and step; steps after the last are read for each K block.
     q_held: Vec<Vec<AOperand<E>>>,
-    query_rows: QueryRows<'k>,
-    /// The lane's first row among these.
+    /// The lane's first row among those of the block's head or heads.
     first_row: Val<'k, u32>,
     /// `S`, `O` and row state, by row block; of rows both halves of each.
     scores: ScoreTiles<'k>,
+    /// Probabilities, rounded and packed as operands of `O += P·V`: `[row block][word]`.
+    p: Vec<Vec<Var<'k, E::Word>>>,
     pub(super) out: Vec<RowTile<'k>>,
     pub(super) rows: Vec<Row<'k>>,
     /// ALiBi's biases by row block, if there are any.
@@ -97,8 +96,8 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     pub(super) fn new(
         k: &'k KernelBuilder,
         params: &'p Params<'k, E>,
-        block: &Block<'k>,
-        place: &'p WarpPlace<'k>,
+        block: &'p Block<'k>,
+        place: WarpPlace<'k>,
         levers: &'p Config,
         shape: &'p Shape,
         q_place: Fragments<'k, E>,
@@ -109,17 +108,19 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             rows.extend([(); 2].map(|()| Row::new(k, params.score_mod.exponent_scale)));
         }
         let tiles = levers.keys_per_warp() / ACC_COLS;
+        let words = || (0..2 * tiles).map(|_| k.var_unwritten("p")).collect();
         Warp {
             k,
             params,
             levers,
             shape,
+            block,
+            first_row: block.first_row + place.first_row + lane_row(k),
             place,
             q_place,
             q_held: Vec::new(),
-            query_rows: block.rows,
-            first_row: block.first_row + place.first_row + lane_row(k),
             scores: ScoreTiles::new(k, levers.row_blocks(), tiles, levers.f16_scores),
+            p: (0..levers.row_blocks()).map(|_| words()).collect(),
             out,
             rows,
             biases: Vec::new(),
@@ -130,12 +131,10 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// Loads the slopes of the rows, with ALiBi.
     #[track_caller]
     pub(super) fn load_biases(&mut self) {
-        let rows = &self.query_rows;
+        let (rows, score_mod) = (&self.block.rows, &self.params.score_mod);
         let of = |m: usize, half: usize| {
             let row = self.row(m, half);
-            self.params
-                .score_mod
-                .bias(rows.batch, rows.head_of(row), rows.query(row))
+            score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
         };
         let Some(first) = self.shape.alibi.then(|| of(0, 0)).flatten() else {
             return;
@@ -186,19 +185,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         0..self.levers.keys_per_warp() / STEP
     }
 
-    pub(super) fn probabilities(&self, name: &str) -> Probabilities<'k, E> {
-        let words = 4 * self.steps().end;
-        let of_block = |_: &RowTile<'k>| (0..words).map(|_| self.k.var_unwritten(name)).collect();
-        self.scores.iter().map(of_block).collect()
-    }
-
-    /// Scores of some steps become probabilities, 16 keys at a time; `then` is called as soon as those of a step are
-    /// known.
-    #[track_caller]
-    pub(super) fn softmax_steps(&self, p: &Probabilities<'k, E>, steps: Range<u32>, then: impl Fn(u32)) {
-        for step in steps {
-            self.exponentials(p, step);
-            then(step);
+    /// Maxima, probabilities and output of scores, 16 keys at a time.
+    pub(super) fn softmax_and_output(&self, v_place: &Fragments<'k, E>) {
+        self.raise_maxima(self.steps());
+        for step in self.steps() {
+            self.exponentials(step);
+            self.accumulate(v_place, step);
         }
     }
 
@@ -208,13 +200,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// It is done in parts, so that the exponentials of each are computed among products that do not wait for
     /// them: of scores, or of the part before with V. `refill` is called once the first products are under way.
     #[track_caller]
-    pub(super) fn speculative_block(
-        &self,
-        k_place: &Fragments<'k, E>,
-        v_place: &Fragments<'k, E>,
-        p: &Probabilities<'k, E>,
-        refill: impl Fn(),
-    ) {
+    pub(super) fn speculative_block(&self, k_place: &Fragments<'k, E>, v_place: &Fragments<'k, E>, refill: impl Fn()) {
         let all = self.steps();
         self.scores.clear(all.clone());
         if self.levers.q_in_registers {
@@ -237,44 +223,33 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             let sums: Vec<_> = self.rows.iter().map(|row| row.sum.get()).collect();
             for step in steps.clone() {
                 if before.is_some() {
-                    self.accumulate(p, v_place, step - part);
+                    self.accumulate(v_place, step - part);
                 }
                 self.cap(step);
-                self.exponentials(p, step);
+                self.exponentials(step);
             }
-            self.redo_if_large(k_place, p, steps.clone(), &sums);
+            self.redo_if_large(k_place, steps.clone(), &sums);
             before = Some(steps);
         }
-        before
-            .into_iter()
-            .flatten()
-            .for_each(|step| self.accumulate(p, v_place, step));
+        let last = before.into_iter().flatten();
+        last.for_each(|step| self.accumulate(v_place, step));
     }
 
     /// If a probability of some steps came out large, raises the maxima and computes these steps again, from
     /// the sums as they were before.
     #[track_caller]
-    fn redo_if_large(
-        &self,
-        k_place: &Fragments<'k, E>,
-        p: &Probabilities<'k, E>,
-        steps: Range<u32>,
-        sums: &[Val<'k, f32>],
-    ) {
+    fn redo_if_large(&self, k_place: &Fragments<'k, E>, steps: Range<u32>, sums: &[Val<'k, f32>]) {
         let k = self.k;
-        let mut any = k.constant(0u32);
-        for words in p {
-            for word in &words[4 * steps.start as usize..4 * steps.end as usize] {
-                any = any | word.get().reinterpret::<u32>();
-            }
-        }
+        let words = 4 * steps.start as usize..4 * steps.end as usize;
+        let words = self.p.iter().flat_map(|p| &p[words.clone()]);
+        let any = words.fold(k.constant(0u32), |any, word| any | word.get().reinterpret::<u32>());
         k.if_((any & TWO_OR_MORE).ne(0).vote_any().uniform(), || {
             for (row, sum) in self.rows.iter().zip(sums) {
                 row.sum.set(*sum);
             }
             self.scores(k_place, steps.clone());
             self.raise_maxima(steps.clone());
-            self.softmax_steps(p, steps, |_| ());
+            steps.for_each(|step| self.exponentials(step));
         });
     }
 
@@ -296,13 +271,11 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
         self.k.verb("S += Q*K", || {
             for step in 0..padded(self.shape.head_dim) / STEP {
-                let q: Vec<_> = (0..self.levers.row_blocks())
-                    .map(|m| {
-                        let held = self.q_held.get(m as usize).and_then(|block| block.get(step as usize));
-                        held.copied()
-                            .unwrap_or_else(|| self.q_place.a(self.k, 16 * m, step * STEP))
-                    })
-                    .collect();
+                let operand = |m: u32| match self.q_held.get(m as usize).and_then(|held| held.get(step as usize)) {
+                    Some(held) => *held,
+                    None => self.q_place.a(self.k, 16 * m, step * STEP),
+                };
+                let q: Vec<_> = (0..self.levers.row_blocks()).map(operand).collect();
                 for keys in keys.clone() {
                     let columns = k_place.b_rows(self.k, keys * STEP, step * STEP);
                     self.scores.add(keys, &q, columns);
@@ -315,10 +288,8 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     fn cap(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
-            let registers = RowTile::registers(step..step + 1);
-            self.params
-                .score_mod
-                .cap(scores, registers.clone(), None, self.biases.get(m));
+            let (registers, biases) = (RowTile::registers(step..step + 1), self.biases.get(m));
+            self.params.score_mod.cap(scores, registers.clone(), None, biases);
             self.tap(Tap::Scores, m, registers, |register| scores.var(register).get());
         }
     }
@@ -327,7 +298,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     pub(super) fn sees(&self, first_key: Val<'k, u32>) -> Val<'k, bool> {
         let rows = (0..self.scores.len()).flat_map(|m| [0, 1].map(|half| (m, half)));
-        let queries = rows.map(|(m, half)| self.query_rows.query(self.row(m, half)));
+        let queries = rows.map(|(m, half)| self.block.rows.query(self.row(m, half)));
         let first_key = first_key + self.place.first_key;
         warp_sees(&self.params.band, queries, first_key, self.levers.keys_per_warp())
     }
@@ -335,7 +306,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     /// Scores that a row does not see become −∞.
     #[track_caller]
     pub(super) fn mask(&self, first_key: Val<'k, u32>) {
-        let query = |m, half| self.query_rows.query(self.row(m, half)).reinterpret();
+        let query = |m, half| self.block.rows.query(self.row(m, half)).reinterpret();
         let sees = |m, half| self.params.band.visible(query(m, half));
         mask_scores(self.k, &self.scores, sees, first_key + self.place.first_key);
     }
@@ -361,9 +332,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     }
 
     #[track_caller]
-    fn exponentials(&self, p: &Probabilities<'k, E>, step: u32) {
+    fn exponentials(&self, step: u32) {
         self.k.verb("exponentials", || {
-            for (m, words) in p.iter().enumerate() {
+            for (m, words) in self.p.iter().enumerate() {
                 for word in 4 * step..4 * step + 4 {
                     // Words go row, row + 8, then the same of the next 8 keys: as accumulators do.
                     let row = &self.rows[2 * m + word as usize % 2];
@@ -382,13 +353,13 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// Adds what 16 keys weigh to the output.
     #[track_caller]
-    pub(super) fn accumulate(&self, p: &Probabilities<'k, E>, v_place: &Fragments<'k, E>, step: u32) {
+    fn accumulate(&self, v_place: &Fragments<'k, E>, step: u32) {
         self.k.verb("O += P*V", || {
-            let mut operands = Vec::new();
-            for words in p {
+            let operand = |words: &Vec<Var<'k, E::Word>>| {
                 let words = [0, 1, 2, 3].map(|word| words[4 * step as usize + word].get());
-                operands.push(self.k.a_operand::<E>(&words));
-            }
+                self.k.a_operand::<E>(&words)
+            };
+            let operands: Vec<_> = self.p.iter().map(operand).collect();
             for column in 0..padded(self.shape.head_dim_v) / STEP {
                 let [left, right] = v_place.b_cols(self.k, step * STEP, column * STEP);
                 for (out, &p) in self.out.iter().zip(&operands) {
@@ -405,7 +376,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         let Some(tapped_key) = self.tapped_key else { return };
         let of_half = |half| {
             let row = self.row(m, half);
-            self.query_rows.batch_head_and_query(self.params.num_heads, row)
+            self.block.rows.batch_head_and_query(self.params.num_heads, row)
         };
         let first_key = || tapped_key + self.place.first_key;
         for register in registers {

@@ -4,7 +4,7 @@
 use flashcore_ir::{Cache, Val};
 
 use super::consumer::Warp;
-use super::producer::{Block, Keys};
+use super::producer::Keys;
 use crate::attention::epilogue::Total;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::softmax::{Row, SixteenBits};
@@ -12,16 +12,11 @@ use crate::attention::split::Partial;
 use crate::attention::warp_partials::WarpPartials;
 use crate::tiles::{HeadTile, padded, tile_bytes};
 
-pub(super) struct Epilogue<'k, 'p, E> {
-    pub(super) warp: &'p Warp<'k, 'p, E>,
-    pub(super) block: &'p Block<'k>,
-}
-
-impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
+impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     /// The lane's rows: row block, half, output and state.
-    fn rows(&self) -> impl Iterator<Item = (usize, usize, RowTile<'k>, Row<'k>)> {
-        let rows = self.warp.rows.iter().enumerate();
-        rows.map(|(i, row)| (i / 2, i % 2, self.warp.out[i / 2], *row))
+    fn results(&self) -> impl Iterator<Item = (usize, usize, RowTile<'k>, Row<'k>)> {
+        let rows = self.rows.iter().enumerate();
+        rows.map(|(i, row)| (i / 2, i % 2, self.out[i / 2], *row))
     }
 
     /// Stores the output, or the partials of a piece.
@@ -36,16 +31,16 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         match &self.block.keys {
             Keys::All => whole(),
             Keys::Split(_) => piece(),
-            Keys::Item(item) => self.warp.k.if_else(item.slot().ne(0).uniform(), piece, whole),
+            Keys::Item(item) => self.k.if_else(item.slot().ne(0).uniform(), piece, whole),
         }
     }
 
     #[track_caller]
     fn store_partials(&self) {
-        let Warp { k, shape, .. } = *self.warp;
+        let Warp { k, shape, .. } = *self;
         let column = lane_column(k);
-        for (m, half, out, row) in self.rows() {
-            let (sum, at) = (row.total(), self.warp.row(m, half));
+        for (m, half, out, row) in self.results() {
+            let (sum, at) = (row.total(), self.row(m, half));
             k.if_(at.lt(self.block.rows.count).divergent(), || {
                 if let Some(partial) = self.partial(at) {
                     partial.store_row(&out, half, column, shape.head_dim_v, &row.max, sum);
@@ -57,7 +52,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
     /// Rounds the output into shared memory and stores it from there, 16 bytes an access.
     #[track_caller]
     fn store_output(&self, q_tile: HeadTile<'k, E>) {
-        let Warp { k, levers, shape, .. } = *self.warp;
+        let Warp { k, levers, shape, .. } = *self;
         let head_dim_v = shape.head_dim_v;
         let fits = tile_bytes(levers.rows, head_dim_v, 1) <= tile_bytes(levers.rows, shape.head_dim, 1);
         let out_tile = if fits {
@@ -65,18 +60,18 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
         } else {
             HeadTile::declare(k, "out_tile", levers.rows, head_dim_v, 1, levers.swizzled)
         };
-        let first = self.warp.place.first_row + lane_row(k);
+        let first = self.place.first_row + lane_row(k);
         let column = lane_column(k);
-        for (m, half, out, row) in self.rows() {
-            let head = || self.block.rows.head_of(self.warp.row(m, half));
-            let total = self.warp.params.total(head, row.max.offset.get(), row.total());
+        for (m, half, out, row) in self.results() {
+            let head = || self.block.rows.head_of(self.row(m, half));
+            let total = self.params.total(head, row.max.offset.get(), row.total());
             let norm = total.norm();
             for tile in 0..padded(head_dim_v) / ACC_COLS {
                 let pair = out.pair(tile, half).map(|value| value * norm);
                 let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
-            self.store_lse(self.warp.row(m, half), &total, column);
+            self.store_lse(self.row(m, half), &total, column);
         }
         k.barrier();
         out_tile.chunks(k).for_each(|row, column, place| {
@@ -84,7 +79,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
             let exists = row.lt(self.block.rows.count) & column.lt(head_dim_v);
             k.if_(exists.divergent(), || {
                 let words = place.load_words(4, Cache::Default);
-                let out = self.block.rows.of(&self.warp.params.out, row);
+                let out = self.block.rows.of(&self.params.out, row);
                 out.offset(column).store_words(&words, Cache::Default);
             });
         });
@@ -92,7 +87,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
 
     #[track_caller]
     fn store_lse(&self, row: Val<'k, u32>, total: &Total<'k>, column: Val<'k, u32>) {
-        let Warp { k, params, shape, .. } = *self.warp;
+        let Warp { k, params, shape, .. } = *self;
         if !shape.lse {
             return;
         }
@@ -106,7 +101,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
     /// The block's partial of a row, if it may have a piece of its keys.
     #[track_caller]
     fn partial(&self, row: Val<'k, u32>) -> Option<Partial<'k>> {
-        let (partials, params, k) = (self.warp.params.partials?, self.warp.params, self.warp.k);
+        let (partials, params, k) = (self.params.partials?, self.params, self.k);
         match &self.block.keys {
             Keys::All => None,
             Keys::Split(split) => {
@@ -114,7 +109,7 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
                 Some(partials.at(batch_head.fma(params.seq_len_q, query), split.index, split.count))
             }
             Keys::Item(item) => {
-                let rows = k.constant(self.warp.levers.rows);
+                let rows = k.constant(self.levers.rows);
                 Some(partials.at(item.slot() - 1, row - self.block.first_row, rows))
             }
         }
@@ -123,11 +118,11 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
     /// Merges the results of the warps along the keys, and stores them.
     #[track_caller]
     pub(super) fn merge_and_store(&self, k_tile: HeadTile<'k, E>, v_tile: HeadTile<'k, E>) {
-        let Warp { k, levers, place, .. } = *self.warp;
-        let of = [levers.rows, self.warp.shape.head_dim_v, levers.kv_warps];
+        let Warp { k, levers, place, .. } = *self;
+        let of = [levers.rows, self.shape.head_dim_v, levers.kv_warps];
         let partials = WarpPartials::declare(k, of, [k_tile.tile, v_tile.tile]);
-        let rows = self.rows();
-        let rows = rows.map(|(m, half, out, row)| (16 * m as u32 + 8 * half as u32, half, out, row));
+        let results = self.results();
+        let rows = results.map(|(m, half, out, row)| (16 * m as u32 + 8 * half as u32, half, out, row));
         partials.store(place.kv_warp, place.first_row, rows);
         k.barrier();
         partials.for_each_merged(k, |merged| {
@@ -145,11 +140,11 @@ impl<'k, E: SixteenBits> Epilogue<'k, '_, E> {
             };
             let store_whole = || {
                 let head = || self.block.rows.head_of(row);
-                let total = self.warp.params.total(head, merged.offset, merged.sum);
+                let total = self.params.total(head, merged.offset, merged.sum);
                 let norm = total.norm();
                 k.if_(exists(), || {
                     let values: Vec<_> = out.iter().map(|&value| value * norm).collect();
-                    let out_row = self.block.rows.of(&self.warp.params.out, row);
+                    let out_row = self.block.rows.of(&self.params.out, row);
                     out_row.offset(column).store_f32s(&values, 16, Cache::Default);
                 });
                 self.store_lse(row, &total, column);

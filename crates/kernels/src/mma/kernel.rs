@@ -9,16 +9,15 @@
 //! K blocks that need a mask come first, so that the long loop over the others has none. One barrier per K block says
 //! both that the block has arrived and that its predecessor's stage may be overwritten.
 
-use flashcore_ir::{KernelBuilder, Val};
+use flashcore_ir::KernelBuilder;
 
 use super::consumer::{Warp, WarpPlace};
-use super::epilogue::Epilogue;
 use super::producer::{Block, Edges, Ring};
 use super::{Config, Rescale};
 use crate::attention::params::{Params, Shape};
 use crate::attention::schedule::Listed;
 use crate::attention::softmax::SixteenBits;
-use crate::tiles::{Fragments, HeadTile, StagedFragments, a_lane, b_lane};
+use crate::tiles::{HeadTile, StagedFragments, a_lane, b_lane};
 
 pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
@@ -57,7 +56,7 @@ fn compute<'k, E: SixteenBits>(
 
     // Copies of Q, then of the first K blocks, start before anything else is computed.
     block.copy_q(k, params, q_tile);
-    let ring = Ring::new(k, params, block, levers, k_tile, v_tile);
+    let ring = Ring::new(k, params, block, levers, [k_tile, v_tile]);
     for n_block in 0..levers.stages - 1 {
         ring.prefetch(k.constant(n_block as i32), Edges::Checked);
     }
@@ -68,7 +67,7 @@ fn compute<'k, E: SixteenBits>(
     let (row, col) = b_lane(k.lane());
     let k_place = k_tile.staged_fragments(row + place.first_key, col);
 
-    let mut warp = Warp::new(k, params, block, &place, levers, shape, q_place);
+    let mut warp = Warp::new(k, params, block, place, levers, shape, q_place);
     warp.load_biases();
     if levers.q_in_registers {
         // Q's group of copies is the oldest.
@@ -83,11 +82,9 @@ fn compute<'k, E: SixteenBits>(
         k.cp_async_wait(0);
     }
     k.barrier();
-    let epilogue = Epilogue { warp: &warp, block };
-    if levers.kv_warps == 1 {
-        epilogue.store(q_tile);
-    } else {
-        epilogue.merge_and_store(k_tile, v_tile);
+    match levers.kv_warps {
+        1 => warp.store(q_tile),
+        _ => warp.merge_and_store(k_tile, v_tile),
     }
 }
 
@@ -99,10 +96,9 @@ fn main_loop<'k, E: SixteenBits>(
     v_place: StagedFragments<'k, E>,
 ) {
     let (k, n_blocks) = (warp.k, &ring.n_blocks);
-    let p = warp.probabilities("p");
-    let places = |n_block: Val<'k, i32>| -> [Fragments<'k, E>; 2] {
+    let places = |n_block| {
         warp.begin_block(|| ring.first_key(n_block, Edges::Checked));
-        [k_place.at(ring.k_stage(n_block)), v_place.at(ring.v_stage(n_block))]
+        [k_place.at(ring.stage(0, n_block)), v_place.at(ring.stage(1, n_block))]
     };
     k.for_uniform(0, n_blocks.masked, 1, |n_block| {
         let [k_place, v_place] = places(n_block);
@@ -112,8 +108,7 @@ fn main_loop<'k, E: SixteenBits>(
         k.if_(warp.sees(first_key).uniform(), || {
             warp.scores(&k_place, warp.steps());
             warp.mask(first_key);
-            warp.raise_maxima(warp.steps());
-            warp.softmax_steps(&p, warp.steps(), |step| warp.accumulate(&p, &v_place, step));
+            warp.softmax_and_output(&v_place);
         });
     });
     k.for_uniform(n_blocks.masked, n_blocks.count, 1, |n_block| {
@@ -128,12 +123,11 @@ fn main_loop<'k, E: SixteenBits>(
         ring.arrive();
         refill(false);
         if warp.levers.rescale == Rescale::Speculative {
-            warp.speculative_block(&k_place, &v_place, &p, || refill(true));
+            warp.speculative_block(&k_place, &v_place, || refill(true));
         } else {
             warp.scores(&k_place, warp.steps());
             refill(true);
-            warp.raise_maxima(warp.steps());
-            warp.softmax_steps(&p, warp.steps(), |step| warp.accumulate(&p, &v_place, step));
+            warp.softmax_and_output(&v_place);
         }
     });
 }

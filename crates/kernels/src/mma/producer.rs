@@ -59,7 +59,7 @@ impl<'k> Block<'k> {
         };
         let params = params.of_sequence(batch);
         let block = Block {
-            rows: query_rows(&params, batch, head, levers),
+            rows: QueryRows::new(&params, levers.tile_heads(), [batch, head]),
             kv_head,
             first_row,
             keys: split.map_or(Keys::All, Keys::Split),
@@ -77,7 +77,7 @@ impl<'k> Block<'k> {
         let batch = item.batch();
         let params = params.of_sequence(batch);
         let block = Block {
-            rows: query_rows(&params, batch, item.head(), levers),
+            rows: QueryRows::new(&params, levers.tile_heads(), [batch, item.head()]),
             kv_head: item.kv_head(),
             first_row: item.first_row(),
             keys: Keys::Item(item),
@@ -115,17 +115,6 @@ impl<'k> Block<'k> {
     }
 }
 
-/// The rows of a sequence, with the lengths in its parameters.
-#[track_caller]
-fn query_rows<'k, E>(
-    params: &Params<'k, E>,
-    batch: Val<'k, u32>,
-    head: Val<'k, u32>,
-    levers: &Config,
-) -> QueryRows<'k> {
-    QueryRows::new(levers.tile_heads(), [batch, head], params.seq_len_q, params.group_size)
-}
-
 /// Whether a K block may reach past what its rows see or past the last key.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Edges {
@@ -139,13 +128,9 @@ pub(super) struct Ring<'k, 'p, E> {
     params: &'p Params<'k, E>,
     levers: &'p Config,
     pub(super) n_blocks: BlockOrder<Val<'k, i32>>,
-    /// Where the thread's first chunk of the first rows is; of pages, where the head is.
-    k_source: GlobalPtr<'k, E>,
-    v_source: GlobalPtr<'k, E>,
-    k_chunks: Chunks<'k, E>,
-    v_chunks: Chunks<'k, E>,
-    k_stage_elements: u32,
-    v_stage_elements: u32,
+    /// Of K and V, the thread's chunks, and where its first one of the first rows is; of pages, where the head is.
+    chunks: [Chunks<'k, E>; 2],
+    sources: [GlobalPtr<'k, E>; 2],
 }
 
 impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
@@ -155,22 +140,19 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         params: &'p Params<'k, E>,
         block: &Block<'k>,
         levers: &'p Config,
-        k_tile: HeadTile<'k, E>,
-        v_tile: HeadTile<'k, E>,
+        tiles: [HeadTile<'k, E>; 2],
     ) -> Self {
         let n_blocks = block.n_blocks(params, levers);
-        let (k_chunks, v_chunks) = (k_tile.chunks(k), v_tile.chunks(k));
+        let chunks = tiles.map(|tile| tile.chunks(k));
+        let sources = [(0, &params.k), (1, &params.v)];
+        let sources = sources.map(|(i, tensor)| chunks[i].source(tensor, tensor.head(block.rows.batch, block.kv_head)));
         Ring {
             k,
             params,
             levers,
             n_blocks,
-            k_source: k_chunks.source(&params.k, params.k.head(block.rows.batch, block.kv_head)),
-            v_source: v_chunks.source(&params.v, params.v.head(block.rows.batch, block.kv_head)),
-            k_chunks,
-            v_chunks,
-            k_stage_elements: k_tile.stage_elements(),
-            v_stage_elements: v_tile.stage_elements(),
+            chunks,
+            sources,
         }
     }
 
@@ -183,14 +165,10 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         block.reinterpret::<u32>() * self.levers.cols
     }
 
+    /// Elements before the stage of K, 0, or V, 1, that an iteration has.
     #[track_caller]
-    pub(super) fn k_stage(&self, n_block: Val<'k, i32>) -> Val<'k, u32> {
-        n_block.reinterpret::<u32>() % self.levers.stages * self.k_stage_elements
-    }
-
-    #[track_caller]
-    pub(super) fn v_stage(&self, n_block: Val<'k, i32>) -> Val<'k, u32> {
-        n_block.reinterpret::<u32>() % self.levers.stages * self.v_stage_elements
+    pub(super) fn stage(&self, which: usize, n_block: Val<'k, i32>) -> Val<'k, u32> {
+        n_block.reinterpret::<u32>() % self.levers.stages * self.chunks[which].stage_elements()
     }
 
     /// Starts the copies of an iteration, if there is one, and closes the group.
@@ -200,9 +178,10 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         self.k.verb("prefetch", || {
             self.k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
                 let first = self.first_key(n_block, edges);
-                let (k_stage, v_stage) = (self.k_stage(n_block), self.v_stage(n_block));
-                self.k_chunks.copy(k_stage, &self.params.k, self.k_source, first, end);
-                self.v_chunks.copy(v_stage, &self.params.v, self.v_source, first, end);
+                let stages = [0, 1].map(|which| self.stage(which, n_block));
+                for (i, tensor) in [&self.params.k, &self.params.v].into_iter().enumerate() {
+                    self.chunks[i].copy(stages[i], tensor, self.sources[i], first, end);
+                }
             });
             self.k.cp_async_commit();
         });

@@ -18,7 +18,7 @@ use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
 use crate::attention::softmax::{
-    LARGEST_POWER, Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
+    Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
 };
 use crate::attention::tap::Tap;
 use crate::attention::tensor_rows::Storers;
@@ -104,6 +104,13 @@ impl<'k> WarpSchedulerBarrier<'k> {
     }
 }
 
+/// The tile at work, the keys that its rows see, and ALiBi's biases of the lane's, if there are any.
+pub(super) struct TileRows<'t, 'k> {
+    pub(super) tile: &'t WorkItem<'k>,
+    band: &'t Band<Val<'k, i32>>,
+    biases: Option<[TileBias<'k>; 2]>,
+}
+
 pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'p Context<'k, 'p, E>,
@@ -126,9 +133,6 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     p: AVars<'k, E>,
     pub(super) out: RowTile<'k>,
     pub(super) rows: [Row<'k>; 2],
-    /// How many powers of two a score may be above its row's maximum, and their bias.
-    pub(super) threshold: f32,
-    pub(super) max_offset: f32,
     /// What each row of the output is still to be multiplied by.
     pub(super) factors: [Var<'k, f32>; 2],
     pub(super) scales: Option<HeadFactors<'k>>,
@@ -185,8 +189,6 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
             out: acc("out", padded(shape.head_dim_v, E::Out::BYTES)),
             rows: [(); 2].map(|()| Row::new(k, scale)),
-            threshold: levers.rescale.threshold::<E>(),
-            max_offset: levers.rescale.threshold::<E>() - LARGEST_POWER,
             factors: [(); 2].map(|()| k.var_unwritten("factor")),
             scales,
             tapped: shape.tap.map(|_| [(); 3].map(|()| k.var_unwritten("tapped"))),
@@ -270,10 +272,10 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     // ---- Softmax --------------------------------------------------------------------------------------
 
     #[track_caller]
-    pub(super) fn cap(&self, biases: Option<&[TileBias<'k>; 2]>) {
+    pub(super) fn cap(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
         let scale = self.scales.as_ref().map(|scales| scales.scores);
-        score_mod.cap(&self.scores, registers.clone(), scale, biases);
+        score_mod.cap(&self.scores, registers.clone(), scale, rows.biases.as_ref());
         for register in registers {
             self.tap(Tap::Scores, register, || {
                 let score = self.scores.var(register).get();
@@ -285,29 +287,31 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// ALiBi's biases of the lane's rows of a tile, if there are any. `params` are those of its sequence.
+    /// The rows of a tile, whose sequence has these `params`.
     #[track_caller]
-    pub(super) fn biases(&self, params: &RowParams<'k>, tile: &WorkItem<'k>) -> Option<[TileBias<'k>; 2]> {
+    pub(super) fn rows_of<'t>(&self, params: &'t RowParams<'k>, tile: &'t WorkItem<'k>) -> TileRows<'t, 'k> {
+        let rows = &self.lane_rows;
         let of_half = |half| {
-            let (head, query) = (
-                self.lane_rows.head(tile.head(), half),
-                self.lane_rows.query(tile.first_query(), half),
-            );
+            let (head, query) = (rows.head(tile.head(), half), rows.query(tile.first_query(), half));
             params.score_mod.bias(tile.batch(), head, query)
         };
-        let first = of_half(0)?;
-        let second = match self.lane_rows.packing {
-            Packing::NONE => first.below(8),
-            _ => of_half(1)?,
-        };
-        Some([first, second].map(TileBias::new))
+        let biases = of_half(0).and_then(|first| match rows.packing {
+            Packing::NONE => Some([first, first.below(8)]),
+            _ => Some([first, of_half(1)?]),
+        });
+        TileRows {
+            tile,
+            band: &params.band,
+            biases: biases.map(|biases| biases.map(TileBias::new)),
+        }
     }
 
     /// Scores that a row does not see become −∞.
     #[track_caller]
-    pub(super) fn mask(&self, tile: &WorkItem<'k>, band: &Band<Val<'k, i32>>, first_key: Val<'k, u32>) {
-        let query = |half| self.lane_rows.query(tile.first_query(), half).reinterpret();
-        mask_scores(self.k, &[self.scores], |_, half| band.visible(query(half)), first_key);
+    pub(super) fn mask(&self, rows: &TileRows<'_, 'k>, first_key: Val<'k, u32>) {
+        let query = |half| self.lane_rows.query(rows.tile.first_query(), half).reinterpret();
+        let sees = |_, half| rows.band.visible(query(half));
+        mask_scores(self.k, &[self.scores], sees, first_key);
     }
 
     /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,
@@ -315,12 +319,12 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     /// Returns whether any was raised in this warp.
     #[track_caller]
     pub(super) fn raise_maxima(&self, threshold: f32, ready: bool) -> Val<'k, bool> {
-        let k = self.k;
+        let (k, max_offset) = (self.k, self.context.levers.rescale.max_offset::<E>());
         k.verb("raise_maxima", || {
             let largest = [0, 1].map(|half| self.scores.max(self.scores.steps(), half));
             let any = any_above(&self.rows, &largest, threshold);
             k.if_(any.uniform(), || {
-                raise_maxima(&self.rows, &largest, self.max_offset, |half, factor| match ready {
+                raise_maxima(&self.rows, &largest, max_offset, |half, factor| match ready {
                     true => self.rescale_output(half, factor),
                     false => self.factors[half].set(factor),
                 });
@@ -376,8 +380,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     /// Before an iteration of a tile, with ALiBi and in builds with a tap.
     #[track_caller]
-    pub(super) fn begin_block(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>, biases: Option<&[TileBias<'k>; 2]>) {
-        if let Some(biases) = biases {
+    pub(super) fn begin_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>) {
+        let tile = rows.tile;
+        if let Some(biases) = &rows.biases {
             let key = tile.first_key(n_block) + lane_column(self.k);
             biases.iter().for_each(|bias| bias.begin(key));
         }

@@ -8,13 +8,12 @@ use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
 use super::Config;
-use super::consumer::{QRead, Warpgroup, release};
+use super::consumer::{QRead, TileRows, Warpgroup, release};
 use super::tiles::{one_slab, padded, slabs, zero_rows};
-use crate::attention::block_range::Band;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::schedule::{Listed, Work};
-use crate::attention::scheduler::{WorkItem, WorkList};
-use crate::attention::score_mod::{HeadScales, TileBias};
+use crate::attention::scheduler::WorkItem;
+use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{Probability, Rescale};
 use crate::attention::split::Partials;
 use crate::attention::tensor_rows::{RowsOf, Sequence, TensorRows};
@@ -41,9 +40,6 @@ pub(super) struct Context<'k, 'p, E: Probability> {
     pub(super) k_pipeline: Pipeline<'k>,
     pub(super) v_pipeline: Pipeline<'k>,
 }
-
-/// Of a K block that needs a mask: the tile, the keys that its rows see, and the block's first key.
-type Masked<'t, 'k> = (&'t WorkItem<'k>, &'t Band<Val<'k, i32>>, Val<'k, u32>);
 
 pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
@@ -123,29 +119,26 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     fn consume(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
         let list = self.work.list(k, self.levers.tiling(self.shape.packing));
-        list.if_any(|| self.consume_tiles(k, &group, &list));
-        group.end();
-    }
-
-    #[track_caller]
-    fn consume_tiles(&self, k: &'k KernelBuilder, group: &Warpgroup<'k, '_, E>, list: &WorkList<'k>) {
-        // Whether the first scores of this tile have been computed with the tile before.
-        let ahead = k.var(0u32);
-        k.loop_(|scope| {
-            let tile = list.this();
-            let (first, n_blocks) = (tile.fully_masked(group.index), tile.n_blocks());
-            let any = first.lt(n_blocks);
-            k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, any));
-            k.if_(any.uniform(), || group.n_blocks(&tile, first));
-            let next = list.next();
-            let overlap = next.exists() & any & next.sees_first_block(group.index);
-            group.last_output(any, overlap);
-            // Read again, so that no register holds it meanwhile.
-            k.if_(any.uniform(), || group.store(&list.this()));
-            ahead.set(overlap.select(1u32, 0u32));
-            list.advance();
-            scope.break_if((!next.exists()).uniform());
+        list.if_any(|| {
+            // Whether the first scores of this tile have been computed with the tile before.
+            let ahead = k.var(0u32);
+            k.loop_(|scope| {
+                let tile = list.this();
+                let (first, n_blocks) = (tile.fully_masked(group.index), tile.n_blocks());
+                let any = first.lt(n_blocks);
+                k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, any));
+                k.if_(any.uniform(), || group.n_blocks(&tile, first));
+                let next = list.next();
+                let overlap = next.exists() & any & next.sees_first_block(group.index);
+                group.last_output(any, overlap);
+                // Read again, so that no register holds it meanwhile.
+                k.if_(any.uniform(), || group.store(&list.this()));
+                ahead.set(overlap.select(1u32, 0u32));
+                list.advance();
+                scope.break_if((!next.exists()).uniform());
+            });
         });
+        group.end();
     }
 }
 
@@ -188,35 +181,33 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let (second, n_blocks) = (first + 1, tile.n_blocks());
         self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
         let params = &Sequence::of(self.context.params, tile).params;
-        let (band, biases) = (&params.band, self.biases(params, tile));
-        let biases = biases.as_ref();
-        self.begin_block(tile, first, biases);
+        let rows = &self.rows_of(params, tile);
+        self.begin_block(rows, first);
         // The softmax of the first scores sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
         self.out.zero();
-        self.cap(biases);
-        k.if_(needs_mask.uniform(), || self.mask(tile, band, first_key));
+        self.cap(rows);
+        k.if_(needs_mask.uniform(), || self.mask(rows, first_key));
+        let rescale = self.context.levers.rescale;
         for (half, row) in self.rows.iter().enumerate() {
-            row.restart(&self.scores, half, self.max_offset);
+            row.restart(&self.scores, half, rescale.max_offset::<E>());
         }
         self.exponentials();
         self.pack();
-        k.for_uniform(second, masked, 1, |n_block| {
-            self.begin_block(tile, n_block, biases);
-            let first_key = tile.first_masked_key(n_block);
-            self.n_block(Some((tile, band, first_key)), biases, (n_block + 1).eq(n_blocks));
-        });
-        k.for_uniform(masked.max(second), n_blocks, 1, |n_block| {
-            self.begin_block(tile, n_block, biases);
-            self.n_block(None, biases, (n_block + 1).eq(n_blocks));
+        k.for_uniform(second, masked, 1, |n_block| self.n_block(rows, n_block, n_blocks, true));
+        let whole = masked.max(second);
+        k.for_uniform(whole, n_blocks, 1, |n_block| {
+            self.n_block(rows, n_block, n_blocks, false)
         });
     }
 
-    /// `S = Q·Kᵀ` of one K block, `O += P·V` of the one before, and `P = softmax(S)`. `masked` where the block
-    /// needs a mask.
+    /// `S = Q·Kᵀ` of one of so many K blocks, `O += P·V` of the one before, and `P = softmax(S)`.
     #[track_caller]
-    fn n_block(&self, masked: Option<Masked<'_, 'k>>, biases: Option<&[TileBias<'k>; 2]>, last: Val<'k, bool>) {
+    fn n_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>, n_blocks: Val<'k, u32>, masked: bool) {
         let k = self.k;
+        self.begin_block(rows, n_block);
+        let first_key = masked.then(|| rows.tile.first_masked_key(n_block));
+        let last = (n_block + 1).eq(n_blocks);
         self.keys.wait();
         self.with_tensor_cores(|| {
             self.start_scores();
@@ -224,20 +215,21 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             self.start_output();
         });
         // With speculative softmax the output is waited for first; otherwise the softmax falls among its products.
-        let output_first = self.context.levers.rescale == Rescale::Speculative;
+        let rescale = self.context.levers.rescale;
+        let output_first = rescale == Rescale::Speculative;
         k.wgmma_wait(if output_first { 0 } else { 1 });
         release(self.keys);
         if output_first {
             release(self.values);
         }
         self.q.passed(QRead::LastScores, Some(last));
-        self.cap(biases);
-        match masked {
-            Some((tile, band, first_key)) => self.mask(tile, band, first_key),
+        self.cap(rows);
+        match first_key {
+            Some(first_key) => self.mask(rows, first_key),
             None if output_first => return self.speculative_softmax(),
             None => {}
         }
-        let raised = self.raise_maxima(self.threshold, output_first);
+        let raised = self.raise_maxima(rescale.threshold::<E>(), output_first);
         self.exponentials();
         if !output_first {
             k.wgmma_wait(0);
@@ -255,44 +247,34 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     #[track_caller]
     fn last_output(&self, any: Val<'k, bool>, overlap: Val<'k, bool>) {
         let k = self.k;
-        let end = || {
-            k.wgmma_wait(0);
-            release(self.values);
-        };
-        // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
-        k.if_else(
-            overlap.uniform(),
-            || {
-                // Every product with this Q has been waited for.
-                self.q.passed(QRead::TileEnd, None);
-                // No warpgroup waits for the tensor cores while Q goes to registers.
-                let q_first = self.q_held.steps() > 0;
-                if q_first {
-                    self.q.wait();
-                    self.load_q();
-                }
-                self.with_tensor_cores(|| {
+        let output = |with_scores: bool| {
+            // Every product with this Q has been waited for.
+            self.q.passed(QRead::TileEnd, None);
+            // No warpgroup waits for the tensor cores while Q goes to registers.
+            let q_first = with_scores && self.q_held.steps() > 0;
+            if q_first {
+                self.q.wait();
+                self.load_q();
+            }
+            self.with_tensor_cores(|| {
+                if with_scores {
                     if !q_first {
                         self.q.wait();
                     }
                     self.keys.wait();
                     self.start_scores();
-                    self.values.wait();
-                    self.start_output();
-                });
-                end();
+                }
+                self.values.wait();
+                self.start_output();
+            });
+            k.wgmma_wait(0);
+            release(self.values);
+            if with_scores {
                 release(self.keys);
-            },
-            || {
-                k.if_(any.uniform(), || {
-                    self.q.passed(QRead::TileEnd, None);
-                    self.with_tensor_cores(|| {
-                        self.values.wait();
-                        self.start_output();
-                    });
-                    end();
-                });
-            },
-        );
+            }
+        };
+        // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
+        let alone = || k.if_(any.uniform(), || output(false));
+        k.if_else(overlap.uniform(), || output(true), alone);
     }
 }

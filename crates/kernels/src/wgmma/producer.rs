@@ -1,8 +1,8 @@
 //! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free.
 
+use flashcore_ir::KernelBuilder;
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
-use flashcore_ir::{KernelBuilder, Val};
 
 use super::kernel::Context;
 use crate::attention::scheduler::WorkItem;
@@ -44,17 +44,28 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         let [k_rows, v_rows] = [&self.k_rows, &self.v_rows].map(|rows| (rows, rows.keys(&sequence)));
         let keys_at = |n_block| [tile.first_key(n_block), kv_head, batch];
         let copy_k = |n_block| fill_stage(cluster, self.k_tile, k_rows, keys, keys_at(n_block));
-        let copy_v = |n_block| fill_stage(cluster, self.v_tile, v_rows, values, self.values_at(tile, n_block));
+        let values_at = |n_block| match &self.scales {
+            Some(scales) if E::TRANSPOSED => {
+                let block = tile.first_key(n_block) / self.levers.cols;
+                [k.constant(0), block, scales.head(tile.batch(), tile.kv_head())]
+            }
+            _ => [tile.first_key(n_block), tile.kv_head(), tile.batch()],
+        };
+        let copy_v = |n_block| fill_stage(cluster, self.v_tile, v_rows, values, values_at(n_block));
         copy_k(k.constant(0));
         let q_rows = self.q_rows.queries(&sequence);
         for group in 0..self.levers.warpgroups() {
             let at = [first_query + self.shape.packing.queries() * group, tile.head(), batch];
             q.acquire();
-            self.one_lane(k, || {
+            let fill = || {
                 q.expect(self.q_rows.map.bytes_of(&self.q_tile));
                 let from = q_rows.at(at).hint(L2Hint::EvictFirst);
                 self.q_tile.load_tma(q.stage(), from, q.full());
-            });
+            };
+            match self.k_rows.parts(self.levers.cols) {
+                None => fill(),
+                Some(_) => k.if_(k.lane().eq(0).divergent(), fill),
+            }
             q.advance();
         }
         let n_blocks = tile.n_blocks();
@@ -63,27 +74,5 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             copy_v(n_block - 1);
         });
         copy_v(n_blocks - 1);
-    }
-
-    /// One of the lanes that copy.
-    #[track_caller]
-    fn one_lane(&self, k: &'k KernelBuilder, body: impl FnOnce()) {
-        match self.k_rows.parts(self.levers.cols) {
-            None => body(),
-            Some(_) => k.if_(k.lane().eq(0).divergent(), body),
-        }
-    }
-
-    #[track_caller]
-    fn values_at(&self, tile: &WorkItem<'k>, n_block: Val<'k, u32>) -> [Val<'k, u32>; 3] {
-        let first = tile.first_key(n_block);
-        match &self.scales {
-            Some(scales) if E::TRANSPOSED => {
-                let block = first / self.levers.cols;
-                let head = scales.head(tile.batch(), tile.kv_head());
-                [n_block.builder().constant(0), block, head]
-            }
-            _ => [first, tile.kv_head(), tile.batch()],
-        }
     }
 }

@@ -267,7 +267,7 @@ const PLANTED: &[Planted] = &[
     Planted { name: "rows of K past its end are read", operator: Operator::Unmask,
         line: "ring.refill(", object: "", found: OutOfBounds, at: "ring.refill(", of: "k" },
     Planted { name: "half a warp's mask in a full warp's exchange", operator: Operator::HalfWarp,
-        line: "warp.raise_maxima(", object: "", found: MissingLanes, at: "warp.raise_maxima(", of: "" },
+        line: "self.raise_maxima(", object: "", found: MissingLanes, at: "self.raise_maxima(", of: "" },
 ];
 
 #[test]

@@ -175,7 +175,7 @@ fn values_show_mistakes_of_p_times_v_alone() {
             m.operator == Operator::DropProduct && quoted.contains(product)
         })
     };
-    let (of_scores, of_output) = (lost("score_steps("), lost("warp.accumulate("));
+    let (of_scores, of_output) = (lost("score_steps("), lost("self.accumulate("));
     assert!(!of_scores.is_empty() && !of_output.is_empty());
     assert!(of_scores.iter().all(|&v| v == Verdict::Clean), "{of_scores:?}");
     assert!(of_output.contains(&Verdict::Wrong), "{of_output:?}");

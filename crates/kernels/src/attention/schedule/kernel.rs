@@ -23,7 +23,7 @@ impl Tiles {
     /// Rows of a sequence with those that heads share, if packed, and the same as rows of a batch's head.
     #[track_caller]
     fn rows_of<'k>(&self, params: &RowParams<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> QueryRows<'k> {
-        QueryRows::new(self.heads, [batch, head], params.seq_len_q, params.group_size)
+        QueryRows::new(params, self.heads, [batch, head])
     }
 
     /// A tile of a sequence.
