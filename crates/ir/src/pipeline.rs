@@ -265,14 +265,8 @@ impl<'k> Consumer<'k> {
     /// loads. Products that read it must have been waited for.
     #[track_caller]
     pub fn release(&self) {
-        self.release_stage(self.0.stage());
-    }
-
-    /// [`release`](Self::release) of a stage that the cursor has left, by its number.
-    #[track_caller]
-    pub fn release_stage(&self, stage: impl Source<'k, u32>) {
         let Pipeline { k, empty, blocks, .. } = self.0.pipeline;
-        let stage = stage.val(k);
+        let stage = self.0.stage();
         k.verb("release", || {
             let lane = k.lane();
             if blocks == 1 {

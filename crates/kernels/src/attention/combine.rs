@@ -18,10 +18,10 @@ use super::epilogue::{Sinks, Total, log_sum_exp};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
 use super::query_rows::{QueryRows, TileHeads};
-use super::schedule::{Combined, Schedule};
+use super::schedule::{Combined, Pieces, Schedule};
 use super::split::{self, Partial, Partials};
 use crate::Refusal;
-use crate::family::{Values, with};
+use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
 /// Columns of a thread: 16 bytes of a partial.
@@ -61,24 +61,18 @@ impl Threads {
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(splits, shape.head_dim_v);
     // As many splits as the same threads share.
-    let (family, levers) = ("combine", with(&Values::default(), 0, threads.groups * BATCH));
-    let kernel = kernels.get_or_build(
-        Identity {
-            family,
-            levers,
-            shape: *shape,
-        },
-        |levers, shape| {
-            let threads = Threads::new(levers[0], shape.head_dim_v);
-            let lse = if shape.lse { "_lse" } else { "" };
-            let (dtype, sinks) = (shape.dtype, shape.sinks_name());
-            let name = format!("combine_g{}_{dtype}_d{}{sinks}{lse}", threads.groups, shape.head_dim_v);
-            Kernel::build(name, threads.count(), |k| match shape.dtype {
-                DType::F16 => body::<f16>(k, threads, shape),
-                _ => body::<bf16>(k, threads, shape),
-            })
-        },
-    )?;
+    let (family, levers) = ("combine", padded([threads.groups * BATCH]));
+    let shape = *shape;
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let threads = Threads::new(levers[0], shape.head_dim_v);
+        let lse = if shape.lse { "_lse" } else { "" };
+        let (dtype, sinks) = (shape.dtype, shape.sinks_name());
+        let name = format!("combine_g{}_{dtype}_d{}{sinks}{lse}", threads.groups, shape.head_dim_v);
+        Kernel::build(name, threads.count(), |k| match shape.dtype {
+            DType::F16 => body::<f16>(k, threads, shape),
+            _ => body::<bf16>(k, threads, shape),
+        })
+    })?;
     let rows = problem.lse_len() as u32;
     let mut launch = Launch::of(&kernel, [rows.div_ceil(threads.rows), 1, 1]);
     add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());
@@ -107,9 +101,8 @@ pub(crate) fn listed_step(
         ..*shape
     };
     let threads = Threads::new(schedule.usual_pieces(), shape.head_dim_v);
-    let mut levers = with(&Values::default(), 0, threads.groups * BATCH);
-    levers[1] = schedule.pieces.rows;
-    levers[2] = schedule.pieces.heads.number();
+    let Pieces { rows, heads, .. } = schedule.pieces;
+    let levers = padded([threads.groups * BATCH, rows, heads.number()]);
     let family = "combine_listed";
     let kernel = kernels.get_or_build(
         Identity { family, levers, shape },
@@ -160,27 +153,19 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
 
     let place = Place::new(k, threads);
     let row = k.block_idx(0) * threads.rows + place.row;
-    let partial = |split| partials.at(row, split, splits);
-    merge(
-        k,
-        threads,
-        &place,
-        || row.lt(rows),
-        splits,
-        partial,
-        |merged| {
-            let batch_head = row / seq_len_q;
-            let head = out.head(batch_head / num_heads, batch_head % num_heads);
-            let out_row = out.row(head, row % seq_len_q);
-            let total = merged.store(out_row, place.column, sinks.as_ref(), || batch_head % num_heads);
-            if let Some(lse) = lse {
-                k.if_(place.column.eq(0).divergent(), || {
-                    let value = log_sum_exp(total.offset, total.sum);
-                    lse.offset(row).store(value);
-                });
-            }
-        },
-    );
+    let (exists, partial) = (|| row.lt(rows), |split| partials.at(row, split, splits));
+    merge(k, threads, &place, exists, splits, partial, |merged| {
+        let batch_head = row / seq_len_q;
+        let head = out.head(batch_head / num_heads, batch_head % num_heads);
+        let out_row = out.row(head, row % seq_len_q);
+        let total = merged.store(out_row, place.column, sinks.as_ref(), || batch_head % num_heads);
+        if let Some(lse) = lse {
+            k.if_(place.column.eq(0).divergent(), || {
+                let value = log_sum_exp(total.offset, total.sum);
+                lse.offset(row).store(value);
+            });
+        }
+    });
 }
 
 /// The same for the tiles that a [schedule](super::schedule) has in pieces: block `(x, y)` merges some rows of the tile that
@@ -199,8 +184,7 @@ fn listed_body<E: MmaElement + Widen>(
     k.if_(tile.count.ne(0).uniform(), || {
         let (params, first) = params.of_sequence(tile.batch);
         let out = out.starting_at(first.q);
-        let of = [tile.batch, tile.head];
-        let rows = QueryRows::new(&params, heads, of);
+        let rows = QueryRows::new(&params, heads, [tile.batch, tile.head]);
         let place = Place::new(k, threads);
         let row_in_tile = k.block_idx(0) * threads.rows + place.row;
         let row = tile.tile * tile_rows + row_in_tile;

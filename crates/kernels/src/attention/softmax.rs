@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::row_tile::{QUAD, RowTile};
 use crate::Refusal;
-use crate::family::Lever;
+use crate::family::{Lever, LeverValue};
 
 /// When the maximum of a row, which its exponentials are relative to, follows its largest score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,14 +63,22 @@ impl Rescale {
             Rescale::Always | Rescale::Conditional | Rescale::Speculative => Ok(()),
         }
     }
+}
 
-    /// In the order of the lever's words.
-    pub(crate) const ALL: [Rescale; 4] = [
-        Rescale::Always,
-        Rescale::Conditional,
-        Rescale::Speculative,
-        Rescale::Never,
-    ];
+/// In the order of the lever's words.
+impl LeverValue for Rescale {
+    fn number(self) -> u32 {
+        self as u32
+    }
+
+    fn of(number: u32) -> Rescale {
+        [
+            Rescale::Always,
+            Rescale::Conditional,
+            Rescale::Speculative,
+            Rescale::Never,
+        ][number as usize]
+    }
 }
 
 /// The running maximum of a row, as an exponent of 2.

@@ -24,7 +24,7 @@ use crate::attention::query_rows::TileHeads;
 use crate::attention::schedule::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
-use crate::family::{self, Constraint, Family, Lever, Values};
+use crate::family::{Constraint, Family, Lever, Values, lever_values};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
@@ -181,77 +181,11 @@ pub const FAMILY: Family = Family {
     repeated: None,
 };
 
-impl From<Config> for Values {
-    fn from(config: Config) -> Values {
-        let Config {
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            stages,
-            min_blocks,
-            q_in_registers,
-            swizzled,
-            rescale,
-            pack_heads,
-            splits,
-            f16_scores,
-            max_registers,
-        } = config;
-        let [q_reg, xor, gqa, acc16] = [q_in_registers, swizzled, pack_heads, f16_scores].map(u32::from);
-        let rescale = rescale as u32;
-        family::padded([
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            stages,
-            min_blocks,
-            q_reg,
-            xor,
-            rescale,
-            gqa,
-            splits,
-            acc16,
-            max_registers,
-        ])
-    }
-}
-
-impl From<Values> for Config {
-    fn from(values: Values) -> Config {
-        let [
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            stages,
-            min_blocks,
-            q_reg,
-            xor,
-            rescale,
-            gqa,
-            splits,
-            acc16,
-            max_registers,
-        ] = values;
-        Config {
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            stages,
-            min_blocks,
-            q_in_registers: q_reg == 1,
-            swizzled: xor == 1,
-            rescale: Rescale::ALL[rescale as usize],
-            pack_heads: gqa == 1,
-            splits,
-            f16_scores: acc16 == 1,
-            max_registers,
-        }
-    }
-}
+#[rustfmt::skip]
+lever_values!(Config {
+    rows, cols, warps, kv_warps, stages, min_blocks, q_in_registers, swizzled, rescale, pack_heads, splits, f16_scores,
+    max_registers
+});
 
 /// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;

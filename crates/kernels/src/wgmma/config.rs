@@ -12,7 +12,7 @@ use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
-use crate::family::{self, Constraint, Family, Lever, Values};
+use crate::family::{Constraint, Family, Lever, Values, lever_values};
 
 const ROWS: [u32; 3] = [64, 128, 192];
 const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
@@ -170,70 +170,10 @@ impl fmt::Display for Config {
     }
 }
 
-impl From<Config> for Values {
-    fn from(config: Config) -> Values {
-        let Config {
-            rows,
-            cols,
-            stages,
-            cluster,
-            pingpong,
-            rescale,
-            splits,
-            q_in_registers,
-            min_blocks,
-            max_registers,
-            pack_heads,
-        } = config;
-        let [pingpong, q_reg, gqa] = [pingpong, q_in_registers, pack_heads].map(u32::from);
-        let rescale = rescale as u32;
-        family::padded([
-            rows,
-            cols,
-            stages,
-            cluster,
-            pingpong,
-            rescale,
-            q_reg,
-            gqa,
-            splits,
-            min_blocks,
-            max_registers,
-        ])
-    }
-}
-
-impl From<Values> for Config {
-    fn from(values: Values) -> Config {
-        let [
-            rows,
-            cols,
-            stages,
-            cluster,
-            pingpong,
-            rescale,
-            q_reg,
-            gqa,
-            splits,
-            min_blocks,
-            max_registers,
-            ..,
-        ] = values;
-        Config {
-            rows,
-            cols,
-            stages,
-            cluster,
-            pingpong: pingpong == 1,
-            rescale: Rescale::ALL[rescale as usize],
-            splits,
-            q_in_registers: q_reg == 1,
-            min_blocks,
-            max_registers,
-            pack_heads: gqa == 1,
-        }
-    }
-}
+#[rustfmt::skip]
+lever_values!(Config {
+    rows, cols, stages, cluster, pingpong, rescale, q_in_registers, pack_heads, splits, min_blocks, max_registers
+});
 
 /// Registers of a thread that copies, and of one that computes, with so many rows a block and blocks an SM.
 const fn role_registers(rows: u32, min_blocks: u32) -> (u32, u32) {

@@ -10,7 +10,7 @@ use flashcore_problem::Problem;
 use crate::Refusal;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{Shape, add_buffer, add_tensor};
-use crate::family::{Values, with};
+use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
 const THREADS: u32 = 128;
@@ -56,7 +56,7 @@ impl Transposed {
 }
 
 pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    let (family, levers) = ("transpose_v", with(&Values::default(), 0, cols));
+    let (family, levers) = ("transpose_v", padded([cols]));
     let shape = Shape::new(problem, CHUNK, None);
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |&[cols, ..], shape| {
         let name = format!("transpose_v_n{cols}_d{}", shape.head_dim_v);
