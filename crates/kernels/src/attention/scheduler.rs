@@ -239,6 +239,24 @@ impl Clusters {
         })
     }
 
+    /// K blocks of every item of a head, where all have as many: their rows see the same keys, which are not split.
+    fn equal_blocks(&self, problem: &Problem, tiling: Tiling) -> Option<u64> {
+        let range = problem.key_range();
+        let keys = visible(&range, tiling.packing);
+        let last = tiling.packing.rows_of(problem.seq_len_q()) as i64 - 1;
+        let equal = tiling.splits == 1 && keys(0) == keys(last);
+        equal.then(|| self.tile_blocks(problem, tiling).next()).flatten()
+    }
+
+    /// K blocks of all items of a head, and how many items these are.
+    fn blocks_of_head(&self, problem: &Problem, tiling: Tiling) -> (u64, u64) {
+        let items = self.per_head as u64 * u64::from(tiling.splits);
+        match self.equal_blocks(problem, tiling) {
+            Some(blocks) => (items * blocks, items),
+            None => (self.tile_blocks(problem, tiling).sum(), items),
+        }
+    }
+
     /// Calls `each` for each item in turn, with its place in `costs`, its head of all batches, and its cluster: the one with
     /// the least to do, and of several the first. `costs` are those of a head's items, the longest first.
     fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, usize)) {
@@ -292,6 +310,21 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     order.sort_by_key(|&(index, split, ref tile)| (Reverse(cost(tile)), Reverse(index), split));
     let costs: Vec<u64> = order.iter().map(|(.., tile)| cost(tile)).collect();
     let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
+    // Those of head 0, for each of a cluster's neighbouring Q tiles.
+    let items = order.iter().flat_map(|(index, split, tile)| {
+        (0..clusters.tiles).map(move |neighbour| {
+            let place = Place {
+                batch: 0,
+                head: 0,
+                kv_head: 0,
+                tile: (index * clusters.tiles + neighbour) as i64,
+                split: *split as i64,
+                slot: 0,
+            };
+            tile.words(place, neighbour * groups, tiling.cols)
+        })
+    });
+    let items: Vec<[u32; WORDS]> = items.map(|words| words.map(|word| word as u32)).collect();
     let (blocks, packed) = (cluster * clusters.count, tiling.packing.heads() as usize);
     let heads = tiling.heads(problem).0 / clusters.heads;
     // Item `n` of block `b` is the `n * blocks + b`th.
@@ -304,21 +337,15 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
         if at * WORDS >= words.len() {
             words.resize(words.len() + blocks * WORDS, END);
         }
-        let (index, split, tile) = &order[place];
         let (batch, head) = (number / heads, number % heads * clusters.heads * packed);
         let kv_head = head / problem.group_size();
         for rank in 0..cluster {
             let (other, neighbour) = (rank % clusters.heads, rank % clusters.tiles);
-            let place = Place {
-                batch,
-                head: head + other,
-                kv_head,
-                tile: index * clusters.tiles + neighbour,
-                split: *split,
-                slot: 0,
-            };
-            let item = tile.words(place.map(|number| number as i64), neighbour * groups, tiling.cols);
-            words[(at + rank) * WORDS..][..WORDS].copy_from_slice(&item.map(|word| word as u32));
+            let item = item::of_head(
+                items[place * clusters.tiles + neighbour],
+                [batch, head + other, kv_head],
+            );
+            words[(at + rank) * WORDS..][..WORDS].copy_from_slice(&item);
         }
     });
     words.resize(words.len() + blocks * WORDS, END);
@@ -342,8 +369,7 @@ pub(crate) fn most_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
 /// [`most_keys`] if every block had the same to do: never more than that, and much quicker to work out.
 pub(crate) fn mean_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
     let clusters = Clusters::new(problem, tiling, sms);
-    let blocks: u64 = clusters.tile_blocks(problem, tiling).sum();
-    let tiles = (clusters.per_head * tiling.splits as usize) as u64;
+    let (blocks, tiles) = clusters.blocks_of_head(problem, tiling);
     let all = clusters.all_heads as u64 * keys(tiling, blocks, tiles);
     all.div_ceil(clusters.count as u64)
 }
@@ -351,11 +377,8 @@ pub(crate) fn mean_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
 /// [`most_blocks`] if all SMs had the same to do, those without a tile among them.
 pub(crate) fn mean_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
     let clusters = Clusters::new(problem, tiling, sms);
-    let of_head: u64 = clusters
-        .tile_blocks(problem, tiling)
-        .map(|blocks| blocks + TILE_COST)
-        .sum();
-    (clusters.all_heads as u64 * of_head).div_ceil(u64::from(sms / tiling.cluster))
+    let (blocks, tiles) = clusters.blocks_of_head(problem, tiling);
+    (clusters.all_heads as u64 * (blocks + TILE_COST * tiles)).div_ceil(u64::from(sms / tiling.cluster))
 }
 
 /// The cost in keys of so many K blocks in so many tiles.
@@ -366,10 +389,16 @@ fn keys(tiling: Tiling, blocks: u64, tiles: u64) -> u64 {
 /// The largest cost of what a block has to do, by its K blocks and its tiles: that of [`work_lists`], without the lists.
 fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64, u64) -> u64) -> u64 {
     let clusters = Clusters::new(problem, tiling, sms);
-    let mut costs: Vec<u64> = clusters
-        .tile_blocks(problem, tiling)
-        .map(|blocks| blocks + TILE_COST)
-        .collect();
+    let items = clusters.all_heads * clusters.per_head * tiling.splits as usize;
+    if let Some(blocks) = clusters.equal_blocks(problem, tiling) {
+        let tiles = items.div_ceil(clusters.count) as u64;
+        return cost(tiles * blocks, tiles);
+    }
+    let blocks = clusters.tile_blocks(problem, tiling);
+    if items <= clusters.count {
+        return cost(blocks.max().unwrap_or(0), 1);
+    }
+    let mut costs: Vec<u64> = blocks.map(|blocks| blocks + TILE_COST).collect();
     costs.sort_unstable_by_key(|cost| Reverse(*cost));
     let mut dealt = vec![(0, 0); clusters.count];
     clusters.deal(&costs, |place, _, cluster| {

@@ -59,6 +59,13 @@ impl<I> Place<I> {
     }
 }
 
+/// The item of a batch, head and K/V head that is as the given one of number 0 each.
+pub(super) fn of_head(mut words: [u32; WORDS], [batch, head, kv_head]: [usize; 3]) -> [u32; WORDS] {
+    words[0] |= (batch | kv_head << 16) as u32;
+    words[1] |= head as u32;
+    words
+}
+
 impl<I: Index> Tile<I> {
     /// The tile of `rows` rows, those below `end` of a head, that begins at row `first`; `visible` gives the first key that
     /// a row sees, and one past the last.
