@@ -2,9 +2,10 @@
 //! the same numbers.
 //!
 //! A table is held by what was prepared with it ([`PreparedLaunch`](crate::PreparedLaunch),
-//! [`HeldTables`]) and by graphs that captured it. A table without holders stays until such tables
-//! come to [`MOST_UNUSED_BYTES`] together: freeing waits for the device, and a shape may come back.
-//! For the same reason tables share slabs of memory, which are freed with the last of their tables.
+//! [`HeldTables`]) and by graphs that captured it. Tables without holders stay, as a shape may come
+//! back, up to [`MOST_UNUSED_BYTES`] together: then those used longest ago go, no more than need be,
+//! so that the host's memory is used again and no call frees that of hundreds. Freeing memory of
+//! the device waits for it, so tables share slabs, which are freed with the last of their tables.
 //! A stream that another library captures gives no hold on its graph, so tables that go into it
 //! stay as long as the context.
 
@@ -20,8 +21,7 @@ use crate::error::{CallError, CudaError};
 use crate::raw::Handle;
 use crate::sys::{CUdeviceptr, CUstream_st, stream_flag};
 
-/// Bytes of tables without holders at which all of them are freed. One of 4,096 tiles takes
-/// 128 KiB.
+/// Bytes of tables without holders that stay. One of 4,096 tiles takes 128 KiB.
 const MOST_UNUSED_BYTES: usize = 16 << 20;
 
 /// Bytes that tables are allocated in: a few hundred of them for one call that may take long.
@@ -137,44 +137,65 @@ impl TableCache {
     }
 }
 
-/// Uploaded tables by what is in them.
+/// Uploaded tables.
 pub(crate) struct Cache<T> {
-    by_table: Mutex<HashMap<Table, Arc<T>>>,
+    tables: Mutex<Tables<T>>,
     /// Tables whose addresses another library's graph may hold.
     for_good: Mutex<Vec<Arc<T>>>,
 }
 
+/// Tables by what is in them, each with the number of its last use, and how many uses there were.
+struct Tables<T> {
+    by_table: HashMap<Table, (Arc<T>, u64)>,
+    uses: u64,
+}
+
+impl<T> Tables<T> {
+    /// Those without holders.
+    fn unused(&self) -> impl Iterator<Item = (&Table, u64)> {
+        let unused = self
+            .by_table
+            .iter()
+            .filter(|(_, (held, _))| Arc::strong_count(held) == 1);
+        unused.map(|(table, (_, last_use))| (table, *last_use))
+    }
+}
+
 impl<T> Default for Cache<T> {
     fn default() -> Self {
+        let (by_table, uses) = (HashMap::new(), 0);
         Cache {
-            by_table: Mutex::default(),
+            tables: Mutex::new(Tables { by_table, uses }),
             for_good: Mutex::default(),
         }
     }
 }
 
 impl<T> Cache<T> {
-    /// The table on the device, uploaded if it is not yet there. Tables without holders are then
-    /// freed if they exceed the limit.
+    /// The table on the device, uploaded if it is not yet there. Tables without holders that exceed
+    /// the limit are then freed, those used longest ago.
     fn get_or_upload<E>(&self, table: &Table, upload: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        let mut by_table = lock(&self.by_table);
-        if let Some(found) = by_table.get(table) {
+        let mut tables = lock(&self.tables);
+        tables.uses += 1;
+        let this_use = tables.uses;
+        if let Some((found, last_use)) = tables.by_table.get_mut(table) {
+            *last_use = this_use;
             return Ok(found.clone());
         }
         let uploaded = Arc::new(upload()?);
-        by_table.insert(table.clone(), uploaded.clone());
+        tables.by_table.insert(table.clone(), (uploaded.clone(), this_use));
         // Only under this lock can a table without holders get one.
-        let unused = |held: &Arc<T>| Arc::strong_count(held) == 1;
-        let bytes = by_table
-            .iter()
-            .filter(|(_, held)| unused(held))
-            .map(|(table, _)| size_of_val(&**table));
-        let gone: Vec<(Table, Arc<T>)> = match bytes.sum::<usize>() > MOST_UNUSED_BYTES {
-            true => by_table.extract_if(|_, held| unused(held)).collect(),
-            false => Vec::new(),
-        };
+        let mut bytes: usize = tables.unused().map(|(table, _)| size_of_val(&**table)).sum();
+        let mut gone = Vec::new();
+        while bytes > MOST_UNUSED_BYTES
+            && let Some((oldest, _)) = tables.unused().min_by_key(|(_, last_use)| *last_use)
+        {
+            let oldest = oldest.clone();
+            bytes -= size_of_val(&*oldest);
+            gone.push(tables.by_table.remove_entry(&oldest));
+        }
         // Freeing waits for the device: others need not wait for that.
-        drop(by_table);
+        drop(tables);
         drop(gone);
         Ok(uploaded)
     }
@@ -192,7 +213,7 @@ impl<T> Cache<T> {
     /// Drops all tables without other holders.
     pub(crate) fn clear(&self) {
         lock(&self.for_good).clear();
-        lock(&self.by_table).clear();
+        lock(&self.tables).by_table.clear();
     }
 }
 
@@ -249,7 +270,21 @@ mod tests {
         }
         // Sixteen that nobody holds, the one that is too many, and the one that is asked for.
         assert!(most <= 18, "{most}");
-        assert!(lock(&cache.by_table).len() <= 17);
+        assert!(lock(&cache.tables).by_table.len() <= 17);
+    }
+
+    #[test]
+    fn those_used_longest_ago_go_one_by_one() {
+        let there = AtomicUsize::new(0);
+        let cache = Cache::default();
+        // The first is used again; the second has to go for the last.
+        for n in (0..16).chain([0, 16, 17]) {
+            get(&cache, &there, n);
+        }
+        assert_eq!(there.load(Ordering::Relaxed), 17);
+        let is_there = |n| lock(&cache.tables).by_table.contains_key(&table(n));
+        let gone: Vec<u32> = (0..18).filter(|&n| !is_there(n)).collect();
+        assert_eq!(gone, [1]);
     }
 
     #[test]
@@ -287,6 +322,6 @@ mod tests {
             cache.get_or_upload(&table(1), || Err("no room")).map(drop),
             Err("no room")
         );
-        assert!(lock(&cache.by_table).is_empty());
+        assert!(lock(&cache.tables).by_table.is_empty());
     }
 }
