@@ -240,6 +240,12 @@ def test_second_derivatives_are_refused():
         first.sum().backward()
 
 
+def test_forward_mode_is_refused_by_name():
+    q, k, v = (torch.randn(1, 5, 2, 16) for _ in range(3))
+    with pytest.raises(NotImplementedError, match="a derivative in forward mode is asked for"):
+        torch.func.jvp(lambda q: flash_attn_func(q, k, v), (q,), (torch.ones_like(q),))
+
+
 def test_nothing_is_kept_where_no_gradient_is_recorded():
     q, k, v, _ = tensors()
     kept = []

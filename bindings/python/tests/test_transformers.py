@@ -275,7 +275,10 @@ def test_a_static_cache_says_how_many_keys_are_in_use():
     assert in_use.dtype == torch.int32 and in_use.shape == (2, 1, 1, 1) and (in_use == 7).all()
     ones = torch.ones(2, 32, dtype=torch.bool)
     assert torch.equal(fc.mask(2, 1, 32, q_offset=torch.tensor(6), attention_mask=ones), in_use)
-    assert fc.mask(2, 1, 32, q_offset=6).shape == (0, 1, 1, 7)
+    # A sliding window's cache counts on the host. Steps have the same shape there, too.
+    window = {"mask_function": masking_utils.sliding_window_causal_mask_function(32), "local_size": 32}
+    assert torch.equal(fc.mask(2, 1, 32, q_offset=6, attention_mask=ones, **window), in_use)
+    assert fc.mask(2, 3, 32, q_offset=4).shape == (0, 1, 3, 7)
     assert fc.mask(2, 5, 32).shape == (0, 1, 5, 5)
     assert fc.mask(2, 1, 8, q_offset=40, kv_offset=33) is None  # a full window of 8 keys
     # A query that comes after a gap: that mask is made.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _native
 
@@ -85,11 +86,28 @@ def _below_autograd(operator: Any, keys: Any, inputs: tuple[Any, ...]) -> tuple[
         return operator.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
 
 
+def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
+    """An operator's results. Without a gradient the dispatcher's way through Python is left out, which takes 5 us."""
+    if torch.compiler.is_compiling() or _records(q, k, v) or forward_ad._current_level >= 0:
+        return operator(q, k, v, *rest)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(q, k, v, *rest)
+
+
 def _autograd_of(operator: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """The kernel of an operator for the dispatcher's key Autograd."""
 
     def kernel(keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad or inputs[2].requires_grad):
+        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs[:3]):
+            raise NotImplementedError(
+                "a derivative in forward mode is asked for, such as by torch.func.jvp, which flashcore does not compute: "
+                "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
+            )
+        if _records(*inputs[:3]):
             return _Differentiable.apply(operator, keys, *inputs)
         return _below_autograd(operator, keys, inputs)
 
@@ -211,13 +229,13 @@ def forward(
             if scale is not None:
                 raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
         if sinks is not None or alibi_slopes is not None:
-            return _fwd_modified(q, k, v, *_modifiers(q, sinks, alibi_slopes), *options)
-        return _fwd(q, k, v, *options, deterministic)
+            return _call(_fwd_modified, q, k, v, *_modifiers(q, sinks, alibi_slopes), *options)
+        return _call(_fwd, q, k, v, *options, deterministic)
     if sinks is not None or alibi_slopes is not None:
         raise NotImplementedError("sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention")
     shape = (k.shape[0], k.shape[2])
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
-    return _fwd_scaled(q, k, v, *given, *options)
+    return _call(_fwd_scaled, q, k, v, *given, *options)
 
 
 def forward_varlen(
@@ -264,8 +282,8 @@ def forward_varlen(
     absent = _absent(q, seqused_q, seqused_k)
     lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
     if sinks is not None or alibi_slopes is not None:
-        return _fwd_varlen_modified(q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
-    return _fwd_varlen(q, k, v, *lengths, *options, deterministic)
+        return _call(_fwd_varlen_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
+    return _call(_fwd_varlen, q, k, v, *lengths, *options, deterministic)
 
 
 def forward_kvcache(
@@ -309,8 +327,8 @@ def forward_kvcache(
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
     lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
     if sinks is not None or alibi_slopes is not None:
-        return _fwd_kvcache_modified(q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
-    return _fwd_kvcache(q, k, v, *lengths, *options)
+        return _call(_fwd_kvcache_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
+    return _call(_fwd_kvcache, q, k, v, *lengths, *options)
 
 
 def backward(

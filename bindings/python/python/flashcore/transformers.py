@@ -91,8 +91,8 @@ def mask(
 
     Where only the first keys of a static cache are in use, and the last query sees the last of them, it says how many
     keys `attention` takes. If the host knows, that is a mask ``[0, 1, seq_q, keys in use]``, which has no elements.
-    Where `q_offset` is a tensor it is int32 ``[batch, 1, 1, 1]`` on its device: the same shape at each step, so that a
-    compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys in use, bool
+    Where `q_offset` is a tensor, or of one query, it is int32 ``[batch, 1, 1, 1]`` on the device: the same shape at each
+    step, so that a compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys in use, bool
     ``[batch, keys in use]``.
 
     Parameters
@@ -123,6 +123,8 @@ def mask(
                 return keys_in_use
             if count == kv_length:
                 return None
+            if causal and q_length == 1:  # of the same shape at each step, too
+                return torch.full((batch_size, 1, 1, 1), count, dtype=torch.int32, device=options.get("device"))
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
         if padding == "outside" or (padding == "inside" and local_size is None):
             if causal or q_length == kv_length:
