@@ -1,7 +1,8 @@
 #!/bin/bash
 # test-wheel.sh [WHEELS]: builds the Python wheel, installs it into an empty virtual environment, runs it
 # on the CPU with only NumPy installed, then runs the bindings' tests there. Leaves the wheel in the
-# folder WHEELS (default target/wheels). PYTHON names the interpreter (default python3, 3.9 or newer).
+# folder WHEELS (default target/wheels). PYTHON names the interpreter (default python3, 3.9 or newer), PROFILE
+# Cargo's profile (default release, as it is published).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$(mkdir -p "${1:-$root/target/wheels}" && cd "${1:-$root/target/wheels}" && pwd)
@@ -13,7 +14,7 @@ trap 'rm -r "$work"' EXIT
 "$python" -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet maturin==1.16.0
 rm -f "$wheels"/flashcore_attention-*.whl
-"$work/tools/bin/maturin" build --release --manifest-path "$root/bindings/python/Cargo.toml" --out "$wheels"
+"$work/tools/bin/maturin" build --profile "${PROFILE:-release}" --manifest-path "$root/bindings/python/Cargo.toml" --out "$wheels"
 
 "$python" -m venv "$work/empty"
 "$work/empty/bin/pip" install --quiet --no-index --no-deps "$wheels"/flashcore_attention-*.whl

@@ -164,9 +164,9 @@ impl Ratio {
             Interval::new(s.lo / b.hi, hi)
         } else {
             let mut rng = Rng::new(SEED);
-            let (mut left, mut right) = (subject.to_vec(), baseline.to_vec());
+            let (mut subject, mut baseline) = (Resampled::of(subject), Resampled::of(baseline));
             percentile_interval(confidence, resamples, || {
-                resampled_median(subject, &mut left, &mut rng) / resampled_median(baseline, &mut right, &mut rng)
+                subject.median(&mut rng) / baseline.median(&mut rng)
             })
         };
         Some(Ratio {
@@ -195,10 +195,8 @@ pub fn median_interval(values: &[f64], confidence: f64, resamples: usize) -> Int
         return Interval::new((2.0 * lo - hi).max(0.0), 2.0 * hi - lo);
     }
     let mut rng = Rng::new(SEED);
-    let mut scratch = values.to_vec();
-    percentile_interval(confidence, resamples, || {
-        resampled_median(values, &mut scratch, &mut rng)
-    })
+    let mut values = Resampled::of(values);
+    percentile_interval(confidence, resamples, || values.median(&mut rng))
 }
 
 fn percentile_interval(confidence: f64, resamples: usize, mut draw: impl FnMut() -> f64) -> Interval {
@@ -208,18 +206,47 @@ fn percentile_interval(confidence: f64, resamples: usize, mut draw: impl FnMut()
     Interval::new(quantile(&drawn, tail), quantile(&drawn, 1.0 - tail))
 }
 
-/// The median of a resample with replacement.
-fn resampled_median(values: &[f64], scratch: &mut [f64], rng: &mut Rng) -> f64 {
-    for slot in scratch.iter_mut() {
-        *slot = values[rng.below(values.len())];
+/// Values to be drawn with replacement. They are sorted once, and a resample says how often each was drawn.
+struct Resampled {
+    sorted: Vec<f64>,
+    /// Where each value is in `sorted`.
+    ranks: Vec<usize>,
+    drawn: Vec<u32>,
+}
+
+impl Resampled {
+    fn of(values: &[f64]) -> Resampled {
+        let mut order: Vec<usize> = (0..values.len()).collect();
+        order.sort_unstable_by(|&a, &b| values[a].total_cmp(&values[b]));
+        let mut ranks = vec![0; values.len()];
+        for (rank, &index) in order.iter().enumerate() {
+            ranks[index] = rank;
+        }
+        let sorted = order.iter().map(|&index| values[index]).collect();
+        let drawn = vec![0; values.len()];
+        Resampled { sorted, ranks, drawn }
     }
-    let middle = scratch.len() / 2;
-    let (below, &mut upper, _) = scratch.select_nth_unstable_by(middle, f64::total_cmp);
-    if values.len() % 2 == 1 {
-        return upper;
+
+    /// The median of a resample.
+    fn median(&mut self, rng: &mut Rng) -> f64 {
+        let count = self.ranks.len();
+        self.drawn.fill(0);
+        for _ in 0..count {
+            self.drawn[self.ranks[rng.below(count)]] += 1;
+        }
+        let at = |place: usize| {
+            let mut passed = 0;
+            let rank = self.drawn.iter().position(|&drawn| {
+                passed += drawn as usize;
+                passed > place
+            });
+            rank.map_or(f64::NAN, |rank| self.sorted[rank])
+        };
+        match count % 2 {
+            1 => at(count / 2),
+            _ => (at(count / 2 - 1) + at(count / 2)) / 2.0,
+        }
     }
-    let lower = below.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    (lower + upper) / 2.0
 }
 
 #[cfg(test)]

@@ -154,7 +154,9 @@ impl KernelBuilder {
     #[track_caller]
     pub(super) fn condition(&self, cond: Cond<'_>) -> Condition {
         let pred = self.in_register(RegClass::Pred, cond.pred.operand());
-        self.check_scope(pred);
+        if !self.is_in_scope(pred, 1) {
+            self.error(BuildErrorKind::OutOfScope);
+        }
         let uniform = cond.uniform;
         Condition { pred, uniform }
     }

@@ -5,7 +5,8 @@
 //! reported together when the kernel is finished.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+
+use rustc_hash::FxHashMap;
 
 use crate::error::{BuildError, BuildErrorKind, BuildErrors};
 use crate::inst::{Inst, Object, Operand, Slot, Special};
@@ -52,8 +53,8 @@ pub(crate) struct State {
     open: Vec<OpenBlock>,
     block_parents: Vec<usize>,
     defined_in: [Vec<usize>; 5],
-    site_ids: HashMap<Site, SiteId>,
-    frame_ids: HashMap<Frame, FrameId>,
+    site_ids: FxHashMap<Site, SiteId>,
+    frame_ids: FxHashMap<Frame, FrameId>,
     frame: Option<FrameId>,
     errors: Vec<BuildError>,
 }
@@ -131,8 +132,8 @@ impl KernelBuilder {
                 open: vec![OpenBlock::default()],
                 block_parents: vec![0],
                 defined_in: Default::default(),
-                site_ids: HashMap::new(),
-                frame_ids: HashMap::new(),
+                site_ids: FxHashMap::default(),
+                frame_ids: FxHashMap::default(),
                 frame: None,
                 errors: Vec::new(),
             }),
@@ -352,24 +353,24 @@ impl KernelBuilder {
     }
 
     #[track_caller]
-    pub(crate) fn emit(&self, inst: Inst) {
-        let mut sources = Vec::new();
-        inst.visit_regs(|reg, count| sources.push((reg, count)), |_, _| ());
-        for (reg, count) in sources {
-            for i in 0..count {
-                self.check_scope(reg.plus(i));
-            }
-        }
-        if let Some(problem) = inst.impossible() {
-            self.invalid(problem);
-        }
-        for written in inst.clone().slots() {
-            if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = written
+    pub(crate) fn emit(&self, mut inst: Inst) {
+        let mut in_scope = true;
+        for slot in inst.slots() {
+            slot.visit_regs(&mut |first, count, access| {
+                in_scope &= !access.reads() || self.is_in_scope(first, count);
+            });
+            if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = slot
                 && let Object::Param(index) = addr.object
                 && access.writes()
             {
                 self.check_writable(index);
             }
+        }
+        if !in_scope {
+            self.error(BuildErrorKind::OutOfScope);
+        }
+        if let Some(problem) = inst.impossible() {
+            self.invalid(problem);
         }
         let site = self.site();
         self.push(Node::Inst { inst, site });
@@ -394,16 +395,12 @@ impl KernelBuilder {
         }
     }
 
-    #[track_caller]
-    fn check_scope(&self, reg: Reg) {
-        let in_scope = {
-            let state = self.state.borrow();
-            let defined = state.defined_in[reg.class as usize][reg.index as usize];
-            state.is_within(state.current_block(), defined)
-        };
-        if !in_scope {
-            self.error(BuildErrorKind::OutOfScope);
-        }
+    /// Whether registers were made in the block that is open, or in one around it.
+    fn is_in_scope(&self, first: Reg, count: u32) -> bool {
+        let state = self.state.borrow();
+        let block = state.current_block();
+        let defined = &state.defined_in[first.class as usize][first.index as usize..][..count as usize];
+        defined.iter().all(|&made_in| state.is_within(block, made_in))
     }
 
     fn push(&self, node: Node) {

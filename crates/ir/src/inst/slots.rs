@@ -253,7 +253,8 @@ impl Inst {
 }
 
 impl Slot<'_> {
-    fn visit_regs(&self, visit: &mut dyn FnMut(Reg, u32, Access)) {
+    /// Calls `visit` for each run of registers: the first, their number, and what is done with them.
+    pub(crate) fn visit_regs(&self, visit: &mut dyn FnMut(Reg, u32, Access)) {
         let mut read = |operand: &Operand| {
             if let Operand::Reg(reg) = operand {
                 visit(*reg, 1, Access::Read);
