@@ -220,9 +220,7 @@ def forward(
     out : ``[batch, seq, heads, head_dim_v]``, of q's dtype (bfloat16 for float8_e4m3fn)
     lse : float32 ``[batch, heads, seq]``, natural logarithm
     """
-    if softmax_scale is None:
-        softmax_scale = q.shape[-1] ** -0.5
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, out_bhsd)
     if q.dtype != torch.float8_e4m3fn:
         for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
@@ -423,7 +421,8 @@ def _readable(gradient: torch.Tensor) -> torch.Tensor:
 def _prepared(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None
 ) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
 
 
