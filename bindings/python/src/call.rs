@@ -19,13 +19,15 @@ use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
-/// The `Attention` of a device and a kernel, made once: it holds compiled kernels and recent plans.
-pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> Result<Arc<Attention>, Error> {
-    type Known = Vec<(Place, Option<KernelId>, Arc<Attention>)>;
+/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once: it holds compiled kernels
+/// and recent plans.
+pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
+    type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
+    let wanted = (place, kernel, sm_margin);
     let find = |known: &Known| {
-        let found = known.iter().find(|(p, k, _)| *p == place && *k == kernel);
-        found.map(|(_, _, attention)| attention.clone())
+        let found = known.iter().find(|(of, _)| *of == wanted);
+        found.map(|(_, attention)| attention.clone())
     };
     if let Some(attention) = find(&KNOWN.read().unwrap_or_else(PoisonError::into_inner)) {
         return Ok(attention);
@@ -38,12 +40,13 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>) -> Result<Arc
         None => Attention::new(device),
         Some(kernel) => Attention::with_kernel(device, kernel)?,
     };
+    let attention = attention.with_sm_margin(sm_margin)?;
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(attention) = find(&known) {
         return Ok(attention); // another thread was faster
     }
     let attention = Arc::new(attention);
-    known.push((place, kernel, attention.clone()));
+    known.push((wanted, attention.clone()));
     Ok(attention)
 }
 
@@ -73,6 +76,9 @@ pub(crate) fn builder_of(dtype: DType, layouts: [&Layout; 4], options: &Options)
     }
     if let Some(scale) = options.scale {
         problem = problem.softmax_scale(scale);
+    }
+    if let Some(keys) = options.batch_invariant {
+        problem = problem.batch_invariant(keys);
     }
     problem
 }
@@ -120,7 +126,7 @@ impl<'py> Call<'py> {
             }
         }
 
-        let attention = attention_on(place, options.kernel).map_err(raise)?;
+        let attention = attention_on(place, options.kernel, options.sm_margin).map_err(raise)?;
         let framework = Framework::of(q);
         let mut foreign_stream = None;
         let call_stream = match (attention.device(), place) {

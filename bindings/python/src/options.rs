@@ -47,6 +47,9 @@ pub(crate) struct Options {
     /// Set once they are imported.
     pub(crate) sinks: Option<DType>,
     pub(crate) alibi: Option<Alibi>,
+    /// Multiprocessors that are left to other work, and keys of a split: of operators alone.
+    pub(crate) sm_margin: u32,
+    pub(crate) batch_invariant: Option<usize>,
 }
 
 impl Options {
@@ -68,6 +71,8 @@ impl Options {
             return_lse,
             sinks: None,
             alibi: None,
+            sm_margin: 0,
+            batch_invariant: None,
             kernel: kernel.map(KernelId::from_str).transpose().map_err(raise)?,
             axes: match layout {
                 "bshd" => Axes::Bshd,

@@ -197,7 +197,7 @@ def test_the_inner_function():
     [
         ({"dk": None}, ValueError, "dk was not given"),
         ({"dq": torch.zeros(2, 9, 4, 16)}, ValueError, r"dq holds torch.float32 of shape \(2, 9, 4, 16\)"),
-        ({"sm_margin": 4}, NotImplementedError, "sm_margin is 4"),
+        ({"sm_margin": 4}, RuntimeError, "sm_margin is 4; the CPU has no multiprocessors"),
         ({"sequed_k": torch.zeros(2, dtype=torch.int32)}, NotImplementedError, "sequed_k is given"),
         ({"cu_seqlens_q": torch.zeros(3, dtype=torch.int32)}, NotImplementedError, "cu_seqlens_q is given"),
         ({"softmax_lse": torch.zeros(2, 4, 32)}, RuntimeError, r"lse holds f32 of shape \[2, 4, 32\] on cpu; it must"),

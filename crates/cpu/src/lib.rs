@@ -21,6 +21,7 @@
 
 mod append;
 mod backward;
+mod combine;
 mod config;
 mod error;
 mod keys;
@@ -34,6 +35,7 @@ mod tile;
 mod workspace;
 
 pub use append::append;
+pub use combine::combine;
 pub use config::{CpuConfig, Options};
 pub use error::CpuError;
 use flashcore_problem::{BackwardTensors, Direction, Gradients, Lengths, Problem, TensorView, TensorViewMut};
@@ -191,6 +193,8 @@ pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
         return BACKWARD_CONFIG;
     }
     const TILES_A_THREAD: usize = 4;
+    let one_sequence = problem.of_one_sequence();
+    let problem = one_sequence.as_ref().unwrap_or(problem);
     let rows = problem.lse_len();
     let rows = rows * schedule::key_ranges(rows, problem.seq_len_kv());
     let tile_q = [128, 64, 32]

@@ -119,7 +119,8 @@ impl Schedule<'_> {
 
     /// Keys of a range: whole K blocks.
     fn range_size(&self, sequence: &Sequence<'_>, ranges: usize) -> usize {
-        let size = sequence.len_kv.div_ceil(ranges).max(MIN_SPLIT);
+        let of_batch = || sequence.len_kv.div_ceil(ranges).max(MIN_SPLIT);
+        let size = self.problem.batch_invariant().unwrap_or_else(of_batch);
         size.next_multiple_of(self.config.tile_kv)
     }
 
@@ -202,7 +203,7 @@ fn wake<'s>(scope: &Scope<'s>, count: usize, work: &'s (impl Fn() + Sync)) {
 }
 
 /// Maximum, sum and unnormalised output of a row from those of ranges of its keys.
-fn merge<'p>(ranges: &mut (impl Iterator<Item = &'p [f32]> + Clone)) -> (f32, f32, Vec<f32>) {
+pub(crate) fn merge<'p>(ranges: &mut (impl Iterator<Item = &'p [f32]> + Clone)) -> (f32, f32, Vec<f32>) {
     let max = ranges
         .clone()
         .fold(f32::NEG_INFINITY, |max, range| max.max(range[range.len() - 2]));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, select_with};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, merge, select_with};
 use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 
 use crate::Error;
@@ -193,6 +193,26 @@ impl CudaAttention {
         let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
         let launch = function.prepare(&step.launch, &buffers.collect::<Result<Vec<_>, _>>()?)?;
         Ok(launch.enqueue(stream)?)
+    }
+
+    /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.
+    pub(crate) fn merge_on<'a>(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        parts: usize,
+        alignment: u32,
+        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
+        let step = merge::step(problem, parts, alignment, &self.kernels).map_err(|refusal| Error::Refused {
+            kernel: "merge".to_string(),
+            refusal: Box::new(refusal),
+        })?;
+        let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
+        let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
+        let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
+        check_apart(&step.launch.buffers, |i| buffers[i].address())?;
+        Ok(function.prepare(&step.launch, &buffers)?.enqueue(stream)?)
     }
 
     pub(crate) fn prepare(&self, problem: &Problem, alignment: u32, plans: &Plans) -> Result<Arc<Prepared>, Error> {

@@ -20,7 +20,8 @@
 //! [`DeviceTensors::lengths`] are for packed sequences and caches. [`Attention`] is `Send + Sync`.
 //! [`Attention::backward`] and [`Attention::backward_on`] compute the gradients of Q, K and V.
 //! [`Attention::append`] and [`Attention::append_on`] write new rows into a cache, with their rotary
-//! embedding. The numbered programs in `examples/` teach each of them in turn.
+//! embedding. [`Attention::combine`] and [`Attention::combine_on`] merge attention over parts of the
+//! keys. The numbered programs in `examples/` teach each of them in turn.
 //!
 //! Kernels are chosen by plan tables and heuristics: [`plans`]; [`Attention::tune`] measures faster
 //! ones on the device at hand. [`kernel`] is the language that they
@@ -61,6 +62,7 @@ compile_error!("flashcore needs one of its features `cpu` and `cuda`: enable one
 mod append;
 mod attention;
 mod backward;
+mod combine;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 #[cfg(feature = "cudarc")]
@@ -76,6 +78,8 @@ mod tune;
 #[cfg(feature = "cuda")]
 pub use append::{DeviceAppend, DeviceRotary};
 pub use attention::{Attention, KernelId, Output};
+#[cfg(feature = "cuda")]
+pub use combine::DevicePart;
 pub use device::Device;
 pub use error::Error;
 #[cfg(feature = "cpu")]
@@ -85,9 +89,9 @@ pub use flashcore_cpu::CpuError;
 pub use flashcore_ir as kernel;
 pub use flashcore_problem::{
     Alibi, Append, AppendPlace, AppendTensors, AppendValues, BackwardTensors, CausalAlign, DType, Direction, Element,
-    GradientLayouts, Gradients, KvLengths, Layout, Lengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths,
-    Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16, f16,
-    quantise,
+    GradientLayouts, Gradients, KvLengths, Layout, Lengths, Mask, Part, Problem, ProblemBuilder, ProblemError,
+    QLengths, Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16,
+    f16, quantise,
 };
 #[cfg(feature = "cuda")]
 pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, HeadValueBuffers, ScaleBuffers};

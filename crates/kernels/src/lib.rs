@@ -9,6 +9,7 @@ pub mod attention;
 pub mod config;
 pub mod family;
 pub mod ladder;
+pub mod merge;
 pub mod mma;
 pub mod near;
 pub mod plan;

@@ -122,7 +122,8 @@ pub fn select_with<T, F>(
     let mut considered = Vec::new();
     let suggested = suggestions.iter().enumerate();
     let suggested = suggested.map(|(place, suggestion)| (suggestion.config, suggestion.why.clone(), Some(place)));
-    let defaults = candidates(problem, chip, alignment);
+    let one_sequence = problem.of_one_sequence();
+    let defaults = candidates(one_sequence.as_ref().unwrap_or(problem), chip, alignment);
     for (config, why, suggestion) in suggested.chain(defaults.map(|(config, why)| (config, why, None))) {
         let planned = match suggestion {
             // Suggestions were measured on memory of one's own.
@@ -132,6 +133,9 @@ pub fn select_with<T, F>(
             }
             _ => Plan::with_cache(problem, &config, chip, kernels),
         };
+        // What serves one sequence serves a batch, or nothing does: another kernel would have other bits.
+        let of_one = one_sequence.as_ref().filter(|_| planned.is_err());
+        let is_last = of_one.is_some_and(|one| Plan::with_cache(one, &config, chip, kernels).is_ok());
         let judged = match planned {
             Ok(plan) => judge(&plan)?.map(|verdict| (plan, verdict)),
             Err(refusal) => Err(refusal),
@@ -150,6 +154,9 @@ pub fn select_with<T, F>(
                 considered,
             };
             return Ok(Ok((choice, verdict)));
+        }
+        if is_last {
+            break;
         }
     }
     Ok(Err(NoPlan { considered }))
@@ -318,6 +325,53 @@ mod tests {
             let refusal = grid(&many(batch, rows), id).unwrap_err().to_string();
             assert!(refusal.contains(blocks), "{refusal}");
         }
+    }
+
+    /// The kernel of a batch-invariant problem is that of one sequence, however many there are; where it cannot serve them
+    /// all, none does.
+    #[test]
+    fn batches_do_not_choose_invariant_kernels() {
+        let kernel = |batch: usize, rows: usize, has_lengths: bool, split_keys: Option<usize>| {
+            let mut builder = Problem::builder()
+                .batch(batch)
+                .heads(32, 8)
+                .head_dim(128)
+                .seq_len_q(rows)
+                .seq_len_kv(4096)
+                .dtype(DType::BF16);
+            if has_lengths {
+                let total = batch.max(rows);
+                builder = builder
+                    .q_lengths(QLengths::Packed { total, used: false })
+                    .kv_lengths(KvLengths::Paged {
+                        page_size: 16,
+                        pages: 256,
+                        max_pages: 256,
+                    });
+            }
+            if let Some(keys) = split_keys {
+                builder = builder.batch_invariant(keys);
+            }
+            let choice = select(&builder.build().unwrap(), Target::Sm90a, 16, &KernelCache::default());
+            choice.map(|choice| choice.plan.config.to_string())
+        };
+        for (rows, has_lengths) in [(1, false), (1, true), (100, false), (100, true), (2048, true)] {
+            let of = |batch, split_keys| kernel(batch, rows, has_lengths, split_keys).unwrap();
+            let one = of(1, Some(1024));
+            assert!(
+                [2, 16, 64]
+                    .map(|batch| of(batch, Some(1024)))
+                    .iter()
+                    .all(|id| *id == one)
+            );
+            assert!(rows > 1 || has_lengths || one.contains("-k4"), "{one}");
+            // Where the batch may choose, it does, unless blocks have a schedule.
+            let follows = rows == 1 && has_lengths || of(1, None) != of(64, None);
+            assert!(follows, "{rows} rows");
+        }
+        let refusal = kernel(300, 1, true, Some(64)).unwrap_err();
+        assert!(refusal.to_string().contains("153600 splits of 64 keys"), "{refusal}");
+        assert_eq!(refusal.considered.len(), 1);
     }
 
     /// Rows enough to fill tiles of a head go to wgmma, and what it does not serve to mma.

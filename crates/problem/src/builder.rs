@@ -52,6 +52,7 @@ impl Default for ProblemBuilder {
                 direction: Direction::Forward,
                 gradients: None,
                 deterministic: false,
+                batch_invariant: None,
                 sinks: None,
                 alibi: None,
             },
@@ -239,6 +240,18 @@ impl ProblemBuilder {
         self.problem.deterministic = deterministic;
         self
     }
+    /// The bits of an answer do not depend on the other sequences of the batch, nor on how many there
+    /// are: keys are split every `split_keys` of them (at least 1; rounded up to whole K blocks), and
+    /// not where the work of the batch is even, and the kernel is chosen as for one sequence. Problems
+    /// that differ in `batch`, in the totals of packed tensors and in pages of a cache alone give the
+    /// same bits; the bounds `seq_len_q` and `seq_len_kv` must be the same. Sequences whose rows fit
+    /// into one tile are split, others are not. A smaller `split_keys` keeps more multiprocessors at
+    /// work on few long caches, and needs more workspace. Forward only. Default: splits follow the
+    /// batch.
+    pub fn batch_invariant(mut self, split_keys: usize) -> Self {
+        self.problem.batch_invariant = Some(split_keys);
+        self
+    }
 
     /// Builds the problem.
     ///
@@ -269,9 +282,14 @@ impl ProblemBuilder {
             ("v", [kv_batch, kv_rows, problem.num_kv_heads, problem.head_dim_v]),
             ("out", [q_batch, q_rows, problem.num_heads, problem.head_dim_v]),
         ];
+        // Kernels find pages and sequences of a cache in 64 bits.
+        let is_cache = matches!(problem.kv_lengths, KvLengths::Cache | KvLengths::Paged { .. });
+        let is_wide = is_cache && problem.direction == Direction::Forward && problem.dtype != DType::E4M3;
         let slots = [&mut problem.q, &mut problem.k, &mut problem.v, &mut problem.o];
         for ((slot, (tensor, expected)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
-            let elements = expected.iter().fold(1u128, |all, &n| all.saturating_mul(n as u128));
+            let is_wide = is_wide && ["k", "v"].contains(&tensor);
+            let counted = &expected[usize::from(is_wide)..];
+            let elements = counted.iter().fold(1u128, |all, &n| all.saturating_mul(n as u128));
             let what = format!("the number of elements of {tensor}");
             too_large(&what, elements, MAX_ELEMENTS as u128)?;
             *slot = given.unwrap_or_else(|| (self.layout)(expected));
@@ -282,7 +300,10 @@ impl ProblemBuilder {
                     expected: expected.to_vec(),
                 });
             }
-            slot.check(tensor)?;
+            match is_wide {
+                true => slot.check_cache(tensor)?,
+                false => slot.check(tensor)?,
+            }
         }
         problem.o.check_injective("out")?;
         match problem.direction {
@@ -349,6 +370,17 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
     {
         let allowed = "it must be finite, from 1e-5 to 1e3 (leave it out for no cap)";
         return refuse("softcap", cap, allowed);
+    }
+    if problem.batch_invariant == Some(0) {
+        return refuse(
+            "batch_invariant",
+            0,
+            "a split has 1 key or more (leave it out where splits may follow the batch)",
+        );
+    }
+    if let (Some(keys), Direction::Backward) = (problem.batch_invariant, problem.direction) {
+        let allowed = "it is of the forward pass alone: leave it out of a backward problem";
+        return refuse("batch_invariant", keys, allowed);
     }
     if problem.sinks == Some(DType::E4M3) {
         return refuse("sinks", DType::E4M3, "sinks are f32, fp16 or bf16");

@@ -71,6 +71,15 @@ impl Layout {
         self.check_span(tensor, crate::problem::MAX_ELEMENTS as u128)
     }
 
+    /// Checks the requirements of attention over a cache: those of `Layout::check_wide`, and a span of at most 2^31
+    /// elements for a page, or of contiguous caches for a sequence. All of them may span more.
+    pub(crate) fn check_cache(&self, tensor: &'static str) -> Result<(), ProblemError> {
+        self.check_wide(tensor)?;
+        let [_, rows, heads, columns] = self.shape;
+        let shape = [1, rows, heads, columns];
+        Layout { shape, ..*self }.check_span(tensor, crate::problem::MAX_ELEMENTS as u128)
+    }
+
     /// Checks the requirements of kernels that count rows and elements in 64 bits: a contiguous last dimension, no
     /// negative stride, strides below 2^32, and a span that memory can have.
     pub(crate) fn check_wide(&self, tensor: &'static str) -> Result<(), ProblemError> {

@@ -172,6 +172,9 @@ impl fmt::Display for Problem {
             KvLengths::Cache => also(true, "cache".to_string()),
             KvLengths::Paged { page_size, pages, .. } => also(true, format!("paged{page_size}x{pages}")),
         }
+        if let Some(keys) = self.batch_invariant {
+            also(true, format!("batch-invariant{keys}"));
+        }
         if !self.direction.is_forward() {
             let deterministic = if self.deterministic { " deterministic" } else { "" };
             line.push_str(&format!("{deterministic} {}", self.direction));

@@ -78,6 +78,8 @@ pub struct Problem {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) deterministic: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) batch_invariant: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sinks: Option<DType>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) alibi: Option<Alibi>,
@@ -132,6 +134,10 @@ getters! {
     /// Whether gradients must be the same bits in every run: a backward pass may otherwise add in an
     /// order that depends on timing, if it is faster. O and the log-sum-exp always are.
     deterministic: bool;
+    /// `Some(keys)`: the bits of an answer do not depend on the other sequences of the batch, and keys
+    /// are split every `keys` of them
+    /// ([`ProblemBuilder::batch_invariant`](crate::ProblemBuilder::batch_invariant)).
+    batch_invariant: Option<usize>;
     /// `Some(dtype)`: each query head has a sink, a logit that counts in the sum of the softmax and has
     /// no value. The log-sum-exp includes it.
     sinks: Option<DType>;
@@ -219,6 +225,36 @@ impl Problem {
     /// Elements of the log-sum-exp: rows and heads of O.
     pub fn lse_len(&self) -> usize {
         self.o.shape[..3].iter().product()
+    }
+
+    /// The problem that a kernel is chosen for where the choice must not depend on the batch
+    /// ([`batch_invariant`](Self::batch_invariant)): that of one sequence, with the same bounds.
+    /// `None` where it may.
+    pub fn of_one_sequence(&self) -> Option<Problem> {
+        self.batch_invariant?;
+        let mut one = Problem {
+            batch: 1,
+            ..self.clone()
+        };
+        if let QLengths::Packed { total, .. } = &mut one.q_lengths {
+            *total = self.seq_len_q;
+        }
+        if let KvLengths::Packed { total, .. } = &mut one.kv_lengths {
+            *total = self.seq_len_kv;
+        }
+        let [q_rows, kv_rows] = [
+            one.q_lengths.rows(1, self.seq_len_q),
+            one.kv_lengths.rows(1, self.seq_len_kv),
+        ];
+        for (layout, rows) in [
+            (&mut one.q, q_rows),
+            (&mut one.o, q_rows),
+            (&mut one.k, kv_rows),
+            (&mut one.v, kv_rows),
+        ] {
+            layout.shape[..2].copy_from_slice(&rows);
+        }
+        Some(one)
     }
 
     /// The mask resolved for this problem's lengths and offsets; where lengths differ, for the

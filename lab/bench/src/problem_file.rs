@@ -55,6 +55,7 @@ struct Entry {
     sequences: Option<Vec<Sequences>>,
     direction: Option<String>,
     deterministic: Option<bool>,
+    batch_invariant: Option<usize>,
 }
 
 /// Whether a name is that of a problem file: it ends in `.toml` or `.json`, perhaps with `:NAME` after it.
@@ -284,6 +285,7 @@ impl Entry {
             self.q_lengths => q_lengths,
             self.kv_lengths => kv_lengths,
             self.deterministic => deterministic,
+            self.batch_invariant => batch_invariant,
         }
         builder = match self.layout.as_deref() {
             None => builder,

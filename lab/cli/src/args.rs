@@ -92,6 +92,9 @@ struct ProblemFlags {
     /// Gradients that are the same bits in every run
     #[arg(long)]
     deterministic: bool,
+    /// Split keys every KEYS of them, and choose a kernel, whatever the batch is
+    #[arg(long, value_name = "KEYS")]
+    batch_invariant: Option<usize>,
     /// Memory order of all four tensors
     #[arg(long, value_enum)]
     layout: Option<LayoutArg>,
@@ -209,6 +212,9 @@ impl ProblemArgs {
         }
         if flags.deterministic {
             builder = builder.deterministic(true);
+        }
+        if let Some(keys) = flags.batch_invariant {
+            builder = builder.batch_invariant(keys);
         }
         Ok(builder.build()?)
     }
@@ -344,6 +350,10 @@ mod tests {
         );
         assert_eq!(line("tiny --backward --causal"), line("tiny-backward --causal"));
         assert_eq!(line("--backward"), "B1 H8/8 Sq512 Skv512 D64 fp16 full backward");
+        assert_eq!(
+            line("tiny --batch-invariant 512"),
+            "B1 H1/1 Sq32 Skv32 D16 fp16 full batch-invariant512"
+        );
         assert_eq!(
             line("tiny --backward --deterministic"),
             "B1 H1/1 Sq32 Skv32 D16 fp16 full deterministic backward"

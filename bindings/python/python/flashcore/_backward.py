@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _lengths
-from ._forward import check, common_options
+from ._forward import common_options
 from ._operators import backward, backward_varlen
 
 __all__: list[str] = []
@@ -49,13 +49,14 @@ def _flash_attn_backward(
         Written: all of them, zeros where a row is of no sequence. They must be given.
     deterministic : bool
         Gradients are the same bits in every run; kernels may then be slower, and a warning says so.
+    sm_margin : int
+        As of `flash_attn_func`.
 
     Returns
     -------
     softmax_d : an empty tensor; the sums of ``dout * out`` are not kept
     """
-    check(None, 0, 1, sm_margin)
-    options = common_options(softmax_scale, is_causal, (window_size_left, window_size_right), softcap)
+    options = common_options(softmax_scale, is_causal, (window_size_left, window_size_right), softcap, sm_margin)
     options |= {"deterministic": deterministic}
     results = {"dq": dq, "dk": dk, "dv": dv}
     for name, given in results.items():

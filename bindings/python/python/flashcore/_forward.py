@@ -15,22 +15,23 @@ def _refuse(name: str, given: object, allowed: str) -> None:
     raise NotImplementedError(f"{name} is {given if isinstance(given, (int, float)) else 'given'}; {allowed}")
 
 
-def check(qv: object, attention_chunk: int, num_splits: int, sm_margin: int) -> None:
+def check(qv: object, attention_chunk: int, num_splits: int) -> None:
     """Raises for arguments of all functions that are not served."""
     if qv is not None:
         _refuse("qv", qv, "a second part of the queries is not served: leave it None")
     if attention_chunk != 0:
         _refuse("attention_chunk", attention_chunk, "chunked attention is not served: leave it 0")
-    if sm_margin != 0:
-        _refuse("sm_margin", sm_margin, "kernels use all multiprocessors: leave it 0")
     if num_splits < 0:
         raise ValueError(f"num_splits is {num_splits}; it is at least 0, where 0 leaves the choice to the library")
 
 
-def common_options(softmax_scale: float | None, causal: bool, window_size: Any, softcap: float) -> dict[str, Any]:
+def common_options(
+    softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, sm_margin: int
+) -> dict[str, Any]:
     """The options that all operators have."""
     left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in window_size)
-    return {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
+    options = {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
+    return options | {"sm_margin": sm_margin}
 
 
 def _flash_attn_forward(
@@ -68,6 +69,8 @@ def _flash_attn_forward(
     num_splits: int = 1,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    *,
+    batch_invariant: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """FlashAttention-3's inner function: what Transformer Engine and PyTorch call.
 
@@ -79,12 +82,13 @@ def _flash_attn_forward(
     out, softmax_lse : as of the functions above
     out_accum, softmax_lse_accum : empty tensors; partial results are not kept
     """
-    check(qv, attention_chunk, num_splits, sm_margin)
+    check(qv, attention_chunk, num_splits)
     if out_ is not None:
         _refuse("out_", out_, "the output is a new tensor: leave it None")
     if scheduler_metadata is not None and scheduler_metadata.numel() > 0:
         _refuse("scheduler_metadata", scheduler_metadata, "only that of flashcore's get_scheduler_metadata is served")
-    options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap)
+    options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap, sm_margin)
+    options |= {"batch_invariant": batch_invariant}
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     table = _kvcache.table_of(batch, page_table, kv_batch_idx)
     scales = (q_descale, k_descale, v_descale)

@@ -59,10 +59,11 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operator: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         output = _below_autograd(operator, keys, inputs)
-        count = 3 if operator is _fwd else 7
+        count, of_backward = (3, 8) if operator is _fwd else (7, 9)
+        ctx.inputs = len(inputs)
         ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
         ctx.save_for_backward(*inputs[:count], *output)
-        ctx.numbers = inputs[count:]
+        ctx.numbers = inputs[count : count + of_backward]  # all but split_keys
         return output
 
     @staticmethod
@@ -78,7 +79,7 @@ class _Differentiable(torch.autograd.Function):
         else:
             operator = _bwd_varlen if lengths else _bwd
             gradients = operator(_readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
-        return (None, None, *gradients, *(None for _ in (*lengths, *ctx.numbers)))
+        return (None, None, *gradients, *(None for _ in range(ctx.inputs - 3)))
 
 
 def _below_autograd(operator: Any, keys: Any, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,19 +125,19 @@ def _refuse_gradients(name: str, instead: str) -> Callable[..., NoReturn]:
 _register()
 torch.library.register_fake(
     "flashcore::fwd",
-    lambda q, k, v, softmax_scale, causal, window_left, window_right, softcap, out_bhsd, deterministic=False: (
+    lambda q, k, v, softmax_scale, causal, window_left, window_right, softcap, out_bhsd, *rest: (
         _empty_results(q, v, out_bhsd)
     ),
 )
 torch.library.register_fake(
     "flashcore::fwd.scaled",
-    lambda q, k, v, q_scale, k_scale, v_scale, softmax_scale, causal, window_left, window_right, softcap, out_bhsd: (
+    lambda q, k, v, q_scale, k_scale, v_scale, scale, causal, window_left, window_right, softcap, out_bhsd, *rest: (
         _empty_results(q, v, out_bhsd)
     ),
 )
 torch.library.register_fake(
     "flashcore::fwd.modified",
-    lambda q, k, v, sinks, alibi_slopes, softmax_scale, causal, window_left, window_right, softcap, out_bhsd: (
+    lambda q, k, v, sinks, slopes, softmax_scale, causal, window_left, window_right, softcap, out_bhsd, *rest: (
         _empty_results(q, v, out_bhsd)
     ),
 )
@@ -144,7 +145,7 @@ for _name in ("fwd_varlen", "fwd_varlen.modified", "fwd_kvcache", "fwd_kvcache.m
     torch.library.register_fake(f"flashcore::{_name}", lambda q, k, v, *rest: _empty_rows(q, v))
 torch.library.register_fake(
     "flashcore::bwd",
-    lambda dout, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, bhsd, deterministic=False: tuple(
+    lambda dout, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, bhsd, *rest: tuple(
         _empty_gradient(x, bhsd) for x in (q, k, v)
     ),
 )
@@ -197,6 +198,8 @@ def forward(
     deterministic: bool = False,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    sm_margin: int = 0,
+    batch_invariant: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of tensors ``[batch, seq, heads, head_dim]``, by the operator that serves their dtype.
 
@@ -214,6 +217,10 @@ def forward(
         float32, float16 or bfloat16: a logit of each head in the sum of the softmax. There are no gradients then.
     alibi_slopes : float32 ``[heads]`` or ``[batch, heads]``, optional
         Scores are lowered by ``slope * distance``. There are no gradients then.
+    sm_margin : int
+        Multiprocessors that are left to other work.
+    batch_invariant : int, optional
+        Keys of a split: the bits of a result do not depend on the batch (docs/serving.md).
 
     Returns
     -------
@@ -222,18 +229,19 @@ def forward(
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, out_bhsd)
+    settings = _settings(sm_margin, batch_invariant)
     if q.dtype != torch.float8_e4m3fn:
         for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
             if scale is not None:
                 raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
         if sinks is not None or alibi_slopes is not None:
-            return _call(_fwd_modified, q, k, v, *_modifiers(q, sinks, alibi_slopes), *options)
-        return _call(_fwd, q, k, v, *options, deterministic)
+            return _call(_fwd_modified, q, k, v, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+        return _call(_fwd, q, k, v, *options, deterministic, *settings)
     if sinks is not None or alibi_slopes is not None:
         raise NotImplementedError("sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention")
     shape = (k.shape[0], k.shape[2])
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
-    return _call(_fwd_scaled, q, k, v, *given, *options)
+    return _call(_fwd_scaled, q, k, v, *given, *options, *settings)
 
 
 def forward_varlen(
@@ -254,6 +262,8 @@ def forward_varlen(
     deterministic: bool = False,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    sm_margin: int = 0,
+    batch_invariant: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
 
@@ -267,7 +277,7 @@ def forward_varlen(
         Bounds of the rows of a sequence.
     deterministic : bool
         Whether gradients are the same bits in every run.
-    sinks, alibi_slopes
+    sinks, alibi_slopes, sm_margin, batch_invariant
         As of `forward`.
 
     Returns
@@ -277,11 +287,12 @@ def forward_varlen(
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
+    settings = _settings(sm_margin, batch_invariant)
     absent = _absent(q, seqused_q, seqused_k)
     lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
     if sinks is not None or alibi_slopes is not None:
-        return _call(_fwd_varlen_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
-    return _call(_fwd_varlen, q, k, v, *lengths, *options, deterministic)
+        return _call(_fwd_varlen_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+    return _call(_fwd_varlen, q, k, v, *lengths, *options, deterministic, *settings)
 
 
 def forward_kvcache(
@@ -301,6 +312,8 @@ def forward_kvcache(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    sm_margin: int = 0,
+    batch_invariant: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a cache.
 
@@ -312,7 +325,7 @@ def forward_kvcache(
         Keys of each sequence.
     block_table : int32 ``[batch, max_pages]``, optional
         The pages of each sequence; -1 for none, where no row sees its keys.
-    sinks, alibi_slopes
+    sinks, alibi_slopes, sm_margin, batch_invariant
         As of `forward`.
 
     Returns
@@ -322,11 +335,12 @@ def forward_kvcache(
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
+    settings = _settings(sm_margin, batch_invariant)
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
     lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
     if sinks is not None or alibi_slopes is not None:
-        return _call(_fwd_kvcache_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options)
-    return _call(_fwd_kvcache, q, k, v, *lengths, *options)
+        return _call(_fwd_kvcache_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+    return _call(_fwd_kvcache, q, k, v, *lengths, *options, *settings)
 
 
 def backward(
@@ -343,6 +357,7 @@ def backward(
     softcap: float = 0.0,
     bhsd: bool = False,
     deterministic: bool = False,
+    sm_margin: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v, dense: what `forward` took, what it returned, and the gradient of `out`.
 
@@ -352,10 +367,12 @@ def backward(
         Whether gradients lie in memory as ``[batch, heads, seq, head_dim]``. Their shapes are those of q, k and v.
     deterministic : bool
         Whether they are the same bits in every run.
+    sm_margin : int
+        Multiprocessors that are left to other work.
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
-    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options, deterministic)
+    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options, deterministic, sm_margin)
 
 
 def backward_varlen(
@@ -377,6 +394,7 @@ def backward_varlen(
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     deterministic: bool = False,
+    sm_margin: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The same of `forward_varlen`. Rows that are of no sequence have a gradient of 0."""
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
@@ -384,7 +402,7 @@ def backward_varlen(
     absent = _absent(q, seqused_q, seqused_k)
     return _bwd_varlen(
         _readable(dout), q, k, v, _readable(out), lse.contiguous(), _dense(cu_seqlens_q), _dense(seqused_q, absent),
-        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options, deterministic,
+        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options, deterministic, sm_margin,
     )  # fmt: skip
 
 
@@ -424,6 +442,15 @@ def _prepared(
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
+
+
+def _settings(sm_margin: int, batch_invariant: int | None) -> tuple[int, int]:
+    """What operators of the forward pass take last; splits of 0 keys stand for none."""
+    if batch_invariant is not None and batch_invariant < 1:
+        raise ValueError(
+            f"batch_invariant is {batch_invariant}; a split has 1 key or more (None where splits may follow the batch)"
+        )
+    return sm_margin, batch_invariant or 0
 
 
 def _modifiers(

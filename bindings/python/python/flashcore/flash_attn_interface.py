@@ -3,10 +3,10 @@
     >>> from flashcore.flash_attn_interface import flash_attn_func
     >>> out = flash_attn_func(q, k, v, causal=True)
 
-Signatures are FlashAttention-3's. An argument that is not served raises `NotImplementedError` with its name; wishes
-about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no result. Masks are aligned bottom-right:
-the last query of a sequence sees its last key. Lengths are int32 tensors that stay on the device: nothing waits for it,
-and rows past a sequence's end are never used.
+Signatures are FlashAttention-3's, with `batch_invariant` after them. An argument that is not served raises
+`NotImplementedError` with its name; wishes about the schedule (`num_splits`, `pack_gqa`, `scheduler_metadata`) change no
+result. Masks are aligned bottom-right: the last query of a sequence sees its last key. Lengths are int32 tensors that
+stay on the device: nothing waits for it, and rows past a sequence's end are never used.
 
 `flash_attn_func`, `flash_attn_qkvpacked_func` and, with `cu_seqlens_q` or `seqused_q` and `cu_seqlens_k`,
 `flash_attn_varlen_func` are differentiable in q, k and v: float16, bfloat16 and float32, all masks, soft caps, grouped
@@ -52,6 +52,8 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    batch_invariant: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of queries, keys and values.
 
@@ -79,9 +81,16 @@ def flash_attn_func(
     deterministic : bool
         Gradients are the same bits in every run. Without it kernels may add to dq in an order that depends on timing;
         with it they may be slower, and a warning says so. The output is the same bits in every run.
+    sm_margin : int
+        Multiprocessors of the GPU that are left to other work, such as communication: kernels of persistent blocks have
+        as many fewer of them, others are chosen for as many fewer. The CPU has none, and refuses it.
     return_attn_probs : bool
         Return ``(out, softmax_lse)``.
-    qv, attention_chunk, sm_margin
+    batch_invariant : int, optional
+        Keys of a split: the bits of an answer do not depend on the other sequences of the batch, nor on how many there
+        are, as long as head sizes, masks, dtypes and bounds of lengths are the same. None: splits follow the batch. It
+        is FlashCore's, and has no part in gradients.
+    qv, attention_chunk
         Not served: anything but the default raises.
 
     Returns
@@ -98,10 +107,11 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
-    check(qv, attention_chunk, num_splits, sm_margin)
-    options = common_options(softmax_scale, causal, window_size, softcap)
+    check(qv, attention_chunk, num_splits)
+    options = common_options(softmax_scale, causal, window_size, softcap, sm_margin)
     scales = (q_descale, k_descale, v_descale)
-    out, lse = _lengths.attend(q, k, v, scales=scales, deterministic=deterministic, **options)
+    options |= {"deterministic": deterministic, "batch_invariant": batch_invariant}
+    out, lse = _lengths.attend(q, k, v, scales=scales, **options)
     return (out, lse) if return_attn_probs else out
 
 
@@ -143,8 +153,8 @@ def flash_attn_qkvpacked_func(
             f"qkv has shape {tuple(qkv.shape)}; allowed are [batch, seq, 3, heads, head_dim], and with num_heads_q "
             "[batch, seq, heads + 2 * kv_heads, head_dim]"
         )
-    check(None, attention_chunk, 1, sm_margin)
-    options = common_options(softmax_scale, causal, window_size, softcap)
+    check(None, attention_chunk, 1)
+    options = common_options(softmax_scale, causal, window_size, softcap, sm_margin)
     scales = (q_descale, k_descale, v_descale)
     out, lse = _lengths.attend(q, k, v, scales=scales, deterministic=deterministic, **options)
     return (out, lse) if return_attn_probs else out
@@ -174,6 +184,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    batch_invariant: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences of different lengths.
 
@@ -200,7 +212,7 @@ def flash_attn_varlen_func(
     softmax_lse : Tensor ``[heads, total_q]``, only with `return_attn_probs`
         float32, natural logarithm; without `cu_seqlens_q` ``[batch, heads, seq_q]``.
     """
-    check(qv, attention_chunk, num_splits, sm_margin)
+    check(qv, attention_chunk, num_splits)
     out, lse = _lengths.attend(
         q,
         k,
@@ -213,7 +225,8 @@ def flash_attn_varlen_func(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         deterministic=deterministic,
-        **common_options(softmax_scale, causal, window_size, softcap),
+        batch_invariant=batch_invariant,
+        **common_options(softmax_scale, causal, window_size, softcap, sm_margin),
     )
     return (out, lse) if return_attn_probs else out
 
@@ -249,6 +262,8 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    batch_invariant: int | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Attention over a cache of keys and values, to which new ones are written first if they are given.
 
@@ -319,6 +334,7 @@ def flash_attn_with_kvcache(
         num_splits=num_splits,
         pack_gqa=pack_gqa,
         sm_margin=sm_margin,
+        batch_invariant=batch_invariant,
     )
     return results if return_softmax_lse else results[0]
 
@@ -405,5 +421,5 @@ def get_scheduler_metadata(
     FlashCore's schedule is made on the device in each call, since it depends on the plan, and that on strides and
     addresses, which are not among these arguments. The function is here so that programs need not change.
     """
-    check(None, attention_chunk, num_splits, sm_margin)
+    check(None, attention_chunk, num_splits)
     return cache_seqlens.new_empty(0, dtype=torch.int32)

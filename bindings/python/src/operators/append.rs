@@ -102,7 +102,7 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         seqused_k,
         rotary,
     };
-    let attention = attention_on(place, None)?;
+    let attention = attention_on(place, None, 0)?;
     match (attention.device(), place) {
         (Device::Cuda(context), Place::Cuda(ordinal)) => {
             // SAFETY: PyTorch's current stream lives as long as PyTorch.

@@ -12,7 +12,7 @@ use flashcore::{
 use pyo3::prelude::*;
 
 use super::lengths::packed_kinds;
-use super::{Array, Call, Results, Rows, options_of, serve};
+use super::{Array, Call, Results, Rows, options_of, serve, sm_margin_of};
 use crate::call::{attention_on, builder_of};
 use crate::error::{raise, type_};
 use crate::frameworks::dtype_name;
@@ -22,22 +22,22 @@ use crate::tensor::Place;
 /// `bhsd`: the memory of gradients is in the order `[batch, heads, seq, head_dim]`.
 pub(super) const EQUAL: &str = "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, \
      float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool bhsd, \
-     bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)";
+     bool deterministic=False, int sm_margin=0) -> (Tensor dq, Tensor dk, Tensor dv)";
 
 /// Of packed queries, keys and values.
 pub(super) const VARLEN: &str = "bwd_varlen(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, \
      Tensor cu_seqlens_q, Tensor seqused_q, Tensor cu_seqlens_k, Tensor seqused_k, float softmax_scale, \
      bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, \
-     bool deterministic=False) -> (Tensor dq, Tensor dk, Tensor dv)";
+     bool deterministic=False, int sm_margin=0) -> (Tensor dq, Tensor dk, Tensor dv)";
 
 pub(super) unsafe extern "C-unwind" fn backward(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with seven numbers, and has three results.
-    unsafe { serve(stack, inputs, 7, equal) }
+    // SAFETY: the schema ends with eight numbers, and has three results.
+    unsafe { serve(stack, inputs, 8, equal) }
 }
 
 pub(super) unsafe extern "C-unwind" fn backward_varlen(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with eight numbers, and has three results.
-    unsafe { serve(stack, inputs, 8, varlen) }
+    // SAFETY: the schema ends with nine numbers, and has three results.
+    unsafe { serve(stack, inputs, 9, varlen) }
 }
 
 fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 3> {
@@ -68,6 +68,7 @@ fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results
     let call = Call {
         torch,
         place,
+        sm_margin: sm_margin_of(numbers.last())?,
         problem,
         tensors,
         scales: Vec::new(),
@@ -114,6 +115,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
     let call = Call {
         torch,
         place,
+        sm_margin: sm_margin_of(numbers.last())?,
         problem,
         tensors,
         scales: Vec::new(),
@@ -228,7 +230,7 @@ pub(crate) fn slow_backward(
     }
     py.detach(|| {
         let problem = builder.build()?;
-        Ok(slowness(&attention_on(Place::Cuda(device), None)?.plan(&problem)?))
+        Ok(slowness(&attention_on(Place::Cuda(device), None, 0)?.plan(&problem)?))
     })
     .map_err(raise)
 }

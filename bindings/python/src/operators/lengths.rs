@@ -7,7 +7,7 @@
 
 use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
-use super::{Array, Call, HeadValues, Results, Rows, options_of, serve};
+use super::{Array, Call, HeadValues, Results, Rows, forward_options, serve};
 use crate::call::builder_of;
 use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
 use crate::options::Options;
@@ -15,43 +15,45 @@ use crate::options::Options;
 /// Packed queries, keys and values `[total, heads, head_dim]`.
 pub(super) const VARLEN: &str = "fwd_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor seqused_q, \
      Tensor cu_seqlens_k, Tensor seqused_k, float softmax_scale, bool causal, int window_left, int window_right, \
-     float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, bool deterministic=False) -> (Tensor out, Tensor lse)";
+     float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, bool deterministic=False, \
+     int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
 
 /// Queries `[batch, seq, heads, head_dim]`, or packed, over a cache: contiguous `[batch, seq,
 /// kv_heads, head_dim]`, or with a block table of pages `[pages, page_size, kv_heads, head_dim]`.
 pub(super) const KVCACHE: &str = "fwd_kvcache(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cu_seqlens_q, \
      Tensor seqused_q, Tensor seqused_k, Tensor block_table, float softmax_scale, bool causal, int window_left, \
-     int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+     int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, int sm_margin=0, \
+     int split_keys=0) -> (Tensor out, Tensor lse)";
 
 /// The same with sinks and slopes, without gradients.
 pub(super) const VARLEN_MODIFIED: &str = "fwd_varlen.modified(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, \
      Tensor seqused_q, Tensor cu_seqlens_k, Tensor seqused_k, Tensor sinks, Tensor alibi_slopes, float softmax_scale, \
-     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k) \
-     -> (Tensor out, Tensor lse)";
+     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, \
+     int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
 
 pub(super) const KVCACHE_MODIFIED: &str = "fwd_kvcache.modified(Tensor q, Tensor k_cache, Tensor v_cache, \
      Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, Tensor sinks, Tensor alibi_slopes, \
      float softmax_scale, bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, \
-     SymInt max_seqlen_k) -> (Tensor out, Tensor lse)";
+     SymInt max_seqlen_k, int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
 
 pub(super) unsafe extern "C-unwind" fn forward_varlen_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with seven numbers.
-    unsafe { serve(stack, inputs, 7, varlen) }
+    // SAFETY: the schema ends with nine numbers.
+    unsafe { serve(stack, inputs, 9, varlen) }
 }
 
 pub(super) unsafe extern "C-unwind" fn forward_kvcache_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with seven numbers.
-    unsafe { serve(stack, inputs, 7, kvcache) }
+    // SAFETY: the schema ends with nine numbers.
+    unsafe { serve(stack, inputs, 9, kvcache) }
 }
 
 pub(super) unsafe extern "C-unwind" fn forward_varlen(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with eight numbers.
-    unsafe { serve(stack, inputs, 8, varlen) }
+    // SAFETY: the schema ends with ten numbers.
+    unsafe { serve(stack, inputs, 10, varlen) }
 }
 
 pub(super) unsafe extern "C-unwind" fn forward_kvcache(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with seven numbers.
-    unsafe { serve(stack, inputs, 7, kvcache) }
+    // SAFETY: the schema ends with nine numbers.
+    unsafe { serve(stack, inputs, 9, kvcache) }
 }
 
 fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
@@ -81,8 +83,7 @@ pub(super) fn packed_kinds(
             used: q_used,
         },
         kv: KvLengths::Packed { total, used },
-        // No sequence has more rows than the tensors.
-        max_kv: bound(numbers[6])?.min(total.max(1)),
+        max_kv: bound(numbers[6])?,
     };
     let arrays = [Some(cu_seqlens_q), seqused_q, Some(cu_seqlens_k), seqused_k].map(|given| given.map(array));
     let [cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k] = arrays;
@@ -186,13 +187,22 @@ impl Kinds {
         options: &Options,
         numbers: &[u64],
     ) -> Result<ProblemBuilder, Error> {
-        let rows = layouts[0].shape[1];
+        // No sequence has more rows than the tensors; but their size, which the batch decides, may not choose a kernel.
+        let cut = |bound: usize, rows: usize| match options.batch_invariant {
+            Some(_) => bound,
+            None => bound.min(rows.max(1)),
+        };
+        let [rows, keys] = [layouts[0].shape[1], layouts[1].shape[1]];
         let max_q = match self.q {
             QLengths::Equal => rows,
-            QLengths::Packed { .. } => bound(numbers[5])?.min(rows),
+            QLengths::Packed { .. } => cut(bound(numbers[5])?, rows),
+        };
+        let max_kv = match self.kv {
+            KvLengths::Packed { .. } => cut(self.max_kv, keys),
+            KvLengths::Equal | KvLengths::Cache | KvLengths::Paged { .. } => self.max_kv,
         };
         let builder = builder_of(dtype, layouts, options).batch(self.batch);
-        let builder = builder.seq_len_q(max_q).seq_len_kv(self.max_kv);
+        let builder = builder.seq_len_q(max_q).seq_len_kv(max_kv);
         Ok(builder.q_lengths(self.q).kv_lengths(self.kv))
     }
 
@@ -231,13 +241,14 @@ impl Kinds {
             return Ok([out, lse]); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
-        let mut options = options_of(numbers);
+        let mut options = forward_options(numbers)?;
         let head_values = HeadValues::new(head_values, place, [self.batch, heads], &mut options)?;
         let problem = self.builder(dtype, layouts, &options, numbers)?.build()?;
         problem.check_given(&lengths, |array| array.len)?;
         let call = Call {
             torch,
             place,
+            sm_margin: options.sm_margin,
             problem,
             tensors,
             scales: Vec::new(),

@@ -32,23 +32,26 @@ const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
 
 /// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
 /// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none. `deterministic` is for the
-/// gradients: whether they are the same bits in every run. `modified` operators have sinks `[heads]` or ALiBi slopes
-/// `[heads]` or `[batch, heads]`; one of one dimension without elements is not given.
+/// gradients: whether they are the same bits in every run. `sm_margin` multiprocessors are left to other work; a problem
+/// with `split_keys` over 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or
+/// `[batch, heads]`; one of one dimension without elements is not given.
 const OPERATORS: [(&str, Kernel); 10] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
-         float softcap, bool out_bhsd, bool deterministic=False) -> (Tensor out, Tensor lse)",
+         float softcap, bool out_bhsd, bool deterministic=False, int sm_margin=0, int split_keys=0) \
+         -> (Tensor out, Tensor lse)",
         forward,
     ),
     (
         "fwd.scaled(Tensor q, Tensor k, Tensor v, Tensor q_scale, Tensor k_scale, Tensor v_scale, \
-         float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool out_bhsd) \
-         -> (Tensor out, Tensor lse)",
+         float softmax_scale, bool causal, int window_left, int window_right, float softcap, bool out_bhsd, \
+         int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)",
         forward_scaled,
     ),
     (
         "fwd.modified(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor alibi_slopes, float softmax_scale, bool causal, \
-         int window_left, int window_right, float softcap, bool out_bhsd) -> (Tensor out, Tensor lse)",
+         int window_left, int window_right, float softcap, bool out_bhsd, int sm_margin=0, int split_keys=0) \
+         -> (Tensor out, Tensor lse)",
         forward_modified,
     ),
     (lengths::VARLEN_MODIFIED, lengths::forward_varlen_modified),
@@ -114,18 +117,18 @@ unsafe fn serve<const N: usize>(
 }
 
 unsafe extern "C-unwind" fn forward(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with seven numbers.
-    unsafe { serve(stack, inputs, 7, compute) }
+    // SAFETY: the schema ends with nine numbers.
+    unsafe { serve(stack, inputs, 9, compute) }
 }
 
 unsafe extern "C-unwind" fn forward_scaled(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with six numbers.
-    unsafe { serve(stack, inputs, 6, compute) }
+    // SAFETY: the schema ends with eight numbers.
+    unsafe { serve(stack, inputs, 8, compute) }
 }
 
 unsafe extern "C-unwind" fn forward_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
-    // SAFETY: the schema ends with six numbers.
-    unsafe { serve(stack, inputs, 6, compute_modified) }
+    // SAFETY: the schema ends with eight numbers.
+    unsafe { serve(stack, inputs, 8, compute_modified) }
 }
 
 fn compute_modified<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
@@ -146,7 +149,7 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
     let out_bhsd = numbers[5] as u8 != 0;
     let ([batch, seq, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
     let o_layout = if out_bhsd { Layout::bhsd } else { Layout::bshd }([batch, seq, heads, head_dim_v]);
-    let mut options = options_of(numbers);
+    let mut options = forward_options(numbers)?;
     let head_values = HeadValues::new(head_values, place, [batch, heads], &mut options)?;
     let problem = problem_of(dtype, [&q.layout, &k.layout, &v.layout, &o_layout], &options)?;
     let scales = inputs[3..]
@@ -164,6 +167,7 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
     let call = Call {
         torch,
         place,
+        sm_margin: options.sm_margin,
         problem,
         tensors,
         scales,
@@ -190,7 +194,31 @@ fn options_of(numbers: &[u64]) -> Options {
         alibi: None,
         kernel: None,
         axes: Axes::Bshd,
+        sm_margin: 0,
+        batch_invariant: None,
     }
+}
+
+/// The options of an operator without gradients, whose last two numbers are `sm_margin` and `split_keys`: 0 for splits that
+/// follow the batch.
+fn forward_options(numbers: &[u64]) -> Result<Options, Error> {
+    let [first @ .., split_keys] = numbers else {
+        return Ok(options_of(numbers)); // all schemas have it
+    };
+    let split_keys = usize::try_from(*split_keys as i64)
+        .map_err(|_| format!("batch_invariant is {}; a split has 1 key or more", *split_keys as i64))?;
+    Ok(Options {
+        sm_margin: sm_margin_of(first.last())?,
+        batch_invariant: (split_keys > 0).then_some(split_keys),
+        ..options_of(numbers)
+    })
+}
+
+/// Multiprocessors that are left to other work.
+fn sm_margin_of(number: Option<&u64>) -> Result<u32, Error> {
+    let given = number.map_or(0, |&bits| bits as i64);
+    u32::try_from(given)
+        .map_err(|_| format!("sm_margin is {given}; it is a number of multiprocessors, at least 0").into())
 }
 
 /// q, k or v; of a backward pass also out and its gradient.
@@ -282,6 +310,8 @@ struct Array {
 struct Call<'a> {
     torch: &'a Libtorch,
     place: Place,
+    /// Multiprocessors that are left to other work.
+    sm_margin: u32,
     problem: Problem,
     tensors: [Rows; 3],
     scales: Vec<*mut u8>,
@@ -295,7 +325,7 @@ struct Call<'a> {
 
 impl Call<'_> {
     fn run(&self) -> Result<(), Error> {
-        let attention = attention_on(self.place, None)?;
+        let attention = attention_on(self.place, None, self.sm_margin)?;
         match (attention.device(), self.place, self.gradients) {
             (Device::Cuda(context), Place::Cuda(ordinal), _) => self.run_on_cuda(&attention, &context, ordinal),
             (_, _, None) => self.forward_on_host(&attention),

@@ -109,7 +109,7 @@ impl PlanClass {
         let bshd = lies(Layout::bshd);
         let forward = problem.direction() == Direction::Forward;
         let plain = forward && problem.q_offset() == 0 && problem.kv_offset() == 0;
-        if problem.has_lengths() || !plain || !(bshd || lies(Layout::bhsd)) {
+        if problem.has_lengths() || problem.batch_invariant().is_some() || !plain || !(bshd || lies(Layout::bhsd)) {
             return None;
         }
         let mut mask = problem.mask();

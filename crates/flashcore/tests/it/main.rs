@@ -3,5 +3,6 @@
 mod append;
 mod backward;
 mod calls;
+mod combine;
 mod plans;
 mod tune;

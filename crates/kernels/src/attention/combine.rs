@@ -116,7 +116,7 @@ pub(crate) fn listed_step(
         },
     )?;
     let blocks = schedule.rows(problem).div_ceil(threads.rows);
-    let mut launch = Launch::of(&kernel, [blocks, schedule.grid, 1]);
+    let mut launch = Launch::of(&kernel, [blocks, schedule.combined(), 1]);
     add_tensor(&mut launch, problem, shape.vector_bytes, "out", problem.o_layout());
     add_rows(&mut launch, problem, &shape);
     schedule.add_to_combine(&mut launch);

@@ -337,7 +337,7 @@ pub(crate) fn check_lengths(problem: &Problem, family: &'static str) -> Result<(
 pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     check_dtype(problem, family, serves)?;
     let bytes = problem.dtype().size_bytes() as u32;
-    let odd = all_strides(problem).find(|stride| !(stride * bytes).is_multiple_of(ALIGNMENT));
+    let odd = all_strides(problem).find(|stride| !stride.is_multiple_of(ALIGNMENT / bytes));
     let Some(stride) = odd else {
         return Ok(());
     };

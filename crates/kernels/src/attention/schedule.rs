@@ -23,6 +23,10 @@
 //!   begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than `2·G`.
 //! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`.
 //!
+//! Of a [batch-invariant](Problem::batch_invariant) problem, the splits of a sequence with one row tile are on the line in
+//! place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of their own, one
+//! for each split that there can be, and [`Combined`] is a list of sequences and heads.
+//!
 //! One block of threads makes everything, without atomics: the same lengths give the same words.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
@@ -56,7 +60,7 @@ const EVEN: [u32; 2] = [7, 8];
 /// Words of a block's range of items: its first, and one past the last.
 const RANGE_WORDS: u32 = 2;
 
-/// Words of a tile in pieces: how many there are, then the first two words of its items.
+/// Words of a tile in pieces: how many there are, the first two words of its items, and the slot of the first.
 const COMBINED_WORDS: u32 = 4;
 
 /// Words of a row tile: its sequence and number there; the cost of all row tiles before it.
@@ -75,6 +79,15 @@ pub(crate) struct Pieces {
     pub least: u32,
 }
 
+/// Splits of a given number of keys ([`Problem::batch_invariant`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Splits {
+    /// K blocks of one.
+    blocks: u32,
+    /// How many a tile has at most.
+    most: u32,
+}
+
 /// What a schedule is made for, and how large it can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Schedule {
@@ -84,8 +97,9 @@ pub(crate) struct Schedule {
     batch: u32,
     /// Heads with tiles of their own.
     heads: u32,
-    /// Q tiles of all sequences, of one head.
+    /// Q tiles of all sequences, of one head; and their splits.
     row_tiles: u32,
+    splits: Option<Splits>,
     head_dim_v: u32,
 }
 
@@ -113,6 +127,22 @@ impl Schedule {
             QLengths::Packed { total, .. } => (rows_of(total) / rows + batch).min(batch * of_sequence),
         };
         let n_blocks = problem.seq_len_kv().div_ceil(pieces.cols as usize);
+        let splits = problem.batch_invariant().map(|keys| {
+            let blocks = keys.div_ceil(pieces.cols as usize).min(n_blocks.max(1));
+            (blocks, n_blocks.div_ceil(blocks).max(1))
+        });
+        let most_splits = splits.map_or(1, |(_, most)| most);
+        let row_tiles = row_tiles + batch * (most_splits - 1);
+        // Slots are counted from 1.
+        let slots = splits.map_or(0, |(_, most)| batch * heads * most);
+        if slots + 1 >= MOST {
+            let keys = problem.batch_invariant().unwrap_or_default();
+            return Err(Refusal::unsupported(
+                family,
+                format!("{slots} splits of {keys} keys in {batch} sequences of {heads} heads (at most 65534)"),
+                "raise the keys of a split (batch_invariant), or lower batch or seq_len_kv",
+            ));
+        }
         let most = batch.max(heads).max(of_sequence).max(n_blocks);
         let grid = grid.clamp(1, MOST_BLOCKS);
         let cost = (heads * row_tiles) as u64 * (n_blocks as u64 + TILE_COST) + u64::from(grid * pieces.least.max(1));
@@ -133,8 +163,25 @@ impl Schedule {
             batch: batch as u32,
             heads: heads as u32,
             row_tiles: row_tiles as u32,
+            splits: splits.map(|(blocks, most)| Splits {
+                blocks: blocks as u32,
+                most: most as u32,
+            }),
             head_dim_v: problem.head_dim_v() as u32,
         })
+    }
+
+    /// Partials of tiles that there is room for.
+    fn slots(&self) -> u64 {
+        match self.splits {
+            None => 2 * u64::from(self.grid),
+            Some(splits) => u64::from(self.combined()) * u64::from(splits.most),
+        }
+    }
+
+    /// Tiles in pieces that there is room for: one that begins in each block, or of each head.
+    pub(crate) fn combined(&self) -> u32 {
+        self.splits.map_or(self.grid, |_| self.batch * self.heads)
     }
 
     fn places(&self) -> Places {
@@ -145,13 +192,13 @@ impl Schedule {
             start
         };
         let [grid, row_tiles] = [self.grid, self.row_tiles].map(u64::from);
-        let rows = 2 * grid * u64::from(self.pieces.rows);
+        let rows = self.slots() * u64::from(self.pieces.rows);
         // Partials begin the workspace.
         next(rows * u64::from(self.head_dim_v));
         Places {
             partial_sums: next(2 * rows),
             ranges: next(u64::from(RANGE_WORDS) * grid),
-            combined: next(u64::from(COMBINED_WORDS) * grid),
+            combined: next(u64::from(COMBINED_WORDS) * u64::from(self.combined())),
             items: next(WORDS as u64 * (u64::from(self.heads) * row_tiles + grid)),
             row_tiles: next(u64::from(ROW_TILE_WORDS) * (row_tiles + 2)),
             first_tiles: next(u64::from(self.batch) + 1),
@@ -187,20 +234,35 @@ impl Schedule {
 
     /// About how many pieces a tile has, if all are as long.
     pub(crate) fn usual_pieces(&self) -> u32 {
-        self.grid.div_ceil((self.heads * self.row_tiles).max(1)) + 1
+        match self.splits {
+            None => self.grid.div_ceil((self.heads * self.row_tiles).max(1)) + 1,
+            Some(splits) => splits.most,
+        }
     }
 
     /// The step that makes it.
     pub(crate) fn step(&self, problem: &Problem, kernels: &KernelCache) -> Result<Step, Refusal> {
         let Pieces { rows, cols, .. } = self.pieces;
         let mut levers = Values::default();
-        levers[..3].copy_from_slice(&[rows, cols, self.pieces.heads.number()]);
+        let fixed_splits = self.splits.is_some();
+        levers[..4].copy_from_slice(&[rows, cols, self.pieces.heads.number(), u32::from(fixed_splits)]);
         let (family, shape) = ("schedule", Shape::of_lengths(kinds(problem)));
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-            let &[rows, cols, heads, ..] = levers;
+            let &[rows, cols, heads, fixed_splits, ..] = levers;
+            let fixed_splits = fixed_splits != 0;
             let heads = TileHeads::from_number(heads);
-            let name = format!("schedule_m{rows}n{cols}{}{}", heads.name(), shape.lengths_name());
-            let tiles = kernel::Tiles { rows, cols, heads };
+            let splits = if fixed_splits { "_splits" } else { "" };
+            let name = format!(
+                "schedule_m{rows}n{cols}{}{splits}{}",
+                heads.name(),
+                shape.lengths_name()
+            );
+            let tiles = kernel::Tiles {
+                rows,
+                cols,
+                heads,
+                fixed_splits,
+            };
             Kernel::build(name, THREADS, |k| kernel::body(k, tiles, shape))
         })?;
         let mut launch = Launch::of(&kernel, [1, 1, 1]);
@@ -216,6 +278,8 @@ impl Schedule {
             self.pieces.least.max(1),
         ];
         launch.args.extend(numbers.map(Arg::U32));
+        let splits = self.splits.iter().flat_map(|splits| [splits.blocks, splits.most]);
+        launch.args.extend(splits.map(Arg::U32));
         Ok(Step { kernel, launch })
     }
 }
@@ -312,15 +376,15 @@ impl<'k> Combined<'k> {
         Combined(k.param_ptr("schedule_combined"))
     }
 
-    /// The tile that begins in a block of the main kernel.
+    /// The tile that begins in a block of the main kernel, or of a sequence and head in splits.
     #[track_caller]
-    pub(crate) fn at(&self, block: Val<'k, u32>) -> InPieces<'k> {
-        let words = self.0.offset(block * COMBINED_WORDS).load_words(4, Cache::Default);
+    pub(crate) fn at(&self, place: Val<'k, u32>) -> InPieces<'k> {
+        let words = self.0.offset(place * COMBINED_WORDS).load_words(4, Cache::Default);
         InPieces {
             batch: words[1] & 0xffff,
             head: words[2] & 0xffff,
             tile: words[2] >> 16u32,
-            slot: block + block + 1,
+            slot: words[3],
             count: words[0],
         }
     }

@@ -226,12 +226,18 @@ impl Config {
 
     /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
     /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each. No share is shorter than
-    /// what a block has on its way at once: that takes as long as one tile.
+    /// what a block has on its way at once: that takes as long as one tile. A batch-invariant problem says how long a
+    /// split is.
     pub fn split_for(self, problem: &Problem, sms: u32) -> Config {
         let (heads, tiles) = self.heads_and_tiles(problem);
         let slots = u64::from(sms) * u64::from(self.min_blocks);
         if problem.has_lengths() {
             return Config { splits: 1, ..self };
+        }
+        if let Some(keys) = problem.batch_invariant() {
+            let splits = most_keys(problem).div_ceil(keys.next_multiple_of(self.cols as usize) as u64);
+            let splits = splits.clamp(1, u64::from(split::MAX_SPLITS)) as u32;
+            return Config { splits, ..self };
         }
         let at_once = self.cols * self.stages.saturating_sub(1);
         let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));

@@ -329,10 +329,9 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     if problem.has_lengths() {
         return lengths::with_lengths(problem, chip);
     }
-    let split = match dtype {
-        DType::E4M3 => None,
-        _ => in_splits(problem, chip),
-    };
+    // Batch-invariant problems are split where rows are few, in family mma.
+    let may_split = dtype != DType::E4M3 && problem.batch_invariant().is_none();
+    let split = may_split.then(|| in_splits(problem, chip)).flatten();
     let propose = |config| Proposal { config, why: SPLIT_WHY };
     let much = 10 * tiles(64) >= share * chip.sms as usize;
     if !(much || dtype == DType::E4M3) {
@@ -357,7 +356,10 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
     rank(&mut ranked, problem, chip.sms);
-    let split = row_in_splits(&ranked, problem, chip.sms, split).or(split).map(propose);
+    let row = may_split
+        .then(|| row_in_splits(&ranked, problem, chip.sms, split))
+        .flatten();
+    let split = row.or(split).map(propose);
     let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
     let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
     split.into_iter().chain(rows).collect()

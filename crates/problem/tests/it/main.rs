@@ -5,3 +5,4 @@ mod comparison;
 mod fp8;
 mod gradients;
 mod properties;
+mod wide_caches;

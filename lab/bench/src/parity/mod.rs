@@ -15,7 +15,7 @@ mod witness;
 use std::sync::{Mutex, PoisonError};
 
 use flashcore::testing::InputKind;
-use flashcore::{DType, Problem};
+use flashcore::{DType, Problem, ProblemBuilder};
 use flashcore_check::mutate::Operator;
 use flashcore_kernels::{FAMILIES, Family, ladder, mma, scalar, wgmma};
 use flashcore_problem::rng::Rng;
@@ -49,6 +49,8 @@ pub struct Options {
     pub lengths: bool,
     /// Problems with sinks, ALiBi, or both among them.
     pub head_values: bool,
+    /// Keys of a split of every problem ([`Problem::batch_invariant`]).
+    pub batch_invariant: Option<usize>,
     /// Backward problems: all three gradients are compared. With lengths, a cache takes the place of pages.
     pub backward: bool,
     /// A mistake to plant into each simulated kernel, at the first place that it has.
@@ -66,6 +68,7 @@ impl Default for Options {
             dtype: None,
             lengths: false,
             head_values: false,
+            batch_invariant: None,
             backward: false,
             plant: None,
         }
@@ -213,6 +216,10 @@ impl Options {
                 true => random_backward(seed, &limits),
                 false => random_problem(seed, &limits),
             };
+            let problem = problem.and_then(|problem| match self.batch_invariant {
+                Some(keys) => ProblemBuilder::from(&problem).batch_invariant(keys).build(),
+                None => Ok(problem),
+            });
             problem.map_err(|error| error.to_string())
         };
         let family = self
@@ -252,6 +259,7 @@ impl Options {
             ("--inputs", self.inputs.map(|kind| kind.to_string())),
             ("--dtype", self.dtype.map(|dtype| dtype.to_string())),
             ("--plant", self.plant.map(|operator| operator.to_string())),
+            ("--batch-invariant", self.batch_invariant.map(|keys| keys.to_string())),
         ];
         for (flag, value) in flags {
             if let Some(value) = value {

@@ -49,6 +49,9 @@ pub fn text(case: &Case) -> Option<String> {
     if problem.deterministic() {
         set("deterministic", json!(true));
     }
+    if let Some(keys) = problem.batch_invariant() {
+        set("batch_invariant", json!(keys));
+    }
     set("q_lengths", json!(problem.q_lengths()));
     set("kv_lengths", json!(problem.kv_lengths()));
     for key in ["q_lengths", "kv_lengths"] {

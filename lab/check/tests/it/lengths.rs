@@ -273,7 +273,7 @@ const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 10] = [
     ("the number of tiles rounded down", 0, Operator::DropAddend, "let tiles = (rows"),
     ("sums of the round before: a missing barrier", 0, Operator::DropBarrier, "k.barrier();"),
     ("a piece begins a K block late", 0, Operator::OffsetOne, "let (first, end) = (tile.start"),
-    ("a piece has another slot", 0, Operator::OffsetOne, "let slot = first_block"),
+    ("a piece has another slot", 0, Operator::OffsetOne, "let slot = begins_in"),
     ("the list of pieces is not reset", 0, Operator::DropStore, "store_words(&nothing"),
     ("an item is not written", 0, Operator::DropStore, "schedule_items"),
     ("a piece counted twice", 2, Operator::BoundOne, "split.lt(splits)"),
@@ -351,7 +351,7 @@ fn decoding_from_long_caches_splits_keys() {
 
 /// Runs all steps of a plan on buffers with the contents that `content` gives, and returns the buffers by name, and all
 /// findings.
-fn run_steps(
+pub(crate) fn run_steps(
     plan: &Plan,
     mut content: impl FnMut(&BufferSpec) -> Vec<u8>,
 ) -> (BTreeMap<&'static str, Vec<u8>>, Vec<Finding>) {

@@ -3,6 +3,7 @@
 mod append;
 mod async_copies;
 mod bank_conflicts;
+mod batch_invariant;
 mod common;
 mod cost;
 mod defaults_fit;
@@ -33,3 +34,4 @@ mod taps;
 mod watch;
 mod wgmma_backward;
 mod wgmma_mutants;
+mod wide_caches;

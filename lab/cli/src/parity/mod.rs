@@ -58,6 +58,9 @@ pub(crate) struct ParityArgs {
     /// Give a third of the problems sinks, and a third ALiBi
     #[arg(long, conflicts_with = "backward")]
     sinks_alibi: bool,
+    /// Split keys every KEYS of them, and choose kernels, whatever the batch is
+    #[arg(long, value_name = "KEYS", conflicts_with = "backward", value_parser = clap::value_parser!(u32).range(1..))]
+    batch_invariant: Option<u32>,
     /// Backward problems, whose three gradients are compared; in place of pages there are caches
     #[arg(long)]
     backward: bool,
@@ -79,7 +82,7 @@ pub(crate) struct ParityArgs {
         long,
         value_name = "FILES",
         value_delimiter = ',',
-        conflicts_with_all = ["family", "lengths", "backward", "dtype", "inputs", "plant"]
+        conflicts_with_all = ["family", "lengths", "batch_invariant", "backward", "dtype", "inputs", "plant"]
     )]
     kernel: Vec<String>,
     #[command(flatten)]
@@ -133,6 +136,7 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
         dtype: args.dtype,
         lengths: args.lengths,
         head_values: args.sinks_alibi,
+        batch_invariant: args.batch_invariant.map(|keys| keys as usize),
         backward: args.backward,
         plant: args.plant,
     };

@@ -9,7 +9,10 @@ use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
 
+mod line;
 mod sums;
+
+use line::LineTile;
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.
 #[derive(Clone, Copy)]
@@ -17,6 +20,8 @@ pub(super) struct Tiles {
     pub(super) rows: u32,
     pub(super) cols: u32,
     pub(super) heads: TileHeads,
+    /// Whether a sequence of one row tile has splits of a given size in place of tiles.
+    pub(super) fixed_splits: bool,
 }
 
 impl Tiles {
@@ -59,6 +64,8 @@ struct Context<'k> {
     most_row_tiles: Val<'k, u32>,
     grid: Val<'k, u32>,
     least: Val<'k, u32>,
+    /// K blocks of a split, and splits of a tile at most.
+    splits: Option<[Val<'k, u32>; 2]>,
     warp_sums: SharedTile<'k, u32>,
     /// Of each range of the line: where it begins, the tile there, how many tiles begin before it, and its first item.
     cuts: SharedTile<'k, u32>,
@@ -73,18 +80,6 @@ struct Ranges<'k> {
     rounds: Val<'k, u32>,
     /// Ranges of whole tiles: those of all rounds but the last.
     whole: Val<'k, u32>,
-}
-
-/// A tile, and its place on the line.
-struct LineTile<'k> {
-    batch: Val<'k, u32>,
-    /// Its number among the tiles of the sequence.
-    in_sequence: Val<'k, u32>,
-    /// Its number among the heads with tiles of their own.
-    head: Val<'k, u32>,
-    number: Val<'k, u32>,
-    start: Val<'k, u32>,
-    cost: Val<'k, u32>,
 }
 
 /// Rows of [`Context::cuts`].
@@ -112,6 +107,9 @@ pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
         most_row_tiles: k.param("most_row_tiles"),
         grid: k.param("grid"),
         least: k.param("least"),
+        splits: tiles
+            .fixed_splits
+            .then(|| ["split_blocks", "most_splits"].map(|name| k.param(name))),
         warp_sums: k.shared_tile("warp_sums", TileShape::new(1, THREADS / 32)),
         cuts: k.shared_tile("cuts", TileShape::new(4, MOST_BLOCKS + 1)),
     };
@@ -119,6 +117,12 @@ pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
     k.barrier();
     let (cost, largest) = context.row_tile_costs(row_tiles);
     k.barrier();
+    if tiles.fixed_splits {
+        let of_heads = context.batch * context.heads;
+        k.for_divergent(k.thread_idx(), of_heads, THREADS, |place| {
+            context.nothing_to_combine(place)
+        });
+    }
     let ranges = context.cut(row_tiles, cost, largest);
     k.barrier();
     context.number_items(ranges);
@@ -137,8 +141,12 @@ impl<'k> Context<'k> {
             let exists = batch.lt(self.batch);
             let batch = batch.min(self.batch - 1);
             let (params, _) = self.params.of_sequence(batch);
-            let rows = self.tiles.rows_of(&params, batch, k.constant(0)).count;
-            let tiles = (rows + (self.tiles.rows - 1)) / self.tiles.rows;
+            let rows = self.tiles.rows_of(&params, batch, k.constant(0));
+            let tiles = (rows.count + (self.tiles.rows - 1)) / self.tiles.rows;
+            let tiles = self.splits.map_or(tiles, |[blocks, _]| {
+                let n_blocks = self.tiles.n_blocks(&params, &rows, k.constant(0));
+                tiles.eq(1).select((n_blocks + (blocks - 1)) / blocks, tiles)
+            });
             let (before, total) = self.prefix_sum(exists.select(tiles, 0u32));
             k.if_(exists.divergent(), || {
                 self.first_tiles.offset(batch).store((all + before).min(most));
@@ -165,7 +173,9 @@ impl<'k> Context<'k> {
             let number = index - first_tile(batch);
             let (params, _) = self.params.of_sequence(batch);
             let rows = self.tiles.rows_of(&params, batch, k.constant(0));
-            let cost = self.tiles.n_blocks(&params, &rows, number) + TILE_COST as u32;
+            let (tile, split) = self.tile_and_split(&rows, number);
+            let n_blocks = self.tiles.n_blocks(&params, &rows, tile);
+            let cost = self.split_of(&rows, n_blocks, split)[1] + TILE_COST as u32;
             largest.set(largest.get().max(cost));
             let (before, total) = self.prefix_sum(exists.select(cost, 0u32));
             k.if_(exists.divergent(), || {
@@ -183,6 +193,33 @@ impl<'k> Context<'k> {
         (all.get(), self.block_max(largest.get()))
     }
 
+    /// The tile that a row tile of a sequence is, or is a split of, and which split.
+    #[track_caller]
+    fn tile_and_split(&self, rows: &QueryRows<'k>, number: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
+        let zero = self.k.constant(0);
+        if self.splits.is_none() {
+            return (number, zero);
+        }
+        let one_tile = self.is_one_tile(rows);
+        (one_tile.select(zero, number), one_tile.select(number, zero))
+    }
+
+    /// The first K block of a split of a tile of `n_blocks`, and how many it has: all of them where the tile is not split.
+    fn split_of(&self, rows: &QueryRows<'k>, n_blocks: Val<'k, u32>, split: Val<'k, u32>) -> [Val<'k, u32>; 2] {
+        let Some([blocks, _]) = self.splits else {
+            return [self.k.constant(0), n_blocks];
+        };
+        let blocks = self.is_one_tile(rows).select(blocks, n_blocks);
+        let first = (split * blocks).min(n_blocks - 1);
+        [first, blocks.min(n_blocks - first)]
+    }
+
+    /// Whether a sequence has one row tile, which may be split, or none.
+    #[track_caller]
+    fn is_one_tile(&self, rows: &QueryRows<'k>) -> Val<'k, bool> {
+        rows.count.le(self.tiles.rows)
+    }
+
     #[track_caller]
     fn row_tile(&self, index: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         self.row_tiles.offset(index * ROW_TILE_WORDS)
@@ -192,70 +229,6 @@ impl<'k> Context<'k> {
     #[track_caller]
     fn cost_before(&self, index: Val<'k, u32>) -> Val<'k, u32> {
         self.row_tile(index).plus(1).load()
-    }
-
-    /// Heads with tiles of their own that share K and V.
-    fn sharing(&self) -> Val<'k, u32> {
-        match self.tiles.heads {
-            TileHeads::One => self.params.group_size,
-            TileHeads::Dense | TileHeads::Warpgroups(_) => self.k.constant(1),
-        }
-    }
-
-    /// A tile of the sequence that a row tile is of. `of_sequence` gives the K/V head, the row tile and the head among those
-    /// that share K and V, from the first row tile of the sequence on, how many it has, and the cost before and of them.
-    #[track_caller]
-    fn line_tile(
-        &self,
-        row_tile: Val<'k, u32>,
-        of_sequence: impl FnOnce([Val<'k, u32>; 4]) -> [Val<'k, u32>; 3],
-    ) -> LineTile<'k> {
-        let (heads, sharing) = (self.heads, self.sharing());
-        let word = self.row_tile(row_tile).load();
-        let (batch, first) = (word & 0xffff, row_tile - (word >> 16u32));
-        let end = self.first_tiles.offset(batch + 1).load();
-        let (count, before) = ((end - first).max(1), self.cost_before(first));
-        let cost_of_head = (self.cost_before(first + count) - before).max(1);
-        let [kv_head, row_tile, shared] = of_sequence([first, count, before, cost_of_head]);
-        let (in_sequence, tile_before) = (row_tile - first, self.cost_before(row_tile));
-        let cost = (self.cost_before(row_tile + 1) - tile_before).max(1);
-        let past = kv_head.fma(cost_of_head, tile_before - before);
-        let tiles_before = kv_head.fma(count, in_sequence);
-        LineTile {
-            batch,
-            in_sequence,
-            head: kv_head.fma(sharing, shared),
-            number: first * heads + tiles_before * sharing + shared,
-            start: before * heads + past * sharing + shared * cost,
-            cost,
-        }
-    }
-
-    /// The tile that a position on the line is in; at the end of the line one that is none.
-    #[track_caller]
-    fn tile_at(&self, position: Val<'k, u32>, row_tiles: Val<'k, u32>) -> LineTile<'k> {
-        let (k, heads, sharing) = (self.k, self.heads, self.sharing());
-        let row_tile_at = |cost| last_at_most(k, row_tiles.max(1), cost, |index| self.cost_before(index));
-        // Of any head: some row tile of the sequence.
-        self.line_tile(row_tile_at(position / heads), |[_, _, before, cost]| {
-            let past = position - before * heads;
-            let (kv_head, past) = (past / (cost * sharing), past % (cost * sharing));
-            let row_tile = row_tile_at(before + past / sharing);
-            let tile_before = self.cost_before(row_tile);
-            let cost = (self.cost_before(row_tile + 1) - tile_before).max(1);
-            [kv_head, row_tile, (past - (tile_before - before) * sharing) / cost]
-        })
-    }
-
-    /// The tile of a number.
-    #[track_caller]
-    fn tile_numbered(&self, number: Val<'k, u32>) -> LineTile<'k> {
-        let (heads, sharing) = (self.heads, self.sharing());
-        self.line_tile(number / heads, |[first, count, ..]| {
-            let past = number - first * heads;
-            let (kv_head, past) = (past / (count * sharing), past % (count * sharing));
-            [kv_head, first + past / sharing, past % sharing]
-        })
     }
 
     /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block that
@@ -304,9 +277,9 @@ impl<'k> Context<'k> {
             let position = (last_round.get() + before).min(total);
             k.if_(exists.divergent(), || {
                 self.cut_tile(ranges.whole + i, position, total, row_tiles);
-                let nothing = [k.constant(0u32); COMBINED_WORDS as usize];
-                let combined = self.combined.offset(i * COMBINED_WORDS);
-                combined.store_words(&nothing, Cache::Default);
+                if self.splits.is_none() {
+                    self.nothing_to_combine(i);
+                }
             });
             last_round.add_assign(all);
         });
@@ -315,6 +288,12 @@ impl<'k> Context<'k> {
             self.store_cut(ranges.whole + grid, [total, all, all]);
         });
         ranges
+    }
+
+    fn nothing_to_combine(&self, place: Val<'k, u32>) {
+        let nothing = [self.k.constant(0u32); COMBINED_WORDS as usize];
+        let combined = self.combined.offset(place * COMBINED_WORDS);
+        combined.store_words(&nothing, Cache::Default);
     }
 
     /// Adds up what the dealt tiles of each block cost; returns where the line begins that is left.
@@ -349,7 +328,12 @@ impl<'k> Context<'k> {
         } = self.tile_at(position, row_tiles);
         let past = position - start;
         let (done, blocks) = (past.max(TILE_COST as u32) - TILE_COST as u32, cost - TILE_COST as u32);
-        let (short_first, short_rest) = (done.lt(self.least), (blocks - done).lt(self.least));
+        // No piece of a split is long enough.
+        let least = match self.splits {
+            None => self.least,
+            Some(_) => self.k.constant(u32::MAX),
+        };
+        let (short_first, short_rest) = (done.lt(least), (blocks - done).lt(least));
         let in_first_half = (past + past).le(cost);
         let to_end = short_rest & !(short_first & in_first_half);
         let to_start = short_first & !to_end;
@@ -435,8 +419,8 @@ impl<'k> Context<'k> {
         let begins = is_dealt.select(first, range_begins.max(first));
         let ends = is_dealt.select(end, range_ends.min(end));
         let whole = begins.eq(first) & ends.eq(end);
-        let first_block = self.block_at(tile.start, ranges);
-        let slot = first_block + block + 1;
+        let begins_in = self.block_at(tile.start, ranges);
+        let slot = begins_in + block + 1;
 
         let (params, _) = self.params.of_sequence(tile.batch);
         let (head, kv_head) = match self.tiles.heads {
@@ -444,17 +428,29 @@ impl<'k> Context<'k> {
             TileHeads::Dense | TileHeads::Warpgroups(_) => (tile.head * params.group_size, tile.head),
         };
         let rows = self.tiles.rows_of(&params, tile.batch, head);
-        let part = self
-            .tiles
-            .tile(&params, &rows, tile.in_sequence)
-            .part((begins - first).reinterpret(), (ends - begins).reinterpret());
+        let (in_sequence, split) = self.tile_and_split(&rows, tile.in_sequence);
+        let of_tile = self.tiles.tile(&params, &rows, in_sequence);
+        let [first_block, _] = self.split_of(&rows, of_tile.order.count.reinterpret(), split);
+        let begin = first_block + (begins - first);
+        let part = of_tile.part(begin.reinterpret(), (ends - begins).reinterpret());
+        // Of a tile in splits, the place of its head, and its splits.
+        let in_splits = self.splits.map(|[_, most]| {
+            let place = tile.batch.fma(self.heads, tile.head);
+            let first_tile = |batch| self.first_tiles.offset(batch).load();
+            let count = first_tile(tile.batch + 1) - first_tile(tile.batch);
+            (place, place * most, self.is_one_tile(&rows).select(count, 1u32))
+        });
+        let slot = match in_splits {
+            None => whole.select(0u32, slot + 1),
+            Some((_, slot, count)) => count.eq(1).select(0u32, slot + split + 1),
+        };
         let place = Place {
             batch: tile.batch,
             head,
             kv_head,
-            tile: tile.in_sequence,
+            tile: in_sequence,
             split: k.constant(0u32),
-            slot: whole.select(0u32, slot + 1),
+            slot,
         };
         let words = part.words(place.map(Val::reinterpret), 0, self.tiles.cols);
         let words = words.map(Val::reinterpret);
@@ -465,14 +461,19 @@ impl<'k> Context<'k> {
         item.store_words(&words[..4], Cache::Default);
         item.plus(4).store_words(&words[4..], Cache::Default);
 
-        // The block that a tile in pieces begins in says that there is one to combine.
-        let first_piece = block.eq(first_block) & !whole;
-        k.if_(first_piece.divergent(), || {
-            let pieces = self.block_at(end - 1, ranges) - block + 1;
-            let combined = [pieces, words[0], words[1], k.constant(0)];
-            self.combined
-                .offset(block * COMBINED_WORDS)
-                .store_words(&combined, Cache::Default);
+        // The block that a tile in pieces begins in, or the place of a head in splits, says that there is one to combine.
+        let (at, pieces, slot, is_first) = match in_splits {
+            None => {
+                let is_first = block.eq(begins_in) & !whole;
+                let pieces = self.block_at(end - 1, ranges) - block + 1;
+                (block, pieces, block + block + 1, is_first)
+            }
+            Some((place, slot, count)) => (place, count, slot, split.eq(0) & count.gt(1)),
+        };
+        k.if_(is_first.divergent(), || {
+            let combined = [pieces, words[0], words[1], slot];
+            let place = self.combined.offset(at * COMBINED_WORDS);
+            place.store_words(&combined, Cache::Default);
         });
     }
 }

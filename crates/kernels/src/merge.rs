@@ -1,0 +1,255 @@
+//! Merging attention over parts of the keys: one launch, which any GPU runs.
+//!
+//! A thread has [`CHUNK`] columns of a row. It reads the log-sum-exp of the row in every part and weighs the outputs by them:
+//! `out = Σ exp(lse_i − lse)·out_i` with `lse = ln Σ exp(lse_i)`. There is nothing to tune: all of it waits for memory.
+
+use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Widen};
+use flashcore_problem::{DType, Lengths, MOST_PARTS, Problem};
+use half::{bf16, f16};
+
+use crate::Refusal;
+use crate::attention::lengths::row_strides;
+use crate::attention::params::{Shape, add_buffer, add_lse, grid};
+use crate::attention::score_mod::LOG2_E;
+use crate::family::padded;
+use crate::step::{Identity, KernelCache, Step};
+
+/// Columns of a thread: every head_dim is a multiple of it.
+const CHUNK: u32 = 8;
+
+const THREADS: u32 = 128;
+
+/// The buffers of the parts.
+pub const OUTS: [&str; MOST_PARTS] = ["out0", "out1", "out2", "out3", "out4", "out5", "out6", "out7"];
+/// Their log-sum-exps.
+pub const LSES: [&str; MOST_PARTS] = ["lse0", "lse1", "lse2", "lse3", "lse4", "lse5", "lse6", "lse7"];
+
+/// The launch that merges so many parts ([`Part`](flashcore_problem::Part)) of a problem, of tensors whose first elements are
+/// aligned to `alignment` bytes. Its buffers are [`OUTS`] and [`LSES`], as many as there are parts, `out`, and `lse` if the
+/// problem asks for it.
+///
+/// ```
+/// use flashcore_kernels::{KernelCache, merge};
+/// use flashcore_problem::Problem;
+/// let problem = Problem::builder().heads(32, 8).seq_len(512).head_dim(128).return_lse(true).build()?;
+/// let step = merge::step(&problem, 2, 16, &KernelCache::default())?;
+/// assert_eq!(step.kernel.name(), "merge_p2_fp16_d128_v16_lse");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// A [`Refusal`]: more blocks than a grid can have.
+///
+/// # Panics
+/// Where [`Problem::check_part_count`] fails.
+pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
+    let valid = problem.check_part_count(parts);
+    assert!(valid.is_ok(), "a number of parts that was not checked: {valid:?}");
+    let (layout, dtype) = (problem.o_layout(), problem.out_dtype());
+    let size = dtype.size_bytes();
+    let strides = row_strides(layout);
+    let starts = strides.iter().map(|&stride| stride as usize * size);
+    let starts = starts.fold(alignment as usize | 16, |all, start| all | start);
+    let vector_bytes = 1 << starts.trailing_zeros().min(4);
+    let columns = problem.head_dim_v() as u32;
+    let shape = Shape {
+        head_dim: columns,
+        head_dim_v: columns,
+        dtype,
+        vector_bytes,
+        lse: problem.return_lse(),
+        ..Shape::of_lengths(Lengths::default())
+    };
+    let identity = Identity {
+        family: "merge",
+        levers: padded([parts as u32]),
+        shape,
+    };
+    let kernel = kernels.get_or_build(identity, |&[parts, ..], shape| {
+        let (dtype, columns, vector_bytes) = (shape.dtype, shape.head_dim, shape.vector_bytes);
+        let lse = if shape.lse { "_lse" } else { "" };
+        let name = format!("merge_p{parts}_{dtype}_d{columns}_v{vector_bytes}{lse}");
+        Kernel::build(name, THREADS, |k| match dtype {
+            DType::F32 => body::<f32>(k, parts as usize, shape),
+            DType::F16 => body::<f16>(k, parts as usize, shape),
+            // No output is of e4m3.
+            DType::BF16 | DType::E4M3 => body::<bf16>(k, parts as usize, shape),
+        })
+    })?;
+    let [_, seq, heads, _] = layout.shape;
+    let tasks = problem.lse_len() * (columns / CHUNK) as usize;
+    let blocks = grid("merge", [tasks.div_ceil(THREADS as usize), 1, 1])?;
+    let mut launch = Launch::of(&kernel, blocks);
+    let bytes = layout.span() * size;
+    for (out, lse) in OUTS.into_iter().zip(LSES).take(parts) {
+        add_buffer(&mut launch, out, bytes, vector_bytes, false);
+        add_buffer(&mut launch, lse, 4 * problem.lse_len(), 4, false);
+    }
+    add_buffer(&mut launch, "out", bytes, vector_bytes, true);
+    if shape.lse {
+        add_lse(&mut launch, problem);
+    }
+    let numbers = strides.into_iter().chain([seq as u32, heads as u32, tasks as u32]);
+    launch.args.extend(numbers.map(Arg::U32));
+    Ok(Step { kernel, launch })
+}
+
+/// `step` gives the arguments in the same order.
+fn body<'k, E: Widen>(k: &'k KernelBuilder, parts: usize, shape: &Shape) {
+    let parts = OUTS.into_iter().zip(LSES).take(parts);
+    let parts: Vec<(GlobalPtr<'k, E>, GlobalPtr<'k, f32>)> =
+        parts.map(|(out, lse)| (k.param_ptr(out), k.param_ptr(lse))).collect();
+    let out: GlobalPtr<'k, E> = k.param_ptr_mut("out");
+    let lse: Option<GlobalPtr<'k, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
+    let [batch_stride, seq_stride, head_stride] =
+        ["batch_stride", "seq_stride", "head_stride"].map(|name| k.param::<u32>(name));
+    let [seq, heads, tasks] = ["seq", "heads", "tasks"].map(|name| k.param::<u32>(name));
+
+    let task = k.block_idx(0) * THREADS + k.thread_idx();
+    k.if_(task.lt(tasks).divergent(), || {
+        let chunks = shape.head_dim / CHUNK;
+        let (row, column) = (task / chunks, task % chunks * CHUNK);
+        let (batch_head, s) = (row / seq, row % seq);
+        let chunk = |tensor: GlobalPtr<'k, E>| {
+            let of_batch = tensor.offset_strided(batch_head / heads, batch_stride);
+            let of_head = of_batch.offset_strided(batch_head % heads, head_stride);
+            of_head.offset_strided(s, seq_stride).offset(column)
+        };
+        let lses = parts.iter().map(|(_, lse)| lse.offset(row).load_with(Cache::ReadOnly));
+        let lses: Vec<_> = lses.collect();
+        let outs = parts
+            .iter()
+            .map(|(out, _)| chunk(*out).load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly));
+        let outs: Vec<_> = outs.collect();
+        let highest = lses.iter().copied().reduce(|a, b| a.max(b));
+        let highest = highest.unwrap_or_else(|| k.constant(f32::NEG_INFINITY));
+        // −∞ − −∞ is NaN.
+        let base = highest.eq(f32::NEG_INFINITY).select(0.0, highest);
+        let weights = lses.iter().map(|&lse| ((lse - base) * LOG2_E).exp2());
+        let weights: Vec<_> = weights.collect();
+        let sum = weights.iter().copied().reduce(|a, b| a + b);
+        let sum = sum.unwrap_or_else(|| k.constant(0.0));
+        // A sum that is not a number stays one.
+        let norm = sum.eq(0.0).select(0.0, sum.recip());
+        let values: Vec<_> = (0..CHUNK as usize)
+            .map(|column| {
+                let all = outs.iter().zip(&weights).map(|(out, &weight)| {
+                    // A row without keys may hold anything.
+                    weight.eq(0.0).select(0.0, out[column] * (weight * norm))
+                });
+                all.reduce(|a, b| a + b).unwrap_or_else(|| k.constant(0.0))
+            })
+            .collect();
+        chunk(out).store_f32s(&values, shape.vector_bytes, Cache::Default);
+        if let Some(lse) = lse {
+            k.if_(column.eq(0).divergent(), || {
+                let value = sum.log2() * std::f32::consts::LN_2 + base;
+                lse.offset(row).store(value);
+            });
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_problem::rng::Rng;
+    use flashcore_problem::{Layout, POISON, Tensor};
+    use flashcore_sim::{SimOptions, simulate};
+
+    use super::*;
+
+    /// Random parts, of which rows without keys hold NaN, against float64; gaps between rows keep their bytes.
+    #[test]
+    fn parts_are_merged() {
+        let mut rng = Rng::new(11);
+        for (case, (dtype, columns)) in [DType::F32, DType::F16, DType::BF16]
+            .into_iter()
+            .flat_map(|dtype| [(dtype, 8), (dtype, 64), (dtype, 136)])
+            .enumerate()
+        {
+            let (parts, alignment) = (1 + case % 4, [16, 4, 8][case % 3]);
+            let shape = [2, 3, 2, columns];
+            let [_, s, h, d] = shape;
+            let (row, head) = (h * d + 8, d);
+            let layouts = [
+                Layout::bhsd(shape),
+                Layout {
+                    shape,
+                    strides: [(s * row) as i64, row as i64, head as i64, 1],
+                },
+            ];
+            let layout = layouts[case % 2];
+            let dense = Layout::bshd([2, 9, 2, columns]);
+            let problem = Problem::builder()
+                .batch(2)
+                .heads(h, h)
+                .seq_len_q(s)
+                .seq_len_kv(9)
+                .head_dim(columns)
+                .dtype(dtype)
+                .return_lse(true)
+                .layouts(Layout::bshd(shape), dense, dense, layout)
+                .build()
+                .unwrap();
+            let given: Vec<(Tensor, Vec<f32>)> = (0..parts)
+                .map(|part| {
+                    let lse = |row: usize| match (row + part).is_multiple_of(5) || row == 1 {
+                        true => f32::NEG_INFINITY,
+                        false => 9.0 * rng.normal(),
+                    };
+                    let lse: Vec<f32> = (0..problem.lse_len()).map(lse).collect();
+                    let out = Tensor::from_fn(dtype, layout, |b, s, h, _| match lse[(b * 2 + h) * 3 + s] {
+                        f32::NEG_INFINITY => f32::NAN,
+                        _ => rng.normal(),
+                    });
+                    (out, lse)
+                })
+                .collect();
+            let step = step(&problem, parts, alignment, &KernelCache::default()).unwrap();
+            let contents = step.launch.buffers.iter().map(|spec| {
+                let of = |names: [&str; MOST_PARTS]| names.iter().position(|name| *name == spec.name);
+                match (of(OUTS), of(LSES)) {
+                    (Some(part), _) => given[part].0.bytes().to_vec(),
+                    (_, Some(part)) => given[part].1.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                    _ => vec![POISON; spec.bytes as usize],
+                }
+            });
+            let mut buffers: Vec<Vec<u8>> = contents.collect();
+            let report = simulate(&step.kernel, &step.launch, &mut buffers, &SimOptions::default()).unwrap();
+            assert!(report.is_clean(), "{:?}", report.findings);
+            let lse = buffers.pop().unwrap();
+            let out = buffers.pop().unwrap();
+            let out = flashcore_problem::TensorView::new("out", dtype, layout, &out).unwrap();
+            let tolerance = [2e-6, 1e-3, 8e-3][case / 3];
+            for row in 0..problem.lse_len() {
+                let (b, h, s) = (row / 6, row / 3 % 2, row % 3);
+                let total: f64 = given.iter().map(|(_, lse)| f64::from(lse[row]).exp()).sum();
+                let found = f32::from_le_bytes(lse[4 * row..4 * row + 4].try_into().unwrap());
+                let want = total.ln();
+                assert!(
+                    f64::from(found) == want || (f64::from(found) - want).abs() < 1e-5,
+                    "{found} {want}"
+                );
+                for d in 0..columns {
+                    let weighed = given.iter().filter(|(_, lse)| lse[row] > f32::NEG_INFINITY);
+                    let weighed = weighed
+                        .map(|(out, lse)| f64::from(out.view().get(b, s, h, d)) * f64::from(lse[row]).exp() / total);
+                    let (found, want) = (f64::from(out.get(b, s, h, d)), weighed.sum::<f64>());
+                    assert!(
+                        (found - want).abs() <= tolerance * want.abs().max(1.0),
+                        "case {case}: {found}, {want}"
+                    );
+                }
+            }
+            let gaps = match case % 2 {
+                0 => 0,
+                _ => 2 * s * 8 - 8,
+            };
+            let poisoned = out
+                .bytes()
+                .chunks(dtype.size_bytes())
+                .filter(|bytes| bytes.iter().all(|b| *b == POISON));
+            assert_eq!(poisoned.count(), gaps, "case {case}");
+        }
+    }
+}
