@@ -165,7 +165,10 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
 fn what_is_chosen_for_random_problems_is_near_the_best() {
     let time = |(problem, times): &(Problem, Vec<(Config, f64)>)| {
         let chosen = proposals(problem, Target::Sm90a)[0].config;
-        times.iter().find(|(config, _)| *config == chosen).map(|(_, time)| *time)
+        times
+            .iter()
+            .find(|(config, _)| *config == chosen)
+            .map(|(_, time)| *time)
     };
     // What is chosen since then, such as packed heads, was not measured.
     let drawn = measured("draw.csv").into_iter();
