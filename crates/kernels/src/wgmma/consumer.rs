@@ -6,10 +6,10 @@
 use flashcore_ir::fragment::AVars;
 use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
-use flashcore_ir::{Cache, Element, KernelBuilder, Val, Var};
+use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::kernel::Context;
-use super::tiles::{padded, step};
+use super::tiles::{load_operand, padded, step};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::params::RowParams;
@@ -211,25 +211,15 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     #[track_caller]
     pub(super) fn load_q(&self) {
-        let (k, tile, held) = (self.k, self.context.q_tile, self.q_held.steps());
-        if held == 0 {
+        let (k, tile) = (self.k, self.context.q_tile);
+        if self.q_held.steps() == 0 {
             return;
         }
-        // Lanes bring words of 4 bytes; the four of a row a chunk of 16 bytes, of which a step takes two.
-        let (word, chunk) = (4 / E::BYTES, 16 / E::BYTES);
-        let (row, column) = (self.warp % 4 * 16 + lane_row(k), k.lane() % 4 * word);
-        let (slab, cols) = (tile.cols() / tile.slabs(), 2 * held * chunk);
+        let (row, column) = (self.warp % 4 * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
-            for first in (0..cols).step_by(slab as usize) {
-                let place = tile.at_stage(self.q.consumer.stage(), row, column + first);
-                for column in (0..slab.min(cols - first)).step_by(chunk as usize) {
-                    let at = if column == 0 { place } else { tile.across(place, column) };
-                    for half in 0..2 {
-                        let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
-                        self.q_held.word(2 * (first + column) / chunk + half).set(words[0]);
-                    }
-                }
-            }
+            load_operand(tile, self.q_held, |first| {
+                tile.at_stage(self.q.consumer.stage(), row, column + first)
+            });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait for
             // loads: without the fence the copy that fills the stage next may overtake them.
             k.fence_proxy_async();

@@ -1,7 +1,8 @@
 //! Tiles in shared memory as tensor copies and products of a warpgroup want them: rows cut into slabs, each as wide as
 //! its swizzle.
 
-use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, Swizzle, TileShape};
+use flashcore_ir::fragment::AVars;
+use flashcore_ir::{Cache, Element, KernelBuilder, SharedPtr, SharedTile, Swizzle, TileShape};
 
 /// Bytes of a row that one step of the tensor cores takes, whatever the elements: rows are padded with zeros to a
 /// multiple.
@@ -50,6 +51,28 @@ fn swizzle<E: Element>(cols: u32) -> Swizzle {
         128 => Swizzle::B128,
         64 => Swizzle::B64,
         _ => Swizzle::B32,
+    }
+}
+
+/// Brings rows of a tile to registers, as operand A: lanes bring words of 4 bytes, the four of a row a chunk of 16 bytes, of
+/// which a step takes two. `place` is where a lane's word of a slab's first chunk is.
+#[track_caller]
+pub(super) fn load_operand<'k, E: Element>(
+    tile: SharedTile<'k, E>,
+    held: AVars<'k, E>,
+    place: impl Fn(u32) -> SharedPtr<'k, E>,
+) {
+    let chunk = 16 / E::BYTES;
+    let (slab, cols) = (tile.cols() / tile.slabs(), 2 * held.steps() * chunk);
+    for first in (0..cols).step_by(slab as usize) {
+        let place = place(first);
+        for column in (0..slab.min(cols - first)).step_by(chunk as usize) {
+            let at = if column == 0 { place } else { tile.across(place, column) };
+            for half in 0..2 {
+                let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
+                held.word(2 * (first + column) / chunk + half).set(words[0]);
+            }
+        }
     }
 }
 

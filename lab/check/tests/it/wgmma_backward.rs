@@ -147,10 +147,10 @@ fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip>) -> Plan 
     let builder = Problem::builder().heads(2, 1).seq_len_q(240).seq_len_kv(keys);
     let builder = builder.head_dim(head_dim).mask(mask).deterministic(deterministic);
     let problem = builder.build().unwrap().backward().unwrap();
-    let config = if head_dim > 128 {
-        "wgmma/m64n64-s2-free"
-    } else {
-        "wgmma/m64n128-s2-free"
+    let config = match head_dim {
+        64 => "wgmma/m128n128-s2-free",
+        128 => "wgmma/m64n128-s2-free",
+        _ => "wgmma/m64n64-s2-free",
     };
     Plan::new(&problem, &config.parse().unwrap(), chip).unwrap()
 }
@@ -285,6 +285,24 @@ const FAULTS_OF_SHARED_PRODUCTS: &[Fault] = &[
 #[test]
 fn faults_of_shared_products_are_found() {
     find_all(&planned(256, false, Target::Sm90a), FAULTS_OF_SHARED_PRODUCTS);
+}
+
+/// Where V and dS are held in registers.
+#[rustfmt::skip]
+const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
+    Fault { name: "V is loaded before it has come", operator: Operator::DropPhaseWait,
+        place: "group.values.wait()", object: "v.full", found: Some(FindingKind::MissingWait), at: "V to registers", of: "v_tile" },
+    Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
+    Fault { name: "dQ is kept while it is computed", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
+    Fault { name: "delta is not subtracted", operator: Operator::DropAddend,
+        place: "score_gradients", object: "", found: None, at: "", of: "" },
+];
+
+#[test]
+fn faults_of_held_operands_are_found() {
+    find_all(&planned(64, false, Target::Sm90a), FAULTS_OF_HELD_OPERANDS);
 }
 
 /// Faults of sums in order by head size: what is planted where, and the finding; none where only bits change.

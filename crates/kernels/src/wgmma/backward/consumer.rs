@@ -15,6 +15,7 @@ use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
+use crate::wgmma::tiles::load_operand;
 
 /// The barrier at which consumers meet; 0 is the whole block's.
 const CONSUMERS: u32 = 1;
@@ -52,6 +53,9 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     dk: RowTile<'k>,
     dv: RowTile<'k>,
     p: AVars<'k, E>,
+    /// V for dP and dS for dK, where they are held in registers.
+    v: AVars<'k, E>,
+    ds: AVars<'k, E>,
 }
 
 impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
@@ -65,6 +69,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let sum = |name, head_dim: u32| RowTile(k.acc(name, head_dim.div_ceil(ACC_COLS)));
         // Steps of 16 columns that have any; the tiles' others are zeros.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
+        let held = |steps| if shares.holds_operands { steps } else { 0 };
         let first_key = key_warp / 4 * UNIT;
         let (units, slabs) = (shares.width / shares.dq_columns, shares.dq_columns / UNIT);
         Warpgroup {
@@ -95,7 +100,17 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", rows / 16),
+            v: k.a_vars("v", held(shape.head_dim_v.div_ceil(16))),
+            ds: k.a_vars("ds", held(rows / 16)),
         }
+    }
+
+    /// Brings V to registers, where it is held there.
+    #[track_caller]
+    pub(super) fn load_v(&self) {
+        let (tile, column) = (self.context.v.tile, self.k.lane() % 4 * 2);
+        let place = |first| tile.at(self.lane_key, column + first);
+        self.k.verb("V to registers", || load_operand(tile, self.v, place));
     }
 
     /// All warpgroups that compute meet.
@@ -133,7 +148,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.product("dP = V*dO", || {
             let dout = self.context.dout.tile.k_major().stage(self.dout.stage());
             let dout = dout.steps_of(0..self.v_rows.steps());
-            self.k.wgmma_ss(self.dp.0, self.v_rows, dout, false);
+            match self.v.steps() {
+                0 => self.k.wgmma_ss(self.dp.0, self.v_rows, dout, false),
+                _ => self.k.wgmma_rs(self.dp.0, &self.v.operands(), dout, false),
+            }
         });
     }
 
@@ -159,11 +177,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     pub(super) fn start_dk(&self) {
         self.product("dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
-            if self.part == Part::Scores {
-                return self.k.wgmma_rs(self.dk.0, &self.p.operands(), q, true);
+            let held = if self.part == Part::Scores { self.p } else { self.ds };
+            match held.steps() {
+                0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(self.ds_stage()), q, true),
+                _ => self.k.wgmma_rs(self.dk.0, &held.operands(), q, true),
             }
-            let ds = self.ds_keys.stage(self.ds_stage());
-            self.k.wgmma_ss(self.dk.0, ds, q, true);
         });
     }
 
@@ -246,11 +264,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
                 let place = ds_tile.at_stage(self.ds_stage(), key, query + first);
                 for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
-                    let at = if column == 0 {
-                        place
-                    } else {
-                        ds_tile.across(place, column)
-                    };
+                    let across = || ds_tile.across(place, column);
+                    let at = if column == 0 { place } else { across() };
                     let mut words = Vec::new();
                     for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
                         let delta = &delta[tile as usize];
@@ -262,11 +277,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                             };
                             let dp = self.dp.pair(tile, half);
                             let [a, b] = [0, 1].map(|e| score_gradient(p[e], dp[e].get(), delta[e]));
-                            words.push(E::pack(a, b));
-                            let rounded = match given {
-                                Some(_) => words[words.len() - 1],
-                                None => E::pack(p[0], p[1]),
-                            };
+                            let ds = E::pack(a, b);
+                            words.push(ds);
+                            if self.ds.steps() > 0 {
+                                self.ds.word(2 * tile + half as u32).set(ds);
+                            }
+                            let rounded = given.as_ref().map_or_else(|| E::pack(p[0], p[1]), |_| ds);
                             self.p.word(2 * tile + half as u32).set(rounded);
                         }
                     }
@@ -284,15 +300,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         // No product reads K any more.
         self.meet();
         let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
+        let (k_tile, v_tile, scale) = (context.k.tile, context.v.tile, context.softmax_scale);
         let sums = [
-            (
-                Part::Scores,
-                &self.dk,
-                context.k.tile,
-                context.dk,
-                Some(context.softmax_scale),
-            ),
-            (Part::Values, &self.dv, context.v.tile, context.dv, None),
+            (Part::Scores, &self.dk, k_tile, context.dk, Some(scale)),
+            (Part::Values, &self.dv, v_tile, context.dv, None),
         ];
         for (part, sum, to, rows, scale) in sums {
             if ![part, Part::Keys].contains(&self.part) {

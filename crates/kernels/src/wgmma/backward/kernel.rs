@@ -156,6 +156,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             let group = Warpgroup::new(k, self, part);
             group.keys.wait();
             group.values.wait();
+            group.load_v();
             self.each_head(tile, |_, head_row| {
                 k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
             });
@@ -168,7 +169,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// What the Q tiles of a head add to the three gradients.
     fn head(&self, tile: &Tile<'k>, head_row: Val<'k, u32>) {
         let (k, context, order) = (self.k, self.context, &tile.order);
-        let first_tile = head_row / context.levers.rows;
+        let (first_tile, holds_operands) = (head_row / context.levers.rows, context.shares.holds_operands);
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let m_block = context.q_tile_of(tile, i);
             let mask = || mask(m_block);
@@ -187,8 +188,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
             k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &mask_some));
         }
-        k.wgmma_wait(0);
-        release(self.held);
+        if !holds_operands {
+            k.wgmma_wait(0);
+            release(self.held);
+        }
         if self.part == Part::Keys {
             k.fence_proxy_async();
             k.sync_warp();
@@ -196,31 +199,46 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// One Q tile. It ends with its dK under way, which runs on while the next one begins, and its dQ in registers.
+    /// One Q tile. It ends with its dQ in registers; and, if dK takes dS from shared memory, with that under way.
     fn m_block(&self, mask: impl FnOnce(), any_before: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
+        let early = !context.shares.holds_operands;
+        let lse = || self.row_numbers(context.lse_tile, self.q.stage());
+        let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
         self.start_scores();
-        let lse = self.row_numbers(context.lse_tile, self.q.stage());
+        let loaded = early.then(lse);
         self.start_dp();
         k.wgmma_wait(1);
-        // dK of the tile before has ended.
-        k.if_(any_before.uniform(), || release(self.held));
+        let lse = loaded.unwrap_or_else(lse);
+        if early {
+            k.if_(any_before.uniform(), || release(self.held)); // dK of the tile before has ended.
+        }
         mask();
         self.probabilities(&lse);
-        let delta = self.row_numbers(context.delta_tile, self.dout.stage());
+        let loaded = early.then(delta);
         k.wgmma_wait(0);
+        let delta = loaded.unwrap_or_else(delta);
         self.score_gradients(&delta);
         self.start_dv(0..context.levers.rows / 16);
+        if !early {
+            self.start_dk();
+        }
         // The one fence of a tile: behind it are the reads of numbers, dS of all keys, and dQ of the tile before; and dS of
         // that one has been read, so that its stage can be written next.
         k.fence_proxy_async();
         self.meet();
         self.start_dq();
-        self.start_dk();
+        if early {
+            self.start_dk();
+        }
         k.if_(any_before.uniform(), || self.give_dq());
         self.q.advance();
         k.wgmma_wait(1);
         release(self.dout);
+        if !early {
+            release(self.held);
+            k.wgmma_wait(0);
+        }
     }
 
     /// One Q tile where this warpgroup has P and dV. It ends with the second half of dV under way, and its dQ in registers.

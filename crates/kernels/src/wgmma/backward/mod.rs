@@ -240,6 +240,8 @@ struct Shares {
     warpgroups: u32,
     /// Whether one has P and dV, and the other dS and dK, of all keys.
     shares_products: bool,
+    /// Whether V for dP and dS for dK are held in registers: there is room for them up to 64 columns.
+    holds_operands: bool,
     /// Columns of a warpgroup's part of dQ, which has 64 rows.
     dq_columns: u32,
 }
@@ -252,6 +254,7 @@ impl Shares {
             width,
             warpgroups: if shares_products { 2 } else { config.cols / UNIT },
             shares_products,
+            holds_operands: width == 64,
             dq_columns: if shares_products { 2 * UNIT } else { UNIT },
         }
     }
