@@ -82,7 +82,7 @@ impl Family {
         let (first, count) = (number("FLASHCORE_SEED", 3000), self.problems());
         let limits = RandomLimits {
             max_seq: 400,
-            max_work: 3_000_000,
+            max_work: 1_500_000,
             max_batch: 2,
             dtypes: &[DType::F16, DType::BF16],
             // Rows that are not 16-byte aligned are refused, whatever the config.
