@@ -317,10 +317,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
     // Causal problems and large heads sooner: 96 tiles were 5 % faster here than in family mma, with head_dim 128 and 160 by 11
-    // and 71 %, 128 of them 7 to 30 %, 64 slower; with head_dim 192 88 tiles were twice as fast.
+    // and 71 %, 128 of them 7 to 30 %, 64 slower; with head_dim 128 72 and 80 tiles were 1.9 and 1.6 times as fast, with 192 88
+    // tiles twice.
     let share = match head_dim {
-        129.. => 5,
-        _ if causal || head_dim > 64 => 7,
+        65.. => 5,
+        _ if causal => 7,
         _ => 9,
     };
     if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
