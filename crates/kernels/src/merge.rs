@@ -1,6 +1,6 @@
 //! Merging attention over parts of the keys: one launch, which any GPU runs.
 //!
-//! A thread has [`CHUNK`] columns of a row. It reads the log-sum-exp of the row in every part and weighs the outputs by them:
+//! A thread has `CHUNK` columns of a row. It reads the log-sum-exp of the row in every part and weighs the outputs by them:
 //! `out = Σ exp(lse_i − lse)·out_i` with `lse = ln Σ exp(lse_i)`. There is nothing to tune: all of it waits for memory.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Widen};
