@@ -76,7 +76,7 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => flashcore_cpu::combine(problem, parts, &mut out.view_mut(), lse.as_deref_mut())?,
             #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => combine_host(cuda, problem, parts, &mut out, lse.as_deref_mut())?,
+            Backend::Cuda(cuda) => self.combine_host(cuda, problem, parts, &mut out, lse.as_deref_mut())?,
         }
         Ok(Output { out, lse })
     }
@@ -117,71 +117,63 @@ impl Attention {
             Backend::Cpu(_) => Err(Error::NotOnCuda {
                 device: self.device().to_string(),
             }),
-            Backend::Cuda(cuda) => combine_on(cuda, stream, problem, parts, out, lse),
+            Backend::Cuda(cuda) => {
+                problem.check_part_count(parts.len())?;
+                if lse.is_some() && !problem.return_lse() {
+                    return Err(Error::Unwanted { tensor: "lse" });
+                }
+                let outs = parts.iter().map(|part| part.out.address());
+                let alignment = 1
+                    << outs
+                        .fold(16 | out.address(), |all, address| all | address)
+                        .trailing_zeros();
+                let named = |buffer: &str| {
+                    let of =
+                        |names: [&str; flashcore_problem::MOST_PARTS]| names.iter().position(|name| *name == buffer);
+                    match (of(merge::OUTS), of(merge::LSES)) {
+                        (Some(part), _) => Some(parts[part].out),
+                        (_, Some(part)) => Some(parts[part].lse),
+                        _ if buffer == "out" => Some(out),
+                        _ => lse,
+                    }
+                };
+                cuda.merge_on(stream, problem, parts.len(), alignment, named)
+            }
         }
     }
-}
 
-#[cfg(feature = "cuda")]
-fn combine_on(
-    cuda: &CudaAttention,
-    stream: &Stream,
-    problem: &Problem,
-    parts: &[DevicePart<'_>],
-    out: DeviceSlice<'_>,
-    lse: Option<DeviceSlice<'_>>,
-) -> Result<(), Error> {
-    problem.check_part_count(parts.len())?;
-    if lse.is_some() && !problem.return_lse() {
-        return Err(Error::Unwanted { tensor: "lse" });
-    }
-    let outs = parts.iter().map(|part| part.out.address());
-    let alignment = 1
-        << outs
-            .fold(16 | out.address(), |all, address| all | address)
-            .trailing_zeros();
-    let named = |buffer: &str| {
-        let of = |names: [&str; flashcore_problem::MOST_PARTS]| names.iter().position(|name| *name == buffer);
-        match (of(merge::OUTS), of(merge::LSES)) {
-            (Some(part), _) => Some(parts[part].out),
-            (_, Some(part)) => Some(parts[part].lse),
-            _ if buffer == "out" => Some(out),
-            _ => lse,
+    #[cfg(feature = "cuda")]
+    fn combine_host(
+        &self,
+        cuda: &CudaAttention,
+        problem: &Problem,
+        parts: &[Part<'_>],
+        out: &mut Tensor,
+        lse: Option<&mut [f32]>,
+    ) -> Result<(), Error> {
+        let stream = Stream::new(cuda.context())?;
+        let upload = |part: &Part<'_>| {
+            let out = DeviceBuffer::from_host(&stream, part.out.bytes())?;
+            Ok((out, DeviceBuffer::from_host(&stream, part.lse)?))
+        };
+        let uploaded = parts.iter().map(upload).collect::<Result<Vec<_>, Error>>()?;
+        let device: Vec<DevicePart<'_>> = uploaded
+            .iter()
+            .map(|(out, lse)| DevicePart {
+                out: out.as_slice(),
+                lse: lse.as_slice(),
+            })
+            .collect();
+        // The gaps of the output stay as they are.
+        let device_out = DeviceBuffer::from_host(&stream, out.bytes())?;
+        let device_lse = DeviceBuffer::new(cuda.context(), 4 * problem.lse_len())?;
+        let merged = lse.is_some().then(|| device_lse.as_slice());
+        self.combine_on(&stream, problem, &device, device_out.as_slice(), merged)?;
+        device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
+        if let Some(lse) = lse {
+            lse.copy_from_slice(&device_lse.to_vec::<f32>(&stream)?);
         }
-    };
-    cuda.merge_on(stream, problem, parts.len(), alignment, named)
-}
-
-#[cfg(feature = "cuda")]
-fn combine_host(
-    cuda: &CudaAttention,
-    problem: &Problem,
-    parts: &[Part<'_>],
-    out: &mut Tensor,
-    lse: Option<&mut [f32]>,
-) -> Result<(), Error> {
-    let stream = Stream::new(cuda.context())?;
-    let upload = |part: &Part<'_>| {
-        let out = DeviceBuffer::from_host(&stream, part.out.bytes())?;
-        Ok((out, DeviceBuffer::from_host(&stream, part.lse)?))
-    };
-    let uploaded = parts.iter().map(upload).collect::<Result<Vec<_>, Error>>()?;
-    let device: Vec<DevicePart<'_>> = uploaded
-        .iter()
-        .map(|(out, lse)| DevicePart {
-            out: out.as_slice(),
-            lse: lse.as_slice(),
-        })
-        .collect();
-    // The gaps of the output stay as they are.
-    let device_out = DeviceBuffer::from_host(&stream, out.bytes())?;
-    let device_lse = DeviceBuffer::new(cuda.context(), 4 * problem.lse_len())?;
-    let merged = lse.is_some().then(|| device_lse.as_slice());
-    combine_on(cuda, &stream, problem, &device, device_out.as_slice(), merged)?;
-    device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
-    if let Some(lse) = lse {
-        lse.copy_from_slice(&device_lse.to_vec::<f32>(&stream)?);
+        stream.synchronize()?;
+        Ok(())
     }
-    stream.synchronize()?;
-    Ok(())
 }

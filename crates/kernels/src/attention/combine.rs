@@ -193,7 +193,9 @@ fn listed_body<E: MmaElement + Widen>(
             rows.is_query(row)
                 .map_or(below_count, |is_query| below_count & is_query)
         };
-        let partial = |piece| partials.at(tile.slot + piece, row_in_tile, k.constant(tile_rows));
+        // One number is held for the row in the first slot, in place of both.
+        let of_first = tile.slot * tile_rows + row_in_tile;
+        let partial = |piece| partials.at(piece, of_first, k.constant(tile_rows));
         merge(k, threads, &place, exists, tile.count, partial, |merged| {
             let head = || rows.head_of(row);
             let total = merged.store(rows.of(&out, row), place.column, params.sinks.as_ref(), head);

@@ -1,16 +1,13 @@
 //! Splits of a given number of keys: the bits of an answer do not depend on the other sequences of a batch.
 
-use std::sync::Arc;
-
-use flashcore_check::mutate::{Operator, mutations};
+use flashcore_check::mutate::Operator;
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::tensor::write_element;
 use flashcore_problem::{DType, KvLengths, Mask, Problem, QLengths};
 
-use crate::lengths::run_steps;
-use crate::planted::quoted;
+use crate::lengths::{is_found_in_step, run_steps};
 
 const SPLIT_KEYS: usize = 96;
 
@@ -134,23 +131,7 @@ const PLANTED: [(&str, Operator, &str); 4] = [
 fn mistakes_in_splits_are_found() {
     for (name, operator, place) in PLANTED {
         let plan = plan(KERNELS[0], 3, 12, Some(SPLIT_KEYS));
-        let kernel = plan.steps().next().unwrap().kernel.clone();
-        let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
-        let here: Vec<_> = all.filter(|m| quoted(m.line).contains(place)).collect();
-        assert!(!here.is_empty(), "{name}: nowhere to plant it");
-        let found = |seed: u64| {
-            let mut options = CheckOptions {
-                seed,
-                ..CheckOptions::default()
-            };
-            options.sim.max_instructions = 1_000_000;
-            here.iter().any(|mutation| {
-                let mut mutant = plan.clone();
-                mutant.steps_mut().next().unwrap().kernel = Arc::new(mutation.apply(&kernel));
-                check_plan(&mutant, &options).unwrap().verdict != Verdict::Clean
-            })
-        };
-        assert!((0..6).any(found), "{name}");
+        is_found_in_step(name, &plan, 0, operator, place);
     }
 }
 

@@ -283,27 +283,31 @@ const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 10] = [
 #[test]
 fn mistakes_in_the_schedule_are_found() {
     for (name, step, operator, place) in PLANTED_IN_SCHEDULE {
-        let plan = ragged(MMA, PAGED, Mask::CAUSAL);
-        let kernel = plan.steps().nth(step).unwrap().kernel.clone();
-        let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
-        let here = all.filter(|m| m.object.as_deref() == Some(place) || quoted(m.line).contains(place));
-        let here: Vec<_> = here.collect();
-        assert!(!here.is_empty(), "{name}: nowhere to plant it");
-        let found = |seed: u64| {
-            let mut options = CheckOptions {
-                seed,
-                ..CheckOptions::default()
-            };
-            options.sim.max_instructions = 1_000_000;
-            here.iter().any(|mutation| {
-                let mut mutant = plan.clone();
-                let step = mutant.steps_mut().nth(step).unwrap();
-                step.kernel = Arc::new(mutation.apply(&kernel));
-                check_plan(&mutant, &options).unwrap().verdict != Verdict::Clean
-            })
-        };
-        assert!((0..6).any(found), "{name}");
+        is_found_in_step(name, &ragged(MMA, PAGED, Mask::CAUSAL), step, operator, place);
     }
+}
+
+/// A mistake in a step of a plan, planted where a line or the memory accessed has `place`, is found with values of one of six
+/// seeds.
+pub(crate) fn is_found_in_step(name: &str, plan: &Plan, step: usize, operator: Operator, place: &str) {
+    let kernel = plan.steps().nth(step).unwrap().kernel.clone();
+    let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
+    let here = all.filter(|m| m.object.as_deref() == Some(place) || quoted(m.line).contains(place));
+    let here: Vec<_> = here.collect();
+    assert!(!here.is_empty(), "{name}: nowhere to plant it");
+    let found = |seed: u64| {
+        let mut options = CheckOptions {
+            seed,
+            ..CheckOptions::default()
+        };
+        options.sim.max_instructions = 1_000_000;
+        here.iter().any(|mutation| {
+            let mut mutant = plan.clone();
+            mutant.steps_mut().nth(step).unwrap().kernel = Arc::new(mutation.apply(&kernel));
+            check_plan(&mutant, &options).unwrap().verdict != Verdict::Clean
+        })
+    };
+    assert!((0..6).any(found), "{name}");
 }
 
 /// Long caches in few sequences: most blocks of the grid have a piece, and pieces are merged.

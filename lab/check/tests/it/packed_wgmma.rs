@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flashcore_check::mutate::{Operator, mutations};
+use flashcore_check::mutate::Operator;
 use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Arg, Chip, Table, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Tap, wgmma};
@@ -10,7 +10,7 @@ use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, ProblemBuilder, QLengths};
 
 use crate::common::number;
-use crate::planted::quoted;
+use crate::lengths::is_found_in_step;
 use crate::splits::{assert_plan_clean, check};
 
 /// Query heads per K/V head: those that fill 64 rows with a warp's boxes, with parts of a query in each, and those that leave
@@ -258,23 +258,6 @@ const PLANTED: [(&str, usize, usize, Operator, &str); 8] = [
 fn mistakes_with_lengths_are_found() {
     for (name, group, step, operator, place) in PLANTED {
         let plan = ragged(group, true, PAGED, "wgmma/m128n64-s2-free-cond-gqa");
-        let kernel = plan.steps().nth(step).unwrap().kernel.clone();
-        let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
-        let here = all.filter(|m| m.object.as_deref() == Some(place) || quoted(m.line).contains(place));
-        let here: Vec<_> = here.collect();
-        assert!(!here.is_empty(), "{name}: nowhere to plant it");
-        let found = |seed: u64| {
-            let mut options = CheckOptions {
-                seed,
-                ..CheckOptions::default()
-            };
-            options.sim.max_instructions = 1_000_000;
-            here.iter().any(|mutation| {
-                let mut mutant = plan.clone();
-                mutant.steps_mut().nth(step).unwrap().kernel = Arc::new(mutation.apply(&kernel));
-                check_plan(&mutant, &options).unwrap().verdict != Verdict::Clean
-            })
-        };
-        assert!((0..6).any(found), "{name}");
+        is_found_in_step(name, &plan, step, operator, place);
     }
 }

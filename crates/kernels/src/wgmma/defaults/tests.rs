@@ -163,20 +163,19 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
 /// keys than rows. It was measured briefly, so a little more is allowed.
 #[test]
 fn what_is_chosen_for_random_problems_is_near_the_best() {
-    let time = |(problem, times): &(Problem, Vec<(Config, f64)>)| {
-        let chosen = proposals(problem, Target::Sm90a)[0].config;
-        times
-            .iter()
-            .find(|(config, _)| *config == chosen)
-            .map(|(_, time)| *time)
+    let chosen = |problem: &Problem| proposals(problem, Target::Sm90a)[0].config;
+    let mut drawn = measured("draw.csv");
+    // Packed heads were not measured then.
+    drawn.retain(|_, (problem, _)| !chosen(problem).pack_heads);
+    assert!(drawn.len() >= 50, "{}", drawn.len());
+    let loss = |(problem, times): &(Problem, Vec<(Config, f64)>)| {
+        let of_chosen = times.iter().find(|(config, _)| *config == chosen(problem));
+        of_chosen.map(|(_, time)| *time)
     };
-    // What is chosen since then, such as packed heads, was not measured.
-    let drawn = measured("draw.csv").into_iter();
-    let times: BTreeMap<String, f64> = drawn.filter_map(|(name, case)| Some((name, time(&case)?))).collect();
-    assert!(times.len() >= 48, "{}", times.len());
-    let near = times.values().filter(|time| **time <= 1.05).count();
-    assert!(10 * near >= 9 * times.len(), "{near} of {}: {times:#?}", times.len());
-    assert!(times.values().all(|time| *time < 1.1), "{times:#?}");
+    let losses: BTreeMap<&String, Option<f64>> = drawn.iter().map(|(name, case)| (name, loss(case))).collect();
+    let near = losses.values().flatten().filter(|time| **time <= 1.05).count();
+    assert!(10 * near >= 9 * losses.len(), "{near} of {}: {losses:#?}", losses.len());
+    assert!(losses.values().flatten().all(|time| *time < 1.1), "{losses:#?}");
 }
 
 /// Where keys are split, and in how many: shapes of `docs/performance-log.md` and beside them.
