@@ -1,5 +1,6 @@
 """`scaled_dot_product_attention` on FlashCore: the same results as PyTorch's own, and nothing left behind."""
 
+import itertools
 import warnings
 
 import flashcore
@@ -63,6 +64,20 @@ def test_equals_pytorch(monkeypatch, seq_q, seq_kv, is_causal, kv_heads, dense):
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
     strides = zip(out.shape, out.stride(), torch.empty_like(q).stride())
     assert all(size == 1 or ours == theirs for size, ours, theirs in strides)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_strides_are_pytorchs_whatever_the_order_of_dimensions(order):
+    """Compiled code relies on them. `nn.MultiheadAttention` has the order (seq, batch, heads)."""
+    in_memory = [*order, 3]
+    drawn = [x.permute(in_memory).contiguous() for x in tensors(5, 7, heads=3, kv_heads=3)]
+    q, k, v = (x.permute([in_memory.index(dim) for dim in range(4)]) for x in drawn)
+    want = sdpa(q, k, v), *gradients_of(sdpa, q, k, v)
+    with fc.activated(strict=True):
+        got = sdpa(q, k, v), *gradients_of(sdpa, q, k, v)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert [x.stride() for x in got] == [x.stride() for x in want]
+    assert got[0].permute(in_memory).is_contiguous()
 
 
 def test_causal_is_aligned_top_left_as_sdpas_is():

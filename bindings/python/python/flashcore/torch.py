@@ -174,12 +174,12 @@ def _padded(gradient: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(gradient.transpose(1, 2), (0, 0, 0, 0, 0, unseen)).transpose(1, 2)
 
 
-def _strided_as(gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient in the strides that PyTorch declares: those of ``torch.empty_like(tensor)``."""
+def _strided_as(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A result in the strides that PyTorch declares: those of ``torch.empty_like(tensor)``."""
     strides = torch.empty_like(tensor, device="meta").stride()
-    if all(size == 1 or ours == theirs for size, ours, theirs in zip(tensor.shape, gradient.stride(), strides)):
-        return gradient
-    return torch.empty_like(tensor).copy_(gradient)
+    if all(size == 1 or ours == theirs for size, ours, theirs in zip(tensor.shape, result.stride(), strides)):
+        return result
+    return torch.empty_like(tensor).copy_(result)
 
 
 _deterministic = torch.are_deterministic_algorithms_enabled
@@ -198,7 +198,10 @@ def _attend(
     out_bhsd = query.stride(1) >= query.stride(2)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     out, lse = forward(q, k, v, **options, out_bhsd=out_bhsd, deterministic=_deterministic())
-    return out.transpose(1, 2), lse
+    out = out.transpose(1, 2)
+    if query.shape[0] > 1 and query.stride(0) < max(query.stride(1), query.stride(2)):
+        out = _strided_as(out, query)  # the batch is not the outermost dimension; the operator writes it as that
+    return out, lse
 
 
 def _differentiate(
