@@ -3,8 +3,11 @@
 It prints ``passed``, or how the exchange of data failed.
 """
 
+import argparse
 import datetime
+import importlib.util
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -122,6 +125,25 @@ def packed_and_cached(mesh):
     assert found.placements == (Shard(2),)
 
 
+def example(mesh):
+    """Each method of the example gives the output and gradients of one process, or says that it does not."""
+    path = pathlib.Path(__file__).parent.parent / "examples" / "context_parallel.py"
+    of_file = importlib.util.spec_from_file_location("example", path)
+    script = importlib.util.module_from_spec(of_file)
+    of_file.loader.exec_module(script)
+    sizes = {"seq": 32, "heads": 4, "head_dim": 16, "rounds": 1, "backward": True}
+    run = lambda **rest: script.measure(argparse.Namespace(**sizes, **rest), mesh, torch.device("cpu"))["ok"]
+    for kernel, methods in {"flashcore": ("allgather", "keys", "heads", "tensor"), "torch": ("keys",)}.items():
+        for method in methods:
+            for kv_heads, full in ((4, False), (2, True)):
+                options = {"kernel": kernel, "method": method, "kv_heads": kv_heads, "full": full}
+                assert run(**options), options
+    exchange = script.Gathered.exchange
+    script.Gathered.exchange = lambda mesh, given, taken: [x.zero_() for x in taken(1 - mesh.get_local_rank())]
+    assert not run(kernel="flashcore", method="keys", kv_heads=4, full=False), "nothing was exchanged"
+    script.Gathered.exchange = exchange
+
+
 def lost(mesh, how):
     """The other process is lost between two calls of attention: an error, and no hang."""
     buffers = draw(2, 4, 32, 16)
@@ -148,7 +170,7 @@ def main():
     if case in ("killed", "stopped"):
         lost(mesh, case)
         return
-    for check in (ring, ring_of_cuda, split, packed_and_cached):
+    for check in (ring, ring_of_cuda, split, packed_and_cached, example):
         check(mesh)
     dist.barrier()
     print("passed", flush=True)
