@@ -4,6 +4,8 @@
 //! A family holds what the levers by themselves allow. Problems and targets refuse more; that is for
 //! [`Plan::new`](crate::Plan::new) to say.
 
+use std::iter::successors;
+
 use flashcore_problem::Direction;
 use flashcore_problem::rng::Rng;
 
@@ -11,6 +13,7 @@ use crate::{Refusal, mma};
 
 mod described;
 mod ids;
+mod moves;
 mod values;
 
 pub use described::LeverInfo;
@@ -342,7 +345,15 @@ impl Family {
 
     /// Whether [`Self::check`] refuses nothing.
     pub fn allows(&self, values: &Values) -> bool {
-        self.check(values).is_ok()
+        self.levers
+            .iter()
+            .zip(values)
+            .all(|(lever, &value)| lever.allows(value))
+            && self.go_together(values)
+    }
+
+    fn go_together(&self, values: &Values) -> bool {
+        self.constraints.iter().all(|constraint| (constraint.holds)(values))
     }
 
     /// Every lever at its first value.
@@ -353,6 +364,20 @@ impl Family {
     /// Combinations of values, allowed or not.
     fn combinations(&self) -> usize {
         self.levers.iter().map(|lever| lever.values.len()).product()
+    }
+
+    /// The combination of the next number.
+    fn after(&self, values: &Values) -> Option<Values> {
+        let mut next = *values;
+        for (value, lever) in next.iter_mut().zip(self.levers) {
+            let place = lever.values.iter().position(|other| other == value)?;
+            if let Some(&following) = lever.values.get(place + 1) {
+                *value = following;
+                return Some(next);
+            }
+            *value = lever.values[0];
+        }
+        None
     }
 
     /// The combination of a number, a digit for each lever.
@@ -373,8 +398,8 @@ impl Family {
     /// assert!(wgmma::FAMILY.configs().count() > 500);
     /// ```
     pub fn configs(self) -> impl Iterator<Item = Values> {
-        let all = (0..self.combinations()).map(move |number| self.combination(number));
-        all.filter(move |values| self.allows(values))
+        let all = successors(Some(self.first()), move |values| self.after(values));
+        all.filter(move |values| self.go_together(values))
     }
 
     /// Their ids.
@@ -397,96 +422,7 @@ impl Family {
             }
         }
     }
-
-    /// A config with a lever at each of its values in turn, allowed or not.
-    pub fn settings(&self, values: &Values, at: usize) -> impl Iterator<Item = Values> {
-        let base = *values;
-        self.levers[at].values.iter().map(move |&value| with(&base, at, value))
-    }
-
-    /// The configs that differ from one in a single lever, at any of its values.
-    ///
-    /// ```
-    /// use flashcore_kernels::mma;
-    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap();
-    /// let unswizzled = mma::Config { swizzled: false, ..config };
-    /// assert!(mma::FAMILY.neighbours(&config.into()).contains(&unswizzled.into()));
-    /// ```
-    pub fn neighbours(&self, values: &Values) -> Vec<Values> {
-        self.near(values, usize::MAX)
-    }
-
-    /// The configs that differ from one in a single lever, by at most `steps` of its values up or down.
-    ///
-    /// ```
-    /// use flashcore_kernels::mma;
-    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap();
-    /// let near = mma::FAMILY.near(&config.into(), 1);
-    /// assert!(near.contains(&mma::Config { stages: 3, ..config }.into()));
-    /// assert!(!near.contains(&mma::Config { stages: 4, ..config }.into()));
-    /// ```
-    pub fn near(&self, values: &Values, steps: usize) -> Vec<Values> {
-        let mut near = Vec::new();
-        for (at, lever) in self.levers.iter().enumerate() {
-            // A value that is not searched, such as a number of splits, has every value as its neighbour.
-            let own = lever.values.iter().position(|value| *value == values[at]);
-            let close = |place: usize| own.is_none_or(|own| place.abs_diff(own) <= steps);
-            let around = self.settings(values, at).enumerate();
-            near.extend(around.filter(|(place, _)| close(*place)).map(|(_, setting)| setting));
-        }
-        near.retain(|other| other != values && self.allows(other));
-        near
-    }
-
-    /// A config that differs from one in as many levers as asked for, drawn evenly among those drawn; `None` where
-    /// none that was tried goes together.
-    ///
-    /// ```
-    /// use flashcore_kernels::wgmma;
-    /// use flashcore_problem::rng::Rng;
-    /// let config = wgmma::FAMILY.configs().next().unwrap();
-    /// let other = wgmma::FAMILY.mutate(&config, 2, &mut Rng::new(1)).unwrap();
-    /// assert_eq!(config.iter().zip(&other).filter(|(a, b)| a != b).count(), 2);
-    /// ```
-    pub fn mutate(&self, values: &Values, levers: usize, rng: &mut Rng) -> Option<Values> {
-        let mut tries = (0..TRIES).filter_map(|_| {
-            let mut places: Vec<usize> = (0..self.levers.len()).collect();
-            places.retain(|&at| self.levers[at].values.len() > 1);
-            let mut mutant = *values;
-            for _ in 0..levers.min(places.len()) {
-                let at = places.swap_remove(rng.below(places.len()));
-                let others = self.levers[at].values.iter().filter(|value| **value != values[at]);
-                mutant[at] = **rng.pick(&others.collect::<Vec<_>>())?;
-            }
-            self.allows(&mutant).then_some(mutant)
-        });
-        tries.next()
-    }
-
-    /// A config that has each lever from one of two parents. Where no mixture drawn is allowed, the first parent.
-    ///
-    /// ```
-    /// use flashcore_kernels::mma;
-    /// use flashcore_problem::rng::Rng;
-    /// let parents = ["m128n64-w4x1-s2-b2-qreg-xor-cond", "m64n32-w2x2-s3-b1-qsh-xor-always"];
-    /// let [a, b] = parents.map(|id| mma::FAMILY.read_levers(id).unwrap());
-    /// let child = mma::Config::from(mma::FAMILY.crossover(&a, &b, &mut Rng::new(1)));
-    /// assert!([128, 64].contains(&child.rows) && child.swizzled);
-    /// ```
-    pub fn crossover(&self, a: &Values, b: &Values, rng: &mut Rng) -> Values {
-        let mut mixtures = (0..TRIES).map(|_| {
-            let mut child = *a;
-            for at in 0..self.levers.len() {
-                child[at] = if rng.chance(0.5) { a[at] } else { b[at] };
-            }
-            child
-        });
-        mixtures.find(|child| self.allows(child)).unwrap_or(*a)
-    }
 }
-
-/// Draws of a mutation or a mixture before it is given up.
-const TRIES: usize = 64;
 
 #[cfg(test)]
 mod tests;

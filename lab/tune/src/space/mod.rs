@@ -4,7 +4,7 @@ mod family;
 mod fingerprint;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flashcore_kernels::family::Values;
 use flashcore_kernels::{Family, LeverInfo};
@@ -26,6 +26,8 @@ pub struct Space {
     listed: Option<Arc<Vec<String>>>,
     pub(crate) measured: Option<Arc<str>>,
     known: Arc<Mutex<HashMap<String, Result<(), String>>>>,
+    /// Counting takes seconds in a debug build.
+    counted: Arc<OnceLock<Vec<Counted>>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,6 +49,7 @@ impl Space {
             listed: None,
             measured: None,
             known: Arc::default(),
+            counted: Arc::default(),
         }
     }
 
@@ -78,14 +81,14 @@ impl Space {
             .find_map(|family| Some((family, family.read(id).filter(|values| family.allows(values))?)))
     }
 
-    pub(crate) fn count(&self) -> Vec<Counted> {
+    pub(crate) fn count(&self) -> &[Counted] {
         let count = |family: &Family| Counted {
             family: family.name,
             levers: family.described(),
             constraints: family.constraints.iter().map(|constraint| constraint.rule).collect(),
             configs: family.configs().count(),
         };
-        self.families().map(count).collect()
+        self.counted.get_or_init(|| self.families().map(count).collect())
     }
 
     /// Whether a config may be proposed, or why not.

@@ -69,7 +69,7 @@ impl Fast {
 struct About<'a> {
     problem: &'a Problem,
     device: &'a str,
-    space: Vec<Counted>,
+    space: &'a [Counted],
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
