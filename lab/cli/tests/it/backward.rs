@@ -135,7 +135,7 @@ fn parity_draws_backward_problems() {
         (&report["passed"], report["mismatches"].as_array().map(Vec::len)),
         (&6.into(), Some(0))
     );
-    let wrong = flashcore("parity 4 --backward --device sim --plant drop-barrier --no-sdpa");
+    let wrong = flashcore("parity 2 --backward --device sim --plant drop-barrier --no-sdpa");
     assert_eq!(wrong.code, 1, "{}", wrong.stdout);
     let words = wrong.words();
     assert!(

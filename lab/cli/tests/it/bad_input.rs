@@ -388,7 +388,7 @@ fn a_driver_that_cannot_be_loaded_is_said_where_the_host_is_used_instead() {
         "run tiny --json",
         "plans",
         "explain mission",
-        "bench tiny --kernel default --peers none --no-store --budget 0.2",
+        "bench tiny --kernel default --peers none --no-store --budget 0.01",
         "compare cpu/m16n16 cpu/m32n32 --on tiny --device best --no-store --json",
         "tune tiny --budget 1 --no-plan --json",
     ] {

@@ -62,8 +62,11 @@ fn charts_are_drawn_from_evidence() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
     let store = at("store");
+    let shapes = at("shapes.toml");
+    let two = "[[problems]]\nname = \"one\"\nseq = 64\n[[problems]]\nname = \"two\"\nseq = 64\nbatch = 2\n";
+    std::fs::write(&shapes, two).expect("a file");
     shown_whatever_is_noted(&format!(
-        "bench tiny mission --device cpu --peers none --store {store} --kernel cpu/m16n16,cpu/m64n64 --budget 0.05"
+        "bench tiny {shapes} --device cpu --peers none --store {store} --kernel cpu/m16n16,cpu/m64n64 --budget 0.05"
     ));
     let ladder =
         format!("evidence --store {store} chart ladder --problem tiny --rung cpu/m16n16=small --rung cpu/m64n64");
@@ -93,7 +96,7 @@ fn charts_are_drawn_from_evidence() {
         "evidence --no-store chart ratio {of_export} --baseline cpu/m64n64"
     ));
     assert!(
-        ratio.contains("Speed compared with cpu/m64n64") && ratio.contains("over 5 shapes"),
+        ratio.contains("Speed compared with cpu/m64n64") && ratio.contains("over 3 shapes"),
         "{ratio}"
     );
 
@@ -106,7 +109,7 @@ fn charts_are_drawn_from_evidence() {
         (
             // Two batches of one shape would be one point.
             format!("evidence --no-store chart lines {of_export}"),
-            "two of head_dim 64 and length 512",
+            "two of head_dim 64 and length 64",
         ),
         (
             format!("evidence --no-store chart lines {of_export} --mode cold"),
@@ -126,7 +129,7 @@ fn charts_are_drawn_from_evidence() {
         ),
         (
             format!("evidence --no-store chart ladder {of_export} --problem x"),
-            "problem is x (hot); allowed: tiny, mission",
+            "problem is x (hot); allowed: tiny, one, two",
         ),
         (
             format!("{ladder} -o {}", at("ladder.png")),

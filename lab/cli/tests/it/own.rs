@@ -44,13 +44,13 @@ fn a_declared_kernel_is_checked_and_judged() {
 
 #[test]
 fn parity_judges_a_kernel_on_problems_that_it_serves() {
-    let parity = |file: &str, flags: &str| format!("parity 3 --device sim --kernel {} {flags}", example(file));
+    let parity = |file: &str, flags: &str| format!("parity 2 --device sim --kernel {} {flags}", example(file));
     let found = json(&parity("attention.toml", "--json"));
-    assert_eq!((&found["kernels"][0]["right"], &found["seed"]), (&3.into(), &1.into()));
+    assert_eq!((&found["kernels"][0]["right"], &found["seed"]), (&2.into(), &1.into()));
     let ran = flashcore(&parity("bad/wrong.toml", "--seed 5"));
     assert_eq!(ran.code, 1, "{}", ran.stdout);
     for part in [
-        "3 wrong, 0 right: own/wrong on the simulator for l4, seed 5",
+        "2 wrong, 0 right: own/wrong on the simulator for l4, seed 5",
         "parity --only 0 --seed 5 --device sim",
     ] {
         assert!(words(&ran.stdout).contains(part), "{part}\n{}", ran.stdout);
