@@ -101,6 +101,7 @@ def main():
     flashcore.transformers.register(strict=True)
     source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source, local_files_only=True)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token  # masked; not all versions read it from the file
     model = transformers.AutoModelForCausalLM.from_pretrained(**source, local_files_only=True, dtype=torch.float32)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     failed = False
