@@ -1,5 +1,6 @@
 """PyTorch's operators and FlashAttention-3's functions, on CPU tensors and, where there is one, on a CUDA device."""
 
+import shutil
 import subprocess
 import sys
 
@@ -196,6 +197,22 @@ def test_exports_with_a_dynamic_length(device):
         for seq in (9, 40):
             x = torch.randn(2, seq, 64, device=device)
             torch.testing.assert_close(program.module()(x), block(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
+def test_a_package_compiled_ahead_of_time(tmp_path):
+    """PyTorch's loader calls the operator by its schema, without Python."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return flash_attn_func(q, k, v, causal=True, softcap=4.0) * 2
+
+    given = tensors()
+    with torch.no_grad():
+        program = torch.export.export(Layer(), given)
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+        out = torch._inductor.aoti_load_package(package)(*given)
+    assert torch.equal(out, Layer()(*given))
 
 
 def test_many_calls_keep_no_memory():

@@ -28,6 +28,7 @@ __all__ = ["NAME", "register"]
 
 NAME = "fc_attention"
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _strict = False
 _warned: set[str] = set()
 
@@ -183,50 +184,49 @@ def attention(
     None
         Attention weights are not computed.
     """
-    for name in ("position_bias", "cache", "head_mask"):  # no kernel serves them
+    for name in ("position_bias", "cache", "head_mask") if kwargs else ():  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
-    if torch.is_autocast_enabled(query.device.type):  # positions are rotated in float32; sdpa is cast by PyTorch
-        dtype = torch.get_autocast_dtype(query.device.type)
+    device = "cuda" if query.is_cuda else query.device.type  # the latter takes a microsecond
+    if torch.is_autocast_enabled(device):  # positions are rotated in float32; sdpa is cast by PyTorch
+        dtype = torch.get_autocast_dtype(device)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    keys_in_use = None
-    if attention_mask is not None and attention_mask.dtype == torch.int32:
-        keys_in_use, attention_mask = attention_mask, None
-    if attention_mask is not None and attention_mask.shape[0] == 0:
-        in_use = attention_mask.shape[3]
-        key, value = key[:, :, :in_use], value[:, :, :in_use]
-        attention_mask = None
-    padding = None
-    if attention_mask is not None and attention_mask.dim() == 2:
-        padding, attention_mask = attention_mask, None
-        key, value = key[:, :, : padding.shape[1]], value[:, :, : padding.shape[1]]
-    packed = kwargs.get("cu_seq_lens_q") is not None  # a mask says the same, then
+    keys_in_use = padding = None
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.int32:
+            keys_in_use, attention_mask = attention_mask, None
+        elif attention_mask.shape[0] == 0:
+            in_use = attention_mask.shape[3]
+            key, value = key[:, :, :in_use], value[:, :, :in_use]
+            attention_mask = None
+        elif attention_mask.dim() == 2:
+            padding, attention_mask = attention_mask, None
+            key, value = key[:, :, : padding.shape[1]], value[:, :, : padding.shape[1]]
+    sinks, packed = kwargs.get("s_aux"), kwargs.get("cu_seq_lens_q") is not None  # a mask says the same, then
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
 
     why = _unserved(query, key, value, None if packed else attention_mask, dropout)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
-    sinks = kwargs.get("s_aux")
-    sdpa_serves_it = softcap is None and sinks is None and not (packed and attention_mask is None)
     deterministic = torch.are_deterministic_algorithms_enabled()
-    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    if why is None and recorded and sinks is not None:
-        why = "a gradient is asked for with s_aux, sinks"
-    if why is None and recorded and keys_in_use is not None:
-        why = "a gradient is asked for through a cache whose length is on the device"
-    if why is None and recorded and sdpa_serves_it:
-        how = {"packed": packed or padding is not None, "deterministic": deterministic}
-        slow = slow_backward(q, k, v, **how, **options)
-        why = None if slow is None else f"a gradient is asked for, and {slow}"
-    if why is None:
-        options |= {"softmax_scale": scaling}
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
+    if why is None and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         if sinks is not None:
-            options |= {"sinks": sinks.to(q.device)}
+            why = "a gradient is asked for with s_aux, sinks"
+        elif keys_in_use is not None:
+            why = "a gradient is asked for through a cache whose length is on the device"
+        elif softcap is None and not (packed and attention_mask is None):  # sdpa could compute it
+            how = {"packed": packed or padding is not None, "deterministic": deterministic}
+            slow = slow_backward(q, k, v, **how, **options)
+            why = None if slow is None else f"a gradient is asked for, and {slow}"
+    if why is None:
+        options["softmax_scale"] = scaling
+        if sinks is not None:
+            options["sinks"] = sinks.to(q.device)
         if keys_in_use is not None:
             lengths = keys_in_use.reshape(-1)
             return forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
-        options |= {"deterministic": deterministic}
+        options["deterministic"] = deterministic
         if packed:
             return _packed(q, k, v, kwargs, options), None
         if padding is not None:
@@ -280,10 +280,11 @@ def _unserved(
         return "a mask is needed"
     if dropout != 0.0:
         return "dropout is not 0"
-    if query.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if query.dtype not in _DTYPES:
         return f"query holds {query.dtype}"
-    if query.shape[-1] % 8 != 0 or value.shape[-1] % 8 != 0 or max(query.shape[-1], value.shape[-1]) > 256:
-        return f"head_dim is {query.shape[-1]}, which is not a multiple of 8 up to 256"
+    of_q, of_v = query.shape[-1], value.shape[-1]
+    if of_q % 8 != 0 or of_v % 8 != 0 or of_q > 256 or of_v > 256:
+        return f"head_dim is {of_q}, which is not a multiple of 8 up to 256"
     return None
 
 
