@@ -1,6 +1,7 @@
 //! The kernels that heuristics choose, judged against the best of many trials on random problems.
 
 mod bed;
+mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -23,6 +24,7 @@ use rayon::prelude::*;
 use serde_json::json;
 
 use self::bed::{Loaded, Memory};
+use self::sweep::Listed;
 
 /// Judges the kernel that heuristics choose against the best of many trials, problem by problem.
 ///
@@ -55,11 +57,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     flashcore: Option<PathBuf>,
     /// Write a row for each problem here.
-    #[arg(long, value_name = "FILE.jsonl")]
-    rows: PathBuf,
+    #[arg(long, value_name = "FILE.jsonl", required_unless_present = "only")]
+    rows: Option<PathBuf>,
     /// Write every trial's time here, µs.
     #[arg(long, value_name = "FILE.jsonl")]
     times: Option<PathBuf>,
+    /// Judge nothing: time the kernels of this file, lists of ids by the names of problems.
+    #[arg(long, value_name = "FILE.json", requires = "times")]
+    only: Option<PathBuf>,
 }
 
 /// Problems whose kernels are compiled together.
@@ -106,8 +111,14 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     let devices = [format!("cuda:{}", context.info().ordinal)];
     let count = compilers_for(GROUP * options.trials);
     let compilers = Compilers::new(&program, &devices, Deadlines::default(), count);
-    let mut rows = File::create(&options.rows)?;
     let mut times = options.times.as_ref().map(File::create).transpose()?;
+    if let (Some(only), Some(times)) = (&options.only, &mut times) {
+        let listed: Listed = serde_json::from_reader(File::open(only)?)?;
+        sweep::sweep(&cases, &listed, &stream, chip, &compilers, times)?;
+        return crate::verdict(true);
+    }
+    let rows = options.rows.as_ref().ok_or("--rows says where the rows go")?;
+    let mut rows = File::create(rows)?;
 
     let (began, limit) = (Instant::now(), Duration::from_secs(options.seconds));
     let (mut judged, mut good) = (0, 0);

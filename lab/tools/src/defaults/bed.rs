@@ -107,14 +107,29 @@ pub(super) struct Loaded<'a> {
 
 impl<'a> Loaded<'a> {
     pub(super) fn new(stream: &Stream, plan: &Plan, memory: &'a Memory) -> Result<Loaded<'a>, Box<dyn Error>> {
+        Self::of(stream, plan, &Self::functions(stream, plan)?, memory)
+    }
+
+    /// The functions of a plan, none of which spills.
+    pub(super) fn functions(stream: &Stream, plan: &Plan) -> Result<Vec<Function>, Box<dyn Error>> {
         let load = |step: &Step| Function::load(stream.context(), &step.kernel, &ModuleOptions::default());
         let functions: Vec<Function> = plan.steps().map(load).collect::<Result<_, CudaError>>()?;
-        if functions.iter().any(|function| function.attributes().local_bytes > 0) {
-            return Err("it uses local memory".into());
+        match functions.iter().any(|function| function.attributes().local_bytes > 0) {
+            true => Err("it uses local memory".into()),
+            false => Ok(functions),
         }
+    }
+
+    /// A plan's functions on a problem's tensors.
+    pub(super) fn of(
+        stream: &Stream,
+        plan: &Plan,
+        functions: &[Function],
+        memory: &'a Memory,
+    ) -> Result<Loaded<'a>, Box<dyn Error>> {
         let events = [Event::new(stream.context())?, Event::new(stream.context())?];
         let mut loaded = Loaded {
-            prepared: PreparedPlan::new(plan, &functions, &memory.tensors())?,
+            prepared: PreparedPlan::new(plan, functions, &memory.tensors())?,
             events,
             us: 0.0,
         };
