@@ -30,11 +30,15 @@ impl Table {
         // are not taken for equal numbers.
         let mix = |hash: u64, bits: u64| (hash.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
         let mut hashes = [words.len() as u64; 4];
-        for words in words.chunks(8) {
-            for (hash, pair) in hashes.iter_mut().zip(words.chunks(2)) {
-                let bits = pair.iter().fold(0, |bits, &word| bits << 32 | u64::from(word));
-                *hash = mix(*hash, bits);
+        let mut eights = words.chunks_exact(8);
+        for eight in &mut eights {
+            for (at, hash) in hashes.iter_mut().enumerate() {
+                *hash = mix(*hash, u64::from(eight[2 * at]) << 32 | u64::from(eight[2 * at + 1]));
             }
+        }
+        for (hash, pair) in hashes.iter_mut().zip(eights.remainder().chunks(2)) {
+            let bits = pair.iter().fold(0, |bits, &word| bits << 32 | u64::from(word));
+            *hash = mix(*hash, bits);
         }
         let hash = hashes.into_iter().fold(0, mix);
         Table { words, hash }

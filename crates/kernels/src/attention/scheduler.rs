@@ -11,12 +11,15 @@ use std::sync::Arc;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
-use super::block_range::{BlockOrder, share};
 use super::query_rows::Packing;
+use loads::{Loads, MOST_CLUSTERS};
 
 mod item;
+mod loads;
+mod price;
 
 pub(crate) use item::{FULLY_MASKED, MOST, Place, Tile, WORDS, WorkItem};
+pub(crate) use price::{Tiles, Work};
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;
@@ -29,8 +32,6 @@ const L2_BYTES: usize = 32 << 20;
 
 /// K blocks' worth of work that a tile costs besides its K blocks: its first and last products, which nothing overlaps.
 pub(crate) const TILE_COST: u64 = 2;
-/// The same in keys: what fits times of 102 problems best (`wgmma/defaults/measured`).
-const TILE_KEYS: u64 = 96;
 
 /// How a kernel tiles a problem, as far as the scheduler is concerned.
 #[derive(Clone, Copy, Debug)]
@@ -182,6 +183,7 @@ fn visible(seen: &KeyRange, packing: Packing) -> impl Fn(i64) -> (i64, i64) {
 }
 
 /// The clusters of a grid, and what is dealt to them.
+#[derive(Clone, Copy)]
 struct Clusters {
     count: usize,
     /// Heads of a cluster's blocks, which share K and V where there are several.
@@ -210,7 +212,10 @@ impl Clusters {
         let per_head = rows.div_ceil(tiles * tiling.rows as usize);
         let items = all_heads * per_head * tiling.splits as usize;
         Clusters {
-            count: items.clamp(1, (sms as usize / cluster).max(1)),
+            count: match (sms as usize / cluster).max(1) {
+                room if items <= room => items.max(1),
+                room => room.min(MOST_CLUSTERS),
+            },
             heads,
             tiles,
             per_head,
@@ -219,72 +224,29 @@ impl Clusters {
         }
     }
 
-    /// K blocks of each item of a head.
-    fn tile_blocks(&self, problem: &Problem, tiling: Tiling) -> impl Iterator<Item = u64> {
-        let (seen, splits) = (problem.key_range(), i64::from(tiling.splits));
-        let (end, rows) = (
-            tiling.packing.rows_of(problem.seq_len_q()),
-            self.tiles * tiling.rows as usize,
-        );
-        (0..self.per_head).flat_map(move |index| {
-            let range = Tile::range(
-                &visible(&seen, tiling.packing),
-                (index * rows) as i64,
-                end as i64,
-                rows as u32,
-                tiling.cols,
-            );
-            let blocks = BlockOrder::descending(range).count;
-            (0..splits).map(move |split| share(blocks, split, splits).1.max(1) as u64)
-        })
-    }
-
-    /// K blocks of every item of a head, where all have as many: their rows see the same keys, which are not split.
-    fn equal_blocks(&self, problem: &Problem, tiling: Tiling) -> Option<u64> {
-        let range = problem.key_range();
-        let keys = visible(&range, tiling.packing);
-        let last = tiling.packing.rows_of(problem.seq_len_q()) as i64 - 1;
-        let equal = tiling.splits == 1 && keys(0) == keys(last);
-        equal.then(|| self.tile_blocks(problem, tiling).next()).flatten()
-    }
-
-    /// K blocks of all items of a head, and how many items these are.
-    fn blocks_of_head(&self, problem: &Problem, tiling: Tiling) -> (u64, u64) {
-        let items = self.per_head as u64 * u64::from(tiling.splits);
-        match self.equal_blocks(problem, tiling) {
-            Some(blocks) => (items * blocks, items),
-            None => (self.tile_blocks(problem, tiling).sum(), items),
-        }
-    }
-
     /// Calls `each` for each item in turn, with its place in `costs`, its head of all batches, and its cluster: the one with
     /// the least to do, and of several the first. `costs` are those of a head's items, the longest first.
     fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, usize)) {
-        // A set of clusters for each load from the least one on, in a ring: none is further ahead than the longest item.
-        let (ring, words) = (
-            costs.first().map_or(0, |&most| most as usize) + 1,
-            self.count.div_ceil(64),
-        );
-        let mut sets = vec![0u64; ring * words];
-        (0..self.count).for_each(|cluster| sets[cluster / 64] |= 1 << (cluster % 64));
-        let mut least = 0;
+        // Each in turn, while clusters have nothing to do.
+        let alone = costs.len() * self.all_heads <= self.count;
+        let (mut loads, mut next) = (Loads::new(self.count.min(MOST_CLUSTERS)), 0);
         for first in (0..self.all_heads).step_by(self.together) {
+            let heads = first..self.all_heads.min(first + self.together);
             for (place, &cost) in costs.iter().enumerate() {
-                for head in first..self.all_heads.min(first + self.together) {
-                    let cluster = loop {
-                        let set = &mut sets[least * words..][..words];
-                        if let Some(word) = set.iter().position(|bits| *bits != 0) {
-                            let bit = set[word].trailing_zeros() as usize;
-                            set[word] &= set[word] - 1;
-                            break 64 * word + bit;
-                        }
-                        least = if least + 1 == ring { 0 } else { least + 1 };
-                    };
-                    let load = least + cost as usize;
-                    let load = if load < ring { load } else { load - ring };
-                    sets[load * words + cluster / 64] |= 1 << (cluster % 64);
-                    each(place, head, cluster);
+                let mut heads = heads.clone();
+                if alone {
+                    for head in heads {
+                        each(place, head, next);
+                        next += 1;
+                    }
+                    continue;
                 }
+                let count = heads.len() as u64;
+                loads.deal(cost, count, |clusters| {
+                    for (cluster, head) in loads::each(clusters).zip(&mut heads) {
+                        each(place, head, cluster);
+                    }
+                });
             }
         }
     }
@@ -354,61 +316,6 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
 
 fn cost(tile: &Tile<i64>) -> u64 {
     tile.order.count as u64 + TILE_COST
-}
-
-/// The K blocks of the block with most to do.
-pub(crate) fn most_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    makespan(problem, tiling, sms, |blocks, tiles| blocks + TILE_COST * tiles)
-}
-
-/// The same in keys, which other tilings can be compared by.
-pub(crate) fn most_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    makespan(problem, tiling, sms, |blocks, tiles| keys(tiling, blocks, tiles))
-}
-
-/// [`most_keys`] if every block had the same to do: never more than that, and much quicker to work out.
-pub(crate) fn mean_keys(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    let clusters = Clusters::new(problem, tiling, sms);
-    let (blocks, tiles) = clusters.blocks_of_head(problem, tiling);
-    let all = clusters.all_heads as u64 * keys(tiling, blocks, tiles);
-    all.div_ceil(clusters.count as u64)
-}
-
-/// [`most_blocks`] if all SMs had the same to do, those without a tile among them.
-pub(crate) fn mean_blocks(problem: &Problem, tiling: Tiling, sms: u32) -> u64 {
-    let clusters = Clusters::new(problem, tiling, sms);
-    let (blocks, tiles) = clusters.blocks_of_head(problem, tiling);
-    (clusters.all_heads as u64 * (blocks + TILE_COST * tiles)).div_ceil(u64::from(sms / tiling.cluster))
-}
-
-/// The cost in keys of so many K blocks in so many tiles.
-fn keys(tiling: Tiling, blocks: u64, tiles: u64) -> u64 {
-    blocks * u64::from(tiling.cols) + TILE_KEYS * tiles
-}
-
-/// The largest cost of what a block has to do, by its K blocks and its tiles: that of [`work_lists`], without the lists.
-fn makespan(problem: &Problem, tiling: Tiling, sms: u32, cost: impl Fn(u64, u64) -> u64) -> u64 {
-    let clusters = Clusters::new(problem, tiling, sms);
-    let items = clusters.all_heads * clusters.per_head * tiling.splits as usize;
-    if let Some(blocks) = clusters.equal_blocks(problem, tiling) {
-        let tiles = items.div_ceil(clusters.count) as u64;
-        return cost(tiles * blocks, tiles);
-    }
-    let blocks = clusters.tile_blocks(problem, tiling);
-    if items <= clusters.count {
-        return cost(blocks.max().unwrap_or(0), 1);
-    }
-    let mut costs: Vec<u64> = blocks.map(|blocks| blocks + TILE_COST).collect();
-    costs.sort_unstable_by_key(|cost| Reverse(*cost));
-    let mut dealt = vec![(0, 0); clusters.count];
-    clusters.deal(&costs, |place, _, cluster| {
-        let (load, tiles) = &mut dealt[cluster];
-        (*load, *tiles) = (*load + costs[place], *tiles + 1);
-    });
-    let costs = dealt
-        .into_iter()
-        .map(|(load, tiles)| cost(load - TILE_COST * tiles, tiles));
-    costs.max().unwrap_or(0)
 }
 
 /// K/V heads, of all batches, whose K and V fit into [`L2_BYTES`].

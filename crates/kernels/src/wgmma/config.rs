@@ -267,6 +267,11 @@ impl Config {
         Err(Refusal::lever("min_blocks", self.min_blocks, allowed))
     }
 
+    /// Whether a block has room for its tiles.
+    pub(super) fn fits_shared_memory(&self, shape: &Shape) -> bool {
+        self.shared_bytes(shape, 1) <= self.room()
+    }
+
     fn shared_bytes(&self, shape: &Shape, q_stages: u32) -> u32 {
         let bytes = shape.dtype.size_bytes() as u32;
         let query = tile_bytes(self.rows, shape.head_dim, bytes, q_stages);

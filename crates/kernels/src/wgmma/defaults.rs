@@ -1,17 +1,17 @@
-//! Which config the family proposes where nobody names one: one table, read from top to bottom.
+//! Which config the family proposes where none is named: one table, read from top to bottom.
 //!
-//! Rows were measured on an H200 (`docs/performance-log.md`, `evidence/h200`).
+//! Rows were measured on an H200 (`docs/performance-log-defaults.md`, `evidence/h200`). For short problems, and where keys are
+//! split, a model of times decides ([`times`]).
 
 mod lengths;
-mod splits;
+mod times;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
-use self::splits::{SPLIT, in_splits, row_in_splits};
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::{Tiling, mean_keys, most_keys};
+use crate::attention::scheduler::Work;
 use crate::attention::softmax::Rescale;
 use crate::size::Size;
 
@@ -260,14 +260,15 @@ const MOST_PACKED_QUERIES: usize = 512;
 /// yet.
 const PACKED_COST: u64 = 103;
 
-const SPLIT_WHY: &str = "few tiles of rows: their keys in as many splits as give every SM something to do";
-
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
 /// Cost in keys of beginning in a pair of blocks, once, as each waits for the other; and most keys of problems that it counts
 /// for. 32 heads of 321 rows and keys took 10.6 µs in pairs, and 8.2 without (`evidence/h100/core.jsonl`).
 const PAIR_KEYS: u64 = 64;
 const PAIR_MOST_KEYS: usize = 512;
+
+/// What a tile costs besides its K blocks, in keys: what fits times of 102 problems best (`defaults/measured`).
+const TILE_KEYS: u64 = 96;
 
 /// Whether all query heads of a K/V head fit a tile, if there are several.
 fn can_pack(problem: &Problem) -> bool {
@@ -332,11 +333,18 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     }
     // Batch-invariant problems are split where rows are few, in family mma.
     let may_split = dtype != DType::E4M3 && problem.batch_invariant().is_none();
-    let split = may_split.then(|| in_splits(problem, chip)).flatten();
-    let propose = |config| Proposal { config, why: SPLIT_WHY };
+    let of_16_bits = dtype != DType::E4M3;
+    let timed = of_16_bits.then(|| times::fastest(problem, chip.sms, may_split));
+    let (whole, split) = timed.unwrap_or_default();
     let much = 10 * tiles(64) >= share * chip.sms as usize;
-    if !(much || dtype == DType::E4M3) {
-        return split.map(propose).into_iter().collect();
+    // With few tiles family mma may be before whole ones.
+    let least = whole.map_or(0, |whole| if much { whole.ps } else { 9 * whole.ps / 10 });
+    let split = split.filter(|split| split.ps < least);
+    let whole =
+        whole.filter(|whole| much && whole.ps <= times::most_ps(problem) && problem.head_dim() == problem.head_dim_v());
+    let timed = split.or(whole).map(|timed| timed.proposal(problem));
+    if !much && of_16_bits {
+        return timed.into_iter().collect();
     }
     let tiles = tiles(128);
     let serves = |row: &&Default| {
@@ -356,14 +364,13 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packing = ranked.iter().filter(|row| packs(problem, &row.config));
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
-    rank(&mut ranked, problem, chip.sms);
-    let row = may_split
-        .then(|| row_in_splits(&ranked, problem, chip.sms, split))
-        .flatten();
-    let split = row.or(split).map(propose);
+    // Behind whole tiles of the model rows are for what a compiler refuses: to rank them would take as long as the choice.
+    if timed.is_none_or(|timed| timed.config.splits > 1) {
+        rank(&mut ranked, problem, chip.sms);
+    }
     let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
     let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
-    split.into_iter().chain(rows).collect()
+    timed.into_iter().chain(rows).collect()
 }
 
 /// A config and its time of a tile per key ([`Default::cost_per_key`]).
@@ -383,15 +390,18 @@ impl Priced {
         }
     }
 
-    /// When it is done, by the `keys` of a block.
-    fn cost(&self, problem: &Problem, sms: u32, keys: fn(&Problem, Tiling, u32) -> u64) -> u64 {
+    /// What there is to do, and the cost of so many K blocks in so many items.
+    fn work(&self, problem: &Problem, sms: u32) -> (Work, impl Fn(u64, u64) -> u64 + use<>) {
         let is_short = problem.seq_len_kv() <= PAIR_MOST_KEYS;
         let begin = if self.config.cluster > 1 && is_short {
             PAIR_KEYS
         } else {
             0
         };
-        self.cost_per_key * (begin + keys(problem, self.config.tiling(self.config.packing(problem)), sms))
+        let (each, cols) = (self.cost_per_key, u64::from(self.config.cols));
+        let tiling = self.config.tiling(self.config.packing(problem));
+        let cost = move |blocks, items| each * (begin + blocks * cols + TILE_KEYS * items);
+        (Work::new(problem, tiling, sms), cost)
     }
 
     fn packed(&self) -> Priced {
@@ -406,13 +416,15 @@ impl Priced {
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
 /// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
 fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
-    let least: Vec<u64> = rows.iter().map(|row| row.cost(problem, sms, mean_keys)).collect();
+    let works: Vec<_> = rows.iter().map(|row| row.work(problem, sms)).collect();
+    let mut costs: Vec<u64> = works.iter().map(|(work, cost)| work.mean(cost)).collect();
     let mut places: Vec<usize> = (0..rows.len()).collect();
-    places.sort_by_key(|&place| least[place]);
-    let (mut costs, mut best) = (least.clone(), u64::MAX);
+    places.sort_by_key(|&place| costs[place]);
+    let mut best = u64::MAX;
     for place in places {
-        if least[place] <= best {
-            costs[place] = rows[place].cost(problem, sms, most_keys);
+        if costs[place] <= best {
+            let (work, cost) = &works[place];
+            costs[place] = work.most(cost);
             best = best.min(costs[place]);
         }
     }
@@ -432,28 +444,24 @@ fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
 /// ```
 pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
     let mut defaults: Vec<(Config, (usize, usize))> = Vec::new();
+    let mut add =
+        |config: Config, head_dims: (usize, usize)| match defaults.iter_mut().find(|(other, _)| *other == config) {
+            Some((_, most)) => *most = head_dims.max(*most),
+            None => defaults.push((config, head_dims)),
+        };
     for row in table(dtype) {
         let head_dims = (row.head_dim, row.head_dim_v.unwrap_or(row.head_dim));
-        match defaults.iter_mut().find(|(other, _)| *other == row.config) {
-            Some((_, most)) => *most = head_dims.max(*most),
-            None => defaults.push((row.config, head_dims)),
-        }
+        add(row.config, head_dims);
     }
-    if dtype != DType::E4M3 {
-        let few_tiles = SPLIT
-            .into_iter()
-            .flat_map(|(most, tall, flat)| [(tall, (most, most)), (flat, (most, most))]);
-        let rows: Vec<_> = defaults
-            .iter()
-            .filter(|(config, _)| config.cluster == 1 && !config.pack_heads)
-            .copied()
-            .collect();
-        for (config, most) in few_tiles.chain(rows) {
-            let config = Config { splits: 3, ..config };
-            match defaults.iter_mut().find(|(other, _)| *other == config) {
-                Some((_, head_dims)) => *head_dims = most.max(*head_dims),
-                None => defaults.push((config, most)),
-            }
+    let plain = Problem::builder()
+        .heads(1, 1)
+        .seq_len(1)
+        .head_dim(64)
+        .dtype(dtype)
+        .build();
+    for problem in plain.iter().filter(|_| dtype != DType::E4M3) {
+        for (config, head_dim) in times::configs(problem) {
+            add(config, (head_dim, head_dim));
         }
     }
     defaults

@@ -149,17 +149,20 @@ fn few_tiles_in_splits_fill_the_sms() {
     assert_eq!((blocks_of.iter().min(), blocks_of.iter().max()), (Some(&15), Some(&16)));
 }
 
-/// The most that a block of the lists has to do: K blocks with what a tile costs besides, and the same in keys.
-fn most_of_lists(problem: &Problem, tiling: Tiling, sms: u32) -> (u64, u64) {
+/// The most that a block of the lists has to do: K blocks with what a tile costs besides, the same in keys, and items.
+fn most_of_lists(problem: &Problem, tiling: Tiling, sms: u32, keys: impl Fn(u64, u64) -> u64) -> [u64; 3] {
     let (blocks, words) = work_lists(problem, tiling, &problem.key_range(), sms);
     let mut loads = vec![(0, 0); blocks as usize];
     for (place, item) in words.chunks(WORDS).enumerate().filter(|(_, item)| item[0] != END) {
-        let (load, keys) = &mut loads[place % blocks as usize];
+        let (load, items) = &mut loads[place % blocks as usize];
         *load += u64::from(item[7]) + TILE_COST;
-        *keys += u64::from(item[7] * tiling.cols) + TILE_KEYS;
+        *items += 1;
     }
-    let most = |of: fn(&(u64, u64)) -> u64| loads.iter().map(of).max().unwrap();
-    (most(|load| load.0), most(|load| load.1))
+    loads
+        .into_iter()
+        .map(|(load, items)| [load, keys(load - TILE_COST * items, items), items])
+        .reduce(|a, b| std::array::from_fn(|of| a[of].max(b[of])))
+        .unwrap()
 }
 
 /// A K/V head's query heads together: 36 queries a tile of three warpgroups, where five heads leave four rows of each over.
@@ -222,10 +225,20 @@ proptest! {
         let problem = problem.seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).build().unwrap();
         let packing = if packs { Packing::all_of(&problem) } else { Packing::NONE };
         let tiling = Tiling { rows: 64 * rows, cols: 16 * cols, cluster, splits, packing };
-        let (blocks, keys) = most_of_lists(&problem, tiling, sms);
-        prop_assert_eq!(most_blocks(&problem, tiling, sms), blocks);
-        prop_assert_eq!(most_keys(&problem, tiling, sms), keys);
-        prop_assert!(mean_keys(&problem, tiling, sms) <= keys);
+        let work = Work::new(&problem, tiling, sms);
+        let of_blocks = |blocks, items| blocks + TILE_COST * items;
+        let of_keys = |blocks, items| blocks * u64::from(tiling.cols) + 96 * items;
+        let [blocks, keys, items] = most_of_lists(&problem, tiling, sms, of_keys);
+        let price = [work.most(of_blocks), work.most(of_keys), work.most(|_, items| items)];
+        prop_assert_eq!(price, [blocks, keys, items]);
+        prop_assert!(work.mean(of_keys) <= keys);
+        let whole = Tiling { splits: 1, ..tiling };
+        let (tiles, work_of_whole) = (Tiles::new(&problem, whole, sms), Work::new(&problem, whole, sms));
+        prop_assert!(tiles.least(tiling.cols, of_keys) <= work_of_whole.mean(of_keys));
+        let (_, words) = work_lists(&problem, tiling, &problem.key_range(), sms);
+        let items = words.chunks(WORDS).filter(|item| item[0] != END);
+        let longest = items.map(|item| u64::from(item[7])).max().unwrap();
+        prop_assert_eq!(work.longest(), longest);
     }
 
     #[test]

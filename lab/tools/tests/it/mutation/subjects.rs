@@ -48,7 +48,7 @@ pub(crate) const SUBJECTS: [Subject; 4] = [
     },
     Subject {
         name: "wgmma, a default of head_dim 64 on an H200",
-        kernel: "wgmma/m128n128-s2-pingpong-spec",
+        kernel: "wgmma/m128n128-s3-pingpong-spec-qreg",
         target: Target::Sm90a,
         dtype: DType::F16,
         head_dim: 64,

@@ -1,0 +1,142 @@
+//! What work lists leave the busiest block to do, without the lists: what tilings are compared by.
+
+use std::cmp::Reverse;
+
+use flashcore_problem::Problem;
+
+use super::loads::Loads;
+use super::{Clusters, TILE_COST, Tiling};
+
+/// The items of a tiling, by how much there is to do for each.
+pub(crate) struct Work {
+    clusters: Clusters,
+    /// K blocks of an item, and how many items of a head have as many; the longest first.
+    of_head: Vec<(u64, u64)>,
+    sms: u32,
+}
+
+/// The tiles of so many rows, and the keys that they see.
+pub(crate) struct Tiles {
+    tiling: Tiling,
+    clusters: Clusters,
+    /// First key that a tile of a head sees, and one past the last, and how many tiles see them; the last tile first.
+    of_head: Vec<(u32, u32, u64)>,
+    /// Keys of all tiles.
+    keys: u64,
+    sms: u32,
+}
+
+impl Tiles {
+    /// Those of a tiling, whatever its K blocks are.
+    pub(crate) fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Tiles {
+        let clusters = Clusters::new(problem, tiling, sms);
+        let seen = problem.key_range();
+        let end = tiling.packing.rows_of(problem.seq_len_q());
+        let keys_of = |row: usize| seen.keys(tiling.packing.query_of(row));
+        let rows = clusters.tiles * tiling.rows as usize;
+        let of_tile = |tile: usize, count: u64| {
+            let first = keys_of(tile * rows).start;
+            let past = keys_of(((tile + 1) * rows).min(end) - 1).end;
+            (first as u32, past as u32, count)
+        };
+        let of_head: Vec<(u32, u32, u64)> = match keys_of(0) == keys_of(end - 1) {
+            true => vec![of_tile(0, clusters.per_head as u64)],
+            false => (0..clusters.per_head).rev().map(|tile| of_tile(tile, 1)).collect(),
+        };
+        let keys = of_head
+            .iter()
+            .map(|&(first, past, count)| u64::from(past - first) * count);
+        let keys = keys.sum::<u64>() * clusters.all_heads as u64;
+        Tiles {
+            tiling,
+            clusters,
+            of_head,
+            keys,
+            sms,
+        }
+    }
+
+    /// Number of tiles, those of a cluster as one.
+    pub(crate) fn count(&self) -> u64 {
+        (self.clusters.all_heads * self.clusters.per_head) as u64
+    }
+
+    /// What [`Work::mean`] is at least with K blocks of so many keys.
+    pub(crate) fn least(&self, cols: u32, cost: impl Fn(u64, u64) -> u64) -> u64 {
+        cost(self.keys / u64::from(cols), self.count()) / self.clusters.count as u64
+    }
+
+    /// With K blocks of so many keys.
+    pub(crate) fn work(&self, cols: u32) -> Work {
+        let splits = u64::from(self.tiling.splits);
+        let mut of_head: Vec<(u64, u64)> = Vec::with_capacity(self.of_head.len());
+        for &(first, past, tiles) in &self.of_head {
+            // Numbers of 32 bits are divided in half the time.
+            let blocks = u64::from((past.div_ceil(cols) - first / cols).max(1));
+            let (each, longer) = (blocks / splits, blocks % splits);
+            let parts = [(each + 1, longer * tiles), (each.max(1), (splits - longer) * tiles)];
+            for (blocks, items) in parts.into_iter().filter(|(_, items)| *items > 0) {
+                match of_head.last_mut() {
+                    Some((last, count)) if *last == blocks => *count += items,
+                    _ => of_head.push((blocks, items)),
+                }
+            }
+        }
+        of_head.sort_unstable_by_key(|(blocks, _)| Reverse(*blocks));
+        let (clusters, sms) = (self.clusters, self.sms);
+        Work { clusters, of_head, sms }
+    }
+}
+
+impl Work {
+    pub(crate) fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Work {
+        Tiles::new(problem, tiling, sms).work(tiling.cols)
+    }
+
+    /// K blocks and number of the items of all heads.
+    fn all(&self) -> (u64, u64) {
+        let heads = self.clusters.all_heads as u64;
+        let sum = |(blocks, items), &(each, count): &(u64, u64)| (blocks + each * count, items + count);
+        let (blocks, items) = self.of_head.iter().fold((0, 0), sum);
+        (heads * blocks, heads * items)
+    }
+
+    /// K blocks of the item with most.
+    pub(crate) fn longest(&self) -> u64 {
+        self.of_head[0].0
+    }
+
+    /// K blocks of an SM, if all had as many, those without an item among them.
+    pub(crate) fn blocks_an_sm(&self) -> u64 {
+        self.all().0.div_ceil(u64::from(self.sms))
+    }
+
+    /// What [`Self::most`] would be if every block had the same to do: never more than that, and quicker to work out. `cost`
+    /// is that of so many K blocks in so many items.
+    pub(crate) fn mean(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
+        let (blocks, items) = self.all();
+        cost(blocks, items).div_ceil(self.clusters.count as u64)
+    }
+
+    /// The cost of the block with most to do. Lists are dealt by K blocks and [`TILE_COST`], here as many items at a time as are
+    /// dealt alike.
+    pub(crate) fn most(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
+        let (count, heads) = (self.clusters.count as u64, self.clusters.all_heads);
+        if let [(blocks, items)] = self.of_head[..] {
+            let items = (items * heads as u64).div_ceil(count);
+            return cost(items * blocks, items);
+        }
+        if self.all().1 <= count {
+            return cost(self.of_head[0].0, 1);
+        }
+        let mut loads = Loads::new(self.clusters.count);
+        for first in (0..heads).step_by(self.clusters.together) {
+            let heads = self.clusters.together.min(heads - first) as u64;
+            for &(blocks, items) in &self.of_head {
+                loads.deal(blocks + TILE_COST, items * heads, |_| ());
+            }
+        }
+        let costs = loads.all().map(|(load, items)| cost(load - TILE_COST * items, items));
+        costs.max().unwrap_or(0)
+    }
+}
