@@ -59,13 +59,10 @@ fn keys_that_no_row_sees_read_no_statistics() {
 fn the_scalar_family_equals_float64() {
     let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 60));
     let (kernels, mut rng, mut most) = (KernelCache::default(), Rng::new(first), 0f64);
+    let all: Vec<Config> = Config::all().into_iter().filter(|c| c.family() == "scalar").collect();
     for seed in first..first + count {
         let problem = problem(seed);
         let default = scalar::preferred_configs(&problem, 16)[0];
-        let all: Vec<Config> = Config::all()
-            .into_iter()
-            .filter(|config| config.family() == "scalar")
-            .collect();
         let other = (0..200).find_map(|_| Plan::with_cache(&problem, rng.pick(&all)?, Target::Sm80, &kernels).ok());
         let inputs = match seed % 4 {
             0 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],

@@ -17,6 +17,9 @@ use crate::common::number;
 /// So many problems that every lever must have had two values, and every kind of input its turn.
 const ENOUGH: u64 = 100;
 
+/// Problems for each that runs under twenty schedules.
+const SCHEDULES_ONE_IN: u64 = 20;
+
 /// A family, and what is asked of it here.
 struct Family {
     sample: fn(&mut Rng) -> Config,
@@ -25,8 +28,6 @@ struct Family {
     /// Tensor maps have no rows that repeat: then no config serves, which may be so for a quarter of the problems.
     tensor_maps: bool,
     row_counts: usize,
-    /// Problems for each that runs under twenty schedules.
-    schedules_one_in: u64,
 }
 
 const MMA: Family = Family {
@@ -34,7 +35,6 @@ const MMA: Family = Family {
     problems: 100,
     tensor_maps: false,
     row_counts: mma::FAMILY.levers[0].values.len(),
-    schedules_one_in: 10,
 };
 
 const WGMMA: Family = Family {
@@ -42,7 +42,6 @@ const WGMMA: Family = Family {
     problems: 100,
     tensor_maps: true,
     row_counts: 3,
-    schedules_one_in: 20,
 };
 
 impl Family {
@@ -153,7 +152,7 @@ impl Family {
             ..RandomLimits::default()
         };
         let mut rng = Rng::new(number("FLASHCORE_SEED", 3000));
-        for seed in 0..self.problems() / self.schedules_one_in {
+        for seed in 0..self.problems() / SCHEDULES_ONE_IN {
             let problem = random_problem(seed, &limits).unwrap();
             let Some(plan) = self.draw(&problem, &mut rng) else {
                 continue;

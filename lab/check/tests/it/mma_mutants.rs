@@ -1,7 +1,7 @@
 //! Mistakes planted in family `mma`: every barrier, wait, stage, swizzle, operand and accumulator matters, and a
 //! mistake in any of them is found; the kernels as they are, are clean.
 //!
-//! `FLASHCORE_EVERY` says that every Nth mistake is planted (6), from the one that `FLASHCORE_SEED` says (0).
+//! `FLASHCORE_EVERY` says that every Nth mistake is planted (8), from the one that `FLASHCORE_SEED` says (0).
 //! With 1 all are, which takes minutes, and each mistake held to be harmless must have been so somewhere.
 
 use crate::planted;
@@ -180,7 +180,7 @@ fn place(mutation: &Mutation, kernel: &Kernel) -> String {
 fn assert_all_found(case: &Case) {
     let plans = case.plans();
     let kernel = &plans[0].0.main.kernel;
-    let every = number("FLASHCORE_EVERY", 6).max(1) as usize;
+    let every = number("FLASHCORE_EVERY", 8).max(1) as usize;
     let planted: Vec<Mutation> = mutations(kernel)
         .into_iter()
         .filter(must_be_found)
