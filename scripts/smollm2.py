@@ -98,6 +98,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--devices", default="cpu,cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    devices = options.devices.split(",")
+    if unknown := set(devices) - {"cpu", "cuda"}:
+        parser.error(f"--devices {','.join(sorted(unknown))}: give cpu, cuda or both")
     flashcore.transformers.register(strict=True)
     source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
     tokenizer = transformers.AutoTokenizer.from_pretrained(**source, local_files_only=True)
@@ -106,7 +109,7 @@ def main():
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     failed = False
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.float32), ("cuda", torch.bfloat16)):
-        if device not in options.devices.split(","):
+        if device not in devices:
             continue
         model.to(device, dtype)
         where = torch.cuda.get_device_name() if device == "cuda" else f"cpu, {torch.get_num_threads()} threads"

@@ -172,7 +172,7 @@ def main():
         kind, config, own = globals()[name]()
         torch.manual_seed(0)
         torch.set_default_dtype(torch.bfloat16)
-        with torch.device("cuda"):
+        with torch.device("cuda"), lock(fcntl.LOCK_SH):
             model = kind(config).eval()
         implementations = [own, flashcore.transformers.NAME]
 
@@ -192,7 +192,8 @@ def main():
 
         with torch.inference_mode():
             if "error" in wanted:
-                row("error", lambda: errors(model, implementations))
+                with lock(fcntl.LOCK_SH):
+                    row("error", lambda: errors(model, implementations))
             for prompt in (int(word) for word in options.prompts.split(",") if word):
                 ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
                 if "prefill" in wanted:

@@ -4,13 +4,15 @@
 usage: torchrun --nproc-per-node 2 context_parallel.py [--seq N] [--heads N] [--kv-heads N] [--head-dim N]
            [--method NAME] [--full] [--backward] [--kernel flashcore|torch] [--rounds N]
 
-Methods: ``allgather`` and ``alltoall`` are those of ``torch.distributed.tensor.experimental.context_parallel``, a ring of
-calls of ``scaled_dot_product_attention`` whose results are merged. ``keys`` gathers K and V of all tokens, so that each
-process computes its own queries with two calls of ``flash_attn_func`` and nothing is merged. ``heads`` exchanges tensors
-that are split by tokens for tensors that are split by heads, calls ``flash_attn_func`` once, and exchanges the output
-back. ``tensor`` has tensors that are split by heads already, as tensor parallel layers have them. With GPUs each process takes one, else all use the CPU. Every process compares with attention over all tokens on
-its own device, and exits with 1 if the result is wrong. The first one prints a JSON row: errors, and milliseconds of one
-device and of all, medians and the rounds. ``--kernel torch`` computes a ring, or ``keys``, with PyTorch's own kernel.
+Methods: ``allgather`` and ``alltoall`` are those of ``torch.distributed.tensor.experimental.context_parallel``, a
+ring of calls of ``scaled_dot_product_attention`` whose results are merged. ``keys`` gathers K and V of all tokens, so
+that each process computes its own queries with two calls of ``flash_attn_func`` and nothing is merged. ``heads``
+exchanges tensors that are split by tokens for tensors that are split by heads, calls ``flash_attn_func`` once, and
+exchanges the output back. ``tensor`` has tensors that are split by heads already, as tensor parallel layers have
+them. With GPUs each process takes one, else all use the CPU. Every process compares with attention over all tokens on
+its own device, and exits with 1 if the result is wrong. The first one prints a JSON row: errors, and milliseconds of
+one device and of all, medians and the rounds. ``--kernel torch`` computes a ring, or ``keys``, with PyTorch's own
+kernel.
 """
 
 import argparse
@@ -207,7 +209,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     options.kv_heads = options.kv_heads or options.heads
+    if options.kernel == "torch" and options.method in ("heads", "tensor"):
+        parser.error(f"--kernel torch has no method {options.method}: give allgather, alltoall or keys")
     mesh, device = start()
+    if options.method == "keys" and options.seq % (2 * mesh.size()) != 0:
+        parser.error(f"--seq {options.seq}: method keys needs a multiple of twice the {mesh.size()} processes")
     row = measure(options, mesh, device)
     if dist.get_rank() == 0:
         print(json.dumps(row), flush=True)

@@ -63,7 +63,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE.jsonl")]
     times: Option<PathBuf>,
     /// Judge nothing: time the kernels of this file, lists of ids by the names of problems.
-    #[arg(long, value_name = "FILE.json", requires = "times")]
+    #[arg(long, value_name = "FILE.json", requires = "times", conflicts_with = "rows")]
     only: Option<PathBuf>,
 }
 

@@ -283,8 +283,9 @@ def _unserved(
     if query.dtype not in _DTYPES:
         return f"query holds {query.dtype}"
     of_q, of_v = query.shape[-1], value.shape[-1]
-    if of_q % 8 != 0 or of_v % 8 != 0 or of_q > 256 or of_v > 256:
-        return f"head_dim is {of_q}, which is not a multiple of 8 up to 256"
+    for head_dim in (of_q, of_v):
+        if head_dim % 8 != 0 or head_dim > 256:
+            return f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
     return None
 
 

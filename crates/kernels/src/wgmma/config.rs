@@ -259,10 +259,10 @@ impl Config {
 
     /// Refuses more blocks an SM than its shared memory has room for.
     pub(super) fn check_blocks(&self, shape: &Shape) -> Result<(), Refusal> {
-        let (needed, room) = (self.shared_bytes(shape, 1), self.room());
-        if self.min_blocks == 1 || needed <= room {
+        if self.min_blocks == 1 || self.fits_shared_memory(shape) {
             return Ok(());
         }
+        let (needed, room) = (self.shared_bytes(shape, 1), self.room());
         let allowed = format!("1: a block needs {needed} B of shared memory, and of two each may have {room}");
         Err(Refusal::lever("min_blocks", self.min_blocks, allowed))
     }

@@ -332,12 +332,12 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         return lengths::with_lengths(problem, chip);
     }
     // Batch-invariant problems are split where rows are few, in family mma.
-    let may_split = dtype != DType::E4M3 && problem.batch_invariant().is_none();
     let of_16_bits = dtype != DType::E4M3;
+    let may_split = of_16_bits && problem.batch_invariant().is_none();
     let timed = of_16_bits.then(|| times::fastest(problem, chip.sms, may_split));
     let (whole, split) = timed.unwrap_or_default();
     let much = 10 * tiles(64) >= share * chip.sms as usize;
-    // With few tiles family mma may be before whole ones.
+    // With few tiles family mma may be a tenth faster than whole ones.
     let least = whole.map_or(0, |whole| if much { whole.ps } else { 9 * whole.ps / 10 });
     let split = split.filter(|split| split.ps < least);
     let whole =
@@ -364,7 +364,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packing = ranked.iter().filter(|row| packs(problem, &row.config));
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
-    // Behind whole tiles of the model rows are for what a compiler refuses: to rank them would take as long as the choice.
+    // If the model chose whole tiles, rows are there for what a compiler refuses: to rank them would take as long as the choice.
     if timed.is_none_or(|timed| timed.config.splits > 1) {
         rank(&mut ranked, problem, chip.sms);
     }
@@ -390,18 +390,31 @@ impl Priced {
         }
     }
 
-    /// What there is to do, and the cost of so many K blocks in so many items.
-    fn work(&self, problem: &Problem, sms: u32) -> (Work, impl Fn(u64, u64) -> u64 + use<>) {
-        let is_short = problem.seq_len_kv() <= PAIR_MOST_KEYS;
-        let begin = if self.config.cluster > 1 && is_short {
-            PAIR_KEYS
-        } else {
-            0
-        };
-        let (each, cols) = (self.cost_per_key, u64::from(self.config.cols));
-        let tiling = self.config.tiling(self.config.packing(problem));
-        let cost = move |blocks, items| each * (begin + blocks * cols + TILE_KEYS * items);
-        (Work::new(problem, tiling, sms), cost)
+    fn work(&self, problem: &Problem, sms: u32) -> Work {
+        Work::new(problem, self.config.tiling(self.config.packing(problem)), sms)
+    }
+
+    /// The cost of so many K blocks in so many items.
+    fn cost(&self, blocks: u64, items: u64) -> u64 {
+        self.cost_per_key * (blocks * u64::from(self.config.cols) + TILE_KEYS * items)
+    }
+
+    /// What a block costs once.
+    fn begin(&self, problem: &Problem) -> u64 {
+        match self.config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS {
+            true => self.cost_per_key * PAIR_KEYS,
+            false => 0,
+        }
+    }
+
+    /// When the busiest SM is done.
+    fn most(&self, problem: &Problem, work: &Work) -> u64 {
+        self.begin(problem) + work.most(|blocks, items| self.cost(blocks, items))
+    }
+
+    /// The same if all SMs had as much to do.
+    fn mean(&self, problem: &Problem, work: &Work) -> u64 {
+        self.begin(problem) + work.mean(|blocks, items| self.cost(blocks, items))
     }
 
     fn packed(&self) -> Priced {
@@ -416,15 +429,15 @@ impl Priced {
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
 /// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
 fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
-    let works: Vec<_> = rows.iter().map(|row| row.work(problem, sms)).collect();
-    let mut costs: Vec<u64> = works.iter().map(|(work, cost)| work.mean(cost)).collect();
+    let works: Vec<Work> = rows.iter().map(|row| row.work(problem, sms)).collect();
+    let with_works = rows.iter().zip(&works);
+    let mut costs: Vec<u64> = with_works.map(|(row, work)| row.mean(problem, work)).collect();
     let mut places: Vec<usize> = (0..rows.len()).collect();
     places.sort_by_key(|&place| costs[place]);
     let mut best = u64::MAX;
     for place in places {
         if costs[place] <= best {
-            let (work, cost) = &works[place];
-            costs[place] = work.most(cost);
+            costs[place] = rows[place].most(problem, &works[place]);
             best = best.min(costs[place]);
         }
     }

@@ -24,7 +24,7 @@ pub(super) type Listed = BTreeMap<String, Vec<String>>;
 const BATCH_US: f64 = 400.0;
 const ROUNDS: usize = 3;
 
-/// What is baked into a kernel: all splits of keys have one.
+/// Kernels that are compiled once: all splits of keys share one.
 fn kernel_key(case: &Case, id: &str) -> String {
     let problem = &case.problem;
     let base = id
@@ -83,25 +83,31 @@ pub(super) fn sweep(
     }
     compilers.wait(|_| ());
     eprintln!("{:.1?} {} kernels compiled", began.elapsed(), kernels.len());
-    let mut functions: BTreeMap<String, Result<Vec<Function>, String>> = BTreeMap::new();
+    let mut functions: BTreeMap<Vec<String>, Result<Vec<Function>, String>> = BTreeMap::new();
     for (case, ids) in cases.iter().zip(ids) {
         let default = ids.first().cloned();
         let cache = KernelCache::default();
-        let planned = |id: String| {
-            let config = id.parse().ok()?;
-            Some((Plan::with_cache(&case.problem, &config, chip, &cache).ok()?, id))
+        let planned = |id: &String| {
+            let config = id.parse().map_err(|error| format!("{error}"))?;
+            Plan::with_cache(&case.problem, &config, chip, &cache).map_err(|refusal| refusal.to_string())
         };
-        let plans: Vec<(Plan, String)> = ids.into_par_iter().filter_map(planned).collect();
+        let planned: Vec<Result<Plan, String>> = ids.par_iter().map(planned).collect();
+        let (mut plans, mut loaded, mut failed) = (Vec::new(), Vec::new(), BTreeMap::new());
+        for (id, plan) in ids.iter().zip(planned) {
+            match plan {
+                Ok(plan) => plans.push((plan, id)),
+                Err(refusal) => drop(failed.insert(id, refusal)),
+            }
+        }
         let memory = Memory::new(stream, &case.problem, plans.iter().map(|(plan, _)| plan))?;
-        let (mut loaded, mut failed) = (Vec::new(), BTreeMap::new());
         for (plan, id) in &plans {
-            let key = kernel_key(case, id);
+            let key: Vec<String> = plan.steps().map(|step| step.kernel.name().to_string()).collect();
             let functions = functions
                 .entry(key)
                 .or_insert_with(|| Loaded::functions(stream, plan).map_err(|error| error.to_string()));
             match functions {
-                Ok(functions) => loaded.push((id, Loaded::of(stream, plan, functions, &memory)?, Vec::new())),
-                Err(error) => drop(failed.insert(id, error.clone())),
+                Ok(functions) => loaded.push((*id, Loaded::of(stream, plan, functions, &memory)?, Vec::new())),
+                Err(error) => drop(failed.insert(*id, error.clone())),
             }
         }
         for round in 0..ROUNDS {

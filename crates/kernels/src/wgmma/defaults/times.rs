@@ -1,5 +1,5 @@
-//! A model of times: what decides for problems of less than 80 µs, whose tiles leave something over at every edge, and where
-//! keys are split.
+//! A model of times. It decides where keys are split, and for problems of less than 80 µs (chunks: 240), whose tiles leave
+//! something over at every edge.
 
 use flashcore_problem::Problem;
 
@@ -49,7 +49,7 @@ const fn copying(copy: u64, times: Times) -> Times {
     Times { copy, ..times }
 }
 
-/// Fitted to 2,600 times of up to 150 µs, of 201 random problems on an H200 (run `default-times-h200`), each within 2 to 8 %
+/// Fitted to 2,600 times of up to 150 µs, of 201 random problems on an H200 (run `default-times-h200`), each within 3 to 8 %
 /// (rms). Where only one or two widths of K blocks were timed, a K block is taken to cost as much as 20 keys.
 #[rustfmt::skip]
 const TIMES: &[Times] = &[
@@ -137,7 +137,8 @@ pub(super) struct Timed {
 
 impl Timed {
     /// With levers that times hardly depend on: as many stages as there is room for, up to three, and Q in registers if at least
-    /// half of it fits. Tiles of 64 rows have two stages, and read Q from shared memory.
+    /// half of it fits. Tiles of 64 rows have two stages, and read Q from shared memory. With a soft cap and a third stage, tiles
+    /// of 192 rows would spill registers.
     fn config(&self, problem: &Problem) -> Config {
         let head_dim = self.times.head_dim as u32;
         let tile = match self.times.rows {
@@ -157,10 +158,10 @@ impl Timed {
             head_dim_v: head_dim,
             ..Shape::new(problem, ALIGNMENT, None)
         };
-        let stages = if tile.fits_shared_memory(&shape) {
-            tile.stages
-        } else {
-            2
+        let spills = tile.rows == 192 && problem.softcap().is_some();
+        let stages = match tile.fits_shared_memory(&shape) && !spills {
+            true => tile.stages,
+            false => 2,
         };
         let tile = Config { stages, ..tile };
         match tile.rows > 64 && 32 * q_held(tile).q_steps_held(&shape) >= head_dim {
@@ -211,7 +212,7 @@ pub(super) fn most_ps(problem: &Problem) -> u64 {
     }
 }
 
-/// Tiles of whole keys, and the least time that they may take.
+/// Tiles of whole keys.
 struct Candidate<'t> {
     tile: Timed,
     tiles: &'t Tiles,
@@ -267,7 +268,8 @@ impl Candidate<'_> {
     }
 }
 
-/// The fastest tiles of whole keys, if they may take less than [`most_ps`] or keys can be split; and the fastest splits.
+/// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model does not
+/// decide for it.
 pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<Timed>, Option<Timed>) {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let enough = TIMES.iter().find(|times| head_dim <= times.head_dim);
@@ -292,7 +294,7 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
                 packing,
             };
             let tiles = Tiles::new(problem, tiling, sms);
-            // Of long problems the first tiling tells that they are.
+            // The first tiling tells whether a problem is long: others take no more than a fifth less.
             let least = tiles.least(cols, |blocks, tiles| times.ps(cols, blocks, tiles));
             if all.is_empty() && 4 * least > 5 * most_ps(problem) && tiles.count() > u64::from(sms) {
                 return (None, None);
