@@ -137,16 +137,28 @@ fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
     problems
 }
 
+/// The time of a config, or of one with other stages or another place of Q, which make a per cent.
+fn time_of(config: &Config, times: &[(Config, f64)]) -> Option<f64> {
+    let alike = |config: &Config| Config {
+        stages: 2,
+        q_in_registers: false,
+        ..*config
+    };
+    let exact = times.iter().find(|(other, _)| other == config);
+    let near = exact.or_else(|| times.iter().find(|(other, _)| alike(other) == alike(config)));
+    near.map(|(_, time)| *time)
+}
+
 /// What is chosen is near the best of what was measured at lengths between powers of two.
 #[test]
 fn what_is_chosen_is_near_the_best_that_was_measured() {
     let files = [
-        ("fitted.csv", 60, 1.015, 0.002),
-        ("held-out.csv", 40, 1.015, 0.002),
+        ("fitted.csv", 64, 1.015, 0.002),
+        ("held-out.csv", 41, 1.015, 0.002),
         ("held-out-2.csv", 17, 1.015, 0.002),
         // These were measured briefly.
-        ("packed.csv", 40, 1.05, 0.008),
-        ("tails.csv", 8, 1.16, 0.02),
+        ("packed.csv", 51, 1.05, 0.008),
+        ("tails.csv", 12, 1.16, 0.02),
     ];
     for (file, least, worst, most) in files {
         let (mut losses, mut count) = (Vec::new(), 0);
@@ -154,7 +166,13 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
             let chosen = proposals(&problem, Target::Sm90a)[0].config;
             let best = times.iter().map(|(_, time)| *time).fold(f64::INFINITY, f64::min);
             count += 1;
-            if let Some((_, time)) = times.iter().find(|(config, _)| *config == chosen) {
+            let exact = times
+                .iter()
+                .find(|(config, _)| *config == chosen)
+                .map(|(_, time)| *time);
+            // A per cent matters in the others.
+            let brief = (worst >= 1.05).then(|| time_of(&chosen, &times)).flatten();
+            if let Some(time) = exact.or(brief) {
                 assert!(
                     time / best < worst,
                     "{file}, {name}: {chosen} takes {:.3} of the best",
@@ -175,19 +193,14 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
 fn what_is_chosen_for_random_problems_is_near_the_best() {
     let chosen = |problem: &Problem| proposals(problem, Target::Sm90a)[0].config;
     let drawn = measured("draw.csv");
-    let loss = |(problem, times): &(Problem, Vec<(Config, f64)>)| {
-        let of_chosen = times.iter().find(|(config, _)| *config == chosen(problem));
-        of_chosen.map(|(_, time)| *time)
-    };
-    let losses: BTreeMap<&String, Option<f64>> = drawn.iter().map(|(name, case)| (name, loss(case))).collect();
     // Packed heads and some widths were not measured then.
-    let losses: BTreeMap<&String, f64> = losses
-        .into_iter()
-        .filter_map(|(name, loss)| Some((name, loss?)))
-        .collect();
+    let losses = drawn
+        .iter()
+        .map(|(name, (problem, times))| (name, time_of(&chosen(problem), times)));
+    let losses: BTreeMap<&String, f64> = losses.filter_map(|(name, time)| Some((name, time?))).collect();
     let near = losses.values().filter(|time| **time <= 1.05).count();
     assert!(
-        losses.len() >= 20 && 10 * near >= 9 * losses.len(),
+        losses.len() >= 38 && 10 * near >= 9 * losses.len(),
         "{near} of {}: {losses:#?}",
         losses.len()
     );
@@ -197,12 +210,6 @@ fn what_is_chosen_for_random_problems_is_near_the_best() {
 /// The same at the problems that times are fitted to, of which the two fastest kernels and the chosen one are kept.
 #[test]
 fn short_problems_are_near_the_best() {
-    // Stages and where Q is make a per cent.
-    let alike = |config: &Config| Config {
-        stages: 2,
-        q_in_registers: false,
-        ..*config
-    };
     let mut losses = BTreeMap::new();
     let mut unknown = Vec::new();
     for (name, (problem, times)) in measured("short.csv") {
@@ -211,9 +218,8 @@ fn short_problems_are_near_the_best() {
         let Some(chosen) = first.map(|first| first.config) else {
             continue;
         };
-        let exact = times.iter().find(|(config, _)| *config == chosen);
-        match exact.or_else(|| times.iter().find(|(config, _)| alike(config) == alike(&chosen))) {
-            Some((_, time)) => drop(losses.insert(name, *time)),
+        match time_of(&chosen, &times) {
+            Some(time) => drop(losses.insert(name, time)),
             None => unknown.push(format!("{name}: {chosen}")),
         }
     }
