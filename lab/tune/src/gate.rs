@@ -55,9 +55,7 @@ impl Gatekeeper {
             return vec![CPU];
         }
         let families = [mma::FAMILY, wgmma::FAMILY].into_iter();
-        let mut families: Vec<_> = families
-            .map(|family| family.of_direction(self.problem.direction()))
-            .collect();
+        let mut families: Vec<_> = families.map(|family| family.of_problem(&self.problem)).collect();
         families.retain(|family| self.why_not(family).is_none());
         if families.is_empty() {
             families.push(scalar::FAMILY);
