@@ -1,14 +1,14 @@
 //! Which block is the last to finish its piece of a tile that a [schedule](super::schedule) has cut: it merges the pieces.
 //!
 //! A tile in pieces has a word of [`Combined`](super::schedule::Combined) with the number of its pieces, in the low half, and
-//! of those that are finished, in the high half. Partials are written before a piece is counted, in order at gpu scope, so
-//! the block that counts the last one reads them all. It sets the number back to 0: a schedule serves any number of launches.
+//! of those that are finished, in the high half. A count releases the partials that the block has written and acquires
+//! those of blocks that counted before, so the block that counts the last one reads them all. It sets the number back to 0: a
+//! schedule serves any number of launches.
 //!
 //! Ranges of the last round are cut into pieces at both ends at most, and all blocks come to the end of theirs at about the
 //! same time. So a block counts both of its pieces at its end: it waits once for its writes and for the counts, which no copy
 //! and no product of another tile waits for.
 
-use flashcore_ir::inst::{AtomOp, Scope};
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var};
 
 use super::schedule::{COMBINED_WORDS, FINISHED, InPieces};
@@ -76,11 +76,8 @@ impl<'k> Arrivals<'k> {
         let tile = self.combined.offset(place * COMBINED_WORDS);
         // Of the first word other blocks change the high half.
         let others = [1, 2, 3].map(|word| tile.plus(word).load());
-        // Partials before the count.
-        k.fence(Scope::Device);
-        let counts = tile.atomic(AtomOp::Add, 1u32 << FINISHED);
-        // The count before the others' partials.
-        k.fence(Scope::Device);
+        // After the block's partials, and before it reads those of others.
+        let counts = tile.fetch_add(1u32 << FINISHED);
         let pieces = InPieces::count_of(counts);
         let finished = (counts >> FINISHED) + 1;
         k.if_(finished.eq(pieces).divergent(), || {

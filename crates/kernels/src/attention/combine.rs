@@ -10,7 +10,7 @@
 //! shared memory.
 //!
 //! Where the main kernel merges ([`arrivals`](super::arrivals)), one block has all rows of a tile, and as many threads as it
-//! has: rows follow each other, and with many pieces a thread loads [`LONG_BATCH`] of them at once.
+//! has: rows follow each other, and a thread loads all pieces of a tile at once ([`BATCHES_OF_BLOCK`]).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
@@ -32,8 +32,9 @@ const COLUMNS: u32 = 4;
 
 const BATCH: u32 = 8;
 
-/// Half as many as a tile has where 8 heads share 264 blocks: two on each SM of an H200.
-const LONG_BATCH: u32 = 17;
+/// The same where a block of the main kernel merges: for tiles of up to so many pieces, and for all others. 8 heads that share
+/// 264 blocks, two on each SM of an H200, have 33.
+const BATCHES_OF_BLOCK: [u32; 2] = [12, 33];
 
 /// Threads a block, about; more where a row needs them.
 const ABOUT: u32 = 128;
@@ -62,13 +63,13 @@ impl Threads {
     }
 
     /// Those of a block of another kernel.
-    fn of_block(threads: u32, head_dim_v: u32) -> Threads {
+    fn of_block(threads: u32, head_dim_v: u32, batch: u32) -> Threads {
         let row_threads = head_dim_v / COLUMNS;
         Threads {
             groups: 1,
             rows: threads / row_threads,
             row_threads,
-            batch: BATCH,
+            batch,
         }
     }
 
@@ -238,15 +239,12 @@ impl<'k, E: MmaElement + Widen> TilesInPieces<'k, '_, E> {
     /// Merges a whole tile in a block of a kernel that does something else besides.
     #[track_caller]
     pub(crate) fn merge(&self, k: &'k KernelBuilder, tile: &InPieces<'k>, threads: u32) {
-        let few = Threads::of_block(threads, self.partials.head_dim_v);
-        let many = Threads {
-            batch: LONG_BATCH,
-            ..few
-        };
+        let threads = |batch| Threads::of_block(threads, self.partials.head_dim_v, batch);
+        let [few, many] = BATCHES_OF_BLOCK.map(threads);
         let merged = self.of_sequence(tile);
         let left = merged.rows.count - tile.tile * self.rows;
         k.for_uniform(0u32, left.min(self.rows), few.rows, |first_row| {
-            let is_few = tile.count.le(BATCH).uniform();
+            let is_few = tile.count.le(few.batch).uniform();
             k.if_else(
                 is_few,
                 || merged.merge_rows(k, few, first_row),
