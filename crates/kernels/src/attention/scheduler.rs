@@ -289,6 +289,12 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let items: Vec<[u32; WORDS]> = items.map(|words| words.map(|word| word as u32)).collect();
     let (blocks, packed) = (cluster * clusters.count, tiling.packing.heads() as usize);
     let heads = tiling.heads(problem).0 / clusters.heads;
+    // Divided once for all items of a head.
+    let place_of = |number: usize| {
+        let (batch, head) = (number / heads, number % heads * clusters.heads * packed);
+        [batch, head, head / problem.group_size()]
+    };
+    let places: Vec<[usize; 3]> = (0..clusters.all_heads).map(place_of).collect();
     // Item `n` of block `b` is the `n * blocks + b`th.
     let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
     let mut words = Vec::with_capacity(longest * blocks * WORDS);
@@ -299,10 +305,10 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
         if at * WORDS >= words.len() {
             words.resize(words.len() + blocks * WORDS, END);
         }
-        let (batch, head) = (number / heads, number % heads * clusters.heads * packed);
-        let kv_head = head / problem.group_size();
+        let [batch, head, kv_head] = places[number];
         for rank in 0..cluster {
-            let (other, neighbour) = (rank % clusters.heads, rank % clusters.tiles);
+            // A cluster has several heads, or several tiles, or neither.
+            let (other, neighbour) = (rank.min(clusters.heads - 1), rank.min(clusters.tiles - 1));
             let item = item::of_head(
                 items[place * clusters.tiles + neighbour],
                 [batch, head + other, kv_head],

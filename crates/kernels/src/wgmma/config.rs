@@ -6,7 +6,7 @@ use flashcore_ir::Target;
 use flashcore_problem::{DType, Direction, Problem};
 
 use super::backward;
-use super::tiles::{self, padded, slab_cols, tile_bytes};
+use super::tiles::{self, padded, slab_cols, slab_count, tile_bytes};
 use crate::Refusal;
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
@@ -238,7 +238,7 @@ impl Config {
 
     /// Slabs of output in shared memory at a time: one is written while the other is copied.
     pub(super) fn out_slabs(&self, shape: &Shape) -> u32 {
-        (padded(shape.head_dim_v, OUT_BYTES) / slab_cols(shape.head_dim_v, OUT_BYTES)).min(2)
+        slab_count(shape.head_dim_v, OUT_BYTES).min(2)
     }
 
     /// Tiles of Q: two where there is room, so that the next is there when it is wanted.

@@ -158,7 +158,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
         let consumer = context.q_pipeline.consumer_of(index, levers.warpgroups());
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
-        let q_rows = context.q_tile.k_major();
+        // Rows of tiles may be wider than head_dim.
+        let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
+        let q_rows = context.q_tile.k_major().steps_of(0..steps);
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
         Warpgroup {
             k,
@@ -178,7 +180,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             keys,
             values,
             q_rows,
-            k_tile: context.k_tile.k_major(),
+            k_tile: context.k_tile.k_major().steps_of(0..steps),
             v_tile: match E::TRANSPOSED {
                 true => context.v_tile.k_major(),
                 false => context.v_tile.mn_major(),

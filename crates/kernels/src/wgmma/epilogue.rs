@@ -56,7 +56,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let first = tile.part_at(storers.part, storers.rows);
         let to = rows.queries(&sequence).at(first);
         let width = out_tile.cols();
-        let slabs = padded(self.context.shape.head_dim_v, E::Out::BYTES) / width;
+        let columns = padded(self.context.shape.head_dim_v, E::Out::BYTES);
+        let slabs = columns.div_ceil(width);
         for slab in 0..slabs {
             let stage = slab % out_tile.stages();
             // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
@@ -75,7 +76,11 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 };
                 let tile = (slab * width + column) / ACC_COLS;
                 for (half, norm) in norms.into_iter().enumerate() {
-                    let pair = self.out.pair(tile, half).map(|value| value * norm);
+                    // Copies read whole slabs, and store what the tensor has of them.
+                    let pair = match tile * ACC_COLS < columns {
+                        true => self.out.pair(tile, half).map(|value| value * norm),
+                        false => [k.constant(0.0); 2],
+                    };
                     let at = out_tile.ahead(out_tile.down(at, 8 * half as u32), stage);
                     at.store_words(&[<E::Out as MmaElement>::pack(pair[0], pair[1])], Cache::Default);
                 }

@@ -233,3 +233,21 @@ fn what_cannot_be_split_is_refused() {
     let refused = refusal(&chunk().dtype(DType::E4M3), "wgmma/m64n64-s2-free-spec-k2").to_string();
     assert_eq!(refused, "splits is 2; allowed: 1 for e4m3");
 }
+
+/// Rows of such sizes are wider in shared memory than what products take.
+#[test]
+fn rows_of_an_odd_number_of_steps_are_right() {
+    for (head_dim, kernel) in [
+        (48, "wgmma/m192n64-s2-pingpong-spec"),
+        (72, "wgmma/m64n64-s2-free-spec-gqa"),
+        (80, "wgmma/m192n80-s2-pingpong-spec-qreg"),
+        (112, "wgmma/m128n64-s2-c2-pingpong-cond-qreg"),
+        (144, "wgmma/m128n64-s2-pingpong-spec-k2"),
+        (176, "wgmma/m64n64-s2-free-spec-qreg"),
+        (208, "wgmma/m64n64-s2-free-cond"),
+        (240, "wgmma/m128n64-s2-pingpong-cond"),
+    ] {
+        let problem = chunk().head_dim(head_dim).mask(Mask::CAUSAL).build().unwrap();
+        assert_clean(&problem, kernel);
+    }
+}

@@ -12,7 +12,6 @@ pub(crate) struct Work {
     clusters: Clusters,
     /// K blocks of an item, and how many items of a head have as many; the longest first.
     of_head: Vec<(u64, u64)>,
-    sms: u32,
 }
 
 /// The tiles of so many rows, and the keys that they see.
@@ -23,8 +22,12 @@ pub(crate) struct Tiles {
     of_head: Vec<(u32, u32, u64)>,
     /// Keys of all tiles.
     keys: u64,
-    sms: u32,
+    /// Past the last key that the first and the last row of a tile see, of the first tiles of a head.
+    edges: Vec<(u32, u32)>,
 }
+
+/// Tiles of a head whose edges are looked at: where the blocks that need masks lie repeats sooner with most tilings.
+const EDGES: usize = 8;
 
 impl Tiles {
     /// Those of a tiling, whatever its K blocks are.
@@ -43,6 +46,11 @@ impl Tiles {
             true => vec![of_tile(0, clusters.per_head as u64)],
             false => (0..clusters.per_head).rev().map(|tile| of_tile(tile, 1)).collect(),
         };
+        let edge = |tile: usize| {
+            let past = |row: usize| keys_of(row).end as u32;
+            (past(tile * rows), past(((tile + 1) * rows).min(end) - 1))
+        };
+        let edges = (0..clusters.per_head.min(EDGES)).map(edge).collect();
         let keys = of_head
             .iter()
             .map(|&(first, past, count)| u64::from(past - first) * count);
@@ -52,8 +60,17 @@ impl Tiles {
             clusters,
             of_head,
             keys,
-            sms,
+            edges,
         }
+    }
+
+    /// Sixteenths of the K blocks that a tile needs masks in at its last keys, on average.
+    pub(crate) fn masked(&self, cols: u32) -> u64 {
+        let blocks = self
+            .edges
+            .iter()
+            .map(|&(first, last)| last.div_ceil(cols) - first / cols);
+        16 * u64::from(blocks.sum::<u32>()) / self.edges.len() as u64
     }
 
     /// Number of tiles, those of a cluster as one.
@@ -83,8 +100,10 @@ impl Tiles {
             }
         }
         of_head.sort_unstable_by_key(|(blocks, _)| Reverse(*blocks));
-        let (clusters, sms) = (self.clusters, self.sms);
-        Work { clusters, of_head, sms }
+        Work {
+            clusters: self.clusters,
+            of_head,
+        }
     }
 }
 
@@ -104,11 +123,6 @@ impl Work {
     /// K blocks of the item with most.
     pub(crate) fn longest(&self) -> u64 {
         self.of_head[0].0
-    }
-
-    /// K blocks of an SM, if all had as many, those without an item among them.
-    pub(crate) fn blocks_an_sm(&self) -> u64 {
-        self.all().0.div_ceil(u64::from(self.sms))
     }
 
     /// What [`Self::most`] would be if every block had the same to do: never more than that, and quicker to work out. `cost`

@@ -137,11 +137,12 @@ fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
     problems
 }
 
-/// The time of a config, or of one with other stages or another place of Q, which make a per cent.
+/// The time of a config, or of one with other stages, another place of Q or another softmax, which make a per cent or two.
 fn time_of(config: &Config, times: &[(Config, f64)]) -> Option<f64> {
     let alike = |config: &Config| Config {
         stages: 2,
         q_in_registers: false,
+        rescale: Rescale::Conditional,
         ..*config
     };
     let exact = times.iter().find(|(other, _)| other == config);
@@ -158,7 +159,7 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
         ("held-out-2.csv", 17, 1.015, 0.002),
         // These were measured briefly.
         ("packed.csv", 51, 1.05, 0.008),
-        ("tails.csv", 12, 1.16, 0.02),
+        ("tails.csv", 7, 1.16, 0.02),
     ];
     for (file, least, worst, most) in files {
         let (mut losses, mut count) = (Vec::new(), 0);
@@ -200,7 +201,7 @@ fn what_is_chosen_for_random_problems_is_near_the_best() {
     let losses: BTreeMap<&String, f64> = losses.filter_map(|(name, time)| Some((name, time?))).collect();
     let near = losses.values().filter(|time| **time <= 1.05).count();
     assert!(
-        losses.len() >= 38 && 10 * near >= 9 * losses.len(),
+        losses.len() >= 34 && 10 * near >= 9 * losses.len(),
         "{near} of {}: {losses:#?}",
         losses.len()
     );
@@ -225,7 +226,7 @@ fn short_problems_are_near_the_best() {
     }
     let near = losses.values().filter(|time| **time <= 1.05).count();
     let mean = losses.values().sum::<f64>() / losses.len() as f64;
-    assert!(losses.len() >= 140 && unknown.len() <= 12, "{unknown:#?}");
+    assert!(losses.len() >= 290 && unknown.len() <= 6, "{unknown:#?}");
     assert!(
         100 * near >= 88 * losses.len(),
         "{near} of {}: {losses:#?}",

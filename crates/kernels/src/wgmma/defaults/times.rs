@@ -13,71 +13,51 @@ use crate::attention::scheduler::{MOST_SPLITS, Tiles, Tiling};
 struct Times {
     head_dim: usize,
     rows: u32,
-    cluster: u32,
     key: u64,
     block: u64,
     tile: u64,
     /// Most keys of a K block that registers have room for.
     most_cols: u32,
-    /// For a key of all K blocks, as if the SMs shared them out evenly: where copies are slow, those of other SMs delay them.
-    copy: u64,
 }
 
 const fn times(head_dim: usize, rows: u32, [key, block, tile]: [u64; 3], most_cols: u32) -> Times {
     Times {
         head_dim,
         rows,
-        cluster: 1,
         key,
         block,
         tile,
         most_cols,
-        copy: 0,
     }
-}
-
-/// The same for pairs of blocks that read K and V once.
-const fn in_pairs(head_dim: usize, rows: u32, ps: [u64; 3], most_cols: u32) -> Times {
-    Times {
-        cluster: 2,
-        ..times(head_dim, rows, ps, most_cols)
-    }
-}
-
-/// The same where copies are slow.
-const fn copying(copy: u64, times: Times) -> Times {
-    Times { copy, ..times }
 }
 
 /// Fitted to 2,600 times of up to 150 µs, of 201 random problems on an H200 (run `default-times-h200`), each within 3 to 8 %
 /// (rms). Where only one or two widths of K blocks were timed, a K block is taken to cost as much as 20 keys.
 #[rustfmt::skip]
 const TIMES: &[Times] = &[
-    times(64, 64, [4_810, 104_000, 144_000], 128),
-    times(64, 128, [6_440, 137_000, 289_000], 128),
-    times(64, 192, [8_530, 85_000, 256_000], 128),
-    times(80, 64, [8_150, 83_000, 0], 128),
-    times(80, 128, [8_540, 95_000, 515_000], 128),
-    in_pairs(80, 128, [7_820, 112_000, 1_147_000], 128),
-    times(80, 192, [9_130, 144_000, 883_000], 96),
-    times(96, 64, [6_130, 113_000, 269_000], 128),
-    times(96, 128, [7_540, 169_000, 155_000], 128),
-    times(96, 192, [9_380, 163_000, 347_000], 96),
-    copying(7_500, times(112, 64, [4_930, 130_000, 570_000], 128)),
-    copying(9_000, times(112, 128, [3_750, 130_000, 1_499_000], 128)),
-    in_pairs(112, 128, [9_300, 111_000, 1_566_000], 128),
-    copying(7_700, times(112, 192, [5_660, 130_000, 1_929_000], 96)),
-    times(128, 64, [6_650, 152_000, 248_000], 128),
-    times(128, 128, [8_540, 176_000, 412_000], 128),
-    times(128, 192, [11_570, 163_000, 526_000], 80),
-    times(160, 64, [8_560, 124_000, 453_000], 128),
-    times(160, 128, [9_250, 236_000, 952_000], 128),
-    times(160, 192, [12_870, 257_000, 725_000], 64),
-    times(192, 64, [9_200, 184_000, 291_000], 96),
-    times(192, 128, [11_870, 125_000, 1_023_000], 96),
-    times(192, 192, [14_580, 292_000, 1_804_000], 48),
-    times(256, 64, [11_210, 142_000, 631_000], 64),
-    times(256, 128, [14_150, 283_000, 747_000], 64),
+    times(64, 64, [4_540, 133_000, 157_000], 128),
+    times(64, 128, [6_410, 132_000, 333_000], 128),
+    times(64, 192, [8_360, 125_000, 149_000], 128),
+    times(80, 64, [5_340, 86_000, 901_000], 128),
+    times(80, 128, [7_770, 99_000, 482_000], 128),
+    times(80, 192, [9_170, 132_000, 527_000], 96),
+    times(96, 64, [6_230, 103_000, 149_000], 128),
+    times(96, 128, [7_520, 152_000, 202_000], 128),
+    times(96, 192, [9_680, 158_000, 211_000], 96),
+    times(112, 64, [7_210, 127_000, 18_000], 128),
+    times(112, 128, [7_830, 137_000, 609_000], 128),
+    times(112, 192, [10_180, 160_000, 521_000], 96),
+    times(128, 64, [6_780, 128_000, 165_000], 128),
+    times(128, 128, [8_090, 178_000, 408_000], 128),
+    times(128, 192, [11_730, 145_000, 443_000], 80),
+    times(160, 64, [8_350, 172_000, 544_000], 128),
+    times(160, 128, [9_520, 182_000, 999_000], 128),
+    times(160, 192, [12_190, 317_000, 544_000], 64),
+    times(192, 64, [10_250, 50_000, 431_000], 96),
+    times(192, 128, [12_020, 94_000, 783_000], 96),
+    times(192, 192, [16_210, 212_000, 1_165_000], 48),
+    times(256, 64, [9_770, 221_000, 932_000], 64),
+    times(256, 128, [12_950, 274_000, 863_000], 64),
 ];
 
 /// Picoseconds up to which the model chooses whole tiles: beyond, rows of the table are nearer to the best, but for chunks with
@@ -90,8 +70,17 @@ const MOST_PS_OF_CHUNKS: u64 = 3 * MOST_PS;
 const MERGE_PS: u64 = 2_000_000;
 const MERGE_PS_PER_KB: u64 = 550;
 
+/// A mask takes two fifths of what a K block takes besides its keys; they are counted in sixteenths.
+const MASKED_SHARE: u64 = 40;
+
 /// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads.
 const PACKED_PERCENT: u64 = 102;
+
+/// Time of K blocks with two stages and several warpgroups in hundredths of that with three.
+const TWO_STAGES_PERCENT: u64 = 104;
+
+/// Keys of K blocks in which keys are split. With more widths splits are no nearer to the best.
+const SPLIT_COLS: [u32; 3] = [64, 80, 128];
 
 /// K blocks of a split, the longest if they differ, at least: fewer were not timed.
 const LEAST_BLOCKS: u64 = 3;
@@ -103,25 +92,55 @@ const SPLIT_WHY: &str = "few tiles of rows: their keys in as many splits as give
 impl Times {
     /// Keys of K blocks that are tried. With more of them times in between are no nearer to the best.
     fn cols(&self) -> impl Iterator<Item = u32> + use<> {
-        let cols: &[u32] = match (self.rows, self.cluster) {
-            (64, _) => &[64, 96, 128],
-            (128, 1) => &[64, 80, 96, 112, 128],
-            (128, _) => &[128],
+        let cols: &[u32] = match self.rows {
+            64 => &[64, 96, 128],
+            128 => &[64, 80, 96, 112, 128],
             _ => &[48, 64, 80, 96, 128],
         };
         let most = self.most_cols;
         cols.iter().copied().filter(move |cols| *cols <= most)
     }
 
-    /// Whether keys are split in such K blocks. With more widths splits are no nearer to the best.
-    fn splits(&self, cols: u32) -> bool {
-        self.cluster == 1 && [64, 80, 128].contains(&cols)
+    /// What kernels of the problem have; smaller heads have the levers of the largest, and splits those of whole keys.
+    fn shape(&self, problem: &Problem) -> Shape {
+        let head_dim = self.head_dim as u32;
+        Shape {
+            head_dim,
+            head_dim_v: head_dim,
+            ..Shape::new(problem, ALIGNMENT, None)
+        }
     }
 
-    /// Picoseconds of so many K blocks in so many tiles.
-    fn ps(&self, cols: u32, blocks: u64, tiles: u64) -> u64 {
+    /// A tile with as many stages as there is room for, up to three. One of 64 rows has no other warpgroup to hide the rescaling
+    /// of its output, which takes longer for larger heads.
+    fn tile(&self, cols: u32, shape: &Shape) -> Config {
+        let tile = match self.rows {
+            64 => free(64, cols, 3),
+            rows => pingpong(rows, cols, 3),
+        };
+        let least = if self.rows == 64 { 64 } else { 192 };
+        let tile = if self.head_dim > least { conditional(tile) } else { tile };
+        // With a soft cap and a third stage, tiles of 192 rows would spill registers.
+        let spills = tile.rows == 192 && shape.softcap;
+        match tile.fits_shared_memory(shape) && !spills {
+            true => tile,
+            false => Config { stages: 2, ..tile },
+        }
+    }
+
+    /// Picoseconds of so many K blocks in so many tiles, each of which needs masks in so many sixteenths of a block.
+    fn ps(&self, cols: u32, masked: u64, stages: u32) -> impl Fn(u64, u64) -> u64 + use<> {
         let keys = u64::from(cols) * self.key;
-        (keys + self.block) * blocks + (keys + self.tile) * tiles
+        let percent = if stages == 2 && self.rows > 64 {
+            TWO_STAGES_PERCENT
+        } else {
+            100
+        };
+        let (block, tile) = (
+            (keys + self.block) * percent / 100,
+            keys + self.tile + self.block * masked / MASKED_SHARE,
+        );
+        move |blocks, tiles| block * blocks + tile * tiles
     }
 }
 
@@ -136,35 +155,15 @@ pub(super) struct Timed {
 }
 
 impl Timed {
-    /// With levers that times hardly depend on: as many stages as there is room for, up to three, and Q in registers if at least
-    /// half of it fits. Tiles of 64 rows have two stages, and read Q from shared memory. With a soft cap and a third stage, tiles
-    /// of 192 rows would spill registers.
+    /// With Q in registers if at least half of it fits, but in tiles of 64 rows.
     fn config(&self, problem: &Problem) -> Config {
-        let head_dim = self.times.head_dim as u32;
-        let tile = match self.times.rows {
-            64 => free(64, self.cols, 2),
-            rows => pingpong(rows, self.cols, 3),
-        };
-        let tile = if head_dim > 192 { conditional(tile) } else { tile };
+        let shape = self.times.shape(problem);
         let tile = Config {
-            cluster: self.times.cluster,
             splits: self.splits,
             pack_heads: self.packs,
-            ..tile
+            ..self.times.tile(self.cols, &shape)
         };
-        // Smaller heads have the levers of the largest, and splits those of whole keys.
-        let shape = Shape {
-            head_dim,
-            head_dim_v: head_dim,
-            ..Shape::new(problem, ALIGNMENT, None)
-        };
-        let spills = tile.rows == 192 && problem.softcap().is_some();
-        let stages = match tile.fits_shared_memory(&shape) && !spills {
-            true => tile.stages,
-            false => 2,
-        };
-        let tile = Config { stages, ..tile };
-        match tile.rows > 64 && 32 * q_held(tile).q_steps_held(&shape) >= head_dim {
+        match tile.rows > 64 && 32 * q_held(tile).q_steps_held(&shape) >= shape.head_dim {
             true => q_held(tile),
             false => tile,
         }
@@ -190,7 +189,7 @@ pub(super) fn configs(problem: &Problem) -> impl Iterator<Item = (Config, usize)
     all.flat_map(move |(times, cols)| {
         let splits = [1, 3]
             .into_iter()
-            .filter(move |splits| *splits == 1 || times.splits(cols));
+            .filter(move |splits| *splits == 1 || SPLIT_COLS.contains(&cols));
         splits.map(move |splits| {
             let timed = Timed {
                 times,
@@ -216,38 +215,43 @@ pub(super) fn most_ps(problem: &Problem) -> u64 {
 struct Candidate<'t> {
     tile: Timed,
     tiles: &'t Tiles,
+    /// [`Tiles::masked`].
+    masked: u64,
+    stages: u32,
 }
 
 impl Candidate<'_> {
-    /// Picoseconds, by those of the busiest SM if no other copied.
-    fn ps(&self, busiest: u64, blocks_an_sm: u64) -> u64 {
-        let Timed { times, cols, packs, .. } = self.tile;
-        let ps = busiest + times.copy * u64::from(cols) * blocks_an_sm;
-        if packs { ps * PACKED_PERCENT / 100 } else { ps }
+    fn cost(&self) -> impl Fn(u64, u64) -> u64 + use<> {
+        self.tile.times.ps(self.tile.cols, self.masked, self.stages)
+    }
+
+    /// Picoseconds, by those of the busiest SM if heads were not packed.
+    fn ps(&self, busiest: u64) -> u64 {
+        match self.tile.packs {
+            true => busiest * PACKED_PERCENT / 100,
+            false => busiest,
+        }
     }
 
     /// Picoseconds if the SMs shared out keys evenly, with no K block that is not full.
     fn least(&self) -> u64 {
-        let Timed { times, cols, .. } = self.tile;
-        self.ps(self.tiles.least(cols, |blocks, tiles| times.ps(cols, blocks, tiles)), 0)
+        self.ps(self.tiles.least(self.tile.cols, self.cost()))
     }
 
     /// With the time when the busiest SM is done, unless that is not before `best`.
     fn timed(&self, best: Option<u64>) -> Option<Timed> {
-        let Timed { times, cols, .. } = self.tile;
-        let work = self.tiles.work(cols);
-        let cost = |blocks, tiles| times.ps(cols, blocks, tiles);
-        let is_behind = |busiest: u64| best.is_some_and(|best| self.ps(busiest, work.blocks_an_sm()) >= best);
-        let busiest = (!is_behind(work.mean(cost))).then(|| work.most(cost))?;
-        let ps = self.ps(busiest, work.blocks_an_sm());
+        let work = self.tiles.work(self.tile.cols);
+        let is_behind = |busiest: u64| best.is_some_and(|best| self.ps(busiest) >= best);
+        let busiest = (!is_behind(work.mean(self.cost()))).then(|| work.most(self.cost()))?;
+        let ps = self.ps(busiest);
         (!is_behind(busiest)).then_some(Timed { ps, ..self.tile })
     }
 
     /// The keys of tiles in as many splits as are done first, each on an SM to itself.
     fn in_splits(&self, problem: &Problem, sms: u32) -> Option<Timed> {
-        let Timed { times, cols, .. } = self.tile;
+        let cols = self.tile.cols;
         let most = (sms / u32::try_from(self.tiles.count()).ok()?).min(MOST_SPLITS);
-        if most < 2 || !times.splits(cols) {
+        if most < 2 || !SPLIT_COLS.contains(&cols) {
             return None;
         }
         let work = self.tiles.work(cols);
@@ -257,7 +261,7 @@ impl Candidate<'_> {
         let worth = |splits: &u32| longest(*splits) >= LEAST_BLOCKS && longest(*splits) < longest(splits - 1);
         let timed = |splits: u32| {
             let merge = MERGE_PS + MERGE_PS_PER_KB * kilobytes * u64::from(splits);
-            let ps = self.ps(times.ps(cols, longest(splits), 1), work.blocks_an_sm()) + merge;
+            let ps = self.ps(self.cost()(longest(splits), 1)) + merge;
             Timed {
                 splits,
                 ps,
@@ -279,13 +283,8 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
     for times in TIMES.iter().rev().filter(of_head_dim) {
         for packs in [true, false].into_iter().filter(|packs| !packs || can_pack(problem)) {
             let packing = if packs { Packing::all_of(problem) } else { Packing::NONE };
-            let Times {
-                rows,
-                cluster,
-                most_cols,
-                ..
-            } = *times;
-            let (cols, splits) = (most_cols, 1);
+            let Times { rows, most_cols, .. } = *times;
+            let (cols, cluster, splits) = (most_cols, 1, 1);
             let tiling = Tiling {
                 rows,
                 cols,
@@ -295,7 +294,7 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
             };
             let tiles = Tiles::new(problem, tiling, sms);
             // The first tiling tells whether a problem is long: others take no more than a fifth less.
-            let least = tiles.least(cols, |blocks, tiles| times.ps(cols, blocks, tiles));
+            let least = tiles.least(cols, times.ps(cols, 0, 3));
             if all.is_empty() && 4 * least > 5 * most_ps(problem) && tiles.count() > u64::from(sms) {
                 return (None, None);
             }
@@ -304,6 +303,7 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
     }
     let mut candidates: Vec<(u64, Candidate<'_>)> = Vec::new();
     for (times, packs, tiles) in &all {
+        let shape = times.shape(problem);
         for cols in times.cols() {
             let (packs, splits) = (*packs, 1);
             let tile = Timed {
@@ -313,7 +313,12 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
                 splits,
                 ps: 0,
             };
-            let candidate = Candidate { tile, tiles };
+            let candidate = Candidate {
+                tile,
+                tiles,
+                masked: tiles.masked(cols),
+                stages: times.tile(cols, &shape).stages,
+            };
             candidates.push((candidate.least(), candidate));
         }
     }
