@@ -245,7 +245,7 @@ fn measure(
     for (plan, shown) in plans.iter().zip(all.iter_mut()) {
         let label = plan.config.to_string();
         let _spinner = style::spinner(&format!("ncu profiles {label}"));
-        let read = profiler.kernel(case, &label, device, plan.steps().count());
+        let read = profiler.kernel(case, plan, device);
         let read = read.map_err(|error| unreadable(&error))?;
         (shown.subject, shown.tool, shown.launches) = (read.subject, read.tool, read.launches);
     }

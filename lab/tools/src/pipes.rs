@@ -112,14 +112,14 @@ fn list() -> Result<Vec<Entry>, Box<dyn Error>> {
     lines.map(entry).collect()
 }
 
-/// The number of launches of a kernel, and its prediction.
-fn predict(entry: &Entry, profile: &Profile) -> Result<(usize, Predicted), Box<dyn Error>> {
+/// The plan of a kernel, and its prediction.
+fn predict(entry: &Entry, profile: &Profile) -> Result<(Plan, Predicted), Box<dyn Error>> {
     let refused = |why: &dyn std::fmt::Display| format!("{} on {}: {why}", entry.kernel, entry.case.name);
     let plan = Plan::new(&entry.case.problem, &entry.kernel.parse()?, profile.target).map_err(|why| refused(&why))?;
     let observed = Observation::of(&plan).map_err(|why| refused(&why))?;
     let prediction = observed.predict(profile, &[]);
     let predicted = Predicted::of(&observed, &prediction, profile, None);
-    Ok((plan.steps().count(), predicted))
+    Ok((plan, predicted))
 }
 
 fn measure(options: &Options, store: &Store, list: &[Entry], profile: &Profile) -> Result<(), Box<dyn Error>> {
@@ -138,9 +138,9 @@ fn measure(options: &Options, store: &Store, list: &[Entry], profile: &Profile) 
     let run = store.begin_run(&identity, &Protocol::default(), None)?;
     for entry in list {
         eprintln!("{} {}", entry.case.name, entry.kernel);
-        let (steps, predicted) = predict(entry, profile)?;
+        let (plan, predicted) = predict(entry, profile)?;
         // One that fails does not cost the others.
-        match profiler.kernel(&entry.case, &entry.kernel, "cuda:0", steps) {
+        match profiler.kernel(&entry.case, &plan, "cuda:0") {
             Ok(record) => run.add_profile(&ProfileRecord {
                 predicted: Some(predicted),
                 ..record

@@ -36,15 +36,8 @@ impl Counting {
         if self.over.load(Ordering::Relaxed) {
             return None;
         }
-        let steps = || {
-            Some(
-                Plan::new(&self.case.problem, &id.parse().ok()?, self.chip?)
-                    .ok()?
-                    .steps()
-                    .count(),
-            )
-        };
-        let read = self.profiler.kernel(&self.case, id, device, steps().unwrap_or(1));
+        let plan = Plan::new(&self.case.problem, &id.parse().ok()?, self.chip?).ok()?;
+        let read = self.profiler.kernel(&self.case, &plan, device);
         let read = read.map(|record| record.launches.into_iter().next().map(kept).unwrap_or_default());
         self.over.store(read.is_err(), Ordering::Relaxed);
         Some(read)

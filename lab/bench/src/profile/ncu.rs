@@ -46,10 +46,14 @@ pub enum NcuError {
 }
 
 /// Which launches of a program are profiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Range {
-    /// `count` after the first `skip`.
-    Launches { skip: usize, count: usize },
+    /// `count` after the first `skip` of the kernels with these names, or of all. The first one named does the work.
+    Launches {
+        names: Vec<String>,
+        skip: usize,
+        count: usize,
+    },
     /// Those between `cudaProfilerStart` and `cudaProfilerStop`, in any process that the program starts: a library may
     /// launch any number for a call.
     Marked,
@@ -57,7 +61,7 @@ pub(super) enum Range {
 
 /// The arguments with which a program is profiled into a report: the counters that are needed and warp samples, clocks
 /// and caches left as they are. Metrics `without` are left out.
-pub(super) fn arguments(report: &Path, range: Range, without: &[String]) -> Vec<String> {
+pub(super) fn arguments(report: &Path, range: &Range, without: &[String]) -> Vec<String> {
     // What is derived comes with its section, and cannot be asked for by name.
     let metrics = counters().map(|(_, metric)| metric);
     let metrics = metrics.filter(|metric| !metric.starts_with("derived__") && !without.contains(metric));
@@ -74,8 +78,15 @@ pub(super) fn arguments(report: &Path, range: Range, without: &[String]) -> Vec<
         format!("--export={}", report.display()),
     ];
     arguments.extend(match range {
-        Range::Launches { skip, count } => [format!("--launch-skip={skip}"), format!("--launch-count={count}")],
-        Range::Marked => ["--profile-from-start=off", "--target-processes=all"].map(str::to_string),
+        Range::Launches { names, skip, count } => {
+            let named = format!("--kernel-name=regex:^({})$", names.join("|"));
+            let counts = [format!("--launch-skip={skip}"), format!("--launch-count={count}")];
+            let named = (!names.is_empty()).then_some(named);
+            named.into_iter().chain(counts).collect()
+        }
+        Range::Marked => ["--profile-from-start=off", "--target-processes=all"]
+            .map(str::to_string)
+            .to_vec(),
     });
     arguments
 }
@@ -107,7 +118,7 @@ impl Ncu {
 
     /// Runs a program under ncu and reads the counters of the launches in a range. Returns what the program said, too.
     /// Metrics that this ncu or this card does not have are left out.
-    pub(super) fn profile(&self, range: Range, program: &[&OsStr]) -> Result<(Vec<KernelProfile>, String), NcuError> {
+    pub(super) fn profile(&self, range: &Range, program: &[&OsStr]) -> Result<(Vec<KernelProfile>, String), NcuError> {
         let folder = tempfile::tempdir().map_err(|error| NcuError::Failed(format!("no temporary folder: {error}")))?;
         let report = folder.path().join("profile.ncu-rep");
         let mut without = Vec::new();
@@ -137,12 +148,15 @@ impl Ncu {
         };
         let raw = import(&["--page=raw", "--print-units=base"])?;
         let mut profiles = csv::read(&raw).map_err(NcuError::Failed)?;
+        if let Range::Launches { names, .. } = range {
+            profiles.sort_by_key(|profile| names.first().is_some_and(|main| profile.kernel != *main));
+        }
         let Some(first) = profiles.first_mut() else {
             return Err(NcuError::Failed("it saw no launch".to_string()));
         };
         // The source page does not say where one launch ends: lines are of the first, which does
         // the work. Peers have no lines of ours.
-        if range != Range::Marked {
+        if *range != Range::Marked {
             let kernel = format!("--kernel-name=regex:^{}$", first.kernel);
             first.lines = csv::lines(&import(&["--page=source", "--print-source=cuda,sass", &kernel])?);
         }
@@ -240,7 +254,7 @@ mod tests {
         assert!(unknown_metrics("cannot open cuda:7").is_empty());
         let all = arguments(
             Path::new("/tmp/p"),
-            Range::Marked,
+            &Range::Marked,
             &["smsp__inst_executed.sum".to_string()],
         );
         assert!(!all.iter().any(|argument| argument.contains("smsp__inst_executed.sum")));

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use flashcore_kernels::Plan;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -35,18 +36,21 @@ pub struct Peers {
 }
 
 impl Profiler {
-    /// Reads the counters of one call of a kernel with so many steps.
+    /// Reads the counters of one call of a plan. Its main kernel is the first launch of the record.
     ///
     /// # Errors
     /// [`NcuError`]: ncu's reason, or the process's own.
-    pub fn kernel(&self, case: &Case, kernel: &str, device: &str, steps: usize) -> Result<ProfileRecord, NcuError> {
+    pub fn kernel(&self, case: &Case, plan: &Plan, device: &str) -> Result<ProfileRecord, NcuError> {
         let launch = Launch {
             problem: case.problem.clone(),
-            kernel: kernel.to_string(),
+            kernel: plan.config.to_string(),
             device: device.to_string(),
             own: None,
         };
-        self.launched(case, &launch, steps)
+        // Before a backward pass the process calls a forward pass, whose kernels have other names.
+        let names = std::iter::once(&plan.main).chain(&plan.before).chain(&plan.then);
+        let names = names.map(|step| step.kernel.name().to_string());
+        self.launched(case, &launch, names.collect(), plan.steps().count())
     }
 
     /// Reads the counters of one call of a kernel of the user, whatever a Python function launches. It should have been
@@ -71,10 +75,16 @@ impl Profiler {
             device: device.to_string(),
             own: Some((own.file.clone(), own.sha256.clone())),
         };
-        self.launched(case, &launch, 1)
+        self.launched(case, &launch, Vec::new(), 1)
     }
 
-    fn launched(&self, case: &Case, launch: &Launch, steps: usize) -> Result<ProfileRecord, NcuError> {
+    fn launched(
+        &self,
+        case: &Case,
+        launch: &Launch,
+        names: Vec<String>,
+        steps: usize,
+    ) -> Result<ProfileRecord, NcuError> {
         let text = serde_json::to_string(launch).map_err(|error| NcuError::Failed(error.to_string()))?;
         let program = [
             self.program.as_os_str(),
@@ -83,10 +93,11 @@ impl Profiler {
             text.as_ref(),
         ];
         let range = Range::Launches {
+            names,
             skip: WARM_UP * steps,
             count: steps,
         };
-        let (launches, said) = self.ncu.profile(range, &program)?;
+        let (launches, said) = self.ncu.profile(&range, &program)?;
         let kernel = &launch.kernel;
         let unknown = || SubjectInfo {
             kernel: launch.own.is_none().then(|| kernel.clone()),
@@ -108,7 +119,7 @@ impl Profiler {
         let mut program = vec![python.executable()];
         program.extend(PEER_MODULE.map(OsStr::new));
         program.push(text.as_ref());
-        let (launches, said) = self.ncu.profile(Range::Marked, &program)?;
+        let (launches, said) = self.ncu.profile(&Range::Marked, &program)?;
         self.record(case, launches, &said, || SubjectInfo::new(peer, LaunchMode::Plain))
     }
 

@@ -1,3 +1,6 @@
+use flashcore_ir::Target;
+use flashcore_kernels::Plan;
+
 use super::ncu::{Range, arguments};
 use super::*;
 
@@ -84,10 +87,14 @@ fn goals_apply_to_what_binds() {
 fn the_command_line_leaves_clocks_and_caches_alone() {
     let arguments = arguments(
         std::path::Path::new("/tmp/p"),
-        Range::Launches { skip: 3, count: 1 },
+        &Range::Launches {
+            names: vec!["a".into(), "b".into()],
+            skip: 3,
+            count: 1,
+        },
         &[],
     );
-    assert!(arguments.contains(&"--launch-skip=3".to_string()));
+    assert!(arguments.contains(&"--kernel-name=regex:^(a|b)$".to_string()));
     assert!(arguments.contains(&"--clock-control=none".to_string()));
     assert!(arguments.contains(&"--cache-control=none".to_string()));
     assert!(arguments.contains(&"--launch-skip=3".to_string()));
@@ -226,27 +233,38 @@ fn kernels_are_profiled_by_the_process_that_calls_them() {
     };
     let said = serde_json::to_string(&Said::Subject(Box::new(subject.clone()))).expect("json");
     let profiler = at(fake_ncu(folder.path(), &format!("echo '{said}'")));
-    let record = profiler.kernel(&case, "mma/x", "cuda:0", 2).expect("counters");
+    let backward = case.problem.backward().expect("a backward pass");
+    let id = "mma/m64n128-w1x8-s2-b1-qsh-xor".parse().expect("an id");
+    let plan = Plan::new(&backward, &id, Target::Sm80).expect("a plan");
+    let record = profiler.kernel(&case, &plan, "cuda:0").expect("counters");
     assert_eq!(
         (&record.subject, &*record.tool, record.launches.len()),
         (&subject, "ncu 2025.3.1.0", 4)
     );
     let calls = std::fs::read_to_string(folder.path().join("calls")).expect("calls");
-    // Three calls of two launches warm up.
+    // Three calls of three launches warm up; those of other names do not count.
+    let steps = [&plan.main, &plan.before[0], &plan.then[0]];
+    let names = steps.map(|step| step.kernel.name()).join("|");
+    let range = "--launch-skip=9 --launch-count=3 /nowhere/flashcore profile --launch {";
     assert!(
-        calls.contains("--launch-skip=6 --launch-count=2 /nowhere/flashcore profile --launch {"),
+        calls.contains(&format!("--kernel-name=regex:^({names})$ {range}")),
         "{calls}"
     );
+    // The main kernel comes first, in whatever order they were launched.
+    let id = "mma/m32n128-w2x2-s5-b1-qreg-xor-cond".parse().expect("an id");
+    let plan = Plan::new(&case.problem, &id, Target::Sm90a).expect("a plan");
+    let record = profiler.kernel(&case, &plan, "cuda:0").expect("counters");
+    assert_eq!(record.launches[0].kernel, plan.main.kernel.name());
 
     // A metric that this ncu does not have is left out.
     let folder = tempfile::tempdir().expect("a folder");
     let metric = "lts__throughput.avg.pct_of_peak_sustained_elapsed";
     let fails = format!("case \"$*\" in *{metric}*) echo '==ERROR== Failed to find metric {metric}'; exit 1;; esac");
     let profiler = at(fake_ncu(folder.path(), &fails));
-    let record = profiler.kernel(&case, "mma/x", "cuda:0", 1).expect("counters");
+    let record = profiler.kernel(&case, &plan, "cuda:0").expect("counters");
     assert_eq!(
         (record.subject.kernel.as_deref(), record.launches.len()),
-        (Some("mma/x"), 4)
+        (Some(&*plan.config.to_string()), 4)
     );
 
     // The reason of a program that fails, and counters that are not permitted.
@@ -256,7 +274,7 @@ fn kernels_are_profiled_by_the_process_that_calls_them() {
         "echo '{\"failed\": \"no such config\"}'; exit 9",
     ));
     let error = profiler
-        .kernel(&case, "mma/x", "cuda:0", 1)
+        .kernel(&case, &plan, "cuda:0")
         .expect_err("a failure")
         .to_string();
     assert_eq!(error, "ncu failed: no such config");
@@ -265,7 +283,7 @@ fn kernels_are_profiled_by_the_process_that_calls_them() {
         folder.path(),
         "echo '==ERROR== ERR_NVGPUCTRPERM - no'; exit 1",
     ));
-    assert_eq!(profiler.kernel(&case, "mma/x", "cuda:0", 1), Err(NcuError::Permission));
+    assert_eq!(profiler.kernel(&case, &plan, "cuda:0"), Err(NcuError::Permission));
 }
 
 #[cfg(unix)]
