@@ -247,14 +247,6 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
         self.add_flag(value, true);
     }
 
-    /// Adds to a 32-bit element atomically and returns the old value, with the release semantics of
-    /// [`store_release`](Self::store_release) and the acquire semantics of [`load_acquire`](Self::load_acquire).
-    #[track_caller]
-    pub fn fetch_add(self, value: impl Source<'k, E>) -> Val<'k, E> {
-        let (ty, addr, value, k) = (E::TYPE, self.address(), value.operand(), self.addr.builder());
-        k.result(|dst| Inst::Flag(FlagInst::FetchAdd { dst, ty, addr, value }))
-    }
-
     /// Adds to a 32-bit element atomically, without order (`red.relaxed`).
     #[track_caller]
     pub fn add_relaxed(self, value: impl Source<'k, E>) {

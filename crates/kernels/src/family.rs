@@ -6,8 +6,8 @@
 
 use std::iter::successors;
 
+use flashcore_problem::Direction;
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{Direction, Problem};
 
 use crate::{Refusal, mma};
 
@@ -22,11 +22,11 @@ use ids::with_words_of_today;
 pub(crate) use values::{LeverValue, lever_values};
 
 /// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
-pub type Values = [u32; 14];
+pub type Values = [u32; 13];
 
 /// A family's values, with those beyond the last.
 pub const fn padded<const LEVERS: usize>(levers: [u32; LEVERS]) -> Values {
-    let mut values: Values = [0; 14];
+    let mut values: Values = [0; 13];
     values.split_at_mut(LEVERS).0.copy_from_slice(&levers);
     values
 }
@@ -236,12 +236,10 @@ pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
 }
 
 impl Family {
-    /// The family as searches for a problem see it: a backward pass has fewer levers, and one of `mma` is for lengths on the
-    /// device. Ids are the same.
-    pub fn of_problem(self, problem: &Problem) -> Family {
-        match (self.name, problem.direction()) {
+    /// The family as searches for a problem of a direction see it: a backward pass has fewer levers. Ids are the same.
+    pub fn of_direction(self, direction: Direction) -> Family {
+        match (self.name, direction) {
             (mma::NAME, Direction::Backward) => mma::BACKWARD,
-            (mma::NAME, Direction::Forward) if problem.has_lengths() => mma::WITH_LENGTHS,
             _ => self,
         }
     }

@@ -199,9 +199,7 @@ impl<'k> Lowering<'k> {
             Inst::St { space, src, .. } if *space != Space::Global && src.bytes() == 2 => program.granule_shift = 1,
             Inst::CpAsync { .. } => program.uses_cp_async = true,
             Inst::DependencyWait => program.uses_dependency = true,
-            Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. } | FlagInst::FetchAdd { .. }) => {
-                program.uses_flags = true;
-            }
+            Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. }) => program.uses_flags = true,
             Inst::Flag(FlagInst::Add { release, .. }) => program.uses_flags |= release,
             Inst::Atom { space, dst, .. } => program.uses_flags |= *space == Space::Global && dst.is_some(),
             Inst::Wgmma(_) => (program.uses_async_proxy, program.uses_products) = (true, true),
@@ -293,9 +291,7 @@ impl Class {
             Inst::StMatrix { .. } => Class::StoreShared,
             Inst::Flag(FlagInst::LoadAcquire { .. }) => Class::LoadGlobal,
             Inst::Flag(FlagInst::StoreRelease { .. }) => Class::StoreGlobal,
-            Inst::Flag(FlagInst::Add { .. } | FlagInst::FetchAdd { .. }) | Inst::Atom { .. } | Inst::AddFour { .. } => {
-                Class::Atomic
-            }
+            Inst::Flag(FlagInst::Add { .. }) | Inst::Atom { .. } | Inst::AddFour { .. } => Class::Atomic,
             Inst::Mma { .. } | Inst::Wgmma(WgmmaInst::Mma { .. }) => Class::Tensor,
             Inst::Shfl { .. } | Inst::Vote { .. } | Inst::Redux { .. } | Inst::Elect { .. } => Class::Exchange,
             Inst::TrapIf { .. } => Class::Control,

@@ -1,7 +1,7 @@
 //! Flags: words of global memory by which threads order their accesses, at gpu scope.
 //!
-//! A word carries clocks beside its value. A release (`st.release`, `red.release`, `atom.acq_rel`, or an atomic
-//! after a fence) adds the releasing thread's clock, and an acquire (`ld.acquire`, `atom.acq_rel`, or a fence after
+//! A word carries clocks beside its value. A release (`st.release`, `red.release`, or an atomic
+//! after a fence) adds the releasing thread's clock, and an acquire (`ld.acquire`, or a fence after
 //! an atomic) joins what the word carries. Atomics keep what it carried before, as a release
 //! sequence does; stores replace it.
 
@@ -32,7 +32,6 @@ pub(crate) struct Fences {
 pub(crate) enum Order {
     Relaxed,
     Release,
-    AcquireRelease,
 }
 
 impl Cluster<'_> {
@@ -89,20 +88,6 @@ impl Cluster<'_> {
                 let order = if release { Order::Release } else { Order::Relaxed };
                 self.atomic_global(warp, pc, (AtomOp::Add, ty, order), at, (&base, &value), None);
             }
-            FlagInst::FetchAdd {
-                dst,
-                ty,
-                ref addr,
-                value,
-            } => {
-                let (base, value) = (warp.value(self.machine, addr.base), warp.value(self.machine, value));
-                let at = At::of(addr, Space::Global);
-                let (how, row) = (
-                    (AtomOp::Add, ty, Order::AcquireRelease),
-                    self.machine.program.rows.row(dst),
-                );
-                return self.atomic_global(warp, pc, how, at, (&base, &value), Some(row));
-            }
         }
         true
     }
@@ -125,16 +110,14 @@ impl Cluster<'_> {
             let place = (region.slot, offsets[lane]);
             if self.machine.communicates {
                 let carried = self.carried(place);
-                match (&carried, order) {
-                    (Some(carried), Order::AcquireRelease) => self.acquire(warp, 1 << lane, carried),
-                    (Some(carried), _) if dst.is_some() => {
-                        join_clocks(warp.fences.seen[lane].get_or_insert_default(), carried);
-                    }
-                    _ => {}
+                if dst.is_some()
+                    && let Some(carried) = &carried
+                {
+                    join_clocks(warp.fences.seen[lane].get_or_insert_default(), carried);
                 }
                 let released = match order {
                     Order::Relaxed => warp.fences.released[lane].clone(),
-                    Order::Release | Order::AcquireRelease => Some(self.now(warp, lane)),
+                    Order::Release => Some(self.now(warp, lane)),
                 };
                 self.carry(place, carried, released);
             }
@@ -143,7 +126,7 @@ impl Cluster<'_> {
                 self.observe(warp.lane(pc, lane), place);
             }
         }
-        if order != Order::Relaxed {
+        if order == Order::Release {
             warp.epoch = self.next_epoch();
         }
         let Some(dst) = dst else { return true };

@@ -55,7 +55,9 @@ impl Gatekeeper {
             return vec![CPU];
         }
         let families = [mma::FAMILY, wgmma::FAMILY].into_iter();
-        let mut families: Vec<_> = families.map(|family| family.of_problem(&self.problem)).collect();
+        let mut families: Vec<_> = families
+            .map(|family| family.of_direction(self.problem.direction()))
+            .collect();
         families.retain(|family| self.why_not(family).is_none());
         if families.is_empty() {
             families.push(scalar::FAMILY);

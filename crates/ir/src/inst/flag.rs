@@ -24,21 +24,13 @@ pub enum FlagInst {
         addr: Address,
         value: Operand,
     },
-    /// Add to the word atomically, after everything that this thread did before; `dst` receives the old value, from a release of
-    /// which on order is as with a load.
-    FetchAdd {
-        dst: Reg,
-        ty: ScalarType,
-        addr: Address,
-        value: Operand,
-    },
 }
 
 impl FlagInst {
     pub(super) fn impossible(&self) -> Option<String> {
         let ty = match self {
             FlagInst::LoadAcquire { dst, .. } => dst.class.scalar(),
-            FlagInst::StoreRelease { ty, .. } | FlagInst::Add { ty, .. } | FlagInst::FetchAdd { ty, .. } => *ty,
+            FlagInst::StoreRelease { ty, .. } | FlagInst::Add { ty, .. } => *ty,
         };
         (ty.bytes() != 4).then(|| format!("a flag of type {}; 4 bytes are possible", ty.ptx()))
     }

@@ -304,10 +304,6 @@ impl FlagInst {
             FlagInst::Add { ty, addr, value, .. } => {
                 vec![Memory(addr, Space::Global, Access::Update), Value(value, *ty)]
             }
-            FlagInst::FetchAdd { dst, ty, addr, value } => {
-                let addr = Memory(addr, Space::Global, Access::Update);
-                vec![written(dst), addr, Value(value, *ty)]
-            }
         }
     }
 }

@@ -174,7 +174,6 @@ fn flag(inst: &FlagInst) -> String {
             let order = if *release { "release" } else { "relaxed" };
             format!("red.{order}.gpu.global.add.{}", ty.ptx())
         }
-        FlagInst::FetchAdd { ty, .. } => format!("atom.acq_rel.gpu.global.add.{}", ty.ptx()),
     }
 }
 

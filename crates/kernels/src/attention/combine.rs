@@ -8,9 +8,6 @@
 //! partials at once: a thread has four neighbouring columns of a row and loads up to [`BATCH`] partials
 //! before it uses the first; with more splits, groups of threads share the splits and merge in
 //! shared memory.
-//!
-//! Where the main kernel merges ([`arrivals`](super::arrivals)), one block has all rows of a tile, and as many threads as it
-//! has: rows follow each other, and a thread loads all pieces of a tile at once ([`BATCHES_OF_BLOCK`]).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
@@ -21,7 +18,7 @@ use super::epilogue::{Sinks, Total, log_sum_exp};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
 use super::query_rows::{QueryRows, TileHeads};
-use super::schedule::{Combined, InPieces, Pieces, Schedule};
+use super::schedule::{Combined, Pieces, Schedule};
 use super::split::{self, Partial, Partials};
 use crate::Refusal;
 use crate::family::padded;
@@ -32,10 +29,6 @@ const COLUMNS: u32 = 4;
 
 const BATCH: u32 = 8;
 
-/// The same where a block of the main kernel merges: for tiles of up to so many pieces, and for all others. 8 heads that share
-/// 264 blocks, two on each SM of an H200, have 33.
-const BATCHES_OF_BLOCK: [u32; 2] = [12, 33];
-
 /// Threads a block, about; more where a row needs them.
 const ABOUT: u32 = 128;
 
@@ -45,8 +38,6 @@ struct Threads {
     groups: u32,
     rows: u32,
     row_threads: u32,
-    /// Partials that a thread loads before it uses the first.
-    batch: u32,
 }
 
 impl Threads {
@@ -58,18 +49,6 @@ impl Threads {
             groups,
             rows: (ABOUT / (groups * row_threads)).max(1),
             row_threads,
-            batch: BATCH,
-        }
-    }
-
-    /// Those of a block of another kernel.
-    fn of_block(threads: u32, head_dim_v: u32, batch: u32) -> Threads {
-        let row_threads = head_dim_v / COLUMNS;
-        Threads {
-            groups: 1,
-            rows: threads / row_threads,
-            row_threads,
-            batch,
         }
     }
 
@@ -198,79 +177,16 @@ fn listed_body<E: MmaElement + Widen>(
     heads: TileHeads,
     shape: &Shape,
 ) {
-    let tiles = TilesInPieces {
-        out: &TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out")),
-        params: &RowParams::declare(k, shape),
-        partials: Partials::to_read(k, shape.head_dim_v),
-        rows: tile_rows,
-        heads,
-    };
+    let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
+    let params = RowParams::declare(k, shape);
+    let partials = Partials::to_read(k, shape.head_dim_v);
     let tile = Combined::declare(k).at(k.block_idx(1));
     k.if_(tile.count.ne(0).uniform(), || {
-        let first_row = k.block_idx(0) * threads.rows;
-        tiles.of_sequence(&tile).merge_rows(k, threads, first_row);
-    });
-}
-
-/// What the tiles have in common that a schedule has in pieces.
-pub(crate) struct TilesInPieces<'k, 'p, E> {
-    pub out: &'p TensorParam<'k, E>,
-    /// Of all sequences.
-    pub params: &'p RowParams<'k>,
-    pub partials: Partials<'k>,
-    pub rows: u32,
-    pub heads: TileHeads,
-}
-
-impl<'k, E: MmaElement + Widen> TilesInPieces<'k, '_, E> {
-    #[track_caller]
-    fn of_sequence<'t>(&self, tile: &'t InPieces<'k>) -> MergedTile<'k, 't, E> {
-        let (params, first) = self.params.of_sequence(tile.batch);
-        MergedTile {
-            out: self.out.starting_at(first.q),
-            rows: QueryRows::new(&params, self.heads, [tile.batch, tile.head]),
-            params,
-            partials: self.partials,
-            tile_rows: self.rows,
-            tile,
-        }
-    }
-
-    /// Merges a whole tile in a block of a kernel that does something else besides.
-    #[track_caller]
-    pub(crate) fn merge(&self, k: &'k KernelBuilder, tile: &InPieces<'k>, threads: u32) {
-        let threads = |batch| Threads::of_block(threads, self.partials.head_dim_v, batch);
-        let [few, many] = BATCHES_OF_BLOCK.map(threads);
-        let merged = self.of_sequence(tile);
-        let left = merged.rows.count - tile.tile * self.rows;
-        k.for_uniform(0u32, left.min(self.rows), few.rows, |first_row| {
-            let is_few = tile.count.le(few.batch).uniform();
-            k.if_else(
-                is_few,
-                || merged.merge_rows(k, few, first_row),
-                || merged.merge_rows(k, many, first_row),
-            );
-        });
-    }
-}
-
-/// A tile in pieces, with the parameters of its sequence.
-struct MergedTile<'k, 't, E> {
-    out: TensorParam<'k, E>,
-    params: RowParams<'k>,
-    rows: QueryRows<'k>,
-    partials: Partials<'k>,
-    tile_rows: u32,
-    tile: &'t InPieces<'k>,
-}
-
-impl<'k, E: MmaElement + Widen> MergedTile<'k, '_, E> {
-    /// Merges as many rows as threads are laid out for, from one of the tile on.
-    #[track_caller]
-    fn merge_rows(&self, k: &'k KernelBuilder, threads: Threads, first_row: Val<'k, u32>) {
-        let (tile, rows, tile_rows) = (self.tile, &self.rows, self.tile_rows);
+        let (params, first) = params.of_sequence(tile.batch);
+        let out = out.starting_at(first.q);
+        let rows = QueryRows::new(&params, heads, [tile.batch, tile.head]);
         let place = Place::new(k, threads);
-        let row_in_tile = first_row + place.row;
+        let row_in_tile = k.block_idx(0) * threads.rows + place.row;
         let row = tile.tile * tile_rows + row_in_tile;
         let exists = || {
             let below_count = row_in_tile.lt(tile_rows) & row.lt(rows.count);
@@ -279,18 +195,18 @@ impl<'k, E: MmaElement + Widen> MergedTile<'k, '_, E> {
         };
         // One number is held for the row in the first slot, in place of both.
         let of_first = tile.slot * tile_rows + row_in_tile;
-        let partial = |piece| self.partials.at(piece, of_first, k.constant(tile_rows));
+        let partial = |piece| partials.at(piece, of_first, k.constant(tile_rows));
         merge(k, threads, &place, exists, tile.count, partial, |merged| {
-            let (head, sinks) = (|| rows.head_of(row), self.params.sinks.as_ref());
-            let total = merged.store(rows.of(&self.out, row), place.column, sinks, head);
-            if self.params.lse.is_some() {
+            let head = || rows.head_of(row);
+            let total = merged.store(rows.of(&out, row), place.column, params.sinks.as_ref(), head);
+            if shape.lse {
                 k.if_(place.column.eq(0).divergent(), || {
-                    let (batch_head, query) = rows.batch_head_and_query(self.params.num_heads, row);
-                    self.params.store_lse(batch_head, query, total.offset, total.sum);
+                    let (batch_head, query) = rows.batch_head_and_query(params.num_heads, row);
+                    params.store_lse(batch_head, query, total.offset, total.sum);
                 });
             }
         });
-    }
+    });
 }
 
 /// Merges the partials of a row, where it exists, and calls `store` in the threads that then have it, four columns each.
@@ -310,9 +226,9 @@ fn merge<'k>(
     let mine = Merged::nothing(k);
     let shared = (threads.groups > 1).then(|| Exchange::declare(k, threads));
     k.if_(at_work.divergent(), || {
-        k.for_divergent(group, splits, threads.groups * threads.batch, |first| {
+        k.for_divergent(group, splits, threads.groups * BATCH, |first| {
             let mut found = Vec::new();
-            for i in 0..threads.batch {
+            for i in 0..BATCH {
                 let split = first + i * threads.groups;
                 // Past the last split the last one again, to count for nothing.
                 let part = partial(split.min(splits - 1));

@@ -1,7 +1,6 @@
 //! What every attention kernel shares, each idea in one file. A family adds its main loop: shared memory, roles, copies
 //! and the order of its products.
 
-pub(crate) mod arrivals;
 pub mod block_range;
 pub(crate) mod combine;
 pub(crate) mod dq_sums;

@@ -10,9 +10,8 @@
 //! than its share. The rest of the line is cut into a range for each block, which makes up for what these leave uneven.
 //! Otherwise the line is cut into rounds, and each round into a range for each block of the main kernel. So all blocks are in
 //! one round at a time, and read K and V of few heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of
-//! the largest tiles in each range. Cuts are at ends of tiles but in the last round, whose ranges make up for the others. A
-//! tile that a cut of the last round falls into is computed in
-//! pieces, and [`combine`](super::combine) merges their partials, or [the last block](super::arrivals). A cut that would leave a piece shorter than
+//! the largest tiles in each range. Cuts are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round falls into is computed in
+//! pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a piece shorter than
 //! [`Pieces::least`] K blocks moves to the nearest end of the tile.
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
@@ -61,12 +60,8 @@ const EVEN: [u32; 2] = [7, 8];
 /// Words of a block's range of items: its first, and one past the last.
 const RANGE_WORDS: u32 = 2;
 
-/// Words of a tile in pieces: how many there are, and above them how many are [finished](super::arrivals); the first two words
-/// of its items; and the slot of the first.
-pub(super) const COMBINED_WORDS: u32 = 4;
-
-/// Bits of the number of pieces. Those above are 0 between launches.
-pub(super) const FINISHED: u32 = 16;
+/// Words of a tile in pieces: how many there are, the first two words of its items, and the slot of the first.
+const COMBINED_WORDS: u32 = 4;
 
 /// Words of a row tile: its sequence and number there; the cost of all row tiles before it.
 const ROW_TILE_WORDS: u32 = 2;
@@ -221,12 +216,9 @@ impl Schedule {
             .extend(pointers.map(|byte_offset| Arg::Buffer { slot, byte_offset }));
     }
 
-    /// Adds what a main kernel takes that has [`Partials`] and a [`Listed`], and, if it `merges` pieces, [`Arrivals`].
-    pub(crate) fn add_to_main(&self, launch: &mut Launch, merges: bool) {
-        self.add_to_launch(launch, true, |at| {
-            let pointers = [0, at.partial_sums, at.ranges, at.items].into_iter();
-            pointers.chain(merges.then_some(at.combined)).collect()
-        });
+    /// Adds what a main kernel takes that has [`Partials`] and a [`Listed`].
+    pub(crate) fn add_to_main(&self, launch: &mut Launch) {
+        self.add_to_launch(launch, true, |at| vec![0, at.partial_sums, at.ranges, at.items]);
     }
 
     /// Adds what `combine` takes: [`Partials`] and [`Combined`].
@@ -387,14 +379,7 @@ impl<'k> Combined<'k> {
     /// The tile that begins in a block of the main kernel, or of a sequence and head in splits.
     #[track_caller]
     pub(crate) fn at(&self, place: Val<'k, u32>) -> InPieces<'k> {
-        let words = self.0.offset(place * COMBINED_WORDS);
-        InPieces::of_words(&words.load_words(COMBINED_WORDS, Cache::Default))
-    }
-}
-
-impl<'k> InPieces<'k> {
-    #[track_caller]
-    pub(super) fn of_words(words: &[Val<'k, u32>]) -> Self {
+        let words = self.0.offset(place * COMBINED_WORDS).load_words(4, Cache::Default);
         InPieces {
             batch: words[1] & 0xffff,
             head: words[2] & 0xffff,
@@ -402,12 +387,6 @@ impl<'k> InPieces<'k> {
             slot: words[3],
             count: words[0],
         }
-    }
-
-    /// How many there are, of the first word while a launch counts those that are finished.
-    #[track_caller]
-    pub(super) fn count_of(word: Val<'k, u32>) -> Val<'k, u32> {
-        word & ((1 << FINISHED) - 1)
     }
 }
 

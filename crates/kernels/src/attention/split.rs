@@ -31,7 +31,7 @@ pub(crate) struct Split<'k> {
 pub(crate) struct Partials<'k> {
     out: GlobalPtr<'k, f32>,
     sums: GlobalPtr<'k, f32>,
-    pub(super) head_dim_v: u32,
+    head_dim_v: u32,
 }
 
 #[derive(Clone, Copy)]

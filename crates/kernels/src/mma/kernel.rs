@@ -4,7 +4,7 @@
 //! K block. K and V come through a ring of stages filled by asynchronous copies.
 //!
 //! Where lengths are on the device, blocks may work through lists of items, each a Q tile or a piece of one, made by a
-//! [schedule](crate::attention::schedule). Pieces are merged by `combine`, or here by [the last block](Arrivals).
+//! [schedule](crate::attention::schedule).
 //!
 //! K blocks that need a mask come first, so that the long loop over the others has none. One barrier per K block says
 //! both that the block has arrived and that its predecessor's stage may be overwritten.
@@ -14,8 +14,6 @@ use flashcore_ir::KernelBuilder;
 use super::consumer::{Warp, WarpPlace};
 use super::producer::{Block, Edges, Ring};
 use super::{Config, Rescale};
-use crate::attention::arrivals::Arrivals;
-use crate::attention::combine::TilesInPieces;
 use crate::attention::params::{Params, Shape};
 use crate::attention::schedule::Listed;
 use crate::attention::softmax::SixteenBits;
@@ -28,28 +26,12 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
     }
     let params = Params::<E>::declare(k, shape);
     if shape.listed {
-        let listed = Listed::declare(k, levers.rows, levers.cols);
-        let arrivals = levers.merge_last.then(|| Arrivals::declare(k));
-        listed.for_each(k, |item| {
-            let slot = item.slot();
-            let (params, block) = Block::of_item(params.clone(), item, levers);
+        Listed::declare(k, levers.rows, levers.cols).for_each(k, |item| {
+            let (params, block) = Block::of_item(params, item, levers);
             compute(k, levers, shape, &params, &block);
-            if let Some(arrivals) = &arrivals {
-                arrivals.add(k, slot);
-            }
-            // No copy of the next item's may overwrite a tile that a warp still reads, and partials are written.
+            // No copy of the next item's may overwrite a tile that a warp still reads.
             k.barrier();
         });
-        if let (Some(arrivals), Some(partials)) = (arrivals, params.partials) {
-            let tiles = TilesInPieces {
-                out: &params.out,
-                params: &params,
-                partials,
-                rows: levers.rows,
-                heads: levers.tile_heads(),
-            };
-            arrivals.for_each_complete(k, |tile| tiles.merge(k, tile, levers.threads()));
-        }
         return;
     }
     let (params, block) = Block::new(k, params, levers);

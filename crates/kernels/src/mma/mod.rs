@@ -70,12 +70,9 @@ pub struct Config {
     pub f16_scores: bool,
     /// Registers a thread at most (`.maxnreg`), 0 for as many as [`Self::min_blocks`] leaves.
     pub max_registers: u32,
-    /// Pieces of a tile that a [schedule](crate::attention::schedule) has cut are merged by the block that finishes its
-    /// piece last, not by `combine`, a launch of its own.
-    pub merge_last: bool,
 }
 
-const LEVERS: [Lever; 14] = [
+const LEVERS: [Lever; 13] = [
     Lever::number(
         "rows",
         "m",
@@ -148,13 +145,6 @@ const LEVERS: [Lever; 14] = [
         "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for",
     )
     .up_to(MOST_REGISTERS),
-    // Searched where there are pieces (`WITH_LENGTHS`).
-    Lever::words(
-        "merge_last",
-        &[("false", ""), ("true", "-last")],
-        "whether the last block at a tile cut in pieces merges them, or a second launch: for lengths on the device",
-    )
-    .searched(1),
 ];
 
 /// The family's levers. It has tens of thousands of configs: a search draws from them.
@@ -180,38 +170,21 @@ pub const FAMILY: Family = Family {
         Constraint {
             lever: "max_registers",
             rule: "only with b1: a multiple of 8 below what a thread has without it, and that no min_blocks leaves",
-            holds: |&[_, _, warps, kv_warps, _, min_blocks, .., most, _]| {
+            holds: |&[_, _, warps, kv_warps, _, min_blocks, .., most]| {
                 let left = |blocks| registers_left(32 * warps * kv_warps, blocks);
                 let is_new = most.is_multiple_of(8) && most < left(1) && !(2..=4).any(|blocks| left(blocks) == most);
                 most == 0 || min_blocks == 1 && is_new
             },
-        },
-        Constraint {
-            lever: "merge_last",
-            rule: "only with gqa: other tiles are not cut",
-            holds: |&[.., pack_heads, _, _, _, merge_last]| merge_last == 0 || pack_heads == 1,
         },
     ],
     tile: |&[rows, cols, ..]| rows * cols,
     repeated: None,
 };
 
-/// The family as it is for lengths on the device: keys are split by a schedule, and pieces may be merged by the last block.
-pub const WITH_LENGTHS: Family = Family {
-    levers: &{
-        let mut levers = LEVERS;
-        let [.., splits, _, _, last] = &mut levers;
-        *splits = splits.only(&[1]);
-        *last = last.only(&[0, 1]);
-        levers
-    },
-    ..FAMILY
-};
-
 #[rustfmt::skip]
 lever_values!(Config {
     rows, cols, warps, kv_warps, stages, min_blocks, q_in_registers, swizzled, rescale, pack_heads, splits, f16_scores,
-    max_registers, merge_last
+    max_registers
 });
 
 /// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
@@ -385,10 +358,6 @@ pub(crate) fn plan(
         let allowed = "1 for packed sequences, caches with lengths and pages";
         return Err(Refusal::lever("splits", config.splits, allowed));
     }
-    if config.merge_last && (!problem.has_lengths() || problem.batch_invariant().is_some()) {
-        let allowed = "false but for lengths on the device without batch_invariant: no other tile is cut in pieces";
-        return Err(Refusal::lever("merge_last", config.merge_last, allowed));
-    }
     let whole = Shape::new(problem, ALIGNMENT, tap);
     let schedule = config.schedule(problem, chip)?;
     let shape = Shape {
@@ -410,11 +379,8 @@ pub(crate) fn plan(
 
     if let Some(schedule) = schedule {
         let mut launch = launch(problem, &shape, &kernel, [schedule.grid, 1, 1]);
-        schedule.add_to_main(&mut launch, config.merge_last);
-        let then = match config.merge_last {
-            true => Vec::new(),
-            false => vec![combine::listed_step(problem, &shape, &schedule, kernels)?],
-        };
+        schedule.add_to_main(&mut launch);
+        let then = vec![combine::listed_step(problem, &shape, &schedule, kernels)?];
         return Ok((vec![schedule.step(problem, kernels)?], Step { kernel, launch }, then));
     }
     let (heads, tiles) = config.heads_and_tiles(problem);

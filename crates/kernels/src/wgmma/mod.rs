@@ -162,7 +162,7 @@ pub(crate) fn plan(
         add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout(), queries)?;
     }
     if let Err(schedule) = &work {
-        schedule.add_to_main(&mut launch, false);
+        schedule.add_to_main(&mut launch);
         before.push(schedule.step(problem, kernels)?);
         let shape = Shape { page_rows: 0, ..whole };
         then.push(combine::listed_step(problem, &shape, schedule, kernels)?);

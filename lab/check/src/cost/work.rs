@@ -179,7 +179,7 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
             (memory(*space, transactions), clocks)
         }
         Inst::LdMatrix { .. } | Inst::StMatrix { .. } => (memory(Space::Shared, transactions), with_conflicts),
-        Inst::CpAsync { .. } | Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::FetchAdd { .. }) => {
+        Inst::CpAsync { .. } | Inst::Flag(FlagInst::LoadAcquire { .. }) => {
             (memory(Space::Global, transactions), latency.l2)
         }
         Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. })

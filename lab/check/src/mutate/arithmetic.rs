@@ -31,14 +31,6 @@ impl Changes<'_> {
                 addr,
                 cache: Cache::Default,
             },
-            Inst::Flag(FlagInst::FetchAdd { dst, ty, addr, value }) => Inst::Atom {
-                op: AtomOp::Add,
-                ty,
-                space: Space::Global,
-                dst: Some(dst),
-                addr,
-                value,
-            },
             Inst::Flag(FlagInst::StoreRelease { ty, addr, value }) => Inst::St {
                 space: Space::Global,
                 src: match value {

@@ -63,7 +63,7 @@ fn removed_by(inst: &Inst) -> Option<O> {
         Inst::Fence { .. } | Inst::FenceProxyAsync | Inst::FenceMbarrierInit | Inst::Wgmma(WgmmaInst::Fence) => {
             O::DropFence
         }
-        Inst::Atom { .. } | Inst::AddFour { .. } | Inst::Flag(FlagInst::FetchAdd { .. }) => O::DropAtomic,
+        Inst::Atom { .. } | Inst::AddFour { .. } => O::DropAtomic,
         Inst::SetMaxRegs { .. } => O::DropRegisters,
         Inst::Mbar(MbarInst::Init { .. }) => O::DropInit,
         Inst::Cluster(ClusterInst::Wait { .. }) => O::DropClusterWait,

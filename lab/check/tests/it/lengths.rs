@@ -115,7 +115,7 @@ fn mma_equals_float64() {
     let (kernels, mut rng) = (KernelCache::default(), Rng::new(1));
     equals_float64(&limits, 0, |_, problem| {
         let mut drawn = (0..10_000).filter_map(|_| {
-            let config = Config::Mma(mma::WITH_LENGTHS.sample(&mut rng).into());
+            let config = Config::Mma(mma::FAMILY.sample(&mut rng).into());
             Plan::with_cache(problem, &config, Target::Sm80, &kernels).ok()
         });
         Some(drawn.next().unwrap())
@@ -154,7 +154,6 @@ fn wgmma_equals_float64() {
 
 const SCALAR: &str = "scalar/tiled-m16n16-w4-v16";
 const MMA: &str = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa";
-const MMA_LAST: &str = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa-last";
 const WGMMA: &str = "wgmma/m128n32-s2-free-cond";
 
 /// So few that blocks have several tiles, and pieces of tiles.
@@ -167,7 +166,7 @@ const FEW_SMS: Chip = Chip {
 fn ragged(config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
     let (dtype, chip) = match config {
         SCALAR => (DType::F32, Chip::from(Target::Sm80)),
-        MMA | MMA_LAST => (DType::F16, Chip::from(Target::Sm80)),
+        MMA => (DType::F16, Chip::from(Target::Sm80)),
         _ => (DType::F16, FEW_SMS),
     };
     let q_lengths = QLengths::Packed { total: 80, used: true };
@@ -388,7 +387,7 @@ pub(crate) fn run_steps(
 fn hostile_values_touch_no_foreign_memory() {
     let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
     let mut rng = Rng::new(5);
-    for (config, kv_lengths) in [(SCALAR, PAGED), (MMA, PAGED), (MMA_LAST, PAGED), (WGMMA, PAGED_BOXES)]
+    for (config, kv_lengths) in [(SCALAR, PAGED), (MMA, PAGED), (WGMMA, PAGED_BOXES)]
         .into_iter()
         .flat_map(|(config, pages)| [PACKED, pages, KvLengths::Cache].map(|kv| (config, kv)))
     {
@@ -439,7 +438,7 @@ fn values_beyond_bounds_are_cut_to_them() {
             of_pages(cut, [37; 3]),
         ),
     ] {
-        for config in [SCALAR, MMA, MMA_LAST, WGMMA] {
+        for config in [SCALAR, MMA, WGMMA] {
             if (config, kv_lengths) == (WGMMA, PAGED) {
                 continue;
             }

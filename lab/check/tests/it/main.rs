@@ -15,7 +15,6 @@ mod hopper_mutants;
 mod ladder;
 mod lengths;
 mod lever_problems;
-mod merge_last;
 mod mma_backward;
 mod mma_mutants;
 mod museum;

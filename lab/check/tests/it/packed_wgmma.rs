@@ -251,7 +251,7 @@ const PLANTED: [(&str, usize, usize, Operator, &str); 8] = [
     ("dead rows that are not zero", 5, 1, Operator::DropStore, "q_tile"),
     ("tiles of the rows that fill no warpgroup left out", 5, 0, Operator::DropAddend, "self.tiles.rows_of(&params"),
     ("dead rows merged", 5, 2, Operator::DropRemainder, "rows.is_query(row)"),
-    ("rows of the first warpgroup merged alone", 3, 2, Operator::DropAddend, "merged.store(rows.of(&self.out, row)"),
+    ("rows of the first warpgroup merged alone", 3, 2, Operator::DropAddend, "merged.store(rows.of(&out, row)"),
 ];
 
 #[test]

@@ -17,8 +17,6 @@ enum Signal {
     PlainLoad,
     /// A release that is not followed by an acquire.
     NoAcquire,
-    /// Both sides add, one of them zero, and read what was there.
-    FetchAdd,
 }
 
 /// One warp writes 32 numbers and signals; another waits for the signal and copies them.
@@ -34,7 +32,6 @@ fn hand_over(k: &KernelBuilder, signal: Signal, is_writer: flashcore_ir::Val<'_,
             k.if_(k.lane().eq(0).divergent(), || match signal {
                 Signal::Store | Signal::PlainLoad | Signal::NoAcquire => flag.store_release(1),
                 Signal::Sum => flag.add_release(1),
-                Signal::FetchAdd => _ = flag.fetch_add(1u32),
                 Signal::Relaxed => flag.add_relaxed(1),
             });
         },
@@ -43,7 +40,6 @@ fn hand_over(k: &KernelBuilder, signal: Signal, is_writer: flashcore_ir::Val<'_,
                 let value = match signal {
                     Signal::PlainLoad => flag.load(),
                     Signal::NoAcquire => flag.atomic(AtomOp::Add, 0u32),
-                    Signal::FetchAdd => flag.fetch_add(0u32),
                     Signal::Store | Signal::Sum | Signal::Relaxed => flag.load_acquire(),
                 };
                 l.break_if(value.eq(1).divergent());
@@ -71,7 +67,7 @@ fn between_blocks(signal: Signal, writer: u32) -> Case {
 #[test]
 fn a_release_orders_what_an_acquire_reads() {
     let expected: Vec<u32> = (7..39).collect();
-    for signal in [Signal::Store, Signal::Sum, Signal::FetchAdd] {
+    for signal in [Signal::Store, Signal::Sum] {
         for seed in 0..8 {
             let mut case = between_warps(signal).seed(seed);
             case.run_clean();

@@ -227,8 +227,6 @@ fn memory() -> Vec<Inst> {
                 value,
             })
         }));
-        let dst = reg(ty.class());
-        forms.push(Inst::Flag(FlagInst::FetchAdd { dst, ty, addr, value }));
     }
     let (dst, src, bytes) = (addr, addr, IMM);
     forms.push(Inst::Bulk(BulkInst::StoreBytes { dst, src, bytes }));

@@ -77,7 +77,6 @@ pub(crate) fn form(inst: &Inst) -> String {
             FlagInst::LoadAcquire { dst, .. } => format!("LoadAcquire {:?}", dst.class),
             FlagInst::StoreRelease { ty, .. } => format!("StoreRelease {ty:?}"),
             FlagInst::Add { release, ty, .. } => format!("FlagAdd {release} {ty:?}"),
-            FlagInst::FetchAdd { ty, .. } => format!("FetchAdd {ty:?}"),
         },
         Inst::Mbar(inst) => mbar_form(inst),
         Inst::Bulk(inst) => bulk_form(inst),
@@ -321,7 +320,6 @@ pub(crate) fn all_forms() -> BTreeSet<String> {
         add(format!("LoadAcquire {class}"));
         add(format!("StoreRelease {ty:?}"));
         add(format!("FlagAdd true {ty:?}"));
-        add(format!("FetchAdd {ty:?}"));
         add(format!("FlagAdd false {ty:?}"));
     }
     hopper_forms(&mut add);

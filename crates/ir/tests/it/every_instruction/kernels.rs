@@ -332,7 +332,6 @@ fn flag_kernel() -> Kernel {
             flag.plus(1).add_release(one);
             flag.plus(2).add_relaxed(one);
             sink.keep(flag.plus(-1).load_acquire());
-            sink.keep(flag.fetch_add(one));
         }
         all::<u32>(k, &sink, "u32", k.constant(1));
         all::<i32>(k, &sink, "i32", k.lane().reinterpret());

@@ -42,7 +42,6 @@ pub const BACKWARD: Family = Family {
             splits,
             acc16,
             registers,
-            last,
         ] = LEVERS;
         [
             rows.only(TILES),
@@ -58,7 +57,6 @@ pub const BACKWARD: Family = Family {
             splits.only(&[1]),
             acc16.only(&[0]),
             registers,
-            last.only(&[0]),
         ]
     },
     ..FAMILY
