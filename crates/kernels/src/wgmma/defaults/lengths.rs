@@ -1,7 +1,7 @@
 //! Proposals where lengths are on the device: the host knows bounds, and the average of packed rows.
 
 use flashcore_ir::Chip;
-use flashcore_problem::{DType, Problem, QLengths};
+use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Default, MOST_PACKED_QUERIES, Priced, Proposal, TABLE, can_pack};
 
@@ -15,6 +15,10 @@ const LEAST_PACKED_QUERIES: usize = 16;
 /// Cost of a packed tile of 192 rows in hundredths of what the table says, where one of 128 costs that: they took 1.43 to 1.46
 /// times as long for 128, 256 and 512 rows over 4,096 keys (`evidence/h200/chunks.jsonl`), where the table has 1.29.
 const TALL_PACKED_COST: u64 = 112;
+
+/// Head sizes for which heads of long causal prompts are packed: those that share the rows which were measured (run
+/// `packed-prompts` of `evidence/h200/packed.jsonl`).
+const PROMPT_HEAD_DIMS: std::ops::RangeInclusive<usize> = 113..=128;
 
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If that is
 /// the bound, all have as many rows; else half a tile of each is left over, and where a tile of 64 rows holds them, too. Blocks
@@ -31,9 +35,25 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
     let whole = usual_rows >= LEAST_USUAL_ROWS && tiles >= chip.sms as usize;
-    let packing = can_pack(problem)
+    // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as it has
+    // queries.
+    let prompt_keys = match problem.kv_lengths() {
+        KvLengths::Packed { total, .. }
+            if usual_rows > MOST_PACKED_QUERIES
+                && causal
+                && problem.mask().window_left.is_none()
+                && PROMPT_HEAD_DIMS.contains(&head_dim)
+                && can_pack(problem) =>
+        {
+            let usual_keys = (total / problem.batch()).min(problem.seq_len_kv());
+            Some(usual_keys.max(usual_rows) as u64)
+        }
+        _ => None,
+    };
+    let few_queries = can_pack(problem)
         && (LEAST_PACKED_QUERIES..=MOST_PACKED_QUERIES).contains(&usual_rows)
         && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS;
+    let packing = few_queries || prompt_keys.is_some();
     let serves = |row: &&Default| {
         let fits = head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most);
         fits && row.causal.is_none_or(|wanted| wanted == causal)
@@ -41,7 +61,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
             && !row.softcap
             && !row.config.pack_heads
     };
-    // For each key of a head, in half tiles.
+    // For each key of a head, in half tiles; of prompts, for all keys.
     let work = |row: &Priced| {
         let of_tile = row.config.packing(problem);
         let (queries, heads) = (
@@ -53,12 +73,13 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
             true => 2 * usual.next_multiple_of(queries),
             false => 2 * usual + queries,
         };
-        let tall = if heads > 1 && row.config.rows > 128 {
+        let keys = prompt_keys.map_or(1, |keys| 2 * keys - usual + queries);
+        let tall = if heads > 1 && row.config.rows > 128 && prompt_keys.is_none() {
             TALL_PACKED_COST
         } else {
             100
         };
-        row.cost_per_key * tall * covered / (queries * heads)
+        row.cost_per_key * tall * covered * keys / (queries * heads)
     };
     let mut rows: Vec<(usize, u64, Priced)> = Vec::new();
     for row in TABLE.iter().filter(serves) {

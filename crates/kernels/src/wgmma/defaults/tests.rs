@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use flashcore_problem::Mask;
+use flashcore_problem::{KvLengths, Mask, QLengths};
 
 use super::super::FAMILY;
 use super::*;
@@ -298,6 +298,31 @@ fn packed_heads() {
         assert!(rows <= MOST_PACKED_QUERIES || mask == Mask::CAUSAL || !id.contains("gqa"));
     }
     insta::assert_snapshot!(text);
+}
+
+/// Packed prompts have packed heads where that was measured to be faster: causal, of more than 512 rows, but not of 8,192.
+#[test]
+fn packed_prompts() {
+    for (batch, heads, kv_heads, usual, longest, head_dim, mask, packs) in [
+        (16, 32, 8, 2050, 4000, 128, Mask::CAUSAL, true),
+        (16, 32, 8, 2048, 2048, 128, Mask::CAUSAL, true),
+        (64, 32, 8, 550, 1000, 128, Mask::CAUSAL, true),
+        (16, 64, 8, 2050, 4000, 128, Mask::CAUSAL, true),
+        (4, 32, 8, 8192, 8192, 128, Mask::CAUSAL, false),
+        (16, 32, 8, 2050, 4000, 128, Mask::FULL, false),
+        (16, 32, 32, 2050, 4000, 128, Mask::CAUSAL, false),
+        (16, 32, 8, 2050, 4000, 64, Mask::CAUSAL, false),
+    ] {
+        let (total, used) = (batch * usual, false);
+        let builder = Problem::builder().batch(batch).heads(heads, kv_heads).mask(mask);
+        let builder = builder.seq_len(longest).head_dim(head_dim);
+        let builder = builder.q_lengths(QLengths::Packed { total, used });
+        let problem = builder.kv_lengths(KvLengths::Packed { total, used }).build().unwrap();
+        let chosen = proposals(&problem, Target::Sm90a)[0].config;
+        assert_eq!(chosen.pack_heads, packs, "{problem}: {chosen}");
+        let measured = "m192n64-s3-pingpong-spec-qreg-gqa";
+        assert!(!packs || chosen.to_string() == measured, "{problem}: {chosen}");
+    }
 }
 
 /// Blocks in pairs, of which one would have little to do or nothing.
