@@ -131,7 +131,11 @@ pub fn load(model: Model, sizes: &Sizes, flash: bool, dtype: DType, device: &Dev
             };
             let model = llama::Llama::load(weights, &config)?;
             let mut cache = llama::Cache::new(true, dtype, &config, device)?;
+            let device = device.clone();
             Ok(Box::new(move |input, position| {
+                if position == 0 {
+                    cache = llama::Cache::new(true, dtype, &config, &device)?;
+                }
                 model.forward(input, position, &mut cache)
             }))
         }

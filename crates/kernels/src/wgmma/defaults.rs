@@ -238,7 +238,7 @@ const PACKED_CAUSAL_WHY: &str =
 
 /// Most queries of a head where heads are packed to fill tiles. More fill them without; what causal masks gain has rows of the
 /// table.
-const MOST_PACKED_QUERIES: usize = 512;
+const MOST_PACKED_QUERIES: usize = 2048;
 
 /// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Not measured
 /// yet.
@@ -259,14 +259,14 @@ fn can_pack(problem: &Problem) -> bool {
     (2..=Packing::MOST).contains(&problem.group_size())
 }
 
-/// Whether a config leaves a tenth of its tiles or more out where heads are packed.
+/// Whether a config has fewer tiles where heads are packed.
 fn packs(problem: &Problem, config: &Config) -> bool {
     let tiles = |config: Config| {
         let packing = config.packing(problem);
         let queries = packing.queries_in(config.rows) as usize;
         problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
     };
-    can_pack(problem) && problem.seq_len_q() <= MOST_PACKED_QUERIES && 10 * tiles(packed(*config)) <= 9 * tiles(*config)
+    can_pack(problem) && problem.seq_len_q() <= MOST_PACKED_QUERIES && tiles(packed(*config)) < tiles(*config)
 }
 
 fn table(dtype: DType) -> &'static [Default] {

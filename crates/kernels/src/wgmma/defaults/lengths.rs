@@ -1,16 +1,19 @@
 //! Proposals where lengths are on the device: the host knows bounds, and the average of packed rows.
 
+use std::ops::RangeInclusive;
+
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
-use super::{Default, MOST_PACKED_QUERIES, Priced, Proposal, TABLE, can_pack};
+use super::{Default, Priced, Proposal, TABLE, can_pack};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served. Fewer leave
 /// most of a tile empty, and family mma has smaller ones.
 const LEAST_USUAL_ROWS: usize = 64;
 
-/// Queries of a sequence, on average, from which on heads are packed with lengths on the device. Not measured yet.
-const LEAST_PACKED_QUERIES: usize = 16;
+/// Queries of a sequence, on average, for which heads are packed with lengths on the device, so that they fill tiles. The least
+/// was not measured.
+const PACKED_QUERIES: RangeInclusive<usize> = 16..=512;
 
 /// Cost of a packed tile of 192 rows in hundredths of what the table says, where one of 128 costs that: they took 1.43 to 1.46
 /// times as long for 128, 256 and 512 rows over 4,096 keys (`evidence/h200/chunks.jsonl`), where the table has 1.29.
@@ -39,7 +42,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     // queries.
     let prompt_keys = match problem.kv_lengths() {
         KvLengths::Packed { total, .. }
-            if usual_rows > MOST_PACKED_QUERIES
+            if usual_rows > *PACKED_QUERIES.end()
                 && causal
                 && problem.mask().window_left.is_none()
                 && PROMPT_HEAD_DIMS.contains(&head_dim)
@@ -51,7 +54,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         _ => None,
     };
     let few_queries = can_pack(problem)
-        && (LEAST_PACKED_QUERIES..=MOST_PACKED_QUERIES).contains(&usual_rows)
+        && PACKED_QUERIES.contains(&usual_rows)
         && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS;
     let packing = few_queries || prompt_keys.is_some();
     let serves = |row: &&Default| {
