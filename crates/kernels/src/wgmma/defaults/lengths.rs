@@ -21,7 +21,7 @@ const TALL_PACKED_COST: u64 = 112;
 
 /// Head sizes for which heads of long causal prompts are packed: those that share the rows which were measured (run
 /// `packed-prompts` of `evidence/h200/packed.jsonl`).
-const PROMPT_HEAD_DIMS: std::ops::RangeInclusive<usize> = 113..=128;
+const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If that is
 /// the bound, all have as many rows; else half a tile of each is left over, and where a tile of 64 rows holds them, too. Blocks
