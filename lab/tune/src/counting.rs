@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flashcore_bench::Case;
 use flashcore_bench::profile::{KernelProfile, LineProfile, NcuError, Profiler};
-use flashcore_ir::Chip;
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::Plan;
 
 /// Most sampled lines that are kept with a trial.
@@ -15,7 +15,7 @@ const LINES: usize = 3;
 pub struct Counting {
     profiler: Profiler,
     case: Case,
-    /// `None`: a replay, where ncu is a program that prints recorded counters.
+    /// `None`: a replay, where ncu is a program that prints recorded counters, of whatever kernel.
     chip: Option<Chip>,
     over: AtomicBool,
 }
@@ -36,7 +36,8 @@ impl Counting {
         if self.over.load(Ordering::Relaxed) {
             return None;
         }
-        let plan = Plan::new(&self.case.problem, &id.parse().ok()?, self.chip?).ok()?;
+        let chip = self.chip.unwrap_or(Target::Sm90a.into());
+        let plan = Plan::new(&self.case.problem, &id.parse().ok()?, chip).ok()?;
         let read = self.profiler.kernel(&self.case, &plan, device);
         let read = read.map(|record| record.launches.into_iter().next().map(kept).unwrap_or_default());
         self.over.store(read.is_err(), Ordering::Relaxed);
