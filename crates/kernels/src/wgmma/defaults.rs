@@ -240,8 +240,8 @@ const PACKED_CAUSAL_WHY: &str =
 /// table.
 const MOST_PACKED_QUERIES: usize = 2048;
 
-/// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Not measured
-/// yet.
+/// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Of short
+/// problems 102 was measured ([`times`]); of long ones nothing.
 const PACKED_COST: u64 = 103;
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
