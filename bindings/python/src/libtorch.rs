@@ -60,6 +60,7 @@ functions! { Functions {
     empty_strided(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> i32;
     delete_tensor_object(Handle) -> i32;
     zero_(Handle) -> i32;
+    grad_mode_is_enabled() -> bool;
     check(bool, *const c_char, *const c_char, u32, *const c_char);
     warn(*const c_char, *const c_char, u32, *const c_char);
 } }
@@ -140,6 +141,12 @@ impl Libtorch {
         let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
         // SAFETY: as in `raise`; an exception is a warning that the user made an error.
         unsafe { (self.functions.warn)(c"".as_ptr(), c"flashcore".as_ptr(), 0, message.as_ptr()) };
+    }
+
+    /// Whether gradients of what is computed may be asked for later.
+    pub(crate) fn records_gradients(&self) -> bool {
+        // SAFETY: it reads a flag of this thread.
+        unsafe { (self.functions.grad_mode_is_enabled)() }
     }
 
     /// The handle of PyTorch's current stream on a device.

@@ -158,6 +158,27 @@ def test_opcheck(device):
         torch.library.opcheck(torch.ops.flashcore.fwd.scaled, args, test_utils=checks)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_for_inference(device):
+    """The same bits as `fwd`, of tensors [batch, heads, seq, head_dim] and without the log-sum-exp."""
+    q, k, v = tensors(device, dim_v=24)
+    bhsd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    operator = torch.ops.flashcore.fwd.bhsd
+    for causal, left, right, softcap in [(True, -1, -1, 0.0), (False, 4, 2, 3.0)]:
+        with torch.no_grad():
+            out = operator(*bhsd, 0.25, causal, left, right, softcap)
+            torch.library.opcheck(operator, (*bhsd, 0.25, causal, left, right, softcap))
+        assert out.shape == (2, 33, 4, 24) and out.is_contiguous()
+        want, _ = torch.ops.flashcore.fwd(q, k, v, 0.25, causal, left, right, softcap, False)
+        assert torch.equal(out, want)
+    with pytest.raises(RuntimeError, match=r"fwd.bhsd has no gradients: call it under torch.no_grad\(\)"):
+        operator(*bhsd, 0.25, True, -1, -1, 0.0)
+    with pytest.raises(Exception, match="fwd.bhsd has no gradients"):
+        torch.compile(operator, backend="aot_eager")(bhsd[0].requires_grad_(), *bhsd[1:], 0.25, True, -1, -1, 0.0)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="key holds fp16 and query f32"):
+        operator(bhsd[0], bhsd[1].half(), bhsd[2], 0.25, True, -1, -1, 0.0)
+
+
 class Block(torch.nn.Module):
     """A projection, attention and a residual, so that there is something to fuse around the operator."""
 

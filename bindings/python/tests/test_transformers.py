@@ -93,6 +93,50 @@ def test_generation(model_and_own, cache):
     close(generated(model, fc.NAME, cache_implementation=cache), generated(model, own, cache_implementation=cache))
 
 
+def test_inference_takes_the_short_way_and_all_else_the_long_one(llama, monkeypatch):
+    """Both give the same bits."""
+    module = llama.model.layers[0].self_attn
+    q, k, v = (torch.randn(2, heads, 21, 16) for heads in (4, 2, 2))
+    taken = []
+
+    def spy(*args):
+        taken.append(fc_forward_bhsd(*args))
+        return taken[-1]
+
+    fc_forward_bhsd = fc.forward_bhsd
+    monkeypatch.setattr(fc, "forward_bhsd", spy)
+    fc.register(strict=True)
+    for options in [{}, {"scaling": 0.5}, {"is_causal": False}, {"sliding_window": 4}, {"softcap": 2.0}]:
+        long, _ = fc.attention(module, q, k, v, None, **options)  # gradients could be recorded
+        assert taken.pop() is None
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                out, _ = fc.attention(module, q, k, v, None, position_ids=None, **options)
+            assert taken.pop() is out and torch.equal(out, long)
+
+    class Subclass(torch.Tensor):
+        pass
+
+    strided = q.transpose(2, 3).contiguous().transpose(2, 3)
+    with torch.no_grad():
+        for query in (strided, q.as_subclass(Subclass)):
+            out, _ = fc.attention(module, query, k, v, None)
+            assert taken.pop() is None
+            close(out.as_subclass(torch.Tensor), fc.attention(module, q, k, v, None)[0])
+            taken.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert fc.attention(module, q, k, v, None)[0].dtype == torch.bfloat16
+            assert taken.pop() is None
+        fc.register()
+        with pytest.warns(UserWarning, match="head_dim is 12"):
+            fc.attention(module, q[..., :12], k[..., :12], v[..., :12], None)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(q, q)
+            with pytest.raises(NotImplementedError, match="a derivative in forward mode"):
+                fc.attention(module, dual, k, v, None)
+    assert taken == [None, None]
+
+
 def test_a_prompt_in_chunks(llama):
     from transformers import DynamicCache
 

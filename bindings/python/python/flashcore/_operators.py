@@ -1,6 +1,6 @@
-"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, ``::fwd_varlen`` and
-``::fwd_kvcache``, which `forward_varlen` and `forward_kvcache` call, and the gradients of ``fwd`` and ``fwd_varlen``,
-``::bwd`` and ``::bwd_varlen``.
+"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, ``::fwd.bhsd``, which
+`forward_bhsd` calls, ``::fwd_varlen`` and ``::fwd_kvcache``, which `forward_varlen` and `forward_kvcache` call, and the
+gradients of ``fwd`` and ``fwd_varlen``, ``::bwd`` and ``::bwd_varlen``.
 
 Schemas and kernels are registered by the compiled half (``src/operators``), so that a call does not come back to
 Python. Shapes for tracing and the formulas of autograd are here.
@@ -18,6 +18,10 @@ from torch.autograd import forward_ad
 
 from . import _native
 
+SDPA_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Dtypes that both FlashCore and PyTorch's SDPA serve."""
+_HEAD_DIMS = range(8, 257, 8)
+
 
 def _register() -> None:
     folder = Path(torch.__file__).parent / "lib"
@@ -34,6 +38,13 @@ def _empty_results(q: torch.Tensor, v: torch.Tensor, out_bhsd: bool) -> tuple[to
     else:
         out = q.new_empty((batch, seq, heads, v.shape[3]), dtype=dtype)
     return out, q.new_empty((batch, heads, seq), dtype=torch.float32)
+
+
+def _empty_bhsd(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *numbers: Any) -> torch.Tensor:
+    if _records(query, key, value):
+        raise NotImplementedError("flashcore::fwd.bhsd has no gradients: call flashcore::fwd")
+    batch, heads, seq, _ = query.shape
+    return query.new_empty((batch, seq, heads, value.shape[3]))
 
 
 def _empty_gradient(of: torch.Tensor, bhsd: bool) -> torch.Tensor:
@@ -141,6 +152,7 @@ torch.library.register_fake(
         _empty_results(q, v, out_bhsd)
     ),
 )
+torch.library.register_fake("flashcore::fwd.bhsd", _empty_bhsd)
 for _name in ("fwd_varlen", "fwd_varlen.modified", "fwd_kvcache", "fwd_kvcache.modified"):
     torch.library.register_fake(f"flashcore::{_name}", lambda q, k, v, *rest: _empty_rows(q, v))
 torch.library.register_fake(
@@ -171,6 +183,7 @@ for _name, _instead in _WITHOUT_BACKWARD.items():
 
 _fwd = torch.ops.flashcore.fwd.default
 _fwd_scaled = torch.ops.flashcore.fwd.scaled
+_fwd_bhsd = torch.ops.flashcore.fwd.bhsd
 _fwd_varlen = torch.ops.flashcore.fwd_varlen.default
 _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
 _fwd_modified = torch.ops.flashcore.fwd.modified
@@ -182,6 +195,7 @@ _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 _library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
 for _name, _operator in (("fwd", _fwd), ("fwd_varlen", _fwd_varlen)):
     _library.impl(_name, _autograd_of(_operator), "Autograd", with_keyset=True)
+_library.impl("fwd.bhsd", torch.library.fallthrough_kernel, "Autograd")  # it raises where gradients are recorded
 
 
 def forward(
@@ -242,6 +256,43 @@ def forward(
     shape = (k.shape[0], k.shape[2])
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
     return _call(_fwd_scaled, q, k, v, *given, *options, *settings)
+
+
+def forward_bhsd(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window_left: int,
+    softcap: float,
+) -> torch.Tensor | None:
+    """The output ``[batch, seq, heads, head_dim_v]`` of tensors ``[batch, heads, seq, head_dim]``, for inference.
+
+    It costs the host least, which bounds a step of decoding.
+
+    Returns
+    -------
+    out
+        None where the caller must look closer: at gradients, casts, a trace, other kinds of tensors, or what `forward`
+        copies or refuses.
+    """
+    if (
+        type(query) is not torch.Tensor
+        or type(key) is not torch.Tensor
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or torch._C._is_any_autocast_enabled()
+        or forward_ad._current_level >= 0
+        or query.dtype not in SDPA_DTYPES
+        or query.shape[-1] not in _HEAD_DIMS
+        or value.shape[-1] not in _HEAD_DIMS
+        or not query.stride()[-1] == key.stride()[-1] == value.stride()[-1] == 1
+    ):
+        return None
+    if softmax_scale is None:
+        softmax_scale = query.shape[-1] ** -0.5
+    return _fwd_bhsd(query, key, value, softmax_scale, causal, window_left, -1, softcap)
 
 
 def forward_varlen(

@@ -22,14 +22,13 @@ from typing import Any
 import torch
 import torch.nn.attention
 
-from ._operators import backward, forward, slow_backward
+from ._operators import SDPA_DTYPES, backward, forward, slow_backward
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
 _NAME = "flashcore"
 _CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _CUDA = "_scaled_dot_product_flash_attention"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 # Releases before 2.11 have no list of implementations.
 _registry: Any = torch.nn.attention if hasattr(torch.nn.attention, "register_flash_attention_impl") else None
@@ -239,7 +238,7 @@ def _refused(
         why = "dropout_p is not 0"
     elif attn_mask is not None:
         why = "attn_mask is given"
-    elif query.dtype not in _DTYPES:
+    elif query.dtype not in SDPA_DTYPES:
         why = f"query holds {query.dtype}"
     elif value.shape[-1] != head_dim:
         why = "value has another head_dim than query"

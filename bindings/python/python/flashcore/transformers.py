@@ -22,13 +22,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from . import _padding
-from ._operators import forward, forward_kvcache, forward_varlen, slow_backward
+from ._operators import SDPA_DTYPES, forward, forward_bhsd, forward_kvcache, forward_varlen, slow_backward
 
 __all__ = ["NAME", "register"]
 
 NAME = "fc_attention"
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_KEYWORDS = frozenset(("position_bias", "cache", "head_mask", "s_aux", "cu_seq_lens_q"))
 _strict = False
 _warned: set[str] = set()
 
@@ -184,6 +184,12 @@ def attention(
     None
         Attention weights are not computed.
     """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
+    if attention_mask is None and dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
+        out = forward_bhsd(query, key, value, scaling, causal, window[0], softcap or 0.0)
+        if out is not None:
+            return out, None
     for name in ("position_bias", "cache", "head_mask") if kwargs else ():  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
@@ -191,7 +197,6 @@ def attention(
     if torch.is_autocast_enabled(device):  # positions are rotated in float32; sdpa is cast by PyTorch
         dtype = torch.get_autocast_dtype(device)
         query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     keys_in_use = padding = None
     if attention_mask is not None:
         if attention_mask.dtype == torch.int32:
@@ -204,8 +209,6 @@ def attention(
             padding, attention_mask = attention_mask, None
             key, value = key[:, :, : padding.shape[1]], value[:, :, : padding.shape[1]]
     sinks, packed = kwargs.get("s_aux"), kwargs.get("cu_seq_lens_q") is not None  # a mask says the same, then
-    window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
-
     why = _unserved(query, key, value, None if packed else attention_mask, dropout)
     deterministic = torch.are_deterministic_algorithms_enabled()
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
@@ -280,10 +283,9 @@ def _unserved(
         return "a mask is needed"
     if dropout != 0.0:
         return "dropout is not 0"
-    if query.dtype not in _DTYPES:
+    if query.dtype not in SDPA_DTYPES:
         return f"query holds {query.dtype}"
-    of_q, of_v = query.shape[-1], value.shape[-1]
-    for head_dim in (of_q, of_v):
+    for head_dim in (query.shape[-1], value.shape[-1]):
         if head_dim % 8 != 0 or head_dim > 256:
             return f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
     return None

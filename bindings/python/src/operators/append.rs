@@ -9,8 +9,9 @@ use flashcore::{
     RotaryTensors,
 };
 
+use super::call::{host_view, host_view_mut};
 use super::lengths::array;
-use super::{Array, Results, Rows, host_view, host_view_mut, serve};
+use super::{Array, Results, Rows, serve};
 use crate::call::attention_on;
 use crate::libtorch::{Error, Libtorch, Tensor};
 use crate::tensor::Place;

@@ -1,27 +1,25 @@
-//! PyTorch's operators: `flashcore::fwd` and `::fwd.scaled` for equal lengths, `::fwd_varlen` and
+//! PyTorch's operators: `flashcore::fwd`, `::fwd.scaled` and `::fwd.bhsd` for equal lengths, `::fwd_varlen` and
 //! `::fwd_kvcache` for others ([`lengths`]), `::append_kv` before the latter ([`append`]), `::bwd` and
 //! `::bwd_varlen` for gradients ([`backward`]). Their kernels run without Python; fake kernels and autograd are in
 //! `python/flashcore/_operators.py`.
 
 mod append;
 pub(crate) mod backward;
+mod call;
 mod lengths;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
 use std::slice;
 use std::sync::OnceLock;
 
-use flashcore::cuda::{DeviceSlice, Stream};
-use flashcore::{
-    Alibi, BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, Layout, Lengths,
-    Mask, Problem, ProblemError, TensorView, TensorViewMut,
-};
+use flashcore::{Alibi, DType, Layout, Lengths, Mask, Problem};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::call::{attention_on, problem_of};
+use self::call::{Array, Call};
+use crate::call::problem_of;
 use crate::error::forked;
-use crate::head_values::read;
 use crate::libtorch::{Described, Error, Kernel, Libtorch, Tensor};
 use crate::options::{Axes, Options};
 use crate::tensor::{Place, layout_of};
@@ -29,13 +27,15 @@ use crate::tensor::{Place, layout_of};
 static TORCH: OnceLock<Libtorch> = OnceLock::new();
 
 const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
+const BHSD_NAMES: [&str; 3] = ["query", "key", "value"];
 
 /// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
 /// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none. `deterministic` is for the
 /// gradients: whether they are the same bits in every run. `sm_margin` multiprocessors are left to other work; a problem
 /// with `split_keys` over 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or
-/// `[batch, heads]`; one of one dimension without elements is not given.
-const OPERATORS: [(&str, Kernel); 10] = [
+/// `[batch, heads]`; one of one dimension without elements is not given. `fwd.bhsd` takes tensors `[batch, heads, seq,
+/// head_dim]` and gives `[batch, seq, heads, head_dim]` alone, with the least work of the host.
+const OPERATORS: [(&str, Kernel); 11] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd, bool deterministic=False, int sm_margin=0, int split_keys=0) \
@@ -53,6 +53,11 @@ const OPERATORS: [(&str, Kernel); 10] = [
          int window_left, int window_right, float softcap, bool out_bhsd, int sm_margin=0, int split_keys=0) \
          -> (Tensor out, Tensor lse)",
         forward_modified,
+    ),
+    (
+        "fwd.bhsd(Tensor query, Tensor key, Tensor value, float softmax_scale, bool causal, int window_left, \
+         int window_right, float softcap) -> Tensor",
+        forward_bhsd,
     ),
     (lengths::VARLEN_MODIFIED, lengths::forward_varlen_modified),
     (lengths::KVCACHE_MODIFIED, lengths::forward_kvcache_modified),
@@ -79,7 +84,7 @@ pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> 
     }
 }
 
-/// The output and its log-sum-exp, three gradients, or nothing; or why not.
+/// The output, with its log-sum-exp or without, three gradients, or nothing; or why not.
 type Results<'a, const N: usize> = Result<[Tensor<'a>; N], Error>;
 
 /// Runs an operator: takes the tensors from its stack, which has `numbers` numbers after them, and
@@ -131,6 +136,11 @@ unsafe extern "C-unwind" fn forward_modified(stack: *mut u64, inputs: u64, _outp
     unsafe { serve(stack, inputs, 8, compute_modified) }
 }
 
+unsafe extern "C-unwind" fn forward_bhsd(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with five numbers, and has one result.
+    unsafe { serve(stack, inputs, 5, compute_bhsd) }
+}
+
 fn compute_modified<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     compute_with(torch, &inputs[..3], &inputs[3..], numbers)
 }
@@ -142,17 +152,52 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
 
 /// The same with sinks and slopes, or neither.
 fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
-    let of = |n: usize| inputs[n].describe::<4>(NAMES[n]);
-    let tensors = [of(0)?, of(1)?, of(2)?].map(Rows::from);
+    let of = |n: usize| inputs[n].describe::<4>(NAMES[n]).map(Rows::from);
+    let tensors = [of(0)?, of(1)?, of(2)?];
+    let [batch, seq, heads, _] = tensors[0].layout.shape;
+    let lse_strides = [(heads * seq) as i64, seq as i64, 1];
+    let lse = torch.empty([batch, heads, seq], lse_strides, Some(DType::F32), tensors[0].place)?;
+    let dense = if numbers[5] as u8 != 0 {
+        Layout::bhsd
+    } else {
+        Layout::bshd
+    };
+    let options = forward_options(numbers)?;
+    let out = output_of(torch, tensors, &inputs[3..], head_values, dense, Some(&lse), options)?;
+    Ok([out, lse])
+}
+
+/// `flashcore::fwd.bhsd`, which autograd does not see.
+fn compute_bhsd<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
+    if torch.records_gradients() {
+        return Err(
+            "flashcore::fwd.bhsd has no gradients: call it under torch.no_grad(), or call flashcore::fwd".into(),
+        );
+    }
+    let of = |n: usize| inputs[n].describe::<4>(BHSD_NAMES[n]).map(Rows::of_bhsd);
+    let tensors = [of(0)?, of(1)?, of(2)?];
+    let options = options_of(numbers);
+    Ok([output_of(torch, tensors, &[], &[], Layout::bshd, None, options)?])
+}
+
+/// The output, new and dense; the log-sum-exp is written to `lse` if that is given.
+fn output_of<'a>(
+    torch: &'a Libtorch,
+    tensors: [Rows; 3],
+    scales: &[Tensor],
+    head_values: &[Tensor],
+    dense: fn([usize; 4]) -> Layout,
+    lse: Option<&Tensor>,
+    mut options: Options,
+) -> Result<Tensor<'a>, Error> {
     let [q, k, v] = &tensors;
     let (place, dtype) = q.agree(&[k, v])?;
-    let out_bhsd = numbers[5] as u8 != 0;
     let ([batch, seq, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
-    let o_layout = if out_bhsd { Layout::bhsd } else { Layout::bshd }([batch, seq, heads, head_dim_v]);
-    let mut options = forward_options(numbers)?;
+    let o_layout = dense([batch, seq, heads, head_dim_v]);
+    options.return_lse = lse.is_some();
     let head_values = HeadValues::new(head_values, place, [batch, heads], &mut options)?;
     let problem = problem_of(dtype, [&q.layout, &k.layout, &v.layout, &o_layout], &options)?;
-    let scales = inputs[3..]
+    let scales = scales
         .iter()
         .zip(&NAMES[3..])
         .map(|(scale, name)| scale_of(scale, name, &problem, place));
@@ -162,8 +207,6 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
     }
 
     let out = torch.empty(o_layout.shape, o_layout.strides, Some(dtype.output()), place)?;
-    let lse_strides = [(heads * seq) as i64, seq as i64, 1];
-    let lse = torch.empty([batch, heads, seq], lse_strides, Some(DType::F32), place)?;
     let call = Call {
         torch,
         place,
@@ -173,11 +216,11 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
         scales,
         head_values,
         lengths: Lengths::default(),
-        outputs: [out.first()?, lse.first()?],
+        outputs: [out.first()?, lse.map_or(Ok(null_mut()), Tensor::first)?],
         gradients: None,
     };
     call.run()?;
-    Ok([out, lse])
+    Ok(out)
 }
 
 /// The options that the numbers of an operator begin with: scale, causal, both sides of the window,
@@ -243,6 +286,13 @@ impl From<Described<4>> for Rows {
 }
 
 impl Rows {
+    /// A tensor `[batch, heads, seq, head_dim]`.
+    fn of_bhsd(mut tensor: Described<4>) -> Rows {
+        tensor.shape.swap(1, 2);
+        tensor.strides.swap(1, 2);
+        tensor.into()
+    }
+
     /// The place and dtype of q, which must be those of the others.
     fn agree(&self, others: &[&Rows]) -> Result<(Place, DType), Error> {
         let (place, dtype) = (self.place, self.dtype);
@@ -250,10 +300,13 @@ impl Rows {
             let name = other.name;
             if other.place != place {
                 let theirs = other.place;
-                return Err(format!("{name} is on {theirs} and q on {place}; move all tensors to one device").into());
+                let ours = self.name;
+                return Err(
+                    format!("{name} is on {theirs} and {ours} on {place}; move all tensors to one device").into(),
+                );
             }
             if other.dtype != dtype {
-                return Err(format!("{name} holds {} and q {dtype}; convert one", other.dtype).into());
+                return Err(format!("{name} holds {} and {} {dtype}; convert one", other.dtype, self.name).into());
             }
         }
         Ok((place, dtype))
@@ -297,192 +350,6 @@ impl HeadValues {
         options.sinks = sinks.as_ref().map(|sinks| sinks.dtype);
         Ok(HeadValues { sinks, slopes })
     }
-}
-
-/// int32 numbers on the tensors' device.
-#[derive(Clone, Copy)]
-struct Array {
-    first: *mut i32,
-    len: usize,
-}
-
-/// A problem and its tensors.
-struct Call<'a> {
-    torch: &'a Libtorch,
-    place: Place,
-    /// Multiprocessors that are left to other work.
-    sm_margin: u32,
-    problem: Problem,
-    tensors: [Rows; 3],
-    scales: Vec<*mut u8>,
-    head_values: HeadValues,
-    lengths: Lengths<Array>,
-    /// The output and its log-sum-exp, as large as the problem says: written, or read by a backward pass.
-    outputs: [*mut u8; 2],
-    /// dout, dq, dk and dv of a backward pass.
-    gradients: Option<[*mut u8; 4]>,
-}
-
-impl Call<'_> {
-    fn run(&self) -> Result<(), Error> {
-        let attention = attention_on(self.place, None, self.sm_margin)?;
-        match (attention.device(), self.place, self.gradients) {
-            (Device::Cuda(context), Place::Cuda(ordinal), _) => self.run_on_cuda(&attention, &context, ordinal),
-            (_, _, None) => self.forward_on_host(&attention),
-            (_, _, Some(gradients)) => self.backward_on_host(&attention, gradients),
-        }
-    }
-
-    fn run_on_cuda(
-        &self,
-        attention: &flashcore::Attention,
-        context: &flashcore::cuda::Context,
-        ordinal: u32,
-    ) -> Result<(), Error> {
-        let (problem, [q, k, v], [out, lse]) = (&self.problem, &self.tensors, self.outputs);
-        // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the
-        // order of its current stream, where the work is. That stream lives as long as PyTorch.
-        let slice = |first: *mut u8, bytes| unsafe { DeviceSlice::from_raw(context, first.addr() as u64, bytes) };
-        let pointers = [q.first, k.first, v.first, out].map(|first| first.addr() as u64);
-        // SAFETY: as above.
-        let (stream, mut tensors) = unsafe {
-            let stream = Stream::from_raw(context, self.torch.current_stream(ordinal)?)?;
-            (stream, DeviceTensors::from_raw(context, problem, pointers))
-        };
-        tensors.lse = Some(slice(lse, problem.lse_len() * size_of::<f32>()));
-        if let [q, k, v] = self.scales[..] {
-            let [q, k, v] = [q, k, v].map(|scale| slice(scale, problem.num_scales() * size_of::<f32>()));
-            tensors.scales = Some(DeviceScales { q, k, v });
-        }
-        let of_heads = |values: &Option<Described<1>>, count: usize| {
-            let values = values.as_ref()?;
-            Some(slice(values.first, count * values.dtype.size_bytes()))
-        };
-        tensors.sinks = of_heads(&self.head_values.sinks, problem.num_sinks());
-        tensors.alibi_slopes = of_heads(&self.head_values.slopes, problem.num_alibi_slopes());
-        tensors.lengths = self
-            .lengths
-            .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()));
-        if let (Some([dout, dq, dk, dv]), Some(layouts)) = (self.gradients, problem.gradient_layouts()) {
-            let slice = |first, layout: &Layout| slice(first, layout.span() * problem.dtype().size_bytes());
-            tensors.gradients = Some(DeviceGradients {
-                dout: slice(dout, &layouts.dout),
-                dq: slice(dq, &layouts.dq),
-                dk: slice(dk, &layouts.dk),
-                dv: slice(dv, &layouts.dv),
-            });
-        }
-        let bytes = usize::try_from(attention.workspace_bytes(problem, tensors.alignment())?)?;
-        let workspace;
-        if bytes > 0 {
-            workspace = self.torch.empty([bytes], [1], None, self.place)?;
-            tensors.workspace = Some(slice(workspace.first()?, bytes));
-        }
-        if self.gradients.is_none() {
-            return Ok(attention.forward_on(&stream, problem, &tensors)?);
-        }
-        backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
-        Ok(attention.backward_on(&stream, problem, &tensors)?)
-    }
-
-    /// q, k or v in host memory.
-    fn view(&self, n: usize) -> Result<TensorView<'_>, ProblemError> {
-        let x: &Rows = &self.tensors[n];
-        let view = host_view(x.name, x.dtype, &x.layout, x.first)?;
-        match self.scales.get(n) {
-            None => Ok(view),
-            // SAFETY: `scale_of` has checked shape, dtype and density.
-            Some(scale) => view.with_scales(x.name, unsafe {
-                slice::from_raw_parts(scale.cast(), self.problem.num_scales())
-            }),
-        }
-    }
-
-    fn host_lengths(&self) -> Lengths<&[i32]> {
-        // SAFETY: `describe_i32` has checked dtype and density, and PyTorch aligns numbers; else as in `host_view`.
-        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
-        self.lengths.map(numbers)
-    }
-
-    fn forward_on_host(&self, attention: &flashcore::Attention) -> Result<(), Error> {
-        let (problem, [out, lse]) = (&self.problem, self.outputs);
-        let o = host_view_mut("out", problem.out_dtype(), problem.o_layout(), out)?;
-        // SAFETY: it was allocated for this problem, dense.
-        let lse = unsafe { slice::from_raw_parts_mut(lse.cast(), problem.lse_len()) };
-        let [mut q, k, v] = [self.view(0)?, self.view(1)?, self.view(2)?];
-        let of_heads = |values: &Option<Described<1>>, count: usize| {
-            let values = values.as_ref()?;
-            let bytes = count * values.dtype.size_bytes();
-            // SAFETY: `HeadValues::new` has checked shape and density; else as in `host_view`.
-            Some(read(values.dtype, unsafe {
-                slice::from_raw_parts(values.first, bytes)
-            }))
-        };
-        let sinks = of_heads(&self.head_values.sinks, problem.num_sinks());
-        let slopes = of_heads(&self.head_values.slopes, problem.num_alibi_slopes());
-        if let Some(sinks) = &sinks {
-            q = q.with_sinks(sinks);
-        }
-        if let Some(slopes) = &slopes {
-            q = q.with_alibi_slopes(slopes);
-        }
-        let inputs = [q, k, v];
-        Ok(attention.forward_lengths(problem, inputs, &self.host_lengths(), o, Some(lse))?)
-    }
-
-    fn backward_on_host(&self, attention: &flashcore::Attention, gradients: [*mut u8; 4]) -> Result<(), Error> {
-        let (problem, [out, lse], [dout, dq, dk, dv]) = (&self.problem, self.outputs, gradients);
-        let Some(layouts) = problem.gradient_layouts() else {
-            return Ok(()); // a backward problem has them
-        };
-        let (dtype, of_out) = (problem.dtype(), problem.out_dtype());
-        let tensors = BackwardTensors {
-            q: self.view(0)?,
-            k: self.view(1)?,
-            v: self.view(2)?,
-            out: host_view("out", of_out, problem.o_layout(), out)?,
-            // SAFETY: `Described::check_f32` has checked dtype, shape and density.
-            lse: unsafe { slice::from_raw_parts(lse.cast(), problem.lse_len()) },
-            dout: host_view("dout", of_out, &layouts.dout, dout)?,
-        };
-        let gradients = Gradients {
-            dq: host_view_mut("dq", dtype, &layouts.dq, dq)?,
-            dk: host_view_mut("dk", dtype, &layouts.dk, dk)?,
-            dv: host_view_mut("dv", dtype, &layouts.dv, dv)?,
-        };
-        Ok(attention.backward_lengths(problem, &tensors, &self.host_lengths(), gradients)?)
-    }
-}
-
-/// A tensor of PyTorch's in host memory.
-fn host_view<'a>(
-    name: &'static str,
-    dtype: DType,
-    layout: &Layout,
-    first: *mut u8,
-) -> Result<TensorView<'a>, ProblemError> {
-    let bytes: &[u8] = match layout.span() * dtype.size_bytes() {
-        0 => bytemuck::cast_slice::<u64, u8>(&[]), // perhaps at no address; aligned for all elements
-        // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing writes to it
-        // meanwhile is the caller's part.
-        bytes => unsafe { slice::from_raw_parts(first, bytes) },
-    };
-    TensorView::new(name, dtype, *layout, bytes)
-}
-
-/// A tensor that is written.
-fn host_view_mut<'a>(
-    name: &'static str,
-    dtype: DType,
-    layout: &Layout,
-    first: *mut u8,
-) -> Result<TensorViewMut<'a>, ProblemError> {
-    let bytes: &mut [u8] = match layout.span() * dtype.size_bytes() {
-        0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
-        // SAFETY: as above. It was allocated for this call, or that nothing else uses it meanwhile is the caller's part.
-        bytes => unsafe { slice::from_raw_parts_mut(first, bytes) },
-    };
-    TensorViewMut::new(name, dtype, *layout, bytes)
 }
 
 /// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.

@@ -1,0 +1,206 @@
+//! One call of an operator: a problem and its tensors, on the host or in PyTorch's current stream.
+
+use std::slice;
+
+use flashcore::cuda::{DeviceSlice, Stream};
+use flashcore::{
+    BackwardTensors, DType, Device, DeviceGradients, DeviceScales, DeviceTensors, Gradients, Layout, Lengths, Problem,
+    ProblemError, TensorView, TensorViewMut,
+};
+
+use super::{HeadValues, Rows, backward};
+use crate::call::attention_on;
+use crate::head_values::read;
+use crate::libtorch::{Described, Error, Libtorch};
+use crate::tensor::Place;
+
+/// int32 numbers on the tensors' device.
+#[derive(Clone, Copy)]
+pub(super) struct Array {
+    pub(super) first: *mut i32,
+    pub(super) len: usize,
+}
+
+/// A problem and its tensors.
+pub(super) struct Call<'a> {
+    pub(super) torch: &'a Libtorch,
+    pub(super) place: Place,
+    /// Multiprocessors that are left to other work.
+    pub(super) sm_margin: u32,
+    pub(super) problem: Problem,
+    pub(super) tensors: [Rows; 3],
+    pub(super) scales: Vec<*mut u8>,
+    pub(super) head_values: HeadValues,
+    pub(super) lengths: Lengths<Array>,
+    /// The output and its log-sum-exp, as large as the problem says: written, or read by a backward pass. The latter only
+    /// if the problem returns it.
+    pub(super) outputs: [*mut u8; 2],
+    /// dout, dq, dk and dv of a backward pass.
+    pub(super) gradients: Option<[*mut u8; 4]>,
+}
+
+impl Call<'_> {
+    pub(super) fn run(&self) -> Result<(), Error> {
+        let attention = attention_on(self.place, None, self.sm_margin)?;
+        match (attention.device(), self.place, self.gradients) {
+            (Device::Cuda(context), Place::Cuda(ordinal), _) => self.run_on_cuda(&attention, &context, ordinal),
+            (_, _, None) => self.forward_on_host(&attention),
+            (_, _, Some(gradients)) => self.backward_on_host(&attention, gradients),
+        }
+    }
+
+    fn run_on_cuda(
+        &self,
+        attention: &flashcore::Attention,
+        context: &flashcore::cuda::Context,
+        ordinal: u32,
+    ) -> Result<(), Error> {
+        let (problem, [q, k, v], [out, lse]) = (&self.problem, &self.tensors, self.outputs);
+        // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the
+        // order of its current stream, where the work is. That stream lives as long as PyTorch.
+        let slice = |first: *mut u8, bytes| unsafe { DeviceSlice::from_raw(context, first.addr() as u64, bytes) };
+        let pointers = [q.first, k.first, v.first, out].map(|first| first.addr() as u64);
+        // SAFETY: as above.
+        let (stream, mut tensors) = unsafe {
+            let stream = Stream::from_raw(context, self.torch.current_stream(ordinal)?)?;
+            (stream, DeviceTensors::from_raw(context, problem, pointers))
+        };
+        tensors.lse = problem
+            .return_lse()
+            .then(|| slice(lse, problem.lse_len() * size_of::<f32>()));
+        if let [q, k, v] = self.scales[..] {
+            let [q, k, v] = [q, k, v].map(|scale| slice(scale, problem.num_scales() * size_of::<f32>()));
+            tensors.scales = Some(DeviceScales { q, k, v });
+        }
+        let of_heads = |values: &Option<Described<1>>, count: usize| {
+            let values = values.as_ref()?;
+            Some(slice(values.first, count * values.dtype.size_bytes()))
+        };
+        tensors.sinks = of_heads(&self.head_values.sinks, problem.num_sinks());
+        tensors.alibi_slopes = of_heads(&self.head_values.slopes, problem.num_alibi_slopes());
+        tensors.lengths = self
+            .lengths
+            .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()));
+        if let (Some([dout, dq, dk, dv]), Some(layouts)) = (self.gradients, problem.gradient_layouts()) {
+            let slice = |first, layout: &Layout| slice(first, layout.span() * problem.dtype().size_bytes());
+            tensors.gradients = Some(DeviceGradients {
+                dout: slice(dout, &layouts.dout),
+                dq: slice(dq, &layouts.dq),
+                dk: slice(dk, &layouts.dk),
+                dv: slice(dv, &layouts.dv),
+            });
+        }
+        let bytes = usize::try_from(attention.workspace_bytes(problem, tensors.alignment())?)?;
+        let workspace;
+        if bytes > 0 {
+            workspace = self.torch.empty([bytes], [1], None, self.place)?;
+            tensors.workspace = Some(slice(workspace.first()?, bytes));
+        }
+        if self.gradients.is_none() {
+            return Ok(attention.forward_on(&stream, problem, &tensors)?);
+        }
+        backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
+        Ok(attention.backward_on(&stream, problem, &tensors)?)
+    }
+
+    /// q, k or v in host memory.
+    fn view(&self, n: usize) -> Result<TensorView<'_>, ProblemError> {
+        let x: &Rows = &self.tensors[n];
+        let view = host_view(x.name, x.dtype, &x.layout, x.first)?;
+        match self.scales.get(n) {
+            None => Ok(view),
+            // SAFETY: `scale_of` has checked shape, dtype and density.
+            Some(scale) => view.with_scales(x.name, unsafe {
+                slice::from_raw_parts(scale.cast(), self.problem.num_scales())
+            }),
+        }
+    }
+
+    fn host_lengths(&self) -> Lengths<&[i32]> {
+        // SAFETY: `describe_i32` has checked dtype and density, and PyTorch aligns numbers; else as in `host_view`.
+        let numbers = |array: &Array| unsafe { slice::from_raw_parts(array.first.cast_const(), array.len) };
+        self.lengths.map(numbers)
+    }
+
+    fn forward_on_host(&self, attention: &flashcore::Attention) -> Result<(), Error> {
+        let (problem, [out, lse]) = (&self.problem, self.outputs);
+        let o = host_view_mut("out", problem.out_dtype(), problem.o_layout(), out)?;
+        // SAFETY: it was allocated for this problem, dense.
+        let lse = problem
+            .return_lse()
+            .then(|| unsafe { slice::from_raw_parts_mut(lse.cast(), problem.lse_len()) });
+        let [mut q, k, v] = [self.view(0)?, self.view(1)?, self.view(2)?];
+        let of_heads = |values: &Option<Described<1>>, count: usize| {
+            let values = values.as_ref()?;
+            let bytes = count * values.dtype.size_bytes();
+            // SAFETY: `HeadValues::new` has checked shape and density; else as in `host_view`.
+            Some(read(values.dtype, unsafe {
+                slice::from_raw_parts(values.first, bytes)
+            }))
+        };
+        let sinks = of_heads(&self.head_values.sinks, problem.num_sinks());
+        let slopes = of_heads(&self.head_values.slopes, problem.num_alibi_slopes());
+        if let Some(sinks) = &sinks {
+            q = q.with_sinks(sinks);
+        }
+        if let Some(slopes) = &slopes {
+            q = q.with_alibi_slopes(slopes);
+        }
+        let inputs = [q, k, v];
+        Ok(attention.forward_lengths(problem, inputs, &self.host_lengths(), o, lse)?)
+    }
+
+    fn backward_on_host(&self, attention: &flashcore::Attention, gradients: [*mut u8; 4]) -> Result<(), Error> {
+        let (problem, [out, lse], [dout, dq, dk, dv]) = (&self.problem, self.outputs, gradients);
+        let Some(layouts) = problem.gradient_layouts() else {
+            return Ok(()); // a backward problem has them
+        };
+        let (dtype, of_out) = (problem.dtype(), problem.out_dtype());
+        let tensors = BackwardTensors {
+            q: self.view(0)?,
+            k: self.view(1)?,
+            v: self.view(2)?,
+            out: host_view("out", of_out, problem.o_layout(), out)?,
+            // SAFETY: `Described::check_f32` has checked dtype, shape and density.
+            lse: unsafe { slice::from_raw_parts(lse.cast(), problem.lse_len()) },
+            dout: host_view("dout", of_out, &layouts.dout, dout)?,
+        };
+        let gradients = Gradients {
+            dq: host_view_mut("dq", dtype, &layouts.dq, dq)?,
+            dk: host_view_mut("dk", dtype, &layouts.dk, dk)?,
+            dv: host_view_mut("dv", dtype, &layouts.dv, dv)?,
+        };
+        Ok(attention.backward_lengths(problem, &tensors, &self.host_lengths(), gradients)?)
+    }
+}
+
+/// A tensor of PyTorch's in host memory.
+pub(super) fn host_view<'a>(
+    name: &'static str,
+    dtype: DType,
+    layout: &Layout,
+    first: *mut u8,
+) -> Result<TensorView<'a>, ProblemError> {
+    let bytes: &[u8] = match layout.span() * dtype.size_bytes() {
+        0 => bytemuck::cast_slice::<u64, u8>(&[]), // perhaps at no address; aligned for all elements
+        // SAFETY: PyTorch's strides, which are not negative, stay within the tensor's memory. That nothing writes to it
+        // meanwhile is the caller's part.
+        bytes => unsafe { slice::from_raw_parts(first, bytes) },
+    };
+    TensorView::new(name, dtype, *layout, bytes)
+}
+
+/// A tensor that is written.
+pub(super) fn host_view_mut<'a>(
+    name: &'static str,
+    dtype: DType,
+    layout: &Layout,
+    first: *mut u8,
+) -> Result<TensorViewMut<'a>, ProblemError> {
+    let bytes: &mut [u8] = match layout.span() * dtype.size_bytes() {
+        0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
+        // SAFETY: as above. It was allocated for this call, or that nothing else uses it meanwhile is the caller's part.
+        bytes => unsafe { slice::from_raw_parts_mut(first, bytes) },
+    };
+    TensorViewMut::new(name, dtype, *layout, bytes)
+}
