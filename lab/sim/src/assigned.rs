@@ -4,10 +4,9 @@
 //! instruction has executed all its dominators, so the analysis holds for each lane, however the
 //! warp diverges.
 
-use std::collections::HashSet;
-
 use flashcore_ir::inst::Inst;
 use flashcore_ir::{Kernel, Node, Reg};
+use rustc_hash::FxHashSet;
 
 /// The registers that an instruction reads, and those that it writes.
 pub(crate) fn accessed(inst: &Inst) -> [Vec<Reg>; 2] {
@@ -21,25 +20,25 @@ pub(crate) fn accessed(inst: &Inst) -> [Vec<Reg>; 2] {
 }
 
 /// The registers with at least one read that may precede the first write.
-pub(crate) fn unproven(kernel: &Kernel) -> HashSet<Reg> {
-    let suspects: HashSet<Reg> = kernel.maybe_unwritten().collect();
+pub(crate) fn unproven(kernel: &Kernel) -> FxHashSet<Reg> {
+    let suspects: FxHashSet<Reg> = kernel.maybe_unwritten().collect();
     let mut pass = Pass {
         suspects,
-        unproven: HashSet::new(),
+        unproven: FxHashSet::default(),
     };
     if !pass.suspects.is_empty() {
-        pass.nodes(kernel.body(), &mut HashSet::new());
+        pass.nodes(kernel.body(), &mut FxHashSet::default());
     }
     pass.unproven
 }
 
 struct Pass {
-    suspects: HashSet<Reg>,
-    unproven: HashSet<Reg>,
+    suspects: FxHashSet<Reg>,
+    unproven: FxHashSet<Reg>,
 }
 
 impl Pass {
-    fn nodes(&mut self, nodes: &[Node], written: &mut HashSet<Reg>) {
+    fn nodes(&mut self, nodes: &[Node], written: &mut FxHashSet<Reg>) {
         for node in nodes {
             match node {
                 Node::Inst { inst, .. } => {

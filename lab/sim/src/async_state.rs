@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
+use rustc_hash::FxHashMap;
+
 use crate::clock::Epoch;
-use crate::hash::HashMap;
 
 /// Registers that products use together: an accumulator, or operand A of one k step.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +44,7 @@ pub(crate) struct AsyncState {
     /// All `setmaxnreg` operations with their counts, in order.
     pub(crate) settings: Vec<(u32, u32)>,
     /// By mbarrier: the last phase waited for, and where.
-    pub(crate) seen: HashMap<u32, (i64, u32)>,
+    pub(crate) seen: FxHashMap<u32, (i64, u32)>,
     /// By lane: the phase of the cluster barrier arrived at and not yet waited for; 0 for none.
     pub(crate) cluster_phase: [u32; 32],
     /// Whether the other blocks of the cluster are known to have started.

@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use flashcore_ir::ScalarType;
 use flashcore_ir::inst::AtomOp;
+use rustc_hash::FxHashMap;
 
 use crate::atomic;
 use crate::clock::{ActorId, Clock, Clocks, Epoch, Stamp};
-use crate::hash::HashMap;
 
 pub(crate) const PAGE_SHIFT: u32 = 11;
 pub(crate) const PAGE: usize = 1 << PAGE_SHIFT;
@@ -124,7 +124,7 @@ pub(crate) struct Page {
     pub(crate) cells: Vec<Cell>,
 }
 
-pub(crate) type Pages = HashMap<(usize, u64), Box<Page>>;
+pub(crate) type Pages = FxHashMap<(usize, u64), Box<Page>>;
 
 /// A place in a buffer: its slot and a byte offset.
 pub(crate) type Place = (usize, u64);
@@ -147,14 +147,14 @@ pub(crate) struct Global<'m> {
     pub(crate) base: &'m [&'m [u8]],
     pub(crate) pages: Pages,
     /// What the last releases of a word carry.
-    pub(crate) flags: HashMap<Place, Rc<Clocks>>,
+    pub(crate) flags: FxHashMap<Place, Rc<Clocks>>,
     /// By cell: accesses that a later one displaced without being ordered after them.
-    pub(crate) displaced: HashMap<Place, Vec<Past>>,
+    pub(crate) displaced: FxHashMap<Place, Vec<Past>>,
     /// By word: reads of the value that its last atomic left there.
-    pub(crate) observers: HashMap<Place, Vec<Past>>,
+    pub(crate) observers: FxHashMap<Place, Vec<Past>>,
     pub(crate) sums: Vec<Sum>,
     /// Warps, by cluster and index, that wait for a word to change, and those whose word did.
-    pub(crate) watched: HashMap<Place, Vec<(u64, usize)>>,
+    pub(crate) watched: FxHashMap<Place, Vec<(u64, usize)>>,
     pub(crate) woken: Vec<(u64, usize)>,
     /// How often something changed that another warp may wait for.
     pub(crate) changes: u64,

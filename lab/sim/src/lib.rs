@@ -32,7 +32,6 @@ mod flags;
 mod float;
 mod global;
 mod global_memory;
-mod hash;
 mod interpreter;
 mod log;
 mod lower;

@@ -1,10 +1,10 @@
 //! Lowers a kernel's tree to a flat [`Program`].
 
-use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 
 use flashcore_ir::inst::{Inst, WgmmaA, WgmmaInst};
 use flashcore_ir::{Condition, Kernel, Node, Operand, Reg, SiteId};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assigned;
 use crate::error::SimError;
@@ -22,12 +22,12 @@ pub(crate) fn lower(kernel: &Kernel) -> Result<Program<'_>, SimError> {
             used: vec![Used::default(); kernel.params().len()],
             ..Program::default()
         },
-        consts32: HashMap::new(),
-        consts64: HashMap::new(),
+        consts32: FxHashMap::default(),
+        consts64: FxHashMap::default(),
         unproven,
-        tracked: HashMap::new(),
+        tracked: FxHashMap::default(),
         breaks: Vec::new(),
-        touched: HashSet::new(),
+        touched: FxHashSet::default(),
     };
     lowering.find_fragments();
     lowering.nodes(kernel.body())?;
@@ -46,14 +46,14 @@ pub(crate) fn lower(kernel: &Kernel) -> Result<Program<'_>, SimError> {
 pub(crate) struct Lowering<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) program: Program<'a>,
-    consts32: HashMap<u32, Row>,
-    consts64: HashMap<u64, Row>,
-    unproven: HashSet<Reg>,
-    tracked: HashMap<Reg, u32>,
+    consts32: FxHashMap<u32, Row>,
+    consts64: FxHashMap<u64, Row>,
+    unproven: FxHashSet<Reg>,
+    tracked: FxHashMap<Reg, u32>,
     /// For each open loop, the positions of its `BreakIf`s, whose target is not known yet.
     breaks: Vec<Vec<usize>>,
     /// Fragments read or written since products last started or ended.
-    touched: HashSet<(u16, bool)>,
+    touched: FxHashSet<(u16, bool)>,
 }
 
 impl<'a> Lowering<'a> {
@@ -246,7 +246,7 @@ impl<'a> Lowering<'a> {
 }
 
 /// The row of a constant, added to `values` if it is new.
-fn constant<T: Copy + Eq + Hash>(rows: &mut HashMap<T, Row>, values: &mut Vec<T>, bits: T) -> Row {
+fn constant<T: Copy + Eq + Hash>(rows: &mut FxHashMap<T, Row>, values: &mut Vec<T>, bits: T) -> Row {
     *rows.entry(bits).or_insert_with(|| {
         values.push(bits);
         CONST | (values.len() - 1) as Row

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use rustc_hash::FxHashMap;
+
 use crate::atomic;
 use crate::finding::FindingKind;
 use crate::global::{AtomicRecord, CELLS, Cell, PAGE, PAGE_SHIFT, Pages, copy_of};
-use crate::hash::HashMap;
 use crate::machine::Machine;
 use crate::record::{Details, Findings, Key};
 use crate::rng::Rng;
@@ -33,7 +34,7 @@ struct MergedPage {
 
 #[derive(Default)]
 pub(crate) struct Merged {
-    pages: HashMap<(usize, u64), MergedPage>,
+    pages: FxHashMap<(usize, u64), MergedPage>,
     /// Blocks' reads of bytes that they had not written.
     reads: Vec<(Place, Owner)>,
 }

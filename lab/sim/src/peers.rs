@@ -4,11 +4,11 @@ use std::rc::Rc;
 
 use flashcore_ir::inst::ClusterInst;
 use flashcore_ir::{Operand, Reg};
+use rustc_hash::FxHashMap;
 
 use crate::clock::{ActorId, Clock, Epoch};
 use crate::cluster::Cluster;
 use crate::finding::FindingKind;
-use crate::hash::HashMap;
 use crate::machine::RANK_SHIFT;
 use crate::record::Details;
 use crate::registers::{FULL, lanes};
@@ -25,9 +25,9 @@ pub(crate) struct Peers {
     released: Option<Rc<Clock>>,
     ended: u32,
     /// By rank: joined clock of the block's warps at their exit.
-    exits: HashMap<usize, Option<Clock>>,
+    exits: FxHashMap<usize, Option<Clock>>,
     /// Newest epoch of accesses to another block's shared memory, by rank, actor and operation.
-    remote: HashMap<(usize, ActorId, u32), Epoch>,
+    remote: FxHashMap<(usize, ActorId, u32), Epoch>,
 }
 
 impl Cluster<'_> {

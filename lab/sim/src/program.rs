@@ -4,10 +4,9 @@
 //! warp's register file. Immediates are constant rows, so operations do not distinguish operand
 //! kinds.
 
-use std::collections::HashMap;
-
 use flashcore_ir::inst::{Address, BinOp, Cmp, Cvt, Inst, Object, Space, UnOp};
 use flashcore_ir::{Reg, ScalarType, SiteId};
+use rustc_hash::FxHashMap;
 
 use crate::report::Class;
 use crate::rows::Rows;
@@ -166,7 +165,7 @@ pub(crate) struct Program<'k> {
     /// log2 of the bytes per shadow cell of shared memory: the narrowest access.
     pub(crate) granule_shift: u32,
     /// The fragment of each register that products use, and the names of the fragments.
-    pub(crate) fragment_of: HashMap<Reg, u16>,
+    pub(crate) fragment_of: FxHashMap<Reg, u16>,
     pub(crate) fragments: Vec<String>,
     pub(crate) uses_cp_async: bool,
     pub(crate) uses_bulk_stores: bool,

@@ -1,6 +1,6 @@
 //! Collects findings: one per place, with the number of occurrences.
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use crate::finding::{Actor, Finding, FindingKind, Other};
 use crate::machine::Machine;
@@ -68,7 +68,7 @@ impl Details {
 /// Findings in order of first occurrence.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    index: HashMap<Key, usize>,
+    index: FxHashMap<Key, usize>,
     list: Vec<(Key, Finding)>,
 }
 

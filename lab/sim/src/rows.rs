@@ -5,9 +5,10 @@
 //! Registers in different branches of one `if` may share a row because their lanes are disjoint.
 //! Loop-carried values live until the end of the loop.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 use flashcore_ir::{Kernel, Node, Reg, RegClass};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::assigned::accessed;
 use crate::error::SimError;
@@ -30,7 +31,7 @@ impl Rows {
     }
 
     /// Assigns rows. `pinned` registers keep theirs for the whole kernel.
-    pub(crate) fn assign(kernel: &Kernel, pinned: &HashSet<Reg>) -> Result<Rows, SimError> {
+    pub(crate) fn assign(kernel: &Kernel, pinned: &FxHashSet<Reg>) -> Result<Rows, SimError> {
         let mut lives = Lives::default();
         lives.nodes(kernel.body());
         let end = lives.position;
@@ -107,7 +108,7 @@ impl Allocation {
 #[derive(Default)]
 struct Lives {
     position: u32,
-    of: HashMap<Reg, (u32, u32)>,
+    of: FxHashMap<Reg, (u32, u32)>,
     loops: Vec<(u32, u32)>,
 }
 
@@ -159,7 +160,7 @@ mod tests {
             }
             k.trace("x", x);
         });
-        let rows = Rows::assign(&kernel.unwrap(), &HashSet::new()).unwrap();
+        let rows = Rows::assign(&kernel.unwrap(), &FxHashSet::default()).unwrap();
         assert_eq!(rows.rows32, 2);
     }
 
@@ -176,7 +177,7 @@ mod tests {
             });
         });
         let kernel = kernel.unwrap();
-        let rows = Rows::assign(&kernel, &HashSet::new()).unwrap();
+        let rows = Rows::assign(&kernel, &FxHashSet::default()).unwrap();
         let mut dsts = Vec::new();
         kernel.for_each_inst(&mut |inst, _| inst.visit_regs(|_, _| (), |reg, _| dsts.push(reg)));
         // The second instruction computes `first`; no later value in the loop may share its row.
