@@ -26,17 +26,17 @@ impl Table {
     /// A table of these numbers.
     pub fn new(words: impl Into<Arc<[u32]>>) -> Table {
         let words = words.into();
-        // FxHash, of two words at a time, in four that do not wait for each other: a caller waits, and equal hashes
+        // FxHash, of two words at a time, in eight that do not wait for each other: a caller waits, and equal hashes
         // are not taken for equal numbers.
         let mix = |hash: u64, bits: u64| (hash.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
-        let mut hashes = [words.len() as u64; 4];
-        let mut eights = words.chunks_exact(8);
-        for eight in &mut eights {
+        let mut hashes = [words.len() as u64; 8];
+        let mut rows = words.chunks_exact(16);
+        for row in &mut rows {
             for (at, hash) in hashes.iter_mut().enumerate() {
-                *hash = mix(*hash, u64::from(eight[2 * at]) << 32 | u64::from(eight[2 * at + 1]));
+                *hash = mix(*hash, u64::from(row[2 * at]) << 32 | u64::from(row[2 * at + 1]));
             }
         }
-        for (hash, pair) in hashes.iter_mut().zip(eights.remainder().chunks(2)) {
+        for (hash, pair) in hashes.iter_mut().zip(rows.remainder().chunks(2)) {
             let bits = pair.iter().fold(0, |bits, &word| bits << 32 | u64::from(word));
             *hash = mix(*hash, bits);
         }

@@ -142,6 +142,7 @@ impl KeyRange {
     /// assert_eq!(problem.key_range().keys(0), 0..4); // bottom-right: row 0 of 2 sees keys 0..=3
     /// assert_eq!(problem.key_range().keys(1), 0..5);
     /// ```
+    #[inline]
     pub fn keys(&self, row: usize) -> std::ops::Range<usize> {
         let clamp = |key: i64| key.clamp(0, self.seq_len_kv as i64) as usize;
         let start = clamp(row as i64 + i64::from(self.lo));

@@ -228,8 +228,11 @@ impl Packing {
 
     /// Query of a row of tiles, of a dead one the last of its warpgroup.
     pub(crate) fn query_of(self, row: usize) -> usize {
+        if self.heads == 1 {
+            return row; // not divided: work lists ask for every tile
+        }
         let (whole, rows) = (self.queries() as usize, WARPGROUP_ROWS as usize);
-        row / rows * whole + (row % rows / self.heads as usize).min(whole - 1)
+        row / rows * whole + ((row % rows) as u32 / self.heads).min(self.queries() - 1) as usize
     }
 
     /// Rows of a warpgroup that are not dead, the first ones.

@@ -34,7 +34,7 @@ const L2_BYTES: usize = 32 << 20;
 pub(crate) const TILE_COST: u64 = 2;
 
 /// How a kernel tiles a problem, as far as the scheduler is concerned.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tiling {
     /// Query rows per block, 64 for each warpgroup.
     pub rows: u32,
@@ -224,29 +224,30 @@ impl Clusters {
         }
     }
 
-    /// Calls `each` for each item in turn, with its place in `costs`, its head of all batches, and its cluster: the one with
-    /// the least to do, and of several the first. `costs` are those of a head's items, the longest first.
-    fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, usize)) {
+    /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and the
+    /// cluster of each head: the one with the least to do, and of several the first. `costs` are those of a head's items, the
+    /// longest first.
+    fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, &[usize])) {
         // Each in turn, while clusters have nothing to do.
         let alone = costs.len() * self.all_heads <= self.count;
         let (mut loads, mut next) = (Loads::new(self.count.min(MOST_CLUSTERS)), 0);
+        let mut chosen = Vec::with_capacity(costs.len() * self.together.min(self.all_heads));
         for first in (0..self.all_heads).step_by(self.together) {
-            let heads = first..self.all_heads.min(first + self.together);
-            for (place, &cost) in costs.iter().enumerate() {
-                let mut heads = heads.clone();
+            let heads = self.together.min(self.all_heads - first);
+            let mut place = 0;
+            for alike in costs.chunk_by(|a, b| a == b) {
+                let items = alike.len() * heads;
+                chosen.clear();
                 if alone {
-                    for head in heads {
-                        each(place, head, next);
-                        next += 1;
-                    }
-                    continue;
+                    chosen.extend(next..next + items);
+                    next += items;
+                } else {
+                    loads.deal(alike[0], items as u64, |clusters| loads::add_to(&mut chosen, clusters));
                 }
-                let count = heads.len() as u64;
-                loads.deal(cost, count, |clusters| {
-                    for (cluster, head) in loads::each(clusters).zip(&mut heads) {
-                        each(place, head, cluster);
-                    }
-                });
+                for of_place in chosen.chunks_exact(heads) {
+                    each(place, first, of_place);
+                    place += 1;
+                }
             }
         }
     }
@@ -259,65 +260,64 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let clusters = Clusters::new(problem, tiling, sms);
     let (rows, cols) = (clusters.tiles * tiling.rows as usize, tiling.cols as usize);
     let (splits, past) = (tiling.splits as usize, problem.seq_len_kv().div_ceil(cols));
-    let mut order: Vec<(usize, usize, Tile<i64>)> = (0..clusters.per_head)
-        .flat_map(|index| {
-            let (first, end) = (
-                (index * rows) as i64,
-                tiling.packing.rows_of(problem.seq_len_q()) as i64,
-            );
-            let tile = Tile::new(visible(seen, tiling.packing), first, end, rows as u32, tiling.cols);
-            (0..splits).map(move |split| (index, split, tile.split(split, splits, past)))
-        })
-        .collect();
-    order.sort_by_key(|&(index, split, ref tile)| (Reverse(cost(tile)), Reverse(index), split));
-    let costs: Vec<u64> = order.iter().map(|(.., tile)| cost(tile)).collect();
+    let end = tiling.packing.rows_of(problem.seq_len_q()) as i64;
     let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
     // Those of head 0, for each of a cluster's neighbouring Q tiles.
-    let items = order.iter().flat_map(|(index, split, tile)| {
-        (0..clusters.tiles).map(move |neighbour| {
-            let place = Place {
-                batch: 0,
-                head: 0,
-                kv_head: 0,
-                tile: (index * clusters.tiles + neighbour) as i64,
-                split: *split as i64,
-                slot: 0,
-            };
-            tile.words(place, neighbour * groups, tiling.cols)
-        })
-    });
-    let items: Vec<[u32; WORDS]> = items.map(|words| words.map(|word| word as u32)).collect();
+    let mut items: Vec<[u32; WORDS]> = Vec::with_capacity(clusters.per_head * splits * clusters.tiles);
+    let mut order: Vec<(Reverse<u64>, Reverse<usize>, usize)> = Vec::with_capacity(clusters.per_head * splits);
+    for index in 0..clusters.per_head {
+        let first = (index * rows) as i64;
+        let whole = Tile::new(visible(seen, tiling.packing), first, end, rows as u32, tiling.cols);
+        for split in 0..splits {
+            let tile = whole.split(split, splits, past);
+            order.push((Reverse(cost(&tile)), Reverse(index), split));
+            items.extend((0..clusters.tiles).map(|neighbour| {
+                let place = Place {
+                    batch: 0,
+                    head: 0,
+                    kv_head: 0,
+                    tile: (index * clusters.tiles + neighbour) as i64,
+                    split: split as i64,
+                    slot: 0,
+                };
+                let words = tile.words(place, neighbour * groups, tiling.cols);
+                words.map(|word| word as u32)
+            }));
+        }
+    }
+    order.sort_unstable();
+    let costs: Vec<u64> = order.iter().map(|&(Reverse(cost), ..)| cost).collect();
     let (blocks, packed) = (cluster * clusters.count, tiling.packing.heads() as usize);
     let heads = tiling.heads(problem).0 / clusters.heads;
     // Divided once for all items of a head.
     let place_of = |number: usize| {
         let (batch, head) = (number / heads, number % heads * clusters.heads * packed);
-        [batch, head, head / problem.group_size()]
+        item::head_words([batch, head, head / problem.group_size()])
     };
-    let places: Vec<[usize; 3]> = (0..clusters.all_heads).map(place_of).collect();
+    let places: Vec<[u32; 2]> = (0..clusters.all_heads).map(place_of).collect();
     // Item `n` of block `b` is the `n * blocks + b`th.
     let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
-    let mut words = Vec::with_capacity(longest * blocks * WORDS);
-    let mut lengths = vec![0; clusters.count];
-    clusters.deal(&costs, |place, number, chosen| {
-        let at = lengths[chosen] * blocks + chosen * cluster;
-        lengths[chosen] += 1;
-        if at * WORDS >= words.len() {
-            words.resize(words.len() + blocks * WORDS, END);
-        }
-        let [batch, head, kv_head] = places[number];
-        for rank in 0..cluster {
-            // A cluster has several heads, or several tiles, or neither.
-            let (other, neighbour) = (rank.min(clusters.heads - 1), rank.min(clusters.tiles - 1));
-            let item = item::of_head(
-                items[place * clusters.tiles + neighbour],
-                [batch, head + other, kv_head],
-            );
-            words[(at + rank) * WORDS..][..WORDS].copy_from_slice(&item);
+    let mut list: Vec<[u32; WORDS]> = Vec::with_capacity(longest * blocks);
+    let mut next: Vec<usize> = (0..blocks).step_by(cluster).collect();
+    clusters.deal(&costs, |place, first_head, chosen| {
+        let (_, Reverse(index), split) = order[place];
+        let of_tile = &items[(index * splits + split) * clusters.tiles..][..clusters.tiles];
+        for (&chosen, &[first, head]) in chosen.iter().zip(&places[first_head..]) {
+            let at = next[chosen];
+            next[chosen] += blocks;
+            if at >= list.len() {
+                list.resize(list.len() + blocks, [END; WORDS]);
+            }
+            for (rank, item) in list[at..at + cluster].iter_mut().enumerate() {
+                // A cluster has several heads, or several tiles, or neither.
+                let (other, neighbour) = (rank.min(clusters.heads - 1), rank.min(clusters.tiles - 1));
+                *item = of_tile[neighbour];
+                item::set_head(item, [first, head + other as u32]);
+            }
         }
     });
-    words.resize(words.len() + blocks * WORDS, END);
-    (blocks as u32, words.into())
+    list.resize(list.len() + blocks, [END; WORDS]);
+    (blocks as u32, list.as_flattened().into())
 }
 
 fn cost(tile: &Tile<i64>) -> u64 {

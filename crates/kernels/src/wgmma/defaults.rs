@@ -11,7 +11,7 @@ use flashcore_problem::{DType, Direction, Problem};
 
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::Work;
+use crate::attention::scheduler::{Tiles, Tiling, Work};
 use crate::attention::softmax::Rescale;
 use crate::size::Size;
 
@@ -374,10 +374,6 @@ impl Priced {
         }
     }
 
-    fn work(&self, problem: &Problem, sms: u32) -> Work {
-        Work::new(problem, self.config.tiling(self.config.packing(problem)), sms)
-    }
-
     /// The cost of so many K blocks in so many items.
     fn cost(&self, blocks: u64, items: u64) -> u64 {
         self.cost_per_key * (blocks * u64::from(self.config.cols) + TILE_KEYS * items)
@@ -413,7 +409,19 @@ impl Priced {
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
 /// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
 fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
-    let works: Vec<Work> = rows.iter().map(|row| row.work(problem, sms)).collect();
+    // Rows with the same tiles of queries share these.
+    let mut known: Vec<(Tiling, Tiles)> = Vec::new();
+    let work = |row: &Priced| {
+        let tiling = row.config.tiling(row.config.packing(problem));
+        let rows_alone = Tiling { cols: 0, ..tiling };
+        let place = known.iter().position(|(of, _)| *of == rows_alone);
+        let place = place.unwrap_or_else(|| {
+            known.push((rows_alone, Tiles::new(problem, tiling, sms)));
+            known.len() - 1
+        });
+        known[place].1.work(tiling.cols)
+    };
+    let works: Vec<Work> = rows.iter().map(work).collect();
     let with_works = rows.iter().zip(&works);
     let mut costs: Vec<u64> = with_works.map(|(row, work)| row.mean(problem, work)).collect();
     let mut places: Vec<usize> = (0..rows.len()).collect();

@@ -74,7 +74,7 @@ fn line(problem: &Problem, pieces: Pieces, lengths: &Lengths<Vec<i32>>) -> Vec<(
         for first_head in (0..problem.num_heads()).step_by(problem.group_size()) {
             for (number, tile) in tiles.iter().enumerate() {
                 let heads = (0..sharing).map(|shared| first_head + shared);
-                line.extend(heads.map(|head| ([batch, head, number].map(|x| x as u32), tile.clone())));
+                line.extend(heads.map(|head| ([batch, head, number].map(|x| x as u32), *tile)));
             }
         }
     }

@@ -1,6 +1,8 @@
 //! The work item: a Q tile of a head and its K blocks, or some of them, in eight words. The host and a kernel
 //! ([`schedule`](super::super::schedule)) write the same words, from one function over [`Index`].
 
+use std::array;
+
 use flashcore_ir::{Cache, GlobalPtr, Val};
 
 use super::super::block_range::{BlockOrder, BlockRange, Index, share};
@@ -23,13 +25,16 @@ pub(crate) const MOST: usize = 1 << 16;
 /// Warpgroups that an item has fully masked iterations of: those of a block.
 const GROUPS: usize = 3;
 
+/// Warpgroups of a tile, at most: those of a pair of blocks.
+const MOST_GROUPS: usize = 2 * GROUPS;
+
 /// A Q tile of a block, or of a cluster's blocks together, and its K blocks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tile<I> {
     pub order: BlockOrder<I>,
     /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows. A warpgroup alone has rows,
     /// and no such iterations.
-    pub fully_masked: Vec<I>,
+    pub fully_masked: [Option<I>; MOST_GROUPS],
 }
 
 /// Where an item lies.
@@ -59,11 +64,15 @@ impl<I> Place<I> {
     }
 }
 
-/// The item of a batch, head and K/V head that is as the given one of number 0 each.
-pub(super) fn of_head(mut words: [u32; WORDS], [batch, head, kv_head]: [usize; 3]) -> [u32; WORDS] {
-    words[0] |= (batch | kv_head << 16) as u32;
-    words[1] |= head as u32;
-    words
+/// What the first words of an item have of its batch, head and K/V head.
+pub(super) fn head_words([batch, head, kv_head]: [usize; 3]) -> [u32; 2] {
+    [(batch | kv_head << 16) as u32, head as u32]
+}
+
+/// Gives these words to an item of batch, head and K/V head 0.
+pub(super) fn set_head(item: &mut [u32; WORDS], [first, second]: [u32; 2]) {
+    item[0] |= first;
+    item[1] |= second;
 }
 
 impl<I: Index> Tile<I> {
@@ -83,10 +92,12 @@ impl<I: Index> Tile<I> {
             let fully_masked = out_of_range.at_most(order.masked).at_most(order.count - number(1));
             I::select(first.is_below(end), fully_masked, number(NO_ROWS))
         };
-        let fully_masked = match rows {
-            ..=64 => vec![number(0)],
-            _ => (0..rows.div_ceil(64)).map(of_group).collect(),
-        };
+        let groups = rows.div_ceil(64);
+        debug_assert!(groups <= MOST_GROUPS as u32, "{rows} rows");
+        let fully_masked = array::from_fn(|group| match group as u32 {
+            0 if groups == 1 => Some(number(0)),
+            group => (group < groups).then(|| of_group(group)),
+        });
         Tile { order, fully_masked }
     }
 
@@ -108,15 +119,15 @@ impl<I: Index> Tile<I> {
 
     /// The fully masked ones of `count` iterations from `begin` on, at most all but the last.
     #[track_caller]
-    fn after(&self, begin: I, count: I) -> Vec<I> {
+    fn after(&self, begin: I, count: I) -> [Option<I>; MOST_GROUPS] {
         let number = |value: u32| begin.constant(value as i32);
-        let left = |&of_group: &I| {
+        let left = |of_group: I| {
             let left = (of_group - begin).at_least(number(0)).at_most(count - number(1));
             I::select(of_group.is(number(NO_ROWS)), of_group, left)
         };
-        match &self.fully_masked[..] {
-            [alone] => vec![*alone],
-            groups => groups.iter().map(left).collect(),
+        match self.fully_masked {
+            alone @ [_, None, ..] => alone,
+            groups => groups.map(|of_group| of_group.map(left)),
         }
     }
 
@@ -129,7 +140,7 @@ impl<I: Index> Tile<I> {
         let key = |base: I| base * number(cols);
         let of_group = |group: usize| {
             let of_group = self.fully_masked.get(first_group + group);
-            of_group.copied().unwrap_or_else(|| number(NO_ROWS))
+            of_group.copied().flatten().unwrap_or_else(|| number(NO_ROWS))
         };
         let groups = (0..GROUPS).rev().map(of_group);
         let masked_low = order.masked_low.at_least(number(0)).at_most(order.count);
@@ -150,6 +161,9 @@ impl Tile<i64> {
     /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of which
     /// the mask leaves nothing: an empty split still writes zeros and its offset.
     pub(crate) fn split(&self, index: usize, count: usize, past: usize) -> Tile<i64> {
+        if count == 1 {
+            return *self;
+        }
         let (begin, blocks) = share(self.order.count, index as i64, count as i64);
         if blocks > 0 {
             return self.part(begin, blocks);

@@ -1,7 +1,5 @@
 //! The load of each cluster while items are dealt. Clusters with equal loads are one set.
 
-use std::collections::VecDeque;
-
 /// Clusters by number.
 pub(super) type Set = [u64; MOST_CLUSTERS / 64];
 
@@ -20,9 +18,9 @@ struct Load {
 
 /// All clusters, those with the least to do first.
 pub(super) struct Loads {
-    loads: VecDeque<Load>,
-    /// To be added.
-    later: Vec<Load>,
+    /// Those from `first` on.
+    loads: Vec<Load>,
+    first: usize,
 }
 
 impl Loads {
@@ -32,49 +30,56 @@ impl Loads {
             most => u64::MAX >> (64 - most.min(64)),
         };
         let clusters = std::array::from_fn(|word| below(count.saturating_sub(64 * word)));
-        let loads = VecDeque::from([Load {
+        let all = Load {
             load: 0,
             items: 0,
             clusters,
-        }]);
-        let later = Vec::new();
-        Loads { loads, later }
+        };
+        Loads {
+            loads: vec![all],
+            first: 0,
+        }
     }
 
-    /// Deals items of as much work, each to the first of the clusters with the least to do. `dealt` gets the clusters of
+    /// Deals items of as much work, more than none, each to the first of the clusters with the least to do. `dealt` gets the clusters of
     /// the next items, one for each, in order.
     pub(super) fn deal(&mut self, cost: u64, mut left: u64, mut dealt: impl FnMut(&Set)) {
         while left > 0 {
-            let Some(least) = self.loads.front().map(|first| first.load) else {
+            let loads = &self.loads[self.first..];
+            let Some(least) = loads.first().map(|first| first.load) else {
                 return;
             };
-            let with_least = self.loads.iter().take_while(|of| of.load == least).count();
-            let of_least = self.loads.range(..with_least);
-            let taken = first_of(of_least.fold(NONE, |all, of| both(all, of.clusters)), left);
+            let of_least = loads.iter().take_while(|of| of.load == least);
+            let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
+            let taken = first_of(all, left);
             dealt(&taken);
             left -= taken.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+            // Those that are left with the least to do stay in front.
+            let mut place = self.first;
             for _ in 0..with_least {
-                let Some(of) = self.loads.pop_front() else { return };
-                let clusters = std::array::from_fn(|word| of.clusters[word] & taken[word]);
-                self.later.push(Load {
-                    clusters: std::array::from_fn(|word| of.clusters[word] & !taken[word]),
-                    ..of
-                });
-                self.later.push(Load {
+                let of = self.loads[place];
+                let rest = std::array::from_fn(|word| of.clusters[word] & !taken[word]);
+                if rest != NONE {
+                    self.loads[place].clusters = rest;
+                    place += 1;
+                } else if place == self.first {
+                    self.first += 1;
+                    place += 1;
+                } else {
+                    self.loads.remove(place);
+                }
+                self.add(Load {
                     load: least + cost,
                     items: of.items + 1,
-                    clusters,
+                    clusters: std::array::from_fn(|word| of.clusters[word] & taken[word]),
                 });
-            }
-            while let Some(of) = self.later.pop() {
-                self.add(of);
             }
         }
     }
 
     /// What each has to do, and in how many items.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.loads.iter().map(|of| (of.load, of.items))
+        self.loads[self.first..].iter().map(|of| (of.load, of.items))
     }
 
     /// Adds clusters to those with as much to do. An empty set is dropped.
@@ -83,9 +88,11 @@ impl Loads {
             return;
         }
         let key = |of: &Load| (of.load, of.items);
-        let before = self.loads.iter().rposition(|of| key(of) <= key(&added));
-        let place = before.map_or(0, |last| last + 1);
-        match before.and_then(|last| self.loads.get_mut(last)) {
+        let mut place = self.loads.len();
+        while place > self.first && key(&self.loads[place - 1]) > key(&added) {
+            place -= 1;
+        }
+        match self.loads[self.first..place].last_mut() {
             Some(of) if key(of) == key(&added) => of.clusters = both(of.clusters, added.clusters),
             _ => self.loads.insert(place, added),
         }
@@ -100,23 +107,24 @@ fn both(a: Set, b: Set) -> Set {
 fn first_of(mut set: Set, count: u64) -> Set {
     let mut left = count;
     for word in &mut set {
-        let mut rest = *word;
-        let all = u64::from(rest.count_ones());
-        (0..left.min(all)).for_each(|_| rest &= rest - 1);
-        *word &= !rest;
+        let all = u64::from(word.count_ones());
+        if left < all {
+            let mut rest = *word;
+            (0..left).for_each(|_| rest &= rest - 1);
+            *word &= !rest;
+        }
         left -= left.min(all);
     }
     set
 }
 
-/// The clusters of a set, in order.
-pub(super) fn each(set: &Set) -> impl Iterator<Item = usize> {
-    set.iter().enumerate().flat_map(|(word, &bits)| {
+/// Adds the clusters of a set to a list, in order.
+pub(super) fn add_to(list: &mut Vec<usize>, set: &Set) {
+    for (word, &bits) in set.iter().enumerate() {
         let mut rest = bits;
-        std::iter::from_fn(move || {
-            let bit = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
+        while rest != 0 {
+            list.push(64 * word + rest.trailing_zeros() as usize);
             rest &= rest - 1;
-            Some(64 * word + bit)
-        })
-    })
+        }
+    }
 }

@@ -90,7 +90,11 @@ impl Tiles {
         for &(first, past, tiles) in &self.of_head {
             // Numbers of 32 bits are divided in half the time.
             let blocks = u64::from((past.div_ceil(cols) - first / cols).max(1));
-            let (each, longer) = (blocks / splits, blocks % splits);
+            let (each, longer) = if splits == 1 {
+                (blocks, 0)
+            } else {
+                (blocks / splits, blocks % splits)
+            };
             let parts = [(each + 1, longer * tiles), (each.max(1), (splits - longer) * tiles)];
             for (blocks, items) in parts.into_iter().filter(|(_, items)| *items > 0) {
                 match of_head.last_mut() {
@@ -108,10 +112,6 @@ impl Tiles {
 }
 
 impl Work {
-    pub(crate) fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Work {
-        Tiles::new(problem, tiling, sms).work(tiling.cols)
-    }
-
     /// K blocks and number of the items of all heads.
     fn all(&self) -> (u64, u64) {
         let heads = self.clusters.all_heads as u64;

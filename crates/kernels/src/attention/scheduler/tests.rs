@@ -225,7 +225,7 @@ proptest! {
         let problem = problem.seq_len_q(seq_q).seq_len_kv(seq_kv).head_dim(64).build().unwrap();
         let packing = if packs { Packing::all_of(&problem) } else { Packing::NONE };
         let tiling = Tiling { rows: 64 * rows, cols: 16 * cols, cluster, splits, packing };
-        let work = Work::new(&problem, tiling, sms);
+        let work = Tiles::new(&problem, tiling, sms).work(tiling.cols);
         let of_blocks = |blocks, items| blocks + TILE_COST * items;
         let of_keys = |blocks, items| blocks * u64::from(tiling.cols) + 96 * items;
         let [blocks, keys, items] = most_of_lists(&problem, tiling, sms, of_keys);
@@ -233,7 +233,8 @@ proptest! {
         prop_assert_eq!(price, [blocks, keys, items]);
         prop_assert!(work.mean(of_keys) <= keys);
         let whole = Tiling { splits: 1, ..tiling };
-        let (tiles, work_of_whole) = (Tiles::new(&problem, whole, sms), Work::new(&problem, whole, sms));
+        let tiles = Tiles::new(&problem, whole, sms);
+        let work_of_whole = tiles.work(whole.cols);
         prop_assert!(tiles.least(tiling.cols, of_keys) <= work_of_whole.mean(of_keys));
         let (_, words) = work_lists(&problem, tiling, &problem.key_range(), sms);
         let items = words.chunks(WORDS).filter(|item| item[0] != END);
@@ -249,7 +250,9 @@ proptest! {
         costs.sort_unstable_by_key(|cost| Reverse(*cost));
         let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, together };
         let mut dealt = Vec::new();
-        clusters.deal(&costs, |place, head, cluster| dealt.push((place, head, cluster)));
+        clusters.deal(&costs, |place, first, chosen| {
+            dealt.extend(chosen.iter().enumerate().map(|(head, &cluster)| (place, first + head, cluster)));
+        });
         let mut loads = vec![0; count];
         for &(place, _, cluster) in &dealt {
             let first = (0..count).min_by_key(|&cluster| loads[cluster]);
@@ -279,7 +282,7 @@ proptest! {
             prop_assert_eq!(numbers.len(), tile.order.count as usize, "{:?}: each once", &tile);
             for row in index * rows..((index + 1) * rows).min(seq_q) {
                 let seen = problem.visible_keys(row);
-                let fully_masked = tile.fully_masked[(row - index * rows) / 64] as usize;
+                let fully_masked = tile.fully_masked[(row - index * rows) / 64].unwrap() as usize;
                 for (i, &(number, masked)) in blocks_of.iter().enumerate() {
                     let of_tile = number * cols..(number + 1) * cols;
                     let whole = seen.start <= of_tile.start && of_tile.end <= seen.end;
@@ -318,7 +321,7 @@ proptest! {
             for part in none {
                 prop_assert_eq!(blocks(part), [(past, true)]);
             }
-            for (group, &fully_masked) in tile.fully_masked.iter().enumerate() {
+            for (group, fully_masked) in tile.fully_masked.into_iter().flatten().enumerate() {
                 let mut before = 0;
                 for part in &parts {
                     let expected = match fully_masked {
@@ -326,7 +329,7 @@ proptest! {
                         // One block at least, that stores that there is nothing.
                         _ => (fully_masked - before).max(0).min(part.order.count - 1),
                     };
-                    prop_assert_eq!(part.fully_masked[group], expected, "{:?} of {:?}", part, &tile);
+                    prop_assert_eq!(part.fully_masked[group], Some(expected), "{:?} of {:?}", part, &tile);
                     before += part.order.count;
                 }
             }

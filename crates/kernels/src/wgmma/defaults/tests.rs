@@ -77,7 +77,11 @@ fn the_best_row_is_found_without_all_lists() {
             let mut rows: Vec<Priced> = TABLE.iter().filter(priced).map(Priced::of).collect();
             let packed: Vec<Priced> = rows.iter().map(Priced::packed).collect();
             rows.extend(packed);
-            let exact = |row: &&Priced| row.most(&problem, &row.work(&problem, MEASURED_SMS as u32));
+            let exact = |row: &&Priced| {
+                let tiling = row.config.tiling(row.config.packing(&problem));
+                let tiles = Tiles::new(&problem, tiling, MEASURED_SMS as u32);
+                row.most(&problem, &tiles.work(tiling.cols))
+            };
             let best = rows.iter().min_by_key(exact).unwrap().config;
             rank(&mut rows, &problem, MEASURED_SMS as u32);
             assert_eq!(rows[0].config, best, "{problem}");
