@@ -286,8 +286,8 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
-/// Hopper, where problems of 16-bit elements must have 0.9 tiles of 64 rows for each SM (0.7 where causal or of head_dim over 64,
-/// 0.5 over 128), or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the backward pass there is one for
+/// Hopper, where problems of 16-bit elements must have 0.5 tiles of 64 rows for each SM (0.7 where causal and of head_dim to 64),
+/// or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the backward pass there is one for
 /// each head size.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
@@ -301,14 +301,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     }
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
-    // Causal problems and large heads sooner: 96 tiles were 5 % faster here than in family mma, 64 slower. Of 18 problems of 66 to
-    // 80 tiles with head_dim 72 to 128, 12 were 1.7 to 2.4 times as fast here, the others, most of them causal with few keys,
-    // 0.97 to 1.17.
-    let share = match head_dim {
-        65.. => 5,
-        _ if causal => 7,
-        _ => 9,
-    };
+    // Family mma has tiles of 32 rows too, and is faster while they are all run at once: with 56 and 64 tiles of 64 rows it took
+    // 0.78 to 0.84 of the time at head_dim 64, with 80 to 96 1.35 to 1.55 times as long, but 0.84 to 1.1 if causal. Of 18
+    // problems of 66 to 80 tiles with head_dim 72 to 128, 12 were 1.7 to 2.4 times as fast here, the others, most of them causal
+    // with few keys, 0.97 to 1.17.
+    let share = if head_dim <= 64 && causal { 7 } else { 5 };
     if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
         return Vec::new();
     }

@@ -273,6 +273,17 @@ fn splits() {
     insta::assert_snapshot!(text);
 }
 
+/// Few tiles go to family `mma` while its tiles of 32 rows all run at once, and causal ones a little longer.
+#[test]
+fn few_tiles() {
+    let served =
+        |heads, rows, mask| !proposals(&problem([1, heads, heads, rows, rows, 64, 64], mask), Target::Sm90a).is_empty();
+    assert!(!served(8, 500, Mask::FULL));
+    assert!(served(8, 630, Mask::FULL));
+    assert!(!served(8, 630, Mask::CAUSAL));
+    assert!(served(8, 760, Mask::CAUSAL));
+}
+
 /// Where heads are packed: short chunks of queries, and causal masks.
 #[test]
 fn packed_heads() {
