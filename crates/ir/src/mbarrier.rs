@@ -208,6 +208,10 @@ impl<'k> MBarrier<'k> {
 }
 
 impl<'k> RemoteMBarrier<'k> {
+    pub(crate) fn address(&self) -> Address {
+        self.0.address()
+    }
+
     /// Arrives, once for each active lane. Orders earlier *reads* and asynchronous work before what
     /// the observer does next, which is what releasing a buffer needs; what was *written* to the
     /// other block's memory needs [`arrive_cluster`](Self::arrive_cluster).

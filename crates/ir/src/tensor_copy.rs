@@ -5,8 +5,8 @@
 //! that, and the launch makes the tensor map from it: host and device cannot disagree. Elements of
 //! a box that lie outside the tensor are read as zero and never written, whatever its strides.
 //!
-//! Also bulk copies of contiguous bytes, without a tensor map (`cp.async.bulk`), and sums into global
-//! memory (`cp.reduce.async.bulk`). Their addresses and numbers of bytes are multiples of 16. Stores
+//! Also bulk copies of contiguous bytes, without a tensor map (`cp.async.bulk`), from one block of a
+//! cluster to another, too, and sums into global memory (`cp.reduce.async.bulk`). Their addresses and numbers of bytes are multiples of 16. Stores
 //! and sums belong to the thread's bulk group, as tensor stores do: [`KernelBuilder::bulk_commit`]
 //! closes it, and [`KernelBuilder::bulk_wait`] waits for it. One thread starts them.
 
@@ -14,8 +14,8 @@ use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};
 use crate::kernel::{Kernel, ParamKind};
 use crate::launch::TensorBox;
-use crate::mbarrier::MBarrier;
-use crate::pointer::{GlobalPtr, SharedPtr};
+use crate::mbarrier::{MBarrier, RemoteMBarrier};
+use crate::pointer::{ClusterPtr, GlobalPtr, SharedPtr};
 use crate::tile::SharedTile;
 use crate::types::{Element, RegClass};
 use crate::value::{Source, Val};
@@ -36,7 +36,7 @@ pub struct TensorMap<'k> {
 #[derive(Clone, Debug)]
 pub struct BoxAt<'k> {
     map: TensorMap<'k>,
-    column: u32,
+    column: Operand,
     outer: Vec<Operand>,
     multicast: Option<Operand>,
     hint: L2Hint,
@@ -130,6 +130,52 @@ impl KernelBuilder {
         let (dst, src, bytes) = (dst.address(), src.address(), bytes.operand());
         self.emit(Inst::Bulk(BulkInst::Reduce { dst, src, bytes }));
     }
+
+    /// Starts copying `bytes` from shared memory to that of a block of the cluster; they complete at `bar`
+    /// of the same block, which must expect them. What threads wrote there needs
+    /// [`KernelBuilder::fence_proxy_async`] and a barrier before. The copy is in no bulk group: that it
+    /// has read its source, a thread learns only from those that waited for `bar`.
+    ///
+    /// ```
+    /// use flashcore_ir::{Kernel, TileShape};
+    /// let kernel = Kernel::build("send", 32, |k| {
+    ///     k.in_clusters_of(2);
+    ///     let (row, theirs) = (TileShape::new(1, 32), k.cluster_rank() ^ 1);
+    ///     let (from, to) = (k.shared_tile::<u32>("from", row), k.shared_tile::<u32>("to", row));
+    ///     let (full, out) = (k.mbarriers("full", 1).at(0), k.param_ptr_mut::<u32>("out"));
+    ///     k.if_(k.lane().eq(0).divergent(), || {
+    ///         full.init(1);
+    ///         k.fence_mbarrier_init();
+    ///         full.arrive_expecting(128);
+    ///     });
+    ///     from.at(0, k.lane()).store(k.thread_idx());
+    ///     k.fence_proxy_async();
+    ///     k.cluster_barrier();
+    ///     k.if_(k.elect().divergent(), || {
+    ///         k.bulk_send(to.at(0, 0).in_block(theirs), from.at(0, 0), 128, full.in_block(theirs));
+    ///     });
+    ///     full.wait(0);
+    ///     out.offset(k.block_idx(0) * 32 + k.lane()).store(to.at(0, k.lane()).load());
+    ///     k.cluster_barrier(); // no block exits while the other still writes to it
+    /// })?;
+    /// assert!(kernel.to_ptx().contains("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"));
+    /// # Ok::<(), flashcore_ir::BuildErrors>(())
+    /// ```
+    #[track_caller]
+    pub fn bulk_send<'k, E: Element>(
+        &'k self,
+        dst: ClusterPtr<'k, E>,
+        src: SharedPtr<'k, E>,
+        bytes: impl Source<'k, u32>,
+        bar: RemoteMBarrier<'k>,
+    ) {
+        self.emit(Inst::Bulk(BulkInst::Send {
+            dst: dst.address(),
+            src: src.address(),
+            bytes: bytes.operand(),
+            bar: bar.address(),
+        }));
+    }
 }
 
 instructions! {
@@ -185,7 +231,7 @@ impl<'k> TensorMap<'k> {
         }
         BoxAt {
             map: *self,
-            column: 0,
+            column: Operand::Imm(0),
             outer: rows.iter().chain(besides).map(|row| row.operand()).collect(),
             multicast: None,
             hint: L2Hint::None,
@@ -228,8 +274,8 @@ impl<'k> TensorMap<'k> {
 
 impl<'k> BoxAt<'k> {
     /// The box, or the first of the tile's slabs, begins at this column instead of 0.
-    pub fn column(mut self, first: u32) -> Self {
-        self.column = first;
+    pub fn column(mut self, first: impl Source<'k, u32>) -> Self {
+        self.column = first.operand();
         self
     }
 
@@ -394,8 +440,13 @@ impl<'k, E: Element> SharedTile<'k, E> {
         }
     }
 
+    #[track_caller]
     fn coordinates(&self, slab: u32, at: &BoxAt<'k>) -> Vec<Operand> {
-        let column = Operand::Imm(u64::from(at.column + slab * self.slab_cols()));
+        let further = slab * self.slab_cols();
+        let column = match at.column {
+            Operand::Imm(first) => Operand::Imm(first + u64::from(further)),
+            first => (Val::<u32>::from_operand(self.k, first) + further).operand(),
+        };
         std::iter::once(column).chain(at.outer.iter().copied()).collect()
     }
 

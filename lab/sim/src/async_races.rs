@@ -213,6 +213,7 @@ impl Cluster<'_> {
                 let (by, what) = match self.machine.reader(reader) {
                     ActorKind::Warpgroup(group) => (4 * group as usize, "a product of the warpgroup of "),
                     ActorKind::Store(by) => (by as usize, "a store of "),
+                    ActorKind::Mbarrier(_) => (self.sends[&epoch].1, "a copy to another block by "),
                     _ => (reader, ""),
                 };
                 return Some((self.actor(by, lanes), pc, what));
@@ -234,6 +235,14 @@ impl Cluster<'_> {
                 let ordered = clock.knows(machine.actors.warpgroup(group), epoch)
                     || own && self.products_finished(warp, self.epoch) >= epoch;
                 if ordered { 0 } else { u32::MAX }
+            }
+            ActorKind::Mbarrier(_) => {
+                let completes_at = self
+                    .sends
+                    .get(&epoch)
+                    .map(|(number, _)| machine.actors.mbarrier(*number));
+                let ordered = completes_at.is_some_and(|actor| clock.knows(actor, epoch));
+                if ordered { 0 } else { read_by }
             }
             ActorKind::Store(by) => read_by & clock.unknown_from(machine.actors.store_of(32 * by), epoch),
             _ => {

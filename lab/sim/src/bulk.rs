@@ -106,7 +106,13 @@ fn runs(map: &TensorMap, at: &[i32]) -> Vec<Run> {
 
 impl<'m> Cluster<'m> {
     /// The offset of a lane's box in the cluster's shared memory; reports a wrong one.
-    fn box_place(&mut self, by: Lane<'_>, tile: &Address, (bytes, align): (u32, u32), rank: usize) -> Option<u32> {
+    pub(crate) fn box_place(
+        &mut self,
+        by: Lane<'_>,
+        tile: &Address,
+        (bytes, align): (u32, u32),
+        rank: usize,
+    ) -> Option<u32> {
         let offset = by
             .value::<u32>(self.machine, tile.base)
             .wrapping_add(tile.offset as u32)
@@ -160,6 +166,7 @@ impl<'m> Cluster<'m> {
                 BulkInst::LoadBytes { dst, src, bytes, bar } => self.load_bytes(by, (dst, src), *bytes, bar),
                 BulkInst::StoreBytes { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, false),
                 BulkInst::Reduce { dst, src, bytes } => self.store_bytes(by, (dst, src), *bytes, true),
+                BulkInst::Send { dst, src, bytes, bar } => self.send_bytes(by, (dst, src), *bytes, bar),
                 BulkInst::Commit => {
                     let stores = &mut self.stores[warp.index];
                     stores.unread[by.lane].push_back(warp.epoch);
@@ -272,19 +279,30 @@ impl<'m> Cluster<'m> {
         let Some(first) = self.box_place(by, tile, (bytes, align), rank) else {
             return;
         };
-        let Some(number) = self
-            .mbarrier_place(by, bar, rank)
-            .filter(|&number| self.usable(by, number))
-        else {
-            return;
-        };
+        if let Some(number) = self.mbarrier_place(by, bar, rank) {
+            self.start_copy(by, (At::of(tile, Space::Shared), first), number, words, swizzle);
+        }
+    }
+
+    /// Starts a copy of words to a place in the cluster's shared memory that completes at an mbarrier of the same
+    /// block, and checks it. Returns its epoch.
+    pub(crate) fn start_copy(
+        &mut self,
+        by: Lane<'_>,
+        (at, first): (At, u32),
+        number: u32,
+        words: &[u32],
+        swizzle: flashcore_ir::Swizzle,
+    ) -> Option<Epoch> {
+        if !self.usable(by, number) {
+            return None;
+        }
+        let (bytes, rank) = (4 * words.len() as u32, (first / self.machine.shared_bytes) as usize);
         let epoch = self.next_epoch();
         let actor = self.lane_actor(by);
         let id = self.machine.actors.mbarrier(number);
         self.note_remote_as(by.warp, by.pc, rank, id, epoch);
-        let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
-            return;
-        };
+        let mbarrier = self.mbarriers[number as usize].as_mut()?;
         mbarrier.copier = Some(actor);
         let phase = mbarrier.phase;
         if !mbarrier.fenced {
@@ -295,7 +313,7 @@ impl<'m> Cluster<'m> {
                     .help("let the initialising thread execute `fence_mbarrier_init` before the barrier")
             });
         }
-        self.check_async_write(by, At::of(tile, Space::Shared), first, bytes);
+        self.check_async_write(by, at, first, bytes);
         let cells = self.copy_cells(first, bytes);
         self.shadow.fill(cells, Stamp::new(epoch, WriterKind::Bulk), id, by.pc);
         let word = first as usize / 4;
@@ -310,6 +328,7 @@ impl<'m> Cluster<'m> {
             actor,
             pc: by.pc,
         });
+        Some(epoch)
     }
 
     /// The [`runs`] of a box; reports and leaves out those outside the buffer, which only ragged maps can have.

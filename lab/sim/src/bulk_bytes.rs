@@ -1,5 +1,5 @@
-//! Bulk copies of contiguous bytes, and sums into global memory (`cp.async.bulk`,
-//! `cp.reduce.async.bulk`).
+//! Bulk copies of contiguous bytes, from or to global memory or between blocks of a cluster, and sums into global memory
+//! (`cp.async.bulk`, `cp.reduce.async.bulk`).
 //!
 //! The actors are those of tensor copies: a load is a write by the actor of its mbarrier, a store or
 //! a sum is a read of shared memory and a write of global memory by two actors of its thread.
@@ -77,6 +77,58 @@ impl Cluster<'_> {
                 words,
             });
         }
+    }
+
+    /// Copies bytes to the shared memory of a block of the cluster. It is a read of shared memory and a write by the actor of
+    /// the mbarrier at which it completes: who has waited there knows both.
+    pub(crate) fn send_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, bar: &Address) {
+        let Some(bytes) = self.copied_bytes(by, bytes).filter(|&bytes| bytes > 0) else {
+            return;
+        };
+        let Some(from) = self.box_place(by, src, (bytes, ALIGN), by.warp.rank) else {
+            return;
+        };
+        let to = At::of(dst, Space::Cluster);
+        let first = self.remote_place(by, dst.base, to, ALIGN);
+        let last = At {
+            offset: to.offset + (bytes - ALIGN) as i32,
+            ..to
+        };
+        let (Some(first), Some(_)) = (first, self.remote_place(by, dst.base, last, ALIGN)) else {
+            return;
+        };
+        let at = At::of(bar, Space::Cluster);
+        let Some(place) = self.remote_place(by, bar.base, at, 8) else {
+            return;
+        };
+        let [there, block] = [place, first].map(|offset| offset / self.machine.shared_bytes);
+        if there != block {
+            self.report(FindingKind::Mbarrier, by.pc, None, |cluster| {
+                let message = format!(
+                    "a copy to the block of rank {block} completes at an mbarrier of the block of rank {there}; both must be \
+                     in one block"
+                );
+                Details::new(message, cluster.lane_actor(by))
+            });
+            return;
+        }
+        let Some(number) = self.mbarrier_number(at, place) else {
+            return;
+        };
+        self.check_async_read(by.warp, by.bit(), by.pc, At::of(src, Space::Shared), &[(from, bytes)]);
+        let words = self.words[from as usize / 4..][..bytes as usize / 4].to_vec();
+        if let Some(epoch) = self.start_copy(by, (to, first), number, &words, Swizzle::None) {
+            let cells = self.copy_cells(from, bytes);
+            self.shadow.note_sent(self.machine.send_reader(), cells, epoch, by.pc);
+            self.sends.insert(epoch, (number, by.warp.index));
+        }
+    }
+
+    /// The place of a lane's address in the cluster's shared memory, if it is inside its object.
+    fn remote_place(&mut self, by: Lane<'_>, base: Operand, at: At, bytes: u32) -> Option<u32> {
+        let base = by.warp.value(self.machine, base);
+        let access = self.shared_access(by.warp, by.pc, by.bit(), &base, at, bytes);
+        (access.mask != 0).then(|| access.offsets[by.lane])
     }
 
     /// The number of bytes that a lane copies; reports one that is not a multiple of 16.

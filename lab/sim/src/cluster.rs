@@ -4,6 +4,8 @@
 //! The shared memories of the blocks are contiguous, in order of rank, and warps are numbered
 //! across blocks. Accesses to another block's memory therefore need no special case.
 
+use rustc_hash::FxHashMap;
+
 use crate::async_copy::AsyncCopies;
 use crate::barrier::Barrier;
 use crate::bulk::{BulkStores, InFlight};
@@ -38,6 +40,8 @@ pub(crate) struct Cluster<'m> {
     pub(crate) stores: Vec<BulkStores>,
     pub(crate) warpgroups: Vec<Warpgroup>,
     pub(crate) in_flight: Vec<InFlight>,
+    /// By epoch: at which mbarrier a copy to another block completes, and the warp that started it.
+    pub(crate) sends: FxHashMap<Epoch, (u32, usize)>,
     pub(crate) peers: Peers,
     /// By rank: free registers of the block's pool.
     pub(crate) registers: Vec<u32>,
@@ -118,6 +122,7 @@ impl<'m> Cluster<'m> {
             stores: (0..machine.warps).map(|_| BulkStores::default()).collect(),
             warpgroups: (0..machine.warps.div_ceil(4)).map(|_| Warpgroup::default()).collect(),
             in_flight: Vec::new(),
+            sends: FxHashMap::default(),
             peers: Peers::default(),
             registers: vec![0; machine.blocks],
             woken: false,

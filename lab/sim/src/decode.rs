@@ -204,6 +204,7 @@ impl<'k> Lowering<'k> {
             Inst::Atom { space, dst, .. } => program.uses_flags |= *space == Space::Global && dst.is_some(),
             Inst::Wgmma(_) => (program.uses_async_proxy, program.uses_products) = (true, true),
             Inst::Bulk(BulkInst::Load { .. } | BulkInst::LoadBytes { .. }) => program.uses_async_proxy = true,
+            Inst::Bulk(BulkInst::Send { .. }) => (program.uses_async_proxy, program.sends) = (true, true),
             Inst::Bulk(BulkInst::Store { .. } | BulkInst::StoreBytes { .. } | BulkInst::Reduce { .. }) => {
                 (program.uses_async_proxy, program.uses_bulk_stores) = (true, true);
             }

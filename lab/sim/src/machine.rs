@@ -253,17 +253,21 @@ impl<'a> Machine<'a> {
         name.unwrap_or_default()
     }
 
-    /// Readers in the shadow: warps, the bulk stores of warps, the products of warpgroups.
+    /// Readers in the shadow: warps, the bulk stores of warps, the products of warpgroups, and the copies from one block to
+    /// another, if there are any, together. Of several copies of the same bytes it knows the last.
     pub(crate) fn readers(&self) -> usize {
-        let stores = if self.actors.stores > 0 { self.warps } else { 0 };
-        self.warps + stores + self.actors.warpgroups as usize
+        self.send_reader() + usize::from(self.program.sends)
     }
-    /// The kind of a reader, with the number of its warp or warpgroup.
+    pub(crate) fn send_reader(&self) -> usize {
+        self.product_reader(0) + self.actors.warpgroups as usize
+    }
+    /// The kind of a reader, with the number of its warp or warpgroup; of an mbarrier, those at which copies complete.
     pub(crate) fn reader(&self, reader: usize) -> ActorKind {
         let products = self.product_reader(0);
         match reader {
             _ if reader < self.warps => ActorKind::Thread(reader as u32),
             _ if reader < products => ActorKind::Store((reader - self.warps) as u32),
+            _ if reader == self.send_reader() => ActorKind::Mbarrier(0),
             _ => ActorKind::Warpgroup((reader - products) as u32),
         }
     }
@@ -271,7 +275,8 @@ impl<'a> Machine<'a> {
         self.warps + warp
     }
     pub(crate) fn product_reader(&self, warpgroup: usize) -> usize {
-        self.readers() - self.actors.warpgroups as usize + warpgroup
+        let stores = if self.actors.stores > 0 { self.warps } else { 0 };
+        self.warps + stores + warpgroup
     }
 }
 

@@ -172,6 +172,8 @@ pub(crate) struct Program<'k> {
     pub(crate) uses_products: bool,
     /// Whether bulk copies or products access shared memory.
     pub(crate) uses_async_proxy: bool,
+    /// Whether blocks copy from their shared memory to that of others.
+    pub(crate) sends: bool,
     pub(crate) uses_dependency: bool,
     /// By parameter.
     pub(crate) used: Vec<Used>,

@@ -158,6 +158,12 @@ impl Shadow {
         }
     }
 
+    /// Records reads of a range of cells by a copy to another block. No fast path covers them.
+    pub(crate) fn note_sent(&mut self, reader: usize, cells: Range<usize>, epoch: Epoch, pc: u32) {
+        self.note_reads(reader, cells.clone(), epoch, 1, pc);
+        self.newest_reads[cells].fill(Epoch::MAX);
+    }
+
     /// The cells of a lane.
     #[inline(always)]
     pub(crate) fn cells(&self, access: &SharedAccess, lane: usize) -> Range<usize> {

@@ -1,6 +1,6 @@
 //! Bulk copies between global and shared memory: of tensor boxes, by the Tensor Memory Accelerator,
 //! and of contiguous bytes (PTX ISA, `cp.async.bulk.tensor`, `cp.async.bulk`,
-//! `cp.reduce.async.bulk`).
+//! `cp.reduce.async.bulk`); and from one block's shared memory to another's.
 
 use super::rules::{HOPPER_8_0, HOPPER_ALONE, Rules};
 use super::{Address, Operand};
@@ -63,6 +63,14 @@ pub enum BulkInst {
     /// Start adding `bytes` of f32 in shared memory to those at `dst` in global memory, each
     /// atomically and without order, as part of this thread's bulk group.
     Reduce { dst: Address, src: Address, bytes: Operand },
+    /// Start copying `bytes` from shared memory to `dst` in the shared memory of a block of the cluster,
+    /// and complete them at `bar`, which is in the same block as `dst`.
+    Send {
+        dst: Address,
+        src: Address,
+        bytes: Operand,
+        bar: Address,
+    },
     /// Bring a tensor map into the cache of the unit that copies.
     Prefetch { map: Address },
     /// Close the group of this thread's bulk stores.
@@ -84,7 +92,10 @@ impl BulkInst {
                 at, multicast: Some(_), ..
             } => (HOPPER_ALONE, box_at(at)),
             BulkInst::Load { at, .. } | BulkInst::Store { at, .. } => (HOPPER_8_0, box_at(at)),
-            BulkInst::LoadBytes { bytes, .. } | BulkInst::StoreBytes { bytes, .. } | BulkInst::Reduce { bytes, .. } => {
+            BulkInst::LoadBytes { bytes, .. }
+            | BulkInst::StoreBytes { bytes, .. }
+            | BulkInst::Reduce { bytes, .. }
+            | BulkInst::Send { bytes, .. } => {
                 let impossible = match bytes {
                     Operand::Imm(n) if *n == 0 || !n.is_multiple_of(16) => {
                         Some(format!("a bulk copy of {n} bytes; multiples of 16 are possible"))

@@ -368,6 +368,12 @@ impl BulkInst {
                 shared(src, Access::Read),
                 Slot::Value(bytes, ScalarType::U32),
             ],
+            BulkInst::Send { dst, src, bytes, bar } => vec![
+                Slot::Memory(dst, Space::Cluster, Access::Write),
+                shared(src, Access::Read),
+                Slot::Value(bytes, ScalarType::U32),
+                Slot::Memory(bar, Space::Cluster, Access::Update),
+            ],
             BulkInst::Prefetch { map } => vec![Slot::Memory(map, Space::Global, Access::Read)],
             BulkInst::Commit => Vec::new(),
             BulkInst::Wait { pending, .. } => vec![Slot::Number(pending)],

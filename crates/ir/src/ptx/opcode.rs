@@ -220,6 +220,7 @@ fn bulk(inst: &BulkInst) -> String {
         BulkInst::LoadBytes { .. } => "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes".to_string(),
         BulkInst::StoreBytes { .. } => "cp.async.bulk.global.shared::cta.bulk_group".to_string(),
         BulkInst::Reduce { .. } => "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32".to_string(),
+        BulkInst::Send { .. } => "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes".to_string(),
         BulkInst::Prefetch { .. } => "prefetch.tensormap".to_string(),
         BulkInst::Commit => "cp.async.bulk.commit_group".to_string(),
         BulkInst::Wait { read: true, .. } => "cp.async.bulk.wait_group.read".to_string(),

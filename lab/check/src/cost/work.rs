@@ -179,6 +179,8 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
             (memory(*space, transactions), clocks)
         }
         Inst::LdMatrix { .. } | Inst::StMatrix { .. } => (memory(Space::Shared, transactions), with_conflicts),
+        // Between blocks, as loads and stores there.
+        Inst::Bulk(BulkInst::Send { .. }) => (PASS, 0.0),
         Inst::CpAsync { .. } | Inst::Flag(FlagInst::LoadAcquire { .. }) => {
             (memory(Space::Global, transactions), latency.l2)
         }

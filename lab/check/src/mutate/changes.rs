@@ -49,7 +49,8 @@ fn removed_by(inst: &Inst) -> Option<O> {
             | BulkInst::Store { .. }
             | BulkInst::LoadBytes { .. }
             | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. },
+            | BulkInst::Reduce { .. }
+            | BulkInst::Send { .. },
         ) => O::DropCopy,
         Inst::CpAsyncCommit | Inst::Bulk(BulkInst::Commit) | Inst::Wgmma(WgmmaInst::Commit) => O::DropCommit,
         Inst::CpAsyncWait { .. } | Inst::DependencyWait => O::DropWait,
@@ -229,7 +230,8 @@ impl Changes<'_> {
         edit!(self, O::FewerRegisters, Inst::SetMaxRegs { regs, .. } => *regs = regs.saturating_sub(8));
         edit!(self, O::ExtraArrival, Inst::Mbar(MbarInst::Init { arrivals, .. }) => *arrivals += 1);
         edit!(self, O::MissingArrival, Inst::Mbar(MbarInst::Init { arrivals, .. }) => *arrivals -= 1);
-        edit!(self, O::WrongMbarrier, Inst::Bulk(BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. }) => {
+        edit!(self, O::WrongMbarrier, Inst::Bulk(BulkInst::Load { bar, .. } | BulkInst::LoadBytes { bar, .. }
+            | BulkInst::Send { bar, .. }) => {
             bar.offset += 8
         });
         edit!(self, O::DropMulticast, Inst::Bulk(BulkInst::Load { multicast, .. }) => *multicast = None);

@@ -274,3 +274,93 @@ fn findings_name_the_block() {
     assert_ne!(finding.actor.block, other.actor.block, "{finding}");
     assert!(finding.actor.warp < 2 && other.actor.warp < 2, "{finding}");
 }
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Sent {
+    Nothing,
+    NoProxyFence,
+    NoWait,
+    NoFree,
+    HalfTheBytes,
+    OtherMbarrier,
+    NoEndBarrier,
+    PastTheTile,
+}
+
+/// Two blocks send each other a row at each of five steps, through two stages, and add up what comes.
+fn sent(plant: Sent) -> Case {
+    const STEPS: u32 = 5;
+    Case::new(32, |k| {
+        k.in_clusters_of(2);
+        let row = TileShape::new(1, 32).stages(2);
+        let (mine, theirs) = (k.shared_tile::<u32>("mine", row), k.shared_tile::<u32>("theirs", row));
+        let out = k.param_ptr_mut::<u32>("out");
+        let ring = k.pipeline("ring", 2, 1).across_cluster();
+        k.start_pipelines(&[ring]);
+        let (lane, rank) = (k.lane(), k.cluster_rank());
+        let (fill, read, sum) = (ring.producer(), ring.consumer(), k.var(0u32));
+        k.for_uniform(0u32, STEPS, 1, |step| {
+            if plant != Sent::NoFree {
+                fill.acquire();
+            }
+            let stage = fill.stage();
+            mine.at_stage(stage, 0, lane).store(rank * 100 + step * 10 + lane);
+            if plant != Sent::NoProxyFence {
+                k.fence_proxy_async();
+            }
+            k.sync_warp();
+            k.if_(k.elect().divergent(), || {
+                let announced = if plant == Sent::HalfTheBytes { 64 } else { 128 };
+                fill.expect(announced);
+                let other = rank ^ 1;
+                let at = if plant == Sent::OtherMbarrier { rank } else { other };
+                let past = i32::from(plant == Sent::PastTheTile);
+                let to = theirs.at_stage(stage, 0, 0).plus(36 * past).in_block(other);
+                k.bulk_send(to, mine.at_stage(stage, 0, 0), 128, fill.full().in_block(at));
+            });
+            fill.advance();
+            if plant != Sent::NoWait {
+                read.wait();
+            }
+            sum.set(sum + theirs.at_stage(read.stage(), 0, lane).load());
+            k.fence_proxy_async();
+            k.sync_warp();
+            read.release();
+            read.advance();
+        });
+        out.offset(k.block_idx(0) * 32 + lane).store(sum.get());
+        if plant != Sent::NoEndBarrier {
+            k.cluster_barrier();
+        }
+    })
+    .grid(2)
+    .cluster(2)
+    .output("out", 256)
+}
+
+#[test]
+fn rows_are_sent_to_another_block() {
+    for seed in 0..40 {
+        let mut case = sent(Sent::Nothing).seed(seed);
+        case.run_clean();
+        let expected: Vec<u32> = (0..64).map(|i| 5 * ((1 - i / 32) * 100 + i % 32) + 100).collect();
+        assert_eq!(case.u32s(0), expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn faulty_sends() {
+    use FindingKind::*;
+    for (plant, kinds) in [
+        (Sent::NoProxyFence, &[MissingFence][..]),
+        (Sent::NoWait, &[MissingWait, NeverWritten]),
+        // The copy may still read the row, and the other block the one before.
+        (Sent::NoFree, &[Race]),
+        (Sent::HalfTheBytes, &[TransactionBytes]),
+        (Sent::OtherMbarrier, &[Mbarrier]),
+        (Sent::NoEndBarrier, &[PeerLifetime]),
+        (Sent::PastTheTile, &[OutOfBounds]),
+    ] {
+        found(sent(plant), kinds, 8);
+    }
+}

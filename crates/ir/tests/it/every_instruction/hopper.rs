@@ -131,6 +131,9 @@ fn cluster_kernel() -> Kernel {
         k.fence(Scope::Cluster);
         k.cluster_arrive();
         k.cluster_wait();
+        let full = k.mbarriers("full", 1).at(0).in_block(k.cluster_rank() ^ 1);
+        k.bulk_send(theirs, words.at(0, 0), 128, full);
+        k.bulk_send(four, floats.at(1, 0), k.cluster_blocks() * 16, full);
     })
 }
 
