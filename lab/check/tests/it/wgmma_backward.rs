@@ -150,7 +150,7 @@ fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip>) -> Plan 
     let config = match head_dim {
         64 => "wgmma/m128n128-s2-free",
         128 => "wgmma/m64n128-s2-free",
-        _ => "wgmma/m64n64-s2-free",
+        _ => "wgmma/m64n64-s2-c2-free",
     };
     Plan::new(&problem, &config.parse().unwrap(), chip).unwrap()
 }
@@ -257,34 +257,51 @@ fn planted_faults_are_found_with_kind_and_place() {
     find_all(&plan(), FAULTS);
 }
 
-/// Where warpgroups share the products.
+/// Where warpgroups share the products, and two blocks exchange dS.
 #[rustfmt::skip]
-const FAULTS_OF_SHARED_PRODUCTS: &[Fault] = &[
-    Fault { name: "dS is computed before P has come", operator: Operator::WrongBarrier,
-        place: "barrier_among(P_FULL", object: "", found: Some(FindingKind::Race), at: "give_probabilities", of: "p_tile" },
-    Fault { name: "dQ is computed before dS has come", operator: Operator::WrongBarrier,
-        place: "barrier_among(DS_FULL", object: "", found: Some(FindingKind::BarrierMismatch), at: "DS_FULL", of: "" },
-    Fault { name: "no proxy fence before products read dS", operator: Operator::DropFence,
+const FAULTS_OF_PAIRS: &[Fault] = &[
+    // The exchange.
+    Fault { name: "dS is sent before all warps have written it", operator: Operator::DropBarrier,
+        place: "barrier_among(DS_FULL", object: "", found: Some(FindingKind::Race), at: "send_ds", of: "ds_tile" },
+    Fault { name: "no proxy fence before dS is sent", operator: Operator::DropFence,
+        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "send_ds", of: "ds_tile" },
+    Fault { name: "nor before products read it", operator: Operator::DropFence,
         place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "dQ = dS*K", of: "ds_tile" },
-    Fault { name: "Q is given back before it was held", operator: Operator::IgnoreCondition,
-        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
-    Fault { name: "dO is given back before it was held", operator: Operator::IgnoreCondition,
-        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dV += P*dO", of: "dout_tile" },
-    Fault { name: "dO is given back while dV reads it", operator: Operator::DropAsyncWait,
-        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::Race), at: "dout.next(", of: "dout_tile" },
-    Fault { name: "dQ is added while it is computed", operator: Operator::WeakenAsyncWait,
-        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::InFlight), at: "add_dq", of: "dq" },
+    Fault { name: "dS is not sent", operator: Operator::DropCopy,
+        place: "send_ds", object: "", found: Some(FindingKind::TransactionBytes), at: "", of: "" },
+    Fault { name: "dS completes at another mbarrier", operator: Operator::WrongMbarrier,
+        place: "send_ds", object: "", found: Some(FindingKind::TransactionBytes), at: "", of: "" },
+    Fault { name: "dQ is computed before the other block's dS has come", operator: Operator::DropPhaseWait,
+        place: "exchange.full.at(stage).wait(phase)", object: "ds.full", found: Some(FindingKind::MissingWait), at: "dQ = dS*K", of: "other_ds_tile" },
+    Fault { name: "a block ends while the other one sends", operator: Operator::DropClusterWait,
+        place: "k.cluster_wait()", object: "", found: Some(FindingKind::PeerLifetime), at: "", of: "" },
+    Fault { name: "both warpgroups compute the same columns of dQ", operator: Operator::DropAddend,
+        place: "rank.fma(shares.warpgroups", object: "", found: None, at: "", of: "" },
     Fault { name: "a part of dQ is not added", operator: Operator::DropAtomic,
         place: "add_dq", object: "dq_sums", found: None, at: "", of: "" },
     Fault { name: "a part of dQ is added twice", operator: Operator::AddTwice,
         place: "add_dq", object: "dq_sums", found: None, at: "", of: "" },
+    Fault { name: "a block keeps its part of Q", operator: Operator::DropMulticast,
+        place: "q.next(", object: "", found: Some(FindingKind::TransactionBytes), at: "", of: "" },
+
+    // What each warpgroup does.
+    Fault { name: "dS is computed before P has come", operator: Operator::DropBarrier,
+        place: "barrier_among(P_FULL", object: "", found: Some(FindingKind::Race), at: "score_gradients", of: "p_tile" },
+    Fault { name: "scores are read while they are computed", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::InFlight), at: "", of: "scores" },
+    Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
+    Fault { name: "dO is given back while dV reads it", operator: Operator::DropAsyncWait,
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::Race), at: "dout.next(", of: "dout_tile" },
+    Fault { name: "dQ is added while it is computed", operator: Operator::WeakenAsyncWait,
+        place: "k.wgmma_wait(if is_last", object: "", found: Some(FindingKind::InFlight), at: "add_dq", of: "dq" },
     Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
         place: "probabilities", object: "", found: None, at: "", of: "" },
 ];
 
 #[test]
-fn faults_of_shared_products_are_found() {
-    find_all(&planned(256, false, Target::Sm90a), FAULTS_OF_SHARED_PRODUCTS);
+fn faults_of_pairs_are_found() {
+    find_all(&planned(256, false, Target::Sm90a), FAULTS_OF_PAIRS);
 }
 
 /// Where V and dS are held in registers.

@@ -2,8 +2,6 @@
 //!
 //! Rows of its accumulators are keys, columns are query rows; of dQ, rows are query rows.
 
-use std::ops::Range;
-
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
@@ -19,25 +17,23 @@ use crate::wgmma::tiles::load_operand;
 
 /// The barrier at which consumers meet; 0 is the whole block's.
 const CONSUMERS: u32 = 1;
-/// The barriers at which P and dS are in shared memory, where warpgroups share the products.
-pub(super) const P_FULL: u32 = 2;
-pub(super) const DS_FULL: u32 = 3;
-
 pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'c Context<'k, 'c, E>,
     pub(super) part: Part,
+    /// The block's number in its cluster.
+    pub(super) rank: Val<'k, u32>,
     /// The warp's number among the consumers, the same in all lanes, and among those that share the keys.
     pub(super) warp: Val<'k, u32>,
-    key_warp: Val<'k, u32>,
+    pub(super) key_warp: Val<'k, u32>,
     /// The lane's first key and query row, within the tiles.
-    lane_key: Val<'k, u32>,
-    lane_query: Val<'k, u32>,
+    pub(super) lane_key: Val<'k, u32>,
+    pub(super) lane_query: Val<'k, u32>,
     pub(super) keys: Consumer<'k>,
     pub(super) values: Consumer<'k>,
     pub(super) q: Consumer<'k>,
     pub(super) dout: Consumer<'k>,
-    /// The stage that the product under way from one tile to the next reads: of Q for dK, or of dO for dV.
+    /// The stage of Q that dK, under way from one tile to the next, reads.
     pub(super) held: Consumer<'k>,
     /// Q tiles whose dQ has been kept or added.
     pub(super) tiles: Var<'k, u32>,
@@ -50,8 +46,8 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     scores: RowTile<'k>,
     dp: RowTile<'k>,
     pub(super) dq: RowTile<'k>,
-    dk: RowTile<'k>,
-    dv: RowTile<'k>,
+    pub(super) dk: RowTile<'k>,
+    pub(super) dv: RowTile<'k>,
     p: AVars<'k, E>,
     /// V for dP and dS for dK, where they are held in registers.
     v: AVars<'k, E>,
@@ -71,11 +67,21 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let held = |steps| if shares.holds_operands { steps } else { 0 };
         let first_key = key_warp / 4 * UNIT;
-        let (units, slabs) = (shares.width / shares.dq_columns, shares.dq_columns / UNIT);
+        let rank = match context.exchange {
+            Some(_) => k.cluster_rank(),
+            None => k.constant(0),
+        };
+        // Warpgroups go along the columns first, through all blocks.
+        let units = shares.width / UNIT;
+        let unit = || match context.exchange {
+            Some(_) => rank.fma(shares.warpgroups, index),
+            None => index % units,
+        };
         Warpgroup {
             k,
             context,
             part,
+            rank,
             warp,
             key_warp,
             lane_key: key_warp * 16 + lane_row(k),
@@ -84,19 +90,16 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             values: context.v.pipeline.consumer(),
             q: context.q.pipeline.consumer(),
             dout: context.dout.pipeline.consumer(),
-            held: match part {
-                Part::Values => context.dout.pipeline.consumer(),
-                Part::Keys | Part::Scores => context.q.pipeline.consumer(),
-            },
+            held: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
-            k_columns: context.k.tile.mn_major().slabs(index % units * slabs, slabs),
+            k_columns: context.k.tile.mn_major().slabs(unit(), 1),
             ds_rows: context.ds_tile.mn_major().slabs(index / units, 1),
             ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
             scores: acc("scores", rows),
             dp: acc("dp", rows),
-            dq: acc("dq", shares.dq_columns),
+            dq: acc("dq", UNIT),
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", rows / 16),
@@ -126,7 +129,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// The stage of dS.
     #[track_caller]
-    fn ds_stage(&self) -> Val<'k, u32> {
+    pub(super) fn ds_stage(&self) -> Val<'k, u32> {
         self.tiles % self.context.ds_tile.stages()
     }
 
@@ -155,13 +158,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// Of some steps of 16 query rows.
     #[track_caller]
-    pub(super) fn start_dv(&self, steps: Range<u32>) {
+    pub(super) fn start_dv(&self) {
         self.product("dV += P*dO", || {
             let dout = self.context.dout.tile.mn_major().stage(self.dout.stage());
-            let p = &self.p.operands()[steps.start as usize..steps.end as usize];
-            self.k.wgmma_rs(self.dv.0, p, dout.steps_of(steps), true);
+            self.k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
         });
     }
 
@@ -170,6 +171,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.product("dQ = dS*K", || {
             let ds = self.ds_rows.stage(self.ds_stage());
             self.k.wgmma_ss(self.dq.0, ds, self.k_columns, false);
+            if let Some(exchange) = self.context.exchange {
+                let (ds, keys) = exchange.operands(self.ds_stage(), self.warp / 4);
+                self.k.wgmma_ss(self.dq.0, ds, keys, true);
+            }
         });
     }
 
@@ -290,49 +295,5 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                 }
             }
         });
-    }
-
-    // ---- Gradients ------------------------------------------------------------------------------------
-
-    /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows.
-    pub(super) fn store(&self, tile: &Tile<'k>) {
-        let (k, context) = (self.k, self.context);
-        // No product reads K any more.
-        self.meet();
-        let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
-        let (k_tile, v_tile, scale) = (context.k.tile, context.v.tile, context.softmax_scale);
-        let sums = [
-            (Part::Scores, &self.dk, k_tile, context.dk, Some(scale)),
-            (Part::Values, &self.dv, v_tile, context.dv, None),
-        ];
-        for (part, sum, to, rows, scale) in sums {
-            if ![part, Part::Keys].contains(&self.part) {
-                continue;
-            }
-            for first in (0..to.cols()).step_by(to.slab_cols() as usize) {
-                let place = to.at(self.lane_key, self.lane_query + first);
-                // Columns past those of the head are not stored.
-                let columns = to.slab_cols().min((8 * sum.tiles()).saturating_sub(first));
-                for column in (0..columns).step_by(ACC_COLS as usize) {
-                    let at = if column == 0 { place } else { to.across(place, column) };
-                    for half in 0..2 {
-                        let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
-                            Some(scale) => value * scale,
-                            None => value.get(),
-                        });
-                        to.down(at, 8 * half as u32)
-                            .store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
-                    }
-                }
-            }
-            k.fence_proxy_async();
-            k.sync_warp();
-            self.one_lane(|| {
-                to.store_tma_part(0, self.key_warp, rows.keys(&tile.sequence).at(at));
-                k.bulk_commit();
-            });
-        }
-        // Shared memory must outlive the copies that read it.
-        self.one_lane(|| k.bulk_wait(0));
     }
 }

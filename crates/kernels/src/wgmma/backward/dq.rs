@@ -73,7 +73,7 @@ impl<'k> Way<'k> {
 }
 
 /// The stage of a number of tiles before it, and the parity of its phase.
-fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<'k, u32>) {
+pub(super) fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<'k, u32>) {
     (tiles % stages, tiles / stages % 2)
 }
 
@@ -162,7 +162,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// The tile of keys that was added to a tile last, plus 1.
     #[track_caller]
     fn turn(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
-        semaphore.counts.offset(dq_tile * self.levers.rows)
+        let first = dq_tile * self.levers.rows;
+        let place = match self.exchange {
+            // Blocks of a cluster have their own columns.
+            Some(_) => first + first.builder().cluster_rank(),
+            None => first,
+        };
+        semaphore.counts.offset(place)
     }
 }
 
@@ -235,6 +241,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Elements of dQ's tile before this warp's.
     #[track_caller]
     fn first_dq(&self) -> Val<'k, u32> {
-        self.warp * (32 * 4 * self.dq.tiles())
+        let elements = 32 * 4 * self.dq.tiles();
+        match self.context.exchange {
+            None => self.warp * elements,
+            Some(_) => self.rank.fma(8u32, self.warp) * elements,
+        }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
-//! rows and 64 or 128 columns; warpgroups go along the columns first.
+//! rows and 64 columns; warpgroups, and blocks of a cluster, go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
@@ -63,7 +63,7 @@ fn kernel<const ORDERED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel,
 }
 
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape, ordered: bool) {
-    let (rows, Shares { width, dq_columns, .. }) = (config.rows, Shares::new(config, shape));
+    let (rows, Shares { width, .. }) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
     let semaphore = ordered.then(|| DqSemaphore::to_read(k));
@@ -80,7 +80,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape
     let sums = sums.offset_strided(sums_row, width);
     // Padded, so that neither its rows nor its columns fall into one bank.
     let rounded = k.shared_tile::<E>("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));
-    let (accumulators, units) = (dq_columns / ACC_COLS, width / dq_columns);
+    let (accumulators, units) = (UNIT / ACC_COLS, width / UNIT);
     params.if_has_row(first_row, params.seq_len_q, || {
         let any = semaphore.map(|semaphore| semaphore.counts.offset(sums_row).load().gt(0));
         for first in (0..rows * width / 4).step_by(THREADS as usize) {
@@ -100,7 +100,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape
             let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
             let warpgroup = warp / 4;
             let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
-            let column = warpgroup % units * dq_columns + i * ACC_COLS + lane % 4 * 2;
+            let column = warpgroup % units * UNIT + i * ACC_COLS + lane % 4 * 2;
             let at = rounded.at(row, column);
             for half in 0..2 {
                 let [a, b] = [0, 1].map(|e| values[2 * half + e] * softmax_scale);

@@ -5,7 +5,8 @@
 //! that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
 //!
 //! Warpgroups share the keys of a tile, or, where dK and dV of 64 keys do not fit into one's registers, the products: one has
-//! P and dV, the other dS and dK, and each half of dQ.
+//! P and dV, the other dS and dK. Two blocks of a cluster then [exchange dS](super::exchange), and each warpgroup has a quarter of
+//! the columns of dQ.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::AtomOp;
@@ -13,8 +14,9 @@ use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
-use super::consumer::{DS_FULL, P_FULL, Warpgroup};
+use super::consumer::Warpgroup;
 use super::dq::Way;
+use super::exchange::{DS_STAGES, Exchange};
 use super::tile::Tile;
 use super::{Shares, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
@@ -45,6 +47,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) ds_tile: SharedTile<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
     pub(super) p_tile: Option<SharedTile<'k, f32>>,
+    pub(super) exchange: Option<Exchange<'k, E>>,
     pub(super) dq_way: Way<'k>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
@@ -61,36 +64,55 @@ pub(super) struct Context<'k, 'p, E> {
 
 pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, ordered: bool) {
     k.min_blocks_per_sm(1);
-    let Config { rows, cols, stages, .. } = *levers;
+    let Config {
+        rows,
+        cols,
+        stages,
+        cluster,
+        ..
+    } = *levers;
     let shares = Shares::new(levers, shape);
     let (width, consumers) = (shares.width, 4 * shares.warpgroups);
     let row_numbers = TileShape::new(1, rows).stages(stages);
+    if cluster > 1 {
+        k.in_clusters_of(cluster);
+    }
+    // With the exchange, there is room for one stage of dO.
+    let dout_stages = if cluster > 1 { 1 } else { stages };
     let tile = |name, rows, stages| k.shared_tile::<E>(name, slabs::<E>(rows, width).stages(stages));
-    let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, stages));
+    let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, dout_stages));
     let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
-    let ds_stages = if shares.shares_products { 1 } else { 2 };
-    let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(ds_stages));
+    let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
     let dq_way = Way::declare(k, levers, &shares, ordered);
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
-        k.shared_tile("delta_tile", row_numbers),
+        k.shared_tile("delta_tile", row_numbers.stages(dout_stages)),
     );
     let (queries, keys_of) = (
         RowsOf::queries(&shape.lengths, Packing::NONE),
         RowsOf::keys(&shape.lengths, 0),
     );
+    // Each block of a cluster copies a part of the rows of Q and dO to all of them.
     let operands = [
-        ("q", q_tile, queries),
-        ("k", k_tile, keys_of),
-        ("v", v_tile, keys_of),
-        ("dout", dout_tile, queries),
+        ("q", q_tile, queries, cluster),
+        ("k", k_tile, keys_of, 1),
+        ("v", v_tile, keys_of, 1),
+        ("dout", dout_tile, queries, cluster),
     ];
-    let [q, keys, values, dout] = operands.map(|(name, tile, of)| Operand {
-        tile,
-        rows: TensorRows::declare(k, name, tile, tile.rows(), of),
-        pipeline: k.pipeline(name, tile.stages(), consumers),
+    let [q, keys, values, dout] = operands.map(|(name, tile, of, blocks)| {
+        let pipeline = k.pipeline(name, tile.stages(), consumers);
+        Operand {
+            tile,
+            rows: TensorRows::declare(k, name, tile, tile.rows() / blocks, of),
+            pipeline: if blocks > 1 {
+                pipeline.across_cluster()
+            } else {
+                pipeline
+            },
+        }
     });
+    let exchange = (cluster > 1).then(|| Exchange::declare(k, levers, &shares, keys.rows));
     // A warp stores its own rows.
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
     let statistics = Statistics::to_read(k);
@@ -100,7 +122,14 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let ticket = semaphore.map(|semaphore| {
         let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
         let take = || ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
-        k.if_(k.thread_idx().eq(0).divergent(), take);
+        // One for all blocks of a cluster.
+        let first = k.thread_idx().eq(0);
+        let first = if cluster > 1 {
+            first & k.cluster_rank().eq(0)
+        } else {
+            first
+        };
+        k.if_(first.divergent(), take);
         ticket
     });
     let context = &Context {
@@ -113,6 +142,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         dout,
         ds_tile,
         p_tile,
+        exchange,
         dq_way,
         lse_tile,
         delta_tile,
@@ -126,7 +156,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         semaphore,
         ticket,
     };
-    k.start_pipelines(&[&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline));
+    let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);
+    let exchanged = exchange.map(|exchange| exchange.keys.pipeline);
+    k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
     let (producer_registers, consumer_registers) = registers(&shares);
     let role =
         |name, warps, part| Role::new(name, warps, move || context.consume(k, part)).registers(consumer_registers);
@@ -136,6 +168,11 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         true => roles.extend([role("values", 4, Part::Values), role("scores", 4, Part::Scores)]),
     }
     k.roles(roles);
+    if cluster > 1 {
+        // No block ends while another may still copy to its shared memory or arrive at its mbarriers.
+        k.cluster_arrive();
+        k.cluster_wait();
+    }
 }
 
 /// What a warpgroup computes besides its part of dQ.
@@ -156,11 +193,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             let group = Warpgroup::new(k, self, part);
             group.keys.wait();
             group.values.wait();
+            if let Some(exchange) = self.exchange {
+                exchange.keys.pipeline.consumer().wait();
+            }
             group.load_v();
             self.each_head(tile, |_, head_row| {
                 k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
             });
-            group.store(tile);
+            group.store_gradients(tile);
         });
     }
 }
@@ -170,33 +210,29 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn head(&self, tile: &Tile<'k>, head_row: Val<'k, u32>) {
         let (k, context, order) = (self.k, self.context, &tile.order);
         let (first_tile, holds_operands) = (head_row / context.levers.rows, context.shares.holds_operands);
+        let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
+        let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
+        if let Some(exchange) = &context.exchange {
+            return self.head_of_pair(exchange, tile, first_tile, mask_some);
+        }
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let m_block = context.q_tile_of(tile, i);
-            let mask = || mask(m_block);
-            match self.part {
-                Part::Keys => self.m_block(mask, i.gt(0)),
-                Part::Values => self.m_block_of_values(mask, i.gt(0)),
-                Part::Scores => self.m_block_of_scores(i.gt(0)),
-            }
+            self.m_block(|| mask(m_block), i.gt(0));
             self.keep_dq(tile, first_tile, m_block);
         };
-        let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
-        if self.part == Part::Keys && context.semaphore.is_none() {
+        if context.semaphore.is_none() {
             k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         } else {
-            let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
             k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &mask_some));
         }
         if !holds_operands {
             k.wgmma_wait(0);
             release(self.held);
         }
-        if self.part == Part::Keys {
-            k.fence_proxy_async();
-            k.sync_warp();
-            self.give_dq();
-        }
+        k.fence_proxy_async();
+        k.sync_warp();
+        self.give_dq();
     }
 
     /// One Q tile. It ends with its dQ in registers; and, if dK takes dS from shared memory, with that under way.
@@ -219,7 +255,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.wgmma_wait(0);
         let delta = loaded.unwrap_or_else(delta);
         self.score_gradients(&delta);
-        self.start_dv(0..context.levers.rows / 16);
+        self.start_dv();
         if !early {
             self.start_dk();
         }
@@ -239,50 +275,5 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             release(self.held);
             k.wgmma_wait(0);
         }
-    }
-
-    /// One Q tile where this warpgroup has P and dV. It ends with the second half of dV under way, and its dQ in registers.
-    fn m_block_of_values(&self, mask: impl FnOnce(), any_before: Val<'k, bool>) {
-        let (k, context) = (self.k, self.context);
-        let steps = context.levers.rows / 16;
-        self.start_scores();
-        let lse = self.row_numbers(context.lse_tile, self.q.stage());
-        k.wgmma_wait(0);
-        // dV of the tile before has ended.
-        k.if_(any_before.uniform(), || release(self.held));
-        mask();
-        self.probabilities(&lse);
-        self.give_probabilities();
-        release(self.q);
-        // The fence of the other warpgroup, behind this barrier, is also behind the reads of these numbers.
-        k.barrier_arrive(P_FULL, 256);
-        self.dout.wait();
-        self.start_dv(0..steps / 2);
-        k.barrier_among(DS_FULL, 256);
-        self.start_dq();
-        // While these run, dQ is added.
-        self.start_dv(steps / 2..steps);
-        self.dout.advance();
-        k.wgmma_wait(1);
-    }
-
-    /// One Q tile where this warpgroup has dS and dK. It ends with dK under way, and its dQ in registers.
-    fn m_block_of_scores(&self, any_before: Val<'k, bool>) {
-        let (k, context) = (self.k, self.context);
-        self.start_dp();
-        let delta = self.row_numbers(context.delta_tile, self.dout.stage());
-        k.wgmma_wait(0);
-        // dK of the tile before has ended.
-        k.if_(any_before.uniform(), || release(self.held));
-        k.barrier_among(P_FULL, 256);
-        self.score_gradients(&delta);
-        k.fence_proxy_async();
-        release(self.dout);
-        k.barrier_among(DS_FULL, 256);
-        self.start_dq();
-        self.q.wait();
-        self.start_dk();
-        self.q.advance();
-        k.wgmma_wait(1);
     }
 }

@@ -4,6 +4,8 @@
 mod consumer;
 mod dq;
 mod dq_sums;
+mod epilogue;
+mod exchange;
 mod kernel;
 mod producer;
 #[cfg(test)]
@@ -70,8 +72,11 @@ const DEFAULTS: [(usize, Proposal); 3] = [
     (
         256,
         Proposal {
-            config: tile(64, 64, 2),
-            why: "two warpgroups that share the products: one has dV, the other dK, and each half of the columns of dQ",
+            config: Config {
+                cluster: 2,
+                ..tile(64, 64, 2)
+            },
+            why: "two blocks of 64 keys that exchange dS; in each, one warpgroup has dV, the other dK, and each a quarter of dQ",
         },
     ),
 ];
@@ -115,7 +120,8 @@ pub(super) fn plan(
     let levers = Values::from(*config);
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let kv_heads = problem.batch() * problem.num_kv_heads();
-    let blocks = problem.seq_len_kv().div_ceil(config.cols as usize) * kv_heads;
+    let tiles = problem.seq_len_kv().div_ceil(tile_keys(config) as usize);
+    let blocks = tiles * kv_heads * config.cluster as usize;
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
     let (queries, keys) = (
         RowsOf::queries(&shape.lengths, Packing::NONE),
@@ -177,13 +183,18 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
 
 /// Refuses levers that the backward pass does not have, and tiles that do not go together.
 fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
-    let usual = Values::from(tile(config.rows, config.cols, config.stages));
+    let cluster = if shares_products(width(shape)) { 2 } else { 1 };
+    let usual = Values::from(Config {
+        cluster,
+        ..tile(config.rows, config.cols, config.stages)
+    });
     let levers = FAMILY.levers.iter().zip(Values::from(*config)).zip(usual);
     for ((lever, given), usual) in levers {
         if given != usual {
             let allowed = format!(
-                "{} in the backward pass, whose levers are rows, cols and stages",
-                lever.print(usual)
+                "{} in the backward pass of head_dim {}, whose levers are rows, cols and stages",
+                lever.print(usual),
+                width(shape)
             );
             return Err(Refusal::lever(lever.name, lever.print(given), allowed));
         }
@@ -226,7 +237,12 @@ fn width_of(head_dim: u32) -> u32 {
     WIDTHS.into_iter().find(|width| head_dim <= *width).unwrap_or(head_dim)
 }
 
-/// Whether warpgroups share the products: dK and dV of 64 keys are twice as many registers as columns, of 240.
+/// Keys of a tile, which the blocks of a cluster share.
+fn tile_keys(config: &Config) -> u32 {
+    config.cols * config.cluster
+}
+
+/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are twice as many registers as columns, of 240.
 fn shares_products(width: u32) -> bool {
     width > 128
 }
@@ -242,8 +258,6 @@ struct Shares {
     shares_products: bool,
     /// Whether V for dP and dS for dK are held in registers: there is room for them up to 64 columns.
     holds_operands: bool,
-    /// Columns of a warpgroup's part of dQ, which has 64 rows.
-    dq_columns: u32,
 }
 
 impl Shares {
@@ -255,7 +269,6 @@ impl Shares {
             warpgroups: if shares_products { 2 } else { config.cols / UNIT },
             shares_products,
             holds_operands: width == 64,
-            dq_columns: if shares_products { 2 * UNIT } else { UNIT },
         }
     }
 }
@@ -293,6 +306,8 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
 /// What makes its shared memory smaller, for a refusal.
 pub(super) fn remedy_for_shared_memory(config: &Config, problem: &Problem) -> String {
     let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
-    let saved = (config.stages - 2) * config.rows * 4 * (width + 2);
+    // Of Q and dO, or of Q alone.
+    let staged = if shares_products(width) { 1 } else { 2 };
+    let saved = (config.stages - 2) * config.rows * 2 * staged * (width + 2);
     format!("stages {} to 2 saves {saved} B", config.stages)
 }

@@ -5,10 +5,12 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Producer;
 use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile};
+use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
+use super::exchange::Exchange;
 use super::kernel::{Context, Operand};
 use super::tile::Tile;
+use crate::attention::tensor_rows::SequenceRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
@@ -25,37 +27,52 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 
     fn copy_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         let rows = self.levers.rows;
-        let [keys, values, q, dout] = [&self.k, &self.v, &self.q, &self.dout].map(Fill::new);
-        let at = [tile.first_key, tile.kv_head, tile.batch];
-        keys.next(self.k.rows.keys(&tile.sequence).at(at), None);
-        values.next(self.v.rows.keys(&tile.sequence).at(at), None);
+        let rank = self.exchange.map(|_| k.cluster_rank());
+        let [keys, values] = [&self.k, &self.v].map(|operand| Fill::new(operand, None));
+        let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
+        let at = |first_key| [first_key, tile.kv_head, tile.batch];
+        let k_rows = self.k.rows.keys(&tile.sequence);
+        keys.next(k_rows.at(at(tile.first_key)), None);
+        values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), None);
+        if let (Some(Exchange { keys, .. }), Some(rank)) = (&self.exchange, rank) {
+            let columns = k_rows.at(at(tile.other_key())).column(rank * keys.tile.cols());
+            Fill::new(keys, None).next(columns, None);
+        }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
         self.each_head(tile, |head, head_row| {
             let [lse, delta] = self.statistics.places(head_row);
             k.for_uniform(k.constant(0i32), tile.q_tiles(), 1, |i| {
                 let row = self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
-                let at = [row, head, tile.batch];
-                q.next(q_rows.at(at), Some((self.lse_tile, lse.offset(row))));
-                dout.next(dout_rows.at(at), Some((self.delta_tile, delta.offset(row))));
+                let at = |of: SequenceRows<'k>| match rank {
+                    None => of.at([row, head, tile.batch]),
+                    Some(rank) => {
+                        let (part, all) = (rows / self.levers.cluster, (1 << self.levers.cluster) - 1);
+                        of.at([rank.fma(part, row), head, tile.batch])
+                            .multicast(k.constant(all))
+                    }
+                };
+                q.next(at(q_rows), Some((self.lse_tile, lse.offset(row))));
+                dout.next(at(dout_rows), Some((self.delta_tile, delta.offset(row))));
             });
         });
     }
 }
 
-/// Fills the stages of an operand, one after the other.
+/// Fills the stages of an operand, one after the other, or a part of each.
 struct Fill<'k, 'o, E> {
     operand: &'o Operand<'k, E>,
+    part: Option<Val<'k, u32>>,
     stages: Producer<'k>,
 }
 
 impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
     #[track_caller]
-    fn new(operand: &'o Operand<'k, E>) -> Self {
+    fn new(operand: &'o Operand<'k, E>, part: Option<Val<'k, u32>>) -> Self {
         let stages = operand.pipeline.producer();
-        Fill { operand, stages }
+        Fill { operand, part, stages }
     }
 
-    /// Copies a box of rows and, if they are given, the statistics of these rows.
+    /// Copies a box of rows and, if they are given, the statistics of the stage's rows.
     #[track_caller]
     fn next(&self, rows: BoxAt<'k>, numbers: Option<(SharedTile<'k, f32>, GlobalPtr<'k, f32>)>) {
         let tile = self.operand.tile;
@@ -63,7 +80,10 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         self.stages.acquire();
         let bytes = numbers.map_or(0, |_| 4 * tile.rows());
         self.stages.expect(tile.stage_bytes() + bytes);
-        tile.load_tma(stage, rows, full);
+        match self.part {
+            None => tile.load_tma(stage, rows, full),
+            Some(part) => tile.load_tma_part(stage, part, rows, full),
+        }
         if let Some((numbers, from)) = numbers {
             stage
                 .builder()

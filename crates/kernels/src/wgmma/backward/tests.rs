@@ -49,11 +49,23 @@ fn refusals() {
         ("rows for cols", builder(), "wgmma/m128n128-s2-free", Target::Sm90a),
         ("rows for head_dim", builder().head_dim(64), usual, Target::Sm90a),
         ("cols for head_dim", builder(), "wgmma/m64n64-s2-free", Target::Sm90a),
-        ("shared products", builder().head_dim(256), usual, Target::Sm90a),
+        ("cluster", builder(), "wgmma/m64n128-s2-c2-free", Target::Sm90a),
+        (
+            "cluster for head_dim",
+            builder().head_dim(256),
+            "wgmma/m64n64-s2-free",
+            Target::Sm90a,
+        ),
+        (
+            "shared products",
+            builder().head_dim(256),
+            "wgmma/m64n128-s2-c2-free",
+            Target::Sm90a,
+        ),
         (
             "rows of shared products",
             builder().head_dim(192),
-            "wgmma/m128n64-s2-free",
+            "wgmma/m128n64-s2-c2-free",
             Target::Sm90a,
         ),
         ("shared memory", builder(), "wgmma/m64n128-s4-free", Target::Sm90a),
@@ -85,8 +97,8 @@ fn selected_on_hopper() {
         (64, "wgmma/m128n128-s2-free"),
         (96, "wgmma/m64n128-s2-free"),
         (128, "wgmma/m64n128-s2-free"),
-        (192, "wgmma/m64n64-s2-free"),
-        (256, "wgmma/m64n64-s2-free"),
+        (192, "wgmma/m64n64-s2-c2-free"),
+        (256, "wgmma/m64n64-s2-c2-free"),
     ] {
         let builder = builder().head_dim(head_dim).mask(Mask::CAUSAL);
         for other in [builder.clone().deterministic(true), builder.clone().q_lengths(packed)] {

@@ -5,6 +5,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, Val};
 
 use super::kernel::Context;
+use super::{UNIT, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange, Index};
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
@@ -12,6 +13,7 @@ use crate::wgmma::Config;
 /// The tile of a block, and the Q tiles that see it.
 pub(super) struct Tile<'k> {
     pub(super) index: Val<'k, u32>,
+    /// Of this block's keys.
     pub(super) first_key: Val<'k, u32>,
     pub(super) kv_head: Val<'k, u32>,
     pub(super) batch: Val<'k, u32>,
@@ -62,17 +64,34 @@ pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, col
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Calls with this block's tile, if its sequence has such keys.
+    /// Calls with this block's tile, if its sequence has such keys. Blocks of a cluster have the same, and walk the same Q
+    /// tiles, even if one's keys are past the end.
     #[track_caller]
     pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
-        let (Config { rows, cols, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
+        let (Config { rows, cluster, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
+        let (cols, paired) = (tile_keys(self.levers), cluster > 1);
         let number = match self.ticket {
+            None if paired => k.block_idx(0) / cluster,
             None => k.block_idx(0),
-            Some(ticket) => ticket.at(0, 0).load().shfl_idx(0u32),
+            Some(ticket) => {
+                let ticket = ticket.at(0, 0);
+                let taken = if paired {
+                    ticket.in_block(0).load()
+                } else {
+                    ticket.load()
+                };
+                taken.shfl_idx(0u32)
+            }
         };
         let tiles = (most_keys + (cols - 1)) / cols;
-        let heads = k.grid_dim(0) / tiles;
-        let (head, index) = tile_of(number, tiles, heads, self.heads_at_once, self.semaphore.is_some());
+        let blocks = if paired { k.grid_dim(0) / cluster } else { k.grid_dim(0) };
+        let (head, index) = tile_of(
+            number,
+            tiles,
+            blocks / tiles,
+            self.heads_at_once,
+            self.semaphore.is_some(),
+        );
         let first_key = index * cols;
         let kv_heads = self.params.num_heads / self.params.group_size;
         let batch = head / kv_heads;
@@ -90,7 +109,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         };
         let tile = Tile {
             index,
-            first_key,
+            first_key: if paired {
+                k.cluster_rank().fma(UNIT, first_key)
+            } else {
+                first_key
+            },
             kv_head: head % kv_heads,
             batch,
             seen_by,

@@ -1,0 +1,189 @@
+//! Where dK and dV of 64 keys need two warpgroups, two blocks of a cluster exchange dS: each then computes and adds half of the
+//! columns of dQ, for the 128 keys of both. One that knew its own 64 keys alone would add all columns of dQ for half as many
+//! keys, and the L2 cache could not keep up.
+//!
+//! Warpgroup `values` has P and dV, warpgroup `scores` dS and dK. Products are started ahead, so that the tensor cores have work
+//! while the softmax runs and dS is on its way:
+//!
+//! | | values | scores |
+//! |---|---|---|
+//! | 1 | P, to scores | dP |
+//! | 2 | dV; dQ of the Q tile before is added | dS, to both blocks |
+//! | 3 | S of the next | dK |
+//! | 4 | dQ | dQ; dP of the next; dQ is added |
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::mbarrier::MBarriers;
+use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
+use flashcore_ir::{KernelBuilder, SharedTile, Val};
+
+use super::consumer::Warpgroup;
+use super::dq::stage;
+use super::kernel::{Operand, Part};
+use super::tile::Tile;
+use super::{Shares, UNIT};
+use crate::attention::tensor_rows::TensorRows;
+use crate::wgmma::Config;
+use crate::wgmma::consumer::release;
+use crate::wgmma::tiles::slabs;
+
+/// The barriers at which P is in shared memory, and this block's dS.
+const P_FULL: u32 = 2;
+const DS_FULL: u32 = 3;
+
+/// Stages of dS.
+pub(super) const DS_STAGES: u32 = 2;
+
+/// What a block has of the other one of its cluster.
+#[derive(Clone, Copy)]
+pub(super) struct Exchange<'k, E> {
+    /// The other's keys, in the columns of this block's part of dQ.
+    pub(super) keys: Operand<'k, E>,
+    /// The other's dS, and by stage: it and this block's are there.
+    ds_tile: SharedTile<'k, E>,
+    full: MBarriers<'k>,
+}
+
+impl<'k, E: WgmmaElement> Exchange<'k, E> {
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares, k_rows: TensorRows<'k>) -> Self {
+        let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
+        let full = k.mbarriers("ds.full", DS_STAGES);
+        k.if_(k.thread_idx().eq(0).divergent(), || {
+            (0..DS_STAGES).for_each(|stage| full.at(stage).init(1));
+        });
+        Exchange {
+            keys: Operand {
+                tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),
+                rows: k_rows,
+                pipeline: k.pipeline("other_k", 1, warps),
+            },
+            ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(DS_STAGES)),
+            full,
+        }
+    }
+
+    /// The other's dS, and its keys in the columns of a warpgroup.
+    #[track_caller]
+    pub(super) fn operands(
+        &self,
+        stage: Val<'k, u32>,
+        warpgroup: Val<'k, u32>,
+    ) -> (WgmmaOperand<'k, E>, WgmmaOperand<'k, E>) {
+        let ds = self.ds_tile.mn_major().slabs(0, 1).stage(stage);
+        (ds, self.keys.tile.mn_major().slabs(warpgroup, 1))
+    }
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+    /// What the Q tiles of a head, of which there are some, add to the three gradients.
+    pub(super) fn head_of_pair(
+        &self,
+        exchange: &Exchange<'k, E>,
+        tile: &Tile<'k>,
+        first_tile: Val<'k, u32>,
+        mask: impl Fn(Val<'k, i32>),
+    ) {
+        let k = self.k;
+        let m_block = |i| self.context.q_tile_of(tile, i);
+        let finish_dq = |i| self.keep_dq(tile, first_tile, m_block(i));
+        let start_dq = || {
+            let (stage, phase) = stage(self.tiles.get(), DS_STAGES);
+            exchange.full.at(stage).wait(phase);
+            self.start_dq();
+        };
+        let last = tile.order.count - 1;
+        if self.part == Part::Values {
+            let step = |i: Val<'k, i32>, is_last: bool| {
+                self.values(|| mask(m_block(i)));
+                k.if_(i.gt(0).uniform(), || finish_dq(i - 1));
+                if is_last {
+                    return start_dq();
+                }
+                self.start_scores();
+                start_dq();
+                // Of the scores.
+                k.wgmma_wait(1);
+            };
+            self.start_scores();
+            k.wgmma_wait(0);
+            k.for_uniform(k.constant(0i32), last, 1, |i| step(i, false));
+            step(last, true);
+            k.wgmma_wait(0);
+            finish_dq(last);
+        } else {
+            let step = |i: Val<'k, i32>, is_last: bool| {
+                self.gradients_of_scores(exchange);
+                start_dq();
+                k.wgmma_wait(1);
+                release(self.q);
+                if !is_last {
+                    self.start_dp();
+                }
+                k.wgmma_wait(if is_last { 0 } else { 1 });
+                finish_dq(i);
+            };
+            self.start_dp();
+            k.for_uniform(k.constant(0i32), last, 1, |i| step(i, false));
+            step(last, true);
+        }
+    }
+
+    /// P and dV of a Q tile, whose scores are there; dQ of the tile before may be under way.
+    fn values(&self, mask: impl FnOnce()) {
+        let k = self.k;
+        let lse = self.row_numbers(self.context.lse_tile, self.q.stage());
+        mask();
+        self.probabilities(&lse);
+        self.give_probabilities();
+        // The fence of the other warpgroup, behind this barrier, is also behind the reads of these numbers.
+        release(self.q);
+        k.barrier_arrive(P_FULL, 256);
+        self.dout.wait();
+        self.start_dv();
+        // ptxas overlaps the products of a loop only if at one place none is under way.
+        k.wgmma_wait(0);
+        release(self.dout);
+    }
+
+    /// dS of a Q tile, whose dP is under way, to both blocks. It ends with dK under way.
+    ///
+    /// No mbarrier says that a stage of dS is free: dO of this tile has come, so all warpgroups of both blocks have given back
+    /// that of the tile before, which they do when dQ of the tile before that one, of the same stage, has been computed.
+    fn gradients_of_scores(&self, exchange: &Exchange<'k, E>) {
+        let k = self.k;
+        let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
+        k.wgmma_wait(0);
+        k.barrier_among(P_FULL, 256);
+        self.score_gradients(&delta);
+        k.fence_proxy_async();
+        release(self.dout);
+        k.barrier_among(DS_FULL, 128);
+        let is_first = (k.thread_idx() % 128).eq(0);
+        k.if_(is_first.divergent(), || self.send_ds(exchange));
+        self.q.wait();
+        self.start_dk();
+    }
+
+    /// Sends this block's dS to the other one.
+    #[track_caller]
+    fn send_ds(&self, exchange: &Exchange<'k, E>) {
+        let (k, ds_tile) = (self.k, self.context.ds_tile);
+        k.verb("send_ds", || {
+            let (stage, other) = (self.ds_stage(), self.rank ^ 1);
+            let full = exchange.full.at(stage);
+            // As many come from there.
+            full.arrive_expecting(ds_tile.stage_bytes());
+            let to = exchange.ds_tile.at_stage(stage, 0, 0).in_block(other);
+            let from = ds_tile.at_stage(stage, 0, 0);
+            k.bulk_send(to, from, ds_tile.stage_bytes(), full.in_block(other));
+        });
+    }
+}
+
+impl<'k> Tile<'k> {
+    /// The first key of the other block of the cluster.
+    #[track_caller]
+    pub(super) fn other_key(&self) -> Val<'k, u32> {
+        self.first_key ^ UNIT
+    }
+}
