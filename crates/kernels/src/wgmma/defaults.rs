@@ -41,7 +41,7 @@ struct Default {
 }
 
 /// A config of the table without `warp_scheduler_barrier`.
-const fn free(rows: u32, cols: u32, stages: u32) -> Config {
+pub(super) const fn free(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         rows,
         cols,
@@ -240,9 +240,9 @@ const PACKED_CAUSAL_WHY: &str =
 /// table.
 const MOST_PACKED_QUERIES: usize = 2048;
 
-/// Cost of a packed tile in hundredths of another one's: more boxes a copy, and rows that belong to several heads. Of short
-/// problems 102 was measured ([`times`]); of long ones nothing.
-const PACKED_COST: u64 = 103;
+/// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads. Times of short
+/// problems ([`times`]) were fitted with 102, which chooses packed heads for prompts of 8,192 rows, too: no faster there.
+const PACKED_PERCENT: u64 = 103;
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
@@ -398,7 +398,7 @@ impl Priced {
         Priced {
             config: packed(self.config),
             why: PACKED_WHY,
-            cost_per_key: self.cost_per_key / 100 * PACKED_COST,
+            cost_per_key: self.cost_per_key / 100 * PACKED_PERCENT,
         }
     }
 }

@@ -16,7 +16,7 @@ use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem};
 use half::{bf16, f16};
 
-use super::defaults::Proposal;
+use super::defaults::{Proposal, free};
 use super::{ALIGNMENT, Config, FAMILY, NAME, add_tensor, check_repeated};
 use crate::Refusal;
 use crate::attention::gradients::{self, PADDING, Workspace};
@@ -39,17 +39,8 @@ const REMEDY: &str = "families mma and scalar do";
 /// A config of the levers that the backward pass has.
 const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
-        rows,
-        cols,
-        stages,
-        cluster: 1,
-        pingpong: false,
         rescale: Rescale::Never,
-        splits: 1,
-        q_in_registers: false,
-        min_blocks: 1,
-        max_registers: 0,
-        pack_heads: false,
+        ..free(rows, cols, stages)
     }
 }
 

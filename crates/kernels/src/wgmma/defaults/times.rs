@@ -3,7 +3,7 @@
 
 use flashcore_problem::Problem;
 
-use super::{Config, PACKED_WHY, Proposal, can_pack, conditional, free, pingpong, q_held};
+use super::{Config, PACKED_PERCENT, PACKED_WHY, Proposal, can_pack, conditional, free, pingpong, q_held};
 use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiles, Tiling};
@@ -72,9 +72,6 @@ const MERGE_PS_PER_KB: u64 = 550;
 
 /// A mask takes two fifths of what a K block takes besides its keys; they are counted in sixteenths.
 const MASKED_SHARE: u64 = 40;
-
-/// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads.
-const PACKED_PERCENT: u64 = 102;
 
 /// Time of K blocks with two stages and several warpgroups in hundredths of that with three.
 const TWO_STAGES_PERCENT: u64 = 104;
