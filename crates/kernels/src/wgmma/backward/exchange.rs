@@ -153,10 +153,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let k = self.k;
         let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);
+        // Before P is there: dO has one stage, and its copy takes long.
+        k.fence_proxy_async();
+        k.sync_warp();
+        release(self.dout);
         k.barrier_among(P_FULL, 256);
         self.score_gradients(&delta);
         k.fence_proxy_async();
-        release(self.dout);
         k.barrier_among(DS_FULL, 128);
         let is_first = (k.thread_idx() % 128).eq(0);
         k.if_(is_first.divergent(), || self.send_ds(exchange));
