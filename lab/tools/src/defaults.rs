@@ -99,15 +99,14 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
     for name in &options.problems {
         cases.extend(problems::cases(name, None)?);
     }
-    let device = Device::cuda(0)?;
-    let context = device.context().ok_or("the judge needs a CUDA device")?;
-    let (stream, chip) = (Stream::new(context)?, context.info().chip());
-    let sibling = || Ok::<_, std::io::Error>(std::env::current_exe()?.with_file_name("flashcore"));
     let program = Program {
-        path: options.flashcore.clone().map_or_else(sibling, Ok)?,
+        path: crate::flashcore(options.flashcore.as_deref())?,
         args: vec!["worker".into()],
         env: Vec::new(),
     };
+    let device = Device::cuda(0)?;
+    let context = device.context().ok_or("the judge needs a CUDA device")?;
+    let (stream, chip) = (Stream::new(context)?, context.info().chip());
     let devices = [format!("cuda:{}", context.info().ordinal)];
     let count = compilers_for(GROUP * options.trials);
     let compilers = Compilers::new(&program, &devices, Deadlines::default(), count);

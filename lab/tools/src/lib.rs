@@ -2,6 +2,7 @@
 //! that leave evidence. One program with subcommands, so that there is one link.
 
 use std::error::Error;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -22,6 +23,22 @@ type Ran = Result<ExitCode, Box<dyn Error>>;
 /// The end of a tool that ran.
 fn verdict(passed: bool) -> Ran {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The program `flashcore`, for a tool that starts it: the one that was given, or the one in this program's folder.
+fn flashcore(given: Option<&Path>) -> Result<PathBuf, Box<dyn Error>> {
+    let path = match given {
+        Some(path) => path.to_path_buf(),
+        None => std::env::current_exe()?.with_file_name("flashcore"),
+    };
+    match path.is_file() {
+        true => Ok(path),
+        false => Err(format!(
+            "there is no file {}: build it (cargo build --release -p flashcore-cli), or name one with --flashcore",
+            path.display()
+        )
+        .into()),
+    }
 }
 
 /// Tools for those who work on FlashCore.
@@ -60,4 +77,18 @@ pub fn run() -> ExitCode {
 /// Writes a report as indented JSON.
 fn write_json(path: &std::path::Path, report: &impl serde::Serialize) -> Result<(), Box<dyn Error>> {
     Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let error = flashcore(Some(Path::new("nowhere/flashcore"))).unwrap_err().to_string();
+        assert!(
+            error.contains("nowhere/flashcore") && error.contains("--flashcore"),
+            "{error}"
+        );
+    }
 }

@@ -127,12 +127,9 @@ fn measure(options: &Options, store: &Store, list: &[Entry], profile: &Profile) 
     let Device::Cuda(context) = &device else {
         return Err("profiles are of GPUs".into());
     };
-    let sibling = || Some(std::env::current_exe().ok()?.with_file_name("flashcore"));
-    let program = options.flashcore.clone().or_else(sibling).filter(|path| path.is_file());
-    let program = program.ok_or("there is no `flashcore` beside this program; --flashcore names one")?;
     let profiler = Profiler {
         ncu: Ncu::find()?,
-        program,
+        program: crate::flashcore(options.flashcore.as_deref())?,
     };
     let identity = RunIdentity::now(DeviceIdentity::cuda(context.info()));
     let run = store.begin_run(&identity, &Protocol::default(), None)?;
