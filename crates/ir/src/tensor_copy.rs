@@ -5,10 +5,11 @@
 //! that, and the launch makes the tensor map from it: host and device cannot disagree. Elements of
 //! a box that lie outside the tensor are read as zero and never written, whatever its strides.
 //!
-//! Also bulk copies of contiguous bytes, without a tensor map (`cp.async.bulk`), from one block of a
-//! cluster to another, too, and sums into global memory (`cp.reduce.async.bulk`). Their addresses and numbers of bytes are multiples of 16. Stores
-//! and sums belong to the thread's bulk group, as tensor stores do: [`KernelBuilder::bulk_commit`]
-//! closes it, and [`KernelBuilder::bulk_wait`] waits for it. One thread starts them.
+//! Also bulk copies of contiguous bytes, without a tensor map (`cp.async.bulk`), between global and
+//! shared memory and from one block of a cluster to another; and sums into global memory
+//! (`cp.reduce.async.bulk`). Their addresses and numbers of bytes are multiples of 16. Stores and sums
+//! belong to the thread's bulk group, as tensor stores do: [`KernelBuilder::bulk_commit`] closes it,
+//! and [`KernelBuilder::bulk_wait`] waits for it. One thread starts them.
 
 use crate::builder::{KernelBuilder, instructions};
 use crate::inst::{Address, BulkInst, Inst, L2Hint, Object, Operand};

@@ -3,7 +3,7 @@
 gradients of ``fwd`` and ``fwd_varlen``, ``::bwd`` and ``::bwd_varlen``.
 
 Schemas and kernels are registered by the compiled half (``src/operators``), so that a call does not come back to
-Python. Shapes for tracing and the formulas of autograd are here.
+Python. The formulas of autograd are here; shapes for tracing are in ``_fakes``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import _native
+from . import _fakes, _native
 
 SDPA_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """Dtypes that both FlashCore and PyTorch's SDPA serve."""
@@ -28,36 +28,6 @@ def _register() -> None:
     file_name = {"darwin": "lib{}.dylib", "win32": "{}.dll"}.get(sys.platform, "lib{}.so").format
     cuda = folder / file_name("torch_cuda")
     _native.register_operators(str(folder / file_name("torch_cpu")), str(cuda) if cuda.exists() else None)
-
-
-def _empty_results(q: torch.Tensor, v: torch.Tensor, out_bhsd: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, seq, heads, _ = q.shape
-    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    if out_bhsd:
-        out = q.new_empty((batch, heads, seq, v.shape[3]), dtype=dtype).transpose(1, 2)
-    else:
-        out = q.new_empty((batch, seq, heads, v.shape[3]), dtype=dtype)
-    return out, q.new_empty((batch, heads, seq), dtype=torch.float32)
-
-
-def _empty_bhsd(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *numbers: Any) -> torch.Tensor:
-    if _records(query, key, value):
-        raise NotImplementedError("flashcore::fwd.bhsd has no gradients: call flashcore::fwd")
-    batch, heads, seq, _ = query.shape
-    return query.new_empty((batch, seq, heads, value.shape[3]))
-
-
-def _empty_gradient(of: torch.Tensor, bhsd: bool) -> torch.Tensor:
-    if not bhsd:
-        return of.new_empty(of.shape)
-    batch, seq, heads, head_dim = of.shape
-    return of.new_empty((batch, heads, seq, head_dim)).transpose(1, 2)
-
-
-def _empty_rows(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    heads = q.shape[-2]
-    shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(shape, dtype=torch.float32)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -134,36 +104,7 @@ def _refuse_gradients(name: str, instead: str) -> Callable[..., NoReturn]:
 
 
 _register()
-torch.library.register_fake(
-    "flashcore::fwd",
-    lambda q, k, v, softmax_scale, causal, window_left, window_right, softcap, out_bhsd, *rest: (
-        _empty_results(q, v, out_bhsd)
-    ),
-)
-torch.library.register_fake(
-    "flashcore::fwd.scaled",
-    lambda q, k, v, q_scale, k_scale, v_scale, scale, causal, window_left, window_right, softcap, out_bhsd, *rest: (
-        _empty_results(q, v, out_bhsd)
-    ),
-)
-torch.library.register_fake(
-    "flashcore::fwd.modified",
-    lambda q, k, v, sinks, slopes, softmax_scale, causal, window_left, window_right, softcap, out_bhsd, *rest: (
-        _empty_results(q, v, out_bhsd)
-    ),
-)
-torch.library.register_fake("flashcore::fwd.bhsd", _empty_bhsd)
-for _name in ("fwd_varlen", "fwd_varlen.modified", "fwd_kvcache", "fwd_kvcache.modified"):
-    torch.library.register_fake(f"flashcore::{_name}", lambda q, k, v, *rest: _empty_rows(q, v))
-torch.library.register_fake(
-    "flashcore::bwd",
-    lambda dout, q, k, v, out, lse, scale, causal, window_left, window_right, softcap, bhsd, *rest: tuple(
-        _empty_gradient(x, bhsd) for x in (q, k, v)
-    ),
-)
-torch.library.register_fake(
-    "flashcore::bwd_varlen", lambda dout, q, k, v, *rest: tuple(_empty_gradient(x, False) for x in (q, k, v))
-)
+_fakes.register()
 _WITHOUT_BACKWARD = {
     "fwd.scaled": "gradients of float8_e4m3fn tensors are not computed. Call it under torch.no_grad(), or train with "
     "bfloat16 tensors",

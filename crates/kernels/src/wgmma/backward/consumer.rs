@@ -17,6 +17,7 @@ use crate::wgmma::tiles::load_operand;
 
 /// The barrier at which consumers meet; 0 is the whole block's.
 const CONSUMERS: u32 = 1;
+
 pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'c Context<'k, 'c, E>,

@@ -233,7 +233,8 @@ fn tile_keys(config: &Config) -> u32 {
     config.cols * config.cluster
 }
 
-/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are twice as many registers as columns, of 240.
+/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are twice as many registers as columns, of
+/// 240.
 fn shares_products(width: u32) -> bool {
     width > 128
 }
