@@ -106,11 +106,35 @@ impl PreparedLaunch<'_> {
     /// [`CudaError::LaunchFailed`] with an explanation if the driver refuses it;
     /// [`CudaError::OtherDevice`] for a stream of another device.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
+        let alone = LaunchShape {
+            programmatic_dependent: false,
+            ..self.shape
+        };
+        self.enqueue_as(stream, &alone)
+    }
+
+    /// Enqueues launches, each of which may begin while the one before it runs if it is
+    /// [programmatic](Launch::programmatic). The first waits for all before it in the stream, whose kernels may be those of
+    /// others.
+    ///
+    /// # Errors
+    /// As [`PreparedLaunch::enqueue`].
+    pub fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
+        let Some((first, others)) = launches.split_first() else {
+            return Ok(());
+        };
+        first.enqueue(stream)?;
+        others
+            .iter()
+            .try_for_each(|launch| launch.enqueue_as(stream, &launch.shape))
+    }
+
+    fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
         #[allow(unsafe_code)]
         // SAFETY: every buffer is at least as long as the launch says the kernel touches, and
         // borrowed by this value; argument sizes are those of the kernel's parameters.
         unsafe {
-            self.function.launch(stream, &self.shape, &self.arguments)?;
+            self.function.launch(stream, shape, &self.arguments)?;
         }
         stream.hold(&self.tables)
     }

@@ -270,10 +270,7 @@ impl CudaAttention {
             check_apart(&step.launch.buffers, |i| buffers[i].address())?;
             launches.push(function.prepare(&step.launch, &buffers)?);
         }
-        for launch in &launches {
-            launch.enqueue(stream)?;
-        }
-        Ok(())
+        Ok(PreparedLaunch::enqueue_all(&launches, stream)?)
     }
 
     pub(crate) fn forward_host(

@@ -109,6 +109,7 @@ pub struct Kernel {
     pub(crate) maybe_unwritten: BTreeSet<(RegClass, u32)>,
     pub(crate) names: Vec<(Reg, u32, String)>,
     pub(crate) traces: Vec<String>,
+    pub(crate) waits_for_launch_before: bool,
     pub(crate) sites: Vec<Site>,
     pub(crate) frames: Vec<Frame>,
 }
@@ -128,6 +129,7 @@ impl Kernel {
             maybe_unwritten: BTreeSet::new(),
             names: Vec::new(),
             traces: Vec::new(),
+            waits_for_launch_before: false,
             sites: Vec::new(),
             frames: Vec::new(),
         }
@@ -185,6 +187,10 @@ impl Kernel {
     /// Labels of [`Inst::Trace`].
     pub fn traces(&self) -> &[String] {
         &self.traces
+    }
+    /// Whether it waits for the launch before it ([`Inst::DependencyWait`]), so that it may begin earlier.
+    pub fn waits_for_launch_before(&self) -> bool {
+        self.waits_for_launch_before
     }
     /// Where an instruction was written.
     pub fn site(&self, id: SiteId) -> Site {

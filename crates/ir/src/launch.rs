@@ -233,6 +233,9 @@ pub struct Launch {
     pub cluster: [u32; 3],
     /// Dynamic shared memory a block, bytes.
     pub dynamic_shared_bytes: u32,
+    /// Whether it begins while the launch before it in its stream may still run, since the kernel waits for that itself
+    /// ([`KernelBuilder::dependency_wait`](crate::KernelBuilder::dependency_wait)).
+    pub programmatic: bool,
     /// The buffers the caller must bring, by slot; the workspace, if any, is among them.
     pub buffers: Vec<BufferSpec>,
     /// The arguments, in the order of the kernel's parameters.
@@ -256,6 +259,7 @@ impl Launch {
             block: [kernel.threads(), 1, 1],
             cluster: [kernel.cluster().unwrap_or(1), 1, 1],
             dynamic_shared_bytes: kernel.ledger().total_bytes(),
+            programmatic: kernel.waits_for_launch_before(),
             buffers: Vec::new(),
             args: Vec::new(),
         }
@@ -368,6 +372,7 @@ mod tests {
             block: [128, 1, 1],
             cluster: [1, 1, 1],
             dynamic_shared_bytes: 0,
+            programmatic: false,
             buffers: vec![buffer("out", 64)],
             args: vec![Arg::U32(7)],
         };

@@ -177,6 +177,7 @@ mod tests {
             block: [32, 1, 1],
             cluster: [1, 1, 1],
             dynamic_shared_bytes: kernel.ledger().total_bytes(),
+            programmatic: false,
             buffers: vec![BufferSpec {
                 name: "out",
                 bytes: 4096,

@@ -61,6 +61,9 @@ impl Cluster<'_> {
         (bytes, sizes): (u32, Option<Row>),
         past_l1: bool,
     ) {
+        if self.machine.launch.programmatic {
+            self.check_dependency(warp.lane(pc, warp.active.trailing_zeros() as usize & 31));
+        }
         let constants = &self.machine.constants;
         let sizes = sizes.map_or([bytes; 32], |row| *warp.registers.get(constants, row));
         let to: [u32; 32] = *warp.registers.get(constants, to);

@@ -198,7 +198,6 @@ impl<'k> Lowering<'k> {
             }
             Inst::St { space, src, .. } if *space != Space::Global && src.bytes() == 2 => program.granule_shift = 1,
             Inst::CpAsync { .. } => program.uses_cp_async = true,
-            Inst::DependencyWait => program.uses_dependency = true,
             Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. }) => program.uses_flags = true,
             Inst::Flag(FlagInst::Add { release, .. }) => program.uses_flags |= release,
             Inst::Atom { space, dst, .. } => program.uses_flags |= *space == Space::Global && dst.is_some(),

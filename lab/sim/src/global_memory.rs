@@ -33,6 +33,9 @@ impl<'m> Cluster<'m> {
         at: At,
         bytes: u32,
     ) -> ([u64; 32], u32) {
+        if self.machine.launch.programmatic {
+            self.check_dependency(warp.lane(pc, warp.active.trailing_zeros() as usize & 31));
+        }
         let region = self.region(at.object);
         let add = at.offset as i64 as u64;
         let mut offsets = [0; 32];
@@ -104,9 +107,6 @@ impl<'m> Cluster<'m> {
         let base = warp.registers.get(&self.machine.constants, access.base);
         let bytes = access.bytes();
         let (offsets, mask) = self.global_offsets(warp, pc, base, access.at, bytes);
-        if self.machine.program.uses_dependency {
-            self.check_dependency(warp.lane(pc, warp.active.trailing_zeros() as usize & 31));
-        }
         if !self.out.traffic.is_empty() && mask != 0 {
             self.out.traffic[pc as usize].add(traffic::global(&offsets, mask, bytes));
         }

@@ -136,7 +136,7 @@ impl<'a> Machine<'a> {
             stores: there(program.uses_bulk_stores, threads),
             warpgroups: there(program.uses_products, threads / 128),
             mbarriers: count * blocks as u32,
-            upstream: there(program.uses_dependency, 1),
+            upstream: there(launch.programmatic, 1),
         };
         Ok(Machine {
             maps: bind_maps(kernel, launch)?,

@@ -202,7 +202,7 @@ impl Cluster<'_> {
     /// Reports an access to global memory that is not ordered after earlier launches.
     #[inline(never)]
     pub(crate) fn check_dependency(&mut self, by: Lane<'_>) {
-        if !self.machine.program.uses_dependency || by.clock().knows(self.machine.actors.upstream(), 1) {
+        if !self.machine.launch.programmatic || by.clock().knows(self.machine.actors.upstream(), 1) {
             return;
         }
         self.report(FindingKind::BeforeDependency, by.pc, None, |cluster| {

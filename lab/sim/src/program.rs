@@ -174,7 +174,6 @@ pub(crate) struct Program<'k> {
     pub(crate) uses_async_proxy: bool,
     /// Whether blocks copy from their shared memory to that of others.
     pub(crate) sends: bool,
-    pub(crate) uses_dependency: bool,
     /// By parameter.
     pub(crate) used: Vec<Used>,
     /// Whether words of global memory may order its blocks: it acquires or releases them, or has

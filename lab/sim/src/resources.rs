@@ -87,6 +87,9 @@ impl Cluster<'_> {
 
     /// `griddepcontrol.wait`.
     pub(crate) fn dependency_wait(&mut self, warp: &mut Warp) {
+        if !self.machine.launch.programmatic {
+            return;
+        }
         let upstream = self.machine.actors.upstream();
         warp.learn_each(warp.active, |clock| clock.learn(upstream, 1));
     }

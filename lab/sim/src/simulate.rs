@@ -33,6 +33,7 @@ const WAVE: u64 = 64;
 ///     block: [32, 1, 1],
 ///     cluster: [1, 1, 1],
 ///     dynamic_shared_bytes: 0,
+///     programmatic: false,
 ///     buffers: vec![BufferSpec { name: "data", bytes: 128, written: true, align: 16 }],
 ///     args: vec![Arg::Buffer { slot: 0, byte_offset: 0 }],
 /// };

@@ -40,7 +40,7 @@ impl LaunchShape {
             block: launch.block,
             cluster: launch.cluster,
             dynamic_shared_bytes: launch.dynamic_shared_bytes,
-            programmatic_dependent: false,
+            programmatic_dependent: launch.programmatic,
         }
     }
 

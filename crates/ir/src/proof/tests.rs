@@ -324,6 +324,7 @@ fn every_source_of_facts_gets_the_same_answer() {
         block: [288, 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: 0,
+        programmatic: false,
         buffers: Vec::new(),
         args: vec![Arg::U64(0)],
     };
@@ -353,6 +354,7 @@ fn a_launch_must_be_that_of_its_kernel() {
         block: [32, 1, 1],
         cluster: [2, 1, 1],
         dynamic_shared_bytes: 0,
+        programmatic: false,
         buffers: Vec::new(),
         args: vec![Arg::U32(0)],
     };
@@ -396,6 +398,7 @@ fn shared_memory_of_own_kernels_is_that_of_their_ledger() {
             block: [128, 1, 1],
             cluster: [1, 1, 1],
             dynamic_shared_bytes,
+            programmatic: false,
             buffers: Vec::new(),
             args: Vec::new(),
         };

@@ -66,8 +66,11 @@ pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &Kern
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let threads = Threads::new(levers[0], shape.head_dim_v);
         let lse = if shape.lse { "_lse" } else { "" };
-        let (dtype, sinks) = (shape.dtype, shape.sinks_name());
-        let name = format!("combine_g{}_{dtype}_d{}{sinks}{lse}", threads.groups, shape.head_dim_v);
+        let (dtype, sinks, overlaps) = (shape.dtype, shape.sinks_name(), shape.overlaps_name());
+        let name = format!(
+            "combine_g{}_{dtype}_d{}{sinks}{lse}{overlaps}",
+            threads.groups, shape.head_dim_v
+        );
         Kernel::build(name, threads.count(), |k| match shape.dtype {
             DType::F16 => body::<f16>(k, threads, shape),
             _ => body::<bf16>(k, threads, shape),
@@ -153,6 +156,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
 
     let place = Place::new(k, threads);
     let row = k.block_idx(0) * threads.rows + place.row;
+    shape.wait_for_launch_before(k);
     let (exists, partial) = (|| row.lt(rows), |split| partials.at(row, split, splits));
     merge(k, threads, &place, exists, splits, partial, |merged| {
         let batch_head = row / seq_len_q;
@@ -180,6 +184,7 @@ fn listed_body<E: MmaElement + Widen>(
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
     let params = RowParams::declare(k, shape);
     let partials = Partials::to_read(k, shape.head_dim_v);
+    shape.wait_for_launch_before(k);
     let tile = Combined::declare(k).at(k.block_idx(1));
     k.if_(tile.count.ne(0).uniform(), || {
         let (params, first) = params.of_sequence(tile.batch);

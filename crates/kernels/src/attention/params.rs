@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
+use flashcore_ir::{Arg, BufferSpec, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Target, Val};
 use flashcore_problem::{DType, Direction, Layout, Lengths, Problem};
 
 use super::block_range::Band;
@@ -42,6 +42,8 @@ pub(crate) struct Shape {
     pub page_rows: u32,
     /// Query heads that share a tile, where the kernel is made for their number.
     pub packing: Packing,
+    /// Whether the launches of its plan [overlap](Shape::overlapping).
+    pub overlaps: bool,
     pub lengths: LengthKinds,
 }
 
@@ -62,6 +64,7 @@ impl Shape {
             listed: false,
             page_rows: 0,
             packing: Packing::NONE,
+            overlaps: false,
             lengths: kinds(problem),
         }
     }
@@ -82,7 +85,33 @@ impl Shape {
             listed: false,
             page_rows: 0,
             packing: Packing::NONE,
+            overlaps: false,
             lengths,
+        }
+    }
+
+    /// The same in a plan of several launches. Where the target can, each begins while the one before it runs, and waits for
+    /// its end itself: programmatic dependent launch (CUDA C++ Programming Guide). That hides most of a launch's latency.
+    pub(crate) fn overlapping(self, target: Target) -> Shape {
+        Shape {
+            overlaps: target.limits().cluster_blocks > 1,
+            ..self
+        }
+    }
+
+    /// Waits for the end of the launch before this one, whose writes are visible then.
+    #[track_caller]
+    pub(crate) fn wait_for_launch_before(&self, k: &KernelBuilder) {
+        if self.overlaps {
+            k.dependency_wait();
+        }
+    }
+
+    /// Lets the next launch begin. It waits itself for the end of this one.
+    #[track_caller]
+    pub(crate) fn begin_next_launch(&self, k: &KernelBuilder) {
+        if self.overlaps {
+            k.dependency_trigger();
         }
     }
 
@@ -116,13 +145,13 @@ impl Shape {
         };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));
         let listed = if self.listed { "_listed" } else { "" };
-        let lengths = self.lengths_name();
+        let (lengths, overlaps) = (self.lengths_name(), self.overlaps_name());
         let pages = match self.page_rows {
             0 => String::new(),
             rows => format!("_p{rows}"),
         };
         format!(
-            "{id}_{}_d{}{v}{softcap}{alibi}{sinks}{lse}{split}{packed}{listed}{lengths}{pages}{tap}",
+            "{id}_{}_d{}{v}{softcap}{alibi}{sinks}{lse}{split}{packed}{listed}{lengths}{pages}{overlaps}{tap}",
             self.dtype, self.head_dim
         )
     }
@@ -130,6 +159,11 @@ impl Shape {
     /// The sinks in a kernel's entry name.
     pub(crate) fn sinks_name(&self) -> String {
         self.sinks.map_or(String::new(), |dtype| format!("_sinks_{dtype}"))
+    }
+
+    /// In a kernel's entry name, that its launch overlaps with others.
+    pub(crate) fn overlaps_name(&self) -> &'static str {
+        if self.overlaps { "_overlaps" } else { "" }
     }
 
     /// The lengths in a kernel's entry name.

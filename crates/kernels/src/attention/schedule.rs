@@ -240,22 +240,27 @@ impl Schedule {
         }
     }
 
-    /// The step that makes it.
-    pub(crate) fn step(&self, problem: &Problem, kernels: &KernelCache) -> Result<Step, Refusal> {
+    /// The step that makes it, before a main kernel of this shape.
+    pub(crate) fn step(&self, problem: &Problem, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
         let Pieces { rows, cols, .. } = self.pieces;
         let mut levers = Values::default();
         let fixed_splits = self.splits.is_some();
         levers[..4].copy_from_slice(&[rows, cols, self.pieces.heads.number(), u32::from(fixed_splits)]);
-        let (family, shape) = ("schedule", Shape::of_lengths(kinds(problem)));
+        let (family, overlaps) = ("schedule", main.overlaps);
+        let shape = Shape {
+            overlaps,
+            ..Shape::of_lengths(kinds(problem))
+        };
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
             let &[rows, cols, heads, fixed_splits, ..] = levers;
             let fixed_splits = fixed_splits != 0;
             let heads = TileHeads::from_number(heads);
             let splits = if fixed_splits { "_splits" } else { "" };
             let name = format!(
-                "schedule_m{rows}n{cols}{}{splits}{}",
+                "schedule_m{rows}n{cols}{}{splits}{}{}",
                 heads.name(),
-                shape.lengths_name()
+                shape.lengths_name(),
+                shape.overlaps_name()
             );
             let tiles = kernel::Tiles {
                 rows,

@@ -26,6 +26,8 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
     }
     let params = Params::<E>::declare(k, shape);
     if shape.listed {
+        shape.begin_next_launch(k);
+        shape.wait_for_launch_before(k);
         Listed::declare(k, levers.rows, levers.cols).for_each(k, |item| {
             let (params, block) = Block::of_item(params, item, levers);
             compute(k, levers, shape, &params, &block);
@@ -78,6 +80,10 @@ fn compute<'k, E: SixteenBits>(
     main_loop(&warp, &ring, k_place, v_place);
 
     // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
+    if shape.split {
+        // Not at the start as with work lists: `combine` was slower then.
+        shape.begin_next_launch(k);
+    }
     if !levers.q_in_registers {
         k.cp_async_wait(0);
     }

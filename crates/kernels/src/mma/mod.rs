@@ -360,6 +360,10 @@ pub(crate) fn plan(
     }
     let whole = Shape::new(problem, ALIGNMENT, tap);
     let schedule = config.schedule(problem, chip)?;
+    let whole = match schedule.is_some() || config.splits > 1 {
+        true => whole.overlapping(chip.target),
+        false => whole,
+    };
     let shape = Shape {
         listed: schedule.is_some(),
         ..whole.in_splits(config.splits)
@@ -381,7 +385,11 @@ pub(crate) fn plan(
         let mut launch = launch(problem, &shape, &kernel, [schedule.grid, 1, 1]);
         schedule.add_to_main(&mut launch);
         let then = vec![combine::listed_step(problem, &shape, &schedule, kernels)?];
-        return Ok((vec![schedule.step(problem, kernels)?], Step { kernel, launch }, then));
+        return Ok((
+            vec![schedule.step(problem, &shape, kernels)?],
+            Step { kernel, launch },
+            then,
+        ));
     }
     let (heads, tiles) = config.heads_and_tiles(problem);
     let (together, groups) = match shape.split {

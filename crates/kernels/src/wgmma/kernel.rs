@@ -97,6 +97,10 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     };
     zero_rows(k, q_tile, shape.packing.rows());
     k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
+    if shape.listed {
+        shape.begin_next_launch(k);
+        shape.wait_for_launch_before(k);
+    }
     let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
         Role::new("producer", 4, || context.produce(k)).registers(producer_registers),
@@ -131,6 +135,10 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 let next = list.next();
                 let overlap = next.exists() & any & next.sees_first_block(group.index);
                 group.last_output(any, overlap);
+                if self.shape.split {
+                    // Not at the start as above: `combine` was slower then.
+                    k.if_((!next.exists()).uniform(), || self.shape.begin_next_launch(k));
+                }
                 // Read again, so that no register holds it meanwhile.
                 k.if_(any.uniform(), || group.store(&list.this()));
                 ahead.set(overlap.select(1u32, 0u32));

@@ -80,6 +80,10 @@ pub(crate) fn plan(
         page_rows: page_rows(NAME, problem, config.cols)?,
         ..Shape::new(problem, ALIGNMENT, tap)
     };
+    let whole = match listed || config.splits > 1 {
+        true => whole.overlapping(chip.target),
+        false => whole,
+    };
     let shape = Shape {
         packing,
         ..whole.in_splits(config.splits)
@@ -163,7 +167,7 @@ pub(crate) fn plan(
     }
     if let Err(schedule) = &work {
         schedule.add_to_main(&mut launch);
-        before.push(schedule.step(problem, kernels)?);
+        before.push(schedule.step(problem, &shape, kernels)?);
         let shape = Shape { page_rows: 0, ..whole };
         then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
     }

@@ -56,7 +56,7 @@ impl<'a> PreparedPlan<'a> {
 
     /// Enqueues all steps, in order.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
-        self.steps.iter().try_for_each(|step| step.enqueue(stream))
+        PreparedLaunch::enqueue_all(&self.steps, stream)
     }
 }
 

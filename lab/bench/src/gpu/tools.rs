@@ -45,6 +45,7 @@ pub(crate) fn one_warp(buffers: Vec<BufferSpec>, args: Vec<Arg>) -> Launch {
         block: [32, 1, 1],
         cluster: [1; 3],
         dynamic_shared_bytes: 0,
+        programmatic: false,
         buffers,
         args,
     }

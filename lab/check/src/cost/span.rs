@@ -279,6 +279,7 @@ mod tests {
             block: [kernel.threads(), 1, 1],
             cluster: [1, 1, 1],
             dynamic_shared_bytes: kernel.ledger().total_bytes(),
+            programmatic: false,
             buffers: vec![BufferSpec {
                 name: "data",
                 bytes: 128,

@@ -319,6 +319,7 @@ impl Declared {
             block,
             cluster: entry.required_cluster.unwrap_or([1; 3]),
             dynamic_shared_bytes: shared.map_err(not_served)?,
+            programmatic: false,
             buffers: Vec::new(),
             args: Vec::new(),
         };

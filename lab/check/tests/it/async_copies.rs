@@ -57,6 +57,7 @@ fn launch() -> Launch {
         block: [THREADS, 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: 2 * 16 * THREADS,
+        programmatic: false,
         buffers: vec![
             buffer("input", u64::from(16 * THREADS * TILES), false),
             buffer("output", u64::from(4 * THREADS), true),

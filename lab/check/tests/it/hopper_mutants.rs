@@ -31,6 +31,7 @@ fn launch(kernel: &Kernel) -> Launch {
         block: [kernel.threads(), 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        programmatic: false,
         buffers: names
             .map(|(name, seq)| BufferSpec {
                 name,

@@ -127,6 +127,7 @@ fn launch(kernel: &Kernel, buffers: &[(&'static str, usize, bool)], numbers: &[u
         block: [kernel.threads(), 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: kernel.ledger().total_bytes(),
+        programmatic: false,
         buffers: buffers
             .iter()
             .map(|&(name, bytes, written)| BufferSpec {

@@ -7,6 +7,7 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::{Chip, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::{KvLengths, Mask, Problem, QLengths};
+use flashcore_sim::FindingKind;
 
 use crate::planted::quoted;
 
@@ -74,5 +75,32 @@ fn mistakes_in_rounds_are_found() {
             })
         };
         assert!((0..6).any(found), "{name}");
+    }
+}
+
+/// Main kernel and `combine` begin while the launch before them runs.
+#[test]
+fn a_launch_that_does_not_wait_for_the_one_before_is_found() {
+    for kernel in ["wgmma/m64n32-s2-free-spec", "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa"] {
+        let plan = plan(kernel);
+        let early = plan.steps().map(|step| step.launch.programmatic);
+        assert_eq!(early.collect::<Vec<_>>(), [false, true, true], "{kernel}");
+        for number in [1, 2] {
+            let mut mutant = plan.clone();
+            let step = mutant.steps_mut().nth(number).unwrap();
+            let mut waits = mutations(&step.kernel)
+                .into_iter()
+                .filter(|m| m.operator == Operator::DropWait);
+            let wait = waits
+                .find(|m| quoted(m.line).contains("wait_for_launch_before"))
+                .unwrap();
+            step.kernel = Arc::new(wait.apply(&step.kernel));
+            let report = check_plan(&mutant, &options(1)).unwrap();
+            let kinds: Vec<_> = report.findings.iter().map(|found| found.finding.kind).collect();
+            assert!(
+                kinds.contains(&FindingKind::BeforeDependency),
+                "{kernel}, step {number}: {kinds:?}"
+            );
+        }
     }
 }

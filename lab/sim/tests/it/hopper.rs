@@ -3,7 +3,7 @@
 use crate::common;
 
 use common::{Case, found};
-use flashcore_ir::inst::Inst;
+use flashcore_ir::inst::{AtomOp, Inst};
 use flashcore_ir::{Cache, Node, Role, TileShape};
 use flashcore_sim::FindingKind;
 use half::f16;
@@ -237,4 +237,30 @@ fn accesses_before_griddepcontrol_wait() {
     found(case(true, true), &[FindingKind::BeforeDependency], 4);
     let untold = found(case(false, false), &[FindingKind::BeforeDependency], 4);
     assert_eq!(untold.actor.warp, 1);
+}
+
+/// Each kind of access, before the wait.
+#[test]
+fn every_access_before_griddepcontrol_wait_is_found() {
+    let case = |access: usize| {
+        Case::new(32, move |k| {
+            let out = k.param_ptr_mut::<u32>("out").offset(k.lane());
+            let tile = k.shared_tile::<u32>("tile", TileShape::new(1, 128));
+            match access {
+                0 => out.reduce_add(1u32),
+                1 => out.store(out.atomic(AtomOp::Add, 1u32)),
+                2 => out.store(out.load_acquire()),
+                3 => out.store_release(1u32),
+                4 => k.cp_async(tile.at(0, k.lane() * 4), out.offset(k.lane() * 3), None),
+                _ => out.store(1u32),
+            }
+            k.dependency_wait();
+        })
+        .output("out", 512)
+    };
+    for access in 0..6 {
+        let mut case = case(access);
+        let kinds: Vec<_> = case.run().findings.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds[0], FindingKind::BeforeDependency, "{access}");
+    }
 }

@@ -370,6 +370,7 @@ pub(crate) fn kernel_language(bench: &Bench) -> Outcome {
         block: [128, 1, 1],
         cluster: [1, 1, 1],
         dynamic_shared_bytes: 0,
+        programmatic: false,
         buffers: vec![BufferSpec {
             name: "data",
             bytes: 4000,

@@ -39,6 +39,7 @@ impl Addition {
             block: [256, 1, 1],
             cluster: [1, 1, 1],
             dynamic_shared_bytes: 0,
+            programmatic: false,
             buffers: vec![buffer("ones", false), buffer("out", true)],
             args: vec![
                 Arg::Table(Table::new(vec![(value as f32).to_bits(); NUMBERS as usize])),

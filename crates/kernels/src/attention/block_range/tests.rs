@@ -85,6 +85,7 @@ fn host_and_kernel_agree() {
             block: [cases.len() as u32, 1, 1],
             cluster: [1, 1, 1],
             dynamic_shared_bytes: 0,
+            programmatic: false,
             buffers: vec![buffer("input", INPUTS as u32, false), buffer("output", outputs, true)],
             args: [0, 1].map(|slot| Arg::Buffer { slot, byte_offset: 0 }).to_vec(),
         };

@@ -92,6 +92,7 @@ const LOAD: u32 = ITEM;
 
 pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
     k.min_blocks_per_sm(1);
+    shape.begin_next_launch(k);
     let params = RowParams::declare(k, shape);
     let context = Context {
         k,

@@ -23,7 +23,9 @@ struct Lists {
 
 /// What the kernel makes, run in the simulator.
 fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
-    let step = schedule.step(problem, &KernelCache::default()).unwrap();
+    let step = schedule
+        .step(problem, &Shape::of_lengths(kinds(problem)), &KernelCache::default())
+        .unwrap();
     let contents = step.launch.buffers.iter().map(|spec| match lengths.named(spec.name) {
         Some(values) => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         None => vec![POISON; spec.bytes as usize],

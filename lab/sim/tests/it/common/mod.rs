@@ -96,6 +96,7 @@ impl Case {
             block: [self.kernel.threads(), 1, 1],
             cluster: [self.cluster, 1, 1],
             dynamic_shared_bytes: self.kernel.ledger().total_bytes(),
+            programmatic: self.kernel.waits_for_launch_before(),
             buffers: specs
                 .map(|((bytes, name), written)| BufferSpec {
                     name,
