@@ -49,6 +49,9 @@ const THREADS: u32 = 1024;
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
 pub(crate) const MOST_BLOCKS: u32 = 2048;
 
+/// Sequences and row tiles that fit into shared memory beside the cuts, in the 48 KB that every card has.
+const MOST_SHARED: u32 = 1024;
+
 /// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to one tile
 /// uneven, which the last round must make up for.
 const ROUND_TILES: u32 = 4;
@@ -245,19 +248,22 @@ impl Schedule {
         let Pieces { rows, cols, .. } = self.pieces;
         let mut levers = Values::default();
         let fixed_splits = self.splits.is_some();
-        levers[..4].copy_from_slice(&[rows, cols, self.pieces.heads.number(), u32::from(fixed_splits)]);
+        let few = self.batch.max(self.row_tiles) <= MOST_SHARED;
+        let heads = self.pieces.heads.number();
+        levers[..5].copy_from_slice(&[rows, cols, heads, u32::from(fixed_splits), u32::from(few)]);
         let (family, overlaps) = ("schedule", main.overlaps);
         let shape = Shape {
             overlaps,
             ..Shape::of_lengths(kinds(problem))
         };
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-            let &[rows, cols, heads, fixed_splits, ..] = levers;
-            let fixed_splits = fixed_splits != 0;
+            let &[rows, cols, heads, fixed_splits, few, ..] = levers;
+            let [fixed_splits, few] = [fixed_splits, few].map(|flag| flag != 0);
             let heads = TileHeads::from_number(heads);
             let splits = if fixed_splits { "_splits" } else { "" };
+            let many = if few { "" } else { "_many" };
             let name = format!(
-                "schedule_m{rows}n{cols}{}{splits}{}{}",
+                "schedule_m{rows}n{cols}{}{splits}{many}{}{}",
                 heads.name(),
                 shape.lengths_name(),
                 shape.overlaps_name()
@@ -267,6 +273,7 @@ impl Schedule {
                 cols,
                 heads,
                 fixed_splits,
+                few,
             };
             Kernel::build(name, THREADS, |k| kernel::body(k, tiles, shape))
         })?;

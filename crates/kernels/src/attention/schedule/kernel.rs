@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::{COMBINED_WORDS, EVEN, MOST_BLOCKS, RANGE_WORDS, ROUND_TILES, ROW_TILE_WORDS, THREADS};
+use super::{COMBINED_WORDS, EVEN, MOST_BLOCKS, MOST_SHARED, RANGE_WORDS, ROUND_TILES, ROW_TILE_WORDS, THREADS};
 use crate::attention::block_range::BlockOrder;
 use crate::attention::lengths::last_at_most;
 use crate::attention::params::{RowParams, Shape};
@@ -10,9 +10,11 @@ use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::{Place, TILE_COST, Tile, WORDS};
 
 mod line;
+mod scratch;
 mod sums;
 
 use line::LineTile;
+use scratch::Scratch;
 
 /// What of [`Pieces`](super::Pieces) is baked into the kernel.
 #[derive(Clone, Copy)]
@@ -22,6 +24,8 @@ pub(super) struct Tiles {
     pub(super) heads: TileHeads,
     /// Whether a sequence of one row tile has splits of a given size in place of tiles.
     pub(super) fixed_splits: bool,
+    /// Whether sequences and row tiles are few enough for shared memory.
+    pub(super) few: bool,
 }
 
 impl Tiles {
@@ -57,8 +61,8 @@ struct Context<'k> {
     ranges: GlobalPtr<'k, u32>,
     combined: GlobalPtr<'k, u32>,
     items: GlobalPtr<'k, u32>,
-    row_tiles: GlobalPtr<'k, u32>,
-    first_tiles: GlobalPtr<'k, u32>,
+    row_tiles: Scratch<'k>,
+    first_tiles: Scratch<'k>,
     batch: Val<'k, u32>,
     heads: Val<'k, u32>,
     most_row_tiles: Val<'k, u32>,
@@ -94,6 +98,7 @@ pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
     k.min_blocks_per_sm(1);
     shape.begin_next_launch(k);
     let params = RowParams::declare(k, shape);
+    let few = |words| tiles.few.then_some(words);
     let context = Context {
         k,
         tiles,
@@ -101,8 +106,8 @@ pub(super) fn body(k: &KernelBuilder, tiles: Tiles, shape: &Shape) {
         ranges: k.param_ptr_mut("schedule_ranges"),
         combined: k.param_ptr_mut("schedule_combined"),
         items: k.param_ptr_mut("schedule_items"),
-        row_tiles: k.param_ptr_mut("schedule_row_tiles"),
-        first_tiles: k.param_ptr_mut("schedule_first_tiles"),
+        row_tiles: Scratch::declare(k, "schedule_row_tiles", few(ROW_TILE_WORDS * (MOST_SHARED + 2))),
+        first_tiles: Scratch::declare(k, "schedule_first_tiles", few(MOST_SHARED + 1)),
         batch: k.param("batch"),
         heads: k.param("heads"),
         most_row_tiles: k.param("most_row_tiles"),
@@ -150,12 +155,12 @@ impl<'k> Context<'k> {
             });
             let (before, total) = self.prefix_sum(exists.select(tiles, 0u32));
             k.if_(exists.divergent(), || {
-                self.first_tiles.offset(batch).store((all + before).min(most));
+                self.first_tiles.store(batch, &[(all + before).min(most)]);
             });
             all.add_assign(total);
         });
         k.if_(k.thread_idx().eq(0).divergent(), || {
-            self.first_tiles.offset(self.batch).store(all.get().min(most));
+            self.first_tiles.store(self.batch, &[all.get().min(most)]);
         });
         all.get().min(most)
     }
@@ -168,7 +173,7 @@ impl<'k> Context<'k> {
             let index = first + k.thread_idx();
             let exists = index.lt(row_tiles);
             let index = index.min(row_tiles - 1);
-            let first_tile = |batch| self.first_tiles.offset(batch).load();
+            let first_tile = |batch| self.first_tiles.load(batch);
             // Of sequences with the same first tile, only the last has rows.
             let batch = last_at_most(k, self.batch, index, first_tile);
             let number = index - first_tile(batch);
@@ -181,15 +186,15 @@ impl<'k> Context<'k> {
             let (before, total) = self.prefix_sum(exists.select(cost, 0u32));
             k.if_(exists.divergent(), || {
                 let words = [number << 16u32 | batch, all + before];
-                self.row_tile(index).store_words(&words, Cache::Default);
+                self.row_tiles.store(index * ROW_TILE_WORDS, &words);
             });
             all.add_assign(total);
         });
         // Past the last one, where all costs end.
         k.if_(k.thread_idx().lt(2).divergent(), || {
             let words = [k.constant(0), all.get()];
-            let end = self.row_tile(row_tiles + k.thread_idx());
-            end.store_words(&words, Cache::Default);
+            let end = row_tiles + k.thread_idx();
+            self.row_tiles.store(end * ROW_TILE_WORDS, &words);
         });
         (all.get(), self.block_max(largest.get()))
     }
@@ -221,15 +226,10 @@ impl<'k> Context<'k> {
         rows.count.le(self.tiles.rows)
     }
 
-    #[track_caller]
-    fn row_tile(&self, index: Val<'k, u32>) -> GlobalPtr<'k, u32> {
-        self.row_tiles.offset(index * ROW_TILE_WORDS)
-    }
-
     /// The cost of all row tiles before one.
     #[track_caller]
     fn cost_before(&self, index: Val<'k, u32>) -> Val<'k, u32> {
-        self.row_tile(index).plus(1).load()
+        self.row_tiles.load(index * ROW_TILE_WORDS + 1)
     }
 
     /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block that
@@ -437,7 +437,7 @@ impl<'k> Context<'k> {
         // Of a tile in splits, the place of its head, and its splits.
         let in_splits = self.splits.map(|[_, most]| {
             let place = tile.batch.fma(self.heads, tile.head);
-            let first_tile = |batch| self.first_tiles.offset(batch).load();
+            let first_tile = |batch| self.first_tiles.load(batch);
             let count = first_tile(tile.batch + 1) - first_tile(tile.batch);
             (place, place * most, self.is_one_tile(&rows).select(count, 1u32))
         });

@@ -2,7 +2,7 @@
 
 use flashcore_ir::Val;
 
-use super::Context;
+use super::{Context, ROW_TILE_WORDS};
 use crate::attention::lengths::last_at_most;
 use crate::attention::query_rows::TileHeads;
 
@@ -36,9 +36,9 @@ impl<'k> Context<'k> {
         of_sequence: impl FnOnce([Val<'k, u32>; 4]) -> [Val<'k, u32>; 3],
     ) -> LineTile<'k> {
         let (heads, sharing) = (self.heads, self.sharing());
-        let word = self.row_tile(row_tile).load();
+        let word = self.row_tiles.load(row_tile * ROW_TILE_WORDS);
         let (batch, first) = (word & 0xffff, row_tile - (word >> 16u32));
-        let end = self.first_tiles.offset(batch + 1).load();
+        let end = self.first_tiles.load(batch + 1);
         let (count, before) = ((end - first).max(1), self.cost_before(first));
         let cost_of_head = (self.cost_before(first + count) - before).max(1);
         let [kv_head, row_tile, shared] = of_sequence([first, count, before, cost_of_head]);
