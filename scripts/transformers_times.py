@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Times Transformers models with `fc_attention` beside `sdpa`, and compares errors of logits. Needs a GPU.
 
-usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static] [--rounds N]
-                             [--lock FILE]   (one JSON row a line)
+usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,padded] [--rounds N]
+                             [--dtype bfloat16] [--lock FILE]   (one JSON row a line)
 
 MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
-windows, of the sizes of Gemma 2 2B) or `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and
-experts); random weights, bf16. Where `sdpa` does not serve a model, it stands beside `eager`. What is not served is a
-row with its error. The implementations run in turn, and each row has the milliseconds of every round (`rounds_ms`) and
-how busy the host was (`load`, of `cores`). `prefill_ms` is a forward call over the prompt. `token_ms` is a step of
-`generate` after the first of 200 tokens, with a dynamic or a static cache; with a static one Transformers compiles
-steps by itself. `fc_attention` fills all caches, so that the memory of `eager` suffices for long prompts. `error` is
-the mean absolute error of logits of a short padded batch against attention in float64. Processes with the same --lock
-compile side by side, and measure one at a time while no other one compiles.
+windows, of the sizes of Gemma 2 2B), `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and experts)
+or `smollm` (30 layers, 9 heads that share 3, head_dim 64, of the sizes of SmolLM2 135M); random weights. Where `sdpa`
+does not serve a model, it stands beside `eager`. What is not served is a row with its error. The implementations run in
+turn, and each row has the milliseconds of every round (`rounds_ms`) and how busy the host was (`load`, of `cores`).
+`prefill_ms` is a forward call over the prompt. `token_ms` is a step of `generate` after the first of 200 tokens, with a
+dynamic or a static cache; with a static one Transformers compiles steps by itself. `padded` is such a step, with a
+dynamic cache, of one batch of all prompts with padding on the left. `fc_attention` fills all caches, so that the memory
+of `eager` suffices for long prompts. `error` is the mean absolute error of logits of a short padded batch against
+attention in float64. Processes with the same --lock compile side by side, and measure one at a time while no other one
+compiles.
 """
 
 import argparse
@@ -51,6 +53,12 @@ def oss():
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     config = transformers.GptOssConfig(**ALL, **sizes, **experts, num_key_value_heads=8, head_dim=64)
     return transformers.GptOssForCausalLM, config, "eager"
+
+
+def smollm():
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    config = transformers.LlamaConfig(**{**ALL, "vocab_size": 49_152}, **sizes, num_key_value_heads=3, head_dim=64)
+    return transformers.LlamaForCausalLM, config, "sdpa"
 
 
 def float64_attention(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, **kwargs):
@@ -108,18 +116,22 @@ def errors(model, implementations):
 class Clock(transformers.StoppingCriteria):
     """When each token was there. `generate` reads from the device after each step whether it has ended."""
 
-    def __init__(self):
+    def __init__(self, batch):
         self.steps = []
-        self.no = torch.zeros(1, dtype=torch.bool, device="cuda")
+        self.no = torch.zeros(batch, dtype=torch.bool, device="cuda")
 
     def __call__(self, ids, scores, **options):
         self.steps.append(time.perf_counter())
         return self.no
 
 
-def generation(model, prompt, kind):
+def generation(model, prompts, kind):
     """A function that generates tokens with the model's implementation and returns the seconds of one after the first."""
-    ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
+    prompt = max(prompts)
+    ids = torch.randint(3, ALL["vocab_size"], (len(prompts), prompt), device="cuda")
+    mask = torch.ones_like(ids)
+    for row, length in zip(mask, prompts):
+        row[: prompt - length] = 0
     torch._dynamo.reset()
     static = transformers.StaticCache(config=model.config, max_cache_len=prompt + TOKENS + 2)
 
@@ -131,11 +143,11 @@ def generation(model, prompt, kind):
             cache = transformers.DynamicCache(config=model.config)
         name = model.config._attn_implementation
         model.set_attn_implementation(flashcore.transformers.NAME)
-        model(ids, past_key_values=cache, logits_to_keep=1)
+        model(ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
         model.set_attn_implementation(name)
-        clock, longer = Clock(), torch.cat((ids, ids[:, :1]), 1)
+        clock, longer, of_longer = Clock(len(ids)), torch.cat((ids, ids[:, :1]), 1), torch.cat((mask, mask[:, -1:]), 1)
         options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "stopping_criteria": [clock]}
-        model.generate(longer, attention_mask=torch.ones_like(longer), past_key_values=cache, **options)
+        model.generate(longer, attention_mask=of_longer, past_key_values=cache, **options)
         assert len(clock.steps) == TOKENS, "a criterion is asked once for each token"
         return (clock.steps[-1] - clock.steps[0]) / (TOKENS - 1)
 
@@ -147,12 +159,13 @@ def main():
     parser.add_argument("models", nargs="*", default=["llama"])
     parser.add_argument("--prompts", default="1000,12000")
     parser.add_argument("--measure", default="error,prefill,dynamic,static")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lock", help="a file that processes of one run share")
     options = parser.parse_args()
     wanted = options.measure.split(",")
-    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static"}:
-        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic or static")
+    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static", "padded"}:
+        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic, static or padded")
 
     @contextlib.contextmanager
     def lock(how):
@@ -167,11 +180,12 @@ def main():
     AttentionInterface.register("float64", float64_attention)
     AttentionMaskInterface.register("float64", eager_mask)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    prompts = [int(word) for word in options.prompts.split(",") if word]
     about = {"device": torch.cuda.get_device_name(), **versions}
     for name in options.models:
         kind, config, own = globals()[name]()
         torch.manual_seed(0)
-        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_dtype(getattr(torch, options.dtype))
         with torch.device("cuda"), lock(fcntl.LOCK_SH):
             model = kind(config).eval()
         implementations = [own, flashcore.transformers.NAME]
@@ -185,7 +199,7 @@ def main():
                     found |= {"rounds_ms": rounds, "load": os.getloadavg()[0], "cores": os.cpu_count()}
             except NotImplementedError as error:
                 found = {"not_served": f"{what}: {error}"}
-            print(json.dumps({"model": name, **about_it, **found, **about}), flush=True)
+            print(json.dumps({"model": name, "dtype": options.dtype, **about_it, **found, **about}), flush=True)
 
         def timed(what, run, **about_it):
             row(what, lambda: in_turn(model, implementations, options.rounds, run, lock), **about_it)
@@ -194,13 +208,15 @@ def main():
             if "error" in wanted:
                 with lock(fcntl.LOCK_SH):
                     row("error", lambda: errors(model, implementations))
-            for prompt in (int(word) for word in options.prompts.split(",") if word):
+            if "padded" in wanted:
+                timed("token_ms", generation(model, prompts, "dynamic"), prompt=prompts, cache="dynamic")
+            for prompt in prompts:
                 ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
                 if "prefill" in wanted:
                     timed("prefill_ms", lambda: seconds(lambda: model(ids, logits_to_keep=1)), prompt=prompt)
                 for cache in ("dynamic", "static"):
                     if cache in wanted:
-                        timed("token_ms", generation(model, prompt, cache), prompt=prompt, cache=cache)
+                        timed("token_ms", generation(model, [prompt], cache), prompt=prompt, cache=cache)
         del model
         torch.cuda.empty_cache()
 

@@ -179,6 +179,35 @@ def test_the_operator_for_inference(device):
         operator(bhsd[0], bhsd[1].half(), bhsd[2], 0.25, True, -1, -1, 0.0)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_operator_for_inference_over_rows_of_a_cache(device):
+    """Attention over the rows alone, whatever the strides of a cache whose sequences are whole rows apart."""
+    q, k, v = tensors(device, seq_q=2, dim_v=24)
+    used = [[3, 4, 40, 41], [0, 1, 2, 49, 7, 8, 9]]
+    counts = torch.tensor([len(rows) for rows in used], dtype=torch.int32, device=device)
+    operator = torch.ops.flashcore.fwd_kvcache.rows
+    bhsd = [x.transpose(1, 2) for x in (q, k, v)]
+    for cache, apart in [(bhsd[1:], 50), ([x.contiguous() for x in bhsd[1:]], 100)]:
+        rows = torch.full((2, 9), -1, dtype=torch.int32, device=device)
+        for i, of in enumerate(used):
+            rows[i, : len(of)] = torch.tensor(of) + i * apart
+        options = (0.25, True, 3, -1, 2.0)
+        with torch.no_grad():
+            out = operator(bhsd[0], *cache, counts, rows, *options)
+            torch.library.opcheck(operator, (bhsd[0], *cache, counts, rows, *options))
+        assert out.shape == (2, 2, 4, 24) and out.is_contiguous()
+        for i, of in enumerate(used):
+            want, _ = torch.ops.flashcore.fwd(q[i : i + 1], k[i : i + 1, of], v[i : i + 1, of], *options, False)
+            torch.testing.assert_close(out[i : i + 1], want, atol=1e-6, rtol=1e-6)
+    with pytest.raises(RuntimeError, match=r"fwd_kvcache.rows has no gradients: call it under torch.no_grad\(\)"):
+        operator(*bhsd, counts, rows, *options)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="query has 2 sequences and rows 1"):
+            operator(*bhsd, counts, rows[:1], *options)
+        with pytest.raises(RuntimeError, match="not the same whole number of rows apart"):
+            operator(bhsd[0], bhsd[1], bhsd[2].contiguous(), counts, rows, *options)
+
+
 class Block(torch.nn.Module):
     """A projection, attention and a residual, so that there is something to fuse around the operator."""
 

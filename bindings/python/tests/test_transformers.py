@@ -1,5 +1,6 @@
 """Hugging Face models with `fc_attention`: random tiny ones on the CPU, against Transformers' own attention."""
 
+import collections
 import inspect
 import warnings
 
@@ -10,6 +11,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="Transformers 5 is 
 
 import flashcore.transformers as fc  # noqa: E402
 import transformers  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import masking_utils  # noqa: E402
 
 SIZES = {
@@ -179,6 +181,43 @@ def test_generation_from_padded_prompts(model_and_own, cache):
     mask = padding("left", batch=2)
     options = {"cache_implementation": cache, "attention_mask": mask}
     close(generated(model, fc.NAME, **options), generated(model, own, **options))
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = collections.Counter()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.counts[operator.name()] += 1
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_step_of_a_padded_batch_takes_the_short_way(side, monkeypatch):
+    """Which rows are in use is found once for all layers, with one read from the device; each layer is one operator."""
+    fc.register(strict=True)
+    ids, mask = tokens(batch=3, length=22), torch.cat((padding(side), torch.ones(3, 1, dtype=torch.long)), 1)
+    found = []
+    for layers in (1, 3):
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": layers})).eval()
+        want = logits(model, "sdpa", ids, attention_mask=mask)[:, -1:]
+        for forward_bhsd in (fc.forward_bhsd, lambda *args: None):
+            monkeypatch.setattr(fc, "forward_bhsd", forward_bhsd)
+            cache = transformers.DynamicCache(config=model.config)
+            logits(model, fc.NAME, ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            with Operators() as operators:
+                out = logits(model, fc.NAME, ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            close(out, want)
+            monkeypatch.undo()
+            found.append(operators.counts)
+    one, _, three, _ = found
+    assert (one["flashcore::fwd_kvcache.rows"], three["flashcore::fwd_kvcache.rows"]) == (1, 3)
+    for name in ("aten::argsort.stable", "aten::sort.stable", "aten::_local_scalar_dense", "aten::arange"):
+        assert three[name] == one[name] <= 2, name
 
 
 def test_padding_inside_of_a_sequence(llama):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ def register() -> None:
             _empty_results(q, v, out_bhsd)
         ),
     )
-    torch.library.register_fake("flashcore::fwd.bhsd", _empty_bhsd)
+    for name, other in (("fwd.bhsd", "fwd"), ("fwd_kvcache.rows", "fwd_varlen")):
+        torch.library.register_fake(f"flashcore::{name}", partial(_empty_bhsd, name, other))
     for name in ("fwd_varlen", "fwd_varlen.modified", "fwd_kvcache", "fwd_kvcache.modified"):
         torch.library.register_fake(f"flashcore::{name}", lambda q, k, v, *rest: _empty_rows(q, v))
     torch.library.register_fake(
@@ -51,9 +53,11 @@ def _empty_results(q: torch.Tensor, v: torch.Tensor, out_bhsd: bool) -> tuple[to
     return out, q.new_empty((batch, heads, seq), dtype=torch.float32)
 
 
-def _empty_bhsd(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *numbers: Any) -> torch.Tensor:
+def _empty_bhsd(
+    name: str, other: str, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
+) -> torch.Tensor:
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
-        raise NotImplementedError("flashcore::fwd.bhsd has no gradients: call flashcore::fwd")
+        raise NotImplementedError(f"flashcore::{name} has no gradients: call flashcore::{other}")
     batch, heads, seq, _ = query.shape
     return query.new_empty((batch, seq, heads, value.shape[3]))
 

@@ -1,6 +1,6 @@
-"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, ``::fwd.bhsd``, which
-`forward_bhsd` calls, ``::fwd_varlen`` and ``::fwd_kvcache``, which `forward_varlen` and `forward_kvcache` call, and the
-gradients of ``fwd`` and ``fwd_varlen``, ``::bwd`` and ``::bwd_varlen``.
+"""PyTorch's operators: ``flashcore::fwd`` and ``::fwd.scaled``, which `forward` calls, ``::fwd.bhsd`` and
+``::fwd_kvcache.rows``, which `forward_bhsd` calls, ``::fwd_varlen`` and ``::fwd_kvcache``, which `forward_varlen` and
+`forward_kvcache` call, and the gradients of ``fwd`` and ``fwd_varlen``, ``::bwd`` and ``::bwd_varlen``.
 
 Schemas and kernels are registered by the compiled half (``src/operators``), so that a call does not come back to
 Python. The formulas of autograd are here; shapes for tracing are in ``_fakes``.
@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 
 from . import _fakes, _native
 
-SDPA_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Dtypes that both FlashCore and PyTorch's SDPA serve."""
+# What both FlashCore and PyTorch's SDPA serve.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HEAD_DIMS = range(8, 257, 8)
 
 
@@ -127,6 +127,7 @@ _fwd_scaled = torch.ops.flashcore.fwd.scaled
 _fwd_bhsd = torch.ops.flashcore.fwd.bhsd
 _fwd_varlen = torch.ops.flashcore.fwd_varlen.default
 _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
+_fwd_kvcache_rows = torch.ops.flashcore.fwd_kvcache.rows
 _fwd_modified = torch.ops.flashcore.fwd.modified
 _fwd_varlen_modified = torch.ops.flashcore.fwd_varlen.modified
 _fwd_kvcache_modified = torch.ops.flashcore.fwd_kvcache.modified
@@ -136,7 +137,8 @@ _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 _library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
 for _name, _operator in (("fwd", _fwd), ("fwd_varlen", _fwd_varlen)):
     _library.impl(_name, _autograd_of(_operator), "Autograd", with_keyset=True)
-_library.impl("fwd.bhsd", torch.library.fallthrough_kernel, "Autograd")  # it raises where gradients are recorded
+for _name in ("fwd.bhsd", "fwd_kvcache.rows"):  # they raise where gradients are recorded
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
 def forward(
@@ -207,10 +209,17 @@ def forward_bhsd(
     causal: bool,
     window_left: int,
     softcap: float,
+    rows: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor | None:
     """The output ``[batch, seq, heads, head_dim_v]`` of tensors ``[batch, heads, seq, head_dim]``, for inference.
 
     It costs the host least, which bounds a step of decoding.
+
+    Parameters
+    ----------
+    rows : (counts, rows), optional
+        How many keys each sequence has, int32 ``[batch]``, and where they are, int32 ``[batch, keys]``, counted in rows of
+        `key` from its first one. All unless given.
 
     Returns
     -------
@@ -225,7 +234,7 @@ def forward_bhsd(
         or torch.compiler.is_compiling()
         or torch._C._is_any_autocast_enabled()
         or forward_ad._current_level >= 0
-        or query.dtype not in SDPA_DTYPES
+        or query.dtype not in _DTYPES
         or query.shape[-1] not in _HEAD_DIMS
         or value.shape[-1] not in _HEAD_DIMS
         or not query.stride()[-1] == key.stride()[-1] == value.stride()[-1] == 1
@@ -233,7 +242,10 @@ def forward_bhsd(
         return None
     if softmax_scale is None:
         softmax_scale = query.shape[-1] ** -0.5
-    return _fwd_bhsd(query, key, value, softmax_scale, causal, window_left, -1, softcap)
+    options = (softmax_scale, causal, window_left, -1, softcap)
+    if rows is None:
+        return _fwd_bhsd(query, key, value, *options)
+    return _fwd_kvcache_rows(query, key, value, *rows, *options)
 
 
 def forward_varlen(
@@ -396,6 +408,16 @@ def backward_varlen(
         _readable(dout), q, k, v, _readable(out), lse.contiguous(), _dense(cu_seqlens_q), _dense(seqused_q, absent),
         _dense(cu_seqlens_k), _dense(seqused_k, absent), *options, deterministic, sm_margin,
     )  # fmt: skip
+
+
+def unserved(query: torch.Tensor, value: torch.Tensor) -> str | None:
+    """Why tensors that PyTorch's SDPA serves are not served, by their dtype and head_dim; None if they are."""
+    if query.dtype not in _DTYPES:
+        return f"query holds {query.dtype}"
+    for head_dim in (query.shape[-1], value.shape[-1]):
+        if head_dim not in _HEAD_DIMS:
+            return f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
+    return None
 
 
 def slow_backward(

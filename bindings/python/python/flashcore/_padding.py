@@ -1,15 +1,18 @@
-"""Padded batches as packed sequences. The lengths stay on the device: nothing here waits for it."""
+"""Padded batches as packed sequences. The lengths stay on the device: nothing here waits for it.
+
+What all layers of a step share is kept with their mask.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend"]
+__all__ = ["attend", "rows_of"]
 
 
 def attend(
@@ -35,46 +38,85 @@ def attend(
     out : ``[batch, rows, heads, head_dim_v]``, 0 at padding
     """
     batch, rows, heads, _ = q.shape
-    keys = k.shape[1]
-    order, lengths, of_q, order_q = _rows_of(used, rows)
     # A step of decoding reads K and V where they are. A prompt is copied without its padding, since that is little
     # beside its attention, and not all kernels serve single rows as pages. Pages have no gradients.
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     views = _kvcache.row_pages(k, v) if rows == 1 and not recorded else None
     if views is not None:
         k, v, rows_a_page = views
-        table = _kvcache.first_rows(batch, rows_a_page, k.device) + order.int()
+        lengths, table = _table(used, rows_a_page)
+        keys = used.shape[1]
         out, _ = forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
         return out
-    q, k, v = (_taken(x, index).flatten(0, 1) for x, index in ((q, order_q), (k, order), (v, order)))
-    out, _ = forward_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q=_kvcache.first_rows(batch + 1, rows, q.device).flatten(),
-        cu_seqlens_k=_kvcache.first_rows(batch + 1, keys, q.device).flatten(),
-        max_seqlen_q=rows,
-        max_seqlen_k=keys,
-        seqused_q=of_q.sum(1, dtype=torch.int32),
-        seqused_k=lengths,
-        deterministic=deterministic,
-        **options,
-    )
-    out = _taken(out.view(batch, rows, heads, -1), order_q.argsort(1))
-    return torch.where(of_q[:, :, None, None], out, 0.0)
+    of = _packing(used, rows)
+    q, k, v = (_taken(x, index).flatten(0, 1) for x, index in ((q, of.order_q), (k, of.order), (v, of.order)))
+    out, _ = forward_varlen(q, k, v, **of.lengths, deterministic=deterministic, **options)
+    out = _taken(out.view(batch, rows, heads, -1), of.places_q)
+    return torch.where(of.in_use_q, out, 0.0)
 
 
-def _rows_of(used: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The order and number of the keys, which queries are in use, and their order; kept with `used` for all layers."""
-    if not hasattr(used, "_rows"):
-        of_q = used[:, used.shape[1] - rows :]
-        used._rows = (_order(used), used.sum(1, dtype=torch.int32), of_q, _order(of_q))  # type: ignore[attr-defined]
-    return used._rows  # type: ignore[attr-defined, no-any-return]
+def rows_of(
+    key: torch.Tensor, value: torch.Tensor, used: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Where a cache ``[batch, kv_heads, capacity, head_dim]`` has the keys in use, as `forward_bhsd` takes it.
+
+    None where the sequences are not a whole number of rows apart, the same in both.
+    """
+    apart = 0
+    if key.shape[0] > 1:
+        apart, rest = divmod(key.stride(0), key.stride(2))
+        if rest or value.stride(0) != apart * value.stride(2):
+            return None
+    return _table(used, apart)
+
+
+def _table(used: torch.Tensor, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many keys each sequence has, and the row of each where sequences are so many rows `apart`."""
+    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = _kept(used)
+    if apart not in kept:
+        first = _kvcache.first_rows(used.shape[0], apart, used.device)
+        kept[apart] = used.sum(1, dtype=torch.int32), (first + _order(used)).int()
+    return kept[apart]
+
+
+class _Packing(NamedTuple):
+    """The rows of K and V in use first, the same of Q, where they go back to, which they are, and all lengths."""
+
+    order: torch.Tensor
+    order_q: torch.Tensor
+    places_q: torch.Tensor
+    in_use_q: torch.Tensor
+    lengths: dict[str, Any]
+
+
+def _packing(used: torch.Tensor, rows: int) -> _Packing:
+    kept: dict[str, _Packing] = _kept(used)
+    if "packing" not in kept:
+        batch, keys = used.shape
+        of_q = used[:, keys - rows :]
+        order = _order(used)
+        order_q = order if rows == keys else _order(of_q)
+        lengths = {
+            "cu_seqlens_q": _kvcache.first_rows(batch + 1, rows, used.device).flatten(),
+            "cu_seqlens_k": _kvcache.first_rows(batch + 1, keys, used.device).flatten(),
+            "max_seqlen_q": rows,
+            "max_seqlen_k": keys,
+            "seqused_q": of_q.sum(1, dtype=torch.int32),
+            "seqused_k": used.sum(1, dtype=torch.int32),
+        }
+        kept["packing"] = _Packing(order, order_q, order_q.argsort(1), of_q[:, :, None, None], lengths)
+    return kept["packing"]
+
+
+def _kept(used: torch.Tensor) -> dict[Any, Any]:
+    if not hasattr(used, "_flashcore"):
+        used._flashcore = {}  # type: ignore[attr-defined]
+    return used._flashcore  # type: ignore[attr-defined, no-any-return]
 
 
 def _order(used: torch.Tensor) -> torch.Tensor:
     """The rows of each sequence, those in use first."""
-    return (~used).to(torch.uint8).argsort(dim=1, stable=True)
+    return used.view(torch.uint8).argsort(dim=1, descending=True, stable=True)
 
 
 def _taken(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.attention
 
-from ._operators import SDPA_DTYPES, backward, forward, slow_backward
+from ._operators import backward, forward, slow_backward, unserved
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
@@ -233,17 +233,15 @@ def _refused(
     gradient: bool = False,
 ) -> bool:
     """Whether PyTorch's kernel must compute it. Raises if strict, else warns once for each reason."""
-    head_dim = query.shape[-1]
+    why: str | None
     if dropout_p != 0.0:
         why = "dropout_p is not 0"
     elif attn_mask is not None:
         why = "attn_mask is given"
-    elif query.dtype not in SDPA_DTYPES:
-        why = f"query holds {query.dtype}"
-    elif value.shape[-1] != head_dim:
+    elif value.shape[-1] != query.shape[-1]:
         why = "value has another head_dim than query"
-    elif head_dim % 8 != 0 or head_dim > 256:
-        why = f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
+    elif (why := unserved(query, value)) is not None:
+        pass
     elif query.numel() == 0 or key.numel() == 0:
         why = "a tensor has no elements"
     else:

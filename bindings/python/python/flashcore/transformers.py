@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from . import _padding
-from ._operators import SDPA_DTYPES, forward, forward_bhsd, forward_kvcache, forward_varlen, slow_backward
+from ._operators import forward, forward_bhsd, forward_kvcache, forward_varlen, slow_backward, unserved
 
 __all__ = ["NAME", "register"]
 
@@ -118,8 +118,10 @@ def mask(
             q_offset = int(q_offset)
     if (causal or full) and isinstance(q_offset, int):
         count = q_offset + q_length - kv_offset if causal else kv_length
-        padding = _padding_of(attention_mask, kv_offset, count) if count <= kv_length else None
-        if padding == "none":
+        served, used = False, None
+        if count <= kv_length:
+            served, used = _in_use(attention_mask, kv_offset, count, local_size)
+        if served and used is None:
             if keys_in_use is not None:
                 return keys_in_use
             if count == kv_length:
@@ -127,9 +129,8 @@ def mask(
             if causal and q_length == 1:  # of the same shape at each step, too
                 return torch.full((batch_size, 1, 1, 1), count, dtype=torch.int32, device=options.get("device"))
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
-        if padding == "outside" or (padding == "inside" and local_size is None):
-            if causal or q_length == kv_length:
-                return attention_mask[:, kv_offset : kv_offset + count].bool()
+        if served and (causal or q_length == kv_length):
+            return used
     return sdpa_mask(
         batch_size,
         q_length,
@@ -143,18 +144,22 @@ def mask(
     )
 
 
-def _padding_of(attention_mask: torch.Tensor | None, kv_offset: int, count: int) -> str | None:
-    """Where `count` keys have padding: "none", "outside" of each sequence's tokens, or also "inside"; None: unknown."""
+def _in_use(
+    attention_mask: torch.Tensor | None, kv_offset: int, count: int, local_size: int | None
+) -> tuple[bool, torch.Tensor | None]:
+    """Whether `count` keys are served, and which are in use, bool ``[batch, count]``; None where all are."""
     if attention_mask is None:
-        return "none"
+        return True, None
     if torch.compiler.is_compiling():  # values cannot be read
-        return None
+        return False, None
     used = attention_mask[:, kv_offset : kv_offset + count].bool()
-    if bool(used.all()):  # waits for the device, once where there is no padding
-        return "none" if used.shape[1] == count else None
-    begins = used[:, 1:] & ~used[:, :-1]
-    pieces = int((used[:, 0].int() + begins.sum(1)).max())
-    return None if used.shape[1] < count else "outside" if pieces <= 1 else "inside"
+    if used.shape[1] < count or bool(used.all()):  # waits for the device, once in most models
+        return used.shape[1] == count, None
+    if local_size is not None:  # positions count, so that there may be no padding between the tokens of a sequence
+        begins = used[:, 1:] & ~used[:, :-1]
+        if int((used[:, 0].int() + begins.sum(1)).max()) > 1:
+            return False, None
+    return True, used
 
 
 def attention(
@@ -186,10 +191,14 @@ def attention(
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
-    if attention_mask is None and dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
-        out = forward_bhsd(query, key, value, scaling, causal, window[0], softcap or 0.0)
-        if out is not None:
-            return out, None
+    if dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
+        rows = None
+        if attention_mask is not None and attention_mask.dim() == 2 and query.shape[2] == 1:
+            rows = _padding.rows_of(key, value, attention_mask)
+        if attention_mask is None or rows is not None:
+            out = forward_bhsd(query, key, value, scaling, causal, window[0], softcap or 0.0, rows)
+            if out is not None:
+                return out, None
     for name in ("position_bias", "cache", "head_mask") if kwargs else ():  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
@@ -283,12 +292,7 @@ def _unserved(
         return "a mask is needed"
     if dropout != 0.0:
         return "dropout is not 0"
-    if query.dtype not in SDPA_DTYPES:
-        return f"query holds {query.dtype}"
-    for head_dim in (query.shape[-1], value.shape[-1]):
-        if head_dim % 8 != 0 or head_dim > 256:
-            return f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
-    return None
+    return unserved(query, value)
 
 
 def _bottom_right(

@@ -98,12 +98,8 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
     if out.layout.num_elements() == 0 || kinds.batch == 0 {
         return Ok(results); // no row is of a sequence
     }
-    let problem = kinds.builder(
-        dtype,
-        [&q.layout, &k.layout, &v.layout, &out.layout],
-        &options_of(numbers),
-        numbers,
-    )?;
+    let of_out = [&q.layout, &k.layout, &v.layout, &out.layout];
+    let problem = kinds.builder(dtype, of_out, &options_of(numbers));
     let problem = problem
         .gradient_layouts(layouts)
         .deterministic(numbers[7] as u8 != 0)

@@ -5,9 +5,11 @@
 //! not allocated alike in all releases of PyTorch. Rows of the results that are of no sequence are
 //! not written.
 
+use std::ptr::null_mut;
+
 use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
-use super::{Array, Call, HeadValues, Results, Rows, forward_options, serve};
+use super::{Array, BHSD_NAMES, Call, HeadValues, Results, Rows, check_inference, forward_options, options_of, serve};
 use crate::call::builder_of;
 use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
 use crate::options::Options;
@@ -24,6 +26,12 @@ pub(super) const KVCACHE: &str = "fwd_kvcache(Tensor q, Tensor k_cache, Tensor v
      Tensor seqused_q, Tensor seqused_k, Tensor block_table, float softmax_scale, bool causal, int window_left, \
      int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, int sm_margin=0, \
      int split_keys=0) -> (Tensor out, Tensor lse)";
+
+/// Queries `[batch, heads, seq, head_dim]` over rows of a cache `[batch, kv_heads, capacity, head_dim]`, whose sequences
+/// are a whole number of rows apart. `rows` is `[batch, keys]`: where each key is, counted in rows of the cache from its
+/// first one. The output `[batch, seq, heads, head_dim]` alone, with the least work of the host.
+pub(super) const ROWS: &str = "fwd_kvcache.rows(Tensor query, Tensor key, Tensor value, Tensor seqused_k, Tensor rows, \
+     float softmax_scale, bool causal, int window_left, int window_right, float softcap) -> Tensor";
 
 /// The same with sinks and slopes, without gradients.
 pub(super) const VARLEN_MODIFIED: &str = "fwd_varlen.modified(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, \
@@ -56,11 +64,16 @@ pub(super) unsafe extern "C-unwind" fn forward_kvcache(stack: *mut u64, inputs: 
     unsafe { serve(stack, inputs, 9, kvcache) }
 }
 
+pub(super) unsafe extern "C-unwind" fn forward_rows(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with five numbers, and has one result.
+    unsafe { serve(stack, inputs, 5, rows) }
+}
+
 fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let packed = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
     let tensors = [packed(0, "q")?, packed(1, "k")?, packed(2, "v")?];
     let (kinds, lengths) = packed_kinds(&tensors, &inputs[3..7], numbers)?;
-    kinds.run(torch, tensors, lengths, &inputs[7..], numbers)
+    with_lse(kinds.run(torch, tensors, lengths, &inputs[7..], forward_options(numbers)?)?)
 }
 
 /// Packed sequences, from the tensors of lengths and the numbers of an operator.
@@ -82,6 +95,7 @@ pub(super) fn packed_kinds(
             total: total_q,
             used: q_used,
         },
+        max_q: bound(numbers[5])?,
         kv: KvLengths::Packed { total, used },
         max_kv: bound(numbers[6])?,
     };
@@ -144,7 +158,14 @@ fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
             (kv, bound(numbers[6])?.min(page_size * max_pages))
         }
     };
-    let kinds = Kinds { batch, q, kv, max_kv };
+    let max_q = if packed { bound(numbers[5])? } else { q_shape[1] };
+    let kinds = Kinds {
+        batch,
+        q,
+        max_q,
+        kv,
+        max_kv,
+    };
     let lengths = Lengths {
         cu_seqlens_q: cu_seqlens_q.map(array),
         seqused_q: seqused_q.map(array),
@@ -152,7 +173,68 @@ fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         seqused_k: Some(array(seqused_k)),
         block_table: block_table.map(array),
     };
-    kinds.run(torch, tensors, lengths, &inputs[7..], numbers)
+    with_lse(kinds.run(torch, tensors, lengths, &inputs[7..], forward_options(numbers)?)?)
+}
+
+fn rows<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
+    check_inference(torch, "fwd_kvcache.rows", "fwd_kvcache")?;
+    let of = |n: usize| inputs[n].describe::<4>(BHSD_NAMES[n]);
+    let q = Rows::of_bhsd(of(0)?);
+    let ([k, v], place) = (single_rows([of(1)?, of(2)?])?, q.place);
+    let seqused_k = needed("seqused_k", inputs[3].describe_i32::<1>("seqused_k", place)?)?;
+    let table = needed("rows", inputs[4].describe_i32::<2>("rows", place)?)?;
+    let ([batch, max_pages], queries) = (table.shape, q.layout.shape[0]);
+    if queries != batch {
+        return Err(format!("query has {queries} sequences and rows {batch}; both have one for each sequence").into());
+    }
+    let kv = KvLengths::Paged {
+        page_size: 1,
+        pages: k.layout.shape[0],
+        max_pages,
+    };
+    let kinds = Kinds {
+        batch,
+        q: QLengths::Equal,
+        max_q: q.layout.shape[1],
+        kv,
+        max_kv: max_pages.max(1),
+    };
+    let lengths = Lengths {
+        cu_seqlens_q: None,
+        seqused_q: None,
+        cu_seqlens_k: None,
+        seqused_k: Some(array(seqused_k)),
+        block_table: Some(array(table)),
+    };
+    let options = Options {
+        return_lse: false,
+        ..options_of(numbers)
+    };
+    Ok([kinds.run(torch, [q, k, v], lengths, &[], options)?.0])
+}
+
+/// A cache `[batch, kv_heads, capacity, head_dim]` as pages of one key, which may overlap.
+fn single_rows(cache: [Described<4>; 2]) -> Result<[Rows; 2], Error> {
+    let apart = |x: &Described<4>| match x.strides {
+        _ if x.shape[0] == 1 => Some(0),
+        [sequence, _, row, _] => (row > 0 && sequence % row == 0).then(|| sequence / row),
+    };
+    let rows = apart(&cache[0]).filter(|_| apart(&cache[0]) == apart(&cache[1]));
+    let Some(rows) = rows else {
+        return Err(
+            "sequences of key and value are not the same whole number of rows apart; make both contiguous".into(),
+        );
+    };
+    Ok(cache.map(|mut x| {
+        let ([batch, heads, capacity, head_dim], [_, head, row, element]) = (x.shape, x.strides);
+        x.shape = [(batch - 1) * rows + capacity, 1, heads, head_dim];
+        x.strides = [row, row, head, element];
+        x.into()
+    }))
+}
+
+fn with_lse<'a>((out, lse): (Tensor<'a>, Option<Tensor<'a>>)) -> Results<'a, 2> {
+    Ok([out, needed("lse", lse)?])
 }
 
 /// Packed tensors, as the library has them: `[1, total, heads, head_dim]`.
@@ -170,23 +252,18 @@ impl From<Described<3>> for Rows {
     }
 }
 
-/// What a call has besides its tensors: sequences, kinds of lengths, and the bound of keys.
+/// What a call has besides its tensors: sequences, kinds of lengths, and bounds.
 pub(super) struct Kinds {
     pub(super) batch: usize,
     q: QLengths,
+    max_q: usize,
     kv: KvLengths,
     max_kv: usize,
 }
 
 impl Kinds {
     /// The problem of q, k, v and o with these layouts, to be told of gradients.
-    pub(super) fn builder(
-        &self,
-        dtype: DType,
-        layouts: [&Layout; 4],
-        options: &Options,
-        numbers: &[u64],
-    ) -> Result<ProblemBuilder, Error> {
+    pub(super) fn builder(&self, dtype: DType, layouts: [&Layout; 4], options: &Options) -> ProblemBuilder {
         // No sequence has more rows than the tensors; but their size, which the batch decides, may not choose a kernel.
         let cut = |bound: usize, rows: usize| match options.batch_invariant {
             Some(_) => bound,
@@ -194,8 +271,8 @@ impl Kinds {
         };
         let [rows, keys] = [layouts[0].shape[1], layouts[1].shape[1]];
         let max_q = match self.q {
-            QLengths::Equal => rows,
-            QLengths::Packed { .. } => cut(bound(numbers[5])?, rows),
+            QLengths::Equal => self.max_q,
+            QLengths::Packed { .. } => cut(self.max_q, rows),
         };
         let max_kv = match self.kv {
             KvLengths::Packed { .. } => cut(self.max_kv, keys),
@@ -203,17 +280,18 @@ impl Kinds {
         };
         let builder = builder_of(dtype, layouts, options).batch(self.batch);
         let builder = builder.seq_len_q(max_q).seq_len_kv(max_kv);
-        Ok(builder.q_lengths(self.q).kv_lengths(self.kv))
+        builder.q_lengths(self.q).kv_lengths(self.kv)
     }
 
+    /// The output, and its log-sum-exp if the options ask for it.
     fn run<'a>(
         self,
         torch: &'a Libtorch,
         tensors: [Rows; 3],
         lengths: Lengths<Array>,
         head_values: &[Tensor],
-        numbers: &[u64],
-    ) -> Results<'a, 2> {
+        mut options: Options,
+    ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
         let [q, k, v] = &tensors;
         let (place, dtype) = q.agree(&[k, v])?;
         if dtype == DType::E4M3 {
@@ -222,28 +300,26 @@ impl Kinds {
         let ([first, rows, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
         let o_layout = Layout::bshd([first, rows, heads, head_dim_v]);
         let packed = self.q != QLengths::Equal;
-        let [out, lse] = if packed {
+        let out = if packed {
             let strides = [(heads * head_dim_v) as i64, head_dim_v as i64, 1];
-            let out = torch.empty([rows, heads, head_dim_v], strides, Some(dtype), place)?;
-            [
-                out,
-                torch.empty([heads, rows], [rows as i64, 1], Some(DType::F32), place)?,
-            ]
+            torch.empty([rows, heads, head_dim_v], strides, Some(dtype), place)?
         } else {
-            let out = torch.empty(o_layout.shape, o_layout.strides, Some(dtype), place)?;
-            let strides = [(heads * rows) as i64, rows as i64, 1];
-            [
-                out,
-                torch.empty([first, heads, rows], strides, Some(DType::F32), place)?,
-            ]
+            torch.empty(o_layout.shape, o_layout.strides, Some(dtype), place)?
         };
+        let lse = options.return_lse.then(|| match packed {
+            true => torch.empty([heads, rows], [rows as i64, 1], Some(DType::F32), place),
+            false => {
+                let strides = [(heads * rows) as i64, rows as i64, 1];
+                torch.empty([first, heads, rows], strides, Some(DType::F32), place)
+            }
+        });
+        let lse = lse.transpose()?;
         if o_layout.num_elements() == 0 || self.batch == 0 {
-            return Ok([out, lse]); // no row is of a sequence
+            return Ok((out, lse)); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
-        let mut options = forward_options(numbers)?;
         let head_values = HeadValues::new(head_values, place, [self.batch, heads], &mut options)?;
-        let problem = self.builder(dtype, layouts, &options, numbers)?.build()?;
+        let problem = self.builder(dtype, layouts, &options).build()?;
         problem.check_given(&lengths, |array| array.len)?;
         let call = Call {
             torch,
@@ -254,11 +330,11 @@ impl Kinds {
             scales: Vec::new(),
             head_values,
             lengths,
-            outputs: [out.first()?, lse.first()?],
+            outputs: [out.first()?, lse.as_ref().map_or(Ok(null_mut()), Tensor::first)?],
             gradients: None,
         };
         call.run()?;
-        Ok([out, lse])
+        Ok((out, lse))
     }
 }
 

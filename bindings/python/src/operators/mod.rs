@@ -35,7 +35,7 @@ const BHSD_NAMES: [&str; 3] = ["query", "key", "value"];
 /// with `split_keys` over 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or
 /// `[batch, heads]`; one of one dimension without elements is not given. `fwd.bhsd` takes tensors `[batch, heads, seq,
 /// head_dim]` and gives `[batch, seq, heads, head_dim]` alone, with the least work of the host.
-const OPERATORS: [(&str, Kernel); 11] = [
+const OPERATORS: [(&str, Kernel); 12] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd, bool deterministic=False, int sm_margin=0, int split_keys=0) \
@@ -63,6 +63,7 @@ const OPERATORS: [(&str, Kernel); 11] = [
     (lengths::KVCACHE_MODIFIED, lengths::forward_kvcache_modified),
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
+    (lengths::ROWS, lengths::forward_rows),
     (append::APPEND, append::append),
     (backward::EQUAL, backward::backward),
     (backward::VARLEN, backward::backward_varlen),
@@ -169,15 +170,20 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
 
 /// `flashcore::fwd.bhsd`, which autograd does not see.
 fn compute_bhsd<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
-    if torch.records_gradients() {
-        return Err(
-            "flashcore::fwd.bhsd has no gradients: call it under torch.no_grad(), or call flashcore::fwd".into(),
-        );
-    }
+    check_inference(torch, "fwd.bhsd", "fwd")?;
     let of = |n: usize| inputs[n].describe::<4>(BHSD_NAMES[n]).map(Rows::of_bhsd);
     let tensors = [of(0)?, of(1)?, of(2)?];
     let options = options_of(numbers);
     Ok([output_of(torch, tensors, &[], &[], Layout::bshd, None, options)?])
+}
+
+/// Autograd does not see an operator that is for inference only; another one is differentiable, or says why not.
+fn check_inference(torch: &Libtorch, name: &str, other: &str) -> Result<(), Error> {
+    if !torch.records_gradients() {
+        return Ok(());
+    }
+    let why = format!("flashcore::{name} has no gradients: call it under torch.no_grad(), or call flashcore::{other}");
+    Err(why.into())
 }
 
 /// The output, new and dense; the log-sum-exp is written to `lse` if that is given.
