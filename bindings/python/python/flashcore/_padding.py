@@ -49,9 +49,10 @@ def attend(
         out, _ = forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
         return out
     of = _packing(used, rows)
-    q, k, v = (_taken(x, index).flatten(0, 1) for x, index in ((q, of.order_q), (k, of.order), (v, of.order)))
+    taken = ((q, of.order_q), (k, of.order), (v, of.order))
+    q, k, v = (x.take_along_dim(order, 1).flatten(0, 1) for x, order in taken)
     out, _ = forward_varlen(q, k, v, **of.lengths, deterministic=deterministic, **options)
-    out = _taken(out.view(batch, rows, heads, -1), of.places_q)
+    out = out.view(batch, rows, heads, -1).take_along_dim(of.places_q, 1)
     return torch.where(of.in_use_q, out, 0.0)
 
 
@@ -80,7 +81,9 @@ def _table(used: torch.Tensor, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Packing(NamedTuple):
-    """The rows of K and V in use first, the same of Q, where they go back to, which they are, and all lengths."""
+    """The rows of K and V in use first, the same of Q, where these go back to, and which they are, all of them
+    ``[batch, rows, 1, 1]``; and the lengths.
+    """
 
     order: torch.Tensor
     order_q: torch.Tensor
@@ -104,7 +107,8 @@ def _packing(used: torch.Tensor, rows: int) -> _Packing:
             "seqused_q": of_q.sum(1, dtype=torch.int32),
             "seqused_k": used.sum(1, dtype=torch.int32),
         }
-        kept["packing"] = _Packing(order, order_q, order_q.argsort(1), of_q[:, :, None, None], lengths)
+        of_rows = (x[:, :, None, None] for x in (order, order_q, order_q.argsort(1), of_q))
+        kept["packing"] = _Packing(*of_rows, lengths)
     return kept["packing"]
 
 
@@ -117,7 +121,3 @@ def _kept(used: torch.Tensor) -> dict[Any, Any]:
 def _order(used: torch.Tensor) -> torch.Tensor:
     """The rows of each sequence, those in use first."""
     return used.view(torch.uint8).argsort(dim=1, descending=True, stable=True)
-
-
-def _taken(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    return torch.take_along_dim(x, rows[:, :, None, None], 1)
