@@ -12,7 +12,7 @@ import torch
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend", "rows_of"]
+__all__ = ["attend", "keep_whole", "rows_of"]
 
 
 def attend(
@@ -38,8 +38,8 @@ def attend(
     out : ``[batch, rows, heads, head_dim_v]``, 0 at padding
     """
     batch, rows, heads, _ = q.shape
-    # A step of decoding reads K and V where they are. A prompt is copied without its padding, since that is little
-    # beside its attention, and not all kernels serve single rows as pages. Pages have no gradients.
+    # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, which have
+    # no gradients either: sequences of more rows are packed where they are, or without the padding between their rows.
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     views = _kvcache.row_pages(k, v) if rows == 1 and not recorded else None
     if views is not None:
@@ -49,11 +49,15 @@ def attend(
         out, _ = forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
         return out
     of = _packing(used, rows)
-    taken = ((q, of.order_q), (k, of.order), (v, of.order))
-    q, k, v = (x.take_along_dim(order, 1).flatten(0, 1) for x, order in taken)
+    if of.orders is not None:
+        of_q, of_k, back = of.orders
+        q, k, v = q.take_along_dim(of_q, 1), k.take_along_dim(of_k, 1), v.take_along_dim(of_k, 1)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     out, _ = forward_varlen(q, k, v, **of.lengths, deterministic=deterministic, **options)
-    out = out.view(batch, rows, heads, -1).take_along_dim(of.places_q, 1)
-    return torch.where(of.in_use_q, out, 0.0)
+    out = out.view(batch, rows, heads, -1)
+    if of.orders is not None:
+        out = out.take_along_dim(back, 1)
+    return torch.where(of.in_use, out, 0.0)
 
 
 def rows_of(
@@ -81,35 +85,52 @@ def _table(used: torch.Tensor, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Packing(NamedTuple):
-    """The rows of K and V in use first, the same of Q, where these go back to, and which they are, all of them
-    ``[batch, rows, 1, 1]``; and the lengths.
-    """
+    """How sequences with padding are packed."""
 
-    order: torch.Tensor
-    order_q: torch.Tensor
-    places_q: torch.Tensor
-    in_use_q: torch.Tensor
+    orders: tuple[torch.Tensor, ...] | None
+    """Rows of Q, and of K and V, in the order in which they are packed; places where rows of Q go back to; None: as they are."""
+    in_use: torch.Tensor
+    """Which rows of Q are in use, ``[batch, rows, 1, 1]``."""
     lengths: dict[str, Any]
 
 
+def keep_whole(used: torch.Tensor, whole: bool) -> None:
+    """Notes whether there is no padding between the rows of a sequence, for `attend`, which cannot see it."""
+    _kept(used)["whole"] = whole
+
+
 def _packing(used: torch.Tensor, rows: int) -> _Packing:
-    kept: dict[str, _Packing] = _kept(used)
+    kept: dict[str, Any] = _kept(used)
     if "packing" not in kept:
-        batch, keys = used.shape
+        keys = used.shape[1]
         of_q = used[:, keys - rows :]
-        order = _order(used)
-        order_q = order if rows == keys else _order(of_q)
-        lengths = {
-            "cu_seqlens_q": _kvcache.first_rows(batch + 1, rows, used.device).flatten(),
-            "cu_seqlens_k": _kvcache.first_rows(batch + 1, keys, used.device).flatten(),
-            "max_seqlen_q": rows,
-            "max_seqlen_k": keys,
-            "seqused_q": of_q.sum(1, dtype=torch.int32),
-            "seqused_k": used.sum(1, dtype=torch.int32),
-        }
-        of_rows = (x[:, :, None, None] for x in (order, order_q, order_q.argsort(1), of_q))
-        kept["packing"] = _Packing(*of_rows, lengths)
-    return kept["packing"]
+        orders = None
+        if not kept.get("whole", False):
+            order_q, order = _order(of_q), _order(used)
+            orders = tuple(x[:, :, None, None] for x in (order_q, order, order_q.argsort(1)))
+        pieces = 1 if orders is not None or used.is_cuda else 2
+        cu_seqlens_q, seqused_q = _starts(of_q, orders is None)
+        cu_seqlens_k, seqused_k = _starts(used, orders is None)
+        lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "max_seqlen_q": pieces * rows}
+        lengths |= {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k, "max_seqlen_k": pieces * keys}
+        kept["packing"] = _Packing(orders, of_q[:, :, None, None], lengths)
+    return kept["packing"]  # type: ignore[no-any-return]
+
+
+def _starts(used: torch.Tensor, in_place: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each sequence starts, and its number of rows, if those in use come first.
+
+    In place the padding before its rows belongs to the sequence before, the first one to one that uses no row. So a
+    sequence may seem to have twice its rows, which a GPU cuts to the bound.
+    """
+    batch, rows = used.shape
+    starts = _kvcache.first_rows(batch + 1, rows, used.device).flatten()
+    counts = used.sum(1, dtype=torch.int32)
+    if not in_place:
+        return starts, counts
+    none = starts[:1]
+    starts[:-1] += used.view(torch.uint8).argmax(1)
+    return torch.cat((none * 0, starts)), torch.cat((none * 0, counts))
 
 
 def _kept(used: torch.Tensor) -> dict[Any, Any]:

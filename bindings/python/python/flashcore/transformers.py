@@ -120,7 +120,7 @@ def mask(
         count = q_offset + q_length - kv_offset if causal else kv_length
         served, used = False, None
         if count <= kv_length:
-            served, used = _in_use(attention_mask, kv_offset, count, local_size)
+            served, used = _in_use(attention_mask, kv_offset, count, q_length, local_size)
         if served and used is None:
             if keys_in_use is not None:
                 return keys_in_use
@@ -145,7 +145,7 @@ def mask(
 
 
 def _in_use(
-    attention_mask: torch.Tensor | None, kv_offset: int, count: int, local_size: int | None
+    attention_mask: torch.Tensor | None, kv_offset: int, count: int, q_length: int, local_size: int | None
 ) -> tuple[bool, torch.Tensor | None]:
     """Whether `count` keys are served, and which are in use, bool ``[batch, count]``; None where all are."""
     if attention_mask is None:
@@ -153,12 +153,14 @@ def _in_use(
     if torch.compiler.is_compiling():  # values cannot be read
         return False, None
     used = attention_mask[:, kv_offset : kv_offset + count].bool()
-    if used.shape[1] < count or bool(used.all()):  # waits for the device, once in most models
+    if used.shape[1] < count or bool(used.all()):  # waits for the device
         return used.shape[1] == count, None
-    if local_size is not None:  # positions count, so that there may be no padding between the tokens of a sequence
+    if q_length > 1 or local_size is not None:
         begins = used[:, 1:] & ~used[:, :-1]
-        if int((used[:, 0].int() + begins.sum(1)).max()) > 1:
+        whole = int((used[:, 0].int() + begins.sum(1)).max()) <= 1
+        if local_size is not None and not whole:  # positions count
             return False, None
+        _padding.keep_whole(used, whole)
     return True, used
 
 
