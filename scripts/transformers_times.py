@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times Transformers models with `fc_attention` beside `sdpa`, and compares errors of logits. Needs a GPU.
 
-usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,padded] [--rounds N]
+usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,pairs] [--rounds N]
                              [--dtype bfloat16] [--lock FILE]   (one JSON row a line)
 
 MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
@@ -10,15 +10,17 @@ or `smollm` (30 layers, 9 heads that share 3, head_dim 64, of the sizes of SmolL
 does not serve a model, it stands beside `eager`. What is not served is a row with its error. The implementations run in
 turn, and each row has the milliseconds of every round (`rounds_ms`) and how busy the host was (`load`, of `cores`).
 `prefill_ms` is a forward call over the prompt. `token_ms` is a step of `generate` after the first of 200 tokens, with a
-dynamic or a static cache; with a static one Transformers compiles steps by itself. `padded` is such a step, with a
-dynamic cache, of one batch of all prompts with padding on the left. `fc_attention` fills all caches, so that the memory
-of `eager` suffices for long prompts. `error` is the mean absolute error of logits of a short padded batch against
-attention in float64. Processes with the same --lock compile side by side, and measure one at a time while no other one
-compiles.
+dynamic or a static cache; with a static one Transformers compiles steps by itself. `fc_attention` fills all caches, so
+that the memory of `eager` suffices for long prompts. `pairs` are forward calls of a token with a dynamic cache, for a
+batch of all prompts with padding on the left: the implementations take turns step by step, since a host's speed changes
+within seconds. `speed` is the median of the ratios of neighbours, with its interval of 95 %. `error` is the mean
+absolute error of logits of a short padded batch against attention in float64. Processes with the same --lock compile
+side by side, and measure one at a time while no other one compiles.
 """
 
 import argparse
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -116,22 +118,18 @@ def errors(model, implementations):
 class Clock(transformers.StoppingCriteria):
     """When each token was there. `generate` reads from the device after each step whether it has ended."""
 
-    def __init__(self, batch):
+    def __init__(self):
         self.steps = []
-        self.no = torch.zeros(batch, dtype=torch.bool, device="cuda")
+        self.no = torch.zeros(1, dtype=torch.bool, device="cuda")
 
     def __call__(self, ids, scores, **options):
         self.steps.append(time.perf_counter())
         return self.no
 
 
-def generation(model, prompts, kind):
+def generation(model, prompt, kind):
     """A function that generates tokens with the model's implementation and returns the seconds of one after the first."""
-    prompt = max(prompts)
-    ids = torch.randint(3, ALL["vocab_size"], (len(prompts), prompt), device="cuda")
-    mask = torch.ones_like(ids)
-    for row, length in zip(mask, prompts):
-        row[: prompt - length] = 0
+    ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
     torch._dynamo.reset()
     static = transformers.StaticCache(config=model.config, max_cache_len=prompt + TOKENS + 2)
 
@@ -143,15 +141,60 @@ def generation(model, prompts, kind):
             cache = transformers.DynamicCache(config=model.config)
         name = model.config._attn_implementation
         model.set_attn_implementation(flashcore.transformers.NAME)
-        model(ids, attention_mask=mask, past_key_values=cache, logits_to_keep=1)
+        model(ids, past_key_values=cache, logits_to_keep=1)
         model.set_attn_implementation(name)
-        clock, longer, of_longer = Clock(len(ids)), torch.cat((ids, ids[:, :1]), 1), torch.cat((mask, mask[:, -1:]), 1)
+        clock, longer = Clock(), torch.cat((ids, ids[:, :1]), 1)
         options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "stopping_criteria": [clock]}
-        model.generate(longer, attention_mask=of_longer, past_key_values=cache, **options)
+        model.generate(longer, attention_mask=torch.ones_like(longer), past_key_values=cache, **options)
         assert len(clock.steps) == TOKENS, "a criterion is asked once for each token"
         return (clock.steps[-1] - clock.steps[0]) / (TOKENS - 1)
 
     return run
+
+
+def pairs(model, implementations, prompts, rounds):
+    """Steps of a batch in turns: the median of the ratios of neighbours, its interval, and the medians in milliseconds.
+
+    Two rounds are not counted, in which either implementation sees each length.
+    """
+    longest = max(prompts)
+    ids = torch.randint(3, ALL["vocab_size"], (len(prompts), longest), device="cuda")
+    mask = torch.ones_like(ids)
+    for row, length in zip(mask, prompts):
+        row[: longest - length] = 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    model.set_attn_implementation(flashcore.transformers.NAME)
+    prompt = transformers.DynamicCache(config=model.config)
+    given = {"attention_mask": mask, "position_ids": positions, "past_key_values": prompt, "logits_to_keep": 1}
+    first = model(ids, **given).logits.argmax(-1)
+    times, ratios = {name: [] for name in implementations}, []
+    for turn in range(-2, rounds):
+        cache, token, seen, at, steps = copy.deepcopy(prompt), first, mask, positions[:, -1:], []
+        for step in range(TOKENS):
+            name = implementations[(turn + step) % 2]
+            seen, at = torch.cat((seen, mask[:, -1:]), 1), at + 1
+            model.set_attn_implementation(name)
+            given = {"attention_mask": seen, "position_ids": at, "past_key_values": cache}
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            token = model(token, **given).logits.argmax(-1)
+            torch.cuda.synchronize()
+            steps.append((name, time.perf_counter() - started))
+        if turn < 0:
+            continue
+        for name, taken in steps:
+            times[name].append(taken * 1e3)
+        for both in map(dict, zip(steps[::2], steps[1::2])):
+            ratios.append(both[implementations[0]] / both[implementations[1]])
+    ratios.sort()
+    middle, margin = len(ratios) / 2, len(ratios) ** 0.5  # of a median of many independent ratios
+    interval = [ratios[max(0, min(len(ratios) - 1, int(middle + side * margin)))] for side in (-1, 1)]
+    return {
+        "speed": statistics.median(ratios),
+        "interval": interval,
+        "pairs": len(ratios),
+        "step_ms": {name: statistics.median(all_times) for name, all_times in times.items()},
+    }
 
 
 def main():
@@ -164,8 +207,9 @@ def main():
     parser.add_argument("--lock", help="a file that processes of one run share")
     options = parser.parse_args()
     wanted = options.measure.split(",")
-    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static", "padded"}:
-        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic, static or padded")
+    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static", "pairs"}:
+        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic, static or pairs")
+    prompts = [int(word) for word in options.prompts.split(",") if word]
 
     @contextlib.contextmanager
     def lock(how):
@@ -180,7 +224,6 @@ def main():
     AttentionInterface.register("float64", float64_attention)
     AttentionMaskInterface.register("float64", eager_mask)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    prompts = [int(word) for word in options.prompts.split(",") if word]
     about = {"device": torch.cuda.get_device_name(), **versions}
     for name in options.models:
         kind, config, own = globals()[name]()
@@ -193,7 +236,7 @@ def main():
         def row(what, measure, **about_it):
             try:
                 found = {what: measure()}
-                if what != "error":
+                if what.endswith("_ms"):
                     rounds = found[what]
                     found = {what: {name: statistics.median(times) for name, times in rounds.items()}}
                     found |= {"rounds_ms": rounds, "load": os.getloadavg()[0], "cores": os.cpu_count()}
@@ -208,15 +251,16 @@ def main():
             if "error" in wanted:
                 with lock(fcntl.LOCK_SH):
                     row("error", lambda: errors(model, implementations))
-            if "padded" in wanted:
-                timed("token_ms", generation(model, prompts, "dynamic"), prompt=prompts, cache="dynamic")
+            if "pairs" in wanted:
+                with lock(fcntl.LOCK_EX):
+                    row("pairs", lambda: pairs(model, implementations, prompts, options.rounds), prompts=prompts)
             for prompt in prompts:
                 ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
                 if "prefill" in wanted:
                     timed("prefill_ms", lambda: seconds(lambda: model(ids, logits_to_keep=1)), prompt=prompt)
                 for cache in ("dynamic", "static"):
                     if cache in wanted:
-                        timed("token_ms", generation(model, [prompt], cache), prompt=prompt, cache=cache)
+                        timed("token_ms", generation(model, prompt, cache), prompt=prompt, cache=cache)
         del model
         torch.cuda.empty_cache()
 
