@@ -220,6 +220,24 @@ def test_a_step_of_a_padded_batch_takes_the_short_way(side, monkeypatch):
         assert three[name] == one[name] <= 2, name
 
 
+@pytest.mark.parametrize("side", PADDING)
+def test_a_padded_prompt_is_packed_where_it_is(side):
+    """The same bits and gradients as without the padding between its rows; also of a prompt's last chunk."""
+    for rows in (21, 6):
+        found = []
+        for whole in (True, False):
+            generator = torch.Generator().manual_seed(0)
+            shapes = ((3, rows, 4, 16), (3, 21, 2, 16), (3, 21, 2, 24))
+            q, k, v = (torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
+            used = padding(side).bool()
+            fc._padding.keep_whole(used, whole)
+            out = fc._padding.attend(q, k, v, used, causal=True)
+            out.square().sum().backward()
+            found.append((out, q.grad, k.grad, v.grad))
+            assert (out[~used[:, -rows:]] == 0).all() and out.isfinite().all()
+        assert all(torch.equal(a, b) for a, b in zip(*found))
+
+
 def test_padding_inside_of_a_sequence(llama):
     """Causal attention sees the rest of it; a window would need the distance, so that mask is made."""
     fc.register(strict=True)
