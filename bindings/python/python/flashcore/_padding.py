@@ -38,8 +38,8 @@ def attend(
     out : ``[batch, rows, heads, head_dim_v]``, 0 at padding
     """
     batch, rows, heads, _ = q.shape
-    # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, which have
-    # no gradients either: sequences of more rows are packed where they are, or without the padding between their rows.
+    # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, and pages
+    # have no gradients: more rows are packed where they are, or gathered if there is padding between them.
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     views = _kvcache.row_pages(k, v) if rows == 1 and not recorded else None
     if views is not None:
@@ -60,9 +60,7 @@ def attend(
     return torch.where(of.in_use, out, 0.0)
 
 
-def rows_of(
-    key: torch.Tensor, value: torch.Tensor, used: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+def rows_of(key: torch.Tensor, value: torch.Tensor, used: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Where a cache ``[batch, kv_heads, capacity, head_dim]`` has the keys in use, as `forward_bhsd` takes it.
 
     None where the sequences are not a whole number of rows apart, the same in both.
@@ -77,18 +75,18 @@ def rows_of(
 
 def _table(used: torch.Tensor, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
     """How many keys each sequence has, and the row of each where sequences are so many rows `apart`."""
-    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = _kept(used)
-    if apart not in kept:
+    kept = _kept(used)
+    if ("table", apart) not in kept:
         first = _kvcache.first_rows(used.shape[0], apart, used.device)
-        kept[apart] = used.sum(1, dtype=torch.int32), (first + _order(used)).int()
-    return kept[apart]
+        kept["table", apart] = used.sum(1, dtype=torch.int32), (first + _order(used)).int()
+    return kept["table", apart]  # type: ignore[no-any-return]
 
 
 class _Packing(NamedTuple):
     """How sequences with padding are packed."""
 
     orders: tuple[torch.Tensor, ...] | None
-    """Rows of Q, and of K and V, in the order in which they are packed; places where rows of Q go back to; None: as they are."""
+    """Rows of Q, and of K and V, in the order of packing, and where those of Q go back to; None: they stay in place."""
     in_use: torch.Tensor
     """Which rows of Q are in use, ``[batch, rows, 1, 1]``."""
     lengths: dict[str, Any]
@@ -100,28 +98,28 @@ def keep_whole(used: torch.Tensor, whole: bool) -> None:
 
 
 def _packing(used: torch.Tensor, rows: int) -> _Packing:
-    kept: dict[str, Any] = _kept(used)
-    if "packing" not in kept:
+    kept = _kept(used)
+    if ("packing", rows) not in kept:
         keys = used.shape[1]
         of_q = used[:, keys - rows :]
         orders = None
         if not kept.get("whole", False):
             order_q, order = _order(of_q), _order(used)
             orders = tuple(x[:, :, None, None] for x in (order_q, order, order_q.argsort(1)))
-        pieces = 1 if orders is not None or used.is_cuda else 2
+        pieces = 1 if orders is not None or used.is_cuda else 2  # a GPU cuts lengths to their bounds
         cu_seqlens_q, seqused_q = _starts(of_q, orders is None)
         cu_seqlens_k, seqused_k = _starts(used, orders is None)
         lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "max_seqlen_q": pieces * rows}
         lengths |= {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k, "max_seqlen_k": pieces * keys}
-        kept["packing"] = _Packing(orders, of_q[:, :, None, None], lengths)
-    return kept["packing"]  # type: ignore[no-any-return]
+        kept["packing", rows] = _Packing(orders, of_q[:, :, None, None], lengths)
+    return kept["packing", rows]  # type: ignore[no-any-return]
 
 
 def _starts(used: torch.Tensor, in_place: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each sequence starts, and its number of rows, if those in use come first.
+    """Where each sequence starts, and how many rows it uses: the first ones.
 
-    In place the padding before its rows belongs to the sequence before, the first one to one that uses no row. So a
-    sequence may seem to have twice its rows, which a GPU cuts to the bound.
+    In place the padding before a sequence belongs to the one before, and that before the first to one that uses no row.
+    A sequence then seems to have up to twice its rows.
     """
     batch, rows = used.shape
     starts = _kvcache.first_rows(batch + 1, rows, used.device).flatten()
