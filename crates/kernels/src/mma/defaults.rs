@@ -30,7 +30,12 @@ enum Only {
     Keys(usize),
     /// At most one block an SM.
     OneBlock,
+    /// Caches of so few keys that a block for each head, of which two run on an SM, takes less time than a schedule.
+    ShortCaches,
 }
+
+/// Keys of [`Only::ShortCaches`] at most. With more, heads that share a tile are faster where the schedule is kept.
+const SHORT_CACHE: usize = 512;
 
 const ANY: &[Target] = &[];
 /// Shared memory for two blocks of 96 KB an SM, or more.
@@ -44,6 +49,10 @@ use Size::{Decode, Large, Medium, Small};
 /// First match that nothing refuses. Ids are without the family's name.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: Some(Only::ShortCaches),
+        id: "m16n128-w1x4-s3-b2-qreg-xor-cond", why: "few keys: a block for each head, in one launch, is done before a schedule is made" },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], only: Some(Only::ShortCaches),
+        id: "m16n64-w1x4-s3-b2-qreg-xor-cond", why: "few keys: a block for each head, in one launch, is done before a schedule is made" },
     // Two blocks an SM, each with two tiles of 32 KB on their way while it works on a third.
     Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: None,
         id: "m16n128-w1x4-s3-b2-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows; 128 KB an SM are on their way" },
@@ -133,6 +142,10 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
             && match row.only {
                 None => true,
                 Some(Only::Keys(most)) => problem.seq_len_kv() <= most,
+                Some(Only::ShortCaches) => {
+                    let few = problem.seq_len_kv() <= SHORT_CACHE && heads <= 2 * chip.sms as usize;
+                    few && problem.has_lengths() && problem.batch_invariant().is_none()
+                }
                 Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
             }
     });
@@ -168,7 +181,7 @@ pub fn defaults() -> Vec<(Config, usize, Target)> {
 
 #[cfg(test)]
 mod tests {
-    use flashcore_problem::Mask;
+    use flashcore_problem::{KvLengths, Mask};
 
     use super::*;
     use crate::{Config as AnyConfig, Plan};
@@ -217,6 +230,25 @@ mod tests {
             }
         }
         insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn short_caches_take_one_launch() {
+        let launches = |batch, keys| {
+            let problem = Problem::builder()
+                .batch(batch)
+                .heads(32, 8)
+                .seq_len_q(1)
+                .seq_len_kv(keys);
+            let problem = problem.head_dim(128).kv_lengths(KvLengths::Cache).build().unwrap();
+            let config = proposals(&problem, Target::Sm90a).next().unwrap().config;
+            let plan = Plan::new(&problem, &AnyConfig::Mma(config), Target::Sm90a).unwrap();
+            plan.steps().count()
+        };
+        assert_eq!(
+            [(8, 500), (8, 513), (9, 500)].map(|(batch, keys)| launches(batch, keys)),
+            [1, 3, 3]
+        );
     }
 
     /// The same for decoding: heads, heads of K/V, batch, keys.
