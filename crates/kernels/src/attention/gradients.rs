@@ -12,8 +12,8 @@
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
 //!
 //! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
-//! these rows. The main kernel defines their order within a tile of rows. If the sums are added in a given order, a
-//! [`DqSemaphore`] follows them, which is zeroed in their place: the first block of a tile stores its part.
+//! these rows. The main kernel defines their order within a tile of rows. If the first block at a tile
+//! [stores its part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -44,8 +44,8 @@ pub(crate) struct Workspace {
     rows: usize,
     /// Columns of the sums of dQ; 0 where there are none.
     dq_columns: u32,
-    /// Whether they are added in a given order.
-    ordered: bool,
+    /// Whether the first block at a tile of the sums stores its part, so that only a [`DqSemaphore`] is zeroed.
+    first_stores: bool,
 }
 
 impl Workspace {
@@ -66,8 +66,12 @@ impl Workspace {
             stride,
             rows,
             dq_columns,
-            ordered: dq_columns > 0 && problem.deterministic(),
+            first_stores: false,
         }
+    }
+
+    pub(crate) fn first_stores(self, first_stores: bool) -> Workspace {
+        Workspace { first_stores, ..self }
     }
 
     /// Adds the buffer, and the arguments of [`Statistics`]. Returns the buffer's slot.
@@ -86,10 +90,10 @@ impl Workspace {
         launch.args.extend(sums);
     }
 
-    /// Adds the arguments of [`DqSemaphore`], if sums are added in a given order.
+    /// Adds the arguments of [`DqSemaphore`], if there is one.
     pub(crate) fn add_dq_semaphore(&self, launch: &mut Launch, slot: usize) {
         let semaphore = self.rows * (8 + 4 * self.dq_columns as usize);
-        if self.ordered {
+        if self.first_stores {
             let places = [semaphore, semaphore + 4 * self.rows];
             let places = places.map(|byte_offset| Arg::Buffer {
                 slot,
@@ -100,7 +104,7 @@ impl Workspace {
     }
 
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
-        let semaphore = if self.ordered {
+        let semaphore = if self.first_stores {
             4 * self.rows + ALIGN as usize
         } else {
             0
@@ -194,14 +198,14 @@ pub(crate) fn head_row<'k>(
     }
 }
 
-/// The order in which blocks add to the sums of dQ, so that all runs write the same bits.
-/// [`Workspace::add_dq_semaphore`] gives the arguments.
+/// Which blocks have added to the sums of dQ. [`Workspace::add_dq_semaphore`] gives the arguments.
 ///
-/// A block takes a ticket when it starts, which is the number of its tile. Blocks with smaller tickets have already
-/// started. A block waits only for these, so it cannot deadlock.
+/// In order, so that all runs write the same bits, a block takes a ticket when it starts, which is the number of its tile.
+/// Blocks with smaller tickets have already started. A block waits only for these, so it cannot deadlock.
 #[derive(Clone, Copy)]
 pub(crate) struct DqSemaphore<'k> {
-    /// For each row of the statistics, of which the first ones of a tile are used: what was added last; 0 if there is nothing.
+    /// For each row of the statistics, of which the first ones of a tile are used: in order what was added last; 0 if nothing
+    /// has come.
     pub counts: GlobalPtr<'k, u32>,
     /// The next ticket.
     pub tickets: GlobalPtr<'k, u32>,
@@ -344,20 +348,24 @@ pub(crate) fn preprocess(
         softcap: false,
         ..*shape
     };
-    let levers = family::padded([shape.vector_bytes, workspace.dq_columns, u32::from(workspace.ordered)]);
+    let levers = family::padded([
+        shape.vector_bytes,
+        workspace.dq_columns,
+        u32::from(workspace.first_stores),
+    ]);
     let family = "backward preprocess";
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, ordered, ..] = *levers;
-        let zeroed = match (dq_columns, ordered) {
+        let [vector_bytes, dq_columns, first_stores, ..] = *levers;
+        let zeroed = match (dq_columns, first_stores) {
             (0, _) => String::new(),
             (columns, 0) => format!("_dq{columns}"),
             (columns, _) => format!("_dq{columns}_semaphore"),
         };
         let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, dq_columns, ordered == 1),
-            DType::F16 => prepare::<f16>(k, shape, dq_columns, ordered == 1),
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, ordered == 1),
+            DType::F32 => prepare::<f32>(k, shape, dq_columns, first_stores == 1),
+            DType::F16 => prepare::<f16>(k, shape, dq_columns, first_stores == 1),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, first_stores == 1),
         })
     })?;
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
@@ -371,7 +379,7 @@ pub(crate) fn preprocess(
     let slot = push_buffer(&mut launch, "lse", 4 * problem.lse_len(), 4, false);
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
     let slot = workspace.add_statistics(&mut launch, true);
-    if !workspace.ordered {
+    if !workspace.first_stores {
         workspace.add_dq_sums(&mut launch, slot);
     }
     workspace.add_dq_semaphore(&mut launch, slot);
@@ -389,13 +397,13 @@ fn block_rows(shape: &Shape) -> u32 {
 }
 
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, ordered: bool) {
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, first_stores: bool) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr("out"));
     let dout = TensorParam::<E>::declare(k, "dout", k.param_ptr("dout"));
     let lse = k.param_ptr::<f32>("lse");
     let statistics = Statistics::to_write(k);
-    let dq_sums = (dq_columns > 0 && !ordered).then(|| dq_sums(k));
-    let semaphore = ordered.then(|| DqSemaphore::declare(k));
+    let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
+    let semaphore = first_stores.then(|| DqSemaphore::declare(k));
     let params = RowParams::declare(k, shape);
 
     let (row_threads, rows) = (row_threads(shape), block_rows(shape));

@@ -212,8 +212,6 @@ const FAULTS: &[Fault] = &[
         place: "score_gradients", object: "", found: Some(FindingKind::NeverWritten), at: "dQ = dS*K", of: "ds_tile" },
 
     // dQ.
-    Fault { name: "no proxy fence before dQ is added", operator: Operator::DropFence,
-        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "send_dq", of: "dq_tile" },
     Fault { name: "dQ is added before it is there", operator: Operator::DropPhaseWait,
         place: "full.at(stage).wait(phase)", object: "dq.full", found: Some(FindingKind::NeverWritten), at: "send_dq", of: "dq_tile" },
     Fault { name: "dQ is given by every lane", operator: Operator::IgnoreCondition,
@@ -226,6 +224,16 @@ const FAULTS: &[Fault] = &[
         place: "send_dq", object: "dq_sums", found: None, at: "", of: "" },
     Fault { name: "dQ is added by the warps of both stages", operator: Operator::IgnoreCondition,
         place: "stage.eq(index)", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "a block stores what others have added to", operator: Operator::InvertCondition,
+        place: "send_dq", object: "", found: None, at: "", of: "" },
+    Fault { name: "a block adds before the first one has stored", operator: Operator::RelaxFlag,
+        place: "word.load_acquire()", object: "", found: Some(FindingKind::BlockRace), at: "send_dq", of: "dq_sums" },
+    Fault { name: "others may add before what the first one stores has arrived", operator: Operator::OnlyRead,
+        place: "let_others_add", object: "", found: Some(FindingKind::BlockRace), at: "send_dq", of: "dq_sums" },
+    Fault { name: "they may add without an order", operator: Operator::RelaxFlag,
+        place: "let_others_add", object: "", found: Some(FindingKind::BlockRace), at: "send_dq", of: "dq_sums" },
+    Fault { name: "they may never add", operator: Operator::DropStore,
+        place: "let_others_add", object: "", found: Some(FindingKind::Deadlock), at: "come_to", of: "workspace" },
     Fault { name: "a stage is free before dQ has been read", operator: Operator::DropAsyncWait,
         place: "send_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
     Fault { name: "dQ is overwritten before its stage is free", operator: Operator::DropPhaseWait,
@@ -394,8 +402,8 @@ fn sums_in_order_are_the_same_under_all_schedules() {
 /// Zeros and statistics that are not there, or are others.
 #[test]
 fn plans_that_lie_are_found() {
-    let check = |change: &dyn Fn(&mut Plan)| {
-        let mut mutant = plan();
+    let check = |head_dim: usize, change: &dyn Fn(&mut Plan)| {
+        let mut mutant = planned(head_dim, false, Target::Sm90a);
         change(&mut mutant);
         check_plan(&mutant, &CheckOptions::default()).unwrap()
     };
@@ -405,10 +413,10 @@ fn plans_that_lie_are_found() {
         assert!(found, "{report}");
     };
     // The padding of the last tile of the last head.
-    let unpadded = check(&|plan| plan.before[0].launch.grid[0] -= 1);
+    let unpadded = check(128, &|plan| plan.before[0].launch.grid[0] -= 1);
     never_written(&unpadded, "row_lse");
     // Statistics that leave the sums of dQ as they were: whatever was there.
-    let not_zeroed = check(&|plan| {
+    let not_zeroed = check(256, &|plan| {
         let scalar = "scalar/tiled-m16n16-w4-v16".parse().unwrap();
         let scalar = Plan::new(&plan.problem, &scalar, Target::Sm90a).unwrap();
         let bytes = plan.main.launch.workspace_bytes();
@@ -419,7 +427,7 @@ fn plans_that_lie_are_found() {
             .for_each(|spec| spec.bytes = bytes);
     });
     assert_eq!(not_zeroed.gate.unwrap().gradient, Some("dq"));
-    let unrounded = check(&|plan| plan.then.clear());
+    let unrounded = check(128, &|plan| plan.then.clear());
     assert_eq!(unrounded.gate.unwrap().gradient, Some("dq"));
 }
 

@@ -3,11 +3,16 @@
 //! Up to 128 columns the consumers leave it in shared memory, and a warp of the producer's warpgroup sends it from there, a
 //! warp for each stage. Beyond, there is no room for that: threads add their registers.
 //!
+//! **In any order**, the first block at a Q tile stores its part, and the others add to it: the sums need no zeros. A word for
+//! each Q tile says what has happened to it. A block claims a tile when its part is there, and waits for nothing then: blocks
+//! cannot wait for each other for ever. Where threads add, they add to zeros.
+//!
 //! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends a tile
 //! waits for its turn, and after its additions have arrived, it passes the turn on. Where threads add, such a warp does both for them. So
 //! no consumer waits for the L2 cache.
 
 use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::inst::AtomOp;
 use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
@@ -21,6 +26,10 @@ use crate::wgmma::Config;
 
 /// Tiles of dQ in shared memory, each of which a warp sends.
 const STAGES: u32 = 2;
+
+/// In any order, what the word of a tile says: a block has begun to store its part, and has stored it. At first it is 0.
+const CLAIMED: u32 = 1;
+const STORED: u32 = 2;
 
 /// How a tile of dQ gets to the sums.
 #[derive(Clone, Copy)]
@@ -90,14 +99,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     Way::Sent { tile: from, full, free } => {
                         let (stage, phase) = stage(sent.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
-                            full.at(stage).wait(phase);
-                            self.wait_for_turn(tile, dq_tile, m_block);
+                            let stores = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
                             let elements = from.rows() * from.cols();
                             k.verb("send_dq", || {
                                 let to = self.dq_sums.offset_strided(dq_tile, elements);
                                 let from = from.at_stage(stage, 0, 0);
                                 let add = || k.bulk_add(to, from, 4 * elements);
-                                match self.is_first(tile, m_block) {
+                                match stores {
                                     None => add(),
                                     Some(first) => {
                                         k.if_else(first.divergent(), || k.bulk_store(to, from, 4 * elements), add)
@@ -107,7 +115,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                                 k.bulk_wait_read(0);
                             });
                             free.at(stage).arrive();
-                            self.pass_turn_on(tile, dq_tile);
+                            match stores.filter(|_| !self.ordered()) {
+                                None => self.pass_turn_on(tile, dq_tile),
+                                Some(stored) => k.if_(stored.divergent(), || self.let_others_add(dq_tile)),
+                            }
                         });
                     }
                     Way::AddedInTurn { turn, added } => {
@@ -124,10 +135,53 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
+    /// Waits for a tile of dQ, and until this block may send it. Returns whether it is the first one at the tile, and stores
+    /// its part; none if the sums are zeros at first.
+    fn come_to(
+        &self,
+        tile: &Tile<'k>,
+        dq_tile: Val<'k, u32>,
+        m_block: Val<'k, i32>,
+        wait: impl FnOnce(),
+    ) -> Option<Val<'k, bool>> {
+        let k = dq_tile.builder();
+        let Some(semaphore) = self.in_any_order() else {
+            wait();
+            self.wait_for_turn(tile, dq_tile, m_block);
+            return self.is_first(tile, m_block);
+        };
+        // Most blocks come when another one has stored its part, and know that when their own is there.
+        let word = self.turn(semaphore, dq_tile);
+        let state = k.var(word.load_acquire());
+        wait();
+        k.verb("come_to", || {
+            k.if_(state.get().ne(STORED).divergent(), || {
+                state.set(word.atomic(AtomOp::Max, CLAIMED));
+                k.if_(state.get().gt(0).divergent(), || {
+                    k.loop_(|scope| scope.break_if(word.load_acquire().eq(STORED).divergent()));
+                });
+            });
+            // Bulk additions after it are ordered after what was stored.
+            k.fence_proxy_async();
+        });
+        Some(state.get().eq(0))
+    }
+
+    /// Lets other blocks add to a tile, when what this one has stored has arrived.
+    #[track_caller]
+    fn let_others_add(&self, dq_tile: Val<'k, u32>) {
+        let Some(semaphore) = self.semaphore else { return };
+        let k = dq_tile.builder();
+        k.verb("let_others_add", || {
+            k.bulk_wait(0);
+            self.turn(semaphore, dq_tile).store_release(STORED);
+        });
+    }
+
     /// Whether no block adds to a tile before this one, if dQ is added in order: then it stores its part.
     #[track_caller]
     fn is_first(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) -> Option<Val<'k, bool>> {
-        self.semaphore.map(|_| m_block.lt(tile.next_first))
+        self.ordered().then(|| m_block.lt(tile.next_first))
     }
 
     /// Waits for the block of the next tile of keys, whose turn is before this one's, if dQ is added in order.

@@ -10,7 +10,7 @@ use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, Launch, TileS
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::{Shares, UNIT, named};
+use super::{Shares, UNIT, first_stores, named, width};
 use crate::Refusal;
 use crate::attention::gradients::{DqSemaphore, Workspace, head_row};
 use crate::attention::lengths::TensorParam;
@@ -32,9 +32,10 @@ pub(super) fn step(
     workspace: Workspace,
     kernels: &KernelCache,
 ) -> Result<Step, Refusal> {
-    let (levers, shape, ordered) = (Values::from(*config), *shape, problem.deterministic());
-    let (family, build): (_, fn(&Values, &Shape) -> _) = match ordered {
-        true => ("wgmma ordered dq", kernel::<true>),
+    let (levers, shape) = (Values::from(*config), *shape);
+    let (ordered, width) = (problem.deterministic(), width(&shape));
+    let (family, build): (_, fn(&Values, &Shape) -> _) = match first_stores(ordered, width) {
+        true => ("wgmma stored dq", kernel::<true>),
         false => ("wgmma dq", kernel::<false>),
     };
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
@@ -53,26 +54,28 @@ pub(super) fn step(
     Ok(Step { kernel, launch })
 }
 
-/// `ORDERED`: tiles that no block has added to were not zeroed.
-fn kernel<const ORDERED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
-    let name = named(levers, shape, if ORDERED { "dq_ordered" } else { "dq" });
+/// `STORED`: tiles that no block has come to were not zeroed.
+fn kernel<const STORED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
+    let name = named(levers, shape, if STORED { "dq_stored" } else { "dq" });
     Kernel::build(name, THREADS, |k| match shape.dtype {
-        DType::F16 => body::<f16>(k, &Config::from(*levers), shape, ORDERED),
-        _ => body::<bf16>(k, &Config::from(*levers), shape, ORDERED),
+        DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED),
+        _ => body::<bf16>(k, &Config::from(*levers), shape, STORED),
     })
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape, ordered: bool) {
+fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape, stored: bool) {
     let (rows, Shares { width, .. }) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
-    let semaphore = ordered.then(|| DqSemaphore::to_read(k));
+    let semaphore = stored.then(|| DqSemaphore::to_read(k));
     let stride = k.param::<u32>("sums_stride");
     let softmax_scale = k.param::<f32>("softmax_scale");
     let params = RowParams::declare(k, shape);
 
     let tiles = (params.seq_len_q + (rows - 1)) / rows;
-    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    // The last sums that were added to are in the L2 cache.
+    let block = k.grid_dim(0) - 1 - k.block_idx(0);
+    let (tile, batch_head) = (block % tiles, block / tiles);
     let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
     let first_row = tile * rows;
     let (params, first) = params.of_sequence(batch);

@@ -18,7 +18,7 @@ use super::consumer::Warpgroup;
 use super::dq::Way;
 use super::exchange::{DS_STAGES, Exchange};
 use super::tile::Tile;
-use super::{Shares, registers};
+use super::{Shares, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -117,9 +117,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
     let statistics = Statistics::to_read(k);
     let dq_sums = dq_sums(k);
-    let semaphore = ordered.then(|| DqSemaphore::declare(k));
+    let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
-    let ticket = semaphore.map(|semaphore| {
+    let ticket = semaphore.filter(|_| ordered).map(|semaphore| {
         let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
         let take = || ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
         // One for all blocks of a cluster.
@@ -187,6 +187,16 @@ pub(super) enum Part {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+    /// Whether blocks add to dQ in the same order in all runs.
+    pub(super) fn ordered(&self) -> bool {
+        self.ticket.is_some()
+    }
+
+    /// The words of Q tiles, if the first block at one stores its part, whichever it is.
+    pub(super) fn in_any_order(&self) -> Option<DqSemaphore<'k>> {
+        self.semaphore.filter(|_| !self.ordered())
+    }
+
     /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
     fn consume(&self, k: &'k KernelBuilder, part: Part) {
         self.with_tile(k, |tile| {
@@ -220,7 +230,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.m_block(|| mask(m_block), i.gt(0));
             self.keep_dq(tile, first_tile, m_block);
         };
-        if context.semaphore.is_none() {
+        if !context.ordered() {
             k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         } else {

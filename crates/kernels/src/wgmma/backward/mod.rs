@@ -103,7 +103,8 @@ pub(super) fn plan(
     let shape = Shape::new(problem, ALIGNMENT, None);
     check_levers(config, &shape)?;
 
-    let workspace = Workspace::new(problem, width(&shape));
+    let first_stores = first_stores(problem.deterministic(), width(&shape));
+    let workspace = Workspace::new(problem, width(&shape)).first_stores(first_stores);
     let (family, build): (_, fn(&Values, &Shape) -> _) = match problem.deterministic() {
         true => ("wgmma ordered backward", main_kernel::<true>),
         false => ("wgmma backward", main_kernel::<false>),
@@ -237,6 +238,12 @@ fn tile_keys(config: &Config) -> u32 {
 /// 240.
 fn shares_products(width: u32) -> bool {
     width > 128
+}
+
+/// Whether the first block at a tile of dQ stores its part, so that its sums need no zeros: where other blocks can wait for that
+/// in a warp besides the consumers.
+fn first_stores(ordered: bool, width: u32) -> bool {
+    ordered || !shares_products(width)
 }
 
 /// How a tile is shared out.

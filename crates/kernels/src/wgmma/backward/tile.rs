@@ -24,6 +24,9 @@ pub(super) struct Tile<'k> {
     pub(super) order: BlockOrder<Val<'k, i32>>,
     /// The first Q tile that sees any of the next tile's keys, whose block adds to its dQ first.
     pub(super) next_first: Val<'k, i32>,
+    /// The iteration that it begins with where no Q tile needs a mask, if the first block at one stores its part of dQ: blocks
+    /// that start together come to different Q tiles first, and do not wait for each other. The walk goes round.
+    shift: Option<Val<'k, i32>>,
 }
 
 /// The K/V head of all batches, and the tile of keys, that a block's number stands for.
@@ -70,28 +73,15 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
         let (Config { rows, cluster, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
         let (cols, paired) = (tile_keys(self.levers), cluster > 1);
-        let number = match self.ticket {
-            None if paired => k.block_idx(0) / cluster,
-            None => k.block_idx(0),
-            Some(ticket) => {
-                let ticket = ticket.at(0, 0);
-                let taken = if paired {
-                    ticket.in_block(0).load()
-                } else {
-                    ticket.load()
-                };
-                taken.shfl_idx(0u32)
-            }
+        let clusters = |blocks: Val<'k, u32>| if paired { blocks / cluster } else { blocks };
+        let number = match self.ticket.map(|ticket| ticket.at(0, 0)) {
+            None => clusters(k.block_idx(0)),
+            Some(taken) if paired => taken.in_block(0).load().shfl_idx(0u32),
+            Some(taken) => taken.load().shfl_idx(0u32),
         };
         let tiles = (most_keys + (cols - 1)) / cols;
-        let blocks = if paired { k.grid_dim(0) / cluster } else { k.grid_dim(0) };
-        let (head, index) = tile_of(
-            number,
-            tiles,
-            blocks / tiles,
-            self.heads_at_once,
-            self.semaphore.is_some(),
-        );
+        let heads = clusters(k.grid_dim(0)) / tiles;
+        let (head, index) = tile_of(number, tiles, heads, self.heads_at_once, self.ordered());
         let first_key = index * cols;
         let kv_heads = self.params.num_heads / self.params.group_size;
         let batch = head / kv_heads;
@@ -107,7 +97,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             whole_end: past.select(range.end, range.whole_end),
             ..range
         };
-        let tile = Tile {
+        let mut tile = Tile {
             index,
             first_key: if paired {
                 k.cluster_rank().fma(UNIT, first_key)
@@ -120,8 +110,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             range,
             order: BlockOrder::ascending(range, false),
             next_first,
+            shift: None,
             sequence,
         };
+        tile.shift = self.in_any_order().map(|_| {
+            let (own, order): (Val<'k, i32>, _) = ((first_key / rows).reinterpret(), &tile.order);
+            (order.masked.eq(0) & own.lt(order.count)).select(own, 0)
+        });
         tile.sequence
             .params
             .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
@@ -145,9 +140,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// tile or a later one, so that it comes to each tile of both first.
     #[track_caller]
     pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
-        match self.semaphore {
+        match tile.shift {
+            _ if self.ordered() => tile.range.first + i,
             None => tile.order.n_block(i),
-            Some(_) => tile.range.first + i,
+            Some(shift) => {
+                let (i, count) = (i + shift, tile.q_tiles());
+                tile.order.n_block(i.ge(count).select(i - count, i))
+            }
         }
     }
 }
