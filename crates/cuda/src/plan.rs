@@ -14,6 +14,10 @@ use crate::stream::Stream;
 use crate::table::DeviceTable;
 use crate::tensor_map::TensorMap;
 
+/// The first CUDA version whose graphs have edges of programmatic launches: before, a stream that is captured refuses them
+/// (CUDA 12.3 release notes).
+const PROGRAMMATIC_IN_GRAPHS: u32 = 12_030;
+
 impl Function {
     /// Compiles and loads a kernel of the kernel language, or finds it already loaded. With
     /// [`ModuleOptions::line_info`] it carries the Rust lines for profilers.
@@ -113,9 +117,8 @@ impl PreparedLaunch<'_> {
         self.enqueue_as(stream, &alone)
     }
 
-    /// Enqueues launches, each of which may begin while the one before it runs if it is
-    /// [programmatic](Launch::programmatic). The first waits for all before it in the stream, whose kernels may be those of
-    /// others.
+    /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it runs,
+    /// but for the first: kernels before it in the stream may be those of others.
     ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
@@ -124,9 +127,11 @@ impl PreparedLaunch<'_> {
             return Ok(());
         };
         first.enqueue(stream)?;
-        others
-            .iter()
-            .try_for_each(|launch| launch.enqueue_as(stream, &launch.shape))
+        let overlap = first.function.module().context().info().cuda_version >= PROGRAMMATIC_IN_GRAPHS;
+        others.iter().try_for_each(|launch| match overlap {
+            true => launch.enqueue_as(stream, &launch.shape),
+            false => launch.enqueue(stream),
+        })
     }
 
     fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
