@@ -154,7 +154,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
     assert!(!Arc::ptr_eq(&two.main.kernel, &whole.main.kernel));
     assert_eq!(
         two.main.kernel.name(),
-        format!("{}_split", whole.main.kernel.name().trim_end_matches("_lse"))
+        format!("{}_split_overlaps", whole.main.kernel.name().trim_end_matches("_lse"))
     );
     // Two heads of three tiles of rows; 133 rows a head of 64 columns, an offset and a sum, in as many splits.
     let blocks = [&whole, &two, &five].map(|plan| plan.main.launch.blocks());
