@@ -225,12 +225,12 @@ def test_a_padded_prompt_is_packed_where_it_is(side):
     """The same bits and gradients as without the padding between its rows; also of a prompt's last chunk."""
     for rows in (21, 6):
         found = []
-        for whole in (True, False):
+        for contiguous in (True, False):
             generator = torch.Generator().manual_seed(0)
             shapes = ((3, rows, 4, 16), (3, 21, 2, 16), (3, 21, 2, 24))
             q, k, v = (torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
             used = padding(side).bool()
-            fc._padding.keep_whole(used, whole)
+            fc._padding.keep_contiguous(used, contiguous)
             out = fc._padding.attend(q, k, v, used, causal=True)
             out.square().sum().backward()
             found.append((out, q.grad, k.grad, v.grad))

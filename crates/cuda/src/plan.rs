@@ -14,9 +14,11 @@ use crate::stream::Stream;
 use crate::table::DeviceTable;
 use crate::tensor_map::TensorMap;
 
-/// The first CUDA version whose graphs have edges of programmatic launches: before, a stream that is captured refuses them
-/// (CUDA 12.3 release notes).
-const PROGRAMMATIC_IN_GRAPHS: u32 = 12_030;
+/// Whether a driver of this CUDA version has programmatic launches in graphs too: before 12.3, a stream that is captured
+/// refuses them (CUDA 12.3 release notes).
+fn has_programmatic_launches(cuda_version: u32) -> bool {
+    cuda_version >= 12_030
+}
 
 impl Function {
     /// Compiles and loads a kernel of the kernel language, or finds it already loaded. With
@@ -117,8 +119,9 @@ impl PreparedLaunch<'_> {
         self.enqueue_as(stream, &alone)
     }
 
-    /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it runs,
-    /// but for the first: kernels before it in the stream may be those of others.
+    /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it runs, if
+    /// the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a foreign kernel before
+    /// it may not have waited for its own predecessor.
     ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
@@ -127,7 +130,7 @@ impl PreparedLaunch<'_> {
             return Ok(());
         };
         first.enqueue(stream)?;
-        let overlap = first.function.module().context().info().cuda_version >= PROGRAMMATIC_IN_GRAPHS;
+        let overlap = has_programmatic_launches(first.function.module().context().info().cuda_version);
         others.iter().try_for_each(|launch| match overlap {
             true => launch.enqueue_as(stream, &launch.shape),
             false => launch.enqueue(stream),
@@ -171,6 +174,14 @@ mod tests {
         assert_eq!(facts.max_threads, Some(128));
         let with_lines = declared(&kernel.to_ptx_with_lines());
         assert_eq!(with_lines.facts_of(&with_lines.entries[0]), facts);
+    }
+
+    #[test]
+    fn launches_overlap_where_graphs_can_have_them() {
+        assert_eq!(
+            [12_020, 12_030, 13_000].map(has_programmatic_launches),
+            [false, true, true]
+        );
     }
 
     #[test]

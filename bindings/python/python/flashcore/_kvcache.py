@@ -44,6 +44,8 @@ def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     apart, the same in both.
     """
     pages, size, heads, _ = k.shape
+    if k.stride(1) == 0:
+        return None
     rows, rest = divmod(k.stride(0), k.stride(1))
     if rest or v.stride(0) != rows * v.stride(1):
         return None

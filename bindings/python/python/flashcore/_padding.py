@@ -12,7 +12,7 @@ import torch
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend", "keep_whole", "rows_of"]
+__all__ = ["attend", "keep_contiguous", "rows_of"]
 
 
 def attend(
@@ -67,6 +67,8 @@ def rows_of(key: torch.Tensor, value: torch.Tensor, used: torch.Tensor) -> tuple
     """
     apart = 0
     if key.shape[0] > 1:
+        if key.stride(2) == 0:
+            return None
         apart, rest = divmod(key.stride(0), key.stride(2))
         if rest or value.stride(0) != apart * value.stride(2):
             return None
@@ -92,9 +94,9 @@ class _Packing(NamedTuple):
     lengths: dict[str, Any]
 
 
-def keep_whole(used: torch.Tensor, whole: bool) -> None:
+def keep_contiguous(used: torch.Tensor, contiguous: bool) -> None:
     """Notes whether there is no padding between the rows of a sequence, for `attend`, which cannot see it."""
-    _kept(used)["whole"] = whole
+    _kept(used)["contiguous"] = contiguous
 
 
 def _packing(used: torch.Tensor, rows: int) -> _Packing:
@@ -103,10 +105,11 @@ def _packing(used: torch.Tensor, rows: int) -> _Packing:
         keys = used.shape[1]
         of_q = used[:, keys - rows :]
         orders = None
-        if not kept.get("whole", False):
+        if not kept.get("contiguous", False):
             order_q, order = _order(of_q), _order(used)
             orders = tuple(x[:, :, None, None] for x in (order_q, order, order_q.argsort(1)))
-        pieces = 1 if orders is not None or used.is_cuda else 2  # a GPU cuts lengths to their bounds
+        # The CPU refuses a length above its bound, and in place padding makes a sequence up to twice as long.
+        pieces = 1 if orders is not None or used.is_cuda else 2
         cu_seqlens_q, seqused_q = _starts(of_q, orders is None)
         cu_seqlens_k, seqused_k = _starts(used, orders is None)
         lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "max_seqlen_q": pieces * rows}
@@ -126,9 +129,9 @@ def _starts(used: torch.Tensor, in_place: bool) -> tuple[torch.Tensor, torch.Ten
     counts = used.sum(1, dtype=torch.int32)
     if not in_place:
         return starts, counts
-    none = starts[:1]
     starts[:-1] += used.view(torch.uint8).argmax(1)
-    return torch.cat((none * 0, starts)), torch.cat((none * 0, counts))
+    zero = counts.new_zeros(1)
+    return torch.cat((zero, starts)), torch.cat((zero, counts))
 
 
 def _kept(used: torch.Tensor) -> dict[Any, Any]:

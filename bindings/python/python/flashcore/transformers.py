@@ -157,10 +157,10 @@ def _in_use(
         return used.shape[1] == count, None
     if q_length > 1 or local_size is not None:
         begins = used[:, 1:] & ~used[:, :-1]
-        whole = int((used[:, 0].int() + begins.sum(1)).max()) <= 1
-        if local_size is not None and not whole:  # positions count
+        contiguous = int((used[:, 0].int() + begins.sum(1)).max()) <= 1
+        if local_size is not None and not contiguous:  # positions count
             return False, None
-        _padding.keep_whole(used, whole)
+        _padding.keep_contiguous(used, contiguous)
     return True, used
 
 

@@ -78,6 +78,9 @@ pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers:
             required,
         });
     }
+    if launch.programmatic && !kernel.waits_for_launch_before() {
+        refusals.push(LaunchRefusal::NeverWaits);
+    }
     let given: Vec<u64> = launch.args.iter().map(argument_bytes).collect();
     refusals.extend(prove_arguments(&facts, &given));
     refusals

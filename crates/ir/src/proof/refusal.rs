@@ -113,6 +113,9 @@ pub enum LaunchRefusal {
     /// Clusters or programmatic launches on a device that has none.
     #[error("it uses {what}, which need compute capability 9.0; {on} has none; {}", self.remedy())]
     NeedsHopper { what: &'static str, on: String },
+    /// A programmatic launch of a kernel that never waits for the launch before it.
+    #[error("it is programmatic, and the kernel never waits for the launch before it; {}", self.remedy())]
+    NeverWaits,
     /// A cluster of more blocks than hardware allows.
     #[error("its cluster {given:?} has {blocks} blocks; {on} allows {allowed}, of which 8 are portable; {}", self.remedy())]
     ClusterSize {
@@ -194,6 +197,7 @@ impl LaunchRefusal {
             ),
             R::SharedRequest { needed, .. } => format!("ask for {needed} B"),
             R::NeedsHopper { .. } => "launch it without, or on Hopper or later".to_string(),
+            R::NeverWaits => "call `dependency_wait` before its first access to global memory".to_string(),
             R::ClusterSize { .. } => "use a smaller cluster".to_string(),
             R::ClusterGrid { .. } => "round the grid up and let blocks past the end return".to_string(),
             R::ArgumentCount { .. } => "bring one for each parameter, in order".to_string(),

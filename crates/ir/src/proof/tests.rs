@@ -373,6 +373,7 @@ fn a_launch_must_be_that_of_its_kernel() {
     );
     assert!(refuse(|l| l.args = vec![Arg::U64(0)]).contains("argument 0 has 8 B"));
     assert!(refuse(|l| l.args.clear()).contains("bring one for each"));
+    assert!(refuse(|l| l.programmatic = true).contains("never waits for the launch before it; call `dependency_wait`"));
     let older = prove_launch(&kernel, &launch, Target::Sm89, None);
     assert!(
         older[0].to_string().contains("made for sm_90; sm_89 cannot run it"),

@@ -90,11 +90,11 @@ impl Shape {
         }
     }
 
-    /// The same in a plan of several launches. Where the target can, each begins while the one before it runs, and waits for
-    /// its end itself: programmatic dependent launch (CUDA C++ Programming Guide). That hides most of a launch's latency.
-    pub(crate) fn overlapping(self, target: Target) -> Shape {
+    /// The same in a plan of `several` launches or one. Where the target can, each begins while the one before it runs, and
+    /// waits for its end itself: programmatic dependent launch (CUDA C++ Programming Guide). That hides a launch's latency.
+    pub(crate) fn overlapping(self, several: bool, target: Target) -> Shape {
         Shape {
-            overlaps: target.limits().cluster_blocks > 1,
+            overlaps: several && target.limits().cluster_blocks > 1,
             ..self
         }
     }

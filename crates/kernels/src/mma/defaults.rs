@@ -30,11 +30,11 @@ enum Only {
     Keys(usize),
     /// At most one block an SM.
     OneBlock,
-    /// Caches of so few keys that a block for each head, of which two run on an SM, takes less time than a schedule.
+    /// Caches of so few keys that a block for each head, of which one runs on an SM, takes less time than a schedule.
     ShortCaches,
 }
 
-/// Keys of [`Only::ShortCaches`] at most. With more, heads that share a tile are faster where the schedule is kept.
+/// Keys of [`Only::ShortCaches`] at most. With more keys or heads, packed heads are faster where the schedule is kept.
 const SHORT_CACHE: usize = 512;
 
 const ANY: &[Target] = &[];
@@ -143,7 +143,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
                 None => true,
                 Some(Only::Keys(most)) => problem.seq_len_kv() <= most,
                 Some(Only::ShortCaches) => {
-                    let few = problem.seq_len_kv() <= SHORT_CACHE && heads <= 2 * chip.sms as usize;
+                    let few = problem.seq_len_kv() <= SHORT_CACHE && heads <= chip.sms as usize;
                     few && problem.has_lengths() && problem.batch_invariant().is_none()
                 }
                 Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
@@ -246,7 +246,7 @@ mod tests {
             plan.steps().count()
         };
         assert_eq!(
-            [(8, 500), (8, 513), (9, 500)].map(|(batch, keys)| launches(batch, keys)),
+            [(4, 500), (4, 513), (5, 500)].map(|(batch, keys)| launches(batch, keys)),
             [1, 3, 3]
         );
     }

@@ -81,7 +81,7 @@ fn compute<'k, E: SixteenBits>(
 
     // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
     if shape.split {
-        // Not at the start as with work lists: `combine` was slower then.
+        // Late: at the start as with work lists cost up to 1.2 us (run `overlap-h100`).
         shape.begin_next_launch(k);
     }
     if !levers.q_in_registers {

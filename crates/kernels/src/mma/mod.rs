@@ -358,12 +358,9 @@ pub(crate) fn plan(
         let allowed = "1 for packed sequences, caches with lengths and pages";
         return Err(Refusal::lever("splits", config.splits, allowed));
     }
-    let whole = Shape::new(problem, ALIGNMENT, tap);
     let schedule = config.schedule(problem, chip)?;
-    let whole = match schedule.is_some() || config.splits > 1 {
-        true => whole.overlapping(chip.target),
-        false => whole,
-    };
+    let several = schedule.is_some() || config.splits > 1;
+    let whole = Shape::new(problem, ALIGNMENT, tap).overlapping(several, chip.target);
     let shape = Shape {
         listed: schedule.is_some(),
         ..whole.in_splits(config.splits)

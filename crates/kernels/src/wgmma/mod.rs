@@ -78,11 +78,7 @@ pub(crate) fn plan(
     let whole = Shape {
         listed,
         page_rows: page_rows(NAME, problem, config.cols)?,
-        ..Shape::new(problem, ALIGNMENT, tap)
-    };
-    let whole = match listed || config.splits > 1 {
-        true => whole.overlapping(chip.target),
-        false => whole,
+        ..Shape::new(problem, ALIGNMENT, tap).overlapping(listed || config.splits > 1, chip.target)
     };
     let shape = Shape {
         packing,

@@ -414,7 +414,7 @@ impl Declared {
     /// # Errors
     /// As [`check_declared`].
     pub fn step(&self, problem: &Problem) -> Result<Step, OwnError> {
-        let launch = self.launch(problem)?;
+        let mut launch = self.launch(problem)?;
         let options = ReadAs {
             file: self.declaration.ptx.display().to_string(),
             threads: Some(launch.threads()),
@@ -425,6 +425,7 @@ impl Declared {
             let file = self.declaration.ptx.display();
             OwnError::Declaration(self.file.clone(), format!("{file} cannot be simulated: {error}"))
         })?;
+        launch.programmatic = kernel.waits_for_launch_before();
         let kernel = Arc::new(kernel);
         Ok(Step { kernel, launch })
     }

@@ -4,8 +4,8 @@
 //! warp for each stage. Beyond, there is no room for that: threads add their registers.
 //!
 //! **In any order**, the first block at a Q tile stores its part, and the others add to it: the sums need no zeros. A word for
-//! each Q tile says what has happened to it. A block claims a tile when its part is there, and waits for nothing then: blocks
-//! cannot wait for each other for ever. Where threads add, they add to zeros.
+//! each Q tile says what has happened to it. A block claims a tile only after its part is in shared memory, and waits for no
+//! other block before it has stored it, so blocks cannot deadlock. Where threads add, they add to zeros.
 //!
 //! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends a tile
 //! waits for its turn, and after its additions have arrived, it passes the turn on. Where threads add, such a warp does both for them. So
@@ -99,25 +99,23 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     Way::Sent { tile: from, full, free } => {
                         let (stage, phase) = stage(sent.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
-                            let stores = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
+                            let first = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
                             let elements = from.rows() * from.cols();
                             k.verb("send_dq", || {
                                 let to = self.dq_sums.offset_strided(dq_tile, elements);
                                 let from = from.at_stage(stage, 0, 0);
-                                let add = || k.bulk_add(to, from, 4 * elements);
-                                match stores {
-                                    None => add(),
-                                    Some(first) => {
-                                        k.if_else(first.divergent(), || k.bulk_store(to, from, 4 * elements), add)
-                                    }
-                                }
+                                k.if_else(
+                                    first.divergent(),
+                                    || k.bulk_store(to, from, 4 * elements),
+                                    || k.bulk_add(to, from, 4 * elements),
+                                );
                                 k.bulk_commit();
                                 k.bulk_wait_read(0);
                             });
                             free.at(stage).arrive();
-                            match stores.filter(|_| !self.ordered()) {
-                                None => self.pass_turn_on(tile, dq_tile),
-                                Some(stored) => k.if_(stored.divergent(), || self.let_others_add(dq_tile)),
+                            match self.ordered() {
+                                true => self.pass_turn_on(tile, dq_tile),
+                                false => k.if_(first.divergent(), || self.let_others_add(dq_tile)),
                             }
                         });
                     }
@@ -136,19 +134,19 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     }
 
     /// Waits for a tile of dQ, and until this block may send it. Returns whether it is the first one at the tile, and stores
-    /// its part; none if the sums are zeros at first.
+    /// its part.
     fn come_to(
         &self,
         tile: &Tile<'k>,
         dq_tile: Val<'k, u32>,
         m_block: Val<'k, i32>,
         wait: impl FnOnce(),
-    ) -> Option<Val<'k, bool>> {
+    ) -> Val<'k, bool> {
         let k = dq_tile.builder();
         let Some(semaphore) = self.in_any_order() else {
             wait();
             self.wait_for_turn(tile, dq_tile, m_block);
-            return self.is_first(tile, m_block);
+            return m_block.lt(tile.next_first);
         };
         // Most blocks come when another one has stored its part, and know that when their own is there.
         let word = self.turn(semaphore, dq_tile);
@@ -164,7 +162,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             // Bulk additions after it are ordered after what was stored.
             k.fence_proxy_async();
         });
-        Some(state.get().eq(0))
+        state.get().eq(0)
     }
 
     /// Lets other blocks add to a tile, when what this one has stored has arrived.
@@ -213,7 +211,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// The tile of keys that was added to a tile last, plus 1.
+    /// The word of a Q tile: in order, the tile of keys that was added last, plus 1; in any order 0, [`CLAIMED`] or
+    /// [`STORED`].
     #[track_caller]
     fn turn(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         let first = dq_tile * self.levers.rows;
