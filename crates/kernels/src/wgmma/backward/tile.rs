@@ -29,6 +29,10 @@ pub(super) struct Tile<'k> {
     shift: Option<Val<'k, i32>>,
 }
 
+/// Query rows of the longest walk that begins at the block's own rows. In a longer one, the wait for the first block is little,
+/// and blocks that are at the same Q tile share it in the L2 cache.
+const SHIFTED_ROWS: u32 = 8192;
+
 /// The K/V head of all batches, and the tile of keys, that a block's number stands for.
 ///
 /// Tiles go in bundles of `at_once` heads, and in a bundle the first tiles of all heads come first, which are the longest if
@@ -115,7 +119,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         };
         tile.shift = self.in_any_order().map(|_| {
             let (own, order): (Val<'k, i32>, _) = ((first_key / rows).reinterpret(), &tile.order);
-            (order.masked.eq(0) & own.lt(order.count)).select(own, 0)
+            let shifts = order.masked.eq(0) & own.lt(order.count) & order.count.le((SHIFTED_ROWS / rows) as i32);
+            shifts.select(own, 0)
         });
         tile.sequence
             .params
