@@ -5,7 +5,7 @@
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_ir::{Chip, Target};
+use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
@@ -263,6 +263,29 @@ const FAULTS: &[Fault] = &[
 #[test]
 fn planted_faults_are_found_with_kind_and_place() {
     find_all(&plan(), FAULTS);
+}
+
+/// The consumers fence what they wrote, and the warp that sends it does behind the word of its tile: either is enough.
+#[test]
+fn dq_sent_without_any_proxy_fence_is_found() {
+    let plan = plan();
+    let fence = |kernel: &Kernel| {
+        let mut all = mutations(kernel).into_iter();
+        all.find(|m| {
+            m.operator == Operator::DropFence
+                && ["fence_proxy_async", "come_to"]
+                    .iter()
+                    .any(|at| place(m, kernel).contains(at))
+        })
+    };
+    let mut kernel = Kernel::clone(&plan.main.kernel);
+    while let Some(mutation) = fence(&kernel) {
+        kernel = mutation.apply(&kernel);
+    }
+    let report = check_with(&plan, kernel, plan.main.launch.clone(), &CheckOptions::default());
+    let mut findings = report.findings.iter().map(|found| &found.finding);
+    let of_dq = findings.any(|f| f.kind == FindingKind::MissingFence && f.object.as_deref() == Some("dq_tile"));
+    assert!(of_dq, "{report}");
 }
 
 /// Where warpgroups share the products, and two blocks exchange dS.
