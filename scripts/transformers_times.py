@@ -6,16 +6,16 @@ usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefil
 
 MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
 windows, of the sizes of Gemma 2 2B), `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and experts)
-or `smollm` (30 layers, 9 heads that share 3, head_dim 64, of the sizes of SmolLM2 135M); random weights. Where `sdpa`
-does not serve a model, it stands beside `eager`. What is not served is a row with its error. The implementations run in
-turn, and each row has the milliseconds of every round (`rounds_ms`) and how busy the host was (`load`, of `cores`).
-`prefill_ms` is a forward call over the prompt. `token_ms` is a step of `generate` after the first of 200 tokens, with a
-dynamic or a static cache; with a static one Transformers compiles steps by itself. `fc_attention` fills all caches, so
-that the memory of `eager` suffices for long prompts. `pairs` are forward calls of a token with a dynamic cache, for a
-batch of all prompts with padding on the left: the implementations take turns step by step, since a host's speed changes
-within seconds. `speed` is the median of the ratios of neighbours, with its interval of 95 %. `error` is the mean
-absolute error of logits of a short padded batch against attention in float64. Processes with the same --lock compile
-side by side, and measure one at a time while no other one compiles.
+or `smollm` (30 layers, 9 heads that share 3, head_dim 64, of the sizes of SmolLM2 135M); random weights. `eager` is the
+peer of models that `sdpa` does not serve. Where an implementation fails, the row has its error. They run in turn, and
+each row has the milliseconds of every round (`rounds_ms`) and how busy the host was (`load`, of `cores`). `prefill_ms`
+is a forward call over the prompt. `token_ms` is a step of `generate` after the first of 200 tokens, with a dynamic or a
+static cache; with a static one Transformers compiles steps by itself. `fc_attention` fills all caches, so that the
+memory of `eager` suffices for long prompts. `pairs` are forward calls of a token with a dynamic cache, for a batch of
+all prompts with padding on the left: the implementations take turns step by step, since a host's speed changes within
+seconds. `speed` is the median of the ratios of neighbours, with its interval of 95 %. `error` is the mean absolute
+error of logits of a short padded batch against attention in float64. Processes with the same --lock compile side by
+side, and measure one at a time while no other one compiles.
 """
 
 import argparse

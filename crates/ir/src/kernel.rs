@@ -135,6 +135,14 @@ impl Kernel {
         }
     }
 
+    /// The same, knowing whether it waits: that is asked for each launch.
+    pub(crate) fn finished(mut self) -> Kernel {
+        let mut waits = false;
+        self.for_each_inst(&mut |inst, _| waits |= matches!(inst, Inst::DependencyWait));
+        self.waits_for_launch_before = waits;
+        self
+    }
+
     /// Entry name in PTX.
     pub fn name(&self) -> &str {
         &self.name

@@ -23,6 +23,10 @@ instructions! {
     /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a
     /// cluster barrier, to the other blocks.
     fence_mbarrier_init() = Inst::FenceMbarrierInit;
+    /// Waits until the launches that this one depends on have ended and what they wrote is visible
+    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. A
+    /// [`Launch`](crate::Launch) of the kernel is programmatic then: it may begin before they end.
+    dependency_wait() = Inst::DependencyWait;
     /// Lets the launches that depend on this one begin, once every block has come here or ended
     /// (`griddepcontrol.launch_dependents`). Their [`dependency_wait`](Self::dependency_wait) still
     /// waits for the end of this one.
@@ -30,15 +34,6 @@ instructions! {
 }
 
 impl KernelBuilder {
-    /// Waits until the launches that this one depends on have ended and what they wrote is visible
-    /// (`griddepcontrol.wait`); before it, nothing that they write may be read. A
-    /// [`Launch`](crate::Launch) of the kernel is programmatic then: it may begin before they end.
-    #[track_caller]
-    pub fn dependency_wait(&self) {
-        self.state.borrow_mut().kernel.waits_for_launch_before = true;
-        self.emit(Inst::DependencyWait);
-    }
-
     /// Waits at barrier `id` (0..16, the same for the whole warp) until `threads` threads have come
     /// to it.
     #[track_caller]

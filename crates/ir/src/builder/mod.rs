@@ -160,7 +160,7 @@ impl KernelBuilder {
             let (kernel, errors) = (state.kernel.name, state.errors);
             return Err(BuildErrors { kernel, errors });
         }
-        Ok(Kernel { body, ..state.kernel })
+        Ok(Kernel { body, ..state.kernel }.finished())
     }
 
     /// Threads a block.

@@ -49,7 +49,8 @@ const THREADS: u32 = 1024;
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
 pub(crate) const MOST_BLOCKS: u32 = 2048;
 
-/// Sequences and row tiles that fit into shared memory beside the cuts, in the 48 KB that every card has.
+/// Up to so many sequences and row tiles are in shared memory. With the cuts they take 45 of the 48 KB that a block may
+/// declare on every card.
 const MOST_SHARED: u32 = 1024;
 
 /// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to one tile

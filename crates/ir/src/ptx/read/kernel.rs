@@ -85,7 +85,7 @@ impl PtxModule {
         let body = structured(&items, &mut || reader.fresh(RegClass::Pred, 1))?;
         let named = |(name, reg): (&String, &Reg)| (*reg, 1, name.clone());
         let names: Vec<(Reg, u32, String)> = reader.registers.iter().map(named).collect();
-        let mut kernel = Kernel {
+        let kernel = Kernel {
             params: reader.params,
             min_blocks_per_sm: entry.min_blocks_per_sm,
             max_registers: entry.max_registers,
@@ -100,10 +100,7 @@ impl PtxModule {
             frames: sites.frames,
             ..Kernel::empty(entry.name.clone(), threads)
         };
-        let mut waits = false;
-        kernel.for_each_inst(&mut |inst, _| waits |= matches!(inst, Inst::DependencyWait));
-        kernel.waits_for_launch_before = waits;
-        Ok(kernel)
+        Ok(kernel.finished())
     }
 }
 

@@ -101,27 +101,29 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             whole_end: past.select(range.end, range.whole_end),
             ..range
         };
-        let mut tile = Tile {
-            index,
-            first_key: if paired {
-                k.cluster_rank().fma(UNIT, first_key)
-            } else {
-                first_key
-            },
-            kv_head: head % kv_heads,
-            batch,
-            seen_by,
-            range,
-            order: BlockOrder::ascending(range, false),
-            next_first,
-            shift: None,
-            sequence,
+        let of_block = if paired {
+            k.cluster_rank().fma(UNIT, first_key)
+        } else {
+            first_key
         };
-        tile.shift = self.in_any_order().map(|_| {
-            let (own, order): (Val<'k, i32>, _) = ((first_key / rows).reinterpret(), &tile.order);
+        let (kv_head, order) = (head % kv_heads, BlockOrder::ascending(range, false));
+        let shift = self.in_any_order().map(|_| {
+            let own: Val<'k, i32> = (first_key / rows).reinterpret();
             let shifts = order.masked.eq(0) & own.lt(order.count) & order.count.le((SHIFTED_ROWS / rows) as i32);
             shifts.select(own, 0)
         });
+        let tile = Tile {
+            index,
+            first_key: of_block,
+            kv_head,
+            batch,
+            seen_by,
+            range,
+            order,
+            next_first,
+            shift,
+            sequence,
+        };
         tile.sequence
             .params
             .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
@@ -145,14 +147,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// tile or a later one, so that it comes to each tile of both first.
     #[track_caller]
     pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
-        match tile.shift {
-            _ if self.ordered() => tile.range.first + i,
-            None => tile.order.n_block(i),
-            Some(shift) => {
-                let (i, count) = (i + shift, tile.q_tiles());
-                tile.order.n_block(i.ge(count).select(i - count, i))
-            }
+        if self.ordered() {
+            return tile.range.first + i;
         }
+        let Some(shift) = tile.shift else {
+            return tile.order.n_block(i);
+        };
+        let (i, count) = (i + shift, tile.q_tiles());
+        tile.order.n_block(i.ge(count).select(i - count, i))
     }
 }
 
