@@ -79,11 +79,11 @@ fn compute<'k, E: SixteenBits>(
     }
     main_loop(&warp, &ring, k_place, v_place);
 
-    // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
     if shape.split {
         // Late: at the start as with work lists cost up to 1.2 us (run `overlap-h100`).
         shape.begin_next_launch(k);
     }
+    // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
     if !levers.q_in_registers {
         k.cp_async_wait(0);
     }

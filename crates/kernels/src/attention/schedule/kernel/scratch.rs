@@ -2,7 +2,7 @@
 
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-/// Where they are. Each search of the line is a chain of loads: from shared memory it takes a fifth of the time.
+/// Where they are. A search of the line is a chain of loads, and shared memory answers sooner.
 #[derive(Clone, Copy)]
 pub(super) enum Scratch<'k> {
     Shared(SharedTile<'k, u32>),
