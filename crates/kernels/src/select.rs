@@ -45,10 +45,30 @@ pub struct Choice {
 
 /// No config serves a problem on a target.
 #[derive(Clone, Debug, Error)]
-#[error("no kernel serves this problem: {}", considered.iter().map(Considered::to_string).collect::<Vec<_>>().join("; "))]
+#[error("no kernel serves this problem: {}", reasons(considered))]
 pub struct NoPlan {
     /// What was tried, and why each was refused.
     pub considered: Vec<Considered>,
+}
+
+/// Every refusal once, with the first configs that it is about.
+fn reasons(considered: &[Considered]) -> String {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for one in considered {
+        let why = one.refusal.as_ref().map_or("chosen".to_string(), Refusal::to_string);
+        let id = one.config.to_string();
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, ids)) if ids.contains(&id) => {}
+            Some((_, ids)) => ids.push(id),
+            None => reasons.push((why, vec![id])),
+        }
+    }
+    let told = reasons.iter().map(|(why, ids)| match ids.as_slice() {
+        [id] => format!("{id}: {why}"),
+        [id, rest @ ..] => format!("{id} and {} more: {why}", rest.len()),
+        [] => why.clone(),
+    });
+    told.collect::<Vec<_>>().join("; ")
 }
 
 impl fmt::Display for Considered {
@@ -215,6 +235,16 @@ mod tests {
     use super::*;
     use flashcore_ir::Target;
     use flashcore_problem::{DType, KvLengths, QLengths};
+
+    #[test]
+    fn a_reason_of_many_configs_is_said_once() {
+        let problem = Problem::named("mission").unwrap();
+        let none = select(&problem, Target::Sm75, 16, &KernelCache::default()).unwrap_err();
+        let said = none.to_string();
+        assert_eq!(said.matches("sm_75 is not supported").count(), 1, "{said}");
+        assert!(said.contains(" more: sm_75 is not supported"), "{said}");
+        assert!(none.considered.len() > 3);
+    }
 
     #[test]
     fn what_the_compiler_refuses_is_passed_over_and_told() {

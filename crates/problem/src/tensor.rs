@@ -408,7 +408,7 @@ fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8
     let message = if given < needed {
         format!("{tensor} needs {needed} bytes for its shape and strides; the buffer has {given}")
     } else if !(bytes.as_ptr() as usize).is_multiple_of(size) {
-        format!("{tensor}'s data is not aligned to its {dtype} elements ({size} bytes)")
+        format!("{tensor}'s data is not aligned to its {dtype} elements ({size} bytes); copy it to memory that is")
     } else {
         return Ok(());
     };

@@ -333,7 +333,7 @@ fn short_and_misaligned_buffers() {
         TensorView::new("v", DType::F32, Layout::bshd([1, 1, 1, 8]), &bytes[2..])
             .unwrap_err()
             .to_string(),
-        "v's data is not aligned to its f32 elements (4 bytes)"
+        "v's data is not aligned to its f32 elements (4 bytes); copy it to memory that is"
     );
     let mut overlapping = layout;
     overlapping.strides[1] = 4;
