@@ -168,6 +168,15 @@ pub const SEEDS_GAIN: f64 = 0.10;
 pub const SEEDS_SHAPES: usize = 2;
 
 impl Report {
+    /// That no subject has a label that begins like this, if none has: nothing was compared with it.
+    pub fn lacks(&self, label: &str) -> Option<String> {
+        let mut subjects = self.results.iter().flat_map(|result| &result.measurement.subjects);
+        let is_there = subjects.any(|subject| subject.info.label.starts_with(label));
+        (!is_there && !self.results.is_empty()).then(|| {
+            format!("no subject's label begins with `{label}`, the baseline that was asked for; another was taken")
+        })
+    }
+
     /// An empty report.
     pub fn new(run: RunIdentity, options: Options, floor_us: Option<f64>) -> Report {
         Report {

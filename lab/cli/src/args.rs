@@ -27,28 +27,28 @@ pub(crate) struct ProblemArgs {
 #[command(next_help_heading = "Problem")]
 struct ProblemFlags {
     /// Sequences in the batch
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     batch: Option<usize>,
     /// Query heads
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     heads: Option<usize>,
     /// Key/value heads; heads must be a multiple of it
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     kv_heads: Option<usize>,
     /// Query rows and keys
-    #[arg(long, value_name = "N", conflicts_with_all = ["seq_q", "seq_kv"])]
+    #[arg(long, value_name = "N", value_parser = count, conflicts_with_all = ["seq_q", "seq_kv"])]
     seq: Option<usize>,
     /// Query rows
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     seq_q: Option<usize>,
     /// Keys
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     seq_kv: Option<usize>,
     /// Columns of Q and K: a multiple of 8 up to 256
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     head_dim: Option<usize>,
     /// Columns of V and of the output, if they differ from those of Q and K
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     head_dim_v: Option<usize>,
     /// Element type: f32, fp16, bf16, e4m3 (fp8 with scales; the output is bf16)
     #[arg(long, value_parser = dtype)]
@@ -93,7 +93,7 @@ struct ProblemFlags {
     #[arg(long)]
     deterministic: bool,
     /// Split keys every KEYS of them, and choose a kernel, whatever the batch is
-    #[arg(long, value_name = "KEYS")]
+    #[arg(long, value_name = "KEYS", value_parser = count)]
     batch_invariant: Option<usize>,
     /// Memory order of all four tensors
     #[arg(long, value_enum)]
@@ -127,6 +127,13 @@ enum LayoutArg {
 
 pub(crate) fn dtype(name: &str) -> Result<DType, String> {
     DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
+}
+
+/// A number of sequences, heads, rows or columns; the problem says which numbers it takes.
+fn count(text: &str) -> Result<usize, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| "write a whole number, e.g. 64".to_string())
 }
 
 fn window(text: &str) -> Result<Mask, String> {
@@ -216,7 +223,17 @@ impl ProblemArgs {
         if let Some(keys) = flags.batch_invariant {
             builder = builder.batch_invariant(keys);
         }
-        Ok(builder.build()?)
+        let problem = builder.build()?;
+        // Flags that would change nothing: what was meant is something else.
+        if flags.deterministic && problem.direction() == Direction::Forward {
+            let why = "--deterministic is for backward passes: every forward pass is";
+            return Err(Failure::usage(why).help("leave it out, or add --backward"));
+        }
+        if flags.top_left && problem.mask().is_full() {
+            let why = "--top-left moves a mask, and this problem has none";
+            return Err(Failure::usage(why).help("add --causal or --window L,R"));
+        }
+        Ok(problem)
     }
 }
 
@@ -309,7 +326,7 @@ pub(crate) fn axes(text: &str, rest: u32) -> Result<[u32; 3], String> {
 }
 
 pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
-    let close = |name: &str| name.starts_with(given) || strsim::levenshtein(name, given) <= 2;
+    let close = |name: &str| !given.is_empty() && (name.starts_with(given) || strsim::levenshtein(name, given) <= 2);
     let names = NAMED_PROBLEMS.iter().map(|named| named.name);
     names.filter(|name| close(name)).collect()
 }
@@ -395,5 +412,6 @@ mod tests {
         assert_eq!(similar_problems("misson"), ["mission"]);
         assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
         assert!(similar_problems("whisper").is_empty());
+        assert!(similar_problems("").is_empty());
     }
 }

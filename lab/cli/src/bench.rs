@@ -19,6 +19,7 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::own::OwnArgs;
+use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
 use crate::{BAD, Failure, GOOD, Outcome, Page, StoreArgs, args, in_place, kernels, machine, own, style, worker};
 
@@ -57,7 +58,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "KEEP", num_args = 0..=1, require_equals = true, default_missing_value = "8")]
     sweep: Option<usize>,
     /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer;
-    /// of backward passes also fa3-deterministic
+    /// of backward passes also fa3-deterministic; on the CPU torch/sdpa, torch/math
     #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
     peers: Vec<String>,
     /// The subject to compare with, by its label or a prefix of it [default: the first peer]
@@ -90,18 +91,22 @@ Sets:
   acceptance  B1/2 H8, B1 H16, B4 H12 D64 and B1 H8 D128, S512, full and causal: what `gate` judges
   canonical   head_dim 64, 128, 256 × 512 to 16k × full and causal; 16,384 tokens, hidden 2,048
   llama       32/8 heads, D128, causal prefill of 8k
-  decode      32/8 heads, D128, one row against 4k to 128k keys; the same as `paged` in contiguous caches
+  decode      32/8 heads, D128, one row against 4k to 128k keys; the same as `paged` in contiguous
+              caches
   all         every one of them
   fp8         e4m3 with scales: head_dim 128, 256 × 8k, 16k × full and causal
-  varlen      packed prompts, 32/8 heads, D128: 16 of 100 to 4,000, 128 of 16 to 512, 4 of 8k, 16 of 2k
+  varlen      packed prompts, 32/8 heads, D128: 16 of 100 to 4,000, 128 of 16 to 512, 4 of 8k,
+              16 of 2k
   paged       one row of 1 to 256 sequences against caches of 512 to 32k keys, pages of 16, 64, 128
   mixed       a chunk of 2k rows at 8k keys with 63 rows at 4k, in one call; chunks alone
-  head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k too
-  backward    backward passes: canonical at 512, 2k, 8k, 16k, llama, and packed documents of 200 to 3,446
+  head-sizes  head_dim 96, 192, and 192 with values of 128, × 4k × full and causal; the last at 8k
+              too
+  backward    backward passes: canonical at 512, 2k, 8k, 16k, llama, and packed documents of 200 to
+              3,446
 
 Q*K alone:
-  flashcore bench scores [PROBLEMS]   scale * Q*K^T by tensor cores, by FMAs and by cuBLAS, scores written,
-                                      every key, without attention; nothing is kept
+  flashcore bench scores [PROBLEMS]   scale * Q*K^T by tensor cores, by FMAs and by cuBLAS, scores
+                                      written, every key, without attention; nothing is kept
 
 Sweeps:
   flashcore bench mission llama --kernel ids.txt --sweep
@@ -113,8 +118,8 @@ Kernels that depend on the problem:
   near        the same, and 12 to 24 kernels that differ from it a little
 
 Verdicts compare the interval of the ratio with a difference of 1 % (--threshold): SAME, FASTER,
-  SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not settled
-  after warming up.
+  SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not
+  settled after warming up.
 
 Kernels of your own run in another process: one that hangs, crashes or is wrong is left out, and the
   others are timed without it.
@@ -123,67 +128,8 @@ Environment:
   FLASHCORE_PYTHON   the Python with PyTorch and flashcore [default: python3]
   FLASHCORE_FA3      FlashAttention-3's library, or a folder with it [default: in xformers]
 
-Exit codes: 0 done, 1 a kernel was rejected, hung or crashed, or the rule does not hold, 2 usage, 3 environment, or
-  the rule cannot be judged";
-
-/// How to measure.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "Protocol")]
-pub(crate) struct ProtocolArgs {
-    /// hot (back to back), cold (L2 flushed), sustained (half a second each), screen (hot, but brief)
-    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot")]
-    mode: Vec<Mode>,
-    /// Most seconds for the rounds of one problem in one mode; three rounds are always made
-    #[arg(long, value_name = "SECONDS")]
-    budget: Option<f64>,
-    /// Untimed run time of a subject before each batch of a long kernel in hot mode
-    #[arg(long, value_name = "MILLISECONDS")]
-    steady_lead: Option<f64>,
-    /// Rounds of the sustained mode [default: 8]; --budget does not end them
-    #[arg(long, value_name = "N")]
-    sustained_rounds: Option<u32>,
-    /// Difference that matters, such as 1% or 0.01
-    #[arg(long, value_name = "SHARE", value_parser = share)]
-    threshold: Option<f64>,
-    /// Launch one by one instead of in graphs: short kernels then wait for the host
-    #[arg(long)]
-    plain: bool,
-    /// Seed of the order within rounds
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-}
-
-impl ProtocolArgs {
-    pub(crate) fn request(&self, device: &Device) -> Request {
-        let mut options = options(device);
-        if let Some(threshold) = self.threshold {
-            options.threshold = threshold;
-            options.precision = threshold / 2.0;
-        }
-        options.budget_ms = self.budget.map_or(options.budget_ms, |seconds| seconds * 1e3);
-        options.steady_lead_us = self.steady_lead.map_or(options.steady_lead_us, |ms| ms * 1e3);
-        options.sustained_rounds = self.sustained_rounds.unwrap_or(options.sustained_rounds);
-        options.seed = self.seed.unwrap_or(options.seed);
-        Request {
-            modes: self.mode.clone(),
-            options,
-            plain: self.plain,
-            ..Request::default()
-        }
-    }
-}
-
-/// `3%` or `0.03`.
-pub(crate) fn share(text: &str) -> Result<f64, String> {
-    let (number, scale) = match text.trim().strip_suffix('%') {
-        Some(percent) => (percent.trim(), 100.0),
-        None => (text.trim(), 1.0),
-    };
-    match number.parse::<f64>() {
-        Ok(value) if value > 0.0 && value / scale < 1.0 => Ok(value / scale),
-        _ => Err("write a share above 0 and below 1 as 3% or 0.03".to_string()),
-    }
-}
+Exit codes: 0 done, 1 a kernel was rejected, hung or crashed, or the rule does not hold, 2 usage,
+  3 environment, or the rule cannot be judged";
 
 pub(crate) fn options(device: &Device) -> Options {
     match device.context() {
@@ -197,6 +143,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     if scores {
         check_scores(args)?;
     }
+    // Before minutes of measuring.
+    args.markdown
+        .iter()
+        .chain(&args.csv)
+        .try_for_each(|file| style::folder_of(file))?;
     let device = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
         (true, "best") => machine::device("cuda")?,
@@ -233,7 +184,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     };
     let store = args.keep.path()?.filter(|_| !scores);
     let deadline = args.own.deadline();
-    let report = bench(&device, &request, &args.peers, deadline, store.as_deref(), args.json)?;
+    let mut report = bench(&device, &request, &args.peers, deadline, store.as_deref(), args.json)?;
+    if let Some(note) = args.baseline.as_deref().and_then(|label| report.lacks(label)) {
+        style::note(&note);
+        report.notes.push(note);
+    }
     if let Some(path) = &args.markdown {
         style::write(path, table::markdown(&report))?;
     }
@@ -473,21 +428,6 @@ impl From<BenchError> for Failure {
                 .help("name another folder with --store; `bench` and `compare` keep nothing with --no-store"),
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_written_either_way() {
-        assert_eq!(share("3%"), Ok(0.03));
-        assert_eq!(share(" 0.5 % "), Ok(0.005));
-        assert_eq!(share("0.03"), Ok(0.03));
-        for wrong in ["3", "-1%", "x", "100%", "0"] {
-            assert!(share(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -6,8 +6,9 @@ use flashcore_bench::compare::{Comparison, Side, compare};
 use flashcore_bench::{Options, Own, Request, table};
 use serde_json::json;
 
-use crate::bench::{ProtocolArgs, bench, cases, share, standings_text};
+use crate::bench::{bench, cases, standings_text};
 use crate::own::OwnArgs;
+use crate::protocol::{ProtocolArgs, share};
 use crate::{Failure, Outcome, Page, StoreArgs, machine, style};
 
 /// Compare two kernels, evidence files, runs or revisions
@@ -61,6 +62,11 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
         let label = |name: String| name.parse::<KernelId>().map_or(name, |id| id.to_string());
         let labels: Vec<String> = labels.into_iter().map(label).collect();
         let (a, b) = (&labels[0], &labels[1]);
+        if a == b {
+            return Err(Failure::usage(format!(
+                "A and B are the same kernel, {a}; name two kernels"
+            )));
+        }
         let request = Request {
             cases: cases(&args.on, None)?,
             kernels: labels.clone(),
@@ -70,10 +76,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
         };
         let (peers, deadline) = (["none".to_string()], args.own.deadline());
         let report = bench(&device, &request, &peers, deadline, store.as_deref(), true)?;
-        let why = report.results.iter().flat_map(|result| &result.absent);
-        let why: Vec<String> = why.map(|(label, reason)| format!("{label}: {reason}")).collect();
-        Comparison::of_report(&report, a, b)
-            .map_err(|error| Failure::from(error).help(why.first().cloned().unwrap_or_default()))?
+        let mut absent = report.results.iter().flat_map(|result| &result.absent);
+        Comparison::of_report(&report, a, b).map_err(|error| match absent.next() {
+            // Nothing was compared because a kernel did not run: that is the error.
+            Some((label, reason)) => Failure::usage(format!("{label} was not timed: {reason}")),
+            None => Failure::from(error),
+        })?
     } else {
         let store = store.unwrap_or_default();
         let [a, b] = [&args.a, &args.b].map(|name| Side::named(name, &store));

@@ -51,7 +51,11 @@ Exit codes: 0 done, 1 a kernel's result was wrong, 2 usage, 3 environment";
 
 pub(crate) fn run(args: &DeviceArgs) -> Result<Outcome, Failure> {
     if let Some(path) = &args.rates {
-        return show(&DeviceRates::read(path)?, &path.display().to_string(), args.json);
+        return show(
+            &DeviceRates::read(path).map_err(Failure::usage)?,
+            &path.display().to_string(),
+            args.json,
+        );
     }
     let info = chosen(&args.device)?;
     let identity = DeviceIdentity::cuda(&info);

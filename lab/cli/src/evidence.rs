@@ -220,12 +220,7 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
             let why = "that run has profiles and no times";
             return Err(Failure::usage(why).help("`flashcore bench` makes times; `evidence show` prints profiles"));
         }
-        return Err(match store.runs(&Selector::All)?.is_empty() {
-            true => Failure::usage(format!("{} has no run yet", store.path().display()))
-                .help("`flashcore bench` makes one; --store FOLDER names another store"),
-            false => Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
-                .help("`flashcore evidence` lists the runs"),
-        });
+        return Err(no_run(store, name)?);
     };
     let mut recorded = store.measurements(run)?;
     if let Some(label) = baseline {
@@ -241,7 +236,21 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
     Ok(Report::of_evidence(run, recorded))
 }
 
+/// Why a store has no run of that name.
+fn no_run(store: &Store, name: &str) -> Result<Failure, Failure> {
+    Ok(match store.runs(&Selector::All)?.is_empty() {
+        true => Failure::usage(format!("{} has no run yet", store.path().display()))
+            .help("`flashcore bench` makes one; --store FOLDER names another store"),
+        false => Failure::usage(format!("no run has a key or a revision that begins with `{name}`"))
+            .help("`flashcore evidence` lists the runs"),
+    })
+}
+
 fn export(store: &Store, run: &str, format: Format, output: Option<&Path>) -> Result<(), Failure> {
+    // `all` of an empty store is nothing; a run that is asked for must be there.
+    if run != "all" && store.runs(&selector(run))?.is_empty() {
+        return Err(no_run(store, run)?);
+    }
     let mut text = Vec::new();
     match format {
         Format::Jsonl => store.export_jsonl(&selector(run), &mut text)?,

@@ -102,7 +102,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
         return Ok(Outcome::Clean);
     }
     let measured = match &args.rates {
-        Some(path) => Some(DeviceRates::read(path)?.card()),
+        Some(path) => Some(DeviceRates::read(path).map_err(Failure::usage)?.card()),
         None => cost::kept_rates(card),
     };
     let steps: Vec<Explained<'_>> = choice.plan.steps().map(|step| Explained::new(step, card)).collect();

@@ -9,7 +9,7 @@ use flashcore_bench::gate::{examine, judge};
 use flashcore_check::mutate::Operator;
 use serde_json::json;
 
-use crate::bench::share;
+use crate::protocol::share;
 use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, check, kernels, machine, style};
 
 /// Cards whose kernels are judged: one without warpgroup instructions, one with them.
@@ -76,11 +76,15 @@ Examples:
 Environment:
   FLASHCORE_PTXAS   an offline ptxas, which tells spills
 
-Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --strict and a check that
-  could not be judged";
+Exit codes: 0 nothing failed, 1 a check failed, 2 usage, 3 environment, or --strict and a check
+  that could not be judged";
 
 pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
+    args.markdown
+        .iter()
+        .chain(&args.write)
+        .try_for_each(|file| style::folder_of(file))?;
     let store = args.keep.path()?.unwrap_or_default();
     let evidence = args
         .evidence

@@ -71,7 +71,8 @@ struct ExportArgs {
 Environment:
   FLASHCORE_PYTHON   the Python to use, with PyTorch [default: python3]
 
-Exit codes: 0 passes, 1 fails a check, hangs or faults, 2 usage or a task that cannot be judged, 3 environment")]
+Exit codes: 0 passes, 1 fails a check, hangs or faults, 2 usage or a task that cannot be judged,
+  3 environment")]
 struct VerifyArgs {
     /// Folder of the task
     #[arg(value_name = "DIR")]

@@ -5,7 +5,7 @@ use flashcore_ir::{PROFILES, Target};
 use flashcore_problem::NAMED_PROBLEMS;
 use serde_json::{Value, json};
 
-use crate::{Card, DIM, Failure, HEAD, Outcome, Page, args, kernels, levers, machine, museum, style};
+use crate::{Card, DIM, Failure, Given, HEAD, Outcome, Page, args, kernels, levers, machine, museum, style};
 
 /// List problems, kernels, levers, profiles, the ladder, the museum or devices
 #[derive(Args)]
@@ -47,9 +47,12 @@ enum What {
     Devices,
 }
 
-pub(crate) fn run(args: &ListArgs) -> Result<Outcome, Failure> {
+pub(crate) fn run(args: &ListArgs, given: &Given) -> Result<Outcome, Failure> {
     if args.kernel.is_some() && args.what != Some(What::Levers) {
         return Err(Failure::usage("--kernel is for `list levers`"));
+    }
+    if args.what != Some(What::Ladder) {
+        given.forbid(&["problem", "profile"], "this list; it is for `list ladder`")?;
     }
     let usual = [What::Problems, What::Kernels, What::Profiles];
     let asked = args.what.as_ref().map_or(usual.as_slice(), std::slice::from_ref);

@@ -28,6 +28,7 @@ mod parity;
 mod plans;
 mod profile;
 mod progress;
+mod protocol;
 mod report;
 mod reproduce;
 mod run;
@@ -128,7 +129,7 @@ enum Command {
     /// Run candidates for `flashcore tune`, which starts it
     ///
     /// Reads one JSON object per line from standard input (a device first) and writes one reply per line to
-    /// standard output, until the input ends. docs/tune.md has the protocol.
+    /// standard output, until the input ends. docs/tune-protocols.md has the protocol.
     Worker(worker::WorkerArgs),
 }
 
@@ -150,9 +151,20 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// With `-1` as a value of every flag, which says what it allows; without this the error is about a flag named -1.
+fn commands(command: clap::Command) -> clap::Command {
+    let takes_a_number = |arg: &clap::Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+    command
+        .mut_args(|arg| match takes_a_number(&arg) && !arg.is_allow_hyphen_values_set() {
+            true => arg.allow_negative_numbers(true),
+            false => arg,
+        })
+        .mut_subcommands(commands)
+}
+
 fn main() -> ExitCode {
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
-    let parsed = Cli::command()
+    let parsed = commands(Cli::command())
         .try_get_matches()
         .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&matches))));
     let (cli, given) = match parsed {
@@ -169,7 +181,7 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Check(args)) => check::run(&args, &given),
         Some(Command::Explain(args)) => explain::run(&args, &given),
-        Some(Command::List(args)) => list::run(&args),
+        Some(Command::List(args)) => list::run(&args, &given),
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Parity(args)) => parity::run(&args),
         Some(Command::Gate(args)) => gate::run(&args),
@@ -188,5 +200,34 @@ fn main() -> ExitCode {
     match outcome {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The ends of help texts are laid out by hand; clap wraps what is longer, which breaks their columns.
+    #[test]
+    fn the_ends_of_help_fit_a_line() {
+        fn walk(command: &clap::Command) {
+            let ends = [command.get_after_help(), command.get_after_long_help()];
+            for line in ends
+                .into_iter()
+                .flatten()
+                .flat_map(|end| end.to_string().lines().map(str::to_string).collect::<Vec<_>>())
+            {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(walk);
+        }
+        walk(&Cli::command());
+    }
+
+    #[test]
+    fn negative_numbers_are_values() {
+        let parsed = commands(Cli::command()).try_get_matches_from(["flashcore", "run", "--seed", "-1"]);
+        let message = parsed.expect_err("a seed is not negative").to_string();
+        assert!(message.contains("invalid value '-1' for '--seed <N>'"), "{message}");
     }
 }

@@ -69,8 +69,8 @@ Environment:
 Tables from measurements:
   flashcore bench canonical --kernel near --sweep=2 --peers none --json > near.json
   flashcore plans --of near.json --out table.json
-  A problem gets a row if the fastest kernel was at least 1 % faster than the choice of the heuristics,
-  in the same rounds, and the 99 % interval of the gain excludes 0.
+  A problem gets a row if the fastest kernel was at least 1 % faster than the choice of the
+  heuristics, in the same rounds, and the 99 % interval of the gain excludes 0.
 
 Exit codes: 0 done, 1 a table that is used here has an error, 2 usage, 3 environment";
 
@@ -240,7 +240,8 @@ fn judged_line(one: &Judged) -> String {
 }
 
 fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
-    let bad = |reason: String| Failure::failed(format!("{}: {reason}", file.display()));
+    let bad = |reason: String| Failure::usage(format!("{}: {reason}", file.display()));
+    let other = |reason: String| bad(format!("{reason}; give the output of `flashcore bench --json`"));
     if file.is_dir() {
         let header = read_header(file)?;
         let board = board_of(file)?.ok_or_else(|| bad("there is no leaderboard: resume the run".to_string()))?;
@@ -249,9 +250,11 @@ fn judged(file: &Path) -> Result<(PlanDevice, Vec<Judged>), Failure> {
         return Ok((device, vec![plans::judge_board(&header, &board)]));
     }
     let text = std::fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
-    let mut value: Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
-    let report: Report = serde_json::from_value(value["report"].take())
-        .map_err(|error| bad(format!("{error}; give the output of `flashcore bench --json`")))?;
+    let mut value: Value = serde_json::from_str(&text).map_err(|error| other(format!("not JSON: {error}")))?;
+    let report = value.get_mut("report").map(Value::take);
+    let report = report.ok_or_else(|| other("it has no report".to_string()))?;
+    let report: Report =
+        serde_json::from_value(report).map_err(|error| other(format!("not a report of this version: {error}")))?;
     Ok((plans::device_of(&report.run.device), plans::of_report(&report)))
 }
 

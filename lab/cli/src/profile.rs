@@ -31,14 +31,16 @@ use crate::{
 /// PROGRAM > FILE.csv`.
 #[derive(Args)]
 #[command(after_help = "\
-Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM, device memory >= 65 %
+Goals: SM >= 70 %, tensor cores >= 30 %; where device memory is busier than the SM,
+  device memory >= 65 %
 
 Environment:
   FLASHCORE_NCU      the ncu to use, in place of the one on PATH
   FLASHCORE_PYTHON   the Python with PyTorch and flashcore, for --peers [default: python3]
   FLASHCORE_FA3      FlashAttention-3's library, or a folder with it
 
-Exit codes: 0 profiled or predicted, 1 failed or a kernel of your own is not right, 2 usage, 3 no such device or no permission")]
+Exit codes: 0 profiled or predicted, 1 failed or a kernel of your own is not right, 2 usage,
+  3 no such device or no permission")]
 pub(crate) struct ProfileArgs {
     #[command(flatten)]
     problem: ProblemArgs,

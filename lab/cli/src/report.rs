@@ -92,12 +92,7 @@ impl ReportArgs {
                 return Err(Failure::usage(why));
             }
         };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        match folder.filter(|folder| !folder.is_dir()) {
-            Some(folder) => Err(Failure::usage(format!("there is no folder {}", folder.display()))
-                .help("make it first, or name a file in another folder with -o")),
-            None => Ok(form),
-        }
+        style::folder_of(path).map(|()| form)
     }
 
     fn document(&self, Sources { gathered, searches }: &Sources) -> Document {

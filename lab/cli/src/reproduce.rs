@@ -9,6 +9,7 @@ use flashcore_bench::{DeviceIdentity, Interval, Options, Request, revision};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::protocol::seconds;
 use crate::sources::{SourceArgs, Sources};
 use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 
@@ -24,8 +25,8 @@ Examples:
   flashcore reproduce 3f0a9c1d2e evidence/h200 --json  a published one (in the repository)
   flashcore reproduce 3f0a9c1d2e --run                 measured again here
 
-Exit codes: 0 shown, or measured and the intervals overlap or cannot be compared; 1 they do not, or it
-  cannot be measured; 2 usage; 3 no such device")]
+Exit codes: 0 shown, or measured and the intervals overlap or cannot be compared; 1 they do not, or
+  it cannot be measured; 2 usage; 3 no such device")]
 pub(crate) struct ReproduceArgs {
     /// An evidence id of a report, or its first digits
     #[arg(value_name = "EVIDENCE_ID")]
@@ -39,7 +40,7 @@ pub(crate) struct ReproduceArgs {
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
     /// Most seconds for the rounds [default: as recorded]
-    #[arg(long, value_name = "SECONDS", requires = "run")]
+    #[arg(long, value_name = "SECONDS", requires = "run", value_parser = seconds)]
     budget: Option<f64>,
     /// Keep no samples
     #[arg(long, requires = "run")]

@@ -154,6 +154,16 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
+/// Refuses a file to write whose folder is not there.
+pub(crate) fn folder_of(path: &Path) -> Result<(), Failure> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder.filter(|folder| !folder.is_dir()) {
+        Some(folder) => Err(Failure::usage(format!("there is no folder {}", folder.display()))
+            .help("make it first, or name a file in another folder")),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let failed = |error| Failure::failed(format!("cannot write {}: {error}", path.display()));
     std::fs::write(path, bytes).map_err(failed)

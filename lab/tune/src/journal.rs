@@ -261,6 +261,9 @@ pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
         schema: u32,
     }
     let path = folder.join(RUN);
+    if !path.exists() {
+        return Err(TuneError::file(folder, format!("there is no run in it: no {RUN}")));
+    }
     let version: Version = read_json(&path).map_err(|error| TuneError::file(&path, error))?;
     if version.schema != SCHEMA {
         let reason = format!("a run with schema {}; this program reads {SCHEMA}", version.schema);

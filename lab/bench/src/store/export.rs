@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::read::RunRow;
 use super::{Selector, Store, failed, inaccessible, split};
-use crate::Result;
+use crate::{BenchError, Result};
 
 /// What an import brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,14 +76,17 @@ impl Store {
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported> {
         let bytes = std::fs::read(file).map_err(inaccessible(file))?;
         let mut runs = Vec::new();
+        // The file was given; nothing is wrong with the store.
+        let wrong = |why: String| BenchError::Given(format!("{}: {why}", file.display()));
         for (part, first) in split(&bytes) {
-            let run = RunRow::scan(file, part, first)?.ok_or_else(|| failed(file, "it has no whole line"))?;
+            let run = RunRow::scan(file, part, first)?;
+            let run = run.ok_or_else(|| wrong("it has no whole line, so no run".to_string()))?;
             run.read()?;
             run.read_profiles()?;
             // The key becomes the name of a file.
             if run.key.is_empty() || !run.key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
                 let why = format!("`{}` is no key: letters, digits and - are", run.key);
-                return Err(failed(file, why));
+                return Err(wrong(why));
             }
             runs.push(run);
         }

@@ -114,14 +114,15 @@ Examples:
   flashcore tune --device cuda:0 --workers 'ssh HOST flashcore worker'
 
 Verdicts, in the order of the gates:
-  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by time SLOWER, AMBIGUOUS (no clear
-  gain) or FASTER: at least 3 % faster than the best when it was proposed, and the interval excludes 0.
+  REFUSED, BUILD_FAILED, LAUNCH_FAILED, HUNG, WRONG, UNSTABLE, then by time SLOWER, AMBIGUOUS (no
+  clear gain) or FASTER: at least 3 % faster than the best when it was proposed, and the interval
+  excludes 0.
 
 Ctrl-C ends the search after the candidates in progress and prints how to continue; a second Ctrl-C
 ends it at once. SIGTERM and SIGHUP (not under nohup) do the same.
 
-Exit codes: 0 done; 1 nothing could be timed, the default failed, the proposer died or the plan table
-  could not be written; 2 usage; 3 environment; 130 interrupted by one of these signals";
+Exit codes: 0 done; 1 nothing could be timed, the default failed, the proposer died or the plan
+  table could not be written; 2 usage; 3 environment; 130 interrupted by one of these signals";
 
 /// The strategy's name of a run with a proposer: this prefix and the command.
 pub(crate) const OUTSIDE: &str = "outside: ";

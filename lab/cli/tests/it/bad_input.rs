@@ -157,7 +157,10 @@ const USAGE: &[(&str, &str)] = &[
         "run --batch 99999999999999999999999",
         "invalid value '99999999999999999999999' for '--batch <N>'",
     ),
-    ("run --batch -1", "unexpected argument '-1'"),
+    (
+        "run --batch -1",
+        "invalid value '-1' for '--batch <N>': write a whole number",
+    ),
     ("run --softcap 0", "softcap is 0; it must be finite, from 1e-5 to 1e3"),
     ("run --softcap nan", "softcap is NaN"),
     (
@@ -289,14 +292,50 @@ const USAGE: &[(&str, &str)] = &[
         "bench tiny --device cpu --kernel wgmma/none*",
         "no kernel's id begins with `wgmma/none`",
     ),
-];
-
-/// The same for what makes sense and cannot be done.
-const REFUSED: &[(&str, &str)] = &[
     (
         "device --rates no/such.json",
         "no/such.json: No such file or directory (os error 2); `flashcore device --measure` measures anew",
     ),
+    (
+        "explain --rates no/such.json",
+        "`flashcore device --measure` measures anew",
+    ),
+    (
+        "bench tiny --device cpu --csv no/such/x.csv",
+        "there is no folder no/such help: make it first",
+    ),
+    ("gate --write no/such/x.json", "there is no folder no/such"),
+    ("bench tiny --budget nan", "write seconds above 0, e.g. 2 or 0.5"),
+    ("reproduce 3f0a9c1d2e --budget 0", "write seconds above 0"),
+    // Flags that would change nothing.
+    (
+        "run tiny --deterministic",
+        "--deterministic is for backward passes: every forward pass is help: leave it out, or add --backward",
+    ),
+    (
+        "explain --top-left",
+        "--top-left moves a mask, and this problem has none help: add --causal or --window L,R",
+    ),
+    (
+        "list problems --profile l4",
+        "--profile is not for this list; it is for `list ladder`",
+    ),
+    ("list --problem mission", "--problem is not for this list"),
+    (
+        "parity 2 --device cpu --family wgmma",
+        "--family wgmma is a family of GPU kernels, and the device is the CPU",
+    ),
+    (
+        "compare cpu/m16n16 cpu/m16n16 --on tiny --no-store",
+        "A and B are the same kernel, cpu/m16n16; name two kernels",
+    ),
+    // Numbers below 0 are values, not flags.
+    ("run --seed -1", "invalid value '-1' for '--seed <N>'"),
+    ("tune --budget -5", "write trials as 200, or time as 90s, 5m or 1h"),
+];
+
+/// The same for what makes sense and cannot be done.
+const REFUSED: &[(&str, &str)] = &[
     (
         "explain --dtype e4m3",
         "scalar does not serve e4m3 tensors; family wgmma does, on Hopper",

@@ -105,7 +105,24 @@ fn charts_are_drawn_from_evidence() {
         at("one")
     ));
     shown(&format!("evidence export --store {} -o {}", at("one"), at("one.jsonl")));
+    // A baseline that nothing has is told of; no run is exported in place of one that is not there.
+    let ran =
+        flashcore("bench tiny --device cpu --peers none --no-store --kernel cpu/m16n16 --budget 0.01 --baseline fa3");
+    assert!(
+        ran.code == 0 && words(&ran.stderr).contains("note: no subject's label begins with `fa3`"),
+        "{}",
+        ran.stderr
+    );
+    std::fs::write(at("empty.jsonl"), "").expect("a file");
     for (arguments, said) in [
+        (
+            format!("evidence export nope --store {store}"),
+            "no run has a key or a revision that begins with `nope`",
+        ),
+        (
+            format!("evidence import {} --store {store}", at("empty.jsonl")),
+            "empty.jsonl: it has no whole line, so no run",
+        ),
         (
             // Two batches of one shape would be one point.
             format!("evidence --no-store chart lines {of_export}"),

@@ -135,7 +135,9 @@ impl Outside {
             insights: advisor.map(Insights::new),
         };
         let mut words = command.split_whitespace();
-        let program = words.next().ok_or_else(|| outside.failed("name a program"))?;
+        let program = words
+            .next()
+            .ok_or_else(|| TuneError::bad("proposer", "``", "a program and its arguments"))?;
         let partner = Partner::start(Command::new(program).args(words));
         outside.partner = Some(partner.map_err(|reason| outside.failed(reason))?);
         Ok(outside)

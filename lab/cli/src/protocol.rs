@@ -1,0 +1,93 @@
+//! The flags that say how to measure, which `bench` and `compare` have.
+
+use clap::Args;
+use flashcore::Device;
+use flashcore_bench::{Mode, Request};
+
+use crate::bench::options;
+
+/// How to measure.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Protocol")]
+pub(crate) struct ProtocolArgs {
+    /// hot (back to back), cold (L2 flushed), sustained (half a second each), screen (hot, but brief)
+    #[arg(long, value_name = "MODES", value_delimiter = ',', default_value = "hot")]
+    mode: Vec<Mode>,
+    /// Most seconds for the rounds of one problem in one mode; three rounds are always made
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) budget: Option<f64>,
+    /// Untimed run time of a subject before each batch of a long kernel in hot mode
+    #[arg(long, value_name = "MILLISECONDS")]
+    steady_lead: Option<f64>,
+    /// Rounds of the sustained mode [default: 8]; --budget does not end them
+    #[arg(long, value_name = "N")]
+    sustained_rounds: Option<u32>,
+    /// Difference that matters, such as 1% or 0.01
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    threshold: Option<f64>,
+    /// Launch one by one instead of in graphs: short kernels then wait for the host
+    #[arg(long)]
+    plain: bool,
+    /// Seed of the order within rounds
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+}
+
+impl ProtocolArgs {
+    pub(crate) fn request(&self, device: &Device) -> Request {
+        let mut options = options(device);
+        if let Some(threshold) = self.threshold {
+            options.threshold = threshold;
+            options.precision = threshold / 2.0;
+        }
+        options.budget_ms = self.budget.map_or(options.budget_ms, |seconds| seconds * 1e3);
+        options.steady_lead_us = self.steady_lead.map_or(options.steady_lead_us, |ms| ms * 1e3);
+        options.sustained_rounds = self.sustained_rounds.unwrap_or(options.sustained_rounds);
+        options.seed = self.seed.unwrap_or(options.seed);
+        Request {
+            modes: self.mode.clone(),
+            options,
+            plain: self.plain,
+            ..Request::default()
+        }
+    }
+}
+
+/// A budget.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("write seconds above 0, e.g. 2 or 0.5".to_string()),
+    }
+}
+
+/// `3%` or `0.03`.
+pub(crate) fn share(text: &str) -> Result<f64, String> {
+    let (number, scale) = match text.trim().strip_suffix('%') {
+        Some(percent) => (percent.trim(), 100.0),
+        None => (text.trim(), 1.0),
+    };
+    match number.parse::<f64>() {
+        Ok(value) if value > 0.0 && value / scale < 1.0 => Ok(value / scale),
+        _ => Err("write a share above 0 and below 1 as 3% or 0.03".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_written_either_way() {
+        assert_eq!(share("3%"), Ok(0.03));
+        assert_eq!(share(" 0.5 % "), Ok(0.005));
+        assert_eq!(share("0.03"), Ok(0.03));
+        for wrong in ["3", "-1%", "x", "100%", "0"] {
+            assert!(share(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["0", "-1", "nan", "inf", "2s", ""] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(seconds("0.5"), Ok(0.5));
+    }
+}
