@@ -233,7 +233,7 @@ impl Tensor<'_> {
         let (number, place, shape, strides) = self.raw::<N>(name)?;
         let allowed = "allowed are float16, bfloat16, float32 and float8_e4m3fn";
         let Some(&(dtype, _)) = DTYPES.iter().find(|(_, known)| *known == number) else {
-            return Err(format!("{name} holds another dtype; {allowed}").into());
+            return Err(format!("{name} holds {}; {allowed}", dtype_name(number)).into());
         };
         let first = self.first()?;
         Ok(Described {
@@ -263,7 +263,7 @@ impl Tensor<'_> {
         }
         let (number, theirs, shape, strides) = self.raw::<N>(name)?;
         if number != I32 {
-            return Err(format!("{name} holds another dtype; it must be int32").into());
+            return Err(format!("{name} holds {}; it must be int32", dtype_name(number)).into());
         }
         if theirs != place {
             return Err(format!("{name} is on {theirs} and q on {place}; move it there").into());
@@ -360,6 +360,33 @@ impl Described<2> {
             strides: [1],
             first: self.first,
         }
+    }
+}
+
+/// The name of a dtype by PyTorch's number, for messages.
+fn dtype_name(number: i32) -> String {
+    let names = [
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+        "float64",
+        "complex32",
+        "complex64",
+        "complex128",
+        "bool",
+    ];
+    match usize::try_from(number).ok().and_then(|number| names.get(number)) {
+        Some(name) => name.to_string(),
+        None => match number {
+            15 => "bfloat16".to_string(),
+            23 => "float8_e5m2".to_string(),
+            24 => "float8_e4m3fn".to_string(),
+            _ => format!("a dtype with PyTorch's number {number}"),
+        },
     }
 }
 

@@ -201,7 +201,7 @@ I32 = ragged.int32
 @pytest.mark.parametrize(
     "change, error, says",
     [
-        ({"cu_seqlens_q": torch.tensor([0, 2, 5])}, RuntimeError, "cu_seqlens_q holds another dtype; it must be int32"),
+        ({"cu_seqlens_q": torch.tensor([0, 2, 5])}, RuntimeError, "cu_seqlens_q holds int64; it must be int32"),
         ({"cu_seqlens_q": I32([0, 2, 6])}, RuntimeError, "cu_seqlens_q has 6 in entry 2; its tensors have 5 rows"),
         ({"cu_seqlens_q": I32([1, 2, 5])}, RuntimeError, "cu_seqlens_q starts at 1"),
         (
@@ -239,6 +239,8 @@ def test_errors_name_the_argument(change, error, says):
         ({"page_table": I32([[0, 1]])}, RuntimeError, "block_table has 1 rows; it must have one for each of 2"),
         ({"page_table": I32([[0, 1], [2, 9]])}, RuntimeError, "block_table has 9 in entry 1 of sequence 1"),
         ({"page_table": I32([[0, -1], [2, 3]])}, RuntimeError, "block_table has -1 in entry 1 of sequence 0, no page"),
+        ({"page_table": I32([0, 1])}, ValueError, r"page_table has shape \(2,\); it must be int32 of shape"),
+        ({"window_size": (3,)}, ValueError, r"window_size is \(3,\); it must be a pair"),
         ({"cache_seqlens": I32([6, 9])}, RuntimeError, "seqused_k has 9 for sequence 1; allowed are 0 to 8"),
         ({"cache_seqlens": I32([6])}, RuntimeError, "seqused_k has 1 entries"),
         ({"cu_seqlens_q": I32([0, 1])}, ValueError, "max_seqlen_q was not given"),

@@ -123,6 +123,8 @@ def test_wishes_about_the_schedule_change_nothing():
     expected = flash_attn_func(q, k, v)
     for wish in [{"num_splits": 0}, {"num_splits": 3}, {"pack_gqa": True}, {"deterministic": True}]:
         assert torch.equal(flash_attn_func(q, k, v, **wish), expected)
+    with pytest.raises(ValueError, match=r"window_size is 3; it must be a pair \(left, right\)"):
+        flash_attn_func(q, k, v, window_size=3)
     with pytest.raises(ValueError, match="num_splits is -1"):
         flash_attn_func(q, k, v, num_splits=-1)
 
@@ -130,7 +132,7 @@ def test_wishes_about_the_schedule_change_nothing():
 @pytest.mark.parametrize(
     "change, says",
     [
-        (lambda q, k, v: (q.double(), k, v), "q holds another dtype; allowed are float16"),
+        (lambda q, k, v: (q.double(), k, v), "q holds float64; allowed are float16"),
         (lambda q, k, v: (q, k.half(), v), "k holds fp16 and q f32"),
         (lambda q, k, v: (q, k, v[:, :-1]), r"v has shape \[2, 49, 2, 16\]"),
         (lambda q, k, v: (q[:0], k[:0], v[:0]), "batch is 0"),

@@ -100,6 +100,7 @@ UNSERVED = [
     ("attn_mask is given", lambda: tensors(5, 5), {"attn_mask": ONES}),
     ("query holds torch.float64", lambda: tensors(5, 5, dtype=torch.float64), {}),
     ("head_dim is 12", lambda: tensors(5, 5, dim=12), {}),
+    ("scale is not above 0", lambda: tensors(5, 5), {"scale": -0.5}),
 ]
 
 

@@ -153,7 +153,7 @@ class PeerSource:
         for name in self.wanted:
             if name not in self.found:
                 known = ", ".join(self.known)
-                reasons.setdefault(self.absent.get(name, f"no peer has this name; there are {known}"), []).append(name)
+                reasons.setdefault(self.absent.get(name, f"no peer has this name here; there are {known}"), []).append(name)
         return [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
     def peers(self, case, place, tensors):

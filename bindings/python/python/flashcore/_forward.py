@@ -8,7 +8,7 @@ import torch
 
 from . import _append, _kvcache, _lengths
 
-__all__ = ["check", "common_options"]
+__all__ = ["check", "common_options", "sides"]
 
 
 def _refuse(name: str, given: object, allowed: str) -> None:
@@ -25,11 +25,21 @@ def check(qv: object, attention_chunk: int, num_splits: int) -> None:
         raise ValueError(f"num_splits is {num_splits}; it is at least 0, where 0 leaves the choice to the library")
 
 
+def sides(window_size: Any) -> Any:
+    """`window_size`, if it is a pair."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise ValueError(
+            f"window_size is {window_size}; it must be a pair (left, right) of how many keys before and after the "
+            "diagonal are visible, -1 for all"
+        )
+    return window_size
+
+
 def common_options(
     softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, sm_margin: int
 ) -> dict[str, Any]:
     """The options that all operators have."""
-    left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in window_size)
+    left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in sides(window_size))
     options = {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
     return options | {"sm_margin": sm_margin}
 

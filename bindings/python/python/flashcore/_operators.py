@@ -21,6 +21,7 @@ from . import _fakes, _native
 # What both FlashCore and PyTorch's SDPA serve.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _HEAD_DIMS = range(8, 257, 8)
+_MOST_SCALE = 1e5  # the largest that is tested
 
 
 def _register() -> None:
@@ -410,13 +411,15 @@ def backward_varlen(
     )  # fmt: skip
 
 
-def unserved(query: torch.Tensor, value: torch.Tensor) -> str | None:
-    """Why tensors that PyTorch's SDPA serves are not served, by their dtype and head_dim; None if they are."""
+def unserved(query: torch.Tensor, value: torch.Tensor, scale: float | None = None) -> str | None:
+    """Why a call that PyTorch's SDPA serves is not served, by its dtype, head_dim and scale; None if it is."""
     if query.dtype not in _DTYPES:
         return f"query holds {query.dtype}"
     for head_dim in (query.shape[-1], value.shape[-1]):
         if head_dim not in _HEAD_DIMS:
             return f"head_dim is {head_dim}, which is not a multiple of 8 up to 256"
+    if scale is not None and not 0.0 < scale <= _MOST_SCALE:
+        return f"scale is not above 0 and at most {_MOST_SCALE:g}"  # the same for each: it is warned of once
     return None
 
 

@@ -20,7 +20,7 @@ import torch
 
 from . import _lengths
 from ._backward import _flash_attn_backward
-from ._forward import _flash_attn_forward, check, common_options
+from ._forward import _flash_attn_forward, check, common_options, sides
 
 __all__ = [
     "_flash_attn_backward",
@@ -303,6 +303,7 @@ def flash_attn_with_kvcache(
     softmax_lse : Tensor ``[batch, heads, seq_q]`` or ``[heads, total_q]``, only with `return_softmax_lse`
         Two empty tensors follow it, in the place of FlashAttention-3's partial results.
     """
+    left, right = sides(window_size)
     results = _flash_attn_forward(
         q,
         k_cache,
@@ -325,8 +326,8 @@ def flash_attn_with_kvcache(
         v_descale=v_descale,
         softmax_scale=softmax_scale,
         causal=causal,
-        window_size_left=window_size[0],
-        window_size_right=window_size[1],
+        window_size_left=left,
+        window_size_right=right,
         attention_chunk=attention_chunk,
         softcap=softcap,
         rotary_interleaved=rotary_interleaved,

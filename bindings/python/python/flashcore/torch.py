@@ -6,10 +6,11 @@
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA tensors: the calls that PyTorch gives to
-it are computed by FlashCore. On CUDA devices PyTorch chooses among its backends as before; a call with a mask, for example, goes to
-another one, which neither warns nor raises. ``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` makes it
-choose this one. Importing this module changes nothing but the list of implementations that
-`torch.nn.attention.activate_flash_attention_impl` knows.
+it are computed by FlashCore. PyTorch chooses among its backends as before. What it gives to another one neither warns
+nor raises: on CUDA devices a call with a mask, for example, and on the CPU one with dropout, of tensors that do not have
+four dimensions, or whose last dimension is not contiguous.
+``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` makes it choose this one. Importing this module changes
+nothing but the list of implementations that `torch.nn.attention.activate_flash_attention_impl` knows.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Replacement:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, attn_mask, is_causal):
+        if _refused(query, key, value, dropout_p, attn_mask, is_causal, scale):
             rest = {"attn_mask": attn_mask, "scale": scale}
             return self.previous[_CPU].call_boxed(keys, query, key, value, dropout_p, is_causal, **rest)
         key, value, is_causal, window = _top_left(query, key, value, is_causal)
@@ -94,7 +95,7 @@ class _Replacement:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, attn_mask, is_causal, gradient=True):
+        if _refused(query, key, value, dropout_p, attn_mask, is_causal, scale, gradient=True):
             saved = (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal)
             rest = {"attn_mask": attn_mask, "scale": scale}
             return self.previous[f"{_CPU}_backward"].call_boxed(keys, *saved, **rest)
@@ -115,7 +116,7 @@ class _Replacement:
         *,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, None, is_causal):
+        if _refused(query, key, value, dropout_p, None, is_causal, scale):
             options = (dropout_p, is_causal, return_debug_mask)
             return self.previous[_CUDA].call_boxed(keys, query, key, value, *options, scale=scale)
         # This operator is aligned bottom-right; SDPA calls it for causal masks of equal lengths only.
@@ -143,7 +144,7 @@ class _Replacement:
         *,
         scale: float | None = None,
     ) -> Any:
-        if _refused(query, key, value, dropout_p, None, is_causal, gradient=True):
+        if _refused(query, key, value, dropout_p, None, is_causal, scale, gradient=True):
             saved = (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k)
             options = (dropout_p, is_causal, philox_seed, philox_offset)
             return self.previous[f"{_CUDA}_backward"].call_boxed(keys, *saved, *options, scale=scale)
@@ -230,6 +231,7 @@ def _refused(
     dropout_p: float,
     attn_mask: torch.Tensor | None,
     is_causal: bool,
+    scale: float | None,
     gradient: bool = False,
 ) -> bool:
     """Whether PyTorch's kernel must compute it. Raises if strict, else warns once for each reason."""
@@ -240,7 +242,7 @@ def _refused(
         why = "attn_mask is given"
     elif value.shape[-1] != query.shape[-1]:
         why = "value has another head_dim than query"
-    elif (why := unserved(query, value)) is not None:
+    elif (why := unserved(query, value, scale)) is not None:
         pass
     elif query.numel() == 0 or key.numel() == 0:
         why = "a tensor has no elements"
@@ -281,13 +283,13 @@ def activate(*, strict: bool = False) -> None:
 
     Semantics are PyTorch's: ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. Gradients are
     computed too. PyTorch's own kernel computes what FlashCore does not serve: dropout, masks, float64, head_dim that is
-    not a multiple of 8 up to 256, and training on a GPU where FlashCore's kernel for the gradients uses no tensor
-    cores. The first call for each reason warns.
+    not a multiple of 8 up to 256, a scale that is not above 0 and at most 1e5, and training on a GPU where FlashCore's
+    kernel for the gradients uses no tensor cores. The first call for each reason warns.
 
     Parameters
     ----------
     strict : bool
-        Raise `NotImplementedError` for what is not served.
+        Raise `NotImplementedError` for what is not served, as far as PyTorch gives it to this backend.
     """
     global _strict
     _strict = strict
