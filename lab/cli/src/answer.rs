@@ -105,7 +105,12 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
     let of = gate.gradient.map_or(String::new(), |gradient| {
         format!("dq, dk and dv; {gradient}, the furthest, ")
     });
-    let text = format!("{mark}: {of}at most {error:.1e} from float64, allowed {allowed}{rows}{text}");
+    // An error that is not a number is no largest one.
+    let nan = match gate.out.nan {
+        0 => String::new(),
+        nan => format!("{} NaN, all else ", whole(nan as u64)),
+    };
+    let text = format!("{mark}: {of}{nan}at most {error:.1e} from float64, allowed {allowed}{rows}{text}");
     page.field("correct", text);
 }
 

@@ -35,9 +35,9 @@ enum Written {
     Text(String),
 }
 
-/// A mistake in an expression.
+/// A mistake in an expression, or a value that cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("`{text}` is not an expression: {why}")]
+#[error("`{text}` {why}")]
 pub struct ExpressionError {
     text: String,
     why: String,
@@ -81,7 +81,7 @@ impl Expression {
     /// # Errors
     /// A name without a value.
     pub fn value(&self, value: &dyn Fn(&str) -> Option<f64>) -> Result<f64, ExpressionError> {
-        let unknown = |name: &str| self.wrong(format!("nothing is named `{name}`"));
+        let unknown = |name: &str| self.wrong(format!("cannot be computed: nothing is named `{name}`"));
         self.root.value(value).map_err(unknown)
     }
 
@@ -94,7 +94,7 @@ impl Expression {
         match found.fract() == 0.0 && (f64::from(least)..=f64::from(most)).contains(&found) {
             true => Ok(found as u32),
             false => {
-                let why = format!("it is {found} here; needed is a whole number from {least} to {most}");
+                let why = format!("is {found} here; needed is a whole number from {least} to {most}");
                 Err(self.wrong(why))
             }
         }
@@ -142,7 +142,10 @@ impl std::str::FromStr for Expression {
         let text = text.to_string();
         match root {
             Ok(root) => Ok(Expression { text, root }),
-            Err(why) => Err(ExpressionError { text, why }),
+            Err(why) => Err(ExpressionError {
+                text,
+                why: format!("is not an expression: {why}"),
+            }),
         }
     }
 }

@@ -363,7 +363,7 @@ fn number(argument: &Expression, ty: &str, value: &dyn Fn(&str) -> Option<f64>) 
         _ => [-9_007_199_254_740_992.0, 9_007_199_254_740_992.0],
     };
     if found.fract() != 0.0 || !(least..=most).contains(&found) {
-        let why = format!("it is {found} here; its parameter (.{ty}) takes a whole number from {least} to {most}");
+        let why = format!("is {found} here; its parameter (.{ty}) takes a whole number from {least} to {most}");
         return Err(argument.wrong(why));
     }
     Ok(match ty {

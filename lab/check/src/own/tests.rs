@@ -118,7 +118,7 @@ fn what_is_not_named_is_not_served() {
         (
             "block = [128]",
             "block = [2048]",
-            "`2048` is not an expression: it is 2048 here",
+            "`2048` is 2048 here; needed is a whole number from 1 to",
         ),
         ("ceil(seq_q / 4)", "seq_q / 4", "needed is a whole number from 1 to"),
         (
