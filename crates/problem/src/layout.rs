@@ -24,13 +24,26 @@ impl From<[usize; 4]> for Layout {
     }
 }
 
+/// The product of sizes. One that no tensor has becomes the largest number, which [`Layout::check`] refuses.
+const fn stride(sizes: &[usize]) -> i64 {
+    let (mut product, mut at) = (1usize, 0);
+    while at < sizes.len() {
+        product = product.saturating_mul(sizes[at]);
+        at += 1;
+    }
+    match product > i64::MAX as usize {
+        true => i64::MAX,
+        false => product as i64,
+    }
+}
+
 impl Layout {
     /// Dense `[batch, seq, heads, head_dim]`, FlashAttention's `bshd`.
     pub const fn bshd(shape: [usize; 4]) -> Layout {
         let [_, s, h, d] = shape;
         Layout {
             shape,
-            strides: [(s * h * d) as i64, (h * d) as i64, d as i64, 1],
+            strides: [stride(&[s, h, d]), stride(&[h, d]), stride(&[d]), 1],
         }
     }
 
@@ -40,7 +53,7 @@ impl Layout {
         let [_, s, h, d] = shape;
         Layout {
             shape,
-            strides: [(h * s * d) as i64, d as i64, (s * d) as i64, 1],
+            strides: [stride(&[h, s, d]), stride(&[d]), stride(&[s, d]), 1],
         }
     }
 

@@ -26,6 +26,9 @@ pub struct Tensor {
 
 impl Tensor {
     /// A tensor with every byte, gaps included, equal to `fill`.
+    ///
+    /// # Panics
+    /// If memory cannot hold the layout; [`Layout::check`] refuses it.
     pub fn filled(dtype: DType, layout: Layout, fill: u8) -> Tensor {
         let bytes = layout.span() * dtype.size_bytes();
         Tensor {
@@ -39,7 +42,7 @@ impl Tensor {
     }
 
     /// A tensor filled with [`POISON`], as outputs start: elements that a kernel did not write, and
-    /// gaps that it did, are seen.
+    /// gaps that it did, are seen. Panics as [`Tensor::filled`].
     pub fn poisoned(dtype: DType, layout: Layout) -> Tensor {
         Tensor::filled(dtype, layout, POISON)
     }
@@ -89,7 +92,7 @@ impl Tensor {
         })
     }
 
-    /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero.
+    /// A tensor of the values `value(b, s, h, d)`, rounded to `dtype`; gaps are zero. Panics as [`Tensor::filled`].
     ///
     /// ```
     /// use flashcore_problem::{DType, Layout, Tensor};

@@ -53,6 +53,19 @@ fn zero_sizes() {
 }
 
 #[test]
+fn shapes_beyond_memory_are_refused() {
+    for shape in [
+        [usize::MAX, usize::MAX, 2, 16],
+        [2, 1 << 33, 1 << 33, 8],
+        [2, 2, 2, usize::MAX],
+    ] {
+        let error = Tensor::from_slice(shape, &[0f32; 3]).unwrap_err().to_string();
+        assert!(error.starts_with("the span of the tensor in elements is "), "{error}");
+        assert!(TensorView::from_slice(Layout::bhsd(shape), &[0f32; 3]).is_err());
+    }
+}
+
+#[test]
 fn invalid_head_dims() {
     let rest = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next multiple of 8)";
     assert_eq!(refusal(valid().head_dim(7)), format!("head_dim is 7; {rest}"));
