@@ -74,10 +74,19 @@ fn apart(name: &str) -> (&str, Option<&str>) {
     }
 }
 
+/// More is no list of problems, and may be more than memory.
+const MOST_BYTES: u64 = 16 << 20;
+
 /// The problems of `FILE`, or the one of `FILE:NAME`. `dtype` replaces what the file says.
 pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     let (path, wanted) = apart(name);
     let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));
+    let bytes = std::fs::metadata(path).map_or(0, |found| found.len());
+    if bytes > MOST_BYTES {
+        return Err(bad(format!(
+            "it has {bytes} bytes; a file of problems has at most {MOST_BYTES}"
+        )));
+    }
     let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
     let cases = cases(&text, path.ends_with(".toml"), dtype).map_err(bad)?;
     let Some(wanted) = wanted else { return Ok(cases) };

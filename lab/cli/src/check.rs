@@ -154,6 +154,11 @@ fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Muta
         memory::add_table(&mut page, &report.memory);
         page.add(advice);
     }
+    if args.watch.own_traces() && report.traces.is_empty() {
+        page.line("");
+        let how = "`KernelBuilder::trace` traces one, --trace LINE prints the values of any line";
+        page.wrap(2, format_args!("this kernel traces no value: {how}"));
+    }
     for trace in &report.traces {
         let [x, y, z] = trace.block;
         page.line(format_args!("\nblock ({x}, {y}, {z}) warp {}", trace.warp));

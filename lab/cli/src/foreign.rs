@@ -159,7 +159,7 @@ pub(crate) fn add_findings(page: &mut Page, found: &[Found], runs: &Runs) {
 
 impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
-        let bytes = std::fs::read(file).map_err(|error| wrong(file, error))?;
+        let bytes = in_place::read(file).map_err(|error| wrong(file, error))?;
         if let Some(what) = foreign::binary_kind(&bytes) {
             return Err(in_place::binary(file, what));
         }
@@ -254,7 +254,7 @@ impl RunArgs {
 }
 
 pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool) -> Result<Outcome, Failure> {
-    let bytes = std::fs::read(file).map_err(|error| wrong(file, error))?;
+    let bytes = in_place::read(file).map_err(|error| wrong(file, error))?;
     if let Some(what) = foreign::binary_kind(&bytes).filter(|what| !what.starts_with("a cubin")) {
         return Err(in_place::binary(file, what));
     }

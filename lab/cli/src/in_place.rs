@@ -32,7 +32,7 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
     if !path.exists() && !is_of_kernels(path) {
         return None;
     }
-    let bytes = match std::fs::read(path) {
+    let bytes = match read(path) {
         Ok(bytes) => bytes,
         Err(error) => return Some(Failure::usage(format!("{name}: {error}"))),
     };
@@ -53,6 +53,18 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
         "{rename}`flashcore check {file}` simulates its kernels, `flashcore explain {file}` shows what they use"
     );
     Some(Failure::usage(format!("{name} is PTX: it holds kernels, not a problem")).help(help))
+}
+
+/// The bytes of a file of kernels.
+pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+    /// Libraries of kernels have some hundreds of MB; more may be more than memory.
+    const MOST_BYTES: u64 = 1 << 30;
+    let bytes = std::fs::metadata(path)?.len();
+    if bytes > MOST_BYTES {
+        let why = format!("it has {bytes} bytes; a file of kernels has at most {MOST_BYTES}");
+        return Err(std::io::Error::other(why));
+    }
+    std::fs::read(path)
 }
 
 pub(crate) fn is_of_kernels(path: &Path) -> bool {

@@ -15,7 +15,7 @@ use crate::{Failure, HEAD, Outcome, Page, args, style};
 #[command(next_help_heading = "Values")]
 pub(crate) struct WatchArgs {
     /// Print the values of a line (`[FILE:]LINE`; with :VALUE those of this variable or instruction),
-    /// in place of checking; `kernel` for those that the kernel traces (`KernelBuilder::trace`)
+    /// in place of checking; `kernel` adds those that the kernel traces (`KernelBuilder::trace`)
     #[arg(long, value_name = "LINE[:VALUE]")]
     trace: Option<String>,
     /// Of this block

@@ -176,6 +176,18 @@ fn keys_that_contradict_each_other_are_refused() {
 }
 
 #[test]
+fn a_file_that_is_no_list_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.toml");
+    std::fs::File::create(&path).unwrap().set_len(1 << 25).unwrap();
+    let error = read(path.to_str().unwrap(), None).unwrap_err().to_string();
+    assert!(
+        error.contains("large.toml: it has 33554432 bytes; a file of problems has at most 16777216"),
+        "{error}"
+    );
+}
+
+#[test]
 fn one_problem_of_several_is_named_after_the_file() {
     let path = std::env::temp_dir().join(format!("flashcore-problems-{}.toml", std::process::id()));
     let name = path.to_str().unwrap();
