@@ -193,11 +193,18 @@ impl<'py> Framework<'py> {
     }
 }
 
-/// Refuses PyTorch tensors that ask for gradients while those are recorded; else detaches them.
+/// Refuses PyTorch tensors that ask for gradients while those are recorded, or whose memory holds other values than
+/// they do; else detaches them.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Some(torch) = torch_of(object) else {
         return Ok(object.clone());
     };
+    // DLPack exports the memory and says nothing of the bit.
+    if object.call_method0("is_neg")?.is_truthy()? {
+        return Err(value(format!(
+            "{name} is a lazily negated view: its memory holds values of the other sign; give {name}.resolve_neg()"
+        )));
+    }
     if !object.getattr("requires_grad")?.is_truthy()? {
         return Ok(object.clone());
     }

@@ -89,14 +89,16 @@ impl Options {
 
 /// `(left, right)`, each a count of keys or None.
 fn parse_window(window: &Bound<'_, PyAny>) -> PyResult<(Option<u32>, Option<u32>)> {
-    let Ok((left, right)) = window.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
+    let sides = window.try_iter().ok();
+    let sides = sides.and_then(|sides| sides.take(3).collect::<PyResult<Vec<_>>>().ok());
+    let Some([left, right]) = sides.as_deref() else {
         return Err(type_(format!(
             "window is {}; it must be a pair (left, right) of how many keys before and after the diagonal are visible, \
              None for no limit on that side",
             window.repr()?
         )));
     };
-    Ok((parse_side("left", &left)?, parse_side("right", &right)?))
+    Ok((parse_side("left", left)?, parse_side("right", right)?))
 }
 
 fn parse_side(side: &str, given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
@@ -104,7 +106,9 @@ fn parse_side(side: &str, given: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
         return Ok(None);
     }
     let allowed = "allowed are counts of keys from 0 to 2^32 - 1, and None for no limit";
-    if !given.is_instance_of::<PyInt>() || given.is_instance_of::<PyBool>() {
+    // Python's integers and NumPy's, whose `__index__` Python takes for one.
+    let is_whole = given.is_instance_of::<PyInt>() || given.call_method0("__index__").is_ok();
+    if !is_whole || given.is_instance_of::<PyBool>() {
         return Err(type_(format!("window's {side} side is {}; {allowed}", given.repr()?)));
     }
     given.extract().map(Some).map_err(|_| {

@@ -375,9 +375,12 @@ fn dtype_words(dtype: DLDataType) -> String {
 /// A producer's own refusal, with the tensor's name before it.
 fn refused(name: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = object.py();
+    let error_text = error.to_string();
     let message = format!(
-        "{name} ({}) does not give its memory through DLPack: {error}",
-        type_name(object)
+        "{name} ({}) does not give its memory through DLPack: {}",
+        type_name(object),
+        // PyTorch adds the frames of its C++.
+        error_text.lines().next().unwrap_or_default()
     );
     let raised = if error.is_instance_of::<PyTypeError>(py) {
         type_(message)

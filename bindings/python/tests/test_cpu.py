@@ -18,6 +18,7 @@ OPTIONS = [
     {"causal": True},
     {"window": (16, 4)},
     {"window": (16, None)},
+    {"window": [np.int64(16), 4]},
     {"causal": True, "window": (24, 99)},
     {"softcap": 5.0},
     {"scale": 0.3},

@@ -244,6 +244,8 @@ def test_forward_mode_is_refused_by_name():
     q, k, v = (torch.randn(1, 5, 2, 16) for _ in range(3))
     with pytest.raises(NotImplementedError, match="a derivative in forward mode is asked for"):
         torch.func.jvp(lambda q: flash_attn_func(q, k, v), (q,), (torch.ones_like(q),))
+    with pytest.raises(NotImplementedError, match="a gradient is asked for by a transform of torch.func"):
+        torch.func.grad(lambda q: flash_attn_func(q, k, v).sum())(q)
 
 
 def test_nothing_is_kept_where_no_gradient_is_recorded():

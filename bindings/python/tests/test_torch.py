@@ -56,6 +56,17 @@ def test_slices_of_packed_qkv(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_negated_view_is_refused_and_not_read_with_the_other_sign(device):
+    q, k, v = tensors(device)
+    lazy = torch._neg_view(-q)
+    with pytest.raises(ValueError, match=r"q is a lazily negated view.*q.resolve_neg\(\)"):
+        flashcore.attention(lazy, k, v)
+    with pytest.raises(ValueError, match="out is a lazily negated view"):
+        flashcore.attention(q, k, v, out=torch._neg_view(torch.empty_like(q)))
+    check(flashcore.attention(lazy.resolve_neg(), k, v), q, k, v)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_gradients_are_refused_or_not_asked_for(device):
     q, k, v = tensors(device)
     q.requires_grad_()

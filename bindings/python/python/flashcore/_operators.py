@@ -91,6 +91,11 @@ def _autograd_of(operator: Any) -> Callable[..., tuple[torch.Tensor, torch.Tenso
                 "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
             )
         if _records(*inputs[:3]):
+            if torch._C._are_functorch_transforms_active():
+                raise NotImplementedError(
+                    "a gradient is asked for by a transform of torch.func, such as grad or vmap, which flashcore does not "
+                    "serve: use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
+                )
             return _Differentiable.apply(operator, keys, *inputs)
         return _below_autograd(operator, keys, inputs)
 
