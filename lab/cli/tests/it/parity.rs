@@ -1,7 +1,7 @@
 //! `flashcore parity`: kernels that are right, a planted mistake, and the command that repeats it.
 
 use crate::common::json::json;
-use crate::common::{command, flashcore, run, shown};
+use crate::common::{command, flashcore, run, shown, words};
 
 #[test]
 fn kernels_of_the_host_are_right_and_no_pytorch_is_said() {
@@ -63,4 +63,17 @@ fn what_pytorch_refuses_is_said() {
         "{text}"
     );
     assert!(shown("parity 1 --device cpu --no-sdpa").contains("1 right"));
+}
+
+/// Other kernels that are right say nothing of a family that was asked for.
+#[test]
+fn a_family_that_serves_no_problem_is_no_success() {
+    let found = flashcore("parity 2 --device sim --profile l4 --family wgmma --no-sdpa");
+    assert_eq!(found.code, 1, "{}", found.stdout);
+    assert!(
+        words(&found.stderr)
+            .contains("no problem was computed by family wgmma: it served none on the simulator for l4"),
+        "{}",
+        found.stderr
+    );
 }
