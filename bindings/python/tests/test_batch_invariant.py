@@ -1,4 +1,4 @@
-"""`batch_invariant`: the bits of an answer do not depend on the other sequences of the batch; and `sm_margin`."""
+"""`batch_invariant`: the bits of an output do not depend on the other sequences of the batch; and `sm_margin`."""
 
 import flashcore
 import pytest

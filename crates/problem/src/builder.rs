@@ -240,7 +240,7 @@ impl ProblemBuilder {
         self.problem.deterministic = deterministic;
         self
     }
-    /// The bits of an answer do not depend on the other sequences of the batch, nor on how many there
+    /// The bits of an output do not depend on the other sequences of the batch, nor on how many there
     /// are: keys are split every `split_keys` of them (at least 1; rounded up to whole K blocks), and
     /// not where the work of the batch is even, and the kernel is chosen as for one sequence. Problems
     /// that differ in `batch`, in the totals of packed tensors and in pages of a cache alone give the

@@ -134,7 +134,7 @@ getters! {
     /// Whether gradients must be the same bits in every run: a backward pass may otherwise add in an
     /// order that depends on timing, if it is faster. O and the log-sum-exp always are.
     deterministic: bool;
-    /// `Some(keys)`: the bits of an answer do not depend on the other sequences of the batch, and keys
+    /// `Some(keys)`: the bits of an output do not depend on the other sequences of the batch, and keys
     /// are split every `keys` of them
     /// ([`ProblemBuilder::batch_invariant`](crate::ProblemBuilder::batch_invariant)).
     batch_invariant: Option<usize>;

@@ -64,7 +64,7 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
     let found = report.findings.iter();
     all.extend(found.map(|found| finding(found, report.schedules.len(), palette, width)));
     if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
-        all.push(titled("wrong-answer", &gate.to_string()));
+        all.push(titled("wrong-output", &gate.to_string()));
     }
     if let Some(seed) = report.differs_under {
         let first = report.schedules.first().copied().unwrap_or_default();

@@ -18,7 +18,8 @@ __all__ = ["first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_seq
 def table_of(batch: int, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None) -> torch.Tensor | None:
     """The table of a cache whose sequences `batch_idx` selects; None for a contiguous cache in its own order."""
     if page_table is not None and page_table.dim() != 2:
-        raise ValueError(f"page_table has shape {tuple(page_table.shape)}; it must be int32 of shape (batch, max_pages)")
+        shape = tuple(page_table.shape)
+        raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages)")
     if batch_idx is None:
         return page_table
     if batch_idx.dtype != torch.int32 or batch_idx.shape != (batch,):

@@ -87,7 +87,7 @@ def flash_attn_func(
     return_attn_probs : bool
         Return ``(out, softmax_lse)``.
     batch_invariant : int, optional
-        Keys of a split: the bits of an answer do not depend on the other sequences of the batch, nor on how many there
+        Keys of a split: the bits of an output do not depend on the other sequences of the batch, nor on how many there
         are, as long as head sizes, masks, dtypes and bounds of lengths are the same. None: splits follow the batch. It
         is FlashCore's, and has no part in gradients.
     qv, attention_chunk

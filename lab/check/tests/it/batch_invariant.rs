@@ -1,4 +1,4 @@
-//! Splits of a given number of keys: the bits of an answer do not depend on the other sequences of a batch.
+//! Splits of a given number of keys: the bits of an output do not depend on the other sequences of a batch.
 
 use flashcore_check::mutate::Operator;
 use flashcore_check::{CheckOptions, Verdict, check_plan};

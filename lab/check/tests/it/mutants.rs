@@ -118,7 +118,7 @@ fn wrong_answers_without_a_finding_are_wrong() {
     let report = check_with(&plan, unmasked[0].apply(&plan.main.kernel), plan.main.launch.clone());
     assert_eq!(report.verdict, Verdict::Wrong, "{report}");
     assert!(
-        report.to_string().contains("error[wrong-answer]: FAIL: max abs"),
+        report.to_string().contains("error[wrong-output]: FAIL: max abs"),
         "{report}"
     );
     let unwritten: Vec<Mutation> = mutations(&plan.main.kernel)
