@@ -79,6 +79,14 @@ def test_logits(model_and_own):
     close(logits(model, fc.NAME, tokens()), logits(model, own, tokens()))
 
 
+def test_attention_weights_that_are_not_computed_are_told_of(llama):
+    with pytest.warns(UserWarning, match="output_attentions is given, and fc_attention computes no attention weights"):
+        logits(llama, fc.NAME, tokens(), output_attentions=True)
+    fc.register(strict=True)
+    with pytest.raises(NotImplementedError, match="output_attentions is given.*use eager"):
+        logits(llama, fc.NAME, tokens(), output_attentions=True)
+
+
 def test_logits_against_float64(llama):
     """The error is no larger than SDPA's by more than a tenth, both against the model in float64."""
     fc.register(strict=True)

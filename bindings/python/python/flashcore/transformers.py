@@ -56,6 +56,16 @@ def _fall_back(why: str) -> None:
         warnings.warn(f"{why}: Transformers' sdpa computes it, not {NAME}", stacklevel=3)
 
 
+@torch.compiler.assume_constant_result
+def _no_weights() -> None:
+    why = f"output_attentions is given, and {NAME} computes no attention weights: use eager"
+    if _strict:
+        raise NotImplementedError(why)
+    if why not in _warned:
+        _warned.add(why)
+        warnings.warn(why, stacklevel=3)
+
+
 def _is_causal(mask_function: Callable[..., Any], local_size: int | None, options: dict[str, Any]) -> bool:
     """Whether a mask is causal, with the sliding window `local_size` if that is given, and nothing else."""
     if local_size is None:
@@ -191,6 +201,8 @@ def attention(
     None
         Attention weights are not computed.
     """
+    if kwargs.get("output_attentions"):
+        _no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
     if dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
