@@ -118,6 +118,18 @@ def test_the_inner_function_names_what_it_does_not_serve(name, given):
         fa3._flash_attn_forward(q, k, v, **{name: q if given == "tensor" else given})
 
 
+@pytest.mark.parametrize("size", [{"batch": 0}, {"seq_q": 0}, {"seq_kv": 0}], ids=str)
+def test_calls_without_rows_or_keys_are_empty_or_zero(size):
+    batch, seq_q, seq_kv = (size.get(name, usual) for name, usual in (("batch", 2), ("seq_q", 3), ("seq_kv", 5)))
+    q = torch.randn(batch, seq_q, 4, 16, requires_grad=True)
+    k, v = torch.randn(batch, seq_kv, 2, 16, requires_grad=True), torch.randn(batch, seq_kv, 2, 24)
+    out, lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    assert out.shape == (batch, seq_q, 4, 24) and lse.shape == (batch, 4, seq_q)
+    assert not out.any() and lse.isneginf().all()
+    dq, dk = torch.autograd.grad(out.sum(), (q, k))
+    assert dq.shape == q.shape and dk.shape == k.shape and not dq.any() and not dk.any()
+
+
 def test_wishes_about_the_schedule_change_nothing():
     q, k, v = tensors()
     expected = flash_attn_func(q, k, v)
@@ -135,7 +147,8 @@ def test_wishes_about_the_schedule_change_nothing():
         (lambda q, k, v: (q.double(), k, v), "q holds float64; allowed are float16"),
         (lambda q, k, v: (q, k.half(), v), "k holds fp16 and q f32"),
         (lambda q, k, v: (q, k, v[:, :-1]), r"v has shape \[2, 49, 2, 16\]"),
-        (lambda q, k, v: (q[:0], k[:0], v[:0]), "batch is 0"),
+        (lambda q, k, v: (q[:, :, :0], k[:, :, :0], v[:, :, :0]), "heads is 0"),
+        (lambda q, k, v: (q[..., :0], k[..., :0], v), "head_dim is 0"),
         (lambda q, k, v: (q[..., :7], k[..., :7], v), "head_dim is 7"),
     ],
 )

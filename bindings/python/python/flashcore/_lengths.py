@@ -36,6 +36,9 @@ def attend(
     """
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
     if all(given is None for given in lengths):
+        if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == 4:
+            if 0 in (q.shape[0], q.shape[1], k.shape[1]):
+                return _no_keys(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
     refuse_fp8(q, scales)
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
@@ -105,7 +108,8 @@ def bound(name: str, given: Any) -> int:
 def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:
     heads = q.shape[-2]
     shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
-    out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+    dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out = out + (q[..., :0].sum() + k.sum() + v.sum())  # sums of nothing: gradients of 0
     lse = q.new_full(shape, float("-inf"), dtype=torch.float32)

@@ -463,7 +463,8 @@ def _prepared(
 ) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
     if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    return q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
+    # The operator refuses a head_dim of 0.
+    return (q.shape[-1] or 1) ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
 
 
 def _settings(sm_margin: int, batch_invariant: int | None) -> tuple[int, int]:
