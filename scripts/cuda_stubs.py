@@ -79,7 +79,7 @@ def compile_c(code, out, *flags):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     folder = pathlib.Path(sys.argv[1]).resolve()
     for part in ("lib", "bin"):

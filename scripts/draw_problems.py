@@ -36,7 +36,10 @@ def draw(rng, name):
 
 
 def main():
-    seed, count = (int(word) for word in sys.argv[1:])
+    words = sys.argv[1:]
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        sys.exit(__doc__)
+    seed, count = map(int, words)
     rng, problems = random.Random(seed), []
     while len(problems) < count:
         problem = draw(rng, f"draw-{seed}-{len(problems):03}")
