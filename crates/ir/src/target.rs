@@ -241,10 +241,12 @@ impl Limits {
             Some(warps) => warps * self.partitions_per_sm,
             None => u32::MAX,
         };
-        let shared = (shared_bytes + self.shared_reserved_per_block).next_multiple_of(128);
+        // A foreign kernel may ask for anything.
+        let shared = shared_bytes.saturating_add(self.shared_reserved_per_block);
+        let shared = shared.checked_next_multiple_of(128).unwrap_or(u32::MAX);
         let candidates = [
             (self.blocks_per_sm, "blocks per SM"),
-            (self.threads_per_sm / (warps * 32).max(1), "threads per SM"),
+            (self.threads_per_sm / warps.saturating_mul(32).max(1), "threads per SM"),
             (warps_by_registers / warps.max(1), "registers"),
             (self.shared_per_sm / shared.max(1), "shared memory"),
         ];
@@ -346,6 +348,8 @@ mod tests {
         assert_eq!(limits.occupancy(128, 255, 0).limited_by, "registers");
         assert_eq!(limits.occupancy(128, 32, 60_000).limited_by, "shared memory");
         assert_eq!(limits.occupancy(1024, 32, 0).blocks_per_sm, 1);
+        // Whatever a launch asks for.
+        assert_eq!(limits.occupancy(u32::MAX, 32, u32::MAX).blocks_per_sm, 0);
     }
 
     /// Blocks an SM by NVIDIA's own calculator (`cuda_occupancy.h` of CUDA 13.0, all shared memory

@@ -378,6 +378,11 @@ fn check_values(problem: &Problem) -> Result<(), ProblemError> {
             "a split has 1 key or more (leave it out where splits may follow the batch)",
         );
     }
+    too_large(
+        "batch_invariant",
+        problem.batch_invariant.unwrap_or(1) as u128,
+        MAX_SEQ_LEN as u128,
+    )?;
     if let (Some(keys), Direction::Backward) = (problem.batch_invariant, problem.direction) {
         let allowed = "it is of the forward pass alone: leave it out of a backward problem";
         return refuse("batch_invariant", keys, allowed);

@@ -182,7 +182,7 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
     }
     let inputs = Inputs::generate(plan.problem, options.inputs, options.seed);
     let mut first: Option<Outputs> = None;
-    for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule + u64::from(n)) {
+    for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule.wrapping_add(u64::from(n))) {
         let started = Instant::now();
         let (outputs, run) = run(plan, &inputs, schedule, options, &[])?;
         report.seconds += started.elapsed().as_secs_f64();

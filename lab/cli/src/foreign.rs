@@ -176,7 +176,10 @@ impl RunArgs {
         // Without an assembler the registers are not known, and not judged.
         let judged = Judged::new(kernel.clone(), &bytes, &asked, card);
         let is_refused = matches!(judged.verdict(), Verdict::Refused | Verdict::NeedsOptIn);
-        let all = self.grid.iter().map(|&n| u64::from(n)).product::<u64>();
+        let all = self
+            .grid
+            .iter()
+            .fold(1, |blocks: u64, &n| blocks.saturating_mul(n.into()));
         let only = runs.blocks.filter(|&blocks| blocks < all);
         let found = match is_refused {
             true => Vec::new(),

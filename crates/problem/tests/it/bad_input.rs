@@ -66,6 +66,13 @@ fn shapes_beyond_memory_are_refused() {
 }
 
 #[test]
+fn splits_have_keys_and_no_more_than_a_sequence_can() {
+    let keys = |keys| refusal(valid().batch_invariant(keys));
+    assert!(keys(0).starts_with("batch_invariant is 0; a split has 1 key or more"));
+    assert!(keys(usize::MAX).ends_with("; at most 268435456 is supported"));
+}
+
+#[test]
 fn invalid_head_dims() {
     let rest = "allowed are multiples of 8 from 8 to 256 (pad the tensors with zero columns to the next multiple of 8)";
     assert_eq!(refusal(valid().head_dim(7)), format!("head_dim is 7; {rest}"));

@@ -41,7 +41,7 @@ pub(crate) struct ParityArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
     /// Only the problem of this number, as a mismatch names it
-    #[arg(long, value_name = "NUMBER", conflicts_with = "problems")]
+    #[arg(long, value_name = "NUMBER", conflicts_with = "problems", value_parser = clap::value_parser!(u64).range(..u64::MAX))]
     only: Option<u64>,
     /// Family of every kernel that is drawn; problems then have dtypes and strides that it serves
     #[arg(long, value_parser = PossibleValuesParser::new(FAMILIES.map(|family| family.name)))]

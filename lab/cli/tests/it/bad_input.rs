@@ -16,6 +16,11 @@ const USAGE: &[(&str, &str)] = &[
         "no-such-run; allowed: a key or revision",
     ),
     ("parity 0", "0 is not in 1.."),
+    ("parity --only 18446744073709551615", "18446744073709551615 is not in"),
+    (
+        "run tiny --batch-invariant 18446744073709551615",
+        "batch_invariant is 18446744073709551615; at most 268435456 is supported",
+    ),
     ("parity 3 --only 2", "cannot be used with"),
     ("parity --family wmma", "invalid value 'wmma' for '--family"),
     ("parity --device cpu --profile l4", "--profile is for --device sim"),
