@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::bench::{bench, cases, standings_text};
 use crate::own::OwnArgs;
 use crate::protocol::{ProtocolArgs, share};
-use crate::{Failure, Outcome, Page, StoreArgs, machine, style};
+use crate::{Failure, Given, Outcome, Page, StoreArgs, machine, style};
 
 /// Compare two kernels, evidence files, runs or revisions
 ///
@@ -46,7 +46,22 @@ pub(crate) struct CompareArgs {
     json: bool,
 }
 
-pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
+/// Flags that say how kernels are timed: evidence was.
+const OF_KERNELS: &[&str] = &[
+    "on",
+    "device",
+    "mode",
+    "budget",
+    "steady_lead",
+    "sustained_rounds",
+    "threshold",
+    "plain",
+    "seed",
+    "trust",
+    "deadline",
+];
+
+pub(crate) fn run(args: &CompareArgs, given: &Given) -> Result<Outcome, Failure> {
     let store = args.keep.path()?;
     let names = [&args.a, &args.b];
     let is_kernel = |name: &&String| name.parse::<KernelId>().is_ok() || Own::is_named(name);
@@ -83,6 +98,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<Outcome, Failure> {
             None => Failure::from(error),
         })?
     } else {
+        if let Some(kernel) = names.iter().find(|name| is_kernel(name)) {
+            let why =
+                format!("{kernel} is a kernel, and the other side is none: name two kernels, or two runs or files");
+            return Err(Failure::usage(why));
+        }
+        given.forbid(OF_KERNELS, "runs and files; it is for two kernels")?;
         let store = store.unwrap_or_default();
         let [a, b] = [&args.a, &args.b].map(|name| Side::named(name, &store));
         compare(&a?, &b?, &Options::default())?

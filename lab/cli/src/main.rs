@@ -185,7 +185,7 @@ fn main() -> ExitCode {
         Some(Command::Bench(args)) => bench::run(&args),
         Some(Command::Parity(args)) => parity::run(&args),
         Some(Command::Gate(args)) => gate::run(&args),
-        Some(Command::Compare(args)) => compare::run(&args),
+        Some(Command::Compare(args)) => compare::run(&args, &given),
         Some(Command::Evidence(args)) => evidence::run(&args),
         Some(Command::Report(args)) => report::run(&args),
         Some(Command::Reproduce(args)) => reproduce::run(&args),

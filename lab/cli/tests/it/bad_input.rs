@@ -334,6 +334,14 @@ const USAGE: &[(&str, &str)] = &[
         "compare cpu/m16n16 cpu/m16n16 --on tiny --no-store",
         "A and B are the same kernel, cpu/m16n16; name two kernels",
     ),
+    (
+        "compare latest latest --on mission",
+        "--on is not for runs and files; it is for two kernels",
+    ),
+    (
+        "compare cpu/m16n16 latest",
+        "cpu/m16n16 is a kernel, and the other side is none: name two kernels",
+    ),
     // Numbers below 0 are values, not flags.
     ("run --seed -1", "invalid value '-1' for '--seed <N>'"),
     ("tune --budget -5", "write trials as 200, or time as 90s, 5m or 1h"),
