@@ -72,7 +72,7 @@ impl Store {
     /// Adds the runs of a file that are not there yet. Every line is checked before the first run is added.
     ///
     /// # Errors
-    /// A file of another schema version or without evidence; [`BenchError::Store`](crate::BenchError::Store).
+    /// A file of another schema version or without evidence; [`BenchError::Store`].
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported> {
         let bytes = std::fs::read(file).map_err(inaccessible(file))?;
         let mut runs = Vec::new();
