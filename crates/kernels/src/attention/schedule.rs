@@ -6,12 +6,13 @@
 //! K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each other.
 //!
 //! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is little
-//! work, or tiles cost about the same ([`EVEN`]), the blocks are dealt tiles one by one, as many as leave no block with more
-//! than its share. The rest of the line is cut into a range for each block, which makes up for what these leave uneven.
-//! Otherwise the line is cut into rounds, and each round into a range for each block of the main kernel. So all blocks are in
-//! one round at a time, and read K and V of few heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of
-//! the largest tiles in each range. Cuts are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round falls into is computed in
-//! pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a piece shorter than
+//! work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, the blocks are dealt tiles one
+//! by one, as many as leave no block with more than its share. The rest of the line is cut into a range for each block, which
+//! makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round into a range for each block of
+//! the main kernel. So all blocks are in one round at a time, and read K and V of few heads, which the cache holds. A round is
+//! long enough for [`ROUND_TILES`] of the largest tiles in each range. Cuts are at ends of tiles but in the last round, whose
+//! ranges make up for the others. A tile that a cut of the last round falls into is computed in pieces, and
+//! [`combine`](super::combine) merges their partials. A cut that would leave a piece shorter than
 //! [`Pieces::least`] K blocks moves to the nearest end of the tile.
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
@@ -27,7 +28,8 @@
 //! place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of their own, one
 //! for each split that there can be, and [`Combined`] is a list of sequences and heads.
 //!
-//! One block of threads makes everything, without atomics: the same lengths give the same words.
+//! Every block of the kernel makes all cuts, and writes its share of the items and nothing else: the same lengths give the same
+//! words, without atomics in global memory.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::{Problem, QLengths};
@@ -43,8 +45,21 @@ use crate::step::{Identity, KernelCache, Step};
 
 mod kernel;
 
-/// Threads of the block that makes a schedule.
-const THREADS: u32 = 1024;
+use kernel::divisor;
+
+/// Threads of a block that makes a schedule: few, since all meet at its barriers, but enough for the cuts of most cards at once.
+/// In a block alone, which has all the work, there are more.
+const THREADS: [u32; 2] = [320, 1024];
+
+/// Items of a block that writes some of them, if there are not too many for [`MOST_WRITERS`].
+const ITEMS: u32 = 160;
+
+/// Blocks that write items at most. Each makes all cuts.
+const MOST_WRITERS: u32 = 16;
+
+/// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared memory, the
+/// blocks of that kernel fit into a multiprocessor at the same time.
+const FEW_RANGES: u32 = 512;
 
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
 pub(crate) const MOST_BLOCKS: u32 = 2048;
@@ -244,27 +259,64 @@ impl Schedule {
         }
     }
 
+    /// Whether sequences and row tiles are in shared memory.
+    fn is_small(&self) -> bool {
+        self.batch.max(self.row_tiles) <= MOST_SHARED
+    }
+
+    /// Blocks that write items. They share nothing, so that row tiles have to be in the shared memory of each, or there is one.
+    fn writers(&self) -> u32 {
+        let items = self.heads * self.row_tiles + self.grid;
+        let writers = items.div_ceil(ITEMS).clamp(1, MOST_WRITERS);
+        if self.is_small() { writers } else { 1 }
+    }
+
+    /// Whether every sequence has at most one row tile, which is not split.
+    fn is_one_each(&self, problem: &Problem) -> bool {
+        let rows = self.pieces.heads.rows_of(problem, problem.seq_len_q());
+        self.splits.is_none() && rows <= self.pieces.rows as usize
+    }
+
+    /// Ranges of all rounds at most, and rounds. Rounds keep K and V in the L2 cache that several tiles read: not those of
+    /// sequences of one row tile each.
+    fn most_ranges(&self, problem: &Problem) -> [u32; 2] {
+        match self.is_one_each(problem) {
+            true if self.grid <= FEW_RANGES => [FEW_RANGES, 1],
+            true => [MOST_BLOCKS, 1],
+            false => [MOST_BLOCKS, MOST_BLOCKS / self.grid],
+        }
+    }
+
     /// The step that makes it, before a main kernel of this shape.
     pub(crate) fn step(&self, problem: &Problem, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
         let Pieces { rows, cols, .. } = self.pieces;
         let mut levers = Values::default();
         let fixed_splits = self.splits.is_some();
-        let few = self.batch.max(self.row_tiles) <= MOST_SHARED;
+        let few = self.is_small();
         let heads = self.pieces.heads.number();
-        levers[..5].copy_from_slice(&[rows, cols, heads, u32::from(fixed_splits), u32::from(few)]);
+        let one_each = self.is_one_each(problem);
+        let [most_ranges, most_rounds] = self.most_ranges(problem);
+        let [fixed, shared, one] = [fixed_splits, few, one_each].map(u32::from);
+        levers[..7].copy_from_slice(&[rows, cols, heads, fixed, shared, one, most_ranges]);
         let (family, overlaps) = ("schedule", main.overlaps);
         let shape = Shape {
             overlaps,
             ..Shape::of_lengths(kinds(problem))
         };
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-            let &[rows, cols, heads, fixed_splits, few, ..] = levers;
-            let [fixed_splits, few] = [fixed_splits, few].map(|flag| flag != 0);
+            let &[rows, cols, heads, fixed_splits, few, one_each, most_ranges, ..] = levers;
+            let [fixed_splits, few, one_each] = [fixed_splits, few, one_each].map(|flag| flag != 0);
             let heads = TileHeads::from_number(heads);
             let splits = if fixed_splits { "_splits" } else { "" };
             let many = if few { "" } else { "_many" };
+            let ranges = if most_ranges == MOST_BLOCKS {
+                String::new()
+            } else {
+                format!("_r{most_ranges}")
+            };
+            let each = if one_each { "_one_each" } else { "" };
             let name = format!(
-                "schedule_m{rows}n{cols}{}{splits}{many}{}{}",
+                "schedule_m{rows}n{cols}{}{splits}{many}{each}{ranges}{}{}",
                 heads.name(),
                 shape.lengths_name(),
                 shape.overlaps_name()
@@ -275,10 +327,16 @@ impl Schedule {
                 heads,
                 fixed_splits,
                 few,
+                one_each,
+                most_ranges,
             };
-            Kernel::build(name, THREADS, |k| kernel::body(k, tiles, shape))
+            let threads = THREADS[usize::from(!few)];
+            Kernel::build(name, threads, |k| kernel::body(k, threads, tiles, shape))
         })?;
-        let mut launch = Launch::of(&kernel, [1, 1, 1]);
+        let writers = self.writers();
+        // Another one writes where the items of each block are.
+        let blocks = if few { writers + 1 } else { 1 };
+        let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
         add_rows(&mut launch, problem, &shape);
         self.add_to_launch(&mut launch, true, |at| {
             vec![at.ranges, at.combined, at.items, at.row_tiles, at.first_tiles]
@@ -288,9 +346,12 @@ impl Schedule {
             self.heads,
             self.row_tiles,
             self.grid,
+            most_rounds,
             self.pieces.least.max(1),
         ];
         launch.args.extend(numbers.map(Arg::U32));
+        let divisors = [self.heads, self.grid, problem.group_size() as u32, writers];
+        launch.args.extend(divisors.into_iter().flat_map(divisor::args));
         let splits = self.splits.iter().flat_map(|splits| [splits.blocks, splits.most]);
         launch.args.extend(splits.map(Arg::U32));
         Ok(Step { kernel, launch })

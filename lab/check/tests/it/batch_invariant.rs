@@ -114,7 +114,7 @@ const PLANTED: [(&str, Operator, &str); 4] = [
         Operator::OffsetOne,
         "let first = (split * blocks)",
     ),
-    ("a split has another slot", Operator::OffsetOne, "slot + split + 1"),
+    ("a split has another slot", Operator::OffsetOne, "first + split + 1"),
     (
         "the number of splits rounded down",
         Operator::DropAddend,

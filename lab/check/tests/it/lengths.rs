@@ -270,10 +270,10 @@ fn planted_mistakes_are_found() {
 const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 10] = [
     ("the number of keys of the next sequence", 0, Operator::NextAccess, "seqused_k"),
     ("the first row of the sequence before", 0, Operator::PreviousAccess, "cu_seqlens_q"),
-    ("the number of tiles rounded down", 0, Operator::DropAddend, "let tiles = (rows"),
+    ("the number of tiles rounded down", 0, Operator::DropAddend, "let count = (rows"),
     ("sums of the round before: a missing barrier", 0, Operator::DropBarrier, "k.barrier();"),
     ("a piece begins a K block late", 0, Operator::OffsetOne, "let (first, end) = (tile.start"),
-    ("a piece has another slot", 0, Operator::OffsetOne, "let slot = begins_in"),
+    ("a piece has another slot", 0, Operator::OffsetOne, "first + block + 2"),
     ("the list of pieces is not reset", 0, Operator::DropStore, "store_words(&nothing"),
     ("an item is not written", 0, Operator::DropStore, "schedule_items"),
     ("a piece counted twice", 2, Operator::BoundOne, "split.lt(splits)"),

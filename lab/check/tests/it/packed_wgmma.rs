@@ -249,7 +249,7 @@ const PLANTED: [(&str, usize, usize, Operator, &str); 8] = [
     ("a box of Q of the next head", 4, 1, Operator::HeadOff, "self.q_tile.load_tma"),
     ("rows stored as those of the next head", 8, 1, Operator::HeadOff, "out_tile.store_tma_part"),
     ("dead rows that are not zero", 5, 1, Operator::DropStore, "q_tile"),
-    ("tiles of the rows that fill no warpgroup left out", 5, 0, Operator::DropAddend, "self.tiles.rows_of(&params"),
+    ("tiles of the rows that fill no warpgroup left out", 5, 0, Operator::DropAddend, "self.rows_of(&params"),
     ("dead rows merged", 5, 2, Operator::DropRemainder, "rows.is_query(row)"),
     ("rows of the first warpgroup merged alone", 3, 2, Operator::DropAddend, "merged.store(rows.of(&out, row)"),
 ];

@@ -53,17 +53,57 @@ fn tiles_of_several_rounds_are_right() {
 #[rustfmt::skip]
 const PLANTED: [(&str, Operator, &str); 5] = [
     ("a round begins a tile late", Operator::Unmask, "let number = tile.number"),
-    ("the last round begins elsewhere", Operator::NextAccess, "last_round.set(self.cuts"),
-    ("items of a round over those of the one before", Operator::DropStep, "next.add_assign(count(range))"),
-    ("items of a block over those of the one before", Operator::DropAddend, "let first = all + before"),
+    ("the last round begins elsewhere", Operator::NextAccess, "self.cuts.at(POSITION, ranges.whole).load()"),
+    ("items of a round over those of the one before", Operator::DropStep, "next.add_assign(self.tiles_of(range)"),
+    ("items of a block over those of the one before", Operator::DropAddend, "let first = all + sum.before"),
     ("a round of whole tiles left out", Operator::DropStep, "each_range(&|range| items.add_assign"),
 ];
 
 #[test]
 fn mistakes_in_rounds_are_found() {
-    let plan = plan("wgmma/m64n32-s2-free-spec");
+    are_found(&plan("wgmma/m64n32-s2-free-spec"), &PLANTED);
+}
+
+/// A step that decodes: sequences of one row tile each, in more pieces than a warp has lanes.
+fn decoding() -> Plan {
+    let problem = Problem::builder()
+        .batch(5)
+        .heads(4, 2)
+        .head_dim(16)
+        .seq_len_q(1)
+        .seq_len_kv(4000)
+        .kv_lengths(KvLengths::Cache);
+    let chip = Chip {
+        target: Target::Sm80,
+        sms: 108,
+    };
+    let kernel = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa";
+    Plan::new(&problem.build().unwrap(), &kernel.parse().unwrap(), chip).unwrap()
+}
+
+/// Mistakes in the schedule of such a step.
+#[rustfmt::skip]
+const PLANTED_IN_DECODING: [(&str, Operator, &str); 6] = [
+    ("costs of the sequences before left out", Operator::DropAddend, "all + costs.before"),
+    ("a tile begins in the range of its last piece", Operator::DropAddend, "range - run"),
+    ("a tile begins a range earlier", Operator::OffsetOne, "self.rank(TILES_BEFORE"),
+    ("the range before", Operator::OffsetOne, "self.range_of_lane(first)"),
+    ("ranges that begin in the warp left out", Operator::DropAddend, "self.range_of_lane(first)"),
+    ("the share of items of a block left out", Operator::DropAddend, "let end = (first + share)"),
+];
+
+#[test]
+fn mistakes_in_the_schedule_of_decoding_are_found() {
+    let plan = decoding();
+    let report = check_plan(&plan, &options(1)).unwrap();
+    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    are_found(&plan, &PLANTED_IN_DECODING);
+}
+
+/// Each mistake in the first step of a plan, in some line that has its text, with values of one of six seeds.
+fn are_found(plan: &Plan, planted: &[(&str, Operator, &str)]) {
     let kernel = plan.steps().next().unwrap().kernel.clone();
-    for (name, operator, place) in PLANTED {
+    for &(name, operator, place) in planted {
         let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);
         let here: Vec<_> = all.filter(|m| quoted(m.line).contains(place)).collect();
         assert!(!here.is_empty(), "{name}: nowhere to plant it");

@@ -94,7 +94,7 @@ fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) 
     let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
     let largest = line.iter().map(|(_, tile)| cost(tile)).max().unwrap_or(1);
     let of_round = u64::from(schedule.grid * ROUND_TILES) * largest;
-    let most = u64::from(MOST_BLOCKS / schedule.grid);
+    let most = u64::from(schedule.most_ranges(problem)[1]);
     let rounds = (total / of_round).clamp(1, most);
     let mean = total / (line.len() as u64).max(1);
     match rounds == 1 || mean * u64::from(EVEN[1]) >= largest * u64::from(EVEN[0]) {
@@ -286,6 +286,44 @@ fn many_sequences_take_several_rounds() {
     let expected = on_host(&problem, &schedule, &lengths);
     assert!(expected.items.iter().map(Vec::len).sum::<usize>() > 3000);
     assert!(on_device(&problem, &schedule, &lengths) == expected);
+}
+
+/// Steps that decode, and prompts: each block makes the same cuts and its share of the items. Pieces of a tile are in several
+/// warps and blocks.
+#[test]
+fn several_blocks_make_a_schedule() {
+    let problem = |batch, rows, keys| {
+        let builder = Problem::builder().batch(batch).heads(32, 8).head_dim(64);
+        let builder = builder.seq_len_q(rows).seq_len_kv(keys).kv_lengths(KvLengths::Cache);
+        let builder = builder.q_lengths(QLengths::Packed {
+            total: batch * rows,
+            used: false,
+        });
+        builder.mask(Mask::CAUSAL).build().unwrap()
+    };
+    for (batch, rows, keys, heads) in [
+        (1, 1, 4096, TileHeads::Dense),
+        (9, 4, 8192, TileHeads::Dense),
+        (70, 1, 900, TileHeads::Dense),
+        (256, 3, 2048, TileHeads::Dense),
+        (9, 200, 900, TileHeads::One),
+    ] {
+        let problem = problem(batch, rows, keys);
+        let pieces = Pieces {
+            rows: 16,
+            cols: 64,
+            heads,
+            least: 2,
+        };
+        let schedule = Schedule::new("test", &problem, pieces, 264).unwrap();
+        assert!(schedule.writers() > 1, "{problem}");
+        for seed in 0..3 {
+            let lengths = random_lengths(&problem, seed);
+            let expected = on_host(&problem, &schedule, &lengths);
+            let made = on_device(&problem, &schedule, &lengths);
+            assert!(made == expected, "{problem}, seed {seed}");
+        }
+    }
 }
 
 /// Lengths that contradict the problem may leave tiles out, but no item leaves its memory (the simulator would find it),

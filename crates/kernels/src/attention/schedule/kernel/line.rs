@@ -3,7 +3,6 @@
 use flashcore_ir::Val;
 
 use super::{Context, ROW_TILE_WORDS};
-use crate::attention::lengths::last_at_most;
 use crate::attention::query_rows::TileHeads;
 
 /// A tile, and its place on the line.
@@ -24,6 +23,32 @@ impl<'k> Context<'k> {
         match self.tiles.heads {
             TileHeads::One => self.params.group_size,
             TileHeads::Dense | TileHeads::Warpgroups(_) => self.k.constant(1),
+        }
+    }
+
+    /// A number divided by [`Self::sharing`].
+    #[track_caller]
+    fn by_sharing(&self, number: Val<'k, u32>) -> Val<'k, u32> {
+        match self.tiles.heads {
+            TileHeads::One => self.by_group.quotient(number),
+            TileHeads::Dense | TileHeads::Warpgroups(_) => number,
+        }
+    }
+
+    /// The tile of a head of a sequence that has one row tile.
+    #[track_caller]
+    fn alone(&self, row_tile: Val<'k, u32>, head: impl FnOnce([Val<'k, u32>; 2]) -> Val<'k, u32>) -> LineTile<'k> {
+        let before = self.cost_before(row_tile);
+        let cost = (self.cost_before(row_tile + 1) - before).max(1);
+        let start = before * self.heads;
+        let head = head([start, cost]);
+        LineTile {
+            batch: self.row_tiles.load(row_tile * ROW_TILE_WORDS) & 0xffff,
+            in_sequence: self.k.constant(0),
+            head,
+            number: row_tile.fma(self.heads, head),
+            start: head.fma(cost, start),
+            cost,
         }
     }
 
@@ -59,13 +84,17 @@ impl<'k> Context<'k> {
     /// The tile that a position on the line is in; at the end of the line one that is none.
     #[track_caller]
     pub(super) fn tile_at(&self, position: Val<'k, u32>, row_tiles: Val<'k, u32>) -> LineTile<'k> {
-        let (k, heads, sharing) = (self.k, self.heads, self.sharing());
-        let row_tile_at = |cost| last_at_most(k, row_tiles.max(1), cost, |index| self.cost_before(index));
+        let (heads, sharing) = (self.heads, self.sharing());
         // Of any head: some row tile of the sequence.
-        self.line_tile(row_tile_at(position / heads), |[_, _, before, cost]| {
+        let some = self.row_tile_at(self.by_heads.quotient(position), row_tiles);
+        if self.tiles.one_each {
+            return self.alone(some, |[start, cost]| (position - start) / cost);
+        }
+        self.line_tile(some, |[_, _, before, cost]| {
             let past = position - before * heads;
-            let (kv_head, past) = (past / (cost * sharing), past % (cost * sharing));
-            let row_tile = row_tile_at(before + past / sharing);
+            let kv_head = past / (cost * sharing);
+            let past = past - kv_head * (cost * sharing);
+            let row_tile = self.row_tile_at(before + self.by_sharing(past), row_tiles);
             let tile_before = self.cost_before(row_tile);
             let cost = (self.cost_before(row_tile + 1) - tile_before).max(1);
             [kv_head, row_tile, (past - (tile_before - before) * sharing) / cost]
@@ -76,10 +105,16 @@ impl<'k> Context<'k> {
     #[track_caller]
     pub(super) fn tile_numbered(&self, number: Val<'k, u32>) -> LineTile<'k> {
         let (heads, sharing) = (self.heads, self.sharing());
-        self.line_tile(number / heads, |[first, count, ..]| {
+        let some = self.by_heads.quotient(number);
+        if self.tiles.one_each {
+            return self.alone(some, |_| number - some * heads);
+        }
+        self.line_tile(some, |[first, count, ..]| {
             let past = number - first * heads;
-            let (kv_head, past) = (past / (count * sharing), past % (count * sharing));
-            [kv_head, first + past / sharing, past % sharing]
+            let kv_head = past / (count * sharing);
+            let past = past - kv_head * (count * sharing);
+            let row_tile = self.by_sharing(past);
+            [kv_head, first + row_tile, past - row_tile * sharing]
         })
     }
 }
