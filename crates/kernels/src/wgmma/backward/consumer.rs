@@ -38,6 +38,8 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) held: Consumer<'k>,
     /// Q tiles whose dQ has been kept or added.
     pub(super) tiles: Var<'k, u32>,
+    /// Q tiles whose dS is in shared memory, where their dQ is [computed later](super::turns).
+    pub(super) scored: Option<Var<'k, u32>>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
     /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
@@ -93,6 +95,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout.pipeline.consumer(),
             held: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
+            scored: context.turns.map(|_| k.var(0u32)),
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
             k_columns: context.k.tile.mn_major().slabs(unit(), 1),
@@ -128,10 +131,19 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.k.if_(self.k.lane().eq(0).divergent(), body);
     }
 
-    /// The stage of dS.
+    /// The stage of dS that dQ is computed from next.
     #[track_caller]
     pub(super) fn ds_stage(&self) -> Val<'k, u32> {
         self.tiles % self.context.ds_tile.stages()
+    }
+
+    /// The stage that dS is written to next.
+    #[track_caller]
+    fn next_ds_stage(&self) -> Val<'k, u32> {
+        match self.scored {
+            Some(scored) => scored % self.context.ds_tile.stages(),
+            None => self.ds_stage(),
+        }
     }
 
     // ---- Products -------------------------------------------------------------------------------------
@@ -185,7 +197,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
             let held = if self.part == Part::Scores { self.p } else { self.ds };
             match held.steps() {
-                0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(self.ds_stage()), q, true),
+                0 => self
+                    .k
+                    .wgmma_ss(self.dk.0, self.ds_keys.stage(self.next_ds_stage()), q, true),
                 _ => self.k.wgmma_rs(self.dk.0, &held.operands(), q, true),
             }
         });
@@ -268,7 +282,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
-                let place = ds_tile.at_stage(self.ds_stage(), key, query + first);
+                let place = ds_tile.at_stage(self.next_ds_stage(), key, query + first);
                 for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
                     let across = || ds_tile.across(place, column);
                     let at = if column == 0 { place } else { across() };

@@ -18,13 +18,13 @@ use super::consumer::Warpgroup;
 use super::dq::Way;
 use super::exchange::{DS_STAGES, Exchange};
 use super::tile::Tile;
+use super::turns::Turns;
 use super::{Shares, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::Config;
-use crate::wgmma::consumer::release;
 use crate::wgmma::tiles::slabs;
 
 /// A tensor whose rows are copied to shared memory.
@@ -48,6 +48,7 @@ pub(super) struct Context<'k, 'p, E> {
     /// P for the warpgroup that has dS, thread by thread.
     pub(super) p_tile: Option<SharedTile<'k, f32>>,
     pub(super) exchange: Option<Exchange<'k, E>>,
+    pub(super) turns: Option<Turns<'k>>,
     pub(super) dq_way: Way<'k>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
@@ -85,6 +86,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
     let dq_way = Way::declare(k, levers, &shares, ordered);
+    let turns = (!shares.shares_products).then(|| Turns::declare(k, &shares));
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
         k.shared_tile("delta_tile", row_numbers.stages(dout_stages)),
@@ -143,6 +145,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ds_tile,
         p_tile,
         exchange,
+        turns,
         dq_way,
         lse_tile,
         delta_tile,
@@ -207,83 +210,27 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 exchange.keys.pipeline.consumer().wait();
             }
             group.load_v();
+            self.turns.iter().for_each(|turns| group.first_turn(turns));
             self.each_head(tile, |_, head_row| {
                 k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
             });
+            self.turns.iter().for_each(|turns| group.last_turn(turns));
             group.store_gradients(tile);
         });
     }
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// What the Q tiles of a head add to the three gradients.
+    /// What the Q tiles of a head, of which there are some, add to the three gradients.
     fn head(&self, tile: &Tile<'k>, head_row: Val<'k, u32>) {
-        let (k, context, order) = (self.k, self.context, &tile.order);
-        let (first_tile, holds_operands) = (head_row / context.levers.rows, context.shares.holds_operands);
+        let (k, context) = (self.k, self.context);
+        let first_tile = head_row / context.levers.rows;
         let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
         let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
-        if let Some(exchange) = &context.exchange {
-            return self.head_of_pair(exchange, tile, first_tile, mask_some);
-        }
-        let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
-            let m_block = context.q_tile_of(tile, i);
-            self.m_block(|| mask(m_block), i.gt(0));
-            self.keep_dq(tile, first_tile, m_block);
-        };
-        if !context.ordered() {
-            k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
-            k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
-        } else {
-            k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &mask_some));
-        }
-        if !holds_operands {
-            k.wgmma_wait(0);
-            release(self.held);
-        }
-        k.fence_proxy_async();
-        k.sync_warp();
-        self.give_dq();
-    }
-
-    /// One Q tile. It ends with its dQ in registers; and, if dK takes dS from shared memory, with that under way.
-    fn m_block(&self, mask: impl FnOnce(), any_before: Val<'k, bool>) {
-        let (k, context) = (self.k, self.context);
-        let early = !context.shares.holds_operands;
-        let lse = || self.row_numbers(context.lse_tile, self.q.stage());
-        let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
-        self.start_scores();
-        let loaded = early.then(lse);
-        self.start_dp();
-        k.wgmma_wait(1);
-        let lse = loaded.unwrap_or_else(lse);
-        if early {
-            k.if_(any_before.uniform(), || release(self.held)); // dK of the tile before has ended.
-        }
-        mask();
-        self.probabilities(&lse);
-        let loaded = early.then(delta);
-        k.wgmma_wait(0);
-        let delta = loaded.unwrap_or_else(delta);
-        self.score_gradients(&delta);
-        self.start_dv();
-        if !early {
-            self.start_dk();
-        }
-        // The one fence of a tile: behind it are the reads of numbers, dS of all keys, and dQ of the tile before; and dS of
-        // that one has been read, so that its stage can be written next.
-        k.fence_proxy_async();
-        self.meet();
-        self.start_dq();
-        if early {
-            self.start_dk();
-        }
-        k.if_(any_before.uniform(), || self.give_dq());
-        self.q.advance();
-        k.wgmma_wait(1);
-        release(self.dout);
-        if !early {
-            release(self.held);
-            k.wgmma_wait(0);
+        match (&context.exchange, &context.turns) {
+            (Some(exchange), _) => self.head_of_pair(exchange, tile, first_tile, mask_some),
+            (None, Some(turns)) => self.head_in_turns(turns, tile, first_tile, mask, mask_some),
+            (None, None) => {}
         }
     }
 }

@@ -11,6 +11,7 @@ mod producer;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod turns;
 
 use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem};

@@ -1,0 +1,210 @@
+//! Up to 128 columns, warpgroups take turns at the tensor cores: while products of one run, the other computes exponentials and
+//! dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is computed one tile later, when the other warpgroup,
+//! which is half a tile behind or ahead, has long written its dS; mbarriers by stage of dS say that, and that it has been read.
+//!
+//! | a Q tile, whose scores are there | products under way |
+//! |---|---|
+//! | P | dP |
+//! | dS, to shared memory | |
+//! | the turn is taken; a fence | dV, dK |
+//! | the turn is given | S of the next tile, dQ of the one before |
+//! | dQ of the tile before to shared memory | |
+//!
+//! At one place of the loop no product is under way, and a branch that starts products also waits for them: otherwise ptxas
+//! serialises them.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::mbarrier::MBarriers;
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{KernelBuilder, Val};
+
+use super::Shares;
+use super::consumer::Warpgroup;
+use super::dq::stage;
+use super::exchange::DS_STAGES;
+use super::tile::Tile;
+use crate::wgmma::consumer::release;
+
+/// Barriers of warpgroups: the first at which one waits for its turn, and the first of its own.
+const TURN: u32 = 2;
+const OWN: u32 = 4;
+
+/// What warpgroups have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Turns<'k> {
+    /// By stage of dS: all consumer warps have written it, and have read it.
+    full: MBarriers<'k>,
+    free: MBarriers<'k>,
+    /// Whether there is another warpgroup.
+    shared: bool,
+}
+
+impl<'k> Turns<'k> {
+    /// Makes its mbarriers; a barrier of the block comes next.
+    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
+        let [full, free] = ["ds.full", "ds.free"].map(|name| k.mbarriers(name, DS_STAGES));
+        k.if_(k.thread_idx().eq(0).divergent(), || {
+            for mbarriers in [full, free] {
+                (0..DS_STAGES).for_each(|stage| mbarriers.at(stage).init(4 * shares.warpgroups));
+            }
+        });
+        Turns {
+            full,
+            free,
+            shared: shares.warpgroups > 1,
+        }
+    }
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+    /// The first warpgroup has the first turn.
+    #[track_caller]
+    pub(super) fn first_turn(&self, turns: &Turns<'k>) {
+        if turns.shared {
+            self.k.if_(self.index().eq(1).uniform(), || self.give_turn(turns));
+        }
+    }
+
+    /// It takes the turn that is left, so that the barrier ends as it began.
+    #[track_caller]
+    pub(super) fn last_turn(&self, turns: &Turns<'k>) {
+        if turns.shared {
+            self.k.if_(self.index().eq(0).uniform(), || self.take_turn(turns));
+        }
+    }
+
+    #[track_caller]
+    fn take_turn(&self, turns: &Turns<'k>) {
+        if turns.shared {
+            self.k
+                .verb("take_turn", || self.k.barrier_among(self.index() + TURN, 256));
+        }
+    }
+
+    #[track_caller]
+    fn give_turn(&self, turns: &Turns<'k>) {
+        if turns.shared {
+            let other = self.index() ^ 1;
+            self.k.verb("give_turn", || self.k.barrier_arrive(other + TURN, 256));
+        }
+    }
+
+    fn index(&self) -> Val<'k, u32> {
+        self.warp / 4
+    }
+
+    /// What the Q tiles of a head, of which there are some, add to the three gradients.
+    pub(super) fn head_in_turns(
+        &self,
+        turns: &Turns<'k>,
+        tile: &Tile<'k>,
+        first_tile: Val<'k, u32>,
+        mask: impl Fn(Val<'k, i32>),
+        mask_some: impl Fn(Val<'k, i32>),
+    ) {
+        let (k, context, order) = (self.k, self.context, &tile.order);
+        let last = order.count - 1;
+        let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
+            let m_block = context.q_tile_of(tile, i);
+            self.m_block(turns, || mask(m_block), i.gt(1));
+            let release = || {
+                release(self.dout);
+                release(self.held);
+            };
+            // Its end: dQ of the tile before, if there is one.
+            let finish = || {
+                let dq = || {
+                    self.start_late_dq(turns);
+                    self.give_turn(turns);
+                    k.wgmma_wait(0);
+                    self.finish_late_dq(turns, tile, first_tile, m_block);
+                };
+                let none = || {
+                    self.give_turn(turns);
+                    k.wgmma_wait(0);
+                };
+                k.if_else(i.gt(0).uniform(), dq, none);
+            };
+            let scores = || {
+                self.start_scores();
+                k.wgmma_wait(1);
+                release();
+                finish();
+            };
+            let none = || {
+                k.wgmma_wait(0);
+                release();
+                finish();
+            };
+            k.if_else(i.lt(last).uniform(), scores, none);
+        };
+        self.start_scores();
+        k.wgmma_wait(0);
+        if context.ordered() {
+            k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &mask_some));
+        } else {
+            k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
+            k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
+        }
+        self.start_late_dq(turns);
+        k.fence_proxy_async();
+        k.sync_warp();
+        k.if_(last.gt(0).uniform(), || self.give_dq());
+        k.wgmma_wait(0);
+        self.finish_late_dq(turns, tile, first_tile, context.q_tile_of(tile, last));
+        k.fence_proxy_async();
+        k.sync_warp();
+        self.give_dq();
+    }
+
+    /// dS of a Q tile whose scores are there. It ends with dV and dK under way.
+    fn m_block(&self, turns: &Turns<'k>, mask: impl FnOnce(), any_kept: Val<'k, bool>) {
+        let (k, context) = (self.k, self.context);
+        let Some(scored) = self.scored else { return };
+        let holds_operands = context.shares.holds_operands;
+        self.start_dp();
+        let lse = self.row_numbers(context.lse_tile, self.q.stage());
+        mask();
+        self.probabilities(&lse);
+        let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
+        let early = (!holds_operands).then(delta);
+        let (place, phase) = stage(scored.get(), DS_STAGES);
+        turns.free.at(place).wait(phase ^ 1);
+        k.wgmma_wait(0);
+        let delta = early.unwrap_or_else(delta);
+        self.score_gradients(&delta);
+        self.take_turn(turns);
+        self.start_dv();
+        if holds_operands {
+            self.start_dk();
+        }
+        // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one before.
+        k.fence_proxy_async();
+        if holds_operands {
+            k.sync_warp();
+        } else {
+            k.barrier_among(self.index() + OWN, 128);
+            self.start_dk();
+        }
+        self.one_lane(|| turns.full.at(place).arrive());
+        k.if_(any_kept.uniform(), || self.give_dq());
+        scored.set(scored + 1);
+        self.q.advance();
+    }
+
+    /// Starts dQ of the first Q tile whose dQ has not been kept, when all warps have written its dS.
+    #[track_caller]
+    fn start_late_dq(&self, turns: &Turns<'k>) {
+        let (place, phase) = stage(self.tiles.get(), DS_STAGES);
+        turns.full.at(place).wait(phase);
+        self.start_dq();
+    }
+
+    /// Keeps that dQ; its dS has been read.
+    #[track_caller]
+    fn finish_late_dq(&self, turns: &Turns<'k>, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+        let (place, _) = stage(self.tiles.get(), DS_STAGES);
+        self.one_lane(|| turns.free.at(place).arrive());
+        self.keep_dq(tile, first_tile, m_block);
+    }
+}
