@@ -66,9 +66,10 @@ pub const BACKWARD: Family = Family {
 struct Default {
     /// Largest head_dim it is for, of Q and K and of V.
     head_dim: usize,
-    /// The same where scores have a soft cap, and where lengths are on the device: both take registers.
+    /// The same where scores have a soft cap, where lengths are on the device, and in order: all take registers.
     softcap: usize,
     lengths: usize,
+    in_order: usize,
     id: &'static str,
     why: &'static str,
 }
@@ -77,22 +78,25 @@ struct Default {
 /// next one is for cards with less.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
-    Default { head_dim: 128, softcap: 64, lengths: 0, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
-    Default { head_dim: 128, softcap: 128, lengths: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 192, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
+    Default { head_dim: 128, softcap: 64, lengths: 0, in_order: 112, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
+    Default { head_dim: 128, softcap: 128, lengths: 128, in_order: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows, in 99 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
 ];
 
 /// Configs for a problem, best first, and why. Some may be refused.
 pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let (softcap, lengths) = (problem.softcap().is_some(), problem.has_lengths());
-    let most = move |row: &Default| match (softcap, lengths) {
-        (false, false) => row.head_dim,
-        (true, false) => row.softcap,
-        (false, true) => row.lengths,
-        (true, true) => row.softcap.min(row.lengths),
+    let (softcap, lengths, in_order) = (
+        problem.softcap().is_some(),
+        problem.has_lengths(),
+        problem.deterministic(),
+    );
+    let most = move |row: &Default| {
+        let limits = [(softcap, row.softcap), (lengths, row.lengths), (in_order, row.in_order)];
+        let limits = limits.iter().filter(|(holds, _)| *holds);
+        limits.map(|(_, most)| *most).fold(row.head_dim, usize::min)
     };
     let rows = TABLE.iter().filter(move |row| head_dim <= most(row));
     rows.filter_map(|row| Some((Config::from_id(row.id)?, row.why)))
