@@ -326,6 +326,28 @@ fn several_blocks_make_a_schedule() {
     }
 }
 
+/// A thread makes cuts for several blocks, while others read those of rounds before.
+#[test]
+fn rounds_of_more_blocks_than_threads() {
+    let problem = Problem::builder()
+        .batch(2)
+        .heads(64, 64)
+        .head_dim(64)
+        .mask(Mask::CAUSAL);
+    let problem = problem.seq_len(4096).kv_lengths(KvLengths::Cache).build().unwrap();
+    let pieces = Pieces {
+        rows: 16,
+        cols: 64,
+        heads: TileHeads::One,
+        least: 2,
+    };
+    let grid = THREADS[0] + 1;
+    let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
+    assert!(schedule.most_ranges(&problem)[1] > 1);
+    let lengths = random_lengths(&problem, 1);
+    assert!(on_device(&problem, &schedule, &lengths) == on_host(&problem, &schedule, &lengths));
+}
+
 /// Lengths that contradict the problem may leave tiles out, but no item leaves its memory (the simulator would find it),
 /// and what a main kernel reads is written.
 #[test]

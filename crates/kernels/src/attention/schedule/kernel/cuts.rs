@@ -66,7 +66,9 @@ impl<'k> Context<'k> {
                 position.set(last_round + sum.before);
                 last_round.add_assign(sum.all);
             });
-            k.if_(exists.divergent(), || {
+            // The first cut of the last round is there already where there are others before it, and read.
+            let is_new = exists & (i.ne(0) | ranges.whole.eq(0));
+            k.if_(is_new.divergent(), || {
                 self.cut_tile(i, position.get().min(total), total, row_tiles, ranges);
             });
         });
