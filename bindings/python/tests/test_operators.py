@@ -130,6 +130,21 @@ def test_calls_without_rows_or_keys_are_empty_or_zero(size):
     assert dq.shape == q.shape and dk.shape == k.shape and not dq.any() and not dk.any()
 
 
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda q, k, v: (q, k, torch.ones(2, 7, 2, 16)), r"v has shape \(2, 7, 2, 16\); .* those of k, \(2, 0, 2, 16\)"),
+        (lambda q, k, v: (q, k[:1], v[:1]), r"k has shape \(1, 0, 2, 16\); its batch"),
+        (lambda q, k, v: (q, k.half(), v), "k holds torch.float16"),
+        (lambda q, k, v: (q.double(), k.double(), v.double()), "q holds torch.float64; allowed are float16"),
+    ],
+)
+def test_empty_calls_are_checked(change, says):
+    q, k, v = torch.randn(2, 3, 4, 16), torch.randn(2, 0, 2, 16), torch.randn(2, 0, 2, 16)
+    with pytest.raises(ValueError, match=says):
+        flash_attn_func(*change(q, k, v))
+
+
 def test_wishes_about_the_schedule_change_nothing():
     q, k, v = tensors()
     expected = flash_attn_func(q, k, v)

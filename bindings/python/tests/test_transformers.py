@@ -80,6 +80,7 @@ def test_logits(model_and_own):
 
 
 def test_attention_weights_that_are_not_computed_are_told_of(llama):
+    fc.register()
     with pytest.warns(UserWarning, match="output_attentions is given, and fc_attention computes no attention weights"):
         logits(llama, fc.NAME, tokens(), output_attentions=True)
     fc.register(strict=True)

@@ -1,5 +1,6 @@
 //! Flags that several subcommands share: the problem, the inputs, the card.
 
+use std::num::{IntErrorKind, ParseIntError};
 use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -131,9 +132,10 @@ pub(crate) fn dtype(name: &str) -> Result<DType, String> {
 
 /// A number of sequences, heads, rows or columns; the problem says which numbers it takes.
 fn count(text: &str) -> Result<usize, String> {
-    text.trim()
-        .parse()
-        .map_err(|_| "write a whole number, e.g. 64".to_string())
+    text.trim().parse().map_err(|wrong: ParseIntError| match wrong.kind() {
+        IntErrorKind::PosOverflow => format!("{text} is too large; at most {} can be written", usize::MAX),
+        _ => "write a whole number, e.g. 64".to_string(),
+    })
 }
 
 fn window(text: &str) -> Result<Mask, String> {

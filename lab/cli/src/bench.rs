@@ -147,7 +147,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
     args.markdown
         .iter()
         .chain(&args.csv)
-        .try_for_each(|file| style::folder_of(file))?;
+        .try_for_each(|file| style::check_folder(file))?;
     let device = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
         (true, "best") => machine::device("cuda")?,

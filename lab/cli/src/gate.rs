@@ -84,7 +84,7 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
     args.markdown
         .iter()
         .chain(&args.write)
-        .try_for_each(|file| style::folder_of(file))?;
+        .try_for_each(|file| style::check_folder(file))?;
     let store = args.keep.path()?.unwrap_or_default();
     let evidence = args
         .evidence

@@ -92,7 +92,7 @@ impl ReportArgs {
                 return Err(Failure::usage(why));
             }
         };
-        style::folder_of(path).map(|()| form)
+        style::check_folder(path).map(|()| form)
     }
 
     fn document(&self, Sources { gathered, searches }: &Sources) -> Document {

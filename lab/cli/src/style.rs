@@ -155,7 +155,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
 }
 
 /// Refuses a file to write whose folder is not there.
-pub(crate) fn folder_of(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     match folder.filter(|folder| !folder.is_dir()) {
         Some(folder) => Err(Failure::usage(format!("there is no folder {}", folder.display()))

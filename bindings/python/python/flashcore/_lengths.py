@@ -10,6 +10,7 @@ from . import _kvcache
 from ._operators import forward, forward_kvcache, forward_varlen
 
 Results = tuple[torch.Tensor, torch.Tensor]
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
 
 
 def attend(
@@ -38,6 +39,8 @@ def attend(
     if all(given is None for given in lengths):
         if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == 4:
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
+                if k.dim() != 4 or q.shape[0] != k.shape[0]:
+                    raise ValueError(f"k has shape {tuple(k.shape)}; its batch must be that of q, {tuple(q.shape)}")
                 return _no_keys(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
     refuse_fp8(q, scales)
@@ -106,11 +109,18 @@ def bound(name: str, given: Any) -> int:
 
 
 def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:
+    if q.dtype not in _DTYPES:
+        raise ValueError(f"q holds {q.dtype}; allowed are float16, bfloat16, float32 and float8_e4m3fn")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ValueError(f"{name} holds {x.dtype} on {x.device}; q holds {q.dtype} on {q.device}")
+    if k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(f"v has shape {tuple(v.shape)}; all but its head_dim must be those of k, {tuple(k.shape)}")
     heads = q.shape[-2]
     shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out = out + (q[..., :0].sum() + k.sum() + v.sum())  # sums of nothing: gradients of 0
+        out = out + sum(x[..., :0].sum() for x in (q, k, v))  # sums of nothing: gradients of 0
     lse = q.new_full(shape, float("-inf"), dtype=torch.float32)
     return out, lse if sinks is None else lse.copy_(sinks.float().view(-1, 1).expand(shape))

@@ -49,21 +49,22 @@ def register(*, strict: bool = False) -> None:
 
 @torch.compiler.assume_constant_result  # so that a compiled model warns when it is traced
 def _fall_back(why: str) -> None:
-    if _strict:
-        raise NotImplementedError(f"{why}: {NAME} does not serve it")
-    if why not in _warned:
-        _warned.add(why)
-        warnings.warn(f"{why}: Transformers' sdpa computes it, not {NAME}", stacklevel=3)
+    _tell(f"{why}: {NAME} does not serve it", f"{why}: Transformers' sdpa computes it, not {NAME}")
 
 
 @torch.compiler.assume_constant_result
 def _no_weights() -> None:
     why = f"output_attentions is given, and {NAME} computes no attention weights: use eager"
+    _tell(why, why)
+
+
+def _tell(refusal: str, warning: str) -> None:
+    """Raises the refusal if strict, else warns once."""
     if _strict:
-        raise NotImplementedError(why)
-    if why not in _warned:
-        _warned.add(why)
-        warnings.warn(why, stacklevel=3)
+        raise NotImplementedError(refusal)
+    if warning not in _warned:
+        _warned.add(warning)
+        warnings.warn(warning, stacklevel=4)
 
 
 def _is_causal(mask_function: Callable[..., Any], local_size: int | None, options: dict[str, Any]) -> bool:

@@ -238,7 +238,7 @@ const TABLE_E4M3: &[Default] = &[
 const PACKED_CAUSAL_WHY: &str =
     "tiles of the heads that share K and V have fewer queries, and less behind the diagonal";
 
-/// Most queries of a head that packed heads are looked into for, whatever the mask.
+/// Queries of a head up to which tiles are packed whatever the mask; more fill tiles by themselves.
 const MOST_PACKED_QUERIES: usize = 2048;
 
 /// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads. Times of short
@@ -260,8 +260,8 @@ fn can_pack(problem: &Problem) -> bool {
     (2..=Packing::MOST).contains(&problem.group_size())
 }
 
-/// Whether heads are packed to fill tiles: wherever that leaves tiles out, but of more than [`MOST_PACKED_QUERIES`], which fill
-/// tiles without, only where it leaves out a round of them on all SMs. What causal masks gain has rows of the table.
+/// Whether heads are packed to fill tiles: up to [`MOST_PACKED_QUERIES`] where that lowers the number of tiles; above, under full
+/// masks alone, and where it lowers the number of rounds of them on all SMs. What causal masks gain has rows of the table.
 fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
     if !can_pack(problem) {
         return false;
@@ -273,10 +273,9 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
     };
     let (unpacked, packed) = (tiles(*config), tiles(packed(*config)));
     let rounds = |tiles: usize| tiles.div_ceil(sms as usize);
-    let is_full = problem.mask().window_right.is_none();
     match problem.seq_len_q() <= MOST_PACKED_QUERIES {
         true => packed < unpacked,
-        false => is_full && rounds(packed) < rounds(unpacked),
+        false => problem.mask().is_full() && rounds(packed) < rounds(unpacked),
     }
 }
 

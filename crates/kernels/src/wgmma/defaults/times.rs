@@ -79,11 +79,14 @@ const TWO_STAGES_PERCENT: u64 = 104;
 /// Keys of K blocks in which keys are split. With more widths splits are no nearer to the best.
 const SPLIT_COLS: [u32; 3] = [64, 80, 128];
 
-/// Most splits that an SM works through one after the other, and their time in hundredths of that of as many whole tiles. On an
-/// H200 such splits read K and V at 3.1 TB/s. With these three numbers the model splits 83 of 139 problems otherwise than with one
-/// round: in 0.916 of the time in the mean, and in four in more than 1.03 of it (run `split-rounds-h200`).
+/// Most splits that an SM works through, one after the other.
 const MOST_ROUNDS: u32 = 4;
+
+/// Time of several rounds in hundredths of that of as many whole tiles. With this and the next number the model splits 83 of 139
+/// problems in rounds, in 0.916 of the time in the mean, and four in more than 1.03 of it (run `split-rounds-h200`).
 const ROUNDS_PERCENT: u64 = 103;
+
+/// Splits in rounds read K and V at 3.1 TB/s at most, seen on an H200. Other cards were not measured.
 const READ_PS_PER_KB: u64 = 320;
 
 /// K blocks of a split, the longest if they differ, at least: fewer were not timed.
@@ -91,7 +94,7 @@ const LEAST_BLOCKS: u64 = 3;
 
 const SHORT_WHY: &str = "of all tiles these are done first, by times fitted to such short problems";
 
-const SPLIT_WHY: &str = "few tiles of rows: their keys in as many splits as give every SM something to do";
+const SPLIT_WHY: &str = "tiles of rows leave SMs without work: their keys in as many splits as keep all of them busy";
 
 impl Times {
     /// Keys of K blocks that are tried. With more of them times in between are no nearer to the best.
