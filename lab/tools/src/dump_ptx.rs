@@ -267,7 +267,7 @@ fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: boo
                 shape.clone().softcap(30.0),
                 packed.softcap(30.0).deterministic(true),
             ];
-            turn += 1; // the twelve kernels of the next shape begin elsewhere, so that each has its turn
+            turn += 1; // a shape has twelve, a multiple of three: each begins one further
             for problem in variants.into_iter().flat_map(ProblemBuilder::build) {
                 let of_wgmma = wgmma::proposals(&problem, target).into_iter();
                 let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config));

@@ -28,8 +28,9 @@
 //! place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of their own, one
 //! for each split that there can be, and [`Combined`] is a list of sequences and heads.
 //!
-//! Every block of the kernel makes all cuts, and writes its share of the items and nothing else: the same lengths give the same
-//! words, without atomics in global memory.
+//! Every block of the kernel makes all cuts. The last one writes the ranges of items, the others the items, each its share, and
+//! who writes a place of [`Combined`] follows from the cuts: the same lengths give the same words, without atomics in global
+//! memory.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::{Problem, QLengths};

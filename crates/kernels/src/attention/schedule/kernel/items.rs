@@ -76,7 +76,7 @@ impl<'k> Context<'k> {
         });
     }
 
-    /// Says so of a place, if it is.
+    /// Writes a count of 0 where nothing is to be combined.
     fn nothing_to_combine(&self, place: Val<'k, u32>, is_so: Val<'k, bool>) {
         let nothing = [self.k.constant(0u32); COMBINED_WORDS as usize];
         self.k.if_(is_so.divergent(), || {
