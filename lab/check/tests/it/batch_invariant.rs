@@ -107,6 +107,16 @@ fn splits_are_right() {
     }
 }
 
+/// With as many splits, several blocks write their items.
+#[test]
+fn several_blocks_schedule_splits() {
+    let plan = plan(KERNELS[0], 24, 48, Some(SPLIT_KEYS));
+    let blocks = plan.steps().next().map_or(0, |step| step.launch.grid[0]);
+    assert!(blocks > 2, "{blocks} blocks");
+    let report = check_plan(&plan, &CheckOptions::default()).unwrap();
+    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+}
+
 /// Mistakes in the schedule of splits: what breaks, and where.
 const PLANTED: [(&str, Operator, &str); 4] = [
     (
