@@ -31,20 +31,29 @@ const STAGES: u32 = 2;
 const CLAIMED: u32 = 1;
 const STORED: u32 = 2;
 
+/// dQ in shared memory, from where it is sent.
+#[derive(Clone, Copy)]
+pub(super) struct SentDq<'k> {
+    tile: SharedTile<'k, f32>,
+    /// By stage: all consumer warps have written their part, and the tile has been read.
+    full: MBarriers<'k>,
+    free: MBarriers<'k>,
+}
+
+/// What threads that add dQ in order wait for: their block's turn. Then all consumer warps say that they have added.
+#[derive(Clone, Copy)]
+pub(super) struct DqTurn<'k> {
+    turn: MBarriers<'k>,
+    added: MBarriers<'k>,
+}
+
 /// How a tile of dQ gets to the sums.
 #[derive(Clone, Copy)]
 pub(super) enum Way<'k> {
     /// From shared memory.
-    Sent {
-        tile: SharedTile<'k, f32>,
-        /// By stage: all consumer warps have written their part, and the tile has been read.
-        full: MBarriers<'k>,
-        free: MBarriers<'k>,
-    },
-    /// From registers, when the turn has come; all consumer warps have added then.
-    AddedInTurn { turn: MBarriers<'k>, added: MBarriers<'k> },
-    /// From registers.
-    Added,
+    Sent(SentDq<'k>),
+    /// From registers; in order, when the turn has come.
+    Added(Option<DqTurn<'k>>),
 }
 
 impl<'k> Way<'k> {
@@ -58,25 +67,25 @@ impl<'k> Way<'k> {
             mbarriers
         };
         match (shares.shares_products, ordered) {
-            (false, _) => Way::Sent {
+            (false, _) => Way::Sent(SentDq {
                 tile: k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.width).stages(STAGES)),
                 full: make(k.mbarriers("dq.full", STAGES), consumers),
                 free: make(k.mbarriers("dq.free", STAGES), 1),
-            },
-            (true, true) => Way::AddedInTurn {
+            }),
+            (true, true) => Way::Added(Some(DqTurn {
                 turn: make(k.mbarriers("dq.turn", 1), 1),
                 added: make(k.mbarriers("dq.added", 1), consumers),
-            },
-            (true, false) => Way::Added,
+            })),
+            (true, false) => Way::Added(None),
         }
     }
 
     /// Warps besides the consumers that have a part in it.
     pub(super) fn warps(&self) -> u32 {
         match self {
-            Way::Sent { .. } => STAGES,
-            Way::AddedInTurn { .. } => 1,
-            Way::Added => 0,
+            Way::Sent(_) => STAGES,
+            Way::Added(Some(_)) => 1,
+            Way::Added(None) => 0,
         }
     }
 }
@@ -96,7 +105,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 let m_block = self.q_tile_of(tile, i);
                 let dq_tile = first_tile + m_block.reinterpret::<u32>();
                 match self.dq_way {
-                    Way::Sent { tile: from, full, free } => {
+                    Way::Sent(SentDq { tile: from, full, free }) => {
                         let (stage, phase) = stage(sent.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
                             let first = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
@@ -119,14 +128,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             }
                         });
                     }
-                    Way::AddedInTurn { turn, added } => {
+                    Way::Added(Some(DqTurn { turn, added })) => {
                         let (stage, phase) = stage(sent.get(), 1);
                         self.wait_for_turn(tile, dq_tile, m_block);
                         turn.at(stage).arrive();
                         added.at(stage).wait(phase);
                         self.pass_turn_on(tile, dq_tile);
                     }
-                    Way::Added => {}
+                    Way::Added(None) => {}
                 }
                 sent.set(sent + 1);
             });
@@ -204,7 +213,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let Some(semaphore) = self.semaphore else { return };
         let k = dq_tile.builder();
         k.verb("pass_turn_on", || {
-            if let Way::Sent { .. } = self.dq_way {
+            if let Way::Sent(_) = self.dq_way {
                 k.bulk_wait(0);
             }
             self.turn(semaphore, dq_tile).store_release(tile.index + 1);
@@ -226,36 +235,56 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Leaves this warp's part of dQ of a tile in shared memory, for [`Self::give_dq`], or adds it.
+    /// Leaves this warp's part of dQ of a tile in shared memory, for [`Self::give_dq`].
     #[track_caller]
-    pub(super) fn keep_dq(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
-        let (k, context) = (self.k, self.context);
-        match context.dq_way {
-            Way::Sent { tile: to, free, .. } => k.verb("keep_dq", || {
-                let (stage, phase) = stage(self.tiles.get(), STAGES);
-                free.at(stage).wait(phase ^ 1);
-                let place = to.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
-                for i in 0..self.dq.tiles() {
-                    place
-                        .plus(32 * 4 * i as i32)
-                        .store_words(&self.dq_of(i), Cache::Default);
-                }
-            }),
-            Way::AddedInTurn { turn, added } => {
+    pub(super) fn keep_dq(&self, to: &SentDq<'k>) {
+        let k = self.k;
+        k.verb("keep_dq", || {
+            let (stage, phase) = stage(self.tiles.get(), STAGES);
+            to.free.at(stage).wait(phase ^ 1);
+            let place = to.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
+            for i in 0..self.dq.tiles() {
+                place
+                    .plus(32 * 4 * i as i32)
+                    .store_words(&self.dq_of(i), Cache::Default);
+            }
+        });
+        self.tiles.set(self.tiles + 1);
+    }
+
+    /// Has what [`Self::keep_dq`] left sent: the warp has met since, after a fence.
+    #[track_caller]
+    pub(super) fn give_dq(&self, to: &SentDq<'k>) {
+        self.k.verb("give_dq", || {
+            let (stage, _) = stage(self.tiles - 1, STAGES);
+            self.one_lane(|| to.full.at(stage).arrive());
+        });
+    }
+
+    /// Adds this warp's part of dQ of a tile to the sums in global memory; in order, when the turn has come.
+    #[track_caller]
+    pub(super) fn add_dq(
+        &self,
+        turn: Option<DqTurn<'k>>,
+        tile: &Tile<'k>,
+        first_tile: Val<'k, u32>,
+        m_block: Val<'k, i32>,
+    ) {
+        match turn {
+            Some(DqTurn { turn, added }) => {
                 let (stage, phase) = stage(self.tiles.get(), 1);
                 turn.at(stage).wait(phase);
-                self.add_dq(tile, first_tile, m_block);
-                k.sync_warp();
+                self.add_registers(tile, first_tile, m_block);
+                self.k.sync_warp();
                 self.one_lane(|| added.at(stage).arrive());
             }
-            Way::Added => self.add_dq(tile, first_tile, m_block),
+            None => self.add_registers(tile, first_tile, m_block),
         }
         self.tiles.set(self.tiles + 1);
     }
 
-    /// Adds this warp's part of dQ of a tile to the sums in global memory.
     #[track_caller]
-    fn add_dq(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+    fn add_registers(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_dq", || {
             let (dq_tile, elements) = (
@@ -271,18 +300,6 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 None => add(),
                 Some(first) => k.if_else(first.uniform(), store, add),
             }
-        });
-    }
-
-    /// Has what [`Self::keep_dq`] left sent: the warp has met since, after a fence.
-    #[track_caller]
-    pub(super) fn give_dq(&self) {
-        let Way::Sent { full, .. } = self.context.dq_way else {
-            return;
-        };
-        self.k.verb("give_dq", || {
-            let (stage, _) = stage(self.tiles - 1, STAGES);
-            self.one_lane(|| full.at(stage).arrive());
         });
     }
 

@@ -18,7 +18,7 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{KernelBuilder, SharedTile, Val};
 
 use super::consumer::Warpgroup;
-use super::dq::stage;
+use super::dq::{DqTurn, stage};
 use super::kernel::{Operand, Part};
 use super::tile::Tile;
 use super::{Shares, UNIT};
@@ -42,10 +42,18 @@ pub(super) struct Exchange<'k, E> {
     /// The other's dS, and by stage: it and this block's are there.
     ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
+    /// Where dQ is added in order.
+    dq_turn: Option<DqTurn<'k>>,
 }
 
 impl<'k, E: WgmmaElement> Exchange<'k, E> {
-    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares, k_rows: TensorRows<'k>) -> Self {
+    pub(super) fn declare(
+        k: &'k KernelBuilder,
+        levers: &Config,
+        shares: &Shares,
+        k_rows: TensorRows<'k>,
+        dq_turn: Option<DqTurn<'k>>,
+    ) -> Self {
         let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
         let full = k.mbarriers("ds.full", DS_STAGES);
         k.if_(k.thread_idx().eq(0).divergent(), || {
@@ -59,6 +67,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
             },
             ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(DS_STAGES)),
             full,
+            dq_turn,
         }
     }
 
@@ -85,7 +94,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     ) {
         let k = self.k;
         let m_block = |i| self.context.q_tile_of(tile, i);
-        let finish_dq = |i| self.keep_dq(tile, first_tile, m_block(i));
+        let finish_dq = |i| self.add_dq(exchange.dq_turn, tile, first_tile, m_block(i));
         let start_dq = || {
             let (stage, phase) = stage(self.tiles.get(), DS_STAGES);
             exchange.full.at(stage).wait(phase);

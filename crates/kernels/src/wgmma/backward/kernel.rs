@@ -86,7 +86,10 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
     let dq_way = Way::declare(k, levers, &shares, ordered);
-    let turns = (!shares.shares_products).then(|| Turns::declare(k, &shares));
+    let (turns, dq_turn) = match dq_way {
+        Way::Sent(dq) => (Some(Turns::declare(k, &shares, dq)), None),
+        Way::Added(turn) => (None, turn),
+    };
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
         k.shared_tile("delta_tile", row_numbers.stages(dout_stages)),
@@ -114,7 +117,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
             },
         }
     });
-    let exchange = (cluster > 1).then(|| Exchange::declare(k, levers, &shares, keys.rows));
+    let exchange = (cluster > 1).then(|| Exchange::declare(k, levers, &shares, keys.rows, dq_turn));
     // A warp stores its own rows.
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
     let statistics = Statistics::to_read(k);
@@ -229,7 +232,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
         match (&context.exchange, &context.turns) {
             (Some(exchange), _) => self.head_of_pair(exchange, tile, first_tile, mask_some),
-            (None, Some(turns)) => self.head_in_turns(turns, tile, first_tile, mask, mask_some),
+            (None, Some(turns)) => self.head_in_turns(turns, tile, mask, mask_some),
             (None, None) => {}
         }
     }

@@ -20,7 +20,7 @@ use flashcore_ir::{KernelBuilder, Val};
 
 use super::Shares;
 use super::consumer::Warpgroup;
-use super::dq::stage;
+use super::dq::{SentDq, stage};
 use super::exchange::DS_STAGES;
 use super::tile::Tile;
 use crate::wgmma::consumer::release;
@@ -35,13 +35,14 @@ pub(super) struct Turns<'k> {
     /// By stage of dS: all consumer warps have written it, and have read it.
     full: MBarriers<'k>,
     free: MBarriers<'k>,
+    dq: SentDq<'k>,
     /// Whether there is another warpgroup.
     shared: bool,
 }
 
 impl<'k> Turns<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
+    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares, dq: SentDq<'k>) -> Self {
         let [full, free] = ["ds.full", "ds.free"].map(|name| k.mbarriers(name, DS_STAGES));
         k.if_(k.thread_idx().eq(0).divergent(), || {
             for mbarriers in [full, free] {
@@ -51,6 +52,7 @@ impl<'k> Turns<'k> {
         Turns {
             full,
             free,
+            dq,
             shared: shares.warpgroups > 1,
         }
     }
@@ -98,7 +100,6 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         &self,
         turns: &Turns<'k>,
         tile: &Tile<'k>,
-        first_tile: Val<'k, u32>,
         mask: impl Fn(Val<'k, i32>),
         mask_some: impl Fn(Val<'k, i32>),
     ) {
@@ -117,7 +118,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                     self.start_late_dq(turns);
                     self.give_turn(turns);
                     k.wgmma_wait(0);
-                    self.finish_late_dq(turns, tile, first_tile, m_block);
+                    self.finish_late_dq(turns);
                 };
                 let none = || {
                     self.give_turn(turns);
@@ -149,12 +150,12 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.start_late_dq(turns);
         k.fence_proxy_async();
         k.sync_warp();
-        k.if_(last.gt(0).uniform(), || self.give_dq());
+        k.if_(last.gt(0).uniform(), || self.give_dq(&turns.dq));
         k.wgmma_wait(0);
-        self.finish_late_dq(turns, tile, first_tile, context.q_tile_of(tile, last));
+        self.finish_late_dq(turns);
         k.fence_proxy_async();
         k.sync_warp();
-        self.give_dq();
+        self.give_dq(&turns.dq);
     }
 
     /// dS of a Q tile whose scores are there. It ends with dV and dK under way.
@@ -187,7 +188,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.start_dk();
         }
         self.one_lane(|| turns.full.at(place).arrive());
-        k.if_(any_kept.uniform(), || self.give_dq());
+        k.if_(any_kept.uniform(), || self.give_dq(&turns.dq));
         scored.set(scored + 1);
         self.q.advance();
     }
@@ -202,9 +203,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Keeps that dQ; its dS has been read.
     #[track_caller]
-    fn finish_late_dq(&self, turns: &Turns<'k>, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+    fn finish_late_dq(&self, turns: &Turns<'k>) {
         let (place, _) = stage(self.tiles.get(), DS_STAGES);
         self.one_lane(|| turns.free.at(place).arrive());
-        self.keep_dq(tile, first_tile, m_block);
+        self.keep_dq(&turns.dq);
     }
 }
