@@ -8,7 +8,7 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, Val, Var};
 
 use super::UNIT;
-use super::kernel::{Context, Part};
+use super::kernel::{Context, MainLoop, Part};
 use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
@@ -39,7 +39,7 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     /// Q tiles whose dQ has been kept or added.
     pub(super) tiles: Var<'k, u32>,
     /// Q tiles whose dS is in shared memory, where their dQ is [computed later](super::turns).
-    pub(super) scored: Option<Var<'k, u32>>,
+    scored: Option<Var<'k, u32>>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
     /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
@@ -70,15 +70,15 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let held = |steps| if shares.holds_operands { steps } else { 0 };
         let first_key = key_warp / 4 * UNIT;
-        let rank = match context.exchange {
-            Some(_) => k.cluster_rank(),
-            None => k.constant(0),
+        let rank = match context.main_loop {
+            MainLoop::Pair(_) => k.cluster_rank(),
+            MainLoop::Turns(_) => k.constant(0),
         };
         // Warpgroups go along the columns first, through all blocks.
         let units = shares.width / UNIT;
-        let unit = || match context.exchange {
-            Some(_) => rank.fma(shares.warpgroups, index),
-            None => index % units,
+        let unit = || match context.main_loop {
+            MainLoop::Pair(_) => rank.fma(shares.warpgroups, index),
+            MainLoop::Turns(_) => index % units,
         };
         Warpgroup {
             k,
@@ -95,7 +95,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout.pipeline.consumer(),
             held: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
-            scored: context.turns.map(|_| k.var(0u32)),
+            scored: match context.main_loop {
+                MainLoop::Turns(_) => Some(k.var(0u32)),
+                MainLoop::Pair(_) => None,
+            },
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
             k_columns: context.k.tile.mn_major().slabs(unit(), 1),
@@ -131,6 +134,11 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.k.if_(self.k.lane().eq(0).divergent(), body);
     }
 
+    /// Q tiles whose dS has been written; in a pair, when the next one's is, dQ of as many has been added.
+    pub(super) fn scored(&self) -> Var<'k, u32> {
+        self.scored.unwrap_or(self.tiles)
+    }
+
     /// The stage of dS that dQ is computed from next.
     #[track_caller]
     pub(super) fn ds_stage(&self) -> Val<'k, u32> {
@@ -140,10 +148,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     /// The stage that dS is written to next.
     #[track_caller]
     fn next_ds_stage(&self) -> Val<'k, u32> {
-        match self.scored {
-            Some(scored) => scored % self.context.ds_tile.stages(),
-            None => self.ds_stage(),
-        }
+        self.scored() % self.context.ds_tile.stages()
     }
 
     // ---- Products -------------------------------------------------------------------------------------
@@ -184,7 +189,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.product("dQ = dS*K", || {
             let ds = self.ds_rows.stage(self.ds_stage());
             self.k.wgmma_ss(self.dq.0, ds, self.k_columns, false);
-            if let Some(exchange) = self.context.exchange {
+            if let MainLoop::Pair(exchange) = &self.context.main_loop {
                 let (ds, keys) = exchange.operands(self.ds_stage(), self.warp / 4);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }

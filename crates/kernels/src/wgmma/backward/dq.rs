@@ -19,7 +19,7 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
 use super::Shares;
 use super::consumer::Warpgroup;
-use super::kernel::Context;
+use super::kernel::{Context, MainLoop};
 use super::tile::Tile;
 use crate::attention::gradients::DqSemaphore;
 use crate::wgmma::Config;
@@ -47,47 +47,40 @@ pub(super) struct DqTurn<'k> {
     added: MBarriers<'k>,
 }
 
-/// How a tile of dQ gets to the sums.
-#[derive(Clone, Copy)]
-pub(super) enum Way<'k> {
-    /// From shared memory.
-    Sent(SentDq<'k>),
-    /// From registers; in order, when the turn has come.
-    Added(Option<DqTurn<'k>>),
+impl<'k> SentDq<'k> {
+    /// Declares what it needs in shared memory; a barrier of the block comes next.
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
+        let tile = k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.width).stages(STAGES));
+        let [full] = made(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
+        let [free] = made(k, ["dq.free"], STAGES, 1);
+        SentDq { tile, full, free }
+    }
 }
 
-impl<'k> Way<'k> {
-    /// Declares what it needs in shared memory, and makes its mbarriers; a barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares, ordered: bool) -> Self {
-        let consumers = 4 * shares.warpgroups;
-        let make = |mbarriers: MBarriers<'k>, arrivals: u32| {
-            k.if_(k.thread_idx().eq(0).divergent(), || {
-                (0..mbarriers.count()).for_each(|stage| mbarriers.at(stage).init(arrivals));
-            });
-            mbarriers
-        };
-        match (shares.shares_products, ordered) {
-            (false, _) => Way::Sent(SentDq {
-                tile: k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.width).stages(STAGES)),
-                full: make(k.mbarriers("dq.full", STAGES), consumers),
-                free: make(k.mbarriers("dq.free", STAGES), 1),
-            }),
-            (true, true) => Way::Added(Some(DqTurn {
-                turn: make(k.mbarriers("dq.turn", 1), 1),
-                added: make(k.mbarriers("dq.added", 1), consumers),
-            })),
-            (true, false) => Way::Added(None),
-        }
+impl<'k> DqTurn<'k> {
+    /// A barrier of the block comes next.
+    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
+        let [turn] = made(k, ["dq.turn"], 1, 1);
+        let [added] = made(k, ["dq.added"], 1, 4 * shares.warpgroups);
+        DqTurn { turn, added }
     }
+}
 
-    /// Warps besides the consumers that have a part in it.
-    pub(super) fn warps(&self) -> u32 {
-        match self {
-            Way::Sent(_) => STAGES,
-            Way::Added(Some(_)) => 1,
-            Way::Added(None) => 0,
+/// Mbarriers that one thread has made, each with so many stages and arrivals; a barrier of the block comes next.
+#[track_caller]
+pub(super) fn made<'k, const N: usize>(
+    k: &'k KernelBuilder,
+    names: [&'static str; N],
+    stages: u32,
+    arrivals: u32,
+) -> [MBarriers<'k>; N] {
+    let all = names.map(|name| k.mbarriers(name, stages));
+    k.if_(k.thread_idx().eq(0).divergent(), || {
+        for mbarriers in all {
+            (0..stages).for_each(|stage| mbarriers.at(stage).init(arrivals));
         }
-    }
+    });
+    all
 }
 
 /// The stage of a number of tiles before it, and the parity of its phase.
@@ -96,7 +89,15 @@ pub(super) fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// What one thread of warp `index` of [`Way::warps`] does.
+    /// Warps besides the consumers that have a part in how dQ gets to its sums.
+    pub(super) fn dq_warps(&self) -> u32 {
+        match &self.main_loop {
+            MainLoop::Turns(_) => STAGES,
+            MainLoop::Pair(exchange) => u32::from(exchange.dq_turn.is_some()),
+        }
+    }
+
+    /// What one thread of warp `index` of [`Self::dq_warps`] does.
     pub(super) fn send_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>, index: Val<'k, u32>) {
         let sent = k.var(0u32);
         self.each_head(tile, |_, head_row| {
@@ -104,8 +105,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             k.for_uniform(k.constant(0i32), tile.q_tiles(), 1, |i| {
                 let m_block = self.q_tile_of(tile, i);
                 let dq_tile = first_tile + m_block.reinterpret::<u32>();
-                match self.dq_way {
-                    Way::Sent(SentDq { tile: from, full, free }) => {
+                match &self.main_loop {
+                    MainLoop::Turns(turns) => {
+                        let SentDq { tile: from, full, free } = turns.dq;
                         let (stage, phase) = stage(sent.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
                             let first = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
@@ -128,14 +130,15 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             }
                         });
                     }
-                    Way::Added(Some(DqTurn { turn, added })) => {
-                        let (stage, phase) = stage(sent.get(), 1);
-                        self.wait_for_turn(tile, dq_tile, m_block);
-                        turn.at(stage).arrive();
-                        added.at(stage).wait(phase);
-                        self.pass_turn_on(tile, dq_tile);
+                    MainLoop::Pair(exchange) => {
+                        if let Some(DqTurn { turn, added }) = exchange.dq_turn {
+                            let (stage, phase) = stage(sent.get(), 1);
+                            self.wait_for_turn(tile, dq_tile, m_block);
+                            turn.at(stage).arrive();
+                            added.at(stage).wait(phase);
+                            self.pass_turn_on(tile, dq_tile);
+                        }
                     }
-                    Way::Added(None) => {}
                 }
                 sent.set(sent + 1);
             });
@@ -213,7 +216,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let Some(semaphore) = self.semaphore else { return };
         let k = dq_tile.builder();
         k.verb("pass_turn_on", || {
-            if let Way::Sent(_) = self.dq_way {
+            if let MainLoop::Turns(_) = self.main_loop {
                 k.bulk_wait(0);
             }
             self.turn(semaphore, dq_tile).store_release(tile.index + 1);
@@ -225,10 +228,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     #[track_caller]
     fn turn(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         let first = dq_tile * self.levers.rows;
-        let place = match self.exchange {
+        let place = match self.main_loop {
             // Blocks of a cluster have their own columns.
-            Some(_) => first + first.builder().cluster_rank(),
-            None => first,
+            MainLoop::Pair(_) => first + first.builder().cluster_rank(),
+            MainLoop::Turns(_) => first,
         };
         semaphore.counts.offset(place)
     }
@@ -312,9 +315,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     fn first_dq(&self) -> Val<'k, u32> {
         let elements = 32 * 4 * self.dq.tiles();
-        match self.context.exchange {
-            None => self.warp * elements,
-            Some(_) => self.rank.fma(8u32, self.warp) * elements,
+        match self.context.main_loop {
+            MainLoop::Turns(_) => self.warp * elements,
+            MainLoop::Pair(_) => self.rank.fma(8u32, self.warp) * elements,
         }
     }
 }

@@ -18,7 +18,7 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{KernelBuilder, SharedTile, Val};
 
 use super::consumer::Warpgroup;
-use super::dq::{DqTurn, stage};
+use super::dq::{DqTurn, made, stage};
 use super::kernel::{Operand, Part};
 use super::tile::Tile;
 use super::{Shares, UNIT};
@@ -43,7 +43,7 @@ pub(super) struct Exchange<'k, E> {
     ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
     /// Where dQ is added in order.
-    dq_turn: Option<DqTurn<'k>>,
+    pub(super) dq_turn: Option<DqTurn<'k>>,
 }
 
 impl<'k, E: WgmmaElement> Exchange<'k, E> {
@@ -55,10 +55,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         dq_turn: Option<DqTurn<'k>>,
     ) -> Self {
         let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
-        let full = k.mbarriers("ds.full", DS_STAGES);
-        k.if_(k.thread_idx().eq(0).divergent(), || {
-            (0..DS_STAGES).for_each(|stage| full.at(stage).init(1));
-        });
+        let [full] = made(k, ["ds.full"], DS_STAGES, 1);
         Exchange {
             keys: Operand {
                 tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),

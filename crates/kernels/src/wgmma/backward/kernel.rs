@@ -15,7 +15,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
 use super::consumer::Warpgroup;
-use super::dq::Way;
+use super::dq::{DqTurn, SentDq};
 use super::exchange::{DS_STAGES, Exchange};
 use super::tile::Tile;
 use super::turns::Turns;
@@ -35,6 +35,14 @@ pub(super) struct Operand<'k, E> {
     pub(super) pipeline: Pipeline<'k>,
 }
 
+/// How the Q tiles of a head go by.
+pub(super) enum MainLoop<'k, E> {
+    /// Each warpgroup has its own keys: [they take turns](super::turns).
+    Turns(Turns<'k>),
+    /// Warpgroups share the products: [two blocks exchange dS](super::exchange).
+    Pair(Box<Exchange<'k, E>>),
+}
+
 /// What producer and consumers have in common.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
@@ -47,9 +55,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) ds_tile: SharedTile<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
     pub(super) p_tile: Option<SharedTile<'k, f32>>,
-    pub(super) exchange: Option<Exchange<'k, E>>,
-    pub(super) turns: Option<Turns<'k>>,
-    pub(super) dq_way: Way<'k>,
+    pub(super) main_loop: MainLoop<'k, E>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
     pub(super) dk: TensorRows<'k>,
@@ -85,10 +91,12 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
-    let dq_way = Way::declare(k, levers, &shares, ordered);
-    let (turns, dq_turn) = match dq_way {
-        Way::Sent(dq) => (Some(Turns::declare(k, &shares, dq)), None),
-        Way::Added(turn) => (None, turn),
+    let (turns, dq_turn) = match shares.shares_products {
+        false => (
+            Some(Turns::declare(k, &shares, SentDq::declare(k, levers, &shares))),
+            None,
+        ),
+        true => (None, ordered.then(|| DqTurn::declare(k, &shares))),
     };
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
@@ -117,7 +125,10 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
             },
         }
     });
-    let exchange = (cluster > 1).then(|| Exchange::declare(k, levers, &shares, keys.rows, dq_turn));
+    let main_loop = match turns {
+        Some(turns) => MainLoop::Turns(turns),
+        None => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, dq_turn))),
+    };
     // A warp stores its own rows.
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
     let statistics = Statistics::to_read(k);
@@ -147,9 +158,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         dout,
         ds_tile,
         p_tile,
-        exchange,
-        turns,
-        dq_way,
+        main_loop,
         lse_tile,
         delta_tile,
         dk,
@@ -163,7 +172,10 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ticket,
     };
     let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);
-    let exchanged = exchange.map(|exchange| exchange.keys.pipeline);
+    let exchanged = match &context.main_loop {
+        MainLoop::Pair(exchange) => Some(exchange.keys.pipeline),
+        MainLoop::Turns(_) => None,
+    };
     k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
     let (producer_registers, consumer_registers) = registers(&shares);
     let role =
@@ -209,15 +221,19 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             let group = Warpgroup::new(k, self, part);
             group.keys.wait();
             group.values.wait();
-            if let Some(exchange) = self.exchange {
+            if let MainLoop::Pair(exchange) = &self.main_loop {
                 exchange.keys.pipeline.consumer().wait();
             }
             group.load_v();
-            self.turns.iter().for_each(|turns| group.first_turn(turns));
+            if let MainLoop::Turns(turns) = &self.main_loop {
+                group.first_turn(turns);
+            }
             self.each_head(tile, |_, head_row| {
                 k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
             });
-            self.turns.iter().for_each(|turns| group.last_turn(turns));
+            if let MainLoop::Turns(turns) = &self.main_loop {
+                group.last_turn(turns);
+            }
             group.store_gradients(tile);
         });
     }
@@ -230,10 +246,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let first_tile = head_row / context.levers.rows;
         let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
         let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
-        match (&context.exchange, &context.turns) {
-            (Some(exchange), _) => self.head_of_pair(exchange, tile, first_tile, mask_some),
-            (None, Some(turns)) => self.head_in_turns(turns, tile, mask, mask_some),
-            (None, None) => {}
+        match &context.main_loop {
+            MainLoop::Turns(turns) => self.head_in_turns(turns, tile, mask, mask_some),
+            MainLoop::Pair(exchange) => self.head_of_pair(exchange, tile, first_tile, mask_some),
         }
     }
 }

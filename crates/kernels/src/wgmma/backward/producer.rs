@@ -7,15 +7,14 @@ use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
-use super::exchange::Exchange;
-use super::kernel::{Context, Operand};
+use super::kernel::{Context, MainLoop, Operand};
 use super::tile::Tile;
 use crate::attention::tensor_rows::SequenceRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
-        k.if_(warp.le(self.dq_way.warps()).uniform(), || {
+        k.if_(warp.le(self.dq_warps()).uniform(), || {
             self.with_tile(k, |tile| {
                 k.if_(k.elect().divergent(), || {
                     let send = || self.send_tiles(k, tile, warp - 1);
@@ -27,14 +26,18 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 
     fn copy_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         let rows = self.levers.rows;
-        let rank = self.exchange.map(|_| k.cluster_rank());
+        let rank = match self.main_loop {
+            MainLoop::Pair(_) => Some(k.cluster_rank()),
+            MainLoop::Turns(_) => None,
+        };
         let [keys, values] = [&self.k, &self.v].map(|operand| Fill::new(operand, None));
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
         let k_rows = self.k.rows.keys(&tile.sequence);
         keys.next(k_rows.at(at(tile.first_key)), None);
         values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), None);
-        if let (Some(Exchange { keys, .. }), Some(rank)) = (&self.exchange, rank) {
+        if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
+            let keys = &exchange.keys;
             let columns = k_rows.at(at(tile.other_key())).column(rank * keys.tile.cols());
             Fill::new(keys, None).next(columns, None);
         }

@@ -20,7 +20,7 @@ use flashcore_ir::{KernelBuilder, Val};
 
 use super::Shares;
 use super::consumer::Warpgroup;
-use super::dq::{SentDq, stage};
+use super::dq::{SentDq, made, stage};
 use super::exchange::DS_STAGES;
 use super::tile::Tile;
 use crate::wgmma::consumer::release;
@@ -35,7 +35,7 @@ pub(super) struct Turns<'k> {
     /// By stage of dS: all consumer warps have written it, and have read it.
     full: MBarriers<'k>,
     free: MBarriers<'k>,
-    dq: SentDq<'k>,
+    pub(super) dq: SentDq<'k>,
     /// Whether there is another warpgroup.
     shared: bool,
 }
@@ -43,12 +43,7 @@ pub(super) struct Turns<'k> {
 impl<'k> Turns<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares, dq: SentDq<'k>) -> Self {
-        let [full, free] = ["ds.full", "ds.free"].map(|name| k.mbarriers(name, DS_STAGES));
-        k.if_(k.thread_idx().eq(0).divergent(), || {
-            for mbarriers in [full, free] {
-                (0..DS_STAGES).for_each(|stage| mbarriers.at(stage).init(4 * shares.warpgroups));
-            }
-        });
+        let [full, free] = made(k, ["ds.full", "ds.free"], DS_STAGES, 4 * shares.warpgroups);
         Turns {
             full,
             free,
@@ -161,7 +156,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// dS of a Q tile whose scores are there. It ends with dV and dK under way.
     fn m_block(&self, turns: &Turns<'k>, mask: impl FnOnce(), any_kept: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
-        let Some(scored) = self.scored else { return };
+        let scored = self.scored();
         let holds_operands = context.shares.holds_operands;
         self.start_dp();
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
