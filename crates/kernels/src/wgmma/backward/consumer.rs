@@ -38,7 +38,7 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) held: Consumer<'k>,
     /// Q tiles whose dQ has been kept or added.
     pub(super) tiles: Var<'k, u32>,
-    /// Q tiles whose dS is in shared memory, where their dQ is [computed later](super::turns).
+    /// Q tiles whose dS is in shared memory, where their dQ is [computed later](super::pingpong).
     scored: Option<Var<'k, u32>>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
@@ -72,13 +72,13 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let first_key = key_warp / 4 * UNIT;
         let rank = match context.main_loop {
             MainLoop::Pair(_) => k.cluster_rank(),
-            MainLoop::Turns(_) => k.constant(0),
+            MainLoop::Pingpong(_) => k.constant(0),
         };
         // Warpgroups go along the columns first, through all blocks.
         let units = shares.width / UNIT;
         let unit = || match context.main_loop {
             MainLoop::Pair(_) => rank.fma(shares.warpgroups, index),
-            MainLoop::Turns(_) => index % units,
+            MainLoop::Pingpong(_) => index % units,
         };
         Warpgroup {
             k,
@@ -96,7 +96,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             held: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
             scored: match context.main_loop {
-                MainLoop::Turns(_) => Some(k.var(0u32)),
+                MainLoop::Pingpong(_) => Some(k.var(0u32)),
                 MainLoop::Pair(_) => None,
             },
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),

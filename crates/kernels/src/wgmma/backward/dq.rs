@@ -92,7 +92,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// Warps besides the consumers that have a part in how dQ gets to its sums.
     pub(super) fn dq_warps(&self) -> u32 {
         match &self.main_loop {
-            MainLoop::Turns(_) => STAGES,
+            MainLoop::Pingpong(_) => STAGES,
             MainLoop::Pair(exchange) => u32::from(exchange.dq_turn.is_some()),
         }
     }
@@ -106,8 +106,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 let m_block = self.q_tile_of(tile, i);
                 let dq_tile = first_tile + m_block.reinterpret::<u32>();
                 match &self.main_loop {
-                    MainLoop::Turns(turns) => {
-                        let SentDq { tile: from, full, free } = turns.dq;
+                    MainLoop::Pingpong(pingpong) => {
+                        let SentDq { tile: from, full, free } = pingpong.dq;
                         let (stage, phase) = stage(sent.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
                             let first = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
@@ -216,7 +216,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let Some(semaphore) = self.semaphore else { return };
         let k = dq_tile.builder();
         k.verb("pass_turn_on", || {
-            if let MainLoop::Turns(_) = self.main_loop {
+            if let MainLoop::Pingpong(_) = self.main_loop {
                 k.bulk_wait(0);
             }
             self.turn(semaphore, dq_tile).store_release(tile.index + 1);
@@ -231,7 +231,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let place = match self.main_loop {
             // Blocks of a cluster have their own columns.
             MainLoop::Pair(_) => first + first.builder().cluster_rank(),
-            MainLoop::Turns(_) => first,
+            MainLoop::Pingpong(_) => first,
         };
         semaphore.counts.offset(place)
     }
@@ -316,7 +316,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn first_dq(&self) -> Val<'k, u32> {
         let elements = 32 * 4 * self.dq.tiles();
         match self.context.main_loop {
-            MainLoop::Turns(_) => self.warp * elements,
+            MainLoop::Pingpong(_) => self.warp * elements,
             MainLoop::Pair(_) => self.rank.fma(8u32, self.warp) * elements,
         }
     }

@@ -17,8 +17,8 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 use super::consumer::Warpgroup;
 use super::dq::{DqTurn, SentDq};
 use super::exchange::{DS_STAGES, Exchange};
+use super::pingpong::Pingpong;
 use super::tile::Tile;
-use super::turns::Turns;
 use super::{Shares, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
@@ -37,8 +37,8 @@ pub(super) struct Operand<'k, E> {
 
 /// How the Q tiles of a head go by.
 pub(super) enum MainLoop<'k, E> {
-    /// Each warpgroup has its own keys: [they take turns](super::turns).
-    Turns(Turns<'k>),
+    /// Each warpgroup has its own keys: [they pingpong](super::pingpong).
+    Pingpong(Pingpong<'k>),
     /// Warpgroups share the products: [two blocks exchange dS](super::exchange).
     Pair(Box<Exchange<'k, E>>),
 }
@@ -91,9 +91,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
-    let (turns, dq_turn) = match shares.shares_products {
+    let (pingpong, dq_turn) = match shares.shares_products {
         false => (
-            Some(Turns::declare(k, &shares, SentDq::declare(k, levers, &shares))),
+            Some(Pingpong::declare(k, &shares, SentDq::declare(k, levers, &shares))),
             None,
         ),
         true => (None, ordered.then(|| DqTurn::declare(k, &shares))),
@@ -125,8 +125,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
             },
         }
     });
-    let main_loop = match turns {
-        Some(turns) => MainLoop::Turns(turns),
+    let main_loop = match pingpong {
+        Some(pingpong) => MainLoop::Pingpong(pingpong),
         None => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, dq_turn))),
     };
     // A warp stores its own rows.
@@ -174,7 +174,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);
     let exchanged = match &context.main_loop {
         MainLoop::Pair(exchange) => Some(exchange.keys.pipeline),
-        MainLoop::Turns(_) => None,
+        MainLoop::Pingpong(_) => None,
     };
     k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
     let (producer_registers, consumer_registers) = registers(&shares);
@@ -225,14 +225,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 exchange.keys.pipeline.consumer().wait();
             }
             group.load_v();
-            if let MainLoop::Turns(turns) = &self.main_loop {
-                group.first_turn(turns);
+            if let MainLoop::Pingpong(_) = self.main_loop {
+                group.begin_pingpong();
             }
             self.each_head(tile, |_, head_row| {
                 k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
             });
-            if let MainLoop::Turns(turns) = &self.main_loop {
-                group.last_turn(turns);
+            if let MainLoop::Pingpong(_) = self.main_loop {
+                group.end_pingpong();
             }
             group.store_gradients(tile);
         });
@@ -247,7 +247,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
         let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
         match &context.main_loop {
-            MainLoop::Turns(turns) => self.head_in_turns(turns, tile, mask, mask_some),
+            MainLoop::Pingpong(pingpong) => self.head_in_pingpong(pingpong, tile, mask, mask_some),
             MainLoop::Pair(exchange) => self.head_of_pair(exchange, tile, first_tile, mask_some),
         }
     }

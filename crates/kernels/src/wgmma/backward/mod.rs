@@ -7,11 +7,11 @@ mod dq_sums;
 mod epilogue;
 mod exchange;
 mod kernel;
+mod pingpong;
 mod producer;
 #[cfg(test)]
 mod tests;
 mod tile;
-mod turns;
 
 use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem};

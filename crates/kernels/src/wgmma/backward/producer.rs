@@ -28,7 +28,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let rows = self.levers.rows;
         let rank = match self.main_loop {
             MainLoop::Pair(_) => Some(k.cluster_rank()),
-            MainLoop::Turns(_) => None,
+            MainLoop::Pingpong(_) => None,
         };
         let [keys, values] = [&self.k, &self.v].map(|operand| Fill::new(operand, None));
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));

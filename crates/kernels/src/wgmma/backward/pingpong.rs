@@ -1,13 +1,13 @@
-//! Up to 128 columns, warpgroups take turns at the tensor cores: while products of one run, the other computes exponentials and
-//! dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is computed one tile later, when the other warpgroup,
+//! Up to 128 columns, warpgroups pingpong as in the forward pass: while products of one run on the tensor cores, the other
+//! computes exponentials and dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is computed one tile later, when the other warpgroup,
 //! which is half a tile behind or ahead, has long written its dS; mbarriers by stage of dS say that, and that it has been read.
 //!
 //! | a Q tile, whose scores are there | products under way |
 //! |---|---|
 //! | P | dP |
 //! | dS, to shared memory | |
-//! | the turn is taken; a fence | dV, dK |
-//! | the turn is given | S of the next tile, dQ of the one before |
+//! | `warp_scheduler_barrier_sync`; a fence | dV, dK |
+//! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
 //!
 //! At one place of the loop no product is under way, and a branch that starts products also waits for them: otherwise ptxas
@@ -25,65 +25,68 @@ use super::exchange::DS_STAGES;
 use super::tile::Tile;
 use crate::wgmma::consumer::release;
 
-/// Barriers of warpgroups: the first at which one waits for its turn, and the first of its own.
-const TURN: u32 = 2;
+/// Named barriers: one for each warpgroup at which the tensor cores are handed to it, and one of its own.
+const HAND_OVER: u32 = 2;
 const OWN: u32 = 4;
 
 /// What warpgroups have in common.
 #[derive(Clone, Copy)]
-pub(super) struct Turns<'k> {
+pub(super) struct Pingpong<'k> {
     /// By stage of dS: all consumer warps have written it, and have read it.
     full: MBarriers<'k>,
     free: MBarriers<'k>,
     pub(super) dq: SentDq<'k>,
-    /// Whether there is another warpgroup.
-    shared: bool,
 }
 
-impl<'k> Turns<'k> {
+impl<'k> Pingpong<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares, dq: SentDq<'k>) -> Self {
         let [full, free] = made(k, ["ds.full", "ds.free"], DS_STAGES, 4 * shares.warpgroups);
-        Turns {
-            full,
-            free,
-            dq,
-            shared: shares.warpgroups > 1,
-        }
+        Pingpong { full, free, dq }
     }
 }
 
+/// The `warp_scheduler_barrier` of two warpgroups; one alone has the tensor cores to itself.
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// The first warpgroup has the first turn.
+    /// The first warpgroup goes first: the second one lets it.
     #[track_caller]
-    pub(super) fn first_turn(&self, turns: &Turns<'k>) {
-        if turns.shared {
-            self.k.if_(self.index().eq(1).uniform(), || self.give_turn(turns));
+    pub(super) fn begin_pingpong(&self) {
+        if self.has_other() {
+            let arrive = || self.warp_scheduler_barrier_arrive();
+            self.k.if_(self.index().eq(1).uniform(), arrive);
         }
     }
 
-    /// It takes the turn that is left, so that the barrier ends as it began.
+    /// Takes back the arrival that is left.
     #[track_caller]
-    pub(super) fn last_turn(&self, turns: &Turns<'k>) {
-        if turns.shared {
-            self.k.if_(self.index().eq(0).uniform(), || self.take_turn(turns));
-        }
-    }
-
-    #[track_caller]
-    fn take_turn(&self, turns: &Turns<'k>) {
-        if turns.shared {
-            self.k
-                .verb("take_turn", || self.k.barrier_among(self.index() + TURN, 256));
+    pub(super) fn end_pingpong(&self) {
+        if self.has_other() {
+            let sync = || self.warp_scheduler_barrier_sync();
+            self.k.if_(self.index().eq(0).uniform(), sync);
         }
     }
 
     #[track_caller]
-    fn give_turn(&self, turns: &Turns<'k>) {
-        if turns.shared {
+    fn warp_scheduler_barrier_sync(&self) {
+        if self.has_other() {
+            self.k.verb("warp_scheduler_barrier_sync", || {
+                self.k.barrier_among(self.index() + HAND_OVER, 256)
+            });
+        }
+    }
+
+    #[track_caller]
+    fn warp_scheduler_barrier_arrive(&self) {
+        if self.has_other() {
             let other = self.index() ^ 1;
-            self.k.verb("give_turn", || self.k.barrier_arrive(other + TURN, 256));
+            self.k.verb("warp_scheduler_barrier_arrive", || {
+                self.k.barrier_arrive(other + HAND_OVER, 256)
+            });
         }
+    }
+
+    fn has_other(&self) -> bool {
+        self.context.shares.warpgroups > 1
     }
 
     fn index(&self) -> Val<'k, u32> {
@@ -91,9 +94,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     }
 
     /// What the Q tiles of a head, of which there are some, add to the three gradients.
-    pub(super) fn head_in_turns(
+    pub(super) fn head_in_pingpong(
         &self,
-        turns: &Turns<'k>,
+        pingpong: &Pingpong<'k>,
         tile: &Tile<'k>,
         mask: impl Fn(Val<'k, i32>),
         mask_some: impl Fn(Val<'k, i32>),
@@ -102,7 +105,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let last = order.count - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let m_block = context.q_tile_of(tile, i);
-            self.m_block(turns, || mask(m_block), i.gt(1));
+            self.m_block(pingpong, || mask(m_block), i.gt(1));
             let release = || {
                 release(self.dout);
                 release(self.held);
@@ -110,13 +113,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             // Its end: dQ of the tile before, if there is one.
             let finish = || {
                 let dq = || {
-                    self.start_late_dq(turns);
-                    self.give_turn(turns);
+                    self.start_late_dq(pingpong);
+                    self.warp_scheduler_barrier_arrive();
                     k.wgmma_wait(0);
-                    self.finish_late_dq(turns);
+                    self.finish_late_dq(pingpong);
                 };
                 let none = || {
-                    self.give_turn(turns);
+                    self.warp_scheduler_barrier_arrive();
                     k.wgmma_wait(0);
                 };
                 k.if_else(i.gt(0).uniform(), dq, none);
@@ -142,19 +145,19 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         }
-        self.start_late_dq(turns);
+        self.start_late_dq(pingpong);
         k.fence_proxy_async();
         k.sync_warp();
-        k.if_(last.gt(0).uniform(), || self.give_dq(&turns.dq));
+        k.if_(last.gt(0).uniform(), || self.give_dq(&pingpong.dq));
         k.wgmma_wait(0);
-        self.finish_late_dq(turns);
+        self.finish_late_dq(pingpong);
         k.fence_proxy_async();
         k.sync_warp();
-        self.give_dq(&turns.dq);
+        self.give_dq(&pingpong.dq);
     }
 
     /// dS of a Q tile whose scores are there. It ends with dV and dK under way.
-    fn m_block(&self, turns: &Turns<'k>, mask: impl FnOnce(), any_kept: Val<'k, bool>) {
+    fn m_block(&self, pingpong: &Pingpong<'k>, mask: impl FnOnce(), any_kept: Val<'k, bool>) {
         let (k, context) = (self.k, self.context);
         let scored = self.scored();
         let holds_operands = context.shares.holds_operands;
@@ -165,11 +168,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
         let early = (!holds_operands).then(delta);
         let (place, phase) = stage(scored.get(), DS_STAGES);
-        turns.free.at(place).wait(phase ^ 1);
+        pingpong.free.at(place).wait(phase ^ 1);
         k.wgmma_wait(0);
         let delta = early.unwrap_or_else(delta);
         self.score_gradients(&delta);
-        self.take_turn(turns);
+        self.warp_scheduler_barrier_sync();
         self.start_dv();
         if holds_operands {
             self.start_dk();
@@ -182,25 +185,25 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             k.barrier_among(self.index() + OWN, 128);
             self.start_dk();
         }
-        self.one_lane(|| turns.full.at(place).arrive());
-        k.if_(any_kept.uniform(), || self.give_dq(&turns.dq));
+        self.one_lane(|| pingpong.full.at(place).arrive());
+        k.if_(any_kept.uniform(), || self.give_dq(&pingpong.dq));
         scored.set(scored + 1);
         self.q.advance();
     }
 
     /// Starts dQ of the first Q tile whose dQ has not been kept, when all warps have written its dS.
     #[track_caller]
-    fn start_late_dq(&self, turns: &Turns<'k>) {
+    fn start_late_dq(&self, pingpong: &Pingpong<'k>) {
         let (place, phase) = stage(self.tiles.get(), DS_STAGES);
-        turns.full.at(place).wait(phase);
+        pingpong.full.at(place).wait(phase);
         self.start_dq();
     }
 
     /// Keeps that dQ; its dS has been read.
     #[track_caller]
-    fn finish_late_dq(&self, turns: &Turns<'k>) {
+    fn finish_late_dq(&self, pingpong: &Pingpong<'k>) {
         let (place, _) = stage(self.tiles.get(), DS_STAGES);
-        self.one_lane(|| turns.free.at(place).arrive());
-        self.keep_dq(&turns.dq);
+        self.one_lane(|| pingpong.free.at(place).arrive());
+        self.keep_dq(&pingpong.dq);
     }
 }
