@@ -25,7 +25,7 @@ use super::exchange::DS_STAGES;
 use super::tile::Tile;
 use crate::wgmma::consumer::release;
 
-/// Named barriers: one for each warpgroup at which the tensor cores are handed to it, and one of its own.
+/// Named barrier ids: 2 and 3 hand over, 4 and 5 join one warpgroup.
 const HAND_OVER: u32 = 2;
 const OWN: u32 = 4;
 
@@ -57,7 +57,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// Takes back the arrival that is left.
+    /// Takes back the arrival that is left over, so that the barrier ends as it began. The forward pass does not; here a barrier
+    /// with an arrival left over at the end was not tried on a GPU.
     #[track_caller]
     pub(super) fn end_pingpong(&self) {
         if self.has_other() {
