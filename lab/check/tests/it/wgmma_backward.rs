@@ -15,7 +15,7 @@ use flashcore_sim::FindingKind;
 
 use crate::common::number;
 use crate::planted::check_with;
-use crate::wgmma_mutants::{Fault, find_all, place};
+use crate::wgmma_mutants::{Fault, find_all, place, through};
 
 /// Rows of at least so many elements, in one order of heads and rows or the other, with gaps of 16 bytes between them.
 fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {
@@ -187,7 +187,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "dP is read while it is computed", operator: Operator::WeakenAsyncWait,
         place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "score_gradients", of: "dp" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::WeakenAsyncWait,
-        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "", of: "dq" },
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
     Fault { name: "products of dK are never closed", operator: Operator::DropCommit,
         place: "dK += dS*Q", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "no wgmma fence after P was rounded", operator: Operator::DropFence,
@@ -271,6 +271,28 @@ const FAULTS: &[Fault] = &[
 #[test]
 fn planted_faults_are_found_with_kind_and_place() {
     find_all(&plan(), FAULTS);
+}
+
+/// The last products of dK and dV are waited for three times, of which each is enough: all waits of that kind are dropped.
+#[test]
+fn gradients_stored_while_they_are_computed_are_found() {
+    let plan = plan();
+    let mut kernel = Kernel::clone(&plan.main.kernel);
+    let wait = |kernel: &Kernel| {
+        let mut all = mutations(kernel).into_iter();
+        all.find(|m| m.operator == Operator::DropAsyncWait && place(m, kernel).contains("k.wgmma_wait(0)"))
+    };
+    while let Some(mutation) = wait(&kernel) {
+        kernel = mutation.apply(&kernel);
+    }
+    let report = check_with(&plan, kernel, plan.main.launch.clone(), &CheckOptions::default());
+    for (sum, at) in [("dk", "=> value * scale"), ("dv", "=> value.get()")] {
+        let mut findings = report.findings.iter().map(|found| &found.finding);
+        let stored = findings.any(|f| {
+            f.kind == FindingKind::InFlight && f.object.as_deref() == Some(sum) && through(&f.lines).contains(at)
+        });
+        assert!(stored, "{sum}: {report}");
+    }
 }
 
 /// The consumers fence what they wrote, and the warp that sends it does behind the word of its tile: either is enough.
