@@ -1,6 +1,7 @@
 //! Up to 128 columns, warpgroups pingpong as in the forward pass: while products of one run on the tensor cores, the other
-//! computes exponentials and dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is computed one tile later, when the other warpgroup,
-//! which is half a tile behind or ahead, has long written its dS; mbarriers by stage of dS say that, and that it has been read.
+//! computes exponentials and dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is computed one tile
+//! later, when the other warpgroup, which is half a tile behind or ahead, has long written its dS; mbarriers by stage of dS
+//! say that, and that it has been read.
 //!
 //! | a Q tile, whose scores are there | products under way |
 //! |---|---|
