@@ -116,7 +116,11 @@ def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Ten
             raise ValueError(f"{name} holds {x.dtype} on {x.device}; q holds {q.dtype} on {q.device}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v has shape {tuple(v.shape)}; all but its head_dim must be those of k, {tuple(k.shape)}")
-    heads = q.shape[-2]
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    if q.shape[-1] != k.shape[-1] or kv_heads == 0 or heads % kv_heads != 0:
+        raise ValueError(
+            f"k has shape {tuple(k.shape)}; its head_dim must be that of q, {tuple(q.shape)}, and its heads divide q's"
+        )
     shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
     out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)

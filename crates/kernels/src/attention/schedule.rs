@@ -1,36 +1,38 @@
-//! The schedule of a launch whose lengths are on the device: a kernel that reads them and makes the work lists of the main
-//! kernel.
+//! The schedule of a launch whose lengths are on the device: a kernel that reads them and makes the work lists of the
+//! main kernel.
 //!
-//! It is stream-K (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on
-//! the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, each as long as its cost: its
-//! K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each other.
+//! It is stream-K (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication
+//! on the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, each as long as
+//! its cost: its K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each
+//! other.
 //!
-//! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is little
-//! work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, the blocks are dealt tiles one
-//! by one, as many as leave no block with more than its share. The rest of the line is cut into a range for each block, which
-//! makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round into a range for each block of
-//! the main kernel. So all blocks are in one round at a time, and read K and V of few heads, which the cache holds. A round is
-//! long enough for [`ROUND_TILES`] of the largest tiles in each range. Cuts are at ends of tiles but in the last round, whose
-//! ranges make up for the others. A tile that a cut of the last round falls into is computed in pieces, and
-//! [`combine`](super::combine) merges their partials. A cut that would leave a piece shorter than
-//! [`Pieces::least`] K blocks moves to the nearest end of the tile.
+//! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is
+//! little work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, the blocks are
+//! dealt tiles one by one, as many as leave no block with more than its share. The rest of the line is cut into a range
+//! for each block, which makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round
+//! into a range for each block of the main kernel. So all blocks are in one round at a time, and read K and V of few
+//! heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of the largest tiles in each range. Cuts
+//! are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round
+//! falls into is computed in pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a
+//! piece shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile.
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
 //! sequences, of one head), and G blocks:
 //!
-//! - A block has at most its dealt tiles, those that begin in its ranges, and the one that its last range begins in: at most `H·T + G`
-//!   items, those of a block next to each other.
-//! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in pieces
-//!   begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than `2·G`.
+//! - A block has at most its dealt tiles, those that begin in its ranges, and the one that its last range begins in: at
+//!   most `H·T + G` items, those of a block next to each other.
+//! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in
+//!   pieces begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than
+//!   `2·G`.
 //! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`.
 //!
-//! Of a [batch-invariant](Problem::batch_invariant) problem, the splits of a sequence with one row tile are on the line in
-//! place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of their own, one
-//! for each split that there can be, and [`Combined`] is a list of sequences and heads.
+//! Of a [batch-invariant](Problem::batch_invariant) problem, the splits of a sequence with one row tile are on the line
+//! in place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of
+//! their own, one for each split that there can be, and [`Combined`] is a list of sequences and heads.
 //!
-//! Every block of the kernel makes all cuts. The last one writes the ranges of items, the others the items, each its share, and
-//! who writes a place of [`Combined`] follows from the cuts: the same lengths give the same words, without atomics in global
-//! memory.
+//! Every block of the kernel makes all cuts. The last one writes the ranges of items, the others the items, each its
+//! share, and who writes a place of [`Combined`] follows from the cuts: the same lengths give the same words, without
+//! atomics in global memory.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::{Problem, QLengths};
@@ -48,9 +50,12 @@ mod kernel;
 
 use kernel::divisor;
 
-/// Threads of a block that makes a schedule: few, since all meet at its barriers, but enough for the cuts of most cards at once.
-/// In a block alone, which has all the work, there are more.
-const THREADS: [u32; 2] = [320, 1024];
+/// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts of
+/// most cards at once.
+const THREADS: u32 = 320;
+
+/// Threads of a block that makes a schedule alone.
+const THREADS_ALONE: u32 = 1024;
 
 /// Items of a block that writes some of them, if there are not too many for [`MOST_WRITERS`].
 const ITEMS: u32 = 160;
@@ -58,8 +63,8 @@ const ITEMS: u32 = 160;
 /// Blocks that write items at most. Each makes all cuts.
 const MOST_WRITERS: u32 = 16;
 
-/// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared memory, the
-/// blocks of that kernel fit into a multiprocessor at the same time.
+/// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared
+/// memory, the blocks of that kernel fit into a multiprocessor at the same time.
 const FEW_RANGES: u32 = 512;
 
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
@@ -69,12 +74,12 @@ pub(crate) const MOST_BLOCKS: u32 = 2048;
 /// declare on every card.
 const MOST_SHARED: u32 = 1024;
 
-/// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to one tile
-/// uneven, which the last round must make up for.
+/// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to
+/// one tile uneven, which the last round must make up for.
 const ROUND_TILES: u32 = 4;
 
-/// Least ratio of the mean cost of tiles to the largest one for which blocks are dealt tiles one by one, however many there
-/// are: with such costs that keeps the blocks at the same tiles.
+/// Least ratio of the mean cost of tiles to the largest one for which blocks are dealt tiles one by one, however many
+/// there are: with such costs that keeps the blocks at the same tiles.
 const EVEN: [u32; 2] = [7, 8];
 
 /// Words of a block's range of items: its first, and one past the last.
@@ -265,7 +270,8 @@ impl Schedule {
         self.batch.max(self.row_tiles) <= MOST_SHARED
     }
 
-    /// Blocks that write items. They share nothing, so that row tiles have to be in the shared memory of each, or there is one.
+    /// Blocks that write items. They share nothing, so that row tiles have to be in the shared memory of each, or there
+    /// is one.
     fn writers(&self) -> u32 {
         let items = self.heads * self.row_tiles + self.grid;
         let writers = items.div_ceil(ITEMS).clamp(1, MOST_WRITERS);
@@ -278,8 +284,8 @@ impl Schedule {
         self.splits.is_none() && rows <= self.pieces.rows as usize
     }
 
-    /// Ranges of all rounds at most, and rounds. Rounds keep K and V in the L2 cache that several tiles read: not those of
-    /// sequences of one row tile each.
+    /// Ranges of all rounds at most, and rounds. Rounds keep K and V in the L2 cache that several tiles read: not those
+    /// of sequences of one row tile each.
     fn most_ranges(&self, problem: &Problem) -> [u32; 2] {
         match self.is_one_each(problem) {
             true if self.grid <= FEW_RANGES => [FEW_RANGES, 1],
@@ -331,7 +337,7 @@ impl Schedule {
                 one_each,
                 most_ranges,
             };
-            let threads = THREADS[usize::from(!few)];
+            let threads = if few { THREADS } else { THREADS_ALONE };
             Kernel::build(name, threads, |k| kernel::body(k, threads, tiles, shape))
         })?;
         let writers = self.writers();

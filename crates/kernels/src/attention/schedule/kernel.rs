@@ -1,8 +1,8 @@
 //! The kernel: prefix sums of tiles and of costs, cuts of the line into ranges, and an item for each tile and piece.
 //!
-//! It is short, and every launch waits for it, so what counts is its longest chain of instructions that wait for each other.
-//! Threads meet at few barriers, searches read several places at once, and quotients by numbers that the host knows are
-//! products. Each of several blocks makes all cuts, and writes its share of the items.
+//! It is short, and every launch waits for it, so what counts is its longest chain of instructions that wait for each
+//! other. Threads meet at few barriers, searches read several places at once, and quotients by numbers that the host
+//! knows are products. Each of several blocks makes all cuts, and writes its share of the items.
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var};
 

@@ -87,8 +87,8 @@ fn cost(tile: &Tile<i64>) -> u64 {
     tile.order.count as u64 + TILE_COST
 }
 
-/// The same lists from the definition: rounds of whole tiles, then ranges that make up for what these leave uneven; a cut that
-/// leaves too short a piece moved to the nearest end.
+/// The same lists from the definition: rounds of whole tiles, then ranges that make up for what these leave uneven; a
+/// cut that leaves too short a piece moved to the nearest end.
 fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) -> Lists {
     let line = line(problem, schedule.pieces, lengths);
     let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
@@ -288,8 +288,8 @@ fn many_sequences_take_several_rounds() {
     assert!(on_device(&problem, &schedule, &lengths) == expected);
 }
 
-/// Steps that decode, and prompts: each block makes the same cuts and its share of the items. Pieces of a tile are in several
-/// warps and blocks.
+/// Steps that decode, and prompts: each block makes the same cuts and its share of the items. Pieces of a tile are in
+/// several warps and blocks.
 #[test]
 fn several_blocks_make_a_schedule() {
     let problem = |batch, rows, keys| {
@@ -341,15 +341,15 @@ fn rounds_of_more_blocks_than_threads() {
         heads: TileHeads::One,
         least: 2,
     };
-    let grid = THREADS[0] + 1;
+    let grid = THREADS + 1;
     let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
     assert!(schedule.most_ranges(&problem)[1] > 1);
     let lengths = random_lengths(&problem, 1);
     assert!(on_device(&problem, &schedule, &lengths) == on_host(&problem, &schedule, &lengths));
 }
 
-/// Lengths that contradict the problem may leave tiles out, but no item leaves its memory (the simulator would find it),
-/// and what a main kernel reads is written.
+/// Lengths that contradict the problem may leave tiles out, but no item leaves its memory (the simulator would find
+/// it), and what a main kernel reads is written.
 #[test]
 fn hostile_lengths_stay_in_the_buffer() {
     let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
@@ -370,8 +370,8 @@ fn hostile_lengths_stay_in_the_buffer() {
 }
 
 proptest! {
-    /// Of the host's lists, which are the kernel's: every K block of every tile once, pieces in key order in slots next to
-    /// each other, no slot twice, costs even, and sizes within those of the buffer.
+    /// Of the host's lists, which are the kernel's: every K block of every tile once, pieces in key order in slots next
+    /// to each other, no slot twice, costs even, and sizes within those of the buffer.
     #[test]
     fn every_block_of_keys_is_in_one_piece(seed in 0u64..100_000) {
         let (problem, pieces, grid) = drawn(seed);

@@ -1,7 +1,7 @@
-//! Up to 128 columns, warpgroups pingpong as in the forward pass: while products of one run on the tensor cores, the other
-//! computes exponentials and dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is computed one tile
-//! later, when the other warpgroup, which is half a tile behind or ahead, has long written its dS; mbarriers by stage of dS
-//! say that, and that it has been read.
+//! Up to 128 columns, warpgroups pingpong as in the forward pass: while products of one run on the tensor cores, the
+//! other computes exponentials and dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is
+//! computed one tile later, when the other warpgroup, which is half a tile behind or ahead, has long written its dS;
+//! mbarriers by stage of dS say that, and that it has been read.
 //!
 //! | a Q tile, whose scores are there | products under way |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
 //!
-//! At one place of the loop no product is under way, and a branch that starts products also waits for them: otherwise ptxas
-//! serialises them.
+//! At one place of the loop no product is under way, and a branch that starts products also waits for them: otherwise
+//! ptxas serialises them.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
@@ -58,8 +58,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// Takes back the arrival that is left over, so that the barrier ends as it began. The forward pass does not; here a barrier
-    /// with an arrival left over at the end was not tried on a GPU.
+    /// Takes back the arrival that is left over, so that the barrier ends as it began. The forward pass does not; here
+    /// a barrier with an arrival left over at the end was not tried on a GPU.
     #[track_caller]
     pub(super) fn end_pingpong(&self) {
         if self.has_other() {

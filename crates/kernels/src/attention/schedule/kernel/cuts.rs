@@ -8,8 +8,8 @@ use crate::attention::schedule::{EVEN, ROUND_TILES};
 use crate::attention::scheduler::TILE_COST;
 
 impl<'k> Context<'k> {
-    /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block that
-    /// makes up for what these leave its work uneven by.
+    /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block
+    /// that makes up for what these leave its work uneven by.
     pub(super) fn cut(&self, row_tiles: Val<'k, u32>, cost: Val<'k, u32>, largest: Val<'k, u32>) -> Ranges<'k> {
         let (k, grid) = (self.k, self.grid);
         let total = cost * self.heads;
@@ -85,8 +85,8 @@ impl<'k> Context<'k> {
         ranges
     }
 
-    /// How many rounds there are, and whether tiles are dealt. A block's share of the costs is that of so many of the largest
-    /// tiles.
+    /// How many rounds there are, and whether tiles are dealt. A block's share of the costs is that of so many of the
+    /// largest tiles.
     fn rounds(
         &self,
         row_tiles: Val<'k, u32>,

@@ -25,7 +25,8 @@ impl<'k> Divisor<'k> {
     }
 }
 
-/// The arguments of a divisor. Source: Granlund and Montgomery, "Division by invariant integers using multiplication" (1994).
+/// The arguments of a divisor. Source: Granlund and Montgomery, "Division by invariant integers using multiplication"
+/// (1994).
 pub(in super::super) fn args(divisor: u32) -> [Arg; 2] {
     reciprocal(divisor.max(1)).map(Arg::U32)
 }

@@ -17,8 +17,8 @@ impl<'k> Context<'k> {
         [first, word(TILES_BEFORE, range + 1).max(first) - first]
     }
 
-    /// The items of each block: those of its ranges follow each other. Where blocks have several ranges, also the first item
-    /// of each. And where there is nothing to combine; where there is something, a piece or a split says so.
+    /// The items of each block: those of its ranges follow each other. Where blocks have several ranges, also the first
+    /// item of each. And where there is nothing to combine; where there is something, a piece or a split says so.
     pub(super) fn number_items(&self, ranges: Ranges<'k>, is_last: Val<'k, bool>) {
         let (k, grid) = (self.k, self.grid);
         let store = |block: Val<'k, u32>, first: Val<'k, u32>, items: Val<'k, u32>| {
@@ -125,8 +125,8 @@ impl<'k> Context<'k> {
         });
     }
 
-    /// The range that the tile of a lane's item begins in. Its pieces follow each other; `follows` says whether the lane's is
-    /// not the first.
+    /// The range that the tile of a lane's item begins in. Its pieces follow each other; `follows` says whether the
+    /// lane's is not the first.
     fn begins_in(&self, range: Val<'k, u32>, tile: Val<'k, u32>, follows: Val<'k, bool>) -> Val<'k, u32> {
         let k = self.k;
         let (of_warp, to_own) = (follows.ballot(), self.lanes_to_own());
@@ -237,8 +237,8 @@ struct Slots<'k> {
 }
 
 impl<'k> Slots<'k> {
-    /// Of a piece that has the first or the last K block of its tile, or neither, by the blocks that the tile begins in and
-    /// that the piece is in. The last piece tells the first block.
+    /// Of a piece that has the first or the last K block of its tile, or neither, by the blocks that the tile begins in
+    /// and that the piece is in. The last piece tells the first block.
     fn of_piece(has_first: Val<'k, bool>, has_last: Val<'k, bool>, [first, block]: [Val<'k, u32>; 2]) -> Self {
         let whole = has_first & has_last;
         Slots {

@@ -52,8 +52,9 @@ impl<'k> Context<'k> {
         }
     }
 
-    /// A tile of the sequence that a row tile is of. `of_sequence` gives the K/V head, the row tile and the head among those
-    /// that share K and V, from the first row tile of the sequence on, how many it has, and the cost before and of them.
+    /// A tile of the sequence that a row tile is of. `of_sequence` gives the K/V head, the row tile and the head among
+    /// those that share K and V, from the first row tile of the sequence on, how many it has, and the cost before and
+    /// of them.
     #[track_caller]
     fn line_tile(
         &self,

@@ -5,7 +5,8 @@ use flashcore_ir::Val;
 use super::{Context, NUMBER};
 
 impl<'k> Context<'k> {
-    /// How many ranges have a word in a row of the cuts that is at most `most`, a number that the lanes of a warp agree on.
+    /// How many ranges have a word in a row of the cuts that is at most `most`, a number that the lanes of a warp agree
+    /// on.
     #[track_caller]
     pub(super) fn rank(&self, row: u32, most: Val<'k, u32>) -> Val<'k, u32> {
         let k = self.k;
@@ -22,8 +23,8 @@ impl<'k> Context<'k> {
         }
     }
 
-    /// The range of the index `first` and the lane's number: the last one whose word is at most that. As no two are the same,
-    /// the ranges that begin in the warp are at different lanes.
+    /// The range of the index `first` and the lane's number: the last one whose word is at most that. As no two are the
+    /// same, the ranges that begin in the warp are at different lanes.
     #[track_caller]
     pub(super) fn range_of_lane(&self, first: Val<'k, u32>) -> Val<'k, u32> {
         let (k, lane) = (self.k, self.k.lane());

@@ -144,7 +144,8 @@ impl<'k> Context<'k> {
         (one_tile.select(zero, number), one_tile.select(number, zero))
     }
 
-    /// The first K block of a split of a tile of `n_blocks`, and how many it has: all of them where the tile is not split.
+    /// The first K block of a split of a tile of `n_blocks`, and how many it has: all of them where the tile is not
+    /// split.
     pub(super) fn split_of(
         &self,
         rows: &QueryRows<'k>,

@@ -37,8 +37,8 @@ impl<'k> Scratch<'k> {
         }
     }
 
-    /// The last of `count` places, one or more and at most [`MOST_SHARED`] in shared memory, whose value
-    /// is at most `most`; the first if there is none. A place has `words` words, the value is word `word` of them. In shared
+    /// The last of `count` places, one or more and at most [`MOST_SHARED`] in shared memory, whose value is at most
+    /// `most`; the first if there is none. A place has `words` words, the value is word `word` of them. In shared
     /// memory the places behind them are [padded](pad).
     #[track_caller]
     pub(super) fn last_at_most(
@@ -58,8 +58,8 @@ impl<'k> Scratch<'k> {
 /// Places that one step of a search tells apart.
 const WAYS: u32 = 8;
 
-/// The last of `count` places of a tile whose value is at most `most`, with few loads that wait for each other: a step reads
-/// seven places at once.
+/// The last of `count` places of a tile whose value is at most `most`, with few loads that wait for each other: a step
+/// reads seven places at once.
 #[track_caller]
 fn last_padded<'k>(
     k: &'k KernelBuilder,
@@ -93,8 +93,8 @@ fn last_padded<'k>(
     found.get().min(count - 1)
 }
 
-/// One past the places that a search of `count` of them reads: those from `count` on have to hold values that are not below
-/// the last one.
+/// One past the places that a search of `count` of them reads: those from `count` on have to hold values that are not
+/// below the last one.
 #[track_caller]
 pub(super) fn padded<'k>(k: &'k KernelBuilder, count: Val<'k, u32>) -> Val<'k, u32> {
     let mut end = k.constant(WAYS);
