@@ -96,7 +96,8 @@ def flash_attn_func(
     Returns
     -------
     out : Tensor ``[batch, seq_q, heads, head_dim_v]``
-        Of q's dtype, bfloat16 for float8_e4m3fn. Rows without a visible key are 0. Batches and sequences may be empty.
+        Of q's dtype, bfloat16 for float8_e4m3fn. Rows without a visible key are 0. Batches and sequences may be empty,
+        but not in a compiled model.
     softmax_lse : Tensor ``[batch, heads, seq_q]``, only with `return_attn_probs`
         float32, natural logarithm of each row's sum of exponentials; -inf for rows without a visible key.
 
