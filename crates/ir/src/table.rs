@@ -5,7 +5,11 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use rustc_hash::FxHasher;
 use serde::{Serialize, Serializer};
+
+/// About how many numbers of a long table are hashed.
+const HASHED: usize = 256;
 
 /// Numbers worked out on the host that a kernel reads, such as which block computes which tiles.
 /// Cheap to clone; it is hashed once, when it is made, so that it can be looked up at every launch.
@@ -26,21 +30,13 @@ impl Table {
     /// A table of these numbers.
     pub fn new(words: impl Into<Arc<[u32]>>) -> Table {
         let words = words.into();
-        // FxHash, of two words at a time, in eight that do not wait for each other: a caller waits, and equal hashes
-        // are not taken for equal numbers.
-        let mix = |hash: u64, bits: u64| (hash.rotate_left(5) ^ bits).wrapping_mul(0x517c_c1b7_2722_0a95);
-        let mut hashes = [words.len() as u64; 8];
-        let mut rows = words.chunks_exact(16);
-        for row in &mut rows {
-            for (at, hash) in hashes.iter_mut().enumerate() {
-                *hash = mix(*hash, u64::from(row[2 * at]) << 32 | u64::from(row[2 * at + 1]));
-            }
-        }
-        for (hash, pair) in hashes.iter_mut().zip(rows.remainder().chunks(2)) {
-            let bits = pair.iter().fold(0, |bits, &word| bits << 32 | u64::from(word));
-            *hash = mix(*hash, bits);
-        }
-        let hash = hashes.into_iter().fold(0, mix);
+        // A caller waits, and equal hashes are not taken for equal numbers. The step is odd, so that it takes each of the
+        // eight words of a work item in turn.
+        let step = words.len() / HASHED | 1;
+        let mut hasher = FxHasher::default();
+        hasher.write_usize(words.len());
+        words.iter().step_by(step).for_each(|&word| hasher.write_u32(word));
+        let hash = hasher.finish();
         Table { words, hash }
     }
 }
