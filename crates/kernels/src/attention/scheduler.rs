@@ -6,6 +6,7 @@
 //! this one, so that copies for the next tile begin before this one ends.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 use std::sync::Arc;
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
@@ -192,9 +193,11 @@ struct Clusters {
     tiles: usize,
     /// Clusters' worth of Q tiles of a head.
     per_head: usize,
-    /// Clusters' worth of heads, of all batches, and how many of them are dealt together.
+    /// Clusters' worth of heads, of all batches, and how many of them share K and V.
     all_heads: usize,
-    together: usize,
+    sharing: usize,
+    /// How many times heads are dealt: those of a time together.
+    times: usize,
 }
 
 impl Clusters {
@@ -220,8 +223,18 @@ impl Clusters {
             tiles,
             per_head,
             all_heads,
-            together: groups_at_once(problem) * group_size / heads,
+            sharing: group_size / heads,
+            times: (problem.batch() * problem.num_kv_heads()).div_ceil(groups_at_once(problem)),
         }
+    }
+
+    /// The heads that are dealt together, time by time: about as many each time. Few heads left for the last time would have few
+    /// tiles, and long ones among them that nothing evens out: of 8 heads of 5,300 rows, 6 and then 2 keep the busiest of 132 SMs
+    /// busy for 1.48 times the mean, 4 and 4 for 1.11.
+    fn heads_together(self) -> impl Iterator<Item = Range<usize>> {
+        let groups = self.all_heads / self.sharing;
+        let first = move |time: usize| groups * time / self.times * self.sharing;
+        (0..self.times).map(move |time| first(time)..first(time + 1))
     }
 
     /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and the
@@ -231,9 +244,9 @@ impl Clusters {
         // Each in turn, while clusters have nothing to do.
         let alone = costs.len() * self.all_heads <= self.count;
         let (mut loads, mut next) = (Loads::new(self.count.min(MOST_CLUSTERS)), 0);
-        let mut chosen = Vec::with_capacity(costs.len() * self.together.min(self.all_heads));
-        for first in (0..self.all_heads).step_by(self.together) {
-            let heads = self.together.min(self.all_heads - first);
+        let mut chosen = Vec::with_capacity(costs.len() * self.all_heads.div_ceil(self.times));
+        for together in self.heads_together() {
+            let heads = together.len();
             let mut place = 0;
             for alike in costs.chunk_by(|a, b| a == b) {
                 let items = alike.len() * heads;
@@ -245,7 +258,7 @@ impl Clusters {
                     loads.deal(alike[0], items as u64, |clusters| loads::add_to(&mut chosen, clusters));
                 }
                 for of_place in chosen.chunks_exact(heads) {
-                    each(place, first, of_place);
+                    each(place, together.start, of_place);
                     place += 1;
                 }
             }

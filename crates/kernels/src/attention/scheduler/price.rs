@@ -144,10 +144,9 @@ impl Work {
             return cost(self.of_head[0].0, 1);
         }
         let mut loads = Loads::new(self.clusters.count);
-        for first in (0..heads).step_by(self.clusters.together) {
-            let heads = self.clusters.together.min(heads - first) as u64;
+        for heads in self.clusters.heads_together() {
             for &(blocks, items) in &self.of_head {
-                loads.deal(blocks + TILE_COST, items * heads, |_| ());
+                loads.deal(blocks + TILE_COST, items * heads.len() as u64, |_| ());
             }
         }
         let costs = loads.all().map(|(load, items)| cost(load - TILE_COST * items, items));

@@ -149,6 +149,25 @@ fn few_tiles_in_splits_fill_the_sms() {
     assert_eq!((blocks_of.iter().min(), blocks_of.iter().max()), (Some(&15), Some(&16)));
 }
 
+#[test]
+fn no_sm_is_busy_long_after_the_others() {
+    // K and V of 6, 7, 10 and 20 heads fit into the L2 cache at a time.
+    for (batch, heads, seq_len) in [(1, 8, 5300), (3, 8, 4200), (1, 32, 3000), (2, 32, 1604)] {
+        let problem = Problem::builder()
+            .batch(batch)
+            .heads(heads, heads)
+            .seq_len(seq_len)
+            .head_dim(256)
+            .mask(Mask::CAUSAL)
+            .build()
+            .unwrap();
+        let work = Tiles::new(&problem, TILING, 132).work(64);
+        let blocks = |blocks, items| blocks + TILE_COST * items;
+        let (most, mean) = (work.most(blocks), work.mean(blocks));
+        assert!(100 * most <= 112 * mean, "{seq_len}: {most}, {mean} on average");
+    }
+}
+
 /// The most that a block of the lists has to do: K blocks with what a tile costs besides, the same in keys, and items.
 fn most_of_lists(problem: &Problem, tiling: Tiling, sms: u32, keys: impl Fn(u64, u64) -> u64) -> [u64; 3] {
     let (blocks, words) = work_lists(problem, tiling, &problem.key_range(), sms);
@@ -245,10 +264,11 @@ proptest! {
     #[test]
     fn an_item_goes_to_the_first_of_those_with_the_least_to_do(
         mut costs in proptest::collection::vec(1u64..40, 1..30),
-        (count, all_heads, together) in (1usize..200, 1usize..20, 1usize..20),
+        (count, groups, sharing, times) in (1usize..200, 1usize..20, 1usize..4, 1usize..20),
     ) {
         costs.sort_unstable_by_key(|cost| Reverse(*cost));
-        let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, together };
+        let (all_heads, times) = (groups * sharing, times.min(groups));
+        let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, sharing, times };
         let mut dealt = Vec::new();
         clusters.deal(&costs, |place, first, chosen| {
             dealt.extend(chosen.iter().enumerate().map(|(head, &cluster)| (place, first + head, cluster)));
@@ -259,9 +279,12 @@ proptest! {
             prop_assert_eq!(Some(cluster), first);
             loads[cluster] += costs[place];
         }
-        // Heads that are dealt together, longest items first.
-        let in_order = dealt.is_sorted_by_key(|&(place, head, _)| (head / together, place, head));
+        // Heads that are dealt together, longest items first; as many each time, or those of one more K/V head.
+        let time_of = |head: usize| clusters.heads_together().position(|heads| heads.contains(&head));
+        let in_order = dealt.is_sorted_by_key(|&(place, head, _)| (time_of(head), place, head));
         prop_assert!(in_order && dealt.len() == costs.len() * all_heads);
+        let least = groups / times * sharing;
+        prop_assert!(clusters.heads_together().all(|heads| heads.len() == least || heads.len() == least + sharing));
     }
 
     #[test]
