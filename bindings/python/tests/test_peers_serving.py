@@ -101,6 +101,7 @@ class Fa3:
         elif cu_seqlens_k is not None:
             keys = [(k[a:b], v[a:b]) for a, b in packed(cu_seqlens_k)]
         else:
+            assert not (np.isnan(k).any() or np.isnan(v).any())  # it reads rows past the end of a sequence
             keys = [(x[:n], y[:n]) for x, y, n in zip(k, v, seqused_k)]
         out = attend(rows, keys, causal=is_causal)
         return (out if cu_seqlens_q is not None else out.reshape(q.shape), None)
@@ -220,6 +221,14 @@ def test_a_peer_computes_what_is_asked(kinds):
         served.append(name)
     flash = [] if kinds[1] == "paged" else ["torch/flash"]
     assert served == [*flash, "fa3", "flashinfer"]
+
+
+def test_flash_attention_3_gets_zeros_past_the_end_of_a_sequence_of_a_cache():
+    tensors, problem, expected = case("equal", "cache")
+    run = makers()[0]["fa3"](tensors, problem, **OPTIONS)
+    tensors["k"][1, KEYS[1] :] = tensors["v"][2, KEYS[2] :] = np.nan  # the bench has new inputs
+    run.refresh()
+    np.testing.assert_allclose(run(), expected, atol=1e-6)
 
 
 def test_the_schedule_of_flash_attention_3_is_kept():
