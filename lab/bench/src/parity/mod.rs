@@ -206,8 +206,8 @@ impl Options {
         }
     }
 
-    /// The problem of a seed, and how many were drawn before it: with e4m3 it is the first that the engine serves, and of
-    /// the backward passes of a family with tensor cores, the first that it serves.
+    /// The problem of a seed, and how many were drawn before it: with e4m3, and batch-invariant, it is the first that the
+    /// engine serves, and of the backward passes of a family with tensor cores, the first that it serves.
     fn problem(&self, engine: &Engine, seed: u64) -> Result<(Problem, usize), String> {
         const TRIES: usize = 200;
         let limits = self.limits();
@@ -231,6 +231,8 @@ impl Options {
                 let family = FAMILIES.iter().find(|family| family.name == name);
                 engine.draw(problem, seed, family).is_ok_and(|drawn| drawn.is_of(name))
             }
+            // The kernel of a batch-invariant problem is chosen without its strides, which it may refuse.
+            None if self.batch_invariant.is_some() => engine.serves(problem),
             None => self.backward || self.dtype != Some(DType::E4M3) || engine.serves(problem),
         };
         let mut seeds = Rng::new(seed);
