@@ -45,6 +45,29 @@ def test_our_attention_on_numpy_tensors():
     assert all(subject["summary"]["min"] > 0 for subject in measured["subjects"])
 
 
+class Cache:
+    def __init__(self, value):
+        self.value = value
+
+    def clone(self):
+        return Cache(self.value)
+
+    def copy_(self, other):
+        self.value = other.value
+
+
+def test_runs_take_turns_with_copies_of_caches():
+    k, v = Cache(1), Cache(2)
+    runs = _bench._InTurn(lambda k, v: lambda: (k, v), k, v, 3)
+    runs.left = 4
+    read = [runs.run() for _ in range(5)]
+    assert len({id(cache) for caches in read for cache in caches}) == 6
+    assert read[4] == (k, v) == read[1] and read[0] == read[3]  # the last run of a chain has the bench's own
+    k.value = 3
+    runs.refresh()
+    assert all(caches[0].value == 3 and caches[1].value == 2 for caches in read)
+
+
 def test_a_subject_that_raises_is_left_out():
     def fails():
         raise ValueError("not today")

@@ -109,6 +109,9 @@ pub struct Options {
     pub sustained_lead_us: f64,
     /// Rounds of the sustained mode. Its batches lie seconds apart, so less cancels than between short ones.
     pub sustained_rounds: u32,
+    /// Copies of K and V that hot runs on a GPU take turns with, in the chain of a graph. With more of them than L2 holds, no
+    /// run finds its own there, as in a model of several layers.
+    pub caches: u32,
     /// Seed of the order within rounds.
     pub seed: u64,
 }
@@ -133,6 +136,7 @@ impl Default for Options {
             sustained_us: 500_000.0,
             sustained_lead_us: 250_000.0,
             sustained_rounds: 8,
+            caches: 1,
             seed: 1,
         }
     }
@@ -180,6 +184,7 @@ impl Options {
             ("max_rounds", f64::from(self.max_rounds), FROM_1),
             ("cold_runs", f64::from(self.cold_runs), FROM_1),
             ("sustained_rounds", f64::from(self.sustained_rounds), FROM_1),
+            ("caches", f64::from(self.caches), FROM_1),
         ];
         match options
             .into_iter()
@@ -222,6 +227,10 @@ mod tests {
             },
             Options {
                 max_rounds: 0,
+                ..Options::default()
+            },
+            Options {
+                caches: 0,
                 ..Options::default()
             },
             Options {

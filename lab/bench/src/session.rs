@@ -108,7 +108,12 @@ pub fn run(
     for case in &request.cases {
         case.lengths()?;
     }
-    let stand = Stand::new(device)?;
+    let mut stand = Stand::new(device)?;
+    stand.caches = request.options.caches;
+    if stand.caches > 1 && (stand.gpu.is_none() || request.plain || !request.own.is_empty()) {
+        let what = "copies of K and V are for graphs of FlashCore's and peers' kernels on a GPU";
+        return Err(BenchError::Given(format!("caches is {}: {what}", stand.caches)));
+    }
     if request.scores && stand.gpu.is_none() {
         return Err(BenchError::Given(format!(
             "bench scores needs a CUDA device; {device} is none"

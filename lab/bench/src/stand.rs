@@ -79,18 +79,20 @@ impl Built {
 pub struct Stand {
     /// The stream that all work goes into, and the bench's kernels; `None` on the host.
     pub gpu: Option<(Stream, GpuTools)>,
+    /// [`Options::caches`](crate::Options::caches).
+    pub caches: u32,
 }
 
 impl Stand {
     /// Takes a device.
     pub fn new(device: &Device) -> Result<Stand> {
         let Some(context) = device.context() else {
-            return Ok(Stand { gpu: None });
+            return Ok(Stand { gpu: None, caches: 1 });
         };
         let stream = Stream::new(context)?;
         let tools = GpuTools::new(&stream)?;
         let gpu = Some((stream, tools));
-        Ok(Stand { gpu })
+        Ok(Stand { gpu, caches: 1 })
     }
 
     /// The device.
@@ -132,13 +134,13 @@ impl Stand {
             let plan = kernel.plan();
             plans.push(plan.ok_or_else(|| other_device(kernel, "cuda", "the device cpu"))?);
         }
-        let bed = GpuBed::for_plans(stream, tools, problem, &plans)?;
+        let bed = GpuBed::for_plans(stream, tools, problem, &plans, self.caches)?;
         let mut bench = Workbench::new(&bed, GpuStopwatch::new(tools, stream));
         // One after the other: the driver compiles one module at a time in a process.
         for (index, (kernel, plan)) in kernels.iter().zip(plans).enumerate() {
             let bound = |place| {
-                let sets = [bed.tensors(place), bed.tensors(1 - place)];
-                let honest = KernelSubject::new(stream, plan, &sets, launching)?;
+                let (in_turn, other) = (bed.in_turn(place, bed.tensors(place)), bed.tensors(1 - place));
+                let honest = KernelSubject::new(stream, plan, &in_turn, &[other], launching)?;
                 Ok(kernel.subject(honest, &bed, place, in_finals))
             };
             match bound(0).and_then(|subject| Ok((subject, bound(1)?))) {

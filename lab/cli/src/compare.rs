@@ -54,6 +54,7 @@ const OF_KERNELS: &[&str] = &[
     "budget",
     "steady_lead",
     "sustained_rounds",
+    "caches",
     "threshold",
     "plain",
     "seed",

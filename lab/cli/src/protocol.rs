@@ -22,6 +22,9 @@ pub(crate) struct ProtocolArgs {
     /// Rounds of the sustained mode [default: 8]; --budget does not end them
     #[arg(long, value_name = "N")]
     sustained_rounds: Option<u32>,
+    /// Copies of K and V that hot runs take turns with, so that they are not in L2 (GPUs)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    caches: Option<u32>,
     /// Difference that matters, such as 1% or 0.01
     #[arg(long, value_name = "SHARE", value_parser = share)]
     threshold: Option<f64>,
@@ -43,6 +46,7 @@ impl ProtocolArgs {
         options.budget_ms = self.budget.map_or(options.budget_ms, |seconds| seconds * 1e3);
         options.steady_lead_us = self.steady_lead.map_or(options.steady_lead_us, |ms| ms * 1e3);
         options.sustained_rounds = self.sustained_rounds.unwrap_or(options.sustained_rounds);
+        options.caches = self.caches.unwrap_or(options.caches);
         options.seed = self.seed.unwrap_or(options.seed);
         Request {
             modes: self.mode.clone(),

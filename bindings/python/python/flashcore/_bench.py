@@ -41,6 +41,7 @@ def run(request, *, device="cuda", peers="all", store=None, watcher=None):
     failed = {label for label, _ in request.get("failed", [])}
     source.own = [own for own in request.get("own", []) if "python" in own["code"] and own["label"] not in failed]
     source.watcher, source.scores = watcher, request.get("scores", False)
+    source.caches = request.get("options", {}).get("caches", 1)
     try:
         return json.loads(_run_bench(device, json.dumps(request), source, store=store, watcher=watcher))
     finally:
@@ -144,7 +145,7 @@ class PeerSource:
         self.wanted = [*self.found, *self.absent] if wanted == "all" else list(wanted)
         self.known = (*_peers.NAMES, _peers.FA3_DETERMINISTIC) if kind == "cuda" else tuple(self.found)
         self.plain, self.before = plain, None
-        self.own, self.watcher, self.scores = [], None, False
+        self.own, self.watcher, self.scores, self.caches = [], None, False, 1
 
     def absences(self):
         if self.scores:
@@ -188,16 +189,9 @@ class PeerSource:
         for name in wanted:
             try:
                 options = {"scales": scales, **_options(problem, q, k)}
-                way = _way(problem)
-                if way is not None:
-                    attribute, missing = way
-                    if not hasattr(self.found[name], attribute):
-                        raise _peers.NotServed(missing)
-                    views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
-                    given = (views, problem) if _peers.has_lengths(problem) else (views,)
-                    run = getattr(self.found[name], attribute)(*given, **options)
-                else:
-                    run = self.found[name](q, k, v, **options)
+                views = {name: _wrapped(torch, tensor, place) for name, tensor in tensors.items()}
+                of = _called_with(self.found[name], problem, views, options)
+                run = of(k, v) if self.caches == 1 else _InTurn(of, k, v, self.caches)
                 make = _CpuPeer if place is None else (_PlainPeer if self.plain else _GraphPeer)
                 made.append(make(torch, name, run, [tensors[output] for output in outputs]))
             except Exception as error:  # whatever a library raises, it costs this peer this problem and no more
@@ -256,6 +250,26 @@ class PeerSource:
             torch.cuda.set_stream(self.before)
 
 
+class _InTurn:
+    """A function whose runs take turns with copies of K and V. The last run of a chain has the bench's own."""
+
+    def __init__(self, of, k, v, caches):
+        self.own, self.copies, self.left = (k, v), [(k.clone(), v.clone()) for _ in range(caches - 1)], 0
+        self.made = [of(k, v), *(of(*copy) for copy in self.copies)]
+
+    def run(self):
+        made = self.made[self.left % len(self.made)]
+        self.left = max(self.left - 1, 0)
+        return getattr(made, "run", made)()
+
+    def refresh(self):
+        for copy in self.copies:
+            for to, own in zip(copy, self.own):
+                to.copy_(own)
+        for made in self.made:
+            getattr(made, "refresh", lambda: None)()
+
+
 def _options(problem, q, k):
     """What the peers take, of a `Problem` as JSON."""
     if problem["q_offset"] != 0 or problem["kv_offset"] != 0:
@@ -284,6 +298,18 @@ def _way(problem):
         (False, True): ("backward", "it has no backward pass"),
         (True, True): ("backward_packed", "packed sequences are not passed on to a backward pass of it"),
     }.get((_peers.has_lengths(problem), _peers.is_backward(problem)))
+
+
+def _called_with(peer, problem, views, options):
+    """What makes a function of a peer, from K and V, on the bench's other tensors."""
+    way = _way(problem)
+    if way is None:
+        return lambda k, v: peer(views["q"], k, v, **options)
+    attribute, missing = way
+    if not hasattr(peer, attribute):
+        raise _peers.NotServed(missing)
+    given = (problem,) if _peers.has_lengths(problem) else ()
+    return lambda k, v: getattr(peer, attribute)({**views, "k": k, "v": v}, *given, **options)
 
 
 def _matrices(tensor, name):
@@ -323,6 +349,7 @@ class _CpuPeer(Subject):
 
     def __init__(self, torch, label, run, outs, launch="host", runs_per_call=1, versions=None):
         self.torch, self.run, self.outs = torch, getattr(run, "run", run), outs
+        self.in_turn = run if isinstance(run, _InTurn) else None
         if hasattr(run, "refresh"):
             self.refresh_pass, self.refresh = run.refresh, self._refresh
         versions = _peers.versions(label) if versions is None else versions
@@ -394,6 +421,8 @@ class _GraphPeer(_CpuPeer):
 
     def _capture(self, stream, runs):
         graph = self.torch.cuda.CUDAGraph()
+        if self.in_turn is not None:
+            self.in_turn.left = runs - 1
         with self.torch.cuda.graph(graph, stream=stream):
             for _ in range(runs):
                 self._once()

@@ -206,6 +206,8 @@ pub struct GpuBed<'g> {
     shown: RefCell<Vec<Tensor>>,
     /// For each plan with a schedule a workspace of each place, in which it is kept.
     schedules: Vec<Option<[DeviceBuffer; 2]>>,
+    /// Copies of K and V of place 0 that runs there take turns with.
+    copies: Vec<[DeviceBuffer; 2]>,
 }
 
 impl<'g> GpuBed<'g> {
@@ -224,15 +226,18 @@ impl<'g> GpuBed<'g> {
             places,
             shown: RefCell::default(),
             schedules: Vec::new(),
+            copies: Vec::new(),
         })
     }
 
-    /// The same for plans, whose schedules can be [kept](Bed::kept).
+    /// The same for plans, whose schedules can be [kept](Bed::kept). Runs at place 0 can take turns with so many
+    /// [`caches`](crate::Options::caches).
     pub fn for_plans(
         stream: &'g Stream,
         tools: &'g GpuTools,
         problem: &Problem,
         plans: &[&Plan],
+        caches: u32,
     ) -> Result<GpuBed<'g>> {
         let workspace = plans.iter().map(|plan| plan.workspace_bytes()).max().unwrap_or(0);
         let schedule = |plan: &&Plan| {
@@ -243,15 +248,32 @@ impl<'g> GpuBed<'g> {
                 _ => Ok(Some([buffer()?, buffer()?])),
             }
         };
+        let bed = GpuBed::new(stream, tools, problem, workspace)?;
+        let bytes = [bed.tensors(0).k.len(), bed.tensors(0).v.len()];
+        let copy = |_| {
+            let [k, v] = bytes.map(|bytes| DeviceBuffer::new(stream.context(), bytes));
+            Ok([k?, v?])
+        };
         Ok(GpuBed {
+            copies: (1..caches).map(copy).collect::<Result<_, CudaError>>()?,
             schedules: plans.iter().map(schedule).collect::<Result<_, CudaError>>()?,
-            ..GpuBed::new(stream, tools, problem, workspace)?
+            ..bed
         })
     }
 
     /// The tensors of a place.
     pub fn tensors(&self, place: usize) -> DeviceTensors<'_> {
         self.places[place % 2].tensors()
+    }
+
+    /// These tensors of a place, and where it has copies of K and V, the same with each.
+    pub(crate) fn in_turn<'b>(&'b self, place: usize, tensors: DeviceTensors<'b>) -> Vec<DeviceTensors<'b>> {
+        let copies = self.copies.iter().filter(|_| place == 0).map(|[k, v]| {
+            let mut copy = tensors;
+            (copy.k, copy.v) = (k.as_slice(), v.as_slice());
+            copy
+        });
+        std::iter::once(tensors).chain(copies).collect()
     }
 
     /// The outputs of a place.
@@ -267,6 +289,11 @@ impl Bed for GpuBed<'_> {
 
     fn load(&self, place: usize, inputs: &Inputs) -> Result<(), Trouble> {
         self.places[place % 2].upload(self.stream, inputs)?;
+        let tensors = self.tensors(place);
+        for copy in self.in_turn(place, tensors).iter().skip(1) {
+            copy.k.copy_from(self.stream, tensors.k)?;
+            copy.v.copy_from(self.stream, tensors.v)?;
+        }
         match &self.forward {
             Some(forward) => Ok(forward.run(self.stream, &self.tensors(place))?),
             None => Ok(()),
@@ -338,7 +365,7 @@ impl Bed for GpuBed<'_> {
         let bound = |place: usize| {
             let mut tensors = self.tensors(place);
             tensors.workspace = Some(workspaces[place].as_slice());
-            KernelSubject::kept(self.stream, plan, tensors, launching)
+            KernelSubject::kept(self.stream, plan, &self.in_turn(place, tensors), launching)
         };
         let [subject, elsewhere] = [bound(0)?, bound(1)?];
         Ok(Some([Box::new(subject), Box::new(elsewhere)]))

@@ -72,14 +72,16 @@ pub enum Launching {
 }
 
 impl<'a> KernelSubject<'a> {
-    /// Loads the plan's kernels and binds them to sets of tensors; the first is the one that is timed hot.
+    /// Loads the plan's kernels and binds them to sets of tensors. The runs of a graph take turns with `in_turn`, the last of
+    /// them on the first set; single runs also with `others`.
     ///
     /// # Errors
     /// What the driver says, and [`BenchError::Attributes`] if what was loaded is not what the plan says.
     pub fn new(
         stream: &'a Stream,
         plan: &Plan,
-        sets: &[DeviceTensors<'a>],
+        in_turn: &[DeviceTensors<'a>],
+        others: &[DeviceTensors<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
         let kernels = KernelSubject::load(stream, plan)?;
@@ -87,30 +89,33 @@ impl<'a> KernelSubject<'a> {
             stream,
             &kernels,
             plan.before.len(),
-            sets,
+            [in_turn, others],
             launching,
             &ModuleOptions::default(),
         )?;
         Ok(subject.of_plan(plan, ""))
     }
 
-    /// The same without the kernels that make a schedule of lengths: it is made once, now, in the workspace of the tensors,
-    /// which nothing else uses.
+    /// The same without the kernels that make a schedule of lengths: it is made once, now, in the workspace that all sets
+    /// have, which nothing else uses.
     ///
     /// # Errors
     /// As [`KernelSubject::new`].
     pub fn kept(
         stream: &'a Stream,
         plan: &Plan,
-        tensors: DeviceTensors<'a>,
+        in_turn: &[DeviceTensors<'a>],
         launching: Launching,
     ) -> Result<KernelSubject<'a>> {
         let kernels = KernelSubject::load(stream, plan)?;
         let (schedule, others) = kernels.split_at(plan.schedule_steps());
         let launches = schedule.iter().map(|(launch, function)| (launch, function));
-        PreparedPlan::of(launches, &tensors)?.enqueue(stream)?;
+        if let Some(first) = in_turn.first() {
+            PreparedPlan::of(launches, first)?.enqueue(stream)?;
+        }
         let main = plan.before.len() - schedule.len();
-        let subject = KernelSubject::bound(stream, others, main, &[tensors], launching, &ModuleOptions::default())?;
+        let options = ModuleOptions::default();
+        let subject = KernelSubject::bound(stream, others, main, [in_turn, &[]], launching, &options)?;
         Ok(subject.of_plan(plan, " (schedule kept)"))
     }
 
@@ -157,7 +162,8 @@ impl<'a> KernelSubject<'a> {
         };
         let module = Module::load(stream.context(), &declared.ptx, &options)?;
         let kernels = [(launch, module.function(&declared.entry)?)];
-        let subject = KernelSubject::bound(stream, &kernels, 0, sets, launching, &options)?;
+        let (first, others) = sets.split_at(1.min(sets.len()));
+        let subject = KernelSubject::bound(stream, &kernels, 0, [first, others], launching, &options)?;
         Ok(KernelSubject {
             info: SubjectInfo {
                 label: declared.label.clone(),
@@ -173,12 +179,15 @@ impl<'a> KernelSubject<'a> {
         stream: &'a Stream,
         kernels: &[(Launch, Function)],
         main: usize,
-        sets: &[DeviceTensors<'a>],
+        [in_turn, others]: [&[DeviceTensors<'a>]; 2],
         launching: Launching,
         options: &ModuleOptions,
     ) -> Result<KernelSubject<'a>> {
         let launches = || kernels.iter().map(|(launch, function)| (launch, function));
-        let runs = sets.iter().map(|set| PreparedPlan::of(launches(), set));
+        let runs = in_turn
+            .iter()
+            .chain(others)
+            .map(|set| PreparedPlan::of(launches(), set));
         let runs = runs.collect::<Result<Vec<_>>>()?;
         let Some(first) = runs.first() else {
             return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
@@ -188,7 +197,12 @@ impl<'a> KernelSubject<'a> {
             Launching::GraphOf(chain) => Some(chain.max(1)),
             Launching::Graph => Some(((CHAIN_US / estimate_us(stream, first)?).ceil() as u32).clamp(1, MAX_CHAIN)),
         };
-        let capture = |chain| Graph::capture(stream, |stream| (0..chain).try_for_each(|_| first.enqueue(stream)));
+        let capture = |chain: u32| {
+            let of = |left: u32| &runs[left as usize % in_turn.len()];
+            Graph::capture(stream, |stream| {
+                (0..chain).rev().try_for_each(|left| of(left).enqueue(stream))
+            })
+        };
         let graph = chain.map(capture).transpose()?;
         if let Some(graph) = &graph {
             graph.upload(stream)?;

@@ -93,7 +93,9 @@ pub fn turns_lines(report: &Report) -> Vec<String> {
         let (lead, sample) = (ms(lead), ms(sample));
         format!("{kind} turns: {lead} ms of the same subject untimed, then {sample} ms or more timed")
     });
-    text.collect()
+    let in_turn =
+        (options.caches > 1).then(|| format!("hot runs take turns with {} copies of K and V", options.caches));
+    text.chain(in_turn).collect()
 }
 
 fn subject_line(result: &CaseResult, subject: &Measured, is_baseline: bool) -> String {

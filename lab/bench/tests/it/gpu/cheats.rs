@@ -71,7 +71,8 @@ fn each_cheat_is_rejected_for_its_reason() {
                 continue;
             }
             let planted = |place: usize| -> Result<Box<dyn Subject + '_>, Box<dyn Error>> {
-                let bound = |stream, place| KernelSubject::new(stream, &plan, &[bed.tensors(place)], Launching::Plain);
+                let bound =
+                    |stream, place| KernelSubject::new(stream, &plan, &[bed.tensors(place)], &[], Launching::Plain);
                 if matches!(conduct, Conduct::NotJoined | Conduct::NotWaiting) {
                     return Ok(Box::new(OtherStream {
                         conduct,

@@ -53,7 +53,7 @@ fn on_gpu(context: &Context, trials: u32, case: &Case, kernel: Option<&Config>) 
     for place in 0..2 {
         bed.load(place, &draw(&case.problem, InputKind::Normal, place as u64))?;
     }
-    let subject = |place: usize, launching| KernelSubject::new(&stream, &plan, &[bed.tensors(place)], launching);
+    let subject = |place: usize, launching| KernelSubject::new(&stream, &plan, &[bed.tensors(place)], &[], launching);
 
     // How long a run takes decides how long the chain and the planted kernel are.
     let mut alone: Vec<Box<dyn Subject + '_>> = vec![Box::new(subject(0, Launching::Graph)?)];
