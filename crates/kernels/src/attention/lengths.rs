@@ -93,12 +93,41 @@ pub(crate) struct FirstRows<'k> {
     pub k: Option<Val<'k, u32>>,
 }
 
+/// The rows of a sequence: where they begin, and how many there are.
+#[derive(Clone, Copy)]
+pub(crate) struct SequenceRows<'k> {
+    pub first: FirstRows<'k>,
+    pub len_q: Val<'k, u32>,
+    pub len_kv: Val<'k, u32>,
+}
+
+impl<'k> SequenceRows<'k> {
+    /// Words that [`SequenceRows::words`] gives.
+    pub(crate) const WORDS: u32 = 4;
+
+    /// The words of rows, or of none where lengths are equal.
+    #[track_caller]
+    pub(crate) fn words(k: &'k KernelBuilder, rows: Option<Self>) -> [Val<'k, u32>; 4] {
+        let zero = k.constant(0);
+        rows.map_or([zero; 4], |SequenceRows { first, len_q, len_kv }| {
+            [len_q, len_kv, first.q.unwrap_or(zero), first.k.unwrap_or(zero)]
+        })
+    }
+}
+
 impl<'k, E: Element> Params<'k, E> {
     /// The parameters as they are for a sequence: lengths, band, and where its rows begin. With equal lengths they are the
     /// same, and nothing is computed.
     #[track_caller]
-    pub(crate) fn of_sequence(mut self, batch: Val<'k, u32>) -> Self {
-        let (rows, first) = self.rows.of_sequence(batch);
+    pub(crate) fn of_sequence(self, batch: Val<'k, u32>) -> Self {
+        let rows = self.rows.rows_in_sequence(batch);
+        self.with_rows(batch, rows)
+    }
+
+    /// The same with rows that are known.
+    #[track_caller]
+    pub(crate) fn with_rows(mut self, batch: Val<'k, u32>, rows: Option<SequenceRows<'k>>) -> Self {
+        let (rows, first) = self.rows.with_rows(rows);
         for tensor in [&mut self.q, &mut self.out] {
             *tensor = tensor.starting_at(first.q);
         }
@@ -114,10 +143,13 @@ impl<'k> RowParams<'k> {
     /// The same without tensors, and the first rows of the sequence in them.
     #[track_caller]
     pub(crate) fn of_sequence(&self, batch: Val<'k, u32>) -> (Self, FirstRows<'k>) {
-        let mut rows = self.clone();
-        let Some(lengths) = &self.lengths else {
-            return (rows, FirstRows { q: None, k: None });
-        };
+        self.with_rows(self.rows_in_sequence(batch))
+    }
+
+    /// The rows of a sequence; `None` with equal lengths.
+    #[track_caller]
+    pub(crate) fn rows_in_sequence(&self, batch: Val<'k, u32>) -> Option<SequenceRows<'k>> {
+        let lengths = self.lengths.as_ref()?;
         let values = &lengths.values;
         let (q, len_q) = rows_of(
             batch,
@@ -131,7 +163,33 @@ impl<'k> RowParams<'k> {
             values.cu_seqlens_k.zip(lengths.total_k),
             values.seqused_k,
         );
-        if let Some(first) = q {
+        let first = FirstRows { q, k };
+        Some(SequenceRows { first, len_q, len_kv })
+    }
+
+    /// The rows of a sequence from [`SequenceRows::words`]; `None` with equal lengths.
+    #[track_caller]
+    pub(crate) fn rows_of_words(&self, words: &[Val<'k, u32>]) -> Option<SequenceRows<'k>> {
+        let values = &self.lengths.as_ref()?.values;
+        let first = FirstRows {
+            q: values.cu_seqlens_q.map(|_| words[2]),
+            k: values.cu_seqlens_k.map(|_| words[3]),
+        };
+        Some(SequenceRows {
+            first,
+            len_q: words[0],
+            len_kv: words[1],
+        })
+    }
+
+    #[track_caller]
+    pub(crate) fn with_rows(&self, known: Option<SequenceRows<'k>>) -> (Self, FirstRows<'k>) {
+        let mut rows = self.clone();
+        let (Some(lengths), Some(known)) = (&self.lengths, known) else {
+            return (rows, FirstRows { q: None, k: None });
+        };
+        let SequenceRows { first, len_q, len_kv } = known;
+        if let Some(first) = first.q {
             rows.lse = self.lse.map(|lse| lse.offset(first));
             rows.lse_rows = lengths.total_q.map(Val::reinterpret);
         }
@@ -143,7 +201,7 @@ impl<'k> RowParams<'k> {
         };
         rows.score_mod = self.score_mod.shifted(shift);
         (rows.seq_len_q, rows.seq_len_kv) = (len_q, len_kv);
-        (rows, FirstRows { q, k })
+        (rows, first)
     }
 
     /// Where the log-sum-exp of a head of a sequence begins; `batch_head` is the head's number among those of all

@@ -24,7 +24,8 @@
 //! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in
 //!   pieces begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than
 //!   `2·G`.
-//! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`.
+//! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`, or of all tiles where they are fewer. A
+//!   block of `combine` with nothing to do costs time too.
 //!
 //! Of a [batch-invariant](Problem::batch_invariant) problem, the splits of a sequence with one row tile are on the line
 //! in place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of
@@ -34,21 +35,23 @@
 //! share, and who writes a place of [`Combined`] follows from the cuts: the same lengths give the same words, without
 //! atomics in global memory.
 
-use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
+use flashcore_ir::{Arg, Kernel, Launch};
 use flashcore_problem::{Problem, QLengths};
 
-use super::lengths::kinds;
+use super::lengths::{SequenceRows, kinds};
 use super::params::{Shape, add_rows, push_buffer};
-use super::query_rows::{Packing, TileHeads};
-use super::scheduler::{MOST, TILE_COST, Tiling, WORDS, WorkItem, WorkList};
+use super::query_rows::TileHeads;
+use super::scheduler::{MOST, TILE_COST, WORDS};
 use super::split::ALIGN;
 use crate::Refusal;
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
 
 mod kernel;
+mod reading;
 
 use kernel::divisor;
+pub(crate) use reading::{Combined, Items, Listed, Work};
 
 /// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts of
 /// most cards at once.
@@ -84,6 +87,10 @@ const EVEN: [u32; 2] = [7, 8];
 
 /// Words of a block's range of items: its first, and one past the last.
 const RANGE_WORDS: u32 = 2;
+
+/// Words of the first item of a block, and the rows of its sequence: a kernel loads them at once, while it waits for its
+/// range.
+const FIRST_WORDS: u32 = WORDS as u32 + SequenceRows::WORDS;
 
 /// Words of a tile in pieces: how many there are, the first two words of its items, and the slot of the first.
 const COMBINED_WORDS: u32 = 4;
@@ -133,7 +140,9 @@ struct Places {
     partial_sums: u64,
     ranges: u64,
     combined: u64,
+    first_items: u64,
     items: u64,
+    item_rows: u64,
     row_tiles: u64,
     first_tiles: u64,
     end: u64,
@@ -204,9 +213,21 @@ impl Schedule {
         }
     }
 
-    /// Tiles in pieces that there is room for: one that begins in each block, or of each head.
+    /// Tiles in pieces that there is room for: of all tiles, or one that begins in each block, whichever are fewer; with
+    /// splits one of each head.
     pub(crate) fn combined(&self) -> u32 {
-        self.splits.map_or(self.grid, |_| self.batch * self.heads)
+        match self.splits {
+            None => self.grid.min(self.heads * self.row_tiles),
+            Some(_) => self.batch * self.heads,
+        }
+    }
+
+    /// Places of [`Combined`] if each tile has its own, and 0 otherwise.
+    fn tile_places(&self) -> u32 {
+        match self.splits {
+            None if self.combined() < self.grid => self.combined(),
+            _ => 0,
+        }
     }
 
     fn places(&self) -> Places {
@@ -218,13 +239,16 @@ impl Schedule {
         };
         let [grid, row_tiles] = [self.grid, self.row_tiles].map(u64::from);
         let rows = self.slots() * u64::from(self.pieces.rows);
+        let items = u64::from(self.heads) * row_tiles + grid;
         // Partials begin the workspace.
         next(rows * u64::from(self.head_dim_v));
         Places {
             partial_sums: next(2 * rows),
             ranges: next(u64::from(RANGE_WORDS) * grid),
             combined: next(u64::from(COMBINED_WORDS) * u64::from(self.combined())),
-            items: next(WORDS as u64 * (u64::from(self.heads) * row_tiles + grid)),
+            first_items: next(u64::from(FIRST_WORDS) * grid),
+            items: next(WORDS as u64 * items),
+            item_rows: next(u64::from(SequenceRows::WORDS) * items),
             row_tiles: next(u64::from(ROW_TILE_WORDS) * (row_tiles + 2)),
             first_tiles: next(u64::from(self.batch) + 1),
             end,
@@ -241,7 +265,14 @@ impl Schedule {
             .extend(pointers.map(|byte_offset| Arg::Buffer { slot, byte_offset }));
     }
 
-    /// Adds what a main kernel takes that has [`Partials`] and a [`Listed`].
+    /// Adds what a main kernel takes that has [`Partials`] and [`Items`].
+    pub(crate) fn add_items_to_main(&self, launch: &mut Launch) {
+        self.add_to_launch(launch, true, |at| {
+            vec![0, at.partial_sums, at.ranges, at.first_items, at.items, at.item_rows]
+        });
+    }
+
+    /// The same of [`Partials`] and a [`Listed`].
     pub(crate) fn add_to_main(&self, launch: &mut Launch) {
         self.add_to_launch(launch, true, |at| vec![0, at.partial_sums, at.ranges, at.items]);
     }
@@ -346,7 +377,15 @@ impl Schedule {
         let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
         add_rows(&mut launch, problem, &shape);
         self.add_to_launch(&mut launch, true, |at| {
-            vec![at.ranges, at.combined, at.items, at.row_tiles, at.first_tiles]
+            vec![
+                at.ranges,
+                at.combined,
+                at.first_items,
+                at.items,
+                at.item_rows,
+                at.row_tiles,
+                at.first_tiles,
+            ]
         });
         let numbers = [
             self.batch,
@@ -355,6 +394,7 @@ impl Schedule {
             self.grid,
             most_rounds,
             self.pieces.least.max(1),
+            self.tile_places(),
         ];
         launch.args.extend(numbers.map(Arg::U32));
         let divisors = [self.heads, self.grid, problem.group_size() as u32, writers];
@@ -362,112 +402,6 @@ impl Schedule {
         let splits = self.splits.iter().flat_map(|splits| [splits.blocks, splits.most]);
         launch.args.extend(splits.map(Arg::U32));
         Ok(Step { kernel, launch })
-    }
-}
-
-/// The work lists that a schedule has, as the main kernel reads them.
-#[derive(Clone, Copy)]
-pub(crate) struct Listed<'k> {
-    ranges: GlobalPtr<'k, u32>,
-    items: GlobalPtr<'k, u32>,
-    rows: u32,
-    cols: u32,
-}
-
-impl<'k> Listed<'k> {
-    /// [`Schedule::add_to_main`] gives the arguments.
-    #[track_caller]
-    pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
-        Listed {
-            ranges: k.param_ptr("schedule_ranges"),
-            items: k.param_ptr("schedule_items"),
-            rows,
-            cols,
-        }
-    }
-
-    /// The first item of the block, and one past the last; it may have none.
-    #[track_caller]
-    fn range(&self, k: &'k KernelBuilder) -> [Val<'k, u32>; 2] {
-        let range = self.ranges.offset(k.block_idx(0) * RANGE_WORDS);
-        // Partials, which the kernel writes, are in the same buffer.
-        let range = range.load_words(RANGE_WORDS, Cache::Default);
-        [range[0], range[1]]
-    }
-
-    /// The items of the block, for a kernel that begins the next one while it is at this one.
-    #[track_caller]
-    fn work_list(&self, k: &'k KernelBuilder, packing: Packing) -> WorkList<'k> {
-        WorkList::between(k, self.items, [self.rows, self.cols], packing, self.range(k))
-    }
-
-    /// Runs `body` for each item of the block, which may have none.
-    #[track_caller]
-    pub(crate) fn for_each(&self, k: &'k KernelBuilder, body: impl FnOnce(WorkItem<'k>)) {
-        let range = self.range(k);
-        k.for_uniform(range[0], range[1], 1, |index| {
-            body(WorkItem::read(
-                self.items.offset(index * WORDS as u32),
-                self.rows,
-                self.cols,
-                true,
-            ));
-        });
-    }
-}
-
-/// Where the work lists of a main kernel come from.
-#[derive(Clone, Copy)]
-pub(crate) enum Work<'k> {
-    /// The host.
-    Table(GlobalPtr<'k, u32>),
-    /// A schedule, whose items may be pieces of tiles.
-    Listed(Listed<'k>),
-}
-
-impl<'k> Work<'k> {
-    #[track_caller]
-    pub(crate) fn list(self, k: &'k KernelBuilder, tiling: Tiling) -> WorkList<'k> {
-        match self {
-            Work::Table(table) => WorkList::new(k, table, tiling),
-            Work::Listed(listed) => listed.work_list(k, tiling.packing),
-        }
-    }
-}
-
-/// The tiles in pieces, as `combine` reads them: one that begins in each block of the main kernel, if any does.
-#[derive(Clone, Copy)]
-pub(crate) struct Combined<'k>(GlobalPtr<'k, u32>);
-
-/// A tile in pieces.
-pub(crate) struct InPieces<'k> {
-    pub batch: Val<'k, u32>,
-    pub head: Val<'k, u32>,
-    /// Number of the Q tile.
-    pub tile: Val<'k, u32>,
-    /// Slot of the first piece; those of the others follow.
-    pub slot: Val<'k, u32>,
-    /// How many there are; 0 if no such tile begins in the block.
-    pub count: Val<'k, u32>,
-}
-
-impl<'k> Combined<'k> {
-    #[track_caller]
-    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
-        Combined(k.param_ptr("schedule_combined"))
-    }
-
-    /// The tile that begins in a block of the main kernel, or of a sequence and head in splits.
-    #[track_caller]
-    pub(crate) fn at(&self, place: Val<'k, u32>) -> InPieces<'k> {
-        let words = self.0.offset(place * COMBINED_WORDS).load_words(4, Cache::Default);
-        InPieces {
-            batch: words[1] & 0xffff,
-            head: words[2] & 0xffff,
-            tile: words[2] >> 16u32,
-            slot: words[3],
-            count: words[0],
-        }
     }
 }
 

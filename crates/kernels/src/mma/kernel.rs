@@ -15,7 +15,7 @@ use super::consumer::{Warp, WarpPlace};
 use super::producer::{Block, Edges, Ring};
 use super::{Config, Rescale};
 use crate::attention::params::{Params, Shape};
-use crate::attention::schedule::Listed;
+use crate::attention::schedule::Items;
 use crate::attention::softmax::SixteenBits;
 use crate::tiles::{HeadTile, StagedFragments, a_lane, b_lane};
 
@@ -28,8 +28,8 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
     if shape.listed {
         shape.begin_next_launch(k);
         shape.wait_for_launch_before(k);
-        Listed::declare(k, levers.rows, levers.cols).for_each(k, |item| {
-            let (params, block) = Block::of_item(params, item, levers);
+        Items::declare(k, levers.rows, levers.cols).for_each(k, |item, rows| {
+            let (params, block) = Block::of_item(params, item, &rows, levers);
             compute(k, levers, shape, &params, &block);
             // No copy of the next item's may overwrite a tile that a warp still reads.
             k.barrier();

@@ -380,7 +380,7 @@ pub(crate) fn plan(
 
     if let Some(schedule) = schedule {
         let mut launch = launch(problem, &shape, &kernel, [schedule.grid, 1, 1]);
-        schedule.add_to_main(&mut launch);
+        schedule.add_items_to_main(&mut launch);
         let then = vec![combine::listed_step(problem, &shape, &schedule, kernels)?];
         return Ok((
             vec![schedule.step(problem, &shape, kernels)?],

@@ -67,15 +67,17 @@ impl<'k> Block<'k> {
         (params, block)
     }
 
-    /// That of a work item.
+    /// That of a work item, with the words of the rows of its sequence.
     #[track_caller]
     pub(super) fn of_item<E: MmaElement>(
         params: Params<'k, E>,
         item: WorkItem<'k>,
+        rows: &[Val<'k, u32>],
         levers: &Config,
     ) -> (Params<'k, E>, Self) {
         let batch = item.batch();
-        let params = params.of_sequence(batch);
+        let rows = params.rows_of_words(rows);
+        let params = params.with_rows(batch, rows);
         let block = Block {
             rows: QueryRows::new(&params, levers.tile_heads(), [batch, item.head()]),
             kv_head: item.kv_head(),

@@ -48,7 +48,10 @@ struct Context<'k> {
     params: RowParams<'k>,
     ranges: GlobalPtr<'k, u32>,
     combined: GlobalPtr<'k, u32>,
+    /// Of each block; of all items, and the rows of their sequences.
+    first_items: GlobalPtr<'k, u32>,
     items: GlobalPtr<'k, u32>,
+    item_rows: GlobalPtr<'k, u32>,
     row_tiles: Scratch<'k>,
     first_tiles: Scratch<'k>,
     batch: Val<'k, u32>,
@@ -57,6 +60,8 @@ struct Context<'k> {
     grid: Val<'k, u32>,
     most_rounds: Val<'k, u32>,
     least: Val<'k, u32>,
+    /// Places of what is to be combined, if each tile has its own, else 0.
+    tile_places: Val<'k, u32>,
     by_heads: Divisor<'k>,
     by_grid: Divisor<'k>,
     by_group: Divisor<'k>,
@@ -105,7 +110,9 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         params,
         ranges: k.param_ptr_mut("schedule_ranges"),
         combined: k.param_ptr_mut("schedule_combined"),
+        first_items: k.param_ptr_mut("schedule_first_items"),
         items: k.param_ptr_mut("schedule_items"),
+        item_rows: k.param_ptr_mut("schedule_item_rows"),
         row_tiles: Scratch::declare(k, "schedule_row_tiles", few(ROW_TILE_WORDS * (MOST_SHARED + 2))),
         first_tiles: Scratch::declare(k, "schedule_first_tiles", few(MOST_SHARED + 1)),
         batch: k.param("batch"),
@@ -114,6 +121,7 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         grid: k.param("grid"),
         most_rounds: k.param("most_rounds"),
         least: k.param("least"),
+        tile_places: k.param("tile_places"),
         by_heads: Divisor::declare(k, "heads"),
         by_grid: Divisor::declare(k, "grid"),
         by_group: Divisor::declare(k, "group"),
@@ -142,7 +150,7 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
     k.barrier();
     // Of several blocks, the last one has no items.
     let is_last = k.block_idx(0).eq(k.grid_dim(0) - 1);
-    context.number_items(ranges, is_last);
+    context.number_items(row_tiles, ranges, is_last);
     context.write_items(row_tiles, ranges);
 }
 

@@ -8,6 +8,7 @@ use flashcore_sim::{SimOptions, simulate};
 use proptest::prelude::*;
 
 use super::*;
+use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{FULLY_MASKED, Place, Tile};
 
 mod l2;
@@ -17,7 +18,7 @@ mod l2;
 struct Lists {
     /// By block.
     items: Vec<Vec<[u32; WORDS]>>,
-    /// By block: pieces, and the first two words of their items.
+    /// By tile or by block: pieces, and the first two words of their items.
     combined: Vec<[u32; 3]>,
 }
 
@@ -45,15 +46,37 @@ fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>
         let words = bytes[start..start + 4 * count].chunks(4);
         words.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     };
+    let sequences = problem.sequences(&lengths.as_slices());
     let items = |block| {
         let range = words(places.ranges, block, 2);
-        let items = (range[0]..range[1]).map(|index| words(places.items, index, WORDS).try_into().unwrap());
-        items.collect()
+        let item = |index| -> [u32; WORDS] { words(places.items, index, WORDS).try_into().unwrap() };
+        let items: Vec<_> = (range[0]..range[1]).map(item).collect();
+        // Values that contradict the problem are cut to its bounds.
+        let Ok(sequences) = &sequences else { return items };
+        let mut first = vec![0; FIRST_WORDS as usize];
+        for (index, item) in (range[0]..range[1]).zip(&items) {
+            let sequence = &sequences[item[0] as usize & 0xffff];
+            let starts = [&lengths.cu_seqlens_q, &lengths.cu_seqlens_k].map(|starts| {
+                let starts = starts.as_ref();
+                starts.map_or(0, |starts| starts[item[0] as usize & 0xffff] as u32)
+            });
+            let rows = [sequence.len_q as u32, sequence.len_kv as u32, starts[0], starts[1]];
+            assert_eq!(words(places.item_rows, index, 4), rows);
+            if index == range[0] {
+                first = [&item[..], &rows].concat();
+            }
+        }
+        assert_eq!(words(places.first_items, block, FIRST_WORDS as usize), first);
+        items
     };
     Lists {
         items: (0..schedule.grid).map(items).collect(),
-        combined: (0..schedule.grid)
-            .map(|block| words(places.combined, block, 4)[..3].try_into().unwrap())
+        combined: (0..schedule.combined())
+            .map(|place| match words(places.combined, place, 4)[..] {
+                [0, ..] => [0; 3],
+                [pieces, first, second, _] => [pieces, first, second],
+                _ => unreachable!(),
+            })
             .collect(),
     }
 }
@@ -122,7 +145,7 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
     let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
     let mut lists = Lists {
         items: vec![Vec::new(); grid],
-        combined: vec![[0; 3]; grid],
+        combined: vec![[0; 3]; schedule.combined() as usize],
     };
     let (mut start, mut next, mut loads) = (0, 0, vec![0; grid]);
     for (number, of_line) in line[..dealt as usize * grid].iter().enumerate() {
@@ -151,7 +174,7 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
             Some(begin.min(total))
         })
         .collect();
-    for of_line in &line[next..] {
+    for (number, of_line) in line.iter().enumerate().skip(next) {
         let tile = &of_line.1;
         let (blocks, end) = (tile.order.count as u64, start + cost(tile));
         // K blocks before each cut in the tile, and the block of the grid that begins there.
@@ -177,7 +200,8 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
             let words = words(&part, if whole { 0 } else { first + block + 2 });
             lists.items[block].push(words);
             if !whole {
-                lists.combined[first] = [cuts.len() as u32, words[0], words[1]];
+                let by_tile = schedule.tile_places() > 0;
+                lists.combined[if by_tile { number } else { first }] = [cuts.len() as u32, words[0], words[1]];
             }
         }
         start = end;
@@ -387,7 +411,7 @@ proptest! {
         }
         prop_assert_eq!(of_tile.len(), line.len());
         let mut slots = Vec::new();
-        for ([batch, head, number], tile) in &line {
+        for (at, ([batch, head, number], tile)) in line.iter().enumerate() {
             let kv_head = head / problem.group_size() as u32;
             let items = &of_tile[&(kv_head << 16 | batch, number << 16 | head)];
             let counts: Vec<i64> = items.iter().map(|item| i64::from(item[7] & 0xffff)).collect();
@@ -406,7 +430,8 @@ proptest! {
             }
             // Slots are stored with 1 added.
             let block = ((first - 2) / 2) as usize;
-            prop_assert_eq!(lists.combined[block], [items.len() as u32, items[0][0], items[0][1]]);
+            let place = if schedule.tile_places() > 0 { at } else { block };
+            prop_assert_eq!(lists.combined[place], [items.len() as u32, items[0][0], items[0][1]]);
             for (i, item) in items.iter().enumerate() {
                 prop_assert_eq!(item[7] >> 16, 2 * block as u32 + 2 + i as u32);
                 slots.push((item[7] >> 16) - 1);

@@ -207,6 +207,17 @@ impl<'k> WorkItem<'k> {
         }
     }
 
+    /// Of words that were read, which may be of a piece of a tile.
+    pub(crate) fn of_words(words: Vec<Val<'k, u32>>, rows: u32, cols: u32) -> Self {
+        WorkItem {
+            words,
+            rows,
+            cols,
+            in_pieces: true,
+            packing: Packing::NONE,
+        }
+    }
+
     /// The same for rows that are those of several heads.
     pub(crate) fn packed(self, packing: Packing) -> Self {
         WorkItem { packing, ..self }

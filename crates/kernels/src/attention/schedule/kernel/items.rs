@@ -4,8 +4,9 @@ use flashcore_ir::{Cache, Val};
 
 use super::line::LineTile;
 use super::{Context, ITEM, NUMBER, POSITION, Ranges, TILES_BEFORE};
+use crate::attention::lengths::SequenceRows;
 use crate::attention::query_rows::{QueryRows, TileHeads};
-use crate::attention::schedule::{COMBINED_WORDS, RANGE_WORDS};
+use crate::attention::schedule::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
 use crate::attention::scheduler::{Place, TILE_COST, WORDS};
 
 impl<'k> Context<'k> {
@@ -19,11 +20,15 @@ impl<'k> Context<'k> {
 
     /// The items of each block: those of its ranges follow each other. Where blocks have several ranges, also the first
     /// item of each. And where there is nothing to combine; where there is something, a piece or a split says so.
-    pub(super) fn number_items(&self, ranges: Ranges<'k>, is_last: Val<'k, bool>) {
+    pub(super) fn number_items(&self, row_tiles: Val<'k, u32>, ranges: Ranges<'k>, is_last: Val<'k, bool>) {
         let (k, grid) = (self.k, self.grid);
         let store = |block: Val<'k, u32>, first: Val<'k, u32>, items: Val<'k, u32>| {
             let place = self.ranges.offset(block * RANGE_WORDS);
             place.store_words(&[first, first + items], Cache::Default);
+            // A main kernel loads a first item whether there is one or not.
+            k.if_(items.eq(0).divergent(), || {
+                self.store_first(block, &[k.constant(0u32); FIRST_WORDS as usize])
+            });
         };
         let one_range = || {
             k.if_(is_last.uniform(), || {
@@ -64,9 +69,21 @@ impl<'k> Context<'k> {
             false => k.if_else(ranges.whole.eq(0).uniform(), one_range, several),
         }
         k.if_(is_last.uniform(), || match self.splits {
-            None => k.for_divergent(k.thread_idx(), grid, self.threads, |block| {
-                self.nothing_to_combine(block, !self.begins_pieces(block, ranges));
-            }),
+            None => {
+                let of_blocks = || {
+                    k.for_divergent(k.thread_idx(), grid, self.threads, |block| {
+                        self.nothing_to_combine(block, !self.begins_pieces(block, ranges));
+                    });
+                };
+                // Tiles that there are say so themselves.
+                let of_tiles = || {
+                    let first = row_tiles * self.heads + k.thread_idx();
+                    k.for_divergent(first, self.tile_places, self.threads, |place| {
+                        self.nothing_to_combine(place, k.constant(0u32).eq(0));
+                    });
+                };
+                k.if_else(self.tile_places.eq(0).uniform(), of_blocks, of_tiles);
+            }
             Some(_) => k.for_divergent(k.thread_idx(), self.batch * self.heads, self.threads, |place| {
                 let batch = self.by_heads.quotient(place);
                 let (params, _) = self.params.of_sequence(batch);
@@ -157,7 +174,8 @@ impl<'k> Context<'k> {
         let begins = is_dealt.select(first, range_begins.max(first));
         let ends = is_dealt.select(end, range_ends.min(end));
 
-        let (params, _) = self.params.of_sequence(tile.batch);
+        let in_sequence_rows = self.params.rows_in_sequence(tile.batch);
+        let (params, _) = self.params.with_rows(in_sequence_rows);
         let (head, kv_head) = match self.tiles.heads {
             TileHeads::One => (tile.head, self.by_group.quotient(tile.head)),
             TileHeads::Dense | TileHeads::Warpgroups(_) => (tile.head * params.group_size, tile.head),
@@ -169,11 +187,16 @@ impl<'k> Context<'k> {
         let begin = first_block + (begins - first);
         let part = of_tile.part(begin.reinterpret(), (ends - begins).reinterpret());
         let slots = match self.splits {
-            None => Slots::of_piece(
-                begins.eq(first),
-                ends.eq(end),
-                [begins_in, range].map(|range| range - ranges.whole),
-            ),
+            None => {
+                let blocks = [begins_in, range].map(|range| range - ranges.whole);
+                let slots = Slots::of_piece(begins.eq(first), ends.eq(end), blocks);
+                let by_tile = self.tile_places.ne(0);
+                Slots {
+                    place: by_tile.select(number, slots.place),
+                    tells: slots.tells | by_tile & ends.eq(end),
+                    ..slots
+                }
+            }
             Some([_, most]) => self.slots_of_split(&rows, &tile, split, most),
         };
         let at = Place {
@@ -186,14 +209,32 @@ impl<'k> Context<'k> {
         };
         let words = part.words(at.map(Val::reinterpret), 0, self.tiles.cols);
         let words = words.map(Val::reinterpret);
+        let of_sequence = SequenceRows::words(k, in_sequence_rows);
         let item = self.items.offset(place * WORDS as u32);
         item.store_words(&words[..4], Cache::Default);
         item.plus(4).store_words(&words[4..], Cache::Default);
+        let item_rows = self.item_rows.offset(place * SequenceRows::WORDS);
+        item_rows.store_words(&of_sequence, Cache::Default);
+        let block = match self.tiles.one_each {
+            true => range,
+            false => range - self.by_grid.quotient(range) * self.grid,
+        };
+        let is_first = place.eq(self.cuts.at(ITEM, block).load() - ranges.dealt);
+        k.if_(is_first.divergent(), || {
+            self.store_first(block, &[&words[..], &of_sequence].concat())
+        });
         k.if_(slots.tells.divergent(), || {
             let combined = [slots.count, words[0], words[1], slots.first];
             let place = self.combined.offset(slots.place * COMBINED_WORDS);
             place.store_words(&combined, Cache::Default);
         });
+    }
+
+    fn store_first(&self, block: Val<'k, u32>, words: &[Val<'k, u32>]) {
+        let place = self.first_items.offset(block * FIRST_WORDS);
+        for (i, words) in words.chunks(4).enumerate() {
+            place.plus(4 * i as i32).store_words(words, Cache::Default);
+        }
     }
 
     /// The slots of a tile in splits, which the first split tells the place of its sequence and head.
@@ -244,7 +285,7 @@ impl<'k> Slots<'k> {
         Slots {
             own: whole.select(0u32, first + block + 2),
             first: first + first + 1,
-            count: block - first + 1,
+            count: whole.select(0u32, block - first + 1),
             place: first,
             tells: has_last & !has_first,
         }

@@ -6,7 +6,7 @@ use flashcore_problem::{DType, Mask, ProblemBuilder};
 
 use super::*;
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::work_lists;
+use crate::attention::scheduler::{Tiling, work_lists};
 
 /// Of an H200's 60 MB, those that are K and V's.
 const L2_BYTES: usize = 40 << 20;

@@ -1,0 +1,154 @@
+//! How a main kernel and `combine` read a schedule.
+
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
+
+use super::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
+use crate::attention::lengths::SequenceRows;
+use crate::attention::query_rows::Packing;
+use crate::attention::scheduler::{Tiling, WORDS, WorkItem, WorkList};
+
+/// The work lists that a schedule has, as the main kernel reads them.
+#[derive(Clone, Copy)]
+pub(crate) struct Listed<'k> {
+    ranges: GlobalPtr<'k, u32>,
+    items: GlobalPtr<'k, u32>,
+    rows: u32,
+    cols: u32,
+}
+
+impl<'k> Listed<'k> {
+    /// [`Schedule::add_to_main`] gives the arguments.
+    #[track_caller]
+    pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
+        Listed {
+            ranges: k.param_ptr("schedule_ranges"),
+            items: k.param_ptr("schedule_items"),
+            rows,
+            cols,
+        }
+    }
+
+    /// The first item of the block, and one past the last; it may have none.
+    #[track_caller]
+    fn range(&self, k: &'k KernelBuilder) -> [Val<'k, u32>; 2] {
+        let range = self.ranges.offset(k.block_idx(0) * RANGE_WORDS);
+        // Partials, which the kernel writes, are in the same buffer.
+        let range = range.load_words(RANGE_WORDS, Cache::Default);
+        [range[0], range[1]]
+    }
+
+    /// The items of the block, for a kernel that begins the next one while it is at this one.
+    #[track_caller]
+    fn work_list(&self, k: &'k KernelBuilder, packing: Packing) -> WorkList<'k> {
+        WorkList::between(k, self.items, [self.rows, self.cols], packing, self.range(k))
+    }
+}
+
+/// The items of a block with the rows of their sequences, so that a kernel has no lengths to load.
+pub(crate) struct Items<'k> {
+    listed: Listed<'k>,
+    first_items: GlobalPtr<'k, u32>,
+    item_rows: GlobalPtr<'k, u32>,
+}
+
+impl<'k> Items<'k> {
+    /// [`Schedule::add_items_to_main`] gives the arguments.
+    #[track_caller]
+    pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
+        let ranges = k.param_ptr("schedule_ranges");
+        let first_items = k.param_ptr("schedule_first_items");
+        let items = k.param_ptr("schedule_items");
+        Items {
+            listed: Listed {
+                ranges,
+                items,
+                rows,
+                cols,
+            },
+            first_items,
+            item_rows: k.param_ptr("schedule_item_rows"),
+        }
+    }
+
+    /// Runs `body` for each item of the block, which may have none, with the [words](SequenceRows::words) of the rows of its
+    /// sequence.
+    #[track_caller]
+    pub(crate) fn for_each(&self, k: &'k KernelBuilder, body: impl FnOnce(WorkItem<'k>, Vec<Val<'k, u32>>)) {
+        let Listed { items, rows, cols, .. } = self.listed;
+        let [first, end] = self.listed.range(k);
+        // Loaded at the same time as the range: one waits for memory once.
+        let words = self.first_items.offset(k.block_idx(0) * FIRST_WORDS);
+        let words: Vec<Var<'k, u32>> = (0..FIRST_WORDS / 4)
+            .flat_map(|i| words.plus(4 * i as i32).load_words(4, Cache::Default))
+            .map(|word| k.var(word))
+            .collect();
+        k.for_uniform(first, end, 1, |index| {
+            let (item, of_sequence) = words.split_at(WORDS);
+            let get = |words: &[Var<'k, u32>]| words.iter().map(|word| word.get()).collect();
+            body(WorkItem::of_words(get(item), rows, cols), get(of_sequence));
+            let next = index + 1;
+            k.if_(next.lt(end).uniform(), || {
+                let item = items.offset(next * WORDS as u32);
+                let rows = self.item_rows.offset(next * SequenceRows::WORDS);
+                let loaded = [item, item.plus(4), rows].into_iter();
+                let loaded = loaded.flat_map(|place| place.load_words(4, Cache::Default));
+                words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+            });
+        });
+    }
+}
+
+/// Where the work lists of a main kernel come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Work<'k> {
+    /// The host.
+    Table(GlobalPtr<'k, u32>),
+    /// A schedule, whose items may be pieces of tiles.
+    Listed(Listed<'k>),
+}
+
+impl<'k> Work<'k> {
+    #[track_caller]
+    pub(crate) fn list(self, k: &'k KernelBuilder, tiling: Tiling) -> WorkList<'k> {
+        match self {
+            Work::Table(table) => WorkList::new(k, table, tiling),
+            Work::Listed(listed) => listed.work_list(k, tiling.packing),
+        }
+    }
+}
+
+/// The tiles in pieces, as `combine` reads them: one that begins in each block of the main kernel, if any does.
+#[derive(Clone, Copy)]
+pub(crate) struct Combined<'k>(GlobalPtr<'k, u32>);
+
+/// A tile in pieces.
+pub(crate) struct InPieces<'k> {
+    pub batch: Val<'k, u32>,
+    pub head: Val<'k, u32>,
+    /// Number of the Q tile.
+    pub tile: Val<'k, u32>,
+    /// Slot of the first piece; those of the others follow.
+    pub slot: Val<'k, u32>,
+    /// How many there are; 0 if there is no such tile.
+    pub count: Val<'k, u32>,
+}
+
+impl<'k> Combined<'k> {
+    #[track_caller]
+    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+        Combined(k.param_ptr("schedule_combined"))
+    }
+
+    /// The tile of that number, or that begins in a block of the main kernel, or of a sequence and head in splits.
+    #[track_caller]
+    pub(crate) fn at(&self, place: Val<'k, u32>) -> InPieces<'k> {
+        let words = self.0.offset(place * COMBINED_WORDS).load_words(4, Cache::Default);
+        InPieces {
+            batch: words[1] & 0xffff,
+            head: words[2] & 0xffff,
+            tile: words[2] >> 16u32,
+            slot: words[3],
+            count: words[0],
+        }
+    }
+}
