@@ -57,6 +57,12 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         && PACKED_QUERIES.contains(&usual_rows)
         && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS;
     let packing = few_queries || prompt_keys.is_some();
+    // A chunk among sequences that decode: one with as many rows as the bound has most of them, and tiles are chosen for it.
+    let long_chunk = few_queries
+        && PROMPT_HEAD_DIMS.contains(&head_dim)
+        && problem.seq_len_q() > *PACKED_QUERIES.end()
+        && matches!(problem.q_lengths(), QLengths::Packed { total, .. } if total < 2 * problem.seq_len_q());
+    let rows_of_most = if long_chunk { problem.seq_len_q() } else { usual_rows };
     let serves = |row: &&Default| {
         let fits = head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most);
         fits && row.causal.is_none_or(|wanted| wanted == causal)
@@ -71,7 +77,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
             u64::from(of_tile.queries_in(row.config.rows)),
             u64::from(of_tile.heads()),
         );
-        let usual = usual_rows as u64;
+        let usual = rows_of_most as u64;
         let covered = match usual_rows == problem.seq_len_q() && usual_rows * problem.group_size() > LEAST_USUAL_ROWS {
             true => 2 * usual.next_multiple_of(queries),
             false => 2 * usual + queries,

@@ -341,6 +341,25 @@ fn packed_prompts() {
     }
 }
 
+/// A chunk among sequences that decode has the tiles of long prompts; chunks of a few rows each have smaller ones.
+#[test]
+fn tiles_of_a_chunk_among_decodes() {
+    for (batch, total, longest, rows) in [
+        (64, 2048 + 63, 2048, 192),
+        (64, 1000 + 63, 1000, 192),
+        (32, 512 + 31, 512, 128),
+        (16, 16 * 64, 64, 128),
+        (32, 3 * 2048, 2048, 128),
+    ] {
+        let builder = Problem::builder().batch(batch).heads(32, 8).mask(Mask::CAUSAL);
+        let builder = builder.seq_len_q(longest).seq_len_kv(8192).head_dim(128);
+        let builder = builder.q_lengths(QLengths::Packed { total, used: false });
+        let problem = builder.kv_lengths(KvLengths::Cache).build().unwrap();
+        let chosen = proposals(&problem, Target::Sm90a)[0].config;
+        assert!(chosen.pack_heads && chosen.rows == rows, "{problem}: {chosen}");
+    }
+}
+
 /// Blocks in pairs, of which one would have little to do or nothing.
 #[test]
 fn no_pairs_where_one_of_them_waits() {
