@@ -154,6 +154,8 @@ fn wgmma_equals_float64() {
 
 const SCALAR: &str = "scalar/tiled-m16n16-w4-v16";
 const MMA: &str = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond-gqa";
+/// With a block for each tile of the bounds, which reads lengths itself.
+const MMA_GRID: &str = "mma/m16n32-w1x2-s2-b1-qsh-xor-cond";
 const WGMMA: &str = "wgmma/m128n32-s2-free-cond";
 
 /// So few that blocks have several tiles, and pieces of tiles.
@@ -164,11 +166,15 @@ const FEW_SMS: Chip = Chip {
 
 /// Sequences with rows and keys past their ends, in packed tensors or in pages.
 fn ragged(config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
-    let (dtype, chip) = match config {
-        SCALAR => (DType::F32, Chip::from(Target::Sm80)),
-        MMA => (DType::F16, Chip::from(Target::Sm80)),
-        _ => (DType::F16, FEW_SMS),
+    let chip = match config {
+        SCALAR | MMA | MMA_GRID => Chip::from(Target::Sm80),
+        _ => FEW_SMS,
     };
+    ragged_on(chip, config, kv_lengths, mask)
+}
+
+fn ragged_on(chip: Chip, config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
+    let dtype = if config == SCALAR { DType::F32 } else { DType::F16 };
     let q_lengths = QLengths::Packed { total: 80, used: true };
     let problem = Problem::builder()
         .batch(3)
@@ -207,7 +213,7 @@ const PAGED_BOXES: KvLengths = KvLengths::Paged {
 
 /// Mistakes in reading lengths: what breaks, where (the memory accessed or text of the line), and how.
 #[rustfmt::skip]
-const PLANTED: [(&str, &str, KvLengths, Operator, &str); 29] = [
+const PLANTED: [(&str, &str, KvLengths, Operator, &str); 30] = [
     ("neighbour's first row of Q", SCALAR, PACKED, Operator::NextAccess, "cu_seqlens_q"),
     ("the rows before in Q", SCALAR, PACKED, Operator::PreviousAccess, "cu_seqlens_q"),
     ("neighbour's number of rows", SCALAR, PACKED, Operator::NextAccess, "seqused_q"),
@@ -221,9 +227,10 @@ const PLANTED: [(&str, &str, KvLengths, Operator, &str); 29] = [
     ("length of the keys off by one", SCALAR, PACKED, Operator::BoundOne, "keys[j].lt(row.keys.1)"),
     ("length of the rows off by one", SCALAR, PACKED, Operator::BoundOne, "row.row.lt(params.seq_len_q)"),
     ("tail of V", SCALAR, PACKED, Operator::BoundOne, "load_tile(k, shape, v_tile"),
-    ("mma: neighbour's first row of Q", MMA, PACKED, Operator::NextAccess, "cu_seqlens_q"),
-    ("mma: neighbour's first key", MMA, PACKED, Operator::NextAccess, "cu_seqlens_k"),
-    ("mma: neighbour's number of keys", MMA, PAGED, Operator::NextAccess, "seqused_k"),
+    ("mma: neighbour's first row of Q", MMA_GRID, PACKED, Operator::NextAccess, "cu_seqlens_q"),
+    ("mma: neighbour's first key", MMA_GRID, PACKED, Operator::NextAccess, "cu_seqlens_k"),
+    ("mma: neighbour's number of keys", MMA_GRID, PAGED, Operator::NextAccess, "seqused_k"),
+    ("mma: words of the first item and its rows, each one on", MMA, PACKED, Operator::NextAccess, "schedule_first_items"),
     ("mma: stale page, the entry before", MMA, PAGED, Operator::PreviousAccess, "block_table"),
     ("mma: length of the keys off by one", MMA, PACKED, Operator::BoundOne, "warp.mask(first_key)"),
     ("mma: tail of V", MMA, PACKED, Operator::FullCopy, "v_tile"),
@@ -267,7 +274,7 @@ fn planted_mistakes_are_found() {
 
 /// Mistakes in the schedule and in what follows from it: the step, what breaks, and where.
 #[rustfmt::skip]
-const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 10] = [
+const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 11] = [
     ("the number of keys of the next sequence", 0, Operator::NextAccess, "seqused_k"),
     ("the first row of the sequence before", 0, Operator::PreviousAccess, "cu_seqlens_q"),
     ("the number of tiles rounded down", 0, Operator::DropAddend, "let count = (rows"),
@@ -275,13 +282,27 @@ const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 10] = [
     ("a piece begins a K block late", 0, Operator::OffsetOne, "let (first, end) = (tile.start"),
     ("a piece has another slot", 0, Operator::OffsetOne, "first + block + 2"),
     ("the list of pieces is not reset", 0, Operator::DropStore, "store_words(&nothing"),
-    ("an item is not written", 0, Operator::DropStore, "schedule_items"),
+    ("a first item is not written", 0, Operator::DropStore, "schedule_first_items"),
+    ("the first row of the next sequence, where rows are written", 0, Operator::NextAccess, "cu_seqlens_q"),
     ("a piece counted twice", 2, Operator::BoundOne, "split.lt(splits)"),
     ("the next partial", 2, Operator::NextAccess, "split_sums"),
 ];
 
+/// The same where blocks have several items.
+#[rustfmt::skip]
+const PLANTED_IN_LONG_LISTS: [(&str, usize, Operator, &str); 4] = [
+    ("an item is not written", 0, Operator::DropStore, "schedule_items"),
+    ("the rows of a sequence are not written", 0, Operator::DropStore, "schedule_item_rows"),
+    ("an item again", 1, Operator::PreviousAccess, "schedule_items"),
+    ("the words of rows one on", 1, Operator::NextAccess, "schedule_item_rows"),
+];
+
 #[test]
 fn mistakes_in_the_schedule_are_found() {
+    for (name, step, operator, place) in PLANTED_IN_LONG_LISTS {
+        let plan = ragged_on(Chip { sms: 1, ..FEW_SMS }, MMA, PAGED, Mask::CAUSAL);
+        is_found_in_step(name, &plan, step, operator, place);
+    }
     for (name, step, operator, place) in PLANTED_IN_SCHEDULE {
         is_found_in_step(name, &ragged(MMA, PAGED, Mask::CAUSAL), step, operator, place);
     }
