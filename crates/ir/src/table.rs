@@ -32,7 +32,7 @@ impl Table {
         let words = words.into();
         // A caller waits, and equal hashes are not taken for equal numbers. The step is odd, so that it takes each of the
         // eight words of a work item in turn.
-        let step = words.len() / HASHED | 1;
+        let step = (words.len() / HASHED) | 1;
         let mut hasher = FxHasher::default();
         hasher.write_usize(words.len());
         words.iter().step_by(step).for_each(|&word| hasher.write_u32(word));
