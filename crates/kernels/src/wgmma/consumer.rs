@@ -10,6 +10,7 @@ use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::kernel::Context;
 use super::tiles::{load_operand, padded, step};
+use super::warp_scheduler::WarpSchedulerBarrier;
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::params::RowParams;
@@ -63,45 +64,6 @@ impl<'k> QStage<'k> {
 pub(super) fn release(stage: Consumer<'_>) {
     stage.release();
     stage.advance();
-}
-
-/// Hands the tensor cores from one warpgroup to the next (FA3's `warp_scheduler_barrier`): while one has its products
-/// run, the others are at their softmax.
-struct WarpSchedulerBarrier<'k> {
-    index: Val<'k, u32>,
-    warpgroups: u32,
-}
-
-impl<'k> WarpSchedulerBarrier<'k> {
-    const FIRST: u32 = 1; // barrier 0 is the whole block's
-    const THREADS: u32 = 256; // of the warpgroup that waits, and of the one before it
-
-    /// The first warpgroup goes first: the last one lets it.
-    #[track_caller]
-    fn new(index: Val<'k, u32>, warpgroups: u32) -> Self {
-        let barrier = WarpSchedulerBarrier { index, warpgroups };
-        let k = index.builder();
-        k.if_(index.eq(warpgroups - 1).uniform(), || barrier.arrive());
-        barrier
-    }
-
-    #[track_caller]
-    fn sync(&self) {
-        let (k, barrier) = (self.index.builder(), self.index + Self::FIRST);
-        k.verb("warp_scheduler_barrier_sync", || {
-            k.barrier_among(barrier, Self::THREADS)
-        });
-    }
-
-    #[track_caller]
-    fn arrive(&self) {
-        let k = self.index.builder();
-        k.verb("warp_scheduler_barrier_arrive", || {
-            let last = self.index.eq(self.warpgroups - 1);
-            let next = last.select(Self::FIRST, self.index + (Self::FIRST + 1));
-            k.barrier_arrive(next, Self::THREADS);
-        });
-    }
 }
 
 /// The tile at work, the keys that its rows see, and ALiBi's biases of the lane's, if there are any.

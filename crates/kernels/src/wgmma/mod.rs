@@ -16,6 +16,7 @@ mod producer;
 mod tests;
 mod tiles;
 mod transpose;
+mod warp_scheduler;
 
 use flashcore_ir::{Arg, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
 use flashcore_problem::{DType, Direction, Layout, Problem};

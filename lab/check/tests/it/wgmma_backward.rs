@@ -181,9 +181,9 @@ const FAULTS: &[Fault] = &[
     Fault { name: "scores are read while they are computed", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "", of: "scores" },
     Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
-        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
+        place: "k.wgmma_wait(u32::from(there_are))", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "dO is given back while dV reads it", operator: Operator::DropAsyncWait,
-        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::Race), at: "dout.next(", of: "dout_tile" },
+        place: "k.wgmma_wait(u32::from(there_are))", object: "", found: Some(FindingKind::Race), at: "dout.next(", of: "dout_tile" },
     Fault { name: "dP is read while it is computed", operator: Operator::WeakenAsyncWait,
         place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "score_gradients", of: "dp" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::WeakenAsyncWait,
@@ -210,8 +210,10 @@ const FAULTS: &[Fault] = &[
         place: "pingpong.full", object: "", found: Some(FindingKind::Mbarrier), at: "pingpong.full", of: "`ds.full`" },
     Fault { name: "the scheduler barrier is for a warp fewer", operator: Operator::CountBarrier,
         place: "warp_scheduler_barrier_sync", object: "", found: Some(FindingKind::BarrierMismatch), at: "", of: "" },
-    Fault { name: "no warpgroup is let go first", operator: Operator::InvertCondition,
-        place: "begin_pingpong", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "no warpgroup is let go first", operator: Operator::DropArrive,
+        place: "barrier.arrive()", object: "", found: Some(FindingKind::Deadlock), at: "", of: "" },
+    Fault { name: "dK reads dS before all warps have written it", operator: Operator::DropBarrier,
+        place: "barrier.sync()", object: "", found: Some(FindingKind::Race), at: "dK += dS*Q", of: "ds_tile" },
     Fault { name: "warpgroups do not meet before dK takes the place of K", operator: Operator::DropBarrier,
         place: "self.meet()", object: "", found: Some(FindingKind::Race), at: "", of: "k_tile" },
     Fault { name: "a warp fewer meets", operator: Operator::CountBarrier,
@@ -280,7 +282,7 @@ fn gradients_stored_while_they_are_computed_are_found() {
     let mut kernel = Kernel::clone(&plan.main.kernel);
     let wait = |kernel: &Kernel| {
         let mut all = mutations(kernel).into_iter();
-        all.find(|m| m.operator == Operator::DropAsyncWait && place(m, kernel).contains("k.wgmma_wait(0)"))
+        all.find(|m| m.operator == Operator::DropAsyncWait && place(m, kernel).contains("k.wgmma_wait("))
     };
     while let Some(mutation) = wait(&kernel) {
         kernel = mutation.apply(&kernel);
@@ -371,7 +373,7 @@ const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
     Fault { name: "V is loaded before it has come", operator: Operator::DropPhaseWait,
         place: "group.values.wait()", object: "v.full", found: Some(FindingKind::MissingWait), at: "V to registers", of: "v_tile" },
     Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
-        place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
+        place: "k.wgmma_wait(u32::from(there_are))", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
     Fault { name: "delta is not subtracted", operator: Operator::DropAddend,

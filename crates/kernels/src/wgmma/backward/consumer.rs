@@ -15,8 +15,8 @@ use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::wgmma::tiles::load_operand;
 
-/// The barrier at which consumers meet; 0 is the whole block's.
-const CONSUMERS: u32 = 1;
+/// The barrier at which consumers meet. Those before it are the whole block's, and those of the main loops.
+const CONSUMERS: u32 = 4;
 
 pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
@@ -36,10 +36,8 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) dout: Consumer<'k>,
     /// The stage of Q that dK, under way from one tile to the next, reads.
     pub(super) held: Consumer<'k>,
-    /// Q tiles whose dQ has been kept or added.
+    /// Q tiles that have gone by.
     pub(super) tiles: Var<'k, u32>,
-    /// Q tiles whose dS is in shared memory, where their dQ is [computed later](super::pingpong).
-    scored: Option<Var<'k, u32>>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
     /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
@@ -95,10 +93,6 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout.pipeline.consumer(),
             held: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
-            scored: match context.main_loop {
-                MainLoop::Pingpong(_) => Some(k.var(0u32)),
-                MainLoop::Pair(_) => None,
-            },
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
             k_columns: context.k.tile.mn_major().slabs(unit(), 1),
@@ -132,23 +126,6 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn one_lane(&self, body: impl FnOnce()) {
         self.k.if_(self.k.lane().eq(0).divergent(), body);
-    }
-
-    /// Q tiles whose dS has been written; in a pair, when the next one's is, dQ of as many has been added.
-    pub(super) fn scored(&self) -> Var<'k, u32> {
-        self.scored.unwrap_or(self.tiles)
-    }
-
-    /// The stage of dS that dQ is computed from next.
-    #[track_caller]
-    pub(super) fn ds_stage(&self) -> Val<'k, u32> {
-        self.tiles % self.context.ds_tile.stages()
-    }
-
-    /// The stage that dS is written to next.
-    #[track_caller]
-    fn next_ds_stage(&self) -> Val<'k, u32> {
-        self.scored() % self.context.ds_tile.stages()
     }
 
     // ---- Products -------------------------------------------------------------------------------------
@@ -185,26 +162,24 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     }
 
     #[track_caller]
-    pub(super) fn start_dq(&self) {
+    pub(super) fn start_dq(&self, ds_stage: Val<'k, u32>) {
         self.product("dQ = dS*K", || {
-            let ds = self.ds_rows.stage(self.ds_stage());
-            self.k.wgmma_ss(self.dq.0, ds, self.k_columns, false);
+            self.k
+                .wgmma_ss(self.dq.0, self.ds_rows.stage(ds_stage), self.k_columns, false);
             if let MainLoop::Pair(exchange) = &self.context.main_loop {
-                let (ds, keys) = exchange.operands(self.ds_stage(), self.warp / 4);
+                let (ds, keys) = exchange.operands(ds_stage, self.warp / 4);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }
         });
     }
 
     #[track_caller]
-    pub(super) fn start_dk(&self) {
+    pub(super) fn start_dk(&self, ds_stage: Val<'k, u32>) {
         self.product("dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
             let held = if self.part == Part::Scores { self.p } else { self.ds };
             match held.steps() {
-                0 => self
-                    .k
-                    .wgmma_ss(self.dk.0, self.ds_keys.stage(self.next_ds_stage()), q, true),
+                0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(ds_stage), q, true),
                 _ => self.k.wgmma_rs(self.dk.0, &held.operands(), q, true),
             }
         });
@@ -229,12 +204,20 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         (0..self.scores.tiles()).map(of).collect()
     }
 
-    /// Scores of query rows that do not see a key become −∞.
+    /// Scores of query rows of a Q tile that do not see a key become −∞.
     #[track_caller]
-    pub(super) fn mask(&self, tile: &Tile<'k>, first_row: Val<'k, u32>) {
+    pub(super) fn mask(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
+        let first_row = m_block.reinterpret::<u32>() * self.context.levers.rows;
         let key = |half: usize| tile.first_key + self.lane_key + 8 * half as u32;
         let seen_by = |_, half| tile.rows_that_see(key(half));
         mask_scores(self.k, &[self.scores], seen_by, first_row);
+    }
+
+    /// The same, if there are any.
+    #[track_caller]
+    pub(super) fn mask_some(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
+        self.k
+            .if_(tile.is_masked(m_block).uniform(), || self.mask(tile, m_block));
     }
 
     /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
@@ -281,13 +264,13 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     /// `dS = P∘(dP − Δ)`, rounded, in shared memory; and rounded as an operand P for dV, or dS for dK.
     #[track_caller]
-    pub(super) fn score_gradients(&self, delta: &[Vec<Val<'k, f32>>]) {
+    pub(super) fn score_gradients(&self, ds_stage: Val<'k, u32>, delta: &[Vec<Val<'k, f32>>]) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
         // The row of 16 bytes that a lane names: of four matrices of 8 keys by 8 queries.
         let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
-                let place = ds_tile.at_stage(self.next_ds_stage(), key, query + first);
+                let place = ds_tile.at_stage(ds_stage, key, query + first);
                 for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
                     let across = || ds_tile.across(place, column);
                     let at = if column == 0 { place } else { across() };

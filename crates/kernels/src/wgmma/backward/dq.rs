@@ -238,12 +238,12 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Leaves this warp's part of dQ of a tile in shared memory, for [`Self::give_dq`].
+    /// Leaves this warp's part of dQ of a Q tile in shared memory, for [`Self::give_dq`].
     #[track_caller]
-    pub(super) fn keep_dq(&self, to: &SentDq<'k>) {
+    pub(super) fn keep_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
         let k = self.k;
         k.verb("keep_dq", || {
-            let (stage, phase) = stage(self.tiles.get(), STAGES);
+            let (stage, phase) = stage(number, STAGES);
             to.free.at(stage).wait(phase ^ 1);
             let place = to.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
             for i in 0..self.dq.tiles() {
@@ -252,15 +252,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                     .store_words(&self.dq_of(i), Cache::Default);
             }
         });
-        self.tiles.set(self.tiles + 1);
     }
 
     /// Has what [`Self::keep_dq`] left sent: the warp has met since, after a fence.
     #[track_caller]
-    pub(super) fn give_dq(&self, to: &SentDq<'k>) {
+    pub(super) fn give_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
         self.k.verb("give_dq", || {
-            let (stage, _) = stage(self.tiles - 1, STAGES);
-            self.one_lane(|| to.full.at(stage).arrive());
+            self.one_lane(|| to.full.at(number % STAGES).arrive());
         });
     }
 

@@ -87,7 +87,6 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         exchange: &Exchange<'k, E>,
         tile: &Tile<'k>,
         first_tile: Val<'k, u32>,
-        mask: impl Fn(Val<'k, i32>),
     ) {
         let k = self.k;
         let m_block = |i| self.context.q_tile_of(tile, i);
@@ -95,12 +94,12 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let start_dq = || {
             let (stage, phase) = stage(self.tiles.get(), DS_STAGES);
             exchange.full.at(stage).wait(phase);
-            self.start_dq();
+            self.start_dq(stage);
         };
         let last = tile.order.count - 1;
         if self.part == Part::Values {
             let step = |i: Val<'k, i32>, is_last: bool| {
-                self.values(|| mask(m_block(i)));
+                self.values(|| self.mask_some(tile, m_block(i)));
                 k.if_(i.gt(0).uniform(), || finish_dq(i - 1));
                 if is_last {
                     return start_dq();
@@ -164,13 +163,18 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.sync_warp();
         release(self.dout);
         k.barrier_among(P_FULL, 256);
-        self.score_gradients(&delta);
+        self.score_gradients(self.ds_stage(), &delta);
         k.fence_proxy_async();
         k.barrier_among(DS_FULL, 128);
         let is_first = (k.thread_idx() % 128).eq(0);
         k.if_(is_first.divergent(), || self.send_ds(exchange));
         self.q.wait();
-        self.start_dk();
+        self.start_dk(self.ds_stage());
+    }
+
+    #[track_caller]
+    fn ds_stage(&self) -> Val<'k, u32> {
+        self.tiles % DS_STAGES
     }
 
     /// Sends this block's dS to the other one.

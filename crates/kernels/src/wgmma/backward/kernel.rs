@@ -18,7 +18,6 @@ use super::consumer::Warpgroup;
 use super::dq::{DqTurn, SentDq};
 use super::exchange::{DS_STAGES, Exchange};
 use super::pingpong::Pingpong;
-use super::tile::Tile;
 use super::{Shares, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
@@ -26,6 +25,7 @@ use crate::attention::query_rows::Packing;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::Config;
 use crate::wgmma::tiles::slabs;
+use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
 
 /// A tensor whose rows are copied to shared memory.
 #[derive(Clone, Copy)]
@@ -221,34 +221,23 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             let group = Warpgroup::new(k, self, part);
             group.keys.wait();
             group.values.wait();
-            if let MainLoop::Pair(exchange) = &self.main_loop {
-                exchange.keys.pipeline.consumer().wait();
-            }
             group.load_v();
-            if let MainLoop::Pingpong(_) = self.main_loop {
-                group.begin_pingpong();
-            }
-            self.each_head(tile, |_, head_row| {
-                k.if_(tile.order.count.gt(0).uniform(), || group.head(tile, head_row));
-            });
-            if let MainLoop::Pingpong(_) = self.main_loop {
-                group.end_pingpong();
+            let each_head = |head: &dyn Fn(Val<'k, u32>)| {
+                self.each_head(tile, |_, head_row| {
+                    k.if_(tile.order.count.gt(0).uniform(), || head(head_row));
+                });
+            };
+            match &self.main_loop {
+                MainLoop::Pingpong(pingpong) => {
+                    let barrier = WarpSchedulerBarrier::new(group.warp / 4, self.shares.warpgroups);
+                    each_head(&|_| group.head_in_pingpong(pingpong, barrier, tile));
+                }
+                MainLoop::Pair(exchange) => {
+                    exchange.keys.pipeline.consumer().wait();
+                    each_head(&|head_row| group.head_of_pair(exchange, tile, head_row / self.levers.rows));
+                }
             }
             group.store_gradients(tile);
         });
-    }
-}
-
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// What the Q tiles of a head, of which there are some, add to the three gradients.
-    fn head(&self, tile: &Tile<'k>, head_row: Val<'k, u32>) {
-        let (k, context) = (self.k, self.context);
-        let first_tile = head_row / context.levers.rows;
-        let mask = |m_block: Val<'k, i32>| self.mask(tile, m_block.reinterpret::<u32>() * context.levers.rows);
-        let mask_some = |m_block| k.if_(tile.is_masked(m_block).uniform(), || mask(m_block));
-        match &context.main_loop {
-            MainLoop::Pingpong(pingpong) => self.head_in_pingpong(pingpong, tile, mask, mask_some),
-            MainLoop::Pair(exchange) => self.head_of_pair(exchange, tile, first_tile, mask_some),
-        }
     }
 }

@@ -6,8 +6,8 @@
 //! | a Q tile, whose scores are there | products under way |
 //! |---|---|
 //! | P | dP |
-//! | dS, to shared memory | |
-//! | `warp_scheduler_barrier_sync`; a fence | dV, dK |
+//! | dS, to shared memory; a fence | |
+//! | `warp_scheduler_barrier_sync` | dV, dK |
 //! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
 //!
@@ -25,10 +25,7 @@ use super::dq::{SentDq, made, stage};
 use super::exchange::DS_STAGES;
 use super::tile::Tile;
 use crate::wgmma::consumer::release;
-
-/// Named barrier ids: 2 and 3 hand over, 4 and 5 join one warpgroup.
-const HAND_OVER: u32 = 2;
-const OWN: u32 = 4;
+use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
 
 /// What warpgroups have in common.
 #[derive(Clone, Copy)]
@@ -47,165 +44,98 @@ impl<'k> Pingpong<'k> {
     }
 }
 
-/// The `warp_scheduler_barrier` of two warpgroups; one alone has the tensor cores to itself.
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// The first warpgroup goes first: the second one lets it.
-    #[track_caller]
-    pub(super) fn begin_pingpong(&self) {
-        if self.has_other() {
-            let arrive = || self.warp_scheduler_barrier_arrive();
-            self.k.if_(self.index().eq(1).uniform(), arrive);
-        }
-    }
-
-    /// Takes back the arrival that is left over, so that the barrier ends as it began. The forward pass does not; here
-    /// a barrier with an arrival left over at the end was not tried on a GPU.
-    #[track_caller]
-    pub(super) fn end_pingpong(&self) {
-        if self.has_other() {
-            let sync = || self.warp_scheduler_barrier_sync();
-            self.k.if_(self.index().eq(0).uniform(), sync);
-        }
-    }
-
-    #[track_caller]
-    fn warp_scheduler_barrier_sync(&self) {
-        if self.has_other() {
-            self.k.verb("warp_scheduler_barrier_sync", || {
-                self.k.barrier_among(self.index() + HAND_OVER, 256)
-            });
-        }
-    }
-
-    #[track_caller]
-    fn warp_scheduler_barrier_arrive(&self) {
-        if self.has_other() {
-            let other = self.index() ^ 1;
-            self.k.verb("warp_scheduler_barrier_arrive", || {
-                self.k.barrier_arrive(other + HAND_OVER, 256)
-            });
-        }
-    }
-
-    fn has_other(&self) -> bool {
-        self.context.shares.warpgroups > 1
-    }
-
-    fn index(&self) -> Val<'k, u32> {
-        self.warp / 4
-    }
-
     /// What the Q tiles of a head, of which there are some, add to the three gradients.
     pub(super) fn head_in_pingpong(
         &self,
         pingpong: &Pingpong<'k>,
+        barrier: WarpSchedulerBarrier<'k>,
         tile: &Tile<'k>,
-        mask: impl Fn(Val<'k, i32>),
-        mask_some: impl Fn(Val<'k, i32>),
     ) {
         let (k, context, order) = (self.k, self.context, &tile.order);
         let last = order.count - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
-            let m_block = context.q_tile_of(tile, i);
-            self.m_block(pingpong, || mask(m_block), i.gt(1));
-            let release = || {
+            let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));
+            self.score_gradients_of(pingpong, number, || mask(m_block));
+            barrier.sync();
+            self.start_dv();
+            self.start_dk(number % DS_STAGES);
+            self.one_lane(|| pingpong.full.at(number % DS_STAGES).arrive());
+            k.if_(i.gt(1).uniform(), || self.give_dq(&pingpong.dq, number - 2));
+            self.q.advance();
+            let start_dq = |there_is: bool| {
+                if there_is {
+                    self.start_late_dq(pingpong, number - 1);
+                }
+                barrier.arrive();
+                k.wgmma_wait(0);
+                if there_is {
+                    self.keep_late_dq(pingpong, number - 1);
+                }
+            };
+            let start_scores = |there_are: bool| {
+                if there_are {
+                    self.start_scores();
+                }
+                k.wgmma_wait(u32::from(there_are));
                 release(self.dout);
                 release(self.held);
+                k.if_else(i.gt(0).uniform(), || start_dq(true), || start_dq(false));
             };
-            // Its end: dQ of the tile before, if there is one.
-            let finish = || {
-                let dq = || {
-                    self.start_late_dq(pingpong);
-                    self.warp_scheduler_barrier_arrive();
-                    k.wgmma_wait(0);
-                    self.finish_late_dq(pingpong);
-                };
-                let none = || {
-                    self.warp_scheduler_barrier_arrive();
-                    k.wgmma_wait(0);
-                };
-                k.if_else(i.gt(0).uniform(), dq, none);
-            };
-            let scores = || {
-                self.start_scores();
-                k.wgmma_wait(1);
-                release();
-                finish();
-            };
-            let none = || {
-                k.wgmma_wait(0);
-                release();
-                finish();
-            };
-            k.if_else(i.lt(last).uniform(), scores, none);
+            k.if_else(i.lt(last).uniform(), || start_scores(true), || start_scores(false));
+            self.tiles.set(number + 1);
         };
         self.start_scores();
         k.wgmma_wait(0);
         if context.ordered() {
-            k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &mask_some));
+            k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &|at| self.mask_some(tile, at)));
         } else {
-            k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &mask));
+            k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &|at| self.mask(tile, at)));
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         }
-        self.start_late_dq(pingpong);
-        k.fence_proxy_async();
-        k.sync_warp();
-        k.if_(last.gt(0).uniform(), || self.give_dq(&pingpong.dq));
+        let number = self.tiles - 1;
+        let give_dq = |number| {
+            k.fence_proxy_async();
+            k.sync_warp();
+            self.give_dq(&pingpong.dq, number);
+        };
+        self.start_late_dq(pingpong, number);
+        k.if_(last.gt(0).uniform(), || give_dq(number - 1));
         k.wgmma_wait(0);
-        self.finish_late_dq(pingpong);
-        k.fence_proxy_async();
-        k.sync_warp();
-        self.give_dq(&pingpong.dq);
+        self.keep_late_dq(pingpong, number);
+        give_dq(number);
     }
 
-    /// dS of a Q tile whose scores are there. It ends with dV and dK under way.
-    fn m_block(&self, pingpong: &Pingpong<'k>, mask: impl FnOnce(), any_kept: Val<'k, bool>) {
+    /// P and dS of a Q tile, whose scores are there.
+    fn score_gradients_of(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>, mask: impl FnOnce()) {
         let (k, context) = (self.k, self.context);
-        let scored = self.scored();
-        let holds_operands = context.shares.holds_operands;
         self.start_dp();
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
         mask();
         self.probabilities(&lse);
+        // There are registers for them before dP is there, if no operand is held.
         let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
-        let early = (!holds_operands).then(delta);
-        let (place, phase) = stage(scored.get(), DS_STAGES);
-        pingpong.free.at(place).wait(phase ^ 1);
+        let early = (!context.shares.holds_operands).then(delta);
+        let (stage, phase) = stage(number, DS_STAGES);
+        pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);
-        let delta = early.unwrap_or_else(delta);
-        self.score_gradients(&delta);
-        self.warp_scheduler_barrier_sync();
-        self.start_dv();
-        if holds_operands {
-            self.start_dk();
-        }
+        self.score_gradients(stage, &early.unwrap_or_else(delta));
         // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one before.
         k.fence_proxy_async();
-        if holds_operands {
-            k.sync_warp();
-        } else {
-            k.barrier_among(self.index() + OWN, 128);
-            self.start_dk();
-        }
-        self.one_lane(|| pingpong.full.at(place).arrive());
-        k.if_(any_kept.uniform(), || self.give_dq(&pingpong.dq));
-        scored.set(scored + 1);
-        self.q.advance();
     }
 
-    /// Starts dQ of the first Q tile whose dQ has not been kept, when all warps have written its dS.
+    /// Starts dQ of a Q tile when all warps have written its dS.
     #[track_caller]
-    fn start_late_dq(&self, pingpong: &Pingpong<'k>) {
-        let (place, phase) = stage(self.tiles.get(), DS_STAGES);
-        pingpong.full.at(place).wait(phase);
-        self.start_dq();
+    fn start_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
+        let (stage, phase) = stage(number, DS_STAGES);
+        pingpong.full.at(stage).wait(phase);
+        self.start_dq(stage);
     }
 
     /// Keeps that dQ; its dS has been read.
     #[track_caller]
-    fn finish_late_dq(&self, pingpong: &Pingpong<'k>) {
-        let (place, _) = stage(self.tiles.get(), DS_STAGES);
-        self.one_lane(|| pingpong.free.at(place).arrive());
-        self.keep_dq(&pingpong.dq);
+    fn keep_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
+        self.one_lane(|| pingpong.free.at(number % DS_STAGES).arrive());
+        self.keep_dq(&pingpong.dq, number);
     }
 }
