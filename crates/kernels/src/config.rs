@@ -138,6 +138,7 @@ mod tests {
             "wgmma/m192n128-s2-pingpong-cond",
             "wgmma/m128n176-s2-free-spec",
             "wgmma/m64n128-s2-free",
+            "wgmma/m64n128-s2-pingpong",
         ] {
             assert_eq!(id.parse::<Config>().unwrap().to_string(), id);
         }

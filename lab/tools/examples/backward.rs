@@ -4,7 +4,7 @@
 //! cargo run --release -p flashcore-tools --example backward -- check               # the default kernels
 //! cargo run --release -p flashcore-tools --example backward -- check wgmma/m64n64-s2-free
 //! cargo run --release -p flashcore-tools --example backward -- time                # those of docs/backward.md
-//! cargo run --release -p flashcore-tools --example backward -- time default wgmma/m64n128-s2-free 1,32/8,8192,8192,128,causal
+//! cargo run --release -p flashcore-tools --example backward -- time default wgmma/m64n128-s2-pingpong 1,32/8,8192,8192,128,causal
 //! cargo run --release -p flashcore-tools --example backward -- once 2,16/16,8192,8192,128,full    # for a profiler
 //! ```
 //!

@@ -143,8 +143,10 @@ pub const FAMILY: Family = Family {
     constraints: &[
         Constraint {
             lever: "pingpong",
-            rule: "one warpgroup has nobody to hand them to",
-            holds: |&[rows, _, _, _, pingpong, ..]| pingpong == 0 || rows > 64,
+            rule: "one warpgroup has nobody to hand them to; in the backward pass they share keys, not rows",
+            holds: |&[rows, _, _, _, pingpong, rescale, ..]| {
+                pingpong == 0 || rows > 64 || rescale == Rescale::Never as u32
+            },
         },
         Constraint {
             lever: "min_blocks",

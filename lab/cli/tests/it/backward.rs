@@ -72,7 +72,7 @@ fn the_simulator_checks_and_finds() {
 #[test]
 fn explain_shows_the_steps() {
     for (profile, main) in [
-        ("h200", "wgmma/m128n128-s2-free"),
+        ("h200", "wgmma/m128n128-s2-pingpong"),
         ("l4", "mma/m64n128-w1x8-s2-b1-qsh-xor"),
     ] {
         let text = shown(&format!("explain mission --backward --profile {profile}"));

@@ -45,19 +45,27 @@ const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
+/// The same of two warpgroups that hand the tensor cores over.
+const fn pingpong_tile(rows: u32, cols: u32, stages: u32) -> Config {
+    Config {
+        pingpong: true,
+        ..tile(rows, cols, stages)
+    }
+}
+
 /// The default of each head size, and why.
 const DEFAULTS: [(usize, Proposal); 3] = [
     (
         64,
         Proposal {
-            config: tile(128, 128, 2),
+            config: pingpong_tile(128, 128, 2),
             why: "two warpgroups of 64 keys, each of which has half of the rows of dQ",
         },
     ),
     (
         128,
         Proposal {
-            config: tile(64, 128, 2),
+            config: pingpong_tile(64, 128, 2),
             why: "two warpgroups of 64 keys, each of which has half of the columns of dQ",
         },
     ),
@@ -85,7 +93,7 @@ pub(super) fn proposals(problem: &Problem) -> Vec<Proposal> {
 ///
 /// ```
 /// let ids = flashcore_kernels::wgmma::backward_defaults().map(|(config, head_dim)| (config.to_string(), head_dim));
-/// assert_eq!(ids[1], ("m64n128-s2-free".to_string(), 128));
+/// assert_eq!(ids[1], ("m64n128-s2-pingpong".to_string(), 128));
 /// ```
 pub fn defaults() -> [(Config, usize); 3] {
     DEFAULTS.map(|(head_dim, proposal)| (proposal.config, head_dim))
@@ -176,9 +184,10 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
 
 /// Refuses levers that the backward pass does not have, and tiles that do not go together.
 fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
-    let cluster = if shares_products(width(shape)) { 2 } else { 1 };
+    let in_pairs = shares_products(width(shape));
     let usual = Values::from(Config {
-        cluster,
+        cluster: if in_pairs { 2 } else { 1 },
+        pingpong: !in_pairs && config.cols > UNIT,
         ..tile(config.rows, config.cols, config.stages)
     });
     let levers = FAMILY.levers.iter().zip(Values::from(*config)).zip(usual);

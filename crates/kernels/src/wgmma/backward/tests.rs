@@ -23,7 +23,7 @@ fn refusal(builder: ProblemBuilder, id: &str, target: Target) -> String {
 /// Each refusal with a remedy: the texts, for review.
 #[test]
 fn refusals() {
-    let usual = "wgmma/m64n128-s2-free";
+    let usual = "wgmma/m64n128-s2-pingpong";
     let repeated = |shape: [usize; 4]| Layout {
         shape,
         strides: [0, 128, 300 * 128, 1],
@@ -42,14 +42,19 @@ fn refusals() {
             usual,
             Target::Sm90a,
         ),
-        ("rescale", builder(), "wgmma/m64n128-s2-free-spec", Target::Sm90a),
-        ("pingpong", builder(), "wgmma/m128n128-s2-pingpong", Target::Sm90a),
-        ("rows", builder(), "wgmma/m192n128-s2-free", Target::Sm90a),
-        ("cols", builder(), "wgmma/m64n176-s2-free", Target::Sm90a),
-        ("rows for cols", builder(), "wgmma/m128n128-s2-free", Target::Sm90a),
+        (
+            "rescale",
+            builder().head_dim(64),
+            "wgmma/m128n128-s2-pingpong-spec",
+            Target::Sm90a,
+        ),
+        ("pingpong", builder(), "wgmma/m64n128-s2-free", Target::Sm90a),
+        ("rows", builder(), "wgmma/m192n128-s2-pingpong", Target::Sm90a),
+        ("cols", builder(), "wgmma/m64n176-s2-pingpong", Target::Sm90a),
+        ("rows for cols", builder(), "wgmma/m128n128-s2-pingpong", Target::Sm90a),
         ("rows for head_dim", builder().head_dim(64), usual, Target::Sm90a),
         ("cols for head_dim", builder(), "wgmma/m64n64-s2-free", Target::Sm90a),
-        ("cluster", builder(), "wgmma/m64n128-s2-c2-free", Target::Sm90a),
+        ("cluster", builder(), "wgmma/m64n128-s2-c2-pingpong", Target::Sm90a),
         (
             "cluster for head_dim",
             builder().head_dim(256),
@@ -68,7 +73,7 @@ fn refusals() {
             "wgmma/m128n64-s2-c2-free",
             Target::Sm90a,
         ),
-        ("shared memory", builder(), "wgmma/m64n128-s4-free", Target::Sm90a),
+        ("shared memory", builder(), "wgmma/m64n128-s4-pingpong", Target::Sm90a),
     ] {
         text += &format!("{name}: {}\n", refusal(builder, id, target));
     }
@@ -94,9 +99,9 @@ fn selected_on_hopper() {
         used: false,
     };
     for (head_dim, id) in [
-        (64, "wgmma/m128n128-s2-free"),
-        (96, "wgmma/m64n128-s2-free"),
-        (128, "wgmma/m64n128-s2-free"),
+        (64, "wgmma/m128n128-s2-pingpong"),
+        (96, "wgmma/m64n128-s2-pingpong"),
+        (128, "wgmma/m64n128-s2-pingpong"),
         (192, "wgmma/m64n64-s2-c2-free"),
         (256, "wgmma/m64n64-s2-c2-free"),
     ] {
