@@ -255,11 +255,13 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     /// Where a thread's four elements of P's accumulator `i` are.
     #[track_caller]
     fn p_place(&self, i: u32) -> Option<SharedPtr<'k, f32>> {
-        let first = self
-            .context
-            .p_tile
-            .map(|tile| tile.at(0, self.k.thread_idx() % 128 * 4));
-        first.map(|first| first.plus((4 * 128 * i) as i32))
+        match &self.context.main_loop {
+            MainLoop::Pair(exchange) => {
+                let first = exchange.p_tile.at(0, self.k.thread_idx() % 128 * 4);
+                Some(first.plus((4 * 128 * i) as i32))
+            }
+            MainLoop::Pingpong(_) => None,
+        }
     }
 
     /// `dS = P∘(dP − Δ)`, rounded, in shared memory; and rounded as an operand P for dV, or dS for dK.

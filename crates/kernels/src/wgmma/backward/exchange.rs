@@ -15,7 +15,7 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{KernelBuilder, SharedTile, Val};
+use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 
 use super::consumer::Warpgroup;
 use super::dq::{DqTurn, made, stage};
@@ -39,6 +39,8 @@ pub(super) const DS_STAGES: u32 = 2;
 pub(super) struct Exchange<'k, E> {
     /// The other's keys, in the columns of this block's part of dQ.
     pub(super) keys: Operand<'k, E>,
+    /// P for the warpgroup that has dS, thread by thread.
+    pub(super) p_tile: SharedTile<'k, f32>,
     /// The other's dS, and by stage: it and this block's are there.
     ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
@@ -52,7 +54,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         levers: &Config,
         shares: &Shares,
         k_rows: TensorRows<'k>,
-        dq_turn: Option<DqTurn<'k>>,
+        ordered: bool,
     ) -> Self {
         let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
         let [full] = made(k, ["ds.full"], DS_STAGES, 1);
@@ -63,8 +65,9 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
                 pipeline: k.pipeline("other_k", 1, warps),
             },
             ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(DS_STAGES)),
+            p_tile: k.shared_tile("p_tile", TileShape::new(levers.rows / 8, 4 * 128)),
             full,
-            dq_turn,
+            dq_turn: ordered.then(|| DqTurn::declare(k, shares)),
         }
     }
 
@@ -82,12 +85,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// What the Q tiles of a head, of which there are some, add to the three gradients.
-    pub(super) fn head_of_pair(
-        &self,
-        exchange: &Exchange<'k, E>,
-        tile: &Tile<'k>,
-        first_tile: Val<'k, u32>,
-    ) {
+    pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, first_tile: Val<'k, u32>) {
         let k = self.k;
         let m_block = |i| self.context.q_tile_of(tile, i);
         let finish_dq = |i| self.add_dq(exchange.dq_turn, tile, first_tile, m_block(i));

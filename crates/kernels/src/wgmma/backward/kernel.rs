@@ -9,15 +9,14 @@
 //! the columns of dQ.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::inst::AtomOp;
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
 use super::consumer::Warpgroup;
-use super::dq::{DqTurn, SentDq};
 use super::exchange::{DS_STAGES, Exchange};
 use super::pingpong::Pingpong;
+use super::tile::take_ticket;
 use super::{Shares, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
@@ -53,8 +52,6 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) v: Operand<'k, E>,
     pub(super) dout: Operand<'k, E>,
     pub(super) ds_tile: SharedTile<'k, E>,
-    /// P for the warpgroup that has dS, thread by thread.
-    pub(super) p_tile: Option<SharedTile<'k, f32>>,
     pub(super) main_loop: MainLoop<'k, E>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
@@ -90,14 +87,6 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, dout_stages));
     let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
-    let p_tile = (shares.shares_products).then(|| k.shared_tile("p_tile", TileShape::new(rows / 8, 4 * 128)));
-    let (pingpong, dq_turn) = match shares.shares_products {
-        false => (
-            Some(Pingpong::declare(k, &shares, SentDq::declare(k, levers, &shares))),
-            None,
-        ),
-        true => (None, ordered.then(|| DqTurn::declare(k, &shares))),
-    };
     let (lse_tile, delta_tile) = (
         k.shared_tile("lse_tile", row_numbers),
         k.shared_tile("delta_tile", row_numbers.stages(dout_stages)),
@@ -125,9 +114,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
             },
         }
     });
-    let main_loop = match pingpong {
-        Some(pingpong) => MainLoop::Pingpong(pingpong),
-        None => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, dq_turn))),
+    let main_loop = match shares.shares_products {
+        false => MainLoop::Pingpong(Pingpong::declare(k, levers, &shares)),
+        true => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, ordered))),
     };
     // A warp stores its own rows.
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
@@ -135,19 +124,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let dq_sums = dq_sums(k);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
-    let ticket = semaphore.filter(|_| ordered).map(|semaphore| {
-        let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
-        let take = || ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
-        // One for all blocks of a cluster.
-        let first = k.thread_idx().eq(0);
-        let first = if cluster > 1 {
-            first & k.cluster_rank().eq(0)
-        } else {
-            first
-        };
-        k.if_(first.divergent(), take);
-        ticket
-    });
+    let ticket = semaphore
+        .filter(|_| ordered)
+        .map(|semaphore| take_ticket(k, semaphore, cluster));
     let context = &Context {
         levers,
         shape,
@@ -157,7 +136,6 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         v: values,
         dout,
         ds_tile,
-        p_tile,
         main_loop,
         lse_tile,
         delta_tile,

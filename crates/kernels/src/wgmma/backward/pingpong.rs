@@ -24,6 +24,7 @@ use super::consumer::Warpgroup;
 use super::dq::{SentDq, made, stage};
 use super::exchange::DS_STAGES;
 use super::tile::Tile;
+use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
 
@@ -38,20 +39,16 @@ pub(super) struct Pingpong<'k> {
 
 impl<'k> Pingpong<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares, dq: SentDq<'k>) -> Self {
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
         let [full, free] = made(k, ["ds.full", "ds.free"], DS_STAGES, 4 * shares.warpgroups);
+        let dq = SentDq::declare(k, levers, shares);
         Pingpong { full, free, dq }
     }
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// What the Q tiles of a head, of which there are some, add to the three gradients.
-    pub(super) fn head_in_pingpong(
-        &self,
-        pingpong: &Pingpong<'k>,
-        barrier: WarpSchedulerBarrier<'k>,
-        tile: &Tile<'k>,
-    ) {
+    pub(super) fn head_in_pingpong(&self, pingpong: &Pingpong<'k>, barrier: WarpSchedulerBarrier<'k>, tile: &Tile<'k>) {
         let (k, context, order) = (self.k, self.context, &tile.order);
         let last = order.count - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
@@ -88,9 +85,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.start_scores();
         k.wgmma_wait(0);
         if context.ordered() {
-            k.for_uniform(k.constant(0i32), order.count, 1, |i| step(i, &|at| self.mask_some(tile, at)));
+            k.for_uniform(k.constant(0i32), order.count, 1, |i| {
+                step(i, &|at| self.mask_some(tile, at))
+            });
         } else {
-            k.for_uniform(k.constant(0i32), order.masked, 1, |i| step(i, &|at| self.mask(tile, at)));
+            k.for_uniform(k.constant(0i32), order.masked, 1, |i| {
+                step(i, &|at| self.mask(tile, at))
+            });
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         }
         let number = self.tiles - 1;

@@ -1,12 +1,14 @@
 //! Which tile of keys a block has, and the Q tiles that see it: the backward pass's scheduler.
 
 use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::inst::AtomOp;
 use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{KernelBuilder, Val};
+use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 
 use super::kernel::Context;
 use super::{UNIT, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange, Index};
+use crate::attention::gradients::DqSemaphore;
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
 
@@ -68,6 +70,22 @@ pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, col
         range,
         I::select(next.is_below(keys), next_first, first.constant(i32::MAX)),
     )
+}
+
+/// Takes the number of a block's tile, one for all blocks of a cluster; a barrier of the block comes next.
+#[track_caller]
+pub(super) fn take_ticket<'k>(k: &'k KernelBuilder, semaphore: DqSemaphore<'k>, cluster: u32) -> SharedTile<'k, u32> {
+    let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
+    let first = k.thread_idx().eq(0);
+    let takes = if cluster > 1 {
+        first & k.cluster_rank().eq(0)
+    } else {
+        first
+    };
+    k.if_(takes.divergent(), || {
+        ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
+    });
+    ticket
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
