@@ -30,8 +30,6 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     /// The lane's first key and query row, within the tiles.
     pub(super) lane_key: Val<'k, u32>,
     pub(super) lane_query: Val<'k, u32>,
-    pub(super) keys: Consumer<'k>,
-    pub(super) values: Consumer<'k>,
     pub(super) q: Consumer<'k>,
     pub(super) dout: Consumer<'k>,
     /// The stage of Q that dK, under way from one tile to the next, reads.
@@ -72,12 +70,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             MainLoop::Pair(_) => k.cluster_rank(),
             MainLoop::Pingpong(_) => k.constant(0),
         };
-        // Warpgroups go along the columns first, through all blocks.
-        let units = shares.width / UNIT;
-        let unit = || match context.main_loop {
-            MainLoop::Pair(_) => rank.fma(shares.warpgroups, index),
-            MainLoop::Pingpong(_) => index % units,
-        };
+        // Which part of dQ it has: warpgroups go along the columns first, through all blocks.
+        let (unit, units) = (rank.fma(shares.warpgroups, index), shares.width / UNIT);
         Warpgroup {
             k,
             context,
@@ -87,16 +81,14 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             key_warp,
             lane_key: key_warp * 16 + lane_row(k),
             lane_query: lane_column(k),
-            keys: context.k.pipeline.consumer(),
-            values: context.v.pipeline.consumer(),
             q: context.q.pipeline.consumer(),
             dout: context.dout.pipeline.consumer(),
             held: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
-            k_columns: context.k.tile.mn_major().slabs(unit(), 1),
-            ds_rows: context.ds_tile.mn_major().slabs(index / units, 1),
+            k_columns: context.k.tile.mn_major().slabs(unit % units, 1),
+            ds_rows: context.ds_tile.mn_major().slabs(unit / units, 1),
             ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
             scores: acc("scores", rows),
             dp: acc("dp", rows),

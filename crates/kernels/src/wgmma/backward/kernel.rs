@@ -197,8 +197,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn consume(&self, k: &'k KernelBuilder, part: Part) {
         self.with_tile(k, |tile| {
             let group = Warpgroup::new(k, self, part);
-            group.keys.wait();
-            group.values.wait();
+            for operand in [&self.k, &self.v] {
+                operand.pipeline.consumer().wait();
+            }
             group.load_v();
             let each_head = |head: &dyn Fn(Val<'k, u32>)| {
                 self.each_head(tile, |_, head_row| {
