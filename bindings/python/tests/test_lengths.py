@@ -233,6 +233,13 @@ def test_errors_name_the_argument(change, error, says):
         flash_attn_varlen_func(q, k, k, **{**given, **change})
 
 
+def test_a_window_may_be_a_tensor_of_two():
+    q, k = torch.randn(5, 4, 16), torch.randn(7, 2, 16)
+    given = {"cu_seqlens_q": I32([0, 2, 5]), "cu_seqlens_k": I32([0, 3, 7]), "max_seqlen_q": 5, "max_seqlen_k": 7}
+    want, out = (flash_attn_varlen_func(q, k, k, **given, window_size=x) for x in ((1, 0), torch.tensor([1, 0])))
+    assert torch.equal(out, want)
+
+
 @pytest.mark.parametrize(
     "change, error, says",
     [

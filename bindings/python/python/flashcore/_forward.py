@@ -26,8 +26,9 @@ def check(qv: object, attention_chunk: int, num_splits: int) -> None:
 
 
 def sides(window_size: Any) -> Any:
-    """`window_size`, if it is a pair."""
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+    """`window_size` if it is a pair, or a tensor of two, as FlashAttention's tests give it."""
+    is_tensor = isinstance(window_size, torch.Tensor) and window_size.dim() == 1
+    if not (is_tensor or isinstance(window_size, (tuple, list))) or len(window_size) != 2:
         raise ValueError(
             f"window_size is {window_size}; it must be a pair (left, right) of how many keys before and after the "
             "diagonal are visible, -1 for all"
