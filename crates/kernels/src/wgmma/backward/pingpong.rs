@@ -54,9 +54,19 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));
             self.score_gradients_of(pingpong, number, || mask(m_block));
+            // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one before.
+            // Where dK reads dS from shared memory, all warps of the warpgroup have one before they meet.
+            let fence_first = !context.shares.holds_operands;
+            if fence_first {
+                k.fence_proxy_async();
+            }
             barrier.sync();
             self.start_dv();
             self.start_dk(number % DS_STAGES);
+            if !fence_first {
+                k.fence_proxy_async();
+                k.sync_warp();
+            }
             self.one_lane(|| pingpong.full.at(number % DS_STAGES).arrive());
             k.if_(i.gt(1).uniform(), || self.give_dq(&pingpong.dq, number - 2));
             self.q.advance();
@@ -121,8 +131,6 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);
         self.score_gradients(stage, &early.unwrap_or_else(delta));
-        // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one before.
-        k.fence_proxy_async();
     }
 
     /// Starts dQ of a Q tile when all warps have written its dS.
