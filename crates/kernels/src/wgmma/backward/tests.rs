@@ -130,6 +130,13 @@ fn heads_run_together_where_tiles_differ() {
     assert_eq!([512, 4096, 16_384].map(|seq| heads(seq, Mask::CAUSAL)), [8, 4, 1]);
     assert_eq!(heads(1024, Mask::window(Some(100), None)), 8);
     assert_eq!(heads(1024, Mask::window(Some(5000), Some(5000))), 1);
+    let packed = QLengths::Packed {
+        total: 16_384,
+        used: false,
+    };
+    let packed = builder().seq_len(3446).mask(Mask::CAUSAL).q_lengths(packed);
+    let of_packed = |builder: ProblemBuilder| heads_at_once(&builder.build().unwrap().backward().unwrap(), 128);
+    assert_eq!([packed.clone(), packed.deterministic(true)].map(of_packed), [8, 4]);
     let problem = builder().seq_len(1024).deterministic(true).build().unwrap();
     assert_eq!(heads_at_once(&problem.backward().unwrap(), 128), 16);
 }
