@@ -5,7 +5,7 @@
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, Val, Var};
+use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::UNIT;
 use super::kernel::{Context, MainLoop, Part};
@@ -42,12 +42,12 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     k_columns: WgmmaOperand<'k, E>,
     ds_rows: WgmmaOperand<'k, E>,
     ds_keys: WgmmaOperand<'k, E>,
-    scores: RowTile<'k>,
+    pub(super) scores: RowTile<'k>,
     dp: RowTile<'k>,
     pub(super) dq: RowTile<'k>,
     pub(super) dk: RowTile<'k>,
     pub(super) dv: RowTile<'k>,
-    p: AVars<'k, E>,
+    pub(super) p: AVars<'k, E>,
     /// V for dP and dS for dK, where they are held in registers.
     v: AVars<'k, E>,
     ds: AVars<'k, E>,
@@ -208,8 +208,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     /// The same, if there are any.
     #[track_caller]
     pub(super) fn mask_some(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
-        self.k
-            .if_(tile.is_masked(m_block).uniform(), || self.mask(tile, m_block));
+        let any = tile.is_masked(m_block);
+        self.k.if_(any.uniform(), || self.mask(tile, m_block));
     }
 
     /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
@@ -227,35 +227,6 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// P of this thread for the one that has the same elements of dP, and P rounded as dV's operand.
-    #[track_caller]
-    pub(super) fn give_probabilities(&self) {
-        self.k.verb("give_probabilities", || {
-            for i in 0..self.scores.tiles() {
-                let four = [0, 1, 2, 3].map(|e| self.scores.var(4 * i + e).get());
-                if let Some(place) = self.p_place(i) {
-                    place.store_words(&four, Cache::Default);
-                }
-                for half in 0..2 {
-                    let rounded = E::pack(four[2 * half], four[2 * half + 1]);
-                    self.p.word(2 * i + half as u32).set(rounded);
-                }
-            }
-        });
-    }
-
-    /// Where a thread's four elements of P's accumulator `i` are.
-    #[track_caller]
-    fn p_place(&self, i: u32) -> Option<SharedPtr<'k, f32>> {
-        match &self.context.main_loop {
-            MainLoop::Pair(exchange) => {
-                let first = exchange.p_tile.at(0, self.k.thread_idx() % 128 * 4);
-                Some(first.plus((4 * 128 * i) as i32))
-            }
-            MainLoop::Pingpong(_) => None,
-        }
-    }
-
     /// `dS = P∘(dP − Δ)`, rounded, in shared memory; and rounded as an operand P for dV, or dS for dK.
     #[track_caller]
     pub(super) fn score_gradients(&self, ds_stage: Val<'k, u32>, delta: &[Vec<Val<'k, f32>>]) {
@@ -271,7 +242,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                     let mut words = Vec::new();
                     for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
                         let delta = &delta[tile as usize];
-                        let given = self.p_place(tile).map(|place| place.load_words(4, Cache::Default));
+                        let given = match &self.context.main_loop {
+                            MainLoop::Pair(exchange) => Some(exchange.p_place(k, tile).load_words(4, Cache::Default)),
+                            MainLoop::Pingpong(_) => None,
+                        };
                         for half in 0..2 {
                             let p = match &given {
                                 Some(given) => [given[2 * half], given[2 * half + 1]],

@@ -15,13 +15,13 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
+use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
 
+use super::Shares;
 use super::consumer::Warpgroup;
 use super::dq::{DqTurn, made, stage};
 use super::kernel::{Operand, Part};
 use super::tile::Tile;
-use super::{Shares, UNIT};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
@@ -40,7 +40,7 @@ pub(super) struct Exchange<'k, E> {
     /// The other's keys, in the columns of this block's part of dQ.
     pub(super) keys: Operand<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
-    pub(super) p_tile: SharedTile<'k, f32>,
+    p_tile: SharedTile<'k, f32>,
     /// The other's dS, and by stage: it and this block's are there.
     ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
@@ -71,6 +71,13 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         }
     }
 
+    /// Where a thread's four elements of P's accumulator `i` are.
+    #[track_caller]
+    pub(super) fn p_place(&self, k: &'k KernelBuilder, i: u32) -> SharedPtr<'k, f32> {
+        let first = self.p_tile.at(0, k.thread_idx() % 128 * 4);
+        first.plus((4 * 128 * i) as i32)
+    }
+
     /// The other's dS, and its keys in the columns of a warpgroup.
     #[track_caller]
     pub(super) fn operands(
@@ -97,7 +104,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let last = tile.order.count - 1;
         if self.part == Part::Values {
             let step = |i: Val<'k, i32>, is_last: bool| {
-                self.values(|| self.mask_some(tile, m_block(i)));
+                self.values(exchange, || self.mask_some(tile, m_block(i)));
                 k.if_(i.gt(0).uniform(), || finish_dq(i - 1));
                 if is_last {
                     return start_dq();
@@ -131,13 +138,28 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
     }
 
+    /// P of this thread for the one that has the same elements of dP, and P rounded as dV's operand.
+    #[track_caller]
+    fn give_probabilities(&self, exchange: &Exchange<'k, E>) {
+        self.k.verb("give_probabilities", || {
+            for i in 0..self.scores.tiles() {
+                let four = [0, 1, 2, 3].map(|e| self.scores.var(4 * i + e).get());
+                exchange.p_place(self.k, i).store_words(&four, Cache::Default);
+                for half in 0..2 {
+                    let rounded = E::pack(four[2 * half], four[2 * half + 1]);
+                    self.p.word(2 * i + half as u32).set(rounded);
+                }
+            }
+        });
+    }
+
     /// P and dV of a Q tile, whose scores are there; dQ of the tile before may be under way.
-    fn values(&self, mask: impl FnOnce()) {
+    fn values(&self, exchange: &Exchange<'k, E>, mask: impl FnOnce()) {
         let k = self.k;
         let lse = self.row_numbers(self.context.lse_tile, self.q.stage());
         mask();
         self.probabilities(&lse);
-        self.give_probabilities();
+        self.give_probabilities(exchange);
         // The fence of the other warpgroup, behind this barrier, is also behind the reads of these numbers.
         release(self.q);
         k.barrier_arrive(P_FULL, 256);
@@ -154,6 +176,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// that of the tile before, which they do when dQ of the tile before that one, of the same stage, has been computed.
     fn gradients_of_scores(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
+        let stage = || self.tiles % DS_STAGES;
         let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);
         // Before P is there: dO has one stage, and its copy takes long.
@@ -161,26 +184,21 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.sync_warp();
         release(self.dout);
         k.barrier_among(P_FULL, 256);
-        self.score_gradients(self.ds_stage(), &delta);
+        self.score_gradients(stage(), &delta);
         k.fence_proxy_async();
         k.barrier_among(DS_FULL, 128);
         let is_first = (k.thread_idx() % 128).eq(0);
-        k.if_(is_first.divergent(), || self.send_ds(exchange));
+        k.if_(is_first.divergent(), || self.send_ds(exchange, stage()));
         self.q.wait();
-        self.start_dk(self.ds_stage());
-    }
-
-    #[track_caller]
-    fn ds_stage(&self) -> Val<'k, u32> {
-        self.tiles % DS_STAGES
+        self.start_dk(stage());
     }
 
     /// Sends this block's dS to the other one.
     #[track_caller]
-    fn send_ds(&self, exchange: &Exchange<'k, E>) {
+    fn send_ds(&self, exchange: &Exchange<'k, E>, stage: Val<'k, u32>) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
         k.verb("send_ds", || {
-            let (stage, other) = (self.ds_stage(), self.rank ^ 1);
+            let other = self.rank ^ 1;
             let full = exchange.full.at(stage);
             // As many come from there.
             full.arrive_expecting(ds_tile.stage_bytes());
@@ -188,13 +206,5 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             let from = ds_tile.at_stage(stage, 0, 0);
             k.bulk_send(to, from, ds_tile.stage_bytes(), full.in_block(other));
         });
-    }
-}
-
-impl<'k> Tile<'k> {
-    /// The first key of the other block of the cluster.
-    #[track_caller]
-    pub(super) fn other_key(&self) -> Val<'k, u32> {
-        self.first_key ^ UNIT
     }
 }

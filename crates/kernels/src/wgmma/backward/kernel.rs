@@ -87,14 +87,10 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, dout_stages));
     let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
-    let (lse_tile, delta_tile) = (
-        k.shared_tile("lse_tile", row_numbers),
-        k.shared_tile("delta_tile", row_numbers.stages(dout_stages)),
-    );
-    let (queries, keys_of) = (
-        RowsOf::queries(&shape.lengths, Packing::NONE),
-        RowsOf::keys(&shape.lengths, 0),
-    );
+    let lse_tile = k.shared_tile("lse_tile", row_numbers);
+    let delta_tile = k.shared_tile("delta_tile", row_numbers.stages(dout_stages));
+    let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
+    let keys_of = RowsOf::keys(&shape.lengths, 0);
     // Each block of a cluster copies a part of the rows of Q and dO to all of them.
     let operands = [
         ("q", q_tile, queries, cluster),

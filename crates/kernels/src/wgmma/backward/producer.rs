@@ -7,6 +7,7 @@ use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
+use super::UNIT;
 use super::kernel::{Context, MainLoop, Operand};
 use super::tile::Tile;
 use crate::attention::tensor_rows::SequenceRows;
@@ -37,8 +38,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         keys.next(k_rows.at(at(tile.first_key)), None);
         values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), None);
         if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
+            // The other block's, in the columns of this one's part of dQ.
             let keys = &exchange.keys;
-            let columns = k_rows.at(at(tile.other_key())).column(rank * keys.tile.cols());
+            let columns = k_rows.at(at(tile.first_key ^ UNIT)).column(rank * keys.tile.cols());
             Fill::new(keys, None).next(columns, None);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
