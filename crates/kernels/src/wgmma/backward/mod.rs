@@ -14,7 +14,7 @@ mod tests;
 mod tile;
 
 use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
-use flashcore_problem::{DType, GradientLayouts, Layout, Problem};
+use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
 use half::{bf16, f16};
 
 use super::defaults::{Proposal, free};
@@ -303,10 +303,10 @@ const MOST_HEADS_IN_ORDER: usize = 32;
 fn heads_at_once(problem: &Problem, width: u32) -> u32 {
     let (range, rows, keys) = (problem.key_range(), problem.seq_len_q(), problem.seq_len_kv());
     let all_alike = i64::from(range.hi) >= keys as i64 - 1 && i64::from(range.lo) <= 1 - rows as i64;
-    // Of sequences the longest has so many rows; others have half as many. In order this was not tried.
-    let rows = match problem.has_lengths() && !problem.deterministic() {
-        true => rows.div_ceil(2),
-        false => rows,
+    // The rows of a sequence on average, where the longest says little. In order this was not tried.
+    let rows = match problem.q_lengths() {
+        QLengths::Packed { total, .. } if !problem.deterministic() => rows.min(total.div_ceil(problem.batch())),
+        _ => rows,
     };
     let head_bytes = 8 * rows.next_multiple_of(PADDING as usize) * width as usize;
     let most = match (problem.deterministic(), all_alike && !problem.has_lengths()) {

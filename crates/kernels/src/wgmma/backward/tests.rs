@@ -134,7 +134,7 @@ fn heads_run_together_where_tiles_differ() {
         total: 16_384,
         used: false,
     };
-    let packed = builder().seq_len(3446).mask(Mask::CAUSAL).q_lengths(packed);
+    let packed = builder().batch(9).seq_len(3446).mask(Mask::CAUSAL).q_lengths(packed);
     let of_packed = |builder: ProblemBuilder| heads_at_once(&builder.build().unwrap().backward().unwrap(), 128);
     assert_eq!([packed.clone(), packed.deterministic(true)].map(of_packed), [8, 4]);
     let problem = builder().seq_len(1024).deterministic(true).build().unwrap();
