@@ -1,4 +1,5 @@
-//! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is.
+//! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is. Sequences are as long
+//! as bounds and tensors allow.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::gpu::{ForwardPass, KernelSubject, Launching, PreparedPlan, TensorSet, info_of};
 use crate::own::{Code, Own};
-use crate::{BenchError, LaunchMode, Result, Subject, SubjectInfo};
+use crate::{BenchError, LaunchMode, Result, Subject, SubjectInfo, sequences};
 
 /// Calls before the one that is profiled: the first loads code, the others warm caches.
 pub(super) const WARM_UP: usize = 3;
@@ -55,7 +56,9 @@ impl Launch {
         let refused = |why| BenchError::Given(format!("{config} cannot serve {}: {why}", self.problem));
         let plan = Plan::new(&self.problem, config, context.info().chip()).map_err(refused)?;
         let tensors = TensorSet::new(&stream, &self.problem, plan.workspace_bytes())?;
-        tensors.upload(&stream, &Inputs::before_forward(&self.problem, InputKind::Normal, SEED))?;
+        let lengths = sequences::lengths(&self.problem, &[])?;
+        let inputs = Inputs::with_lengths_before_forward(&self.problem, lengths, InputKind::Normal, SEED)?;
+        tensors.upload(&stream, &inputs)?;
         if let Some(forward) = ForwardPass::new(&stream, &self.problem)? {
             forward.run(&stream, &tensors.tensors())?;
         }
@@ -94,7 +97,11 @@ impl Launch {
         };
         let stream = Stream::new(context)?;
         let tensors = TensorSet::new(&stream, &self.problem, 0)?;
-        tensors.upload(&stream, &Inputs::generate(&self.problem, InputKind::Normal, SEED))?;
+        let lengths = sequences::lengths(&self.problem, &[])?;
+        tensors.upload(
+            &stream,
+            &Inputs::with_lengths(&self.problem, lengths, InputKind::Normal, SEED)?,
+        )?;
         let sets = [tensors.tensors()];
         // Bound and not yet launched.
         let mut kernel = KernelSubject::declared(&stream, &declared, &self.problem, &sets, Launching::Plain)?;
