@@ -1,5 +1,6 @@
 """The bench hook, with the host's clock: the protocol is Rust's and tested there, this is the way to it."""
 
+import contextlib
 import ctypes
 import json
 import subprocess
@@ -57,8 +58,17 @@ class Cache:
 
 
 def test_runs_take_turns_with_copies_of_caches():
-    k, v = Cache(1), Cache(2)
-    runs = _bench._InTurn(lambda k, v: lambda: (k, v), k, v, 3)
+    k, v, ran = Cache(1), Cache(2), []
+
+    def function(k, v):
+        def run():
+            ran.append((k, v))
+            return k, v
+
+        return run
+
+    runs = _bench._InTurn(function, k, v, 3)
+    assert len(set(ran)) == len(ran) == 3  # before any run is captured
     runs.left = 4
     read = [runs.run() for _ in range(5)]
     assert len({id(cache) for caches in read for cache in caches}) == 6
@@ -66,6 +76,56 @@ def test_runs_take_turns_with_copies_of_caches():
     k.value = 3
     runs.refresh()
     assert all(caches[0].value == 3 and caches[1].value == 2 for caches in read)
+
+
+@pytest.mark.parametrize(
+    "us, caches, runs",
+    [(34, 1, 6), (1, 1, 64), (500, 1, 1), (34, 8, 8), (200, 8, 8), (20, 8, 16), (1, 5, 65), (1, 100, 100)],
+)
+def test_a_chain_has_every_copy_as_often_as_the_others(us, caches, runs):
+    assert _bench._chain(us, caches) == runs
+
+
+class Torch:
+    """What a peer in a graph needs of PyTorch; a run takes 34 us. Calls are captured by running them."""
+
+    def __init__(self):
+        self.cuda = self
+
+    def current_stream(self):
+        return self
+
+    def synchronize(self):
+        pass
+
+    def Event(self, enable_timing):
+        return self
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, ended):
+        return 3 * 0.034
+
+    def CUDAGraph(self):
+        return self
+
+    def replay(self):
+        pass
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        yield
+
+
+def test_a_graph_has_runs_on_every_copy():
+    ran = []
+    k, v = Cache(1), Cache(2)
+    runs = _bench._InTurn(lambda k, v: lambda: ran.append(k), k, v, 8)
+    peer = _bench._GraphPeer(Torch(), "a", runs, [], versions={})
+    chain = ran[-8:]
+    assert peer.runs_per_call == 8
+    assert len(set(chain)) == 8 and chain[-1] is k
 
 
 def test_a_subject_that_raises_is_left_out():

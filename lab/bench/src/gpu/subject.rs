@@ -14,6 +14,7 @@ use crate::{Attributes, BenchError, LaunchMode, Result, Subject, SubjectInfo, Tr
 
 /// Length that a graph's chain should have, µs: launching a graph then costs next to nothing a run.
 const CHAIN_US: f64 = 200.0;
+/// Most runs of a chain, unless there are more sets of tensors.
 const MAX_CHAIN: u32 = 64;
 /// A first run this long is estimate enough, µs; a shorter one may have waited for its code to be loaded.
 const LONG_US: f64 = 10_000.0;
@@ -63,7 +64,7 @@ impl<'a> PreparedPlan<'a> {
 /// How to launch a kernel that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launching {
-    /// In graphs: chains of as many runs as make up some hundred microseconds.
+    /// In graphs: chains of as many runs as make up some hundred microseconds, and as many on each set of tensors.
     Graph,
     /// In graphs of this many runs.
     GraphOf(u32),
@@ -76,7 +77,8 @@ impl<'a> KernelSubject<'a> {
     /// them on the first set; single runs also with `others`.
     ///
     /// # Errors
-    /// What the driver says, and [`BenchError::Attributes`] if what was loaded is not what the plan says.
+    /// No tensors to take turns with, what the driver says, and [`BenchError::Attributes`] if what was loaded is not what
+    /// the plan says.
     pub fn new(
         stream: &'a Stream,
         plan: &Plan,
@@ -189,18 +191,19 @@ impl<'a> KernelSubject<'a> {
             .chain(others)
             .map(|set| PreparedPlan::of(launches(), set));
         let runs = runs.collect::<Result<Vec<_>>>()?;
-        let Some(first) = runs.first() else {
-            return Err(BenchError::Nothing("a kernel was given no tensors".to_string()));
+        let (Some(first), false) = (runs.first(), in_turn.is_empty()) else {
+            return Err(BenchError::Nothing(
+                "a kernel was given no tensors to be timed on".to_string(),
+            ));
         };
         let chain = match launching {
             Launching::Plain => None,
             Launching::GraphOf(chain) => Some(chain.max(1)),
-            Launching::Graph => Some(((CHAIN_US / estimate_us(stream, first)?).ceil() as u32).clamp(1, MAX_CHAIN)),
+            Launching::Graph => Some(chain_of(estimate_us(stream, first)?, in_turn.len() as u32)),
         };
         let capture = |chain: u32| {
-            let of = |left: u32| &runs[left as usize % in_turn.len()];
             Graph::capture(stream, |stream| {
-                (0..chain).rev().try_for_each(|left| of(left).enqueue(stream))
+                sets_of(chain, in_turn.len()).try_for_each(|set| runs[set].enqueue(stream))
             })
         };
         let graph = chain.map(capture).transpose()?;
@@ -273,6 +276,17 @@ fn bind<'a>(launch: &Launch, tensors: &DeviceTensors<'a>) -> Result<Vec<DeviceSl
         Ok(tensors.named(spec.name).ok_or(missing)?)
     };
     launch.buffers.iter().map(bound).collect()
+}
+
+/// Runs of a chain that take turns with so many sets of tensors, all of them the same number of times.
+fn chain_of(run_us: f64, sets: u32) -> u32 {
+    let runs = ((CHAIN_US / run_us).ceil() as u32).clamp(1, MAX_CHAIN);
+    runs.next_multiple_of(sets)
+}
+
+/// The sets of tensors of a chain's runs. The last run has the first set, whose output is inspected.
+fn sets_of(chain: u32, sets: usize) -> impl Iterator<Item = usize> {
+    (0..chain).rev().map(move |left| left as usize % sets)
 }
 
 fn estimate_us(stream: &Stream, run: &PreparedPlan<'_>) -> Result<f64, CudaError> {
@@ -359,5 +373,33 @@ impl Subject for ClosureSubject<'_> {
 
     fn call(&mut self) -> Result<(), Trouble> {
         Ok(self.graph.launch(self.stream)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_has_every_set_of_tensors_as_often_as_the_others() {
+        for (run_us, sets, expected) in [
+            (34.0, 1, 6),
+            (1.0, 1, 64),
+            (500.0, 1, 1),
+            (34.0, 8, 8),
+            (200.0, 8, 8),
+            (20.0, 8, 16),
+            (1.0, 5, 65),
+            (1.0, 100, 100),
+        ] {
+            let chain = chain_of(run_us, sets);
+            assert_eq!(chain, expected, "{run_us} us, {sets} sets");
+            let order: Vec<usize> = sets_of(chain, sets as usize).collect();
+            for set in 0..sets as usize {
+                let runs = order.iter().filter(|of| **of == set).count();
+                assert_eq!(runs, (chain / sets) as usize, "{run_us} us, set {set} of {sets}");
+            }
+            assert_eq!(order.last(), Some(&0));
+        }
     }
 }
