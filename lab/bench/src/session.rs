@@ -110,10 +110,7 @@ pub fn run(
     }
     let mut stand = Stand::new(device)?;
     stand.caches = request.options.caches;
-    if stand.caches > 1 && (stand.gpu.is_none() || request.plain || !request.own.is_empty()) {
-        let what = "copies of K and V are for graphs of FlashCore's and peers' kernels on a GPU";
-        return Err(BenchError::Given(format!("caches is {}: {what}", stand.caches)));
-    }
+    check_caches(request, stand.gpu.is_some())?;
     if request.scores && stand.gpu.is_none() {
         return Err(BenchError::Given(format!(
             "bench scores needs a CUDA device; {device} is none"
@@ -211,6 +208,22 @@ pub fn run(
     Ok(session.report)
 }
 
+/// Refuses copies of K and V where no run would take turns with them.
+fn check_caches(request: &Request, on_gpu: bool) -> Result<()> {
+    let why = match request.options.caches {
+        0 | 1 => return Ok(()),
+        _ if request.scores => "`bench scores` always reads the same K; leave out --caches",
+        _ if !request.own.is_empty() => "your own kernels always read the same K and V; leave out --caches or them",
+        _ if request.plain => "only runs of graphs take turns with copies of K and V; leave out --caches or --plain",
+        _ if !on_gpu => "copies of K and V are for GPUs; leave out --caches, or name a CUDA device",
+        _ => return Ok(()),
+    };
+    Err(BenchError::Given(format!(
+        "caches is {}: {why}",
+        request.options.caches
+    )))
+}
+
 /// What all problems of a bench share.
 pub(crate) struct Session<'s> {
     pub(crate) request: &'s Request,
@@ -264,6 +277,35 @@ impl Session<'_> {
         if !self.report.notes.contains(&note) {
             self.watcher.note(&note);
             self.report.notes.push(note);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_that_no_run_would_take_turns_with_are_refused() {
+        let asked = |change: fn(&mut Request), on_gpu| {
+            let mut request = Request::default();
+            request.options.caches = 8;
+            change(&mut request);
+            check_caches(&request, on_gpu).map_err(|error| error.to_string())
+        };
+        assert_eq!(asked(|_| (), true), Ok(()));
+        assert_eq!(asked(|request| request.options.caches = 1, false), Ok(()));
+        let refused = [
+            (asked(|request| request.scores = true, true), "bench scores"),
+            (asked(|request| request.plain = true, true), "or --plain"),
+            (asked(|_| (), false), "name a CUDA device"),
+        ];
+        for (answer, says) in refused {
+            let error = answer.unwrap_err();
+            assert!(
+                error.starts_with("caches is 8: ") && error.contains("leave out --caches") && error.contains(says),
+                "{error}"
+            );
         }
     }
 }

@@ -235,6 +235,7 @@ fn check_scores(args: &BenchArgs) -> Result<(), Failure> {
         ("--kernel", !args.kernel.is_empty()),
         ("--sweep", args.sweep.is_some()),
         ("--baseline", args.baseline.is_some()),
+        ("--caches", args.protocol.caches.is_some()),
         ("--seeds-rule", args.seeds_rule),
         ("--backward", args.backward),
     ];

@@ -24,7 +24,7 @@ pub(crate) struct ProtocolArgs {
     sustained_rounds: Option<u32>,
     /// Copies of K and V that hot runs take turns with, so that they are not in L2 (GPUs)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    caches: Option<u32>,
+    pub(crate) caches: Option<u32>,
     /// Difference that matters, such as 1% or 0.01
     #[arg(long, value_name = "SHARE", value_parser = share)]
     threshold: Option<f64>,

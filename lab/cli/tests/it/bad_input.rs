@@ -310,6 +310,8 @@ const USAGE: &[(&str, &str)] = &[
         "there is no folder no/such help: make it first",
     ),
     ("gate --write no/such/x.json", "there is no folder no/such"),
+    ("bench scores --caches 8", "leave --caches out"),
+    ("bench tiny --device cpu --peers none --caches 8", "name a CUDA device"),
     ("bench tiny --budget nan", "write seconds above 0, e.g. 2 or 0.5"),
     ("reproduce 3f0a9c1d2e --budget 0", "write seconds above 0"),
     // Flags that would change nothing.
