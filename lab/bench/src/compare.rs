@@ -20,6 +20,9 @@ pub(crate) struct Entry {
     group: Group,
     pub(crate) mode: Mode,
     turns: Option<Turns>,
+    /// Copies of K and V that hot runs took turns with.
+    #[serde(default = "one_cache")]
+    pub(crate) caches: u32,
     pub(crate) label: String,
     /// Whether it is a kernel of this project.
     pub(crate) ours: bool,
@@ -29,6 +32,11 @@ pub(crate) struct Entry {
     pub(crate) trouble: Option<String>,
     /// Samples, µs a run.
     pub(crate) times: Vec<f64>,
+}
+
+/// Of baselines that an earlier build wrote.
+fn one_cache() -> u32 {
+    1
 }
 
 /// One side of a comparison.
@@ -97,6 +105,7 @@ impl Side {
                         group: Group::of(&recorded.case.problem),
                         mode: recorded.measurement.mode,
                         turns: recorded.measurement.turns,
+                        caches: run.options.caches,
                         label: subject.info.label.clone(),
                         ours: subject.info.is_ours(),
                         inspected: found.is_some(),
@@ -135,8 +144,10 @@ pub(crate) fn named(name: &str, store: &Path) -> Result<(Store, Selector)> {
 
 impl Entry {
     fn is_of(&self, other: &Entry) -> bool {
-        // A long kernel's short turns and steady ones are times in two states of the card.
-        self.problem == other.problem && self.mode == other.mode && self.turns == other.turns
+        // A long kernel's short turns and steady ones are times in two states of the card. With copies of K and V, runs
+        // read them from memory, not from L2.
+        let how = |entry: &Entry| (entry.mode, entry.turns, entry.caches);
+        self.problem == other.problem && how(self) == how(other)
     }
 }
 
@@ -187,8 +198,8 @@ impl Comparison {
     fn new(a: &str, b: &str, paired: bool, rows: Vec<Row>) -> Result<Comparison> {
         if rows.is_empty() {
             return Err(BenchError::Given(format!(
-                "{a} and {b} have no problem in common to compare, in the same mode with the same turns; bench both on the \
-                 same problems with the same build first"
+                "{a} and {b} have no problem in common to compare, in the same mode with the same turns and --caches; bench \
+                 both on the same problems with the same build first"
             )));
         }
         let (a, b) = (a.to_string(), b.to_string());
@@ -242,6 +253,7 @@ mod tests {
             },
             mode: Mode::Hot,
             turns: Some(Turns::Short),
+            caches: 1,
             label: label.to_string(),
             ours: !label.starts_with("torch/"),
             inspected: true,
@@ -314,6 +326,11 @@ mod tests {
             .iter_mut()
             .for_each(|entry| entry.turns = Some(Turns::Steady));
         assert!(compare(&a, &steady, &Options::default()).is_err());
+        let mut in_turn = a.clone();
+        in_turn.entries.iter_mut().for_each(|entry| entry.caches = 8);
+        let error = compare(&a, &in_turn, &Options::default()).unwrap_err().to_string();
+        assert!(error.contains("the same turns and --caches"), "{error}");
+        assert!(compare(&in_turn, &in_turn, &Options::default()).is_ok());
         let c = side("other", vec![entry("y", "mma/b", 90.0)]);
         assert!(
             compare(&a, &c, &Options::default())

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
+use flashcore_bench::compare::{Side, compare};
 use flashcore_bench::defences::{Inspection, Reason};
 use flashcore_bench::problems::cases;
 use flashcore_bench::store::{RunWriter, Selector, Store};
@@ -41,8 +42,14 @@ impl Observer for Keep<'_> {
 
 /// A simulated measurement, stored.
 fn record(store: &Store, seed: u64) -> Measurement {
+    record_with(store, seed, 1)
+}
+
+/// The same of runs that take turns with so many copies of K and V.
+fn record_with(store: &Store, seed: u64, caches: u32) -> Measurement {
     let options = Options {
         max_rounds: 12,
+        caches,
         ..Options::default()
     };
     let run = RunIdentity::now(DeviceIdentity::cpu());
@@ -87,6 +94,28 @@ fn what_is_read_is_what_was_measured() {
     let revision = runs[0].identity.revision.clone();
     assert_eq!(store.runs(&Selector::Prefix(revision)).unwrap().len(), 1);
     assert!(store.runs(&Selector::Prefix("zzz".into())).unwrap().is_empty());
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn runs_with_copies_of_caches_are_compared_with_their_like() {
+    let folder = folder("caches");
+    let store = |name: &str| Store::open(&folder.join(name)).unwrap();
+    let (usual, in_turn, both) = (store("usual"), store("in-turn"), store("both"));
+    record(&usual, 1);
+    record_with(&in_turn, 1, 8);
+    record(&both, 1);
+    record_with(&both, 1, 8);
+    let compared = |a: &Store, b: &Store| {
+        let [a, b] = [a, b].map(|store| Side::of_store(store, &Selector::All, "runs").unwrap());
+        compare(&a, &b, &Options::default()).map(|comparison| comparison.standings())
+    };
+    let error = compared(&usual, &in_turn).unwrap_err().to_string();
+    assert!(error.contains("the same turns and --caches"), "{error}");
+    // The later run does not replace the other.
+    for like in [&usual, &in_turn] {
+        assert_eq!(compared(like, &both).unwrap(), compared(like, like).unwrap());
+    }
     std::fs::remove_dir_all(folder).unwrap();
 }
 
