@@ -185,6 +185,11 @@ fn what_has_no_backward_pass_is_refused_by_name() {
         ),
         ("bench scores --backward --device cpu", 2, "leave --backward out"),
         (
+            "check --backward --head-dim 128 --kernel wgmma/m64n128-s2-free --profile h100",
+            1,
+            "write wgmma/m64n128-s2-pingpong",
+        ),
+        (
             "check tiny --backward --kernel mma/m64n64-w4x1-s2-b1-qreg-xor-cond",
             1,
             "q_in_registers is true; allowed: false in the backward pass",

@@ -184,23 +184,6 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
 
 /// Refuses levers that the backward pass does not have, and tiles that do not go together.
 fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
-    let in_pairs = shares_products(width(shape));
-    let usual = Values::from(Config {
-        cluster: if in_pairs { 2 } else { 1 },
-        pingpong: !in_pairs && config.cols > UNIT,
-        ..tile(config.rows, config.cols, config.stages)
-    });
-    let levers = FAMILY.levers.iter().zip(Values::from(*config)).zip(usual);
-    for ((lever, given), usual) in levers {
-        if given != usual {
-            let allowed = format!(
-                "{} in the backward pass of head_dim {}, whose levers are rows, cols and stages",
-                lever.print(usual),
-                width(shape)
-            );
-            return Err(Refusal::lever(lever.name, lever.print(given), allowed));
-        }
-    }
     if !PADDING.is_multiple_of(config.rows) {
         return Err(Refusal::lever("rows", config.rows, "64 and 128 in the backward pass"));
     }
@@ -226,6 +209,24 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
             }
         };
         return Err(Refusal::lever("rows", config.rows, allowed));
+    }
+    let in_pairs = shares_products(width);
+    let usual = Config {
+        cluster: if in_pairs { 2 } else { 1 },
+        pingpong: !in_pairs && cols > UNIT,
+        ..tile(rows, cols, config.stages)
+    };
+    let levers = FAMILY.levers.iter().zip(Values::from(*config));
+    for ((lever, given), allowed) in levers.zip(Values::from(usual)) {
+        if given != allowed {
+            // Only rows, cols and stages can be chosen.
+            let allowed = format!(
+                "{} in the backward pass of head_dim {width}: write {}",
+                lever.print(allowed),
+                FAMILY.id(&Values::from(usual))
+            );
+            return Err(Refusal::lever(lever.name, lever.print(given), allowed));
+        }
     }
     Ok(())
 }

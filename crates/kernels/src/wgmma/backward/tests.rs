@@ -49,6 +49,12 @@ fn refusals() {
             Target::Sm90a,
         ),
         ("pingpong", builder(), "wgmma/m64n128-s2-free", Target::Sm90a),
+        (
+            "pingpong of one warpgroup",
+            builder().head_dim(64),
+            "wgmma/m64n64-s2-pingpong",
+            Target::Sm90a,
+        ),
         ("rows", builder(), "wgmma/m192n128-s2-pingpong", Target::Sm90a),
         ("cols", builder(), "wgmma/m64n176-s2-pingpong", Target::Sm90a),
         ("rows for cols", builder(), "wgmma/m128n128-s2-pingpong", Target::Sm90a),
