@@ -169,7 +169,7 @@ fn refusals_print_values_as_ids_do() {
         let (family, values) = id.parse::<crate::Config>().unwrap().levers();
         family.check(&values).unwrap_err().to_string()
     };
-    assert!(of("wgmma/m64n64-s2-pingpong-spec").starts_with("pingpong is true; allowed: one warpgroup"));
+    assert!(of("wgmma/m64n64-s2-pingpong-spec").starts_with("pingpong is true; allowed: with rows of 128 or more"));
     let mut values = mma::FAMILY.first();
     values[8] = 7;
     let refusal = mma::FAMILY.check(&values).unwrap_err().to_string();

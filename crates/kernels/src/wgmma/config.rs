@@ -143,7 +143,7 @@ pub const FAMILY: Family = Family {
     constraints: &[
         Constraint {
             lever: "pingpong",
-            rule: "one warpgroup has nobody to hand them to; in the backward pass they share keys, not rows",
+            rule: "with rows of 128 or more (two warpgroups), or without a rescale policy (the backward pass)",
             holds: |&[rows, _, _, _, pingpong, rescale, ..]| {
                 pingpong == 0 || rows > 64 || rescale == Rescale::Never as u32
             },
