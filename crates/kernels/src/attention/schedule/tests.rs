@@ -46,21 +46,14 @@ fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>
         let words = bytes[start..start + 4 * count].chunks(4);
         words.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
     };
-    let sequences = problem.sequences(&lengths.as_slices());
+    let rows_of = rows_of_sequences(problem, lengths);
     let items = |block| {
         let range = words(places.ranges, block, 2);
         let item = |index| -> [u32; WORDS] { words(places.items, index, WORDS).try_into().unwrap() };
         let items: Vec<_> = (range[0]..range[1]).map(item).collect();
-        // Values that contradict the problem are cut to its bounds.
-        let Ok(sequences) = &sequences else { return items };
         let mut first = vec![0; FIRST_WORDS as usize];
         for (index, item) in (range[0]..range[1]).zip(&items) {
-            let sequence = &sequences[item[0] as usize & 0xffff];
-            let starts = [&lengths.cu_seqlens_q, &lengths.cu_seqlens_k].map(|starts| {
-                let starts = starts.as_ref();
-                starts.map_or(0, |starts| starts[item[0] as usize & 0xffff] as u32)
-            });
-            let rows = [sequence.len_q as u32, sequence.len_kv as u32, starts[0], starts[1]];
+            let rows = rows_of[item[0] as usize & 0xffff];
             assert_eq!(words(places.item_rows, index, 4), rows);
             if index == range[0] {
                 first = [&item[..], &rows].concat();
@@ -79,6 +72,44 @@ fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>
             })
             .collect(),
     }
+}
+
+/// By sequence: rows of Q and of K, and the first of each in packed tensors. Values that contradict the problem are cut to
+/// its bounds.
+fn rows_of_sequences(problem: &Problem, lengths: &Lengths<Vec<i32>>) -> Vec<[u32; 4]> {
+    let axis = |batch: usize, starts: &Option<Vec<i32>>, used: &Option<Vec<i32>>, total: usize, most: usize| {
+        let within = |value: i32, most: usize| usize::try_from(value).unwrap_or(0).min(most);
+        let (first, rows) = starts.as_ref().map_or((0, most), |starts| {
+            let [first, end] = [starts[batch], starts[batch + 1]].map(|start| within(start, total));
+            (first, end.saturating_sub(first).min(most))
+        });
+        let rows = used.as_ref().map_or(rows, |used| within(used[batch], rows));
+        [rows as u32, first as u32]
+    };
+    let [total_q, total_k] = [problem.q_layout(), problem.k_layout()].map(|layout| layout.shape[1]);
+    let of = |batch| {
+        let [rows, first] = axis(
+            batch,
+            &lengths.cu_seqlens_q,
+            &lengths.seqused_q,
+            total_q,
+            problem.seq_len_q(),
+        );
+        let [keys, first_key] = axis(
+            batch,
+            &lengths.cu_seqlens_k,
+            &lengths.seqused_k,
+            total_k,
+            problem.seq_len_kv(),
+        );
+        [rows, keys, first, first_key]
+    };
+    let rows: Vec<[u32; 4]> = (0..problem.batch()).map(of).collect();
+    // Where no value contradicts the problem, nothing is cut.
+    for (sequence, rows) in problem.sequences(&lengths.as_slices()).iter().flatten().zip(&rows) {
+        assert_eq!([sequence.len_q, sequence.len_kv].map(|len| len as u32), rows[..2]);
+    }
+    rows
 }
 
 /// The Q tiles of all sequences and heads in the order of the line, each with its batch, head and number.
