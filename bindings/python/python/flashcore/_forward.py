@@ -30,8 +30,8 @@ def sides(window_size: Any) -> Any:
     is_tensor = isinstance(window_size, torch.Tensor) and window_size.dim() == 1
     if not (is_tensor or isinstance(window_size, (tuple, list))) or len(window_size) != 2:
         raise ValueError(
-            f"window_size is {window_size}; it must be a pair (left, right) of how many keys before and after the "
-            "diagonal are visible, -1 for all"
+            f"window_size is {window_size}; it must be a pair (left, right), or a tensor of two, of how many keys "
+            "before and after the diagonal are visible, -1 for all"
         )
     return window_size
 

@@ -70,7 +70,7 @@ def flash_attn_func(
         Query i sees keys up to ``i + seq_kv - seq_q``.
     q_descale, k_descale, v_descale : Tensor ``[batch, kv_heads]``, optional
         float32, for float8_e4m3fn only: an element stands for itself times the scale of its batch and K/V head.
-    window_size : (left, right)
+    window_size : (left, right), or a tensor of the two
         How many keys before and after the diagonal are visible; -1 for all.
     softcap : float
         Scaled scores s become ``softcap * tanh(s / softcap)``; 0 for none.

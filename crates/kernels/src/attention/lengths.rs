@@ -13,6 +13,7 @@ use super::params::{Params, RowParams, add_buffer};
 /// Which values a kernel reads. They tell the kinds of both axes, and are all of lengths that is baked into it.
 pub(crate) type LengthKinds = Lengths<()>;
 
+/// Which values a problem's kernels read.
 pub(crate) fn kinds(problem: &Problem) -> LengthKinds {
     problem.length_entries().map(|_| ())
 }
@@ -31,6 +32,7 @@ pub(crate) struct LengthParams<'k> {
 }
 
 impl<'k> LengthParams<'k> {
+    /// Declares them; `None` with equal lengths.
     pub(crate) fn declare(k: &'k KernelBuilder, kinds: LengthKinds) -> Option<Self> {
         let array = |name| kinds.named(name).map(|()| k.param_ptr(name));
         let number = |name, wanted: Option<()>| wanted.map(|()| k.param(name));
@@ -45,6 +47,7 @@ impl<'k> LengthParams<'k> {
         })
     }
 
+    /// The arguments of a problem with lengths.
     pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem) {
         let entries = problem.length_entries();
         for (name, entries) in Lengths::<usize>::NAMES.into_iter().zip(entries.arrays()) {
@@ -89,7 +92,9 @@ fn rows_of<'k>(
 /// Where the first row of a sequence is, if sequences follow each other.
 #[derive(Clone, Copy)]
 pub(crate) struct FirstRows<'k> {
+    /// Of Q and of the output.
     pub q: Option<Val<'k, u32>>,
+    /// Of K and V.
     pub k: Option<Val<'k, u32>>,
 }
 
@@ -97,7 +102,9 @@ pub(crate) struct FirstRows<'k> {
 #[derive(Clone, Copy)]
 pub(crate) struct SequenceRows<'k> {
     pub first: FirstRows<'k>,
+    /// Queries.
     pub len_q: Val<'k, u32>,
+    /// Keys.
     pub len_kv: Val<'k, u32>,
 }
 
@@ -182,6 +189,7 @@ impl<'k> RowParams<'k> {
         })
     }
 
+    /// The same as [`RowParams::of_sequence`] with rows that are known; with equal lengths nothing changes.
     #[track_caller]
     pub(crate) fn with_rows(&self, known: Option<SequenceRows<'k>>) -> (Self, FirstRows<'k>) {
         let mut rows = self.clone();
@@ -248,9 +256,11 @@ impl<'k> RowParams<'k> {
 pub(super) struct Pages<'k> {
     /// The sequence's row of the block table.
     pub table: GlobalPtr<'k, i32>,
+    /// Keys of a page.
     pub page_size: Val<'k, u32>,
     /// Pages of the cache.
     pub pages: Val<'k, u32>,
+    /// The sequence's last key; 0 if it has none.
     pub last_key: Val<'k, u32>,
 }
 
@@ -267,6 +277,7 @@ pub(crate) fn row_strides(layout: &Layout) -> [u32; 3] {
 pub(crate) struct TensorParam<'k, E> {
     base: GlobalPtr<'k, E>,
     batch_stride: Val<'k, u32>,
+    /// Elements from a row to the next.
     pub seq_stride: Val<'k, u32>,
     head_stride: Val<'k, u32>,
     /// Of a paged tensor, whose batch stride is that of pages.
@@ -274,6 +285,7 @@ pub(crate) struct TensorParam<'k, E> {
 }
 
 impl<'k, E: Element> TensorParam<'k, E> {
+    /// Declares the strides of a tensor whose pointer is declared.
     pub(crate) fn declare(k: &'k KernelBuilder, name: &str, base: GlobalPtr<'k, E>) -> Self {
         TensorParam {
             base,
@@ -284,6 +296,7 @@ impl<'k, E: Element> TensorParam<'k, E> {
         }
     }
 
+    /// Where the first row of a head is.
     #[track_caller]
     pub(crate) fn head(&self, batch: Val<'k, u32>, head: Val<'k, u32>) -> GlobalPtr<'k, E> {
         let of_batch = match self.pages {
@@ -323,6 +336,7 @@ impl<'k, E: Element> TensorParam<'k, E> {
         (self.row(in_cache, key % pages.page_size), Some(page.lt(pages.pages)))
     }
 
+    /// Where a row of a head is, counted from the head's first one.
     #[track_caller]
     pub(crate) fn row(&self, head: GlobalPtr<'k, E>, row: impl Source<'k, u32>) -> GlobalPtr<'k, E> {
         head.offset_strided(row, self.seq_stride)

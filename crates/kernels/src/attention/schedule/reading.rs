@@ -117,7 +117,8 @@ impl<'k> Work<'k> {
     }
 }
 
-/// The tiles in pieces, as `combine` reads them: one that begins in each block of the main kernel, if any does.
+/// The tiles in pieces, as `combine` reads them: a place for each block of the main kernel that one may begin in, for each
+/// tile where they are fewer, or for each sequence and head in splits.
 #[derive(Clone, Copy)]
 pub(crate) struct Combined<'k>(GlobalPtr<'k, u32>);
 

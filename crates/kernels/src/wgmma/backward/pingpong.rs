@@ -6,10 +6,13 @@
 //! | a Q tile, whose scores are there | products under way |
 //! |---|---|
 //! | P | dP |
-//! | dS, to shared memory; a fence | |
+//! | dS, to shared memory | |
 //! | `warp_scheduler_barrier_sync` | dV, dK |
 //! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
+//!
+//! One fence a tile makes dS in shared memory visible to products. It comes before the sync where dK reads dS from shared memory; at
+//! head_dim 64 dK has dS in registers, and the fence comes after dV and dK have started.
 //!
 //! At one place of the loop no product is under way, and a branch that starts products also waits for them: otherwise
 //! ptxas serialises them.
