@@ -30,8 +30,8 @@ impl Table {
     /// A table of these numbers.
     pub fn new(words: impl Into<Arc<[u32]>>) -> Table {
         let words = words.into();
-        // A caller waits, and equal hashes are not taken for equal numbers. The step is odd, so that it takes each of the
-        // eight words of a work item in turn.
+        // A caller waits, and tables with equal hashes are still compared. The step is odd, so that it takes each of
+        // the eight words of a work item in turn.
         let step = (words.len() / HASHED) | 1;
         let mut hasher = FxHasher::default();
         hasher.write_usize(words.len());

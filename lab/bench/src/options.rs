@@ -86,8 +86,8 @@ pub struct Options {
     pub budget_ms: f64,
     /// Least length of a timed batch of a short turn: some hundred times the half microsecond that events resolve.
     pub sample_us: f64,
-    /// Untimed runs of the same subject right before a batch of a short turn: after a hotter kernel a short batch reads up to
-    /// 8 % low.
+    /// Untimed runs of the same subject right before a batch of a short turn: after a hotter kernel a short batch reads
+    /// up to 8 % low.
     pub lead_us: f64,
     /// Hot turns are steady where every subject takes at least this a run; `None`: never. Shorter kernels do not fill
     /// a card for long enough to reach its power cap, and need more rounds than steady turns leave time for.
@@ -109,8 +109,8 @@ pub struct Options {
     pub sustained_lead_us: f64,
     /// Rounds of the sustained mode. Its batches lie seconds apart, so less cancels than between short ones.
     pub sustained_rounds: u32,
-    /// Copies of K and V that hot runs on a GPU take turns with, in the chain of a graph. With more of them than L2 holds, no
-    /// run finds its own there, as in a model of several layers.
+    /// Copies of K and V that hot runs on a GPU take turns with, in the chain of a graph. With more of them than L2
+    /// holds, no run finds its own there, as in a model of several layers.
     pub caches: u32,
     /// Seed of the order within rounds.
     pub seed: u64,

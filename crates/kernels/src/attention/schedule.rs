@@ -24,7 +24,8 @@
 //! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in
 //!   pieces begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than
 //!   `2·G`.
-//! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`, or of all tiles where they are fewer. A
+//! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`, or of all tiles where they are fewer.
+//!   A
 //!   block of `combine` with nothing to do costs time too.
 //!
 //! Of a [batch-invariant](Problem::batch_invariant) problem, the splits of a sequence with one row tile are on the line
@@ -53,8 +54,8 @@ mod reading;
 use kernel::divisor;
 pub(crate) use reading::{Combined, Items, Listed, Work};
 
-/// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts of
-/// most cards at once.
+/// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts
+/// of most cards at once.
 const THREADS: u32 = 320;
 
 /// Threads of a block that makes a schedule alone.
@@ -88,8 +89,8 @@ const EVEN: [u32; 2] = [7, 8];
 /// Words of a block's range of items: its first, and one past the last.
 const RANGE_WORDS: u32 = 2;
 
-/// Words of the first item of a block, and the rows of its sequence: a kernel loads them at once, while it waits for its
-/// range.
+/// Words of the first item of a block, and the rows of its sequence: a kernel loads them at once, while it waits for
+/// its range.
 const FIRST_WORDS: u32 = WORDS as u32 + SequenceRows::WORDS;
 
 /// Words of a tile in pieces: how many there are, the first two words of its items, and the slot of the first.
@@ -213,8 +214,8 @@ impl Schedule {
         }
     }
 
-    /// Tiles in pieces that there is room for: of all tiles, or one that begins in each block, whichever are fewer; with
-    /// splits one of each head.
+    /// Tiles in pieces that there is room for: of all tiles, or one that begins in each block, whichever are fewer;
+    /// with splits one of each head.
     pub(crate) fn combined(&self) -> u32 {
         match self.splits {
             None => self.grid.min(self.heads * self.row_tiles),

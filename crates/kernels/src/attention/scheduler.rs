@@ -1,9 +1,9 @@
 //! The tile scheduler: which Q tiles a block computes and in which order, as work lists that the host makes and a
 //! persistent kernel reads.
 //!
-//! Lists are made greedily, longest tile first (LPT): the longest Q tile that is left goes to the block with the least to
-//! do. Heads whose K and V fit into the L2 cache together come together. A kernel reads the next item while it works on
-//! this one, so that copies for the next tile begin before this one ends.
+//! Lists are made greedily, longest tile first (LPT): the longest Q tile that is left goes to the block with the least
+//! to do. Heads are dealt in rounds: K and V of those of a round fit into the L2 cache. A kernel reads the next item
+//! while it works on this one, so that copies for the next tile begin before this one ends.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -196,8 +196,8 @@ struct Clusters {
     /// Clusters' worth of heads, of all batches, and how many of them share K and V.
     all_heads: usize,
     sharing: usize,
-    /// How many times heads are dealt: those of a time together.
-    times: usize,
+    /// Rounds that heads are dealt in.
+    rounds: usize,
 }
 
 impl Clusters {
@@ -224,17 +224,17 @@ impl Clusters {
             per_head,
             all_heads,
             sharing: group_size / heads,
-            times: (problem.batch() * problem.num_kv_heads()).div_ceil(groups_at_once(problem)),
+            rounds: (problem.batch() * problem.num_kv_heads()).div_ceil(groups_at_once(problem)),
         }
     }
 
-    /// The heads that are dealt together, time by time: about as many each time. Few heads left for the last time would have few
-    /// tiles, and long ones among them that nothing evens out: of 8 heads of 5,300 rows, 6 and then 2 keep the busiest of 132 SMs
-    /// busy for 1.48 times the mean, 4 and 4 for 1.11.
-    fn heads_together(self) -> impl Iterator<Item = Range<usize>> {
+    /// The heads of each round: about as many in each. A last round of few heads would have few tiles, and long ones
+    /// among them that nothing evens out: of 8 heads of 5,300 rows, 6 and then 2 keep the busiest of 132 SMs busy for
+    /// 1.48 times the mean, 4 and 4 for 1.11.
+    fn heads_of_rounds(self) -> impl Iterator<Item = Range<usize>> {
         let groups = self.all_heads / self.sharing;
-        let first = move |time: usize| groups * time / self.times * self.sharing;
-        (0..self.times).map(move |time| first(time)..first(time + 1))
+        let first = move |round: usize| groups * round / self.rounds * self.sharing;
+        (0..self.rounds).map(move |round| first(round)..first(round + 1))
     }
 
     /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and the
@@ -244,9 +244,9 @@ impl Clusters {
         // Each in turn, while clusters have nothing to do.
         let alone = costs.len() * self.all_heads <= self.count;
         let (mut loads, mut next) = (Loads::new(self.count.min(MOST_CLUSTERS)), 0);
-        let mut chosen = Vec::with_capacity(costs.len() * self.all_heads.div_ceil(self.times));
-        for together in self.heads_together() {
-            let heads = together.len();
+        let mut chosen = Vec::with_capacity(costs.len() * self.all_heads.div_ceil(self.rounds));
+        for of_round in self.heads_of_rounds() {
+            let heads = of_round.len();
             let mut place = 0;
             for alike in costs.chunk_by(|a, b| a == b) {
                 let items = alike.len() * heads;
@@ -258,7 +258,7 @@ impl Clusters {
                     loads.deal(alike[0], items as u64, |clusters| loads::add_to(&mut chosen, clusters));
                 }
                 for of_place in chosen.chunks_exact(heads) {
-                    each(place, together.start, of_place);
+                    each(place, of_round.start, of_place);
                     place += 1;
                 }
             }

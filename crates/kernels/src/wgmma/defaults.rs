@@ -1,7 +1,7 @@
 //! Which config the family proposes where none is named: one table, read from top to bottom.
 //!
-//! Rows were measured on an H200 (`docs/performance-log-defaults.md`, `evidence/h200`). For short problems, and where keys are
-//! split, a model of times decides ([`times`]).
+//! Rows were measured on an H200 (`docs/performance-log-defaults.md`, `evidence/h200`). For short problems, and where
+//! keys are split, a model of times decides ([`times`]).
 
 mod lengths;
 mod times;
@@ -31,10 +31,10 @@ struct Default {
     most_tiles: Option<usize>,
     /// Whether for scores with a soft cap alone.
     softcap: bool,
-    /// Time of a tile per key, relative to other rows for the same head_dim: of these the one with the smallest makespan is
-    /// taken, because a number of tiles may fit the SMs well with one tiling and badly with another. `None`: the row is
-    /// taken where it matches. Fitted to times of 161 problems, most of lengths that are no power of two
-    /// (`defaults/measured`); head sizes and masks in between are taken to behave alike.
+    /// Time of a tile per key, relative to other rows for the same head_dim: of these the one with the smallest
+    /// makespan is taken, because a number of tiles may fit the SMs well with one tiling and badly with another.
+    /// `None`: the row is taken where it matches. Fitted to times of 161 problems, most of lengths that are no power of
+    /// two (`defaults/measured`); head sizes and masks in between are taken to behave alike.
     cost_per_key: Option<u64>,
     config: Config,
     why: &'static str,
@@ -110,8 +110,8 @@ const ANY: Default = Default {
     why: "",
 };
 
-/// Of the rows for the smallest head_dim that is enough, by when the busiest SM is done ([`Default::cost_per_key`]); then those
-/// for larger ones, where nothing of that is served.
+/// Of the rows for the smallest head_dim that is enough, by when the busiest SM is done ([`Default::cost_per_key`]);
+/// then those for larger ones, where nothing of that is served.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
     Default { head_dim: 48, causal: Some(false), most_keys: Some(3072), softcap: true,
@@ -241,14 +241,15 @@ const PACKED_CAUSAL_WHY: &str =
 /// Queries of a head up to which tiles are packed whatever the mask; more fill tiles by themselves.
 const MOST_PACKED_QUERIES: usize = 2048;
 
-/// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads. Times of short
-/// problems ([`times`]) were fitted with 102, which chooses packed heads for prompts of 8,192 rows, too: no faster there.
+/// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads.
+/// Times of short problems ([`times`]) were fitted with 102, which chooses packed heads for prompts of 8,192 rows, too:
+/// no faster there.
 const PACKED_PERCENT: u64 = 103;
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
-/// Cost in keys of beginning in a pair of blocks, once, as each waits for the other; and most keys of problems that it counts
-/// for. 32 heads of 321 rows and keys took 10.6 µs in pairs, and 8.2 without (`evidence/h100/core.jsonl`).
+/// Cost in keys of beginning in a pair of blocks, once, as each waits for the other; and most keys of problems that it
+/// counts for. 32 heads of 321 rows and keys took 10.6 µs in pairs, and 8.2 without (`evidence/h100/core.jsonl`).
 const PAIR_KEYS: u64 = 64;
 const PAIR_MOST_KEYS: usize = 512;
 
@@ -260,8 +261,9 @@ fn can_pack(problem: &Problem) -> bool {
     (2..=Packing::MOST).contains(&problem.group_size())
 }
 
-/// Whether heads are packed to fill tiles: up to [`MOST_PACKED_QUERIES`] where that lowers the number of tiles; above, under full
-/// masks alone, and where it lowers the number of rounds of them on all SMs. What causal masks gain has rows of the table.
+/// Whether heads are packed to fill tiles: up to [`MOST_PACKED_QUERIES`] where that lowers the number of tiles; above,
+/// under full masks alone, and where it lowers the number of rounds of them on all SMs. What causal masks gain has rows
+/// of the table.
 fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
     if !can_pack(problem) {
         return false;
@@ -296,9 +298,9 @@ pub struct Proposal {
 }
 
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
-/// Hopper, where problems of 16-bit elements must have 0.5 tiles of 64 rows for each SM (0.7 where causal and of head_dim to 64),
-/// or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the backward pass there is one for
-/// each head size.
+/// Hopper, where problems of 16-bit elements must have 0.5 tiles of 64 rows for each SM (0.7 where causal and of
+/// head_dim to 64), or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the
+/// backward pass there is one for each head size.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let chip = chip.into();
     let dtype = problem.dtype();
@@ -311,10 +313,10 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     }
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
     let causal = problem.mask().window_right.is_some();
-    // Family mma has tiles of 32 rows too, and is faster while they are all run at once: with 56 and 64 tiles of 64 rows it took
-    // 0.78 to 0.84 of the time at head_dim 64, with 80 to 96 1.35 to 1.55 times as long, but 0.84 to 1.1 if causal. Of 18
-    // problems of 66 to 80 tiles with head_dim 72 to 128, 12 were 1.7 to 2.4 times as fast here, the others, most of them causal
-    // with few keys, 0.97 to 1.17.
+    // Family mma has tiles of 32 rows too, and is faster while they are all run at once: with 56 and 64 tiles of 64
+    // rows it took 0.78 to 0.84 of the time at head_dim 64, with 80 to 96 1.35 to 1.55 times as long, but 0.84 to 1.1
+    // if causal. Of 18 problems of 66 to 80 tiles with head_dim 72 to 128, 12 were 1.7 to 2.4 times as fast here, the
+    // others, most of them causal with few keys, 0.97 to 1.17.
     let share = if head_dim <= 64 && causal { 7 } else { 5 };
     if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
         return Vec::new();
@@ -355,7 +357,8 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
-    // If the model chose whole tiles, rows are there for what a compiler refuses: to rank them would take as long as the choice.
+    // If the model chose whole tiles, rows are there for what a compiler refuses: to rank them would take as long as
+    // the choice.
     if timed.is_none_or(|timed| timed.config.splits > 1) {
         rank(&mut ranked, problem, chip.sms);
     }
@@ -413,8 +416,8 @@ impl Priced {
     }
 }
 
-/// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is ranked
-/// by that: to make its lists, only to drop them, would be most of the time that a new length costs.
+/// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is
+/// ranked by that: to make its lists, only to drop them, would be most of the time that a new length costs.
 fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
     // Rows with the same tiles of queries share these.
     let mut known: Vec<(Tiling, Tiles)> = Vec::new();
@@ -445,8 +448,8 @@ fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
     rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
 }
 
-/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it is
-/// there for. Those that split keys do so in three: how many it is depends on the problem.
+/// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it
+/// is there for. Those that split keys do so in three: how many it is depends on the problem.
 ///
 /// ```
 /// use flashcore_kernels::wgmma;

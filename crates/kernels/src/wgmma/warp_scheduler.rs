@@ -1,5 +1,5 @@
-//! Hands the tensor cores from one warpgroup to the next (FA3's `warp_scheduler_barrier`): while one has its products run,
-//! the others are at their softmax.
+//! Hands the tensor cores from one warpgroup to the next (FA3's `warp_scheduler_barrier`): while one has its products
+//! run, the others are at their softmax.
 
 use flashcore_ir::Val;
 

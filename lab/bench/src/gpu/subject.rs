@@ -73,8 +73,8 @@ pub enum Launching {
 }
 
 impl<'a> KernelSubject<'a> {
-    /// Loads the plan's kernels and binds them to sets of tensors. The runs of a graph take turns with `in_turn`, the last of
-    /// them on the first set; single runs also with `others`.
+    /// Loads the plan's kernels and binds them to sets of tensors. The runs of a graph take turns with `in_turn`, the
+    /// last of them on the first set; single runs also with `others`.
     ///
     /// # Errors
     /// No tensors to take turns with, what the driver says, and [`BenchError::Attributes`] if what was loaded is not what
@@ -98,8 +98,8 @@ impl<'a> KernelSubject<'a> {
         Ok(subject.of_plan(plan, ""))
     }
 
-    /// The same without the kernels that make a schedule of lengths: it is made once, now, in the workspace that all sets
-    /// have, which nothing else uses.
+    /// The same without the kernels that make a schedule of lengths: it is made once, now, in the workspace that all
+    /// sets have, which nothing else uses.
     ///
     /// # Errors
     /// As [`KernelSubject::new`].

@@ -1,11 +1,11 @@
 //! Parity: kernels on random and adversarial problems, each output against float64 and, where PyTorch is there, float64
 //! against SDPA.
 //!
-//! [`run`] draws problems by number and seed, so that one of them can be repeated alone: a [`Mismatch`] has the command.
-//! Every fourth problem runs the kernel that the library would choose; the others run one drawn from a random family, so
-//! that all families are exercised. A config that refuses the problem, or that the device's compiler spills, is drawn
-//! again. Every third problem has adversarial inputs. Outputs start as poison, and gaps between rows must still hold it
-//! afterwards.
+//! [`run`] draws problems by number and seed, so that one of them can be repeated alone: a [`Mismatch`] has the
+//! command. Every fourth problem runs the kernel that the library would choose; the others run one drawn from a random
+//! family, so that all families are exercised. A config that refuses the problem, or that the device's compiler spills,
+//! is drawn again. Every third problem has adversarial inputs. Outputs start as poison, and gaps between rows must
+//! still hold it afterwards.
 
 mod engine;
 mod own;
@@ -94,8 +94,8 @@ pub struct Mismatch {
     pub command: String,
 }
 
-/// Runs the problems on all cores, in the order in which threads are free. `done` is told after each problem how many are
-/// done and how many of them are wrong.
+/// Runs the problems on all cores, in the order in which threads are free. `done` is told after each problem how many
+/// are done and how many of them are wrong.
 pub fn run(engine: &Engine, options: &Options, witness: Option<&Sdpa>, done: &(dyn Fn(u64, u64) + Sync)) -> Report {
     let report = Mutex::new(Report::new(engine, options));
     let numbers = match options.only {
@@ -183,8 +183,8 @@ impl Options {
         self.inputs.unwrap_or(drawn.copied().unwrap_or(InputKind::Normal))
     }
 
-    /// Problems that the family and the dtype serve: tensor cores take 16-bit numbers, and their families copy 16 bytes at
-    /// a time.
+    /// Problems that the family and the dtype serve: tensor cores take 16-bit numbers, and their families copy 16 bytes
+    /// at a time.
     fn limits(&self) -> RandomLimits {
         const ALL: &[DType] = &DType::ALL;
         let all = RandomLimits {
@@ -206,8 +206,8 @@ impl Options {
         }
     }
 
-    /// The problem of a seed, and how many were drawn before it: with e4m3, and batch-invariant, it is the first that the
-    /// engine serves, and of the backward passes of a family with tensor cores, the first that it serves.
+    /// The problem of a seed, and how many were drawn before it: with e4m3, and batch-invariant, it is the first that
+    /// the engine serves, and of the backward passes of a family with tensor cores, the first that it serves.
     fn problem(&self, engine: &Engine, seed: u64) -> Result<(Problem, usize), String> {
         const TRIES: usize = 200;
         let limits = self.limits();

@@ -1,5 +1,5 @@
-//! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is. Sequences are as long
-//! as bounds and tensors allow.
+//! What runs under ncu: a process that calls one kernel or peer on random inputs, and says what it is. Sequences are as
+//! long as bounds and tensors allow.
 
 use std::path::{Path, PathBuf};
 

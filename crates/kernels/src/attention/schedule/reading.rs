@@ -70,8 +70,8 @@ impl<'k> Items<'k> {
         }
     }
 
-    /// Runs `body` for each item of the block, which may have none, with the [words](SequenceRows::words) of the rows of its
-    /// sequence.
+    /// Runs `body` for each item of the block, which may have none, with the [words](SequenceRows::words) of the rows
+    /// of its sequence.
     #[track_caller]
     pub(crate) fn for_each(&self, k: &'k KernelBuilder, body: impl FnOnce(WorkItem<'k>, Vec<Val<'k, u32>>)) {
         let Listed { items, rows, cols, .. } = self.listed;
@@ -117,8 +117,8 @@ impl<'k> Work<'k> {
     }
 }
 
-/// The tiles in pieces, as `combine` reads them: a place for each block of the main kernel that one may begin in, for each
-/// tile where they are fewer, or for each sequence and head in splits.
+/// The tiles in pieces, as `combine` reads them: a place for each block of the main kernel that one may begin in, for
+/// each tile where they are fewer, or for each sequence and head in splits.
 #[derive(Clone, Copy)]
 pub(crate) struct Combined<'k>(GlobalPtr<'k, u32>);
 

@@ -74,8 +74,8 @@ fn on_device(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>
     }
 }
 
-/// By sequence: rows of Q and of K, and the first of each in packed tensors. Values that contradict the problem are cut to
-/// its bounds.
+/// By sequence: rows of Q and of K, and the first of each in packed tensors. Values that contradict the problem are cut
+/// to its bounds.
 fn rows_of_sequences(problem: &Problem, lengths: &Lengths<Vec<i32>>) -> Vec<[u32; 4]> {
     let axis = |batch: usize, starts: &Option<Vec<i32>>, used: &Option<Vec<i32>>, total: usize, most: usize| {
         let within = |value: i32, most: usize| usize::try_from(value).unwrap_or(0).min(most);

@@ -144,7 +144,7 @@ impl Work {
             return cost(self.of_head[0].0, 1);
         }
         let mut loads = Loads::new(self.clusters.count);
-        for heads in self.clusters.heads_together() {
+        for heads in self.clusters.heads_of_rounds() {
             for &(blocks, items) in &self.of_head {
                 loads.deal(blocks + TILE_COST, items * heads.len() as u64, |_| ());
             }

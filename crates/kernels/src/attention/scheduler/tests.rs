@@ -264,11 +264,11 @@ proptest! {
     #[test]
     fn an_item_goes_to_the_first_of_those_with_the_least_to_do(
         mut costs in proptest::collection::vec(1u64..40, 1..30),
-        (count, groups, sharing, times) in (1usize..200, 1usize..20, 1usize..4, 1usize..20),
+        (count, groups, sharing, rounds) in (1usize..200, 1usize..20, 1usize..4, 1usize..20),
     ) {
         costs.sort_unstable_by_key(|cost| Reverse(*cost));
-        let (all_heads, times) = (groups * sharing, times.min(groups));
-        let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, sharing, times };
+        let (all_heads, rounds) = (groups * sharing, rounds.min(groups));
+        let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, sharing, rounds };
         let mut dealt = Vec::new();
         clusters.deal(&costs, |place, first, chosen| {
             dealt.extend(chosen.iter().enumerate().map(|(head, &cluster)| (place, first + head, cluster)));
@@ -279,12 +279,12 @@ proptest! {
             prop_assert_eq!(Some(cluster), first);
             loads[cluster] += costs[place];
         }
-        // Heads that are dealt together, longest items first; as many each time, or those of one more K/V head.
-        let time_of = |head: usize| clusters.heads_together().position(|heads| heads.contains(&head));
-        let in_order = dealt.is_sorted_by_key(|&(place, head, _)| (time_of(head), place, head));
+        // Round by round, longest items first; as many heads in each, or those of one more K/V head.
+        let round_of = |head: usize| clusters.heads_of_rounds().position(|heads| heads.contains(&head));
+        let in_order = dealt.is_sorted_by_key(|&(place, head, _)| (round_of(head), place, head));
         prop_assert!(in_order && dealt.len() == costs.len() * all_heads);
-        let least = groups / times * sharing;
-        prop_assert!(clusters.heads_together().all(|heads| heads.len() == least || heads.len() == least + sharing));
+        let least = groups / rounds * sharing;
+        prop_assert!(clusters.heads_of_rounds().all(|heads| heads.len() == least || heads.len() == least + sharing));
     }
 
     #[test]

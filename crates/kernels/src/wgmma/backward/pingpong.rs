@@ -11,8 +11,8 @@
 //! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
 //!
-//! One fence a tile makes dS in shared memory visible to products. It comes before the sync where dK reads dS from shared memory; at
-//! head_dim 64 dK has dS in registers, and the fence comes after dV and dK have started.
+//! One fence a tile makes dS in shared memory visible to products. It comes before the sync where dK reads dS from
+//! shared memory; at head_dim 64 dK has dS in registers, and the fence comes after dV and dK have started.
 //!
 //! At one place of the loop no product is under way, and a branch that starts products also waits for them: otherwise
 //! ptxas serialises them.
@@ -57,8 +57,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));
             self.score_gradients_of(pingpong, number, || mask(m_block));
-            // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one before.
-            // Where dK reads dS from shared memory, all warps of the warpgroup have one before they meet.
+            // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one
+            // before. Where dK reads dS from shared memory, all warps of the warpgroup have one before they meet.
             let fence_first = !context.shares.holds_operands;
             if fence_first {
                 k.fence_proxy_async();

@@ -7,25 +7,26 @@ use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Default, Priced, Proposal, TABLE, can_pack};
 
-/// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served. Fewer leave
-/// most of a tile empty, and family mma has smaller ones.
+/// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
+/// Fewer leave most of a tile empty, and family mma has smaller ones.
 const LEAST_USUAL_ROWS: usize = 64;
 
-/// Queries of a sequence, on average, for which heads are packed with lengths on the device, so that they fill tiles. The least
-/// was not measured.
+/// Queries of a sequence, on average, for which heads are packed with lengths on the device, so that they fill tiles.
+/// The least was not measured.
 const PACKED_QUERIES: RangeInclusive<usize> = 16..=512;
 
-/// Cost of a packed tile of 192 rows in hundredths of what the table says, where one of 128 costs that: they took 1.43 to 1.46
-/// times as long for 128, 256 and 512 rows over 4,096 keys (`evidence/h200/chunks.jsonl`), where the table has 1.29.
+/// Cost of a packed tile of 192 rows in hundredths of what the table says, where one of 128 costs that: they took 1.43
+/// to 1.46 times as long for 128, 256 and 512 rows over 4,096 keys (`evidence/h200/chunks.jsonl`), where the table has
+/// 1.29.
 const TALL_PACKED_COST: u64 = 112;
 
 /// Head sizes for which heads of long causal prompts are packed: those that share the rows which were measured (run
 /// `packed-prompts` of `evidence/h200/packed.jsonl`).
 const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 
-/// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If that is
-/// the bound, all have as many rows; else half a tile of each is left over, and where a tile of 64 rows holds them, too. Blocks
-/// share the work evenly, so the row with the least work is the best.
+/// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If
+/// that is the bound, all have as many rows; else half a tile of each is left over, and where a tile of 64 rows holds
+/// them, too. Blocks share the work evenly, so the row with the least work is the best.
 pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     if problem.dtype() == DType::E4M3 {
         return Vec::new();
@@ -38,8 +39,8 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
     let whole = usual_rows >= LEAST_USUAL_ROWS && tiles >= chip.sms as usize;
-    // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as it has
-    // queries.
+    // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as
+    // it has queries.
     let prompt_keys = match problem.kv_lengths() {
         KvLengths::Packed { total, .. }
             if usual_rows > *PACKED_QUERIES.end()
@@ -57,7 +58,8 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         && PACKED_QUERIES.contains(&usual_rows)
         && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS;
     let packing = few_queries || prompt_keys.is_some();
-    // A chunk among sequences that decode: one with as many rows as the bound has most of them, and tiles are chosen for it.
+    // A chunk among sequences that decode: one with as many rows as the bound has most of them, and tiles are chosen
+    // for it.
     let long_chunk = few_queries
         && PROMPT_HEAD_DIMS.contains(&head_dim)
         && problem.seq_len_q() > *PACKED_QUERIES.end()

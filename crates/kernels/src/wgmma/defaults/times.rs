@@ -1,5 +1,5 @@
-//! A model of times. It decides where keys are split, and for problems of less than 80 µs (chunks: 240), whose tiles leave
-//! something over at every edge.
+//! A model of times. It decides where keys are split, and for problems of less than 80 µs (chunks: 240), whose tiles
+//! leave something over at every edge.
 
 use flashcore_problem::Problem;
 
@@ -8,8 +8,8 @@ use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiles, Tiling};
 
-/// Picoseconds of tiles with so many rows, up to a head_dim. A K block of `n` keys takes `n · key + block`; a tile takes
-/// `n · key + tile` besides, for its first and last products, which nothing overlaps.
+/// Picoseconds of tiles with so many rows, up to a head_dim. A K block of `n` keys takes `n · key + block`; a tile
+/// takes `n · key + tile` besides, for its first and last products, which nothing overlaps.
 struct Times {
     head_dim: usize,
     rows: u32,
@@ -31,8 +31,8 @@ const fn times(head_dim: usize, rows: u32, [key, block, tile]: [u64; 3], most_co
     }
 }
 
-/// Fitted to 2,600 times of up to 150 µs, of 201 random problems on an H200 (run `default-times-h200`), each within 3 to 8 %
-/// (rms). Where only one or two widths of K blocks were timed, a K block is taken to cost as much as 20 keys.
+/// Fitted to 2,600 times of up to 150 µs, of 201 random problems on an H200 (run `default-times-h200`), each within 3
+/// to 8 % (rms). Where only one or two widths of K blocks were timed, a K block is taken to cost as much as 20 keys.
 #[rustfmt::skip]
 const TIMES: &[Times] = &[
     times(64, 64, [4_540, 133_000, 157_000], 128),
@@ -60,13 +60,13 @@ const TIMES: &[Times] = &[
     times(256, 128, [12_950, 274_000, 863_000], 64),
 ];
 
-/// Picoseconds up to which the model chooses whole tiles: beyond, rows of the table are nearer to the best, but for chunks with
-/// more keys than rows.
+/// Picoseconds up to which the model chooses whole tiles: beyond, rows of the table are nearer to the best, but for
+/// chunks with more keys than rows.
 const MOST_PS: u64 = 80_000_000;
 const MOST_PS_OF_CHUNKS: u64 = 3 * MOST_PS;
 
-/// Picoseconds of a second launch and of merging, and those of each KB of partials: f32 sums of every row and split, which are
-/// stored and loaded. Fitted to 900 times of splits.
+/// Picoseconds of a second launch and of merging, and those of each KB of partials: f32 sums of every row and split,
+/// which are stored and loaded. Fitted to 900 times of splits.
 const MERGE_PS: u64 = 2_000_000;
 const MERGE_PS_PER_KB: u64 = 550;
 
@@ -82,8 +82,9 @@ const SPLIT_COLS: [u32; 3] = [64, 80, 128];
 /// Most splits that an SM works through, one after the other.
 const MOST_ROUNDS: u32 = 4;
 
-/// Time of several rounds in hundredths of that of as many whole tiles. With this and the next number the model splits 83 of 139
-/// problems in rounds, in 0.916 of the time in the mean, and four in more than 1.03 of it (run `split-rounds-h200`).
+/// Time of several rounds in hundredths of that of as many whole tiles. With this and the next number the model splits
+/// 83 of 139 problems in rounds, in 0.916 of the time in the mean, and four in more than 1.03 of it (run
+/// `split-rounds-h200`).
 const ROUNDS_PERCENT: u64 = 103;
 
 /// Splits in rounds read K and V at 3.1 TB/s at most, seen on an H200. Other cards were not measured.
@@ -118,8 +119,8 @@ impl Times {
         }
     }
 
-    /// A tile with as many stages as there is room for, up to three. One of 64 rows has no other warpgroup to hide the rescaling
-    /// of its output, which takes longer for larger heads.
+    /// A tile with as many stages as there is room for, up to three. One of 64 rows has no other warpgroup to hide the
+    /// rescaling of its output, which takes longer for larger heads.
     fn tile(&self, cols: u32, shape: &Shape) -> Config {
         let tile = match self.rows {
             64 => free(64, cols, 3),
@@ -187,8 +188,8 @@ impl Timed {
     }
 }
 
-/// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits, and no
-/// heads are packed. The problem's head_dim is no matter.
+/// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits,
+/// and no heads are packed. The problem's head_dim is no matter.
 pub(super) fn configs(problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
     let all = TIMES
         .iter()
@@ -287,8 +288,8 @@ impl Candidate<'_> {
     }
 }
 
-/// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model does not
-/// decide for it.
+/// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model
+/// does not decide for it.
 pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<Timed>, Option<Timed>) {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let enough = TIMES.iter().find(|times| head_dim <= times.head_dim);
