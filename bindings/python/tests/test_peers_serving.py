@@ -59,6 +59,7 @@ class Torch(types.ModuleType):
         self.int32, self.float16, self.bfloat16 = np.dtype("i4"), np.dtype("f2"), np.dtype("V2")
         self.arange = lambda *bounds, dtype=None, device: tensor(np.arange(*bounds, dtype=dtype))
         self.cat, self.equal = lambda parts: tensor(np.concatenate(parts)), np.array_equal
+        self.empty_like = lambda like: tensor(np.empty_like(like))
         self.where = lambda mask, a, b: tensor(np.where(mask, a, b))
         aten = types.SimpleNamespace(_flash_attention_forward=self.flash, _cudnn_attention_forward=self.cudnn)
         self.ops = types.SimpleNamespace(aten=aten)
@@ -229,6 +230,8 @@ def test_flash_attention_3_gets_zeros_past_the_end_of_a_sequence_of_a_cache():
     tensors["k"][1, KEYS[1] :] = tensors["v"][2, KEYS[2] :] = np.nan  # the bench has new inputs
     run.refresh()
     np.testing.assert_allclose(run(), expected, atol=1e-6)
+    for other in "kv":  # others must not read what is there
+        assert np.isnan(tensors[other]).any()
 
 
 def test_the_schedule_of_flash_attention_3_is_kept():

@@ -91,8 +91,8 @@ def of_torch(torch, backend, dense):
 def of_fa3(torch, operators, options_of):
     """FlashAttention-3. Where K and V have `seqused_k`, its scheduler's metadata is computed once and kept.
 
-    Of a contiguous cache it reads rows past the end of a sequence, with a probability of 0, and the bench has NaN there:
-    they are zeros for it.
+    Of a contiguous cache it reads rows past the end of a sequence, with a probability of 0, and the bench has NaN
+    there: it gets a copy with zeros.
     """
 
     def make(tensors, problem, *, scales, **how):
@@ -120,26 +120,35 @@ def of_fa3(torch, operators, options_of):
                 is_causal=options["is_causal"], window_size_left=options["window_size_left"],
                 window_size_right=options["window_size_right"], has_softcap="softcap" in options,
             )  # fmt: skip
-        run = _shaped(lambda: operators.fwd(q, k, v, **options)[0], tensors["q"])
-        return _WithoutRest(torch, run, (k, v), tensors["seqused_k"]) if kv == "cache" else run
+
+        def of(k, v):
+            return _shaped(lambda: operators.fwd(q, k, v, **options)[0], tensors["q"])
+
+        return _WithoutRest(torch, of, (k, v), tensors["seqused_k"]) if kv == "cache" else of(k, v)
 
     return make
 
 
 class _WithoutRest:
-    """A function of contiguous caches whose rows past the ends of sequences are zeros whenever inputs have new values."""
+    """A function of contiguous caches, on copies that have zeros past the ends of sequences.
 
-    def __init__(self, torch, run, caches, used):
-        self.torch, self.run, self.caches, self.used = torch, run, caches, used
+    What the bench has there stays: other subjects must not read it.
+    """
+
+    def __init__(self, torch, of, caches, used):
+        self.torch, self.caches, self.used = torch, caches, used
+        self.copies = [torch.empty_like(cache) for cache in caches]
+        self.run = of(*self.copies)
         self.refresh()
 
     def __call__(self):
         return self.run()
 
     def refresh(self):
-        for cache in self.caches:
-            rows = self.torch.arange(cache.shape[1], device=cache.device)
-            for sequence, used in zip(cache, self.used[:, None]):
+        for copy, cache in zip(self.copies, self.caches):
+            copy[:] = cache
+            rows = self.torch.arange(copy.shape[1], device=copy.device)
+            for sequence, used in zip(copy, self.used[:, None]):
                 sequence[rows >= used] = 0
 
 
