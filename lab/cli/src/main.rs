@@ -97,11 +97,17 @@ Exit codes:
   1  findings, a wrong output, a refusal or a failure
   2  usage: a flag, a name, a file or a shape that is not valid
   3  environment: no driver, no such device
+  130  a search that a signal ended
 
 Environment:
   CUDA_VISIBLE_DEVICES   GPUs to use, as for every CUDA program
   CUDA_CACHE_PATH        where the driver keeps compiled kernels; must be writable
+  FLASHCORE_PLANS        plan tables to use: shipped, user, none or a file
   FLASHCORE_PTXAS        an offline ptxas, for register counts where there is no GPU
+  FLASHCORE_PYTHON       the Python that has PyTorch and flashcore, for peers (python3)
+  FLASHCORE_FA3          FlashAttention-3's library, or the folder that it is in
+  FLASHCORE_NCU          ncu, if it is not on PATH
+  FLASHCORE_CACHE_DIR    where trusted files are listed (~/.cache/flashcore)
   RAYON_NUM_THREADS      threads of the CPU device and of the simulator
   FLASHCORE_PROGRESS     seconds between progress lines of a check if stderr is not a terminal
                          (30); 0 for none
