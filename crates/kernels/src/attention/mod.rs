@@ -3,7 +3,6 @@
 
 pub mod block_range;
 pub(crate) mod combine;
-pub(crate) mod dq_sums;
 pub(crate) mod epilogue;
 pub(crate) mod gradients;
 pub(crate) mod lengths;

@@ -4,6 +4,7 @@
 //! Of a deterministic problem the main kernel leaves dQ out, and a second one computes it: seven products in place of
 //! five, but no order among blocks to wait for, and no sums of dQ in memory.
 
+mod dq_sums;
 mod kernel;
 mod warp;
 
@@ -13,13 +14,13 @@ use half::{bf16, f16};
 
 use super::{Config, FAMILY, LEVERS, NAME, SCRATCH_REGISTERS, registers_left};
 use crate::Refusal;
-use crate::attention::dq_sums::{self, SumTiles};
 use crate::attention::gradients::{self, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::softmax::Rescale;
 use crate::family::{Family, Values};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{STEP, padded, tile_bytes};
+use dq_sums::SumTiles;
 
 /// Rows and keys of a tile: [`PADDING`](gradients::PADDING) is a multiple.
 const TILES: &[u32] = &[16, 32, 64, 128];

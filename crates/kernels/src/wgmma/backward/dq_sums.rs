@@ -1,5 +1,5 @@
 //! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `mma` have another order
-//! (`attention/dq_sums.rs`).
+//! (`mma/backward/dq_sums.rs`).
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64

@@ -1,20 +1,20 @@
-//! dQ from its sums: scaled, rounded, and in rows.
+//! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `wgmma` have another order
+//! (`wgmma/backward/dq_sums.rs`).
 //!
-//! Those of family `mma`; `wgmma/backward/dq_sums.rs` has another order. The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that
-//! are added: of a tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns
-//! after the other, of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at
-//! a time.
+//! The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that are added: of a
+//! tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns after the other,
+//! of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at a time.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::gradients::{Statistics, Workspace};
-use super::lengths::TensorParam;
-use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
-use super::row_tile::{ACC_COLS, QUAD};
 use crate::Refusal;
+use crate::attention::gradients::{Statistics, Workspace};
+use crate::attention::lengths::TensorParam;
+use crate::attention::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
+use crate::attention::row_tile::{ACC_COLS, QUAD};
 use crate::family;
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::STEP;
@@ -26,7 +26,7 @@ const COLUMNS: u32 = 8;
 
 /// A tile of sums, and the warps that share it.
 #[derive(Clone, Copy)]
-pub(crate) struct SumTiles {
+pub(super) struct SumTiles {
     pub rows: u32,
     /// Columns, with those past head_dim.
     pub columns: u32,
@@ -46,7 +46,7 @@ impl SumTiles {
     }
 }
 
-pub(crate) fn step(
+pub(super) fn step(
     problem: &Problem,
     shape: &Shape,
     tiles: SumTiles,
