@@ -342,7 +342,7 @@ impl<'k> Exchange<'k> {
     fn declare(k: &'k KernelBuilder, threads: Threads) -> Self {
         let shape = |cols| TileShape::new(threads.rows, cols).stages(threads.groups);
         Exchange {
-            out: k.shared_tile("group_parts", shape(threads.row_threads * COLUMNS)),
+            out: k.shared_tile("group_partials", shape(threads.row_threads * COLUMNS)),
             sums: k.shared_tile("group_sums", shape(2)),
         }
     }

@@ -45,7 +45,7 @@ pub(crate) struct Partial<'k> {
 impl<'k> Partials<'k> {
     pub(crate) fn to_write(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
         Partials {
-            out: k.param_ptr_mut("split_parts"),
+            out: k.param_ptr_mut("split_partials"),
             sums: k.param_ptr_mut("split_sums"),
             head_dim_v,
         }
@@ -53,7 +53,7 @@ impl<'k> Partials<'k> {
 
     pub(crate) fn to_read(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
         Partials {
-            out: k.param_ptr("split_parts"),
+            out: k.param_ptr("split_partials"),
             sums: k.param_ptr("split_sums"),
             head_dim_v,
         }

@@ -48,8 +48,8 @@ impl<'k> WarpPartials<'k> {
         let needed = 4 * rows * (cols + padding) * warps;
         let fits = |other: &SharedTile<'k, E>| needed <= other.stages() * other.stage_bytes();
         let out = match instead.into_iter().find(fits) {
-            Some(other) => k.shared_tile_reusing::<f32, E>("parts", tile, other),
-            None => k.shared_tile::<f32>("parts", tile),
+            Some(other) => k.shared_tile_reusing::<f32, E>("partials", tile, other),
+            None => k.shared_tile::<f32>("partials", tile),
         };
         WarpPartials {
             out,

@@ -12,7 +12,7 @@ use flashcore_kernels::{Config, KernelCache, Plan, Refusal};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder, RandomLimits, random_problem};
 use flashcore_sim::{FindingKind, SimError, SimOptions, simulate};
-use splits::{assert_missing_parts_are_found, assert_plan_clean, check};
+use splits::{assert_missing_partials_are_found, assert_plan_clean, check};
 
 /// Each rule of rescaling, warps along rows and along keys, heads packed and not, few and many splits.
 const KERNELS: [&str; 8] = [
@@ -180,7 +180,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
 fn a_part_that_nobody_stores_is_found_where_it_is_read() {
     let problem = decode(4, 1, 130).build().unwrap();
     for kernel in [KERNELS[0], KERNELS[3]] {
-        assert_missing_parts_are_found(&plan(&problem, kernel));
+        assert_missing_partials_are_found(&plan(&problem, kernel));
     }
 }
 

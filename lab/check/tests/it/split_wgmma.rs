@@ -9,7 +9,7 @@ use flashcore_ir::{Arg, Chip, Table, Target};
 use flashcore_kernels::{KernelCache, Plan, Refusal, Tap};
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder};
 use flashcore_sim::FindingKind;
-use splits::{assert_missing_parts_are_found, assert_plan_clean, check};
+use splits::{assert_missing_partials_are_found, assert_plan_clean, check};
 
 /// One to three warpgroups, each rule of rescaling, a cluster, few and many splits.
 const KERNELS: [&str; 6] = [
@@ -166,7 +166,7 @@ fn kernels_do_not_depend_on_how_many_splits_there_are() {
 #[test]
 fn a_part_that_nobody_stores_is_found_where_it_is_read() {
     let problem = chunk().seq_len_q(70).build().unwrap();
-    assert_missing_parts_are_found(&plan(&problem, KERNELS[0]));
+    assert_missing_partials_are_found(&plan(&problem, KERNELS[0]));
 }
 
 /// The table of a launch, as the host has it, changed.

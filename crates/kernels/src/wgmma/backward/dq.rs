@@ -1,15 +1,16 @@
 //! How dQ of a tile comes to its sums in global memory.
 //!
-//! Up to 128 columns the consumers leave it in shared memory, and a warp of the producer's warpgroup sends it from there, a
-//! warp for each stage. Beyond, there is no room for that: threads add their registers.
+//! Up to 128 columns the consumers leave it in shared memory, and a warp of the producer's warpgroup sends it from
+//! there, a warp for each stage. Beyond, there is no room for that: threads add their registers.
 //!
-//! **In any order**, the first block at a Q tile stores its part, and the others add to it: the sums need no zeros. A word for
-//! each Q tile says what has happened to it. A block claims a tile only after its part is in shared memory, and waits for no
-//! other block before it has stored it, so blocks cannot deadlock. Where threads add, they add to zeros.
+//! **In any order**, the first block at a Q tile stores its part, and the others add to it: the sums need no zeros. A
+//! word for each Q tile says what has happened to it. A block claims a tile only after its part is in shared memory,
+//! and waits for no other block before it has stored it, so blocks cannot deadlock. Where threads add, they add to
+//! zeros.
 //!
-//! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends a tile
-//! waits for its turn, and after its additions have arrived, it passes the turn on. Where threads add, such a warp does both for them. So
-//! no consumer waits for the L2 cache.
+//! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends
+//! a tile waits for its turn, and after its additions have arrived, it passes the turn on. Where threads add, such a
+//! warp does both for them. So no consumer waits for the L2 cache.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::AtomOp;
@@ -27,7 +28,8 @@ use crate::wgmma::Config;
 /// Tiles of dQ in shared memory, each of which a warp sends.
 const STAGES: u32 = 2;
 
-/// In any order, what the word of a tile says: a block has begun to store its part, and has stored it. At first it is 0.
+/// In any order, what the word of a tile says: a block has begun to store its part, and has stored it. At first it is
+/// 0.
 const CLAIMED: u32 = 1;
 const STORED: u32 = 2;
 
@@ -145,8 +147,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Waits for a tile of dQ, and until this block may send it. Returns whether it is the first one at the tile, and stores
-    /// its part.
+    /// Waits for a tile of dQ, and until this block may send it. Returns whether it is the first one at the tile, and
+    /// stores its part.
     fn come_to(
         &self,
         tile: &Tile<'k>,

@@ -23,8 +23,8 @@ pub(crate) fn assert_plan_clean(plan: &Plan) {
 
 /// A part, or the sum that goes with it, that nobody stores is found where `combine` reads it.
 #[track_caller]
-pub(crate) fn assert_missing_parts_are_found(whole: &Plan) {
-    for buffer in ["split_parts", "split_sums"] {
+pub(crate) fn assert_missing_partials_are_found(whole: &Plan) {
+    for buffer in ["split_partials", "split_sums"] {
         let of = |m: &Mutation| m.operator == Operator::DropStore && m.object.as_deref() == Some(buffer);
         let dropped = mutations(&whole.main.kernel).into_iter().find(of).unwrap();
         let mut broken = whole.clone();
