@@ -123,12 +123,20 @@ pub struct Band<I> {
 }
 
 impl<I: Index> Band<I> {
-    /// First visible key of a row, and one past the last (not below the first).
+    /// First visible key of a row, and one past the last (not below the first). Both may be past the last key if the
+    /// row sees none: enough for a mask.
     #[track_caller]
     pub fn visible(&self, row: I) -> (I, I) {
         let end = (row + self.hi + row.constant(1)).at_most(self.len);
         let first = (row + self.lo).at_least(row.constant(0));
         (first, end.at_least(first))
+    }
+
+    /// The same within `0..len`, as [`KeyRange::keys`](flashcore_problem::KeyRange::keys): to count blocks.
+    #[track_caller]
+    pub fn keys(&self, row: I) -> (I, I) {
+        let (first, end) = self.visible(row);
+        (first.at_most(self.len), end.at_most(self.len))
     }
 
     /// The same band with rows and keys exchanged: key `j` is seen by rows `j - hi ..= j - lo` of `rows`.

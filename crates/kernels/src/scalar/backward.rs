@@ -187,12 +187,8 @@ fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
         let seen: Vec<_> = keys.iter().map(|key| seen_by.visible(key.reinterpret())).collect();
         let last_key = (first_key + (threads.own - 1)).min(rows.seq_len_kv - 1);
         let walked = threads.walked as i32;
-        let first_row = seen_by.visible(first_key.reinterpret()).0 / walked * walked;
-        // An end is not below its first, which may be past the rows: there are no statistics.
-        let end_row = seen_by
-            .visible(last_key.reinterpret())
-            .1
-            .min(rows.seq_len_q.reinterpret());
+        let first_row = seen_by.keys(first_key.reinterpret()).0 / walked * walked;
+        let end_row = seen_by.keys(last_key.reinterpret()).1;
 
         k.for_uniform(0u32, rows.group_size, 1, |of_group| {
             let head = kv_head.fma(rows.group_size, of_group);

@@ -163,3 +163,25 @@ fn more_splits_than_there_are_slots_are_refused() {
         "{text}"
     );
 }
+
+/// Windows past the last key leave the other sequences their row tiles and slots.
+#[test]
+fn rows_that_see_nothing_take_no_splits() {
+    for (kernel, target) in [
+        ("mma/m128n64-w4x1-s2-b1-qsh-xor-cond", Target::Sm80),
+        ("wgmma/m128n64-s2-free-spec", Target::Sm90a),
+    ] {
+        let problem = Problem::builder()
+            .batch(2)
+            .heads(2, 2)
+            .head_dim(64)
+            .seq_len_q(128)
+            .seq_len_kv(64)
+            .mask(Mask::window(Some(8), Some(0)).top_left())
+            .kv_lengths(KvLengths::Cache)
+            .batch_invariant(64);
+        let plan = Plan::new(&problem.build().unwrap(), &kernel.parse().unwrap(), target).unwrap();
+        let report = check_plan(&plan, &CheckOptions::default()).unwrap();
+        assert_eq!(report.verdict, Verdict::Clean, "{kernel}\n{report}");
+    }
+}

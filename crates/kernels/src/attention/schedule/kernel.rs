@@ -165,10 +165,11 @@ impl<'k> Context<'k> {
     #[track_caller]
     fn visible(&self, params: &RowParams<'k>, rows: &QueryRows<'k>, row: Val<'k, i32>) -> (Val<'k, i32>, Val<'k, i32>) {
         let row = row.reinterpret();
-        params.visible_keys(match self.tiles.heads {
+        let query = match self.tiles.heads {
             TileHeads::Dense => self.by_group.quotient(row),
             TileHeads::One | TileHeads::Warpgroups(_) => rows.query(row),
-        })
+        };
+        params.band.keys(query.reinterpret())
     }
 
     /// A tile of a sequence.

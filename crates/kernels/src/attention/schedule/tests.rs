@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{CausalAlign, KvLengths, Lengths, Mask, POISON, Problem, QLengths, random_lengths};
+use flashcore_problem::{
+    CausalAlign, KvLengths, Lengths, Mask, POISON, Problem, ProblemBuilder, QLengths, random_lengths,
+};
 use flashcore_sim::{SimOptions, simulate};
 use proptest::prelude::*;
 
@@ -12,6 +14,7 @@ use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{FULLY_MASKED, Place, Tile};
 
 mod l2;
+mod splits;
 
 /// A schedule as its readers see it.
 #[derive(Debug, PartialEq)]
@@ -267,7 +270,10 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
             ..Mask::CAUSAL
         },
         Mask::window(Some(70), Some(9)),
+        Mask::window(Some(70), Some(9)).top_left(),
     ];
+    // Some rows see only keys that do not exist.
+    let q_offset = [0, 0, 50, 5000][rng.below(4)];
     let problem = Problem::builder()
         .batch(batch)
         .heads(kv_heads * group, kv_heads)
@@ -276,7 +282,8 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
         .seq_len_kv(keys)
         .q_lengths(q_lengths)
         .kv_lengths(kv_lengths)
-        .mask(masks[rng.below(masks.len())]);
+        .mask(masks[rng.below(masks.len())])
+        .offsets(q_offset, 0);
     let problem = problem.build().unwrap();
     // Few blocks with many tiles have several rounds.
     let few = rng.chance(0.3);
@@ -298,7 +305,7 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
 #[test]
 fn the_kernel_makes_the_lists_of_the_host() {
     let (mut in_pieces, mut empty, mut in_several_rounds, mut dealt) = (0, 0, 0, 0);
-    for seed in 0..60 {
+    for seed in 0..70 {
         let (problem, pieces, grid) = drawn(seed);
         let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
         let lengths = random_lengths(&problem, seed);
@@ -410,8 +417,13 @@ fn hostile_lengths_stay_in_the_buffer() {
     let values = [i32::MIN, -1, 0, 3, 79, 80, 81, 1 << 20, i32::MAX];
     for seed in 0..20 {
         let (problem, pieces, grid) = drawn(seed);
-        let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
         let mut rng = Rng::new(seed);
+        let problem = match rng.chance(0.5) {
+            true => ProblemBuilder::from(&problem).batch_invariant(rng.between(1, 300)),
+            false => ProblemBuilder::from(&problem),
+        };
+        let problem = problem.build().unwrap();
+        let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
         let entries = problem.length_entries();
         let lengths = entries.map(|&count| (0..count).map(|_| *rng.pick(&values).unwrap()).collect::<Vec<i32>>());
         let lists = on_device(&problem, &schedule, &lengths);
@@ -419,7 +431,7 @@ fn hostile_lengths_stay_in_the_buffer() {
             let (batch, blocks) = (item[0] & 0xffff, item[7] & 0xffff);
             let most = problem.seq_len_kv().div_ceil(pieces.cols as usize).max(1);
             assert!(batch < problem.batch() as u32 && (1..=most as u32).contains(&blocks));
-            assert!(item[7] >> 16 <= 2 * grid, "slot {}", item[7] >> 16);
+            assert!(u64::from(item[7] >> 16) <= schedule.slots(), "slot {}", item[7] >> 16);
         }
     }
 }

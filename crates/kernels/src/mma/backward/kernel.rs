@@ -200,7 +200,11 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
     fn order(&self) -> BlockOrder<Val<'k, i32>> {
         let (first, len): (Val<'k, i32>, Val<'k, i32>) = (self.first.reinterpret(), self.owned_len.reinterpret());
         let last = first + (self.levers.cols as i32 - 1);
-        let range = BlockRange::between(self.seen_by(first), self.seen_by(last.min(len - 1)), self.levers.rows);
+        let range = BlockRange::between(
+            self.seen.keys(first),
+            self.seen.keys(last.min(len - 1)),
+            self.levers.rows,
+        );
         let past = last.ge(len);
         let range = BlockRange {
             whole: past.select(range.end, range.whole),
@@ -208,12 +212,6 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
             ..range
         };
         BlockOrder::ascending(range, false)
-    }
-
-    #[track_caller]
-    fn seen_by(&self, row: Val<'k, i32>) -> (Val<'k, i32>, Val<'k, i32>) {
-        let (first, end) = self.seen.visible(row);
-        (first.min(self.seen.len), end.min(self.seen.len))
     }
 
     /// The first row that a row of the owned side sees, and one past the last; none if it is past the end.

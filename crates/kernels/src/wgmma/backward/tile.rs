@@ -57,11 +57,7 @@ pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, order
 /// the next tile, of which there is none past the end. Every tile from there on to the end sees both.
 #[track_caller]
 pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, cols]: [u32; 2]) -> (BlockRange<I>, I) {
-    // The first query row that sees a key, and one past the last; both at most as many as there are.
-    let rows_that_see = |key: I| {
-        let (first, end) = seen_by.visible(key);
-        (first.at_most(seen_by.len), end.at_most(seen_by.len))
-    };
+    let rows_that_see = |key: I| seen_by.keys(key);
     let next = first + first.constant(cols as i32);
     let last = (next - first.constant(1)).at_most(keys - first.constant(1));
     let range = BlockRange::between(rows_that_see(first), rows_that_see(last), rows);

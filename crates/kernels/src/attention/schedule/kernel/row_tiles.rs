@@ -20,7 +20,7 @@ impl<'k> Context<'k> {
             k.if_(batch.lt(self.batch).divergent(), || {
                 let (params, _) = self.params.of_sequence(batch);
                 let queries = [k.constant(0), params.seq_len_q - 1];
-                let n_blocks = self.n_blocks_between(queries.map(|query| params.visible_keys(query)));
+                let n_blocks = self.n_blocks_between(queries.map(|query| params.band.keys(query.reinterpret())));
                 cost.set(params.seq_len_q.ne(0).select(n_blocks + TILE_COST as u32, 0u32));
             });
             let cost = cost.get();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use flashcore_problem::{DType, Mask, ProblemBuilder};
+use flashcore_problem::{DType, Mask};
 
 use super::*;
 use crate::attention::query_rows::Packing;
