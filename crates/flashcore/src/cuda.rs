@@ -116,6 +116,16 @@ impl CudaAttention {
         &self.context
     }
 
+    /// The device as plans see it: without the multiprocessors that are left to others.
+    pub(crate) fn chip(&self) -> Chip {
+        self.chip
+    }
+
+    /// Multiprocessors that are left to others.
+    pub(crate) fn sm_margin(&self) -> u32 {
+        self.context.info().chip().sms - self.chip.sms
+    }
+
     /// The kernel that it was made for, if it was made for one.
     pub(crate) fn fixed(&self) -> Option<Config> {
         self.config

@@ -181,7 +181,7 @@ impl Attention {
             watch(TuneProgress::Problem { problem, index, count });
             let share = (budget - now) / (count - index) as u32;
             let default = self.plan(problem)?.kernel();
-            let found = bed::search(&self.device(), problem, default, share, watch)?;
+            let found = bed::search(&self.backend, problem, default, share, watch)?;
             let row = PlanRow {
                 problem: class.clone(),
                 kernel: found.kernel,

@@ -9,6 +9,7 @@ use flashcore_problem::{
 
 use super::search::{self, Bed, Unfit};
 use super::{TuneProgress, TuneSearch};
+use crate::attention::Backend;
 use crate::{Attention, Device, Error, KernelId};
 
 /// Length of a timed batch, µs.
@@ -18,9 +19,9 @@ const MOST_RUNS: u32 = 200;
 /// Seed of the inputs.
 const SEED: u64 = 1;
 
-/// Searches on a device.
+/// Searches on the device of an `Attention`.
 pub(super) fn search(
-    device: &Device,
+    backend: &Backend,
     problem: &Problem,
     default: KernelId,
     share: Duration,
@@ -29,9 +30,9 @@ pub(super) fn search(
     let began = Instant::now();
     let inputs = Inputs::generate(problem, InputKind::Normal, SEED);
     let expected = Expected::new(problem, &inputs)?;
-    match device {
+    match backend {
         #[cfg(feature = "cpu")]
-        Device::Cpu => search::search(
+        Backend::Cpu(_) => search::search(
             &mut host::HostBed::new(problem, inputs, expected, began),
             problem,
             default,
@@ -39,8 +40,8 @@ pub(super) fn search(
             watch,
         ),
         #[cfg(feature = "cuda")]
-        Device::Cuda(context) => search::search(
-            &mut gpu::GpuBed::new(context, problem, &inputs, expected, began)?,
+        Backend::Cuda(cuda) => search::search(
+            &mut gpu::GpuBed::new(cuda, problem, &inputs, expected, began)?,
             problem,
             default,
             share,
@@ -88,7 +89,7 @@ impl Expected {
             let found = found.map_err(|error| Unfit::Failed(Error::Problem(error)))?;
             match found.passed {
                 true => Ok(()),
-                false => Err(Unfit::LeftOut(format!("its output is wrong: {found}"))),
+                false => Err(Unfit::Wrong(format!("its output is wrong: {found}"))),
             }
         };
         compared(compare(problem, &out.view(), &self.0, Tolerance::of(problem.dtype())))?;
@@ -100,7 +101,7 @@ impl Expected {
         if census.unwritten + census.nan > 0 {
             let Census { unwritten, nan, .. } = census;
             let reason = format!("its output is wrong: {unwritten} elements were not written, {nan} are NaN");
-            return Err(Unfit::LeftOut(reason));
+            return Err(Unfit::Wrong(reason));
         }
         match lse {
             Some(lse) => compared(compare_lse(problem, lse, &self.0, Tolerance::of(problem.dtype()))),
@@ -109,9 +110,16 @@ impl Expected {
     }
 }
 
-/// An error of one kernel. One of the device shows again in what comes next.
-fn left_out(error: &Error) -> Unfit {
-    Unfit::LeftOut(error.to_string())
+/// What an error says of the kernel that was opened. One of the device shows again in what comes next.
+fn unfit(error: Error) -> Unfit {
+    match error {
+        Error::Refused { .. } | Error::NoPlan(_) => Unfit::Refused(error),
+        #[cfg(feature = "cpu")]
+        Error::Cpu(_) => Unfit::Refused(error),
+        #[cfg(feature = "cuda")]
+        Error::Cuda(_) => Unfit::Refused(error),
+        _ => Unfit::Failed(error),
+    }
 }
 
 /// Runs in a batch of kernels that take so long.
@@ -171,9 +179,9 @@ mod host {
         }
 
         fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
-            let attention = Attention::with_kernel(Device::Cpu, kernel).map_err(|error| left_out(&error))?;
+            let attention = Attention::with_kernel(Device::Cpu, kernel).map_err(unfit)?;
             self.out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
-            self.run(&attention).map_err(|error| left_out(&error))?;
+            self.run(&attention).map_err(unfit)?;
             self.expected.check(self.problem, &self.out, self.lse.as_deref())?;
             self.opened.push((kernel, attention));
             Ok(())
@@ -203,12 +211,13 @@ mod host {
 
 #[cfg(feature = "cuda")]
 mod gpu {
+    use flashcore_ir::Chip;
     use flashcore_kernels::{Config, KernelCache, Plan, near};
     use flashcore_problem::POISON;
 
     use super::*;
-    use crate::cuda::{Context, DeviceBuffer, Event, Graph, Stream};
-    use crate::{DeviceTensors, ScaleBuffers};
+    use crate::cuda::{Context, CudaAttention, DeviceBuffer, Event, Graph, Stream};
+    use crate::{DeviceTensors, HeadValueBuffers, ScaleBuffers};
 
     /// A kernel, and a batch of its runs in a graph, so that the host does not limit it.
     struct Opened {
@@ -224,9 +233,13 @@ mod gpu {
         problem: &'p Problem,
         expected: Expected,
         context: Context,
+        /// The device, without the multiprocessors that are left to others.
+        chip: Chip,
+        sm_margin: u32,
         stream: Stream,
         inputs: [DeviceBuffer; 3],
         scales: Option<ScaleBuffers>,
+        head_values: HeadValueBuffers,
         out: DeviceBuffer,
         lse: Option<DeviceBuffer>,
         events: [Event; 2],
@@ -237,25 +250,30 @@ mod gpu {
 
     impl<'p> GpuBed<'p> {
         pub(super) fn new(
-            context: &Context,
+            cuda: &CudaAttention,
             problem: &'p Problem,
             inputs: &Inputs,
             expected: Expected,
             began: Instant,
         ) -> Result<GpuBed<'p>, Error> {
+            let context = cuda.context();
             let stream = Stream::new(context)?;
             let tensors = [&inputs.q, &inputs.k, &inputs.v];
             let [q, k, v] = tensors.map(|tensor| DeviceBuffer::from_host(&stream, tensor.bytes()));
             let views = tensors.map(Tensor::view);
             let scales = ScaleBuffers::upload(&stream, views.each_ref())?;
+            let head_values = HeadValueBuffers::upload(&stream, problem, &views[0])?;
             let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
             let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
             Ok(GpuBed {
                 problem,
                 expected,
                 context: context.clone(),
+                chip: cuda.chip(),
+                sm_margin: cuda.sm_margin(),
                 inputs: [q?, k?, v?],
                 scales,
+                head_values,
                 out: DeviceBuffer::new(context, bytes)?,
                 lse: lse.map(|bytes| DeviceBuffer::new(context, bytes)).transpose()?,
                 events: [Event::new(context)?, Event::new(context)?],
@@ -271,6 +289,8 @@ mod gpu {
             let tensors = DeviceTensors {
                 lse: self.lse.as_ref().map(DeviceBuffer::as_slice),
                 scales: self.scales.as_ref().map(ScaleBuffers::as_slices),
+                sinks: self.head_values.sinks(),
+                alibi_slopes: self.head_values.alibi_slopes(),
                 workspace: Some(workspace.as_slice()),
                 ..DeviceTensors::new(q, k, v, self.out.as_slice())
             };
@@ -288,6 +308,7 @@ mod gpu {
 
         fn opened(&self, kernel: KernelId) -> Result<Opened, Error> {
             let attention = Attention::with_kernel(Device::Cuda(self.context.clone()), kernel)?;
+            let attention = attention.with_sm_margin(self.sm_margin)?;
             let bytes = attention.workspace_bytes(self.problem, 16)?;
             let workspace = DeviceBuffer::new(&self.context, usize::try_from(bytes).unwrap_or(usize::MAX))?;
             let run = |stream: &Stream| self.run(&attention, &workspace, stream);
@@ -326,26 +347,26 @@ mod gpu {
 
     impl Bed for GpuBed<'_> {
         fn near(&self, kernel: KernelId) -> Vec<KernelId> {
-            let chip = self.context.info().chip();
             #[cfg_attr(not(feature = "cpu"), allow(irrefutable_let_patterns))]
             let KernelId::Gpu(config) = kernel else {
                 return Vec::new();
             };
-            let of_default = near(self.problem, chip, &self.kernels);
+            let of_default = near(self.problem, self.chip, &self.kernels);
             let configs = if of_default.first() == Some(&config) {
                 of_default
             } else {
                 let (family, values) = config.levers();
                 let varied = family.near(&values, 1).into_iter();
                 let varied = varied.map(|values| Config::of(&family, values));
-                let is_served = |config: &Config| Plan::with_cache(self.problem, config, chip, &self.kernels).is_ok();
+                let is_served =
+                    |config: &Config| Plan::with_cache(self.problem, config, self.chip, &self.kernels).is_ok();
                 varied.filter(is_served).collect()
             };
             configs.into_iter().map(KernelId::Gpu).collect()
         }
 
         fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
-            let opened = self.opened(kernel).map_err(|error| left_out(&error))?;
+            let opened = self.opened(kernel).map_err(unfit)?;
             self.check(&opened)?;
             self.opened.push(opened);
             Ok(())
@@ -368,5 +389,20 @@ mod gpu {
         fn now(&self) -> Duration {
             self.began.elapsed()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_of_a_kernel_ends_a_search() {
+        let missing = Error::DeviceBuffer {
+            tensor: "sinks",
+            needed: 64,
+            given: None,
+        };
+        assert!(matches!(unfit(missing), Unfit::Failed(Error::DeviceBuffer { .. })));
     }
 }

@@ -23,9 +23,11 @@ const LEAST_GAIN: f64 = 0.01;
 
 /// Why a kernel is not timed.
 pub(super) enum Unfit {
-    /// It is refused, does not compile, or is wrong.
-    LeftOut(String),
-    /// The device failed.
+    /// It is refused, does not compile, or fails.
+    Refused(Error),
+    /// Its output is wrong.
+    Wrong(String),
+    /// Every kernel would fail.
     Failed(Error),
 }
 
@@ -53,8 +55,8 @@ pub(super) fn search(
 ) -> Result<TuneSearch, Error> {
     match bed.open(default) {
         Ok(()) => {}
-        Err(Unfit::Failed(error)) => return Err(error),
-        Err(Unfit::LeftOut(reason)) => {
+        Err(Unfit::Failed(error) | Unfit::Refused(error)) => return Err(error),
+        Err(Unfit::Wrong(reason)) => {
             return Err(Error::WrongOutput {
                 kernel: default.to_string(),
                 reason,
@@ -81,14 +83,16 @@ pub(super) fn search(
         if bed.now() >= until {
             break;
         }
-        match bed.open(kernel) {
-            Ok(()) => {}
+        let unfit = match bed.open(kernel) {
+            Ok(()) => None,
             Err(Unfit::Failed(error)) => return Err(error),
-            Err(Unfit::LeftOut(reason)) => {
-                watch(TuneProgress::LeftOut(&kernel, &reason));
-                found.left_out.push((kernel, reason));
-                continue;
-            }
+            Err(Unfit::Refused(error)) => Some(error.to_string()),
+            Err(Unfit::Wrong(reason)) => Some(reason),
+        };
+        if let Some(reason) = unfit {
+            watch(TuneProgress::LeftOut(&kernel, &reason));
+            found.left_out.push((kernel, reason));
+            continue;
         }
         found.timed += 1;
         let ratio = median(&ratios(bed, kernel, fastest, ROUNDS)?);
@@ -156,6 +160,8 @@ mod tests {
         us: [f64; 6],
         /// These come out wrong.
         wrong: Vec<usize>,
+        /// This one is refused.
+        refused: Option<usize>,
         /// Every other batch takes so much longer.
         noise: f64,
         batches: usize,
@@ -174,6 +180,10 @@ mod tests {
         TILES.iter().position(|tile| kernel(*tile) == of).unwrap()
     }
 
+    fn refusal() -> Error {
+        Error::Unwanted { tensor: "sinks" }
+    }
+
     impl Bed for Made {
         fn near(&self, of: KernelId) -> Vec<KernelId> {
             let at = place(of);
@@ -184,7 +194,10 @@ mod tests {
         fn open(&mut self, of: KernelId) -> Result<(), Unfit> {
             self.now += COMPILES;
             if self.wrong.contains(&TILES[place(of)]) {
-                return Err(Unfit::LeftOut("its output is wrong".to_string()));
+                return Err(Unfit::Wrong("its output is wrong".to_string()));
+            }
+            if self.refused == Some(TILES[place(of)]) {
+                return Err(Unfit::Refused(refusal()));
             }
             self.opened.push(of);
             Ok(())
@@ -218,6 +231,7 @@ mod tests {
         Made {
             us,
             wrong: Vec::new(),
+            refused: None,
             noise: 0.0,
             batches: 0,
             opened: Vec::new(),
@@ -256,6 +270,19 @@ mod tests {
         bed.wrong = vec![64];
         let error = searched(&mut bed, 60.0).unwrap_err();
         assert!(matches!(error, Error::WrongOutput { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_refusal_is_no_wrong_output() {
+        let mut bed = Made {
+            refused: Some(128),
+            ..made([40.0, 30.0, 20.0, 1.0, 0.5, 16.0])
+        };
+        let found = searched(&mut bed, 60.0).unwrap();
+        assert_eq!(found.left_out, [(kernel(128), refusal().to_string())]);
+        bed.refused = Some(64);
+        let error = searched(&mut bed, 60.0).unwrap_err();
+        assert!(matches!(error, Error::Unwanted { .. }), "{error}");
     }
 
     #[test]
