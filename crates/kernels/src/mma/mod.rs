@@ -409,15 +409,18 @@ pub(crate) fn plan(
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.
 const L2_BYTES: usize = 24 << 20;
 
-/// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be and a grid
-/// can count the groups.
+/// Blocks of a grid's third dimension.
+const MOST_GROUPS: usize = 65_535;
+
+/// How many heads run at a time: a divisor of all of them, with K and V within [`L2_BYTES`] if they can be; all of them
+/// if a grid cannot count the groups otherwise.
 fn heads_together(problem: &Problem, config: &Config, heads: usize) -> usize {
     let row_bytes = problem.dtype().size_bytes() * (problem.head_dim() + problem.head_dim_v());
     let group = if config.pack_heads { 1 } else { problem.group_size() };
     let head_bytes = problem.seq_len_kv() * row_bytes;
-    let most = ((L2_BYTES / head_bytes.max(1)).max(1) * group).max(heads.div_ceil(65_535));
+    let most = ((L2_BYTES / head_bytes.max(1)).max(1) * group).max(heads.div_ceil(MOST_GROUPS));
     let dividing = (1..=heads.min(most)).rev().find(|n| heads.is_multiple_of(*n));
-    dividing.unwrap_or(1)
+    dividing.filter(|n| heads / n <= MOST_GROUPS).unwrap_or(heads)
 }
 
 /// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.

@@ -37,3 +37,13 @@ fn a_cap_on_registers_is_one_that_launch_bounds_do_not_give() {
         assert!(refusal.contains(what), "{id}: {refusal}");
     }
 }
+
+/// Twice a prime: no divisor but 2 gives groups that each have few heads.
+#[test]
+fn a_grid_counts_the_heads_of_any_batch() {
+    let problem = Problem::builder().batch(65_537).heads(2, 2).seq_len(64).head_dim(64);
+    let problem = problem.build().unwrap();
+    let config: AnyConfig = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond".parse().unwrap();
+    let plan = Plan::new(&problem, &config, Target::Sm89).unwrap();
+    assert_eq!(plan.main.launch.grid, [131_074, 1, 1]);
+}
