@@ -49,7 +49,9 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    pub(crate) fn new(problem: &Problem, dq_columns: u32) -> Workspace {
+    /// # Errors
+    /// More rows than kernels count, in 32 bits.
+    pub(crate) fn new(family: &'static str, problem: &Problem, dq_columns: u32) -> Result<Workspace, Refusal> {
         let padding = PADDING as usize;
         let (stride, heads) = match problem.q_lengths() {
             QLengths::Equal => {
@@ -62,12 +64,20 @@ impl Workspace {
             }
         };
         let rows = stride * heads;
-        Workspace {
+        if rows as u64 > u64::from(u32::MAX) {
+            let what = format!("statistics of {rows} query rows of all heads (at most {})", u32::MAX);
+            return Err(Refusal::unsupported(
+                family,
+                what,
+                "lower batch, num_heads or seq_len_q",
+            ));
+        }
+        Ok(Workspace {
             stride,
             rows,
             dq_columns,
             first_stores: false,
-        }
+        })
     }
 
     pub(crate) fn first_stores(self, first_stores: bool) -> Workspace {
@@ -457,4 +467,23 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, first_st
             statistics.delta.offset(row).store(delta);
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Few rows are padded to many.
+    #[test]
+    fn kernels_can_count_the_rows() {
+        let rows = |batch| {
+            let problem = Problem::builder().batch(batch).heads(512, 512).head_dim(16);
+            let problem = problem.seq_len(1).build().unwrap();
+            Workspace::new("mma", &problem, 0).map(|workspace| workspace.rows)
+        };
+        let most = (1 << 32) / 512 / PADDING as usize;
+        assert_eq!(rows(most - 1).unwrap(), (1 << 32) - 512 * PADDING as usize);
+        let refusal = rows(most).unwrap_err().to_string();
+        assert!(refusal.contains("4294967296 query rows"), "{refusal}");
+    }
 }

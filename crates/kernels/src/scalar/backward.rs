@@ -73,7 +73,7 @@ pub(super) fn plan(
     })?;
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
-    let workspace = Workspace::new(problem, 0);
+    let workspace = Workspace::new(NAME, problem, 0)?;
     let main = gradients::launch(problem, shape, workspace, &dkdv, of_keys, |layouts| {
         vec![("dk", layouts.dk), ("dv", layouts.dv)]
     });

@@ -262,7 +262,7 @@ pub(super) fn plan(
         Ok::<_, Refusal>(Step { kernel, launch })
     };
     if problem.deterministic() {
-        let workspace = Workspace::new(problem, 0);
+        let workspace = Workspace::new(NAME, problem, 0)?;
         let main = step("mma dkdv", workspace, of_keys, keys, |levers, shape| {
             build(levers, shape, "dkdv", Part::Keys)
         })?;
@@ -277,7 +277,7 @@ pub(super) fn plan(
             vec![dq],
         ));
     }
-    let workspace = Workspace::new(problem, tiling.columns);
+    let workspace = Workspace::new(NAME, problem, tiling.columns)?;
     let main = step("mma backward", workspace, of_keys, keys, |levers, shape| {
         build(levers, shape, "backward", Part::All)
     })?;

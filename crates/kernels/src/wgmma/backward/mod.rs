@@ -113,7 +113,7 @@ pub(super) fn plan(
     check_levers(config, &shape)?;
 
     let first_stores = first_stores(problem.deterministic(), width(&shape));
-    let workspace = Workspace::new(problem, width(&shape)).first_stores(first_stores);
+    let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
     let (family, build): (_, fn(&Values, &Shape) -> _) = match problem.deterministic() {
         true => ("wgmma ordered backward", main_kernel::<true>),
         false => ("wgmma backward", main_kernel::<false>),
