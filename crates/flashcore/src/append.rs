@@ -2,13 +2,15 @@
 
 #[cfg(feature = "cuda")]
 use flashcore_cuda::{DeviceBuffer, DeviceSlice};
+#[cfg(feature = "cuda")]
+use flashcore_ir::BufferSpec;
 use flashcore_problem::{Append, AppendTensors};
 #[cfg(feature = "cuda")]
 use flashcore_problem::{AppendPlace, AppendValues, ProblemError, SlotMapping};
 
 use crate::attention::Backend;
 #[cfg(feature = "cuda")]
-use crate::cuda::{CudaAttention, Stream};
+use crate::cuda::{CudaAttention, Stream, check_apart};
 use crate::{Attention, Error};
 
 /// The tensors of an [`Append`] in device memory, each in its layout and starting at its first element.
@@ -48,7 +50,8 @@ pub struct DeviceRotary<'a> {
     pub sin: DeviceSlice<'a>,
     /// Q.
     pub q: DeviceSlice<'a>,
-    /// Written: Q, rotated. The same memory as `q` rotates it in place. Rows of no sequence stay.
+    /// Written: Q, rotated. The same memory as `q` rotates it in place: then the rows of Q may lie between
+    /// those of K and V, as in a packed QKV. Rows of no sequence stay.
     pub q_out: DeviceSlice<'a>,
 }
 
@@ -78,7 +81,7 @@ impl<'a> DeviceAppend<'a> {
     }
 
     /// What the addresses of tensors are all multiples of, in bytes, at most 16.
-    fn alignment(&self) -> u32 {
+    pub(crate) fn alignment(&self) -> u32 {
         let rotary = self.rotary.iter().flat_map(|r| [r.cos, r.sin, r.q, r.q_out]);
         let tensors = [self.k_new, self.v_new, self.k_cache, self.v_cache];
         let tensors = tensors.into_iter().chain(rotary);
@@ -102,7 +105,7 @@ impl<'a> DeviceAppend<'a> {
         }
     }
 
-    /// Refuses what the launch cannot see: arrays of no use, and outputs in the memory of inputs.
+    /// Refuses what the launch cannot see: arrays of no use.
     fn check(&self, append: &Append) -> Result<(), Error> {
         append.check()?;
         let wide = matches!(append.place, AppendPlace::Slots { wide: true });
@@ -125,31 +128,26 @@ impl<'a> DeviceAppend<'a> {
                 "is given, with rotary_sin and q, exactly where the append rotates",
             );
         }
-        let overlap = |a: DeviceSlice<'_>, b: DeviceSlice<'_>| {
-            let end = |slice: DeviceSlice<'_>| slice.address() + slice.len() as u64;
-            a.address() < end(b) && b.address() < end(a)
-        };
-        if let (Some(after), Some(before)) = (self.seqused_k, self.values.cache_seqlens)
-            && overlap(after, before)
-        {
-            return refuse(
-                "seqused_k",
-                "shares memory with cache_seqlens; give it memory of its own",
-            );
-        }
-        let outputs = [("k_cache", self.k_cache), ("v_cache", self.v_cache)];
-        for (argument, output) in outputs {
-            if overlap(output, self.k_new) || overlap(output, self.v_new) {
-                return refuse(argument, "shares memory with k_new or v_new; copy the new rows first");
-            }
-        }
-        match &self.rotary {
-            Some(DeviceRotary { q, q_out, .. }) if overlap(*q, *q_out) && q.address() != q_out.address() => {
-                refuse("q_out", "shares memory with q, but does not start where q does")
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
+
+    /// Whether Q is rotated in its own memory.
+    fn is_in_place(&self) -> bool {
+        self.rotary
+            .is_some_and(|rotary| rotary.q.address() == rotary.q_out.address())
+    }
+
+    /// Refuses outputs in the memory of inputs: `buffers` of a launch that are at these addresses.
+    pub(crate) fn check_apart(&self, buffers: &[BufferSpec], address: impl Fn(usize) -> u64) -> Result<(), Error> {
+        let in_place = self.is_in_place();
+        check_apart(buffers, address, |written, read| may_share(in_place, written, read))
+    }
+}
+
+/// Q that is rotated in place is its own output, and may have its rows between new ones of K and V, as in a packed QKV.
+#[cfg(feature = "cuda")]
+fn may_share(in_place: bool, written: &str, read: &str) -> bool {
+    in_place && written == "q_out" && ["q", "k_new", "v_new"].contains(&read)
 }
 
 impl Attention {
@@ -226,7 +224,7 @@ impl Attention {
             }),
             Backend::Cuda(cuda) => {
                 tensors.check(append)?;
-                cuda.append_on(stream, append, tensors.alignment(), |buffer| tensors.named(buffer))
+                cuda.append_on(stream, append, tensors)
             }
         }
     }
@@ -293,7 +291,7 @@ fn append_host(cuda: &CudaAttention, append: &Append, mut tensors: AppendTensors
         q_out: q_out.as_slice(),
     });
     device.check(append)?;
-    cuda.append_on(&stream, append, device.alignment(), |buffer| device.named(buffer))?;
+    cuda.append_on(&stream, append, &device)?;
     cache[0].as_slice().copy_to_host(&stream, tensors.k_cache.bytes_mut())?;
     cache[1].as_slice().copy_to_host(&stream, tensors.v_cache.bytes_mut())?;
     if let (Some(host), Some((.., device))) = (&mut tensors.rotary, &rotary) {
@@ -304,4 +302,51 @@ fn append_host(cuda: &CudaAttention, append: &Append, mut tensors: AppendTensors
     }
     stream.synchronize()?;
     Ok(())
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use flashcore_kernels::{KernelCache, append};
+    use flashcore_problem::{DType, Rotary};
+
+    use super::*;
+
+    #[test]
+    fn outputs_over_inputs_are_refused() {
+        let (new, cache, q) = ([2, 3, 1, 64].into(), [2, 40, 1, 64].into(), [2, 3, 4, 64].into());
+        let rotary = Rotary {
+            q,
+            q_out: q,
+            packed_q: false,
+            positions: 40,
+            dim: 64,
+            interleaved: false,
+            q_at_one_position: false,
+            seqlens: false,
+        };
+        let append = Append {
+            seqused_k: true,
+            rotary: Some(rotary),
+            ..Append::to_cache(DType::BF16, [new, new], [cache, cache])
+        };
+        let step = append::step(&append, 16, &KernelCache::default()).unwrap();
+        let buffers = &step.launch.buffers;
+        let apart = |i: usize| buffers[..i].iter().map(|spec| spec.bytes).sum::<u64>();
+        let of_both = |[written, read]: [&str; 2], in_place: bool| {
+            let place = |name| buffers.iter().position(|spec| spec.name == name).unwrap();
+            let address = |i: usize| apart(if i == place(written) { place(read) } else { i });
+            check_apart(buffers, address, |to, from| may_share(in_place, to, from))
+        };
+        let inputs = ["k_new", "v_new", "cache_seqlens", "rotary_cos", "rotary_sin", "q"];
+        for written in ["k_cache", "v_cache", "seqused_k", "q_out"] {
+            for read in inputs {
+                let in_place = may_share(true, written, read);
+                assert_eq!(of_both([written, read], true).is_ok(), in_place, "{written} {read}");
+                let error = of_both([written, read], false).unwrap_err();
+                assert!(matches!(error, Error::SharedMemory { .. }), "{error}");
+            }
+        }
+        // Interleaved caches.
+        of_both(["k_cache", "v_cache"], false).unwrap();
+    }
 }

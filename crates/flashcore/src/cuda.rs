@@ -6,9 +6,9 @@ use flashcore_ir::{BufferSpec, Chip, Kernel};
 use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, merge, select_with};
 use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 
-use crate::Error;
 use crate::plans::Plans;
 use crate::tensors::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers};
+use crate::{DeviceAppend, Error};
 
 pub use flashcore_cuda::*;
 
@@ -190,19 +190,14 @@ impl CudaAttention {
             .get_or_make(|kept| kept.1 == alignment && kept.0 == *append, make)
     }
 
-    /// Enqueues an append that was checked; `named` gives the memory of a buffer.
-    pub(crate) fn append_on<'a>(
-        &self,
-        stream: &Stream,
-        append: &Append,
-        alignment: u32,
-        named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
-    ) -> Result<(), Error> {
-        let prepared = self.prepare_append(append, alignment)?;
+    /// Enqueues an append that was checked.
+    pub(crate) fn append_on(&self, stream: &Stream, append: &Append, tensors: &DeviceAppend<'_>) -> Result<(), Error> {
+        let prepared = self.prepare_append(append, tensors.alignment())?;
         let (step, function) = &*prepared;
-        let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
-        let launch = function.prepare(&step.launch, &buffers.collect::<Result<Vec<_>, _>>()?)?;
-        Ok(launch.enqueue(stream)?)
+        let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
+        let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
+        tensors.check_apart(&step.launch.buffers, |i| buffers[i].address())?;
+        Ok(function.prepare(&step.launch, &buffers)?.enqueue(stream)?)
     }
 
     /// Enqueues the merge of so many parts; `named` gives the memory of a buffer.
@@ -221,7 +216,7 @@ impl CudaAttention {
         let function = self.compiled.of_step(&step, |kernel| self.load_kernel(kernel))?;
         let buffers = step.launch.buffers.iter().map(|spec| memory_of(spec, named(spec.name)));
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;
-        check_apart(&step.launch.buffers, |i| buffers[i].address())?;
+        check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
         Ok(function.prepare(&step.launch, &buffers)?.enqueue(stream)?)
     }
 
@@ -277,7 +272,7 @@ impl CudaAttention {
         let mut launches = Vec::with_capacity(prepared.functions.len());
         for (step, function) in plan.steps().zip(&prepared.functions).skip(first) {
             let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
-            check_apart(&step.launch.buffers, |i| buffers[i].address())?;
+            check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
             launches.push(function.prepare(&step.launch, &buffers)?);
         }
         Ok(PreparedLaunch::enqueue_all(&launches, stream)?)
@@ -371,15 +366,23 @@ impl CudaAttention {
     }
 }
 
-/// Refuses what a step writes where it reads something else. `address` gives that of a buffer by its position.
-fn check_apart(buffers: &[BufferSpec], address: impl Fn(usize) -> u64) -> Result<(), Error> {
+/// Refuses what a step writes where it reads something else. `address` gives that of a buffer by its position, and
+/// `may_share` says, by the names of what is written and what is read, which may share memory.
+pub(crate) fn check_apart(
+    buffers: &[BufferSpec],
+    address: impl Fn(usize) -> u64,
+    may_share: impl Fn(&str, &str) -> bool,
+) -> Result<(), Error> {
     let ends = |i: usize| address(i) + buffers[i].bytes;
     let written = (0..buffers.len()).filter(|&i| buffers[i].written);
     for (to, from) in written.flat_map(|to| (0..buffers.len()).map(move |from| (to, from))) {
         let is_read = !buffers[from].written && buffers[from].name != buffers[to].name;
+        let is_read = is_read && buffers[from].bytes > 0 && buffers[to].bytes > 0;
         if is_read && address(to) < ends(from) && address(from) < ends(to) {
             let (written, read) = (buffers[to].name, buffers[from].name);
-            return Err(Error::SharedMemory { written, read });
+            if !may_share(written, read) {
+                return Err(Error::SharedMemory { written, read });
+            }
         }
     }
     Ok(())
@@ -420,12 +423,12 @@ mod tests {
             .plan;
         let buffers = &plan.main.launch.buffers;
         let apart = |i: usize| buffers[..i].iter().map(|spec| 4096 + spec.bytes).sum::<u64>();
-        check_apart(buffers, |i| apart(i) - i as u64 * 4096).unwrap();
+        check_apart(buffers, |i| apart(i) - i as u64 * 4096, |_, _| false).unwrap();
         let place = |name| buffers.iter().position(|spec| spec.name == name).unwrap();
         let (out, k) = (place("out"), place("k"));
         for shift in [0, 16, buffers[k].bytes - 16] {
             let at = |i| apart(if i == out { k } else { i }) + if i == out { shift } else { 0 };
-            let error = check_apart(buffers, at).unwrap_err().to_string();
+            let error = check_apart(buffers, at, |_, _| false).unwrap_err().to_string();
             assert!(error.starts_with("out shares memory with k: "), "{error}");
         }
     }
