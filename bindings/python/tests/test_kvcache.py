@@ -232,6 +232,39 @@ def test_a_page_that_is_missing_is_named():
 
 
 @pytest.mark.parametrize("page_size", PAGES)
+def test_tensors_that_are_written_are_apart(device, page_size):
+    cache = Cache(device, page_size)
+    both = torch.stack((cache.k_cache, cache.v_cache), dim=1)
+    k = cache.draw(4, 1, 2, cache.dim)
+    q, given = cache.draw(4, 1, 4, cache.dim), cache.arguments()
+    call = lambda k_cache, v_cache, k, v: flash_attn_with_kvcache(q, k_cache, v_cache, k, v, **given)
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match="k_cache and v_cache have bytes between .* make them contiguous"):
+            call(both[:, 0], both[:, 1], k, k)
+        with pytest.raises(RuntimeError, match="v_cache and v have bytes between"):
+            call(cache.k_cache, cache.v_cache, k, cache.v_cache.view(-1, 1, 2, cache.dim)[:4])
+    else:
+        call(both[:, 0], both[:, 1], k, k)
+        cache.k_cache, cache.v_cache = both[:, 0].clone(), both[:, 1].clone()
+        cache.check_written(k, k)
+
+
+def test_q_is_rotated_in_place(device):
+    cache = Cache(device, None)
+    none, lengths = ragged.int32([], device), ragged.int32(LENGTHS, device)
+    angles = torch.rand(CAPACITY, 4, generator=torch.Generator().manual_seed(1))
+    cos, sin = (table.to(device, cache.dtype) for table in (angles.cos(), angles.sin()))
+    q, k = cache.draw(4, 3, 4, cache.dim), cache.draw(4, 3, 2, cache.dim)
+    in_place, apart = q.clone(), torch.empty_like(q)
+    for from_, to in ((q, apart), (in_place, in_place)):
+        torch.ops.flashcore.append_kv(
+            cache.k_cache, cache.v_cache, k, k, lengths, none, none, none, torch.zeros_like(lengths), cos, sin, from_,
+            to, none, none, False, False,
+        )  # fmt: skip
+    assert torch.equal(in_place, apart) and not torch.equal(q, apart)
+
+
+@pytest.mark.parametrize("page_size", PAGES)
 def test_the_operator_is_one_of_pytorchs(device, page_size):
     cache = Cache(device, page_size)
     none = ragged.int32([], device)

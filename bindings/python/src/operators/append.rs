@@ -169,7 +169,51 @@ impl Call {
         Ok(attention.append_on(stream, &self.append, &tensors)?)
     }
 
+    /// Whether Q is rotated in its own memory.
+    fn is_in_place(&self) -> bool {
+        let Some([_, _, q, q_out]) = &self.rotary else {
+            return false;
+        };
+        q.first == q_out.first && q.layout == q_out.layout
+    }
+
+    /// Refuses tensors that are written and have bytes between the addresses of others: the CPU takes each as one slice.
+    fn check_apart(&self) -> Result<(), Error> {
+        let of_rows = |rows: &Rows| {
+            (
+                rows.name,
+                rows.first.addr(),
+                rows.layout.span() * rows.dtype.size_bytes(),
+            )
+        };
+        let [k_new, v_new, k_cache, v_cache] = self.tensors.each_ref().map(of_rows);
+        let numbers = |name, array: &Array| (name, array.first.addr(), array.len * size_of::<i32>());
+        let (mut written, mut read) = (vec![k_cache, v_cache], vec![k_new, v_new]);
+        written.extend(self.seqused_k.iter().map(|array| numbers("seqused_k", array)));
+        for name in AppendValues::<Array>::NAMES {
+            read.extend(self.values.named(name).map(|array| numbers(name, array)));
+        }
+        if let Some([cos, sin, q, q_out]) = self.rotary.as_ref().map(|all| all.each_ref().map(of_rows)) {
+            written.push(q_out);
+            read.extend([cos, sin]);
+            read.extend((!self.is_in_place()).then_some(q));
+        }
+        for (n, &(name, first, bytes)) in written.iter().enumerate() {
+            for &(other, start, length) in written[n + 1..].iter().chain(&read) {
+                if bytes > 0 && length > 0 && first < start + length && start < first + bytes {
+                    return Err(format!(
+                        "{name} and {other} have bytes between the same addresses, as interleaved views of one tensor \
+                         have; on the CPU, {name} is written and must be apart: make them contiguous"
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn run_on_host(&self, attention: &Attention) -> Result<(), Error> {
+        self.check_apart()?;
         let read = |rows: &Rows| host_view(rows.name, rows.dtype, &rows.layout, rows.first);
         let write = |rows: &Rows| host_view_mut(rows.name, rows.dtype, &rows.layout, rows.first);
         // SAFETY: `describe_i32` has checked dtype and density, and PyTorch aligns numbers; else as in `host_view`.
@@ -177,14 +221,17 @@ impl Call {
         let [k_new, v_new, k_cache, v_cache] = &self.tensors;
         let mut tensors = AppendTensors::new([read(k_new)?, read(v_new)?], [write(k_cache)?, write(v_cache)?]);
         tensors.values = self.values.map(numbers);
-        // SAFETY: as above; the caller has allocated it for this call.
+        // SAFETY: as above; nothing else of this call is there.
         let keys = |array: &Array| unsafe { slice::from_raw_parts_mut(array.first, array.len) };
         tensors.seqused_k = self.seqused_k.as_ref().map(keys);
         if let Some([cos, sin, q, q_out]) = &self.rotary {
             tensors.rotary = Some(RotaryTensors {
                 cos: read(cos)?,
                 sin: read(sin)?,
-                q: Some(read(q)?),
+                q: match self.is_in_place() {
+                    true => None,
+                    false => Some(read(q)?),
+                },
                 q_out: write(q_out)?,
             });
         }

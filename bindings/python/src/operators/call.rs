@@ -199,7 +199,8 @@ pub(super) fn host_view_mut<'a>(
 ) -> Result<TensorViewMut<'a>, ProblemError> {
     let bytes: &mut [u8] = match layout.span() * dtype.size_bytes() {
         0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
-        // SAFETY: as above. It was allocated for this call, or that nothing else uses it meanwhile is the caller's part.
+        // SAFETY: as above. It was allocated for this call, or the caller has checked that no other tensor of the call is
+        // there. That nothing else uses it meanwhile is the caller's part.
         bytes => unsafe { slice::from_raw_parts_mut(first, bytes) },
     };
     TensorViewMut::new(name, dtype, *layout, bytes)
