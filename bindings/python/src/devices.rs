@@ -4,24 +4,23 @@ use flashcore::Device;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-/// The devices attention can run on: the CPU, then the CUDA devices that kernels are made for.
+use crate::error;
+
+/// The devices attention can run on: the CPU, then the CUDA devices that kernels are made for. No CUDA context is made.
 #[pyfunction]
 pub(crate) fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let list = PyList::empty(py);
     let cpu = PyDict::new(py);
     cpu.set_item("device", "cpu")?;
     list.append(cpu)?;
+    if error::is_forked() {
+        return Ok(list); // it must not use the driver
+    }
     // Where there is no driver or no device, why_not_cuda says so; a list without CUDA is valid.
-    for ordinal in 0.. {
-        let device = match py.detach(|| Device::cuda(ordinal)) {
-            Ok(device) => device,
-            Err(flashcore::Error::UnsupportedGpu { .. }) => continue,
-            Err(_) => break,
-        };
-        let Device::Cuda(context) = &device else { break };
-        let info = context.info();
+    let found = py.detach(flashcore::cuda::devices).unwrap_or_default();
+    for info in found.into_iter().filter(|info| info.target().is_some()) {
         let dict = PyDict::new(py);
-        dict.set_item("device", device.to_string())?;
+        dict.set_item("device", format!("cuda:{}", info.ordinal))?;
         dict.set_item("name", &info.name)?;
         dict.set_item("uuid", info.uuid.to_string())?;
         dict.set_item("compute_capability", info.compute_capability)?;

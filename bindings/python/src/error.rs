@@ -35,8 +35,14 @@ pub(crate) fn type_(message: impl Into<String>) -> PyErr {
 /// The process that computed first: it has the threads and the CUDA context. 0: none has.
 static COMPUTES: AtomicU32 = AtomicU32::new(0);
 
+/// Whether this process was forked from one that had computed.
+pub(crate) fn is_forked() -> bool {
+    ![0, process::id()].contains(&COMPUTES.load(Ordering::Relaxed))
+}
+
 /// Why this process cannot compute: it was forked from one that had computed. A call would wait for threads that a
 /// fork does not copy, or use a CUDA context that it must not.
+/// The process computes from now on, if it does not yet.
 pub(crate) fn forked() -> Option<String> {
     let here = process::id();
     match COMPUTES.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {

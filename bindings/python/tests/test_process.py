@@ -39,6 +39,7 @@ q = np.ones((1, 8, 2, 16), np.float32)
 {before}
 child = os.fork()
 if child == 0:
+    assert flashcore.devices()[0] == {{"device": "cpu"}}
     try:
         flashcore.attention(q, q, q)
         print("computed", flush=True)
@@ -52,10 +53,12 @@ print("the parent goes on")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-@pytest.mark.parametrize("before, says", [("flashcore.attention(q, q, q)", "forked"), ("", "computed")])
+@pytest.mark.parametrize(
+    "before, says", [("flashcore.attention(q, q, q)", "forked"), ("", "computed"), ("flashcore.devices()", "computed")]
+)
 def test_a_fork_after_the_first_call_is_refused(before, says):
     ran = run(FORKED.format(before=before))
     first, second = ran.stdout.splitlines()
     assert says in first and second == "the parent goes on", ran
-    if before:
+    if says == "forked":
         assert "spawn" in first, "it says what to do"

@@ -48,6 +48,12 @@ impl DeviceInfo {
         format!("sm_{major}{minor}")
     }
 
+    /// The architecture that kernels are made for; `None` of a device without any.
+    pub fn target(&self) -> Option<Target> {
+        let (major, minor) = self.compute_capability;
+        Target::for_capability(major, minor).filter(|target| target.is_supported())
+    }
+
     /// The target and SM count that plans are made for. An architecture newer than every [`Target`]
     /// counts as `sm_80`: drivers compile its PTX for every later architecture.
     pub fn chip(&self) -> Chip {
@@ -117,11 +123,13 @@ fn target_of((major, minor): (u32, u32)) -> Target {
 }
 
 /// The devices this process may use, in the driver's order (`CUDA_VISIBLE_DEVICES` has been
-/// applied).
+/// applied). No context is made. A device that does not answer is left out: its
+/// [`ordinal`](DeviceInfo::ordinal) is missing.
 ///
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`] or [`CudaError::NoDevice`] say what is
-/// missing and what to install; nothing panics and nothing is printed.
+/// missing and what to install; nothing panics and nothing is printed. Where no device answers, the
+/// error of the first.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     let driver = driver()?;
     let count = unsigned(driver.cuDeviceGetCount()?);
@@ -130,7 +138,22 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
             visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
         });
     }
-    (0..count).map(|ordinal| DeviceInfo::query(driver, ordinal)).collect()
+    those_that_answer((0..count).map(|ordinal| DeviceInfo::query(driver, ordinal)))
+}
+
+/// All but the errors; the first error if there is nothing else.
+fn those_that_answer<T>(answers: impl Iterator<Item = Result<T, CudaError>>) -> Result<Vec<T>, CudaError> {
+    let (mut found, mut first_error) = (Vec::new(), None);
+    for answer in answers {
+        match answer {
+            Ok(device) => found.push(device),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    match first_error {
+        Some(error) if found.is_empty() => Err(error),
+        _ => Ok(found),
+    }
 }
 
 /// Identity of a device, printed as `nvidia-smi -L` does:
@@ -168,6 +191,15 @@ fn parse_driver_release(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_device_in_trouble_hides_no_other() {
+        let lost = |ordinal| CudaError::NoSuchDevice { ordinal, count: 3 };
+        let found = those_that_answer([Err(lost(0)), Ok(1), Ok(2)].into_iter());
+        assert_eq!(found.unwrap(), [1, 2]);
+        let error = those_that_answer::<u32>([0, 1].map(|ordinal| Err(lost(ordinal))).into_iter()).unwrap_err();
+        assert_eq!(error.to_string(), lost(0).to_string());
+    }
 
     #[test]
     fn uuids_print_as_nvidia_smi_prints_them() {

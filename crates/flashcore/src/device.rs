@@ -62,11 +62,12 @@ impl Device {
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: u32) -> Result<Device, Error> {
         let context = Context::new(ordinal)?;
-        let (major, minor) = context.info().compute_capability;
-        match Target::for_capability(major, minor) {
-            Some(target) if target.is_supported() => Ok(Device::Cuda(context)),
-            _ => Err(Error::UnsupportedGpu {
-                name: context.info().name.clone(),
+        let info = context.info();
+        let (major, minor) = info.compute_capability;
+        match info.target() {
+            Some(_) => Ok(Device::Cuda(context)),
+            None => Err(Error::UnsupportedGpu {
+                name: info.name.clone(),
                 major,
                 minor,
             }),
@@ -110,10 +111,7 @@ impl Device {
             #[cfg(feature = "cpu")]
             Device::Cpu => None,
             #[cfg(feature = "cuda")]
-            Device::Cuda(context) => {
-                let (major, minor) = context.info().compute_capability;
-                Target::for_capability(major, minor)
-            }
+            Device::Cuda(context) => context.info().target(),
         }
     }
 }

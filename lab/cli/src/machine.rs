@@ -100,9 +100,9 @@ pub(crate) fn gpu_json(info: &DeviceInfo) -> Value {
 
 /// The registers of a kernel by the driver, if the machine has a GPU of this architecture.
 pub(crate) fn compiled_here(kernel: &Kernel, target: Target) -> Option<Registers> {
-    let count = flashcore_cuda::devices().ok()?.len() as u32;
-    let device = (0..count)
-        .filter_map(|ordinal| Device::cuda(ordinal).ok())
+    let devices = flashcore_cuda::devices().ok()?.into_iter();
+    let device = devices
+        .filter_map(|device| Device::cuda(device.ordinal).ok())
         .find(|device| device.target() == Some(target))?;
     let Device::Cuda(context) = &device else { return None };
     let function = Function::load(context, kernel, &ModuleOptions::default()).ok()?;
