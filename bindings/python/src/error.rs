@@ -19,8 +19,20 @@ pub(crate) fn raise(error: Error) -> PyErr {
         | Error::Refused { .. }
         | Error::UnknownKernel(_)
         | Error::UnknownDevice { .. }
-        | Error::KernelOfOtherDevice { .. } => PyValueError::new_err(message),
-        _ => PyRuntimeError::new_err(message),
+        | Error::KernelOfOtherDevice { .. }
+        | Error::CannotTune { .. }
+        | Error::UnwantedScales { .. }
+        | Error::Unwanted { .. }
+        | Error::SmMargin { .. }
+        | Error::SharedMemory { .. }
+        | Error::DeviceBuffer { .. } => PyValueError::new_err(message),
+        Error::Cuda(_)
+        | Error::Plans(_)
+        | Error::WrongOutput { .. }
+        | Error::WithoutFeature { .. }
+        | Error::UnsupportedGpu { .. }
+        | Error::NotOnCuda { .. } => PyRuntimeError::new_err(message),
+        _ => PyRuntimeError::new_err(message), // the enum may grow
     }
 }
 
