@@ -69,9 +69,13 @@ impl Append {
                 "padding changes nothing but seqused_k: ask for that, or leave leftpad false",
             );
         }
-        let sizes = [self.new_rows(), self.slots(), heads, head_dim, head_dim_v];
+        let table = self.entries().block_table.unwrap_or(0);
+        let sizes = [self.new_rows(), self.slots(), heads, head_dim, head_dim_v, table];
         if let Some(&given) = sizes.iter().find(|&&size| size > MOST) {
-            let (what, limit) = ("a size of new rows or of the cache".to_string(), MOST as u128);
+            let (what, limit) = (
+                "a size of new rows, of the cache or of the block table".to_string(),
+                MOST as u128,
+            );
             return Err(ProblemError::TooLarge {
                 what,
                 given: given as u128,
@@ -125,7 +129,7 @@ impl Append {
                 why,
             });
         }
-        if let Some(given) = [rotary.positions, first * rows, heads]
+        if let Some(given) = [rotary.positions, first.saturating_mul(rows), heads]
             .into_iter()
             .find(|&size| size > MOST)
         {

@@ -314,27 +314,28 @@ impl Append {
 
     /// New rows, those of no sequence included.
     pub fn new_rows(&self) -> usize {
-        self.k_new.shape[0] * self.k_new.shape[1]
+        self.k_new.shape[0].saturating_mul(self.k_new.shape[1])
     }
 
     /// Slots of the cache.
     pub fn slots(&self) -> usize {
-        self.k_cache.shape[0] * self.k_cache.shape[1]
+        self.k_cache.shape[0].saturating_mul(self.k_cache.shape[1])
     }
 
     /// Which arrays it needs, and their numbers of entries. [`SlotMapping`] has one for each of
     /// [`Append::new_rows`].
     pub fn entries(&self) -> AppendValues<usize> {
         let batch = self.batch;
+        let starts = batch.saturating_add(1);
         let to_slots = matches!(self.place, AppendPlace::Slots { .. });
         AppendValues {
             cache_seqlens: (!to_slots).then_some(batch),
-            cu_seqlens_k_new: (self.packed && !(to_slots && self.rotary.is_none())).then_some(batch + 1),
-            cu_seqlens_q: self.rotary.filter(|rotary| rotary.packed_q).map(|_| batch + 1),
+            cu_seqlens_k_new: (self.packed && !(to_slots && self.rotary.is_none())).then_some(starts),
+            cu_seqlens_q: self.rotary.filter(|rotary| rotary.packed_q).map(|_| starts),
             cache_batch_idx: self.batch_idx.then_some(batch),
             leftpad_k: self.leftpad.then_some(batch),
             block_table: match self.place {
-                AppendPlace::Paged { tables, max_pages } => Some(tables * max_pages),
+                AppendPlace::Paged { tables, max_pages } => Some(tables.saturating_mul(max_pages)),
                 AppendPlace::Cache | AppendPlace::Slots { .. } => None,
             },
             seqlens_rotary: self.rotary.filter(|rotary| rotary.seqlens).map(|_| batch),

@@ -1,5 +1,6 @@
 //! Tests of problems, inputs and the reference through the public API.
 
+mod appends;
 mod bad_input;
 mod comparison;
 mod fp8;
