@@ -38,13 +38,16 @@ pub const LSES: [&str; MOST_PARTS] = ["lse0", "lse1", "lse2", "lse3", "lse4", "l
 /// ```
 ///
 /// # Errors
-/// A [`Refusal`]: more blocks than a grid can have.
-///
-/// # Panics
-/// Where [`Problem::check_part_count`] fails.
+/// A [`Refusal`]: a number of parts that [is none](Problem::check_part_count), or more blocks than a grid can have.
 pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    let valid = problem.check_part_count(parts);
-    assert!(valid.is_ok(), "a number of parts that was not checked: {valid:?}");
+    if let Err(error) = problem.check_part_count(parts) {
+        let what = format!("{parts} parts: {error}");
+        return Err(Refusal::unsupported(
+            "merge",
+            what,
+            "Problem::check_part_count says the same",
+        ));
+    }
     let (layout, dtype) = (problem.o_layout(), problem.out_dtype());
     let size = dtype.size_bytes();
     let strides = row_strides(layout);
@@ -157,6 +160,13 @@ mod tests {
     use flashcore_sim::{SimOptions, simulate};
 
     use super::*;
+
+    #[test]
+    fn a_number_of_parts_that_is_none_is_refused() {
+        let problem = Problem::builder().heads(2, 2).seq_len(8).head_dim(64).build().unwrap();
+        let refusal = step(&problem, 9, 16, &KernelCache::default()).unwrap_err().to_string();
+        assert!(refusal.starts_with("merge does not serve 9 parts: "), "{refusal}");
+    }
 
     /// Random parts, of which rows without keys hold NaN, against float64; gaps between rows keep their bytes.
     #[test]

@@ -34,13 +34,13 @@ use kernel::{Kinds, THREADS};
 /// ```
 ///
 /// # Errors
-/// A [`Refusal`]: e4m3 rows that do not start at multiples of 4 bytes, or more blocks than a grid can have.
-///
-/// # Panics
-/// Where [`Append::check`] fails.
+/// A [`Refusal`]: an append that [is none](Append::check), e4m3 rows that do not start at multiples of 4 bytes, or more
+/// blocks than a grid can have.
 pub fn step(append: &Append, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
-    let valid = append.check();
-    assert!(valid.is_ok(), "an append that was not checked: {valid:?}");
+    if let Err(error) = append.check() {
+        let what = format!("an append that is invalid: {error}");
+        return Err(Refusal::unsupported("append", what, "Append::check says the same"));
+    }
     let units = Units::new(append, alignment)?;
     let kinds = Kinds::of(append);
     let shape = Shape {
@@ -144,10 +144,12 @@ fn launch(append: &Append, units: &Units, kinds: &Kinds, kernel: &Kernel) -> Res
     let (rows, batch) = (append.new_rows(), append.batch as u32);
     let there = u32::from(rows > 0);
     let copied = kernel::copies(units.count(append.v_cache.shape[3]), units.vector_bytes, units.dtype);
-    let (k_tasks, v_tasks) = (there * heads as u32 * tasks_a_head, there * heads as u32 * copied);
+    // Too many tasks are too many blocks.
+    let tasks = |heads: usize, of_head: u32| (heads as u32).saturating_mul(of_head);
+    let (k_tasks, v_tasks) = (there * tasks(heads, tasks_a_head), there * tasks(heads, copied));
     let q = append.rotary.map(|rotary| rotary.q.shape);
     let (q_rows, q_tasks) = q.map_or((0, 0), |[b, s, h, _]| {
-        (b * s, u32::from(b * s > 0) * h as u32 * tasks_a_head)
+        (b * s, u32::from(b * s > 0) * tasks(h, tasks_a_head))
     });
     let (kv_shift, q_shift) = (row_shift(k_tasks.max(v_tasks)), row_shift(q_tasks));
     let slices = |tasks: u32, shift: u32| tasks.div_ceil(1 << shift) as usize;
@@ -230,4 +232,25 @@ fn launch(append: &Append, units: &Units, kinds: &Kinds, kernel: &Kernel) -> Res
         launch.args.extend(numbers.map(Arg::U32));
     }
     Ok(launch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(append: &Append) -> String {
+        step(append, 16, &KernelCache::default()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_invalid_or_too_large_is_refused() {
+        let (new, cache) = ([1, 1, 1, 64].into(), [1, 16, 1, 64].into());
+        let append = Append::to_cache(DType::F16, [new, new], [cache, cache]);
+        let none = Append { batch: 0, ..append };
+        assert!(refusal(&none).contains("batch is 0"), "{}", refusal(&none));
+        // 2^33 tasks.
+        let heads = [1, 1, 1 << 30, 64].into();
+        let many = Append::to_cache(DType::F16, [heads, heads], [heads, heads]);
+        assert!(refusal(&many).contains("a grid of"), "{}", refusal(&many));
+    }
 }
