@@ -134,7 +134,8 @@ impl Attention {
                         (Some(part), _) => Some(parts[part].out),
                         (_, Some(part)) => Some(parts[part].lse),
                         _ if buffer == "out" => Some(out),
-                        _ => lse,
+                        _ if buffer == "lse" => lse,
+                        _ => None,
                     }
                 };
                 cuda.merge_on(stream, problem, parts.len(), alignment, named)
