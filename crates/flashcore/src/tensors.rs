@@ -38,12 +38,8 @@ pub struct DeviceTensors<'a> {
     /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple
     /// of 16; most plans ask for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
-    /// The workspace still holds the schedule that an earlier call made, and it is used again: the
-    /// last call with this workspace was for the same problem, on the same device, and lengths have
-    /// the same values as then. Layers of a model step do so after the first. Only plans for lengths
-    /// on the device have a schedule; others ignore this. If it is not so, results are wrong, and
-    /// any memory may be read or written.
-    pub reuse_schedule: bool,
+    /// Whether the workspace holds the schedule: [`DeviceTensors::reuse_schedule`].
+    pub(crate) reuse_schedule: bool,
     /// What the backward pass has besides, and only it.
     pub gradients: Option<DeviceGradients<'a>>,
 }
@@ -128,6 +124,23 @@ impl<'a> DeviceTensors<'a> {
             slice(v, problem.v_layout(), problem.dtype()),
             slice(out, problem.o_layout(), problem.out_dtype()),
         )
+    }
+
+    /// The workspace still holds the schedule that an earlier call made, and it is used again. Layers
+    /// of a model step do so after the first. Only plans for lengths on the device have a schedule;
+    /// others ignore this.
+    ///
+    /// # Safety
+    /// When the work runs, the last call that used this workspace was for the same problem, with the
+    /// same `Attention` and alignment of tensors, and lengths have the values that they had then.
+    /// Otherwise results are wrong, and any memory may be read or written.
+    #[allow(unsafe_code)] // kernels trust the schedule
+    #[must_use]
+    pub unsafe fn reuse_schedule(self) -> DeviceTensors<'a> {
+        DeviceTensors {
+            reuse_schedule: true,
+            ..self
+        }
     }
 
     /// What the addresses of Q, K, V, O and gradients are all multiples of, in bytes, at most 16:
