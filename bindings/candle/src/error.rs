@@ -6,7 +6,6 @@ use thiserror::Error;
 /// Why a call was refused: what was given, what is allowed, and what to do.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the messages say what the fields are
 pub enum Error {
     /// FlashCore refused the call, or its device failed.
     #[error(transparent)]
@@ -14,40 +13,57 @@ pub enum Error {
     /// An argument of candle-flash-attn that FlashCore does not serve.
     #[error("{argument} is not served by FlashCore: {instead}")]
     Unserved {
+        /// Its name.
         argument: &'static str,
+        /// What to do instead.
         instead: &'static str,
     },
     /// An argument whose value is not allowed.
     #[error("{argument} is {given}; {allowed}")]
     Argument {
+        /// Its name.
         argument: &'static str,
+        /// Its value.
         given: String,
+        /// What is allowed.
         allowed: String,
     },
     /// A tensor whose dtype is not allowed.
     #[error("{tensor} holds {given:?}; {allowed}")]
     DType {
+        /// Its name.
         tensor: &'static str,
+        /// Its dtype.
         given: candle::DType,
+        /// What is allowed.
         allowed: &'static str,
     },
     /// A tensor with another number of dimensions.
     #[error("{tensor} has shape {given:?}; it must be {expected}")]
     Rank {
+        /// Its name.
         tensor: &'static str,
+        /// Its shape.
         given: Vec<usize>,
+        /// The dimensions it must have.
         expected: &'static str,
     },
     /// A tensor that is not on the device of q.
     #[error("{tensor} is on {given:?} and q on {expected:?}; move it there with `.to_device()`")]
     Device {
+        /// Its name.
         tensor: &'static str,
+        /// Where it is.
         given: candle::DeviceLocation,
+        /// Where q is.
         expected: candle::DeviceLocation,
     },
     /// A tensor of lengths with gaps between its elements.
     #[error("{tensor} is not contiguous; call `.contiguous()`")]
-    Strided { tensor: &'static str },
+    Strided {
+        /// Its name.
+        tensor: &'static str,
+    },
 }
 
 impl From<flashcore::Error> for Error {
@@ -65,7 +81,11 @@ impl From<ProblemError> for Error {
     fn from(error: ProblemError) -> Error {
         let error = match error {
             ProblemError::Lengths { argument, why } => ProblemError::Lengths {
-                argument: argument.strip_prefix("cu_").unwrap_or(argument),
+                argument: match argument {
+                    // Of keys in pages, whose numbers are the differences.
+                    "seqused_k" => "a difference of seqlens_k",
+                    other => other.strip_prefix("cu_").unwrap_or(other),
+                },
                 why,
             },
             other => other,

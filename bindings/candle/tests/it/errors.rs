@@ -164,6 +164,18 @@ fn pages_that_do_not_fit() {
         call(sums, table, None, 16),
         "page_block_size is 16; the pages of k have 32 keys",
     );
+    let refused_keys = |sums_k: &[u32], message| {
+        let sums_k = &Tensor::new(sums_k, &Device::Cpu).unwrap();
+        refused(call(sums_k, table, None, 32), message);
+    };
+    refused_keys(
+        &[0, 6, 2],
+        "a difference of seqlens_k has -4 for sequence 1; allowed are 0 to 64",
+    );
+    refused_keys(
+        &[0, 65, 66],
+        "a difference of seqlens_k has 65 for sequence 0; allowed are 0 to 64",
+    );
     let one = &table.narrow(0, 0, 1).unwrap();
     refused(
         call(sums, one, None, 32),
