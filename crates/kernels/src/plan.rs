@@ -3,6 +3,7 @@
 use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_problem::{Direction, Problem};
 
+use crate::attention::params::OTHER_FAMILIES;
 use crate::attention::tap::{self, Tap};
 use crate::step::{KernelCache, Step};
 use crate::{Config, Refusal};
@@ -106,7 +107,7 @@ impl Plan {
             return Err(Refusal::unsupported(
                 config.family(),
                 "the backward pass",
-                "families mma and scalar do",
+                OTHER_FAMILIES,
             ));
         }
         if backward && tap.is_some() {

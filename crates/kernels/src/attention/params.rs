@@ -338,7 +338,10 @@ pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize,
 pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     if !serves.contains(&problem.dtype()) {
         let (what, remedy) = match problem.dtype() {
-            DType::E4M3 => ("e4m3 tensors", "family wgmma does, on Hopper"),
+            DType::E4M3 if problem.has_lengths() => {
+                ("e4m3 tensors", "no family does where lengths differ: use fp16 or bf16")
+            }
+            DType::E4M3 => ("e4m3 tensors", "family wgmma does for equal lengths, on Hopper"),
             DType::F32 => ("f32 tensors", "family scalar does"),
             DType::F16 => ("fp16 tensors", "family mma does"),
             DType::BF16 => ("bf16 tensors", "family mma does"),
@@ -355,14 +358,21 @@ pub(crate) fn grid(family: &'static str, blocks: [usize; 3]) -> Result<[u32; 3],
         return Ok(blocks.map(|blocks| blocks as u32));
     }
     let what = format!("a grid of {blocks:?} blocks (at most {MOST:?})");
-    Err(Refusal::unsupported(family, what, "lower seq_len_q or batch"))
+    Err(Refusal::unsupported(
+        family,
+        what,
+        "lower the batch, the lengths or the number of heads",
+    ))
 }
 
+/// Remedy where every other family serves a problem.
+pub(crate) const OTHER_FAMILIES: &str = "families mma, scalar and on Hopper wgmma do";
+
 /// Refuses lengths and pages that are values on the device.
-pub(crate) fn check_lengths(problem: &Problem, family: &'static str) -> Result<(), Refusal> {
+pub(crate) fn check_lengths(problem: &Problem, family: &'static str, remedy: &'static str) -> Result<(), Refusal> {
     if problem.has_lengths() {
         let what = "packed sequences, caches with lengths or pages";
-        return Err(Refusal::unsupported(family, what, "families mma and scalar do"));
+        return Err(Refusal::unsupported(family, what, remedy));
     }
     Ok(())
 }

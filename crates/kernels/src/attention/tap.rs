@@ -151,7 +151,7 @@ pub(crate) fn check(problem: &Problem, tap: Option<Tap>) -> Result<(), Refusal> 
     if tap.is_none() {
         return Ok(());
     }
-    check_lengths(problem, family)?;
+    check_lengths(problem, family, "take a problem of equal lengths")?;
     if u32::try_from(problem.lse_len()).is_ok() {
         return Ok(());
     }

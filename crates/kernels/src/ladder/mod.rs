@@ -16,7 +16,7 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{SIXTEEN_BITS, Shape, check_lengths, check_problem, launch};
+use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem, launch};
 use crate::attention::tap::Tap;
 use crate::family::{self, Constraint, Family, Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
@@ -155,7 +155,7 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<Step, Refusal> {
-    check_lengths(problem, NAME)?;
+    check_lengths(problem, NAME, OTHER_FAMILIES)?;
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
     check_registers(problem, config)?;

@@ -15,7 +15,9 @@ use half::{bf16, f16};
 use super::common::{ACC_COLS, QUAD, ScoreOperands, WARP_ROWS};
 use crate::Refusal;
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, add_buffer, add_tensor, check_lengths, check_problem};
+use crate::attention::params::{
+    ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, add_buffer, add_tensor, check_lengths, check_problem,
+};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
@@ -81,7 +83,7 @@ impl fmt::Display for Levers {
 /// are not in [`TILES`] or take more shared memory than there is.
 pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, Refusal> {
     const FAMILY: &str = "ladder/scores";
-    check_lengths(problem, FAMILY)?;
+    check_lengths(problem, FAMILY, OTHER_FAMILIES)?;
     check_problem(problem, FAMILY, &SIXTEEN_BITS)?;
     if !TILES.contains(&levers.tile) {
         return Err(Refusal::lever("tile", levers.tile, "64, 128"));

@@ -227,7 +227,7 @@ fn what_has_no_kernel_is_refused_by_name() {
     };
     assert_eq!(
         refusal("ladder/mma-m64n64-w4"),
-        "ladder does not serve the backward pass; families mma and scalar do"
+        "ladder does not serve the backward pass; families mma, scalar and on Hopper wgmma do"
     );
     assert!(
         refusal("scalar/naive-t128-v16").starts_with("scalar does not serve the backward pass without tiles; take")
