@@ -1,10 +1,10 @@
 //! `flashcore` for Python: attention on any tensor with DLPack, without copies.
 //!
 //! A call goes through the modules in this order: [`options`] parses keyword arguments, [`tensor`]
-//! imports the tensors, [`scales`] the scales of fp8 tensors and [`head_values`] sinks and slopes, [`stream`] finds the CUDA stream,
-//! [`frameworks`] allocates the output with PyTorch, CuPy or NumPy, and [`call`] builds the problem
-//! and runs it. [`operators`] are the same for PyTorch's dispatcher, which they reach through
-//! [`libtorch`]. `bench` is the measuring protocol for Python functions.
+//! imports the tensors, [`scales`] the scales of fp8 tensors and [`head_values`] sinks and slopes,
+//! [`stream`] finds the CUDA stream, [`frameworks`] allocates the output with PyTorch, CuPy or NumPy,
+//! and [`call`] builds the problem and runs it. [`operators`] are the same for PyTorch's dispatcher,
+//! which they reach through [`libtorch`]. `bench` is the measuring protocol for Python functions.
 
 #![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
 

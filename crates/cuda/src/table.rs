@@ -268,7 +268,7 @@ mod tests {
             get(&cache, &there, n);
             most = most.max(there.load(Ordering::Relaxed));
         }
-        // Sixteen that nobody holds, the one that is too many, and the one that is asked for.
+        // Sixteen that no launch holds, the one that is too many, and the one that is asked for.
         assert!(most <= 18, "{most}");
         assert!(lock(&cache.tables).by_table.len() <= 17);
     }

@@ -337,7 +337,8 @@ impl Attention {
     }
 
     /// As [`Attention::forward`], into the caller's memory. The gaps of `out` keep their bytes;
-    /// `lse` is given exactly where the problem asks for it, f32 `[batch, num_heads, seq_len_q]`.
+    /// `lse` is given exactly where the problem asks for it, f32 `[batch, num_heads, seq_len_q]`; of
+    /// packed query rows `[num_heads, total]`.
     ///
     /// ```
     /// use flashcore::{Attention, Device, Problem, TensorView, TensorViewMut};

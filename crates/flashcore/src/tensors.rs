@@ -8,13 +8,14 @@ use flashcore_problem::{DType, Layout, Lengths, Problem, TensorView};
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DeviceTensors<'a> {
-    /// `[batch, seq_len_q, num_heads, head_dim]`.
+    /// `[batch, seq_len_q, num_heads, head_dim]`; packed `[1, total, num_heads, head_dim]`.
     pub q: DeviceSlice<'a>,
-    /// `[batch, seq_len_kv, num_kv_heads, head_dim]`.
+    /// `[batch, seq_len_kv, num_kv_heads, head_dim]`; packed `[1, total, num_kv_heads, head_dim]`; in
+    /// pages `[pages, page_size, num_kv_heads, head_dim]`.
     pub k: DeviceSlice<'a>,
-    /// `[batch, seq_len_kv, num_kv_heads, head_dim_v]`.
+    /// As K, with `head_dim_v`.
     pub v: DeviceSlice<'a>,
-    /// Written, and read by the backward pass: `[batch, seq_len_q, num_heads, head_dim_v]`, of
+    /// Written, and read by the backward pass: as Q with `head_dim_v`, of
     /// [`Problem::out_dtype`](crate::Problem::out_dtype).
     pub out: DeviceSlice<'a>,
     /// Written where the problem asks for it, and read by the backward pass: f32 `[batch, num_heads,

@@ -1,7 +1,7 @@
 //! Ragged tensor maps: boxes of one sequence of a packed tensor, through one tensor map for all sequences.
 //!
 //! Packed sequences follow each other without a gap. A copy of whole boxes must end with its sequence nevertheless: rows past
-//! the end are those of the next sequence, or bytes that nobody has written. A tensor map zero-fills, and does not write,
+//! the end are those of the next sequence, or bytes that were never written. A tensor map zero-fills, and does not write,
 //! what is past the end of a *dimension*, but the end of a sequence is known on the device only.
 //!
 //! A ragged map has two dimensions more, whose strides cancel each other. Let `s` be the byte stride of the rows and

@@ -176,7 +176,9 @@ pub(super) fn tell_if_slow(
 /// `q` and `k` are shapes `[batch, seq, heads, head_dim]`, `packed` says that they are those of
 /// packed sequences, `dtype` is PyTorch's name. A side of the window that is negative has no limit.
 #[pyfunction]
-#[pyo3(signature = (device, dtype, q, k, head_dim_v, *, causal=false, window=(-1, -1), softcap=0.0, packed=false, deterministic=false))]
+#[pyo3(signature = (
+    device, dtype, q, k, head_dim_v, *, causal=false, window=(-1, -1), softcap=0.0, packed=false, deterministic=false
+))]
 #[allow(clippy::too_many_arguments)] // Python's keyword arguments
 pub(crate) fn slow_backward(
     py: Python<'_>,

@@ -25,8 +25,7 @@
 //!   pieces begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than
 //!   `2·G`.
 //! - At most one tile in pieces begins in a block: [`Combined`] is a list of `G`, or of all tiles where they are fewer.
-//!   A
-//!   block of `combine` with nothing to do costs time too.
+//!   A block of `combine` with nothing to do costs time too.
 //!
 //! Of a [batch-invariant](Problem::batch_invariant) problem, the splits of a sequence with one row tile are on the line
 //! in place of that tile, and no cut leaves a piece ([`Splits`]). The partials of a sequence and head have slots of

@@ -47,7 +47,8 @@ impl Rescale {
         }
     }
 
-    /// How many powers of two a maximum is put above the largest score of its row.
+    /// Powers of two that are added to a row's largest score to get its maximum: 0, or negative so that probabilities
+    /// use fp8's full range.
     pub(crate) fn max_offset<E: Probability>(self) -> f32 {
         self.threshold::<E>() - LARGEST_POWER
     }

@@ -39,7 +39,7 @@ impl<'k> Scratch<'k> {
 
     /// The last of `count` places, one or more and at most [`MOST_SHARED`] in shared memory, whose value is at most
     /// `most`; the first if there is none. A place has `words` words, the value is word `word` of them. In shared
-    /// memory the places behind them are [padded](pad).
+    /// memory the places behind them are [padded].
     #[track_caller]
     pub(super) fn last_at_most(
         &self,
