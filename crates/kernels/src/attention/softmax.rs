@@ -47,8 +47,8 @@ impl Rescale {
         }
     }
 
-    /// Powers of two that are added to a row's largest score to get its maximum: 0, or negative so that probabilities
-    /// use fp8's full range.
+    /// Powers of two that are added to a row's largest score to get its maximum, 0 or negative: probabilities are at most
+    /// `2^LARGEST_POWER` until a maximum is raised.
     pub(crate) fn max_offset<E: Probability>(self) -> f32 {
         self.threshold::<E>() - LARGEST_POWER
     }
