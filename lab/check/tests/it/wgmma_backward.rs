@@ -1,6 +1,5 @@
 //! The backward pass of family `wgmma` gives the float64 gradients under the simulator and without a finding, and faults
 //! planted in its main kernel are found.
-//!
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (12).
 
 use flashcore_check::mutate::{Operator, mutations};
@@ -165,7 +164,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "dP does not wait for dO", operator: Operator::DropPhaseWait,
         place: "self.start_dp()", object: "dout.full", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
     Fault { name: "scores do not wait for K", operator: Operator::DropPhaseWait,
-        place: "operand.pipeline.consumer().wait()", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
+        place: "self.k.pipeline.consumer().wait()", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
     Fault { name: "a stage is filled while dK reads it", operator: Operator::DropPhaseWait,
         place: "acquire", object: "q.empty", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
     Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
@@ -199,7 +198,9 @@ const FAULTS: &[Fault] = &[
     Fault { name: "no proxy fence between reads of numbers and the copy of the next", operator: Operator::DropFence,
         place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "q.next(", of: "lse_tile" },
     Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,
-        place: "k.fence_proxy_async()", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "k_tile" },
+        place: "self.store_dk(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "k_tile" },
+    Fault { name: "nor before dV is", operator: Operator::DropFence,
+        place: "self.store_dv(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "v_tile" },
     Fault { name: "dQ does not wait for the dS of the other warpgroup", operator: Operator::DropPhaseWait,
         place: "start_late_dq", object: "ds.full", found: Some(FindingKind::Race), at: "dQ = dS*K", of: "ds_tile" },
     Fault { name: "dS is written while dQ of the tile before reads its stage", operator: Operator::DropPhaseWait,
@@ -251,7 +252,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "additions are never closed", operator: Operator::DropCommit,
         place: "send_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
     Fault { name: "a block ends while dK is stored", operator: Operator::DropAsyncWait,
-        place: "k.bulk_wait(0)", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
+        place: "self.one_lane(|| k.bulk_wait_read(0))", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
 
     // Arithmetic, masks and descriptors.
     Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
@@ -371,13 +372,15 @@ fn faults_of_pairs_are_found() {
 #[rustfmt::skip]
 const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
     Fault { name: "V is loaded before it has come", operator: Operator::DropPhaseWait,
-        place: "operand.pipeline.consumer().wait()", object: "v.full", found: Some(FindingKind::MissingWait), at: "V to registers", of: "v_tile" },
+        place: "context.v.pipeline.consumer().wait()", object: "v.full", found: Some(FindingKind::MissingWait), at: "V to registers", of: "v_tile" },
     Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(u32::from(there_are))", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
     Fault { name: "delta is not subtracted", operator: Operator::DropAddend,
         place: "score_gradients", object: "", found: None, at: "", of: "" },
+    Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,
+        place: "self.store_dk(tile, q,", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "q_tile" },
 ];
 
 #[test]
@@ -413,7 +416,7 @@ fn tiles_without_keys_are_zero_in_order() {
     }
 }
 
-/// Sums in order: of blocks that run together and of blocks that start when others end, the same bits under all schedules.
+/// Sums in order, of blocks that run together and of blocks that start when others end: the same bits under all schedules.
 /// Without a wait a block adds too early, which changes the bits; without a release the next one waits for ever.
 #[test]
 fn sums_in_order_are_the_same_under_all_schedules() {

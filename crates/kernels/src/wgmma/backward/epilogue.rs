@@ -1,54 +1,83 @@
 //! How dK and dV of a tile come to their tensors.
 
-use flashcore_ir::Cache;
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{Cache, SharedTile, Val};
 
 use super::consumer::Warpgroup;
 use super::kernel::Part;
 use super::tile::Tile;
-use crate::attention::row_tile::ACC_COLS;
+use crate::attention::row_tile::{ACC_COLS, RowTile};
+use crate::attention::tensor_rows::TensorRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows.
     pub(super) fn store_gradients(&self, tile: &Tile<'k>) {
-        let (k, context) = (self.k, self.context);
+        let k = self.k;
         // No product reads K any more.
         self.meet();
-        let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
-        let (k_tile, v_tile, scale) = (context.k.tile, context.v.tile, context.softmax_scale);
-        let sums = [
-            (Part::Scores, &self.dk, k_tile, context.dk, Some(scale)),
-            (Part::Values, &self.dv, v_tile, context.dv, None),
-        ];
-        for (part, sum, to, rows, scale) in sums {
-            if ![part, Part::Keys].contains(&self.part) {
-                continue;
-            }
-            for first in (0..to.cols()).step_by(to.slab_cols() as usize) {
-                let place = to.at(self.lane_key, self.lane_query + first);
-                // Columns past those of the head are not stored.
-                let columns = to.slab_cols().min((8 * sum.tiles()).saturating_sub(first));
-                for column in (0..columns).step_by(ACC_COLS as usize) {
-                    let at = if column == 0 { place } else { to.across(place, column) };
-                    for half in 0..2 {
-                        let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
-                            Some(scale) => value * scale,
-                            None => value.get(),
-                        });
-                        to.down(at, 8 * half as u32)
-                            .store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
-                    }
-                }
-            }
-            k.fence_proxy_async();
-            k.sync_warp();
-            self.one_lane(|| {
-                to.store_tma_part(0, self.key_warp, rows.keys(&tile.sequence).at(at));
-                k.bulk_commit();
-            });
+        if self.part != Part::Values {
+            self.store_dk(tile, self.context.k.tile, k.constant(0));
+        }
+        if self.part != Part::Scores {
+            self.store_dv(tile);
         }
         // Shared memory must outlive the copies that read it.
         self.one_lane(|| k.bulk_wait(0));
+    }
+
+    /// dK, through a stage of a tile that nothing reads any more.
+    #[track_caller]
+    pub(super) fn store_dk(&self, tile: &Tile<'k>, through: SharedTile<'k, E>, stage: Val<'k, u32>) {
+        let scale = Some(self.context.softmax_scale);
+        self.store_sum(tile, &self.dk, self.context.dk, scale, through, stage);
+    }
+
+    /// dV, through the bytes of V, of which a warpgroup reads its own rows alone.
+    #[track_caller]
+    pub(super) fn store_dv(&self, tile: &Tile<'k>) {
+        let stage = self.k.constant(0);
+        self.store_sum(tile, &self.dv, self.context.dv, None, self.context.v.tile, stage);
+    }
+
+    #[track_caller]
+    fn store_sum(
+        &self,
+        tile: &Tile<'k>,
+        sum: &RowTile<'k>,
+        rows: TensorRows<'k>,
+        scale: Option<Val<'k, f32>>,
+        through: SharedTile<'k, E>,
+        stage: Val<'k, u32>,
+    ) {
+        let k = self.k;
+        for first in (0..through.cols()).step_by(through.slab_cols() as usize) {
+            let place = through.at_stage(stage, self.lane_key, self.lane_query + first);
+            // Columns past those of the head are not stored.
+            let columns = through.slab_cols().min((8 * sum.tiles()).saturating_sub(first));
+            for column in (0..columns).step_by(ACC_COLS as usize) {
+                let at = if column == 0 {
+                    place
+                } else {
+                    through.across(place, column)
+                };
+                for half in 0..2 {
+                    let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
+                        Some(scale) => value * scale,
+                        None => value.get(),
+                    });
+                    through
+                        .down(at, 8 * half as u32)
+                        .store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
+                }
+            }
+        }
+        k.fence_proxy_async();
+        k.sync_warp();
+        let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
+        self.one_lane(|| {
+            through.store_tma_part(stage, self.key_warp, rows.keys(&tile.sequence).at(at));
+            k.bulk_commit();
+        });
     }
 }

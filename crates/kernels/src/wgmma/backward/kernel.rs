@@ -24,7 +24,6 @@ use crate::attention::query_rows::Packing;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::Config;
 use crate::wgmma::tiles::slabs;
-use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
 
 /// A tensor whose rows are copied to shared memory.
 #[derive(Clone, Copy)]
@@ -193,26 +192,28 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn consume(&self, k: &'k KernelBuilder, part: Part) {
         self.with_tile(k, |tile| {
             let group = Warpgroup::new(k, self, part);
-            for operand in [&self.k, &self.v] {
-                operand.pipeline.consumer().wait();
-            }
-            group.load_v();
-            let each_head = |head: &dyn Fn(Val<'k, u32>)| {
-                self.each_head(tile, |_, head_row| {
-                    k.if_(tile.order.count.gt(0).uniform(), || head(head_row));
-                });
-            };
+            let any = || tile.order.count.gt(0).uniform();
+            self.k.pipeline.consumer().wait();
+            let v = self.v.pipeline.consumer();
             match &self.main_loop {
                 MainLoop::Pingpong(pingpong) => {
-                    let barrier = WarpSchedulerBarrier::new(group.warp / 4, self.shares.warpgroups);
-                    each_head(&|_| group.head_in_pingpong(pingpong, barrier, tile));
+                    let none = || {
+                        v.wait();
+                        group.store_gradients(tile);
+                    };
+                    k.if_else(any(), || group.tile_in_pingpong(pingpong, tile), none);
                 }
                 MainLoop::Pair(exchange) => {
+                    v.wait();
                     exchange.keys.pipeline.consumer().wait();
-                    each_head(&|head_row| group.head_of_pair(exchange, tile, head_row / self.levers.rows));
+                    self.each_head(tile, |_, head_row| {
+                        k.if_(any(), || {
+                            group.head_of_pair(exchange, tile, head_row / self.levers.rows)
+                        });
+                    });
+                    group.store_gradients(tile);
                 }
             }
-            group.store_gradients(tile);
         });
     }
 }

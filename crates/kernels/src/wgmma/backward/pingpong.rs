@@ -50,10 +50,23 @@ impl<'k> Pingpong<'k> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// What the Q tiles of a head, of which there are some, add to the three gradients.
-    pub(super) fn head_in_pingpong(&self, pingpong: &Pingpong<'k>, barrier: WarpSchedulerBarrier<'k>, tile: &Tile<'k>) {
+    /// What the Q tiles of all heads, of which there are some, add to dQ, and dK and dV of the tile.
+    pub(super) fn tile_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>) {
+        let (k, context) = (self.k, self.context);
+        self.start_scores();
+        context.v.pipeline.consumer().wait();
+        self.load_v();
+        k.wgmma_wait(0);
+        let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.shares.warpgroups);
+        context.each_head(tile, |_, _| self.head_in_pingpong(pingpong, barrier, tile));
+        self.end_in_pingpong(pingpong, tile);
+    }
+
+    /// The Q tiles of a head.
+    fn head_in_pingpong(&self, pingpong: &Pingpong<'k>, barrier: WarpSchedulerBarrier<'k>, tile: &Tile<'k>) {
         let (k, context, order) = (self.k, self.context, &tile.order);
-        let last = order.count - 1;
+        // Of all heads.
+        let last = order.count.reinterpret::<u32>() * context.params.group_size - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));
             self.score_gradients_of(pingpong, number, || mask(m_block));
@@ -71,7 +84,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 k.sync_warp();
             }
             self.one_lane(|| pingpong.full.at(number % DS_STAGES).arrive());
-            k.if_(i.gt(1).uniform(), || self.give_dq(&pingpong.dq, number - 2));
+            k.if_(number.gt(1).uniform(), || self.give_dq(&pingpong.dq, number - 2));
             self.q.advance();
             let start_dq = |there_is: bool| {
                 if there_is {
@@ -90,13 +103,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 k.wgmma_wait(u32::from(there_are));
                 release(self.dout);
                 release(self.held);
-                k.if_else(i.gt(0).uniform(), || start_dq(true), || start_dq(false));
+                k.if_else(number.gt(0).uniform(), || start_dq(true), || start_dq(false));
             };
-            k.if_else(i.lt(last).uniform(), || start_scores(true), || start_scores(false));
+            k.if_else(number.lt(last).uniform(), || start_scores(true), || start_scores(false));
             self.tiles.set(number + 1);
         };
-        self.start_scores();
-        k.wgmma_wait(0);
         if context.ordered() {
             k.for_uniform(k.constant(0i32), order.count, 1, |i| {
                 step(i, &|at| self.mask_some(tile, at))
@@ -107,17 +118,36 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             });
             k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
         }
-        let number = self.tiles - 1;
+    }
+
+    /// dQ of the last Q tile. While it is computed, dV is stored, and dK as well where Q has stages that are as large as K and
+    /// dK fills one.
+    fn end_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>) {
+        let (k, context, tiles) = (self.k, self.context, self.tiles.get());
         let give_dq = |number| {
             k.fence_proxy_async();
             k.sync_warp();
             self.give_dq(&pingpong.dq, number);
         };
-        self.start_late_dq(pingpong, number);
-        k.if_(last.gt(0).uniform(), || give_dq(number - 1));
+        let q = context.q.tile;
+        let fits = q.stage_bytes() == context.k.tile.stage_bytes();
+        let through_q = fits && 8 * self.dk.tiles() == q.cols();
+        self.start_late_dq(pingpong, tiles - 1);
+        k.if_(tiles.gt(1).uniform(), || give_dq(tiles - 2));
+        self.store_dv(tile);
+        if through_q {
+            // All warps have written dS of the last tile, and so have read Q of the tile before.
+            self.store_dk(tile, q, self.q.stage());
+        }
         k.wgmma_wait(0);
-        self.keep_late_dq(pingpong, number);
-        give_dq(number);
+        self.keep_late_dq(pingpong, tiles - 1);
+        give_dq(tiles - 1);
+        if !through_q {
+            self.meet();
+            self.store_dk(tile, context.k.tile, k.constant(0));
+        }
+        // Shared memory must outlive the copies that read it.
+        self.one_lane(|| k.bulk_wait_read(0));
     }
 
     /// P and dS of a Q tile, whose scores are there.

@@ -36,7 +36,19 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
         let k_rows = self.k.rows.keys(&tile.sequence);
         keys.next(k_rows.at(at(tile.first_key)), None);
-        values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), None);
+        let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), None);
+        // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
+        let v_is_left = rank.is_none().then(|| k.var(1u32));
+        let copy_v_behind_q = || {
+            let Some(is_left) = v_is_left else { return };
+            k.if_(is_left.get().gt(0).uniform(), || {
+                copy_v();
+                is_left.set(0u32);
+            });
+        };
+        if v_is_left.is_none() {
+            copy_v();
+        }
         if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
             // The other block's, in the columns of this one's part of dQ.
             let keys = &exchange.keys;
@@ -57,9 +69,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     }
                 };
                 q.next(at(q_rows), Some((self.lse_tile, lse.offset(row))));
+                copy_v_behind_q();
                 dout.next(at(dout_rows), Some((self.delta_tile, delta.offset(row))));
             });
         });
+        copy_v_behind_q();
     }
 }
 
