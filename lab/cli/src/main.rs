@@ -97,7 +97,7 @@ Exit codes:
   1  findings, a wrong output, a refusal or a failure
   2  usage: a flag, a name, a file or a shape that is not valid
   3  environment: no driver, no such device
-  130  a search that a signal ended
+  130  a signal ended a search
 
 Environment:
   CUDA_VISIBLE_DEVICES   GPUs to use, as for every CUDA program
