@@ -26,10 +26,9 @@ pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &S
     }
     let params = Params::<E>::declare(k, shape);
     if shape.listed {
-        shape.begin_next_launch(k);
         shape.wait_for_launch_before(k);
-        Items::declare(k, levers.rows, levers.cols).for_each(k, |item, rows| {
-            let (params, block) = Block::of_item(params, item, &rows, levers);
+        Items::declare(k, levers.rows, levers.cols).for_each(k, |item, rows, is_last| {
+            let (params, block) = Block::of_item(params, item, &rows, is_last, levers);
             compute(k, levers, shape, &params, &block);
             // No copy of the next item's may overwrite a tile that a warp still reads.
             k.barrier();
@@ -79,9 +78,12 @@ fn compute<'k, E: SixteenBits>(
     }
     main_loop(&warp, &ring, k_place, v_place);
 
-    if shape.split {
-        // Late: at the start as with work lists cost up to 1.2 us (run `overlap-h100`).
-        shape.begin_next_launch(k);
+    // Late: at the start it cost up to 1.2 us (runs `overlap-h100` and `XXX`).
+    let begin_next = || shape.begin_next_launch(k);
+    match block.is_last {
+        None if shape.split => begin_next(),
+        None => {}
+        Some(is_last) => k.if_(is_last.uniform(), begin_next),
     }
     // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
     if !levers.q_in_registers {

@@ -17,6 +17,8 @@ pub(super) struct Block<'k> {
     pub(super) kv_head: Val<'k, u32>,
     pub(super) first_row: Val<'k, u32>,
     pub(super) keys: Keys<'k>,
+    /// Of an item, whether the block has none after it.
+    pub(super) is_last: Option<Val<'k, bool>>,
 }
 
 /// Which K blocks of its rows a block computes.
@@ -63,6 +65,7 @@ impl<'k> Block<'k> {
             kv_head,
             first_row,
             keys: split.map_or(Keys::All, Keys::Split),
+            is_last: None,
         };
         (params, block)
     }
@@ -73,6 +76,7 @@ impl<'k> Block<'k> {
         params: Params<'k, E>,
         item: WorkItem<'k>,
         rows: &[Val<'k, u32>],
+        is_last: Val<'k, bool>,
         levers: &Config,
     ) -> (Params<'k, E>, Self) {
         let batch = item.batch();
@@ -83,6 +87,7 @@ impl<'k> Block<'k> {
             kv_head: item.kv_head(),
             first_row: item.first_row(),
             keys: Keys::Item(item),
+            is_last: Some(is_last),
         };
         (params, block)
     }

@@ -71,9 +71,13 @@ impl<'k> Items<'k> {
     }
 
     /// Runs `body` for each item of the block, which may have none, with the [words](SequenceRows::words) of the rows
-    /// of its sequence.
+    /// of its sequence and whether it is the last item.
     #[track_caller]
-    pub(crate) fn for_each(&self, k: &'k KernelBuilder, body: impl FnOnce(WorkItem<'k>, Vec<Val<'k, u32>>)) {
+    pub(crate) fn for_each(
+        &self,
+        k: &'k KernelBuilder,
+        body: impl FnOnce(WorkItem<'k>, Vec<Val<'k, u32>>, Val<'k, bool>),
+    ) {
         let Listed { items, rows, cols, .. } = self.listed;
         let [first, end] = self.listed.range(k);
         // Loaded at the same time as the range: one waits for memory once.
@@ -85,8 +89,9 @@ impl<'k> Items<'k> {
         k.for_uniform(first, end, 1, |index| {
             let (item, of_sequence) = words.split_at(WORDS);
             let get = |words: &[Var<'k, u32>]| words.iter().map(|word| word.get()).collect();
-            body(WorkItem::of_words(get(item), rows, cols), get(of_sequence));
             let next = index + 1;
+            let item = WorkItem::of_words(get(item), rows, cols);
+            body(item, get(of_sequence), next.ge(end));
             k.if_(next.lt(end).uniform(), || {
                 let item = items.offset(next * WORDS as u32);
                 let rows = self.item_rows.offset(next * SequenceRows::WORDS);
