@@ -17,6 +17,8 @@ pub(crate) struct WarpPartials<'k> {
     rows: u32,
     head_dim_v: u32,
     warps: u32,
+    /// Rows that exist, if some may not: those after them are left out.
+    existing: Option<Val<'k, u32>>,
 }
 
 /// One chunk of a row, merged over the warps.
@@ -57,6 +59,15 @@ impl<'k> WarpPartials<'k> {
             rows,
             head_dim_v,
             warps,
+            existing: None,
+        }
+    }
+
+    /// The same where there are so many rows, which may be fewer than the tile has.
+    pub(crate) fn of_existing(self, rows: Val<'k, u32>) -> Self {
+        WarpPartials {
+            existing: Some(rows.min(self.rows)),
+            ..self
         }
     }
 
@@ -74,7 +85,7 @@ impl<'k> WarpPartials<'k> {
         let column = lane_column(k);
         let mine = self.out.at_stage(warp, first, column);
         let mine_sums = self.sums.at_stage(warp, 0, first);
-        for (down, half, out, row) in rows {
+        let store = |(down, half, out, row): (u32, usize, RowTile<'k>, Row<'k>)| {
             let place = self.out.down(mine, down);
             for tile in 0..padded(self.head_dim_v) / ACC_COLS {
                 let pair = out.pair(tile, half).map(|value| value.get());
@@ -85,6 +96,15 @@ impl<'k> WarpPartials<'k> {
                 mine_sums.plus(down as i32).store(row.max.offset);
                 self.sums.down(mine_sums, 1).plus(down as i32).store(sum);
             });
+        };
+        for row in rows {
+            match self.existing {
+                Some(existing) if row.0 > 0 => {
+                    let any = (first_row + row.0).lt(existing).uniform();
+                    k.if_(any, || store(row));
+                }
+                _ => store(row),
+            }
         }
     }
 
@@ -92,7 +112,11 @@ impl<'k> WarpPartials<'k> {
     #[track_caller]
     pub(crate) fn for_each_merged(&self, k: &'k KernelBuilder, body: impl Fn(&MergedChunk<'k>)) {
         let per_row = self.head_dim_v / CHUNK;
-        k.for_divergent(k.thread_idx(), self.rows * per_row, k.threads(), |chunk| {
+        let chunks = match self.existing {
+            Some(rows) => rows * per_row,
+            None => k.constant(self.rows * per_row),
+        };
+        k.for_divergent(k.thread_idx(), chunks, k.threads(), |chunk| {
             let (row, column) = (chunk / per_row, chunk % per_row * CHUNK);
             // The lowest offset belongs to the highest maximum.
             let mut found = Vec::new();

@@ -121,6 +121,11 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let Warp { k, levers, place, .. } = *self;
         let of = [levers.rows, self.shape.head_dim_v, levers.kv_warps];
         let partials = WarpPartials::declare(k, of, [k_tile.tile, v_tile.tile]);
+        // The heads of a group seldom fill a tile.
+        let partials = match levers.pack_heads {
+            true => partials.of_existing(self.block.rows.count - self.block.first_row),
+            false => partials,
+        };
         let results = self.results();
         let rows = results.map(|(m, half, out, row)| (16 * m as u32 + 8 * half as u32, half, out, row));
         partials.store(place.kv_warp, place.first_row, rows);

@@ -78,7 +78,7 @@ fn compute<'k, E: SixteenBits>(
     }
     main_loop(&warp, &ring, k_place, v_place);
 
-    // Late: at the start it cost up to 1.2 us (runs `overlap-h100` and `XXX`).
+    // Late: at the start it cost up to 1.2 us (runs `overlap-h100` and `serve-late`).
     let begin_next = || shape.begin_next_launch(k);
     match block.is_last {
         None if shape.split => begin_next(),
