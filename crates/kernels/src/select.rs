@@ -437,14 +437,15 @@ mod tests {
             (packed(32_768), pages(4), "mma"),
             // A chunk of rows in a batch of decoding sequences, whose heads share tiles; and a few rows for each.
             (packed(512), pages(16), "wgmma"),
-            (packed(128), pages(16), "mma"),
+            (packed(128), pages(16), "wgmma"),
         ] {
             let problem = builder(4096).q_lengths(q).kv_lengths(kv).build().unwrap();
             let choice = select(&problem, Target::Sm90a, 16, &KernelCache::default()).unwrap();
             assert_eq!(choice.plan.config.family(), family, "{problem}");
             let packed_heads = choice.plan.config.to_string().contains("-gqa");
             let is_prompt = matches!(kv, KvLengths::Packed { .. });
-            assert_eq!(packed_heads, q == packed(512) || is_prompt, "{problem}");
+            let few = [packed(128), packed(512)].contains(&q);
+            assert_eq!(packed_heads, few || is_prompt, "{problem}");
         }
         // Chunks of as many rows each fill tiles of 128 rows: of a group of heads, or of one.
         for (rows, tile) in [

@@ -32,7 +32,13 @@ enum Only {
     OneBlock,
     /// Caches of so few keys that a block for each head, of which one runs on an SM, takes less time than a schedule.
     ShortCaches,
+    /// Longer caches of at most [`FEW_ROWS`] rows that share K and V, where heads are packed or SMs have no tile: a
+    /// schedule comes with packed heads, one by one too, and shares out the keys.
+    FewRows,
 }
+
+/// Rows of [`Only::FewRows`] at most: those of a tile.
+const FEW_ROWS: usize = 32;
 
 /// Keys of [`Only::ShortCaches`] at most. With more keys or heads, packed heads are faster where the schedule is kept.
 const SHORT_CACHE: usize = 512;
@@ -45,6 +51,8 @@ const WIDE: &[Target] = &[Target::Sm80, Target::Sm90a, Target::Sm100];
 const AMPERE: &[Target] = &[Target::Sm80];
 const OTHERS: &[Target] = &[Target::Sm80, Target::Sm86, Target::Sm89, Target::Sm120];
 use Size::{Decode, Large, Medium, Small};
+
+const FEW_ROWS_WHY: &str = "few rows over long caches: their keys are shared out among all SMs";
 
 /// First match that nothing refuses. Ids are without the family's name.
 #[rustfmt::skip]
@@ -68,6 +76,16 @@ const TABLE: &[Default] = &[
         id: "m16n32-w1x2-s3-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows" },
     Default { targets: ANY, head_dim: 256, sizes: &[Decode], only: None,
         id: "m32n16-w2x1-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of rows; there is no room to merge warps, nor registers for 32 keys" },
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+        id: "m32n128-w2x2-s2-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+        id: "m32n64-w2x2-s2-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
+    Default { targets: ANY, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+        id: "m32n64-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
+    Default { targets: ANY, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+        id: "m32n32-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+        id: "m16n32-w1x2-s3-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Small], only: None,
         id: "m32n128-w2x2-s4-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], only: None,
@@ -109,6 +127,17 @@ const TABLE: &[Default] = &[
         id: "m64n16-w4x1-s2-b1-qsh-xor-cond", why: "the smallest tiles, where others have no room" },
 ];
 
+/// Whether [`Only::FewRows`] is for a problem.
+pub(crate) fn has_few_rows(problem: &Problem, chip: Chip) -> bool {
+    let (rows, group) = (problem.seq_len_q(), problem.group_size());
+    // Each of whose heads has a tile.
+    let tiles = problem.batch() * problem.num_heads();
+    problem.has_lengths()
+        && problem.seq_len_kv() > SHORT_CACHE
+        && rows * group <= FEW_ROWS
+        && (group > 1 || tiles < chip.sms as usize)
+}
+
 /// A config that the table proposes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
@@ -146,6 +175,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
                     let few = problem.seq_len_kv() <= SHORT_CACHE && heads <= chip.sms as usize;
                     few && problem.has_lengths() && problem.batch_invariant().is_none()
                 }
+                Some(Only::FewRows) => has_few_rows(problem, chip),
                 Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
             }
     });
@@ -249,6 +279,34 @@ mod tests {
             [(4, 500), (4, 513), (5, 500)].map(|(batch, keys)| launches(batch, keys)),
             [1, 3, 3]
         );
+    }
+
+    /// Few rows over long caches have a schedule, which shares out their keys.
+    #[test]
+    fn keys_of_few_rows_are_shared_out() {
+        let chosen = |batch, heads: (usize, usize), rows, keys| {
+            let problem = Problem::builder().batch(batch).heads(heads.0, heads.1);
+            let problem = problem.seq_len_q(rows).seq_len_kv(keys).head_dim(128);
+            let problem = problem.kv_lengths(KvLengths::Cache).build().unwrap();
+            let kernels = crate::KernelCache::default();
+            let plan = crate::select(&problem, Target::Sm90a, 16, &kernels).unwrap().plan;
+            (plan.config.to_string(), plan.schedule_steps())
+        };
+        let few = "mma/m32n64-w2x2-s2-b2-qreg-xor-cond-gqa".to_string();
+        for (batch, heads, rows, keys) in [
+            (1, (32, 8), 5, 4096),
+            (64, (32, 8), 8, 4096),
+            (1, (32, 1), 1, 600),
+            (1, (8, 8), 20, 4096),
+        ] {
+            assert_eq!(chosen(batch, heads, rows, keys), (few.clone(), 1));
+        }
+        // More rows; one head a tile, for which SMs are too few.
+        assert_eq!(chosen(1, (32, 8), 12, 4096).0, "wgmma/m64n128-s2-free-spec-gqa");
+        assert_eq!(chosen(1, (8, 8), 64, 4096).0, "wgmma/m64n128-s2-free-spec");
+        for (batch, heads, rows, keys) in [(1, (32, 8), 5, 512), (1, (8, 8), 64, 1024), (32, (8, 8), 20, 4096)] {
+            assert_eq!(chosen(batch, heads, rows, keys).1, 0, "{batch} {heads:?} {rows} {keys}");
+        }
     }
 
     /// The same for decoding: heads, heads of K/V, batch, keys.

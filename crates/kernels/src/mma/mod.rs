@@ -31,6 +31,7 @@ use crate::tiles::{padded, tile_bytes};
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
 pub use backward::{BACKWARD, defaults as backward_defaults};
+pub(crate) use defaults::has_few_rows;
 pub use defaults::{Proposal, defaults, proposals};
 
 /// The family's name.

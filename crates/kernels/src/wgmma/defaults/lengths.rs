@@ -6,13 +6,19 @@ use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Default, Priced, Proposal, TABLE, can_pack};
+use crate::mma;
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
-/// Fewer leave most of a tile empty, and family mma has smaller ones.
+/// Fewer leave most of a tile empty, and family mma has smaller ones. But it has a block for each tile, which reads all
+/// keys: where caches are longer than [`SHORT_CACHE`], fewer rows are served, too.
 const LEAST_USUAL_ROWS: usize = 64;
 
+/// Keys up to which a block for each tile is done before a schedule is made and tiles in pieces are merged: with 1,024
+/// both took as long, with 2,048 the block 2.2 times as long (run `serve-late-2`).
+const SHORT_CACHE: usize = 1024;
+
 /// Queries of a sequence, on average, for which heads are packed with lengths on the device, so that they fill tiles.
-/// The least was not measured.
+/// The least is that of short caches, and was not measured there.
 const PACKED_QUERIES: RangeInclusive<usize> = 16..=512;
 
 /// Cost of a packed tile of 192 rows in hundredths of what the table says, where one of 128 costs that: they took 1.43
@@ -25,10 +31,9 @@ const TALL_PACKED_COST: u64 = 112;
 const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If
-/// that is the bound, all have as many rows; else half a tile of each is left over, and where a tile of 64 rows holds
-/// them, too. Blocks share the work evenly, so the row with the least work is the best.
+/// that is the bound, all have as many rows; else half a tile of each is left over. Blocks share the work evenly, so the row with the least work is the best.
 pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
-    if problem.dtype() == DType::E4M3 {
+    if problem.dtype() == DType::E4M3 || mma::has_few_rows(problem, chip) {
         return Vec::new();
     }
     let usual_rows = match problem.q_lengths() {
@@ -38,7 +43,11 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
-    let whole = usual_rows >= LEAST_USUAL_ROWS && tiles >= chip.sms as usize;
+    let (long, fills) = (problem.seq_len_kv() > SHORT_CACHE, tiles >= chip.sms as usize);
+    let whole = match usual_rows >= LEAST_USUAL_ROWS {
+        true => long || fills,
+        false => long && !fills,
+    };
     // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as
     // it has queries.
     let prompt_keys = match problem.kv_lengths() {
@@ -55,8 +64,8 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         _ => None,
     };
     let few_queries = can_pack(problem)
-        && PACKED_QUERIES.contains(&usual_rows)
-        && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS;
+        && usual_rows <= *PACKED_QUERIES.end()
+        && (long || usual_rows >= *PACKED_QUERIES.start() && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS);
     let packing = few_queries || prompt_keys.is_some();
     // A chunk among sequences that decode: one with as many rows as the bound has most of them, and tiles are chosen
     // for it.
@@ -80,7 +89,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
             u64::from(of_tile.heads()),
         );
         let usual = rows_of_most as u64;
-        let covered = match usual_rows == problem.seq_len_q() && usual_rows * problem.group_size() > LEAST_USUAL_ROWS {
+        let covered = match usual_rows == problem.seq_len_q() {
             true => 2 * usual.next_multiple_of(queries),
             false => 2 * usual + queries,
         };
