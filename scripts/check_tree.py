@@ -7,6 +7,7 @@ Rules:
 - no tracked file over 20 KB, except source, lock files, licences and what ALLOWED names;
 - no Rust or Python file over 500 lines, and no Rust file in tests/it that main.rs leaves out;
 - Markdown: no line over 100 columns (tables, links and code blocks aside), no page over 300 lines;
+- comments of Rust: no line over 120 columns (the same aside);
 - evidence/: at most 3,000 lines of JSON, each a run or a claim of a run, no raw output.
 """
 
@@ -20,6 +21,7 @@ MOST_BYTES = 20 * 1024
 MOST_SOURCE_LINES = 500
 MOST_PAGE_LINES = 300
 MOST_COLUMNS = 100
+MOST_COMMENT_COLUMNS = 120
 MOST_EVIDENCE_LINES = 3000
 # Text, and snapshots of text. Rust and Python files have another limit.
 SOURCE = {".rs", ".py", ".sh", ".md", ".snap"}
@@ -48,15 +50,17 @@ def too_large(path):
     return f"{path}: {size:,} bytes; at most {MOST_BYTES:,}, or a reason in {pathlib.Path(__file__).name}"
 
 
-def long_lines(path, text):
-    """Prose lines of Markdown that are too long: not in code, tables, or lines that are one link."""
+def long_lines(path, text, most, comment=r""):
+    """Lines of prose, which begin like `comment`, that are too long: not in code, tables, or one link."""
     code = False
     for number, line in enumerate(text.split("\n"), 1):
-        if line.lstrip().startswith("```"):
+        prose = re.match(rf"\s*{comment}\s*(.*)", line)
+        if not prose:
+            code = False
+        elif prose[1].startswith("```"):
             code = not code
-        elif not code and len(line) > MOST_COLUMNS and not line.lstrip().startswith("|"):
-            if not re.search(r"\S{60,}", line):
-                yield f"{path}:{number}: {len(line)} columns; at most {MOST_COLUMNS}"
+        elif not code and len(line) > most and not prose[1].startswith("|") and not re.search(r"\S{60,}", line):
+            yield f"{path}:{number}: {len(line)} columns; at most {most}"
 
 
 def evidence(files):
@@ -94,16 +98,18 @@ def problems(files):
         wrong = too_large(path)
         if wrong:
             yield wrong
-        if path.suffix not in {".rs", ".md"}:
+        if path.suffix not in {".rs", ".py", ".md"}:
             continue
         text = path.read_text(encoding="utf-8")
         lines = text.count("\n")
         if path.suffix in (".rs", ".py") and lines > MOST_SOURCE_LINES:
             yield f"{path}: {lines} lines; at most {MOST_SOURCE_LINES}"
         if path.suffix == ".md":
-            yield from long_lines(path, text)
+            yield from long_lines(path, text, MOST_COLUMNS)
             if lines > MOST_PAGE_LINES:
                 yield f"{path}: {lines} lines; at most {MOST_PAGE_LINES}"
+        if path.suffix == ".rs":
+            yield from long_lines(path, text, MOST_COMMENT_COLUMNS, "//[/!]?")
         if path.parent.name == "it" and path.name != "main.rs" and path.suffix == ".rs":
             if f"mod {path.stem};" not in (path.parent / "main.rs").read_text(encoding="utf-8"):
                 yield f"{path}: not compiled: main.rs in this folder has no `mod {path.stem};`"

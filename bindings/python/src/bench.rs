@@ -191,8 +191,8 @@ impl<'py> PySubject<'py> {
         Ok(())
     }
 
-    /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output, or a tuple of one for
-    /// each output. `None` if it gives none: it wrote to the outputs that all subjects share.
+    /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output, or a tuple of one
+    /// for each output. `None` if it gives none: it wrote to the outputs that all subjects share.
     fn copy_answer(&self, problem: &Problem) -> PyResult<Option<Vec<Tensor>>> {
         let given = self.object.call_method0("answer")?;
         if given.is_none() {

@@ -19,8 +19,8 @@ use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
-/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once: it holds compiled kernels
-/// and recent plans.
+/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once: it holds compiled
+/// kernels and recent plans.
 pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
     type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
@@ -378,8 +378,8 @@ impl<'py> Call<'py> {
 /// scale : float, optional
 ///     The factor on ``q @ k.T``; ``head_dim ** -0.5`` unless given.
 /// out : tensor ``[batch, seq_q, heads, head_dim_v]``, optional
-///     For the output; it shares no memory with an input. Otherwise q's library allocates it: PyTorch, CuPy or NumPy; for
-///     other libraries NumPy on the CPU, and on CUDA devices out is required.
+///     For the output; it shares no memory with an input. Otherwise q's library allocates it: PyTorch, CuPy or NumPy;
+///     for other libraries NumPy on the CPU, and on CUDA devices out is required.
 /// return_lse : bool
 ///     Return the log-sum-exp, too.
 /// kernel : str, optional
@@ -391,14 +391,14 @@ impl<'py> Call<'py> {
 ///     PyTorch's or CuPy's current stream, and for other libraries the legacy default stream.
 /// q_scale, k_scale, v_scale : tensor ``[batch, kv_heads]``, optional
 ///     For float8_e4m3fn tensors, float32, dense, on the tensors' device. An element's value is the element times the
-///     scale of its batch and K/V head. Finite and above 0, which is checked on the CPU only. 1 unless given. The output
-///     is bfloat16.
+///     scale of its batch and K/V head. Finite and above 0, which is checked on the CPU only. 1 unless given. The
+///     output is bfloat16.
 /// sinks : tensor ``[heads]``, optional
 ///     float32, float16 or bfloat16, dense: a logit of each query head that counts in the sum of its rows' softmax, and
 ///     has no value (s_aux of gpt-oss). -inf is none. The log-sum-exp includes it.
 /// alibi_slopes : tensor ``[heads]`` or ``[batch, heads]``, optional
-///     float32, dense, at least 0: ``slope * |i - j|`` is subtracted from the scaled, capped score of a query at position
-///     i and a key at position j; the last query is at the last key.
+///     float32, dense, at least 0: ``slope * |i - j|`` is subtracted from the scaled, capped score of a query at
+///     position i and a key at position j; the last query is at the last key.
 ///
 /// Returns
 /// -------

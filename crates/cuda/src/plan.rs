@@ -14,8 +14,8 @@ use crate::stream::Stream;
 use crate::table::DeviceTable;
 use crate::tensor_map::TensorMap;
 
-/// Whether a driver of this CUDA version has programmatic launches in graphs too: before 12.3, a stream that is captured
-/// refuses them (CUDA 12.3 release notes).
+/// Whether a driver of this CUDA version has programmatic launches in graphs too: before 12.3, a stream that is
+/// captured refuses them (CUDA 12.3 release notes).
 fn has_programmatic_launches(cuda_version: u32) -> bool {
     cuda_version >= 12_030
 }
@@ -119,9 +119,9 @@ impl PreparedLaunch<'_> {
         self.enqueue_as(stream, &alone)
     }
 
-    /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it runs, if
-    /// the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a foreign kernel before
-    /// it may not have waited for its own predecessor.
+    /// Enqueues launches in order. One that is [programmatic](Launch::programmatic) may begin while the one before it
+    /// runs, if the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a
+    /// foreign kernel before it may not have waited for its own predecessor.
     ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].

@@ -1,15 +1,17 @@
 //! Ragged tensor maps: boxes of one sequence of a packed tensor, through one tensor map for all sequences.
 //!
-//! Packed sequences follow each other without a gap. A copy of whole boxes must end with its sequence nevertheless: rows past
-//! the end are those of the next sequence, or bytes that were never written. A tensor map zero-fills, and does not write,
-//! what is past the end of a *dimension*, but the end of a sequence is known on the device only.
+//! Packed sequences follow each other without a gap. A copy of whole boxes must end with its sequence nevertheless:
+//! rows past the end are those of the next sequence, or bytes that were never written. A tensor map zero-fills, and
+//! does not write, what is past the end of a *dimension*, but the end of a sequence is known on the device only.
 //!
-//! A ragged map has two dimensions more, whose strides cancel each other. Let `s` be the byte stride of the rows and
-//! `B = 2^30`. The dimensions (rows, ends, wraps) have the byte strides `(s, s, 2^34 - s)`, and the rows have `B` elements.
-//! Row `row` of the sequence whose `len` rows begin at row `first` has the coordinates `(B - len + row, first + len, B)`:
+//! A ragged map has two dimensions more, whose strides cancel each other. Let `s` be the byte stride of the rows and `B
+//! = 2^30`. The dimensions (rows, ends, wraps) have the byte strides `(s, s, 2^34 - s)`, and the rows have `B`
+//! elements. Row `row` of the sequence whose `len` rows begin at row `first` has the coordinates `(B - len + row, first
+//! + len, B)`:
 //!
 //! - its first coordinate is below `B`, inside the tensor, exactly if `row < len`;
-//! - its offset is `s * (B - len + row) + s * (first + len) + (2^34 - s) * B = s * (first + row) + 2^64` bytes, and addresses
+//! - its offset is `s * (B - len + row) + s * (first + len) + (2^34 - s) * B = s * (first + row) + 2^64` bytes, and
+//!   addresses
 //!   are modulo 2^64.
 //!
 //! The descriptors of Triton (`triton/tools/ragged_tma.py`) and of quack's ragged tensors are such maps.
@@ -25,7 +27,8 @@ pub const MOST_ROWS: u64 = 1 << 30;
 /// The stride of the last dimension, less that of the rows: [`MOST_ROWS`] times it is 2^64.
 const WRAP_STRIDE: u64 = 1 << 34;
 
-/// Elements of the last two dimensions: above every coordinate, and a multiple of a large power of two (as Triton has them).
+/// Elements of the last two dimensions: above every coordinate, and a multiple of a large power of two (as Triton has
+/// them).
 const UNBOUNDED: u64 = 0x7fff_0000;
 
 /// The dimensions of a tensor map as `cuTensorMapEncodeTiled` takes them, innermost first.
@@ -40,8 +43,8 @@ pub struct EncodedDims {
 }
 
 impl TensorBox {
-    /// The same boxes of a tensor whose dimension `dim` holds the rows of many sequences: [`TensorMap::rows`] says of which
-    /// one a copy is. The hardware's map has two dimensions more, so at most 3 are possible.
+    /// The same boxes of a tensor whose dimension `dim` holds the rows of many sequences: [`TensorMap::rows`] says of
+    /// which one a copy is. The hardware's map has two dimensions more, so at most 3 are possible.
     pub fn ragged(self, dim: u32) -> TensorBox {
         TensorBox {
             ragged: Some(dim),
@@ -100,8 +103,8 @@ pub struct RaggedRows<'k> {
 }
 
 impl<'k> TensorMap<'k> {
-    /// The `len` rows from row `first` of the tensor on: copies from [`RaggedRows::at`] read zeros in place of rows past
-    /// them, and do not write there. `len` is at most [`MOST_ROWS`].
+    /// The `len` rows from row `first` of the tensor on: copies from [`RaggedRows::at`] read zeros in place of rows
+    /// past them, and do not write there. `len` is at most [`MOST_ROWS`].
     ///
     /// ```
     /// use flashcore_ir::{Kernel, TileShape};
@@ -140,8 +143,8 @@ impl<'k> TensorMap<'k> {
 }
 
 impl<'k> RaggedRows<'k> {
-    /// The box whose first row is at these coordinates: those of [`TensorMap::at`], with a row of the sequence, from 0 on,
-    /// along the ragged dimension.
+    /// The box whose first row is at these coordinates: those of [`TensorMap::at`], with a row of the sequence, from 0
+    /// on, along the ragged dimension.
     #[track_caller]
     pub fn at(&self, rows: &[Val<'k, u32>]) -> BoxAt<'k> {
         let mut at = rows.to_vec();

@@ -295,10 +295,10 @@ impl<'k> BoxAt<'k> {
 }
 
 impl<'k, E: Element> SharedTile<'k, E> {
-    /// The boxes that fill this tile: a slab of columns by `outer` elements along the dimensions of
-    /// the rows, innermost first. Their product is the tile's rows, or a part of them for tiles
-    /// that several copies fill, or that are not filled whole ([`TensorMap::in_parts_of`]). Attention tensors have the dimensions (head_dim, seq, heads,
-    /// batch), so `&[rows, 1, 1]`.
+    /// The boxes that fill this tile: a slab of columns by `outer` elements along the dimensions of the rows, innermost
+    /// first. Their product is the tile's rows, or a part of them for tiles that several copies fill, or that are not
+    /// filled whole ([`TensorMap::in_parts_of`]). Attention tensors have the dimensions (head_dim, seq, heads, batch),
+    /// so `&[rows, 1, 1]`.
     #[track_caller]
     pub fn tensor_box(&self, outer: &[u32]) -> TensorBox {
         let rows = outer.iter().fold(1u32, |product, &n| product.saturating_mul(n));

@@ -1,7 +1,8 @@
 //! Merging attention over parts of the keys: one launch, which any GPU runs.
 //!
-//! A thread has `CHUNK` columns of a row. It reads the log-sum-exp of the row in every part and weighs the outputs by them:
-//! `out = Σ exp(lse_i − lse)·out_i` with `lse = ln Σ exp(lse_i)`. There is nothing to tune: all of it waits for memory.
+//! A thread has `CHUNK` columns of a row. It reads the log-sum-exp of the row in every part and weighs the outputs by
+//! them: `out = Σ exp(lse_i − lse)·out_i` with `lse = ln Σ exp(lse_i)`. There is nothing to tune: all of it waits for
+//! memory.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, Widen};
 use flashcore_problem::{DType, Lengths, MOST_PARTS, Problem};
@@ -24,9 +25,9 @@ pub const OUTS: [&str; MOST_PARTS] = ["out0", "out1", "out2", "out3", "out4", "o
 /// Their log-sum-exps.
 pub const LSES: [&str; MOST_PARTS] = ["lse0", "lse1", "lse2", "lse3", "lse4", "lse5", "lse6", "lse7"];
 
-/// The launch that merges so many parts ([`Part`](flashcore_problem::Part)) of a problem, of tensors whose first elements are
-/// aligned to `alignment` bytes. Its buffers are [`OUTS`] and [`LSES`], as many as there are parts, `out`, and `lse` if the
-/// problem asks for it.
+/// The launch that merges so many parts ([`Part`](flashcore_problem::Part)) of a problem, of tensors whose first
+/// elements are aligned to `alignment` bytes. Its buffers are [`OUTS`] and [`LSES`], as many as there are parts, `out`,
+/// and `lse` if the problem asks for it.
 ///
 /// ```
 /// use flashcore_kernels::{KernelCache, merge};

@@ -67,8 +67,8 @@ impl Plan {
         Plan::resolve(problem, config, chip.into(), kernels, None)
     }
 
-    /// The config built with a tap, which stores scores or probabilities, or launched so that all visible keys weigh the
-    /// same: see [`tap`].
+    /// The config built with a tap, which stores scores or probabilities, or launched so that all visible keys weigh
+    /// the same: see [`tap`].
     ///
     /// ```
     /// use flashcore_ir::Target;

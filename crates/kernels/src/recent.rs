@@ -18,8 +18,8 @@ impl<K, V: Clone> Recent<K, V> {
         Recent { most, entries }
     }
 
-    /// The value whose key `is` the wanted one. If there is none it is made, and takes the place of the one that was used
-    /// least recently. No lock is held meanwhile: threads that miss the same value at a time make one each.
+    /// The value whose key `is` the wanted one. If there is none it is made, and takes the place of the one that was
+    /// used least recently. No lock is held meanwhile: threads that miss the same value at a time make one each.
     ///
     /// ```
     /// use flashcore_kernels::Recent;

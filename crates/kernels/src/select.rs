@@ -357,8 +357,8 @@ mod tests {
         }
     }
 
-    /// The kernel of a batch-invariant problem is that of one sequence, however many there are; where it cannot serve them
-    /// all, none does.
+    /// The kernel of a batch-invariant problem is that of one sequence, however many there are; where it cannot serve
+    /// them all, none does.
     #[test]
     fn batches_do_not_choose_invariant_kernels() {
         let kernel = |batch: usize, rows: usize, has_lengths: bool, split_keys: Option<usize>| {

@@ -37,6 +37,22 @@ impl Size {
     }
 }
 
+/// Keys up to which a block for each K/V head, of which one runs on an SM, takes less time than a schedule. With more
+/// keys or heads, packed heads are faster where the schedule is kept.
+pub(crate) const SHORT_CACHE: usize = 512;
+
+/// Whether a problem with lengths on the device has few rows over a long cache: at most the 32 of a tile that share K
+/// and V, in packed heads or in tiles that leave SMs idle.
+pub(crate) fn has_few_rows(problem: &Problem, chip: Chip) -> bool {
+    let (rows, group) = (problem.seq_len_q(), problem.group_size());
+    // Each of whose heads has a tile.
+    let tiles = problem.batch() * problem.num_heads();
+    problem.has_lengths()
+        && problem.seq_len_kv() > SHORT_CACHE
+        && rows * group <= 32
+        && (group > 1 || tiles < chip.sms as usize)
+}
+
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

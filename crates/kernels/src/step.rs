@@ -11,8 +11,8 @@ use crate::{Recent, Refusal};
 /// Kernels that are kept. Problems of one model need two or three.
 const RECENT_KERNELS: usize = 64;
 
-/// Everything that is baked into a kernel: the family or the helper kernel, its levers, and what of the problem. Lengths,
-/// strides, mask and scale are not in it: they are arguments.
+/// Everything that is baked into a kernel: the family or the helper kernel, its levers, and what of the problem.
+/// Lengths, strides, mask and scale are not in it: they are arguments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Identity {
     pub family: &'static str,

@@ -253,7 +253,8 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         });
     }
 
-    /// Where this thread's first chunk of a head's first rows is, of pages where the head is: what [`Self::copy`] starts from.
+    /// Where this thread's first chunk of a head's first rows is, of pages where the head is: what [`Self::copy`]
+    /// starts from.
     #[track_caller]
     pub(crate) fn source(&self, tensor: &TensorParam<'k, E>, head: GlobalPtr<'k, E>) -> GlobalPtr<'k, E> {
         match tensor.is_paged() {
@@ -262,8 +263,8 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         }
     }
 
-    /// The same for rows `first..` of the head that `source` is in; those at or past `end`, and those on no page, become
-    /// zero. Without an `end`, all exist.
+    /// The same for rows `first..` of the head that `source` is in; those at or past `end`, and those on no page,
+    /// become zero. Without an `end`, all exist.
     #[track_caller]
     pub(crate) fn copy(
         &self,

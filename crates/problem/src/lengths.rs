@@ -320,8 +320,8 @@ impl Problem {
     }
 
     /// All that contradicts the problem, one error for each such sequence; [`Problem::sequences`] gives the first one.
-    /// A kernel cannot refuse such values: it takes a length above its bound as the bound, and a page outside the cache as
-    /// zeros. To find out why results are wrong, copy the arrays to the host and ask here.
+    /// A kernel cannot refuse such values: it takes a length above its bound as the bound, and a page outside the cache
+    /// as zeros. To find out why results are wrong, copy the arrays to the host and ask here.
     ///
     /// ```
     /// use flashcore_problem::{KvLengths, Lengths, Problem};

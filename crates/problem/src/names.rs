@@ -115,10 +115,10 @@ impl Problem {
     }
 }
 
-/// One line such as `B1 H8/8 Sq512 Skv512 D64 fp16 full`, followed by non-default fields: `Dv32`,
-/// `off(q,kv)`, `scale0.1`, `cap30`, `sinks-bf16`, `alibi` (`alibi-batch`: slopes of each batch), `lse`,
-/// `strided` (not dense bshd), and the kinds of lengths: `packed-q300` (total), `packed-kv900`, each perhaps `-used`, `cache`, `paged16x40` (page size,
-/// pages), and `backward`.
+/// One line such as `B1 H8/8 Sq512 Skv512 D64 fp16 full`, followed by non-default fields: `Dv32`, `off(q,kv)`,
+/// `scale0.1`, `cap30`, `sinks-bf16`, `alibi` (`alibi-batch`: slopes of each batch), `lse`, `strided` (not dense bshd),
+/// and the kinds of lengths: `packed-q300` (total), `packed-kv900`, each perhaps `-used`, `cache`, `paged16x40` (page
+/// size, pages), and `backward`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut line = format!(

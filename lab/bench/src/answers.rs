@@ -28,9 +28,9 @@ const LAST_ROWS: usize = 64;
 /// Bound of the magnitude of the normal numbers drawn ([`Rng::normal`]).
 const LARGEST: f32 = 6.0;
 
-/// The inputs of a kind and seed: the same in every process. Large normal inputs are drawn on all cores, and differ from
-/// those of [`Inputs::generate`]. O and the log-sum-exp of a backward problem are poison: a [`Bed`](crate::Bed) computes
-/// them where it loads inputs.
+/// The inputs of a kind and seed: the same in every process. Large normal inputs are drawn on all cores, and differ
+/// from those of [`Inputs::generate`]. O and the log-sum-exp of a backward problem are poison: a [`Bed`](crate::Bed)
+/// computes them where it loads inputs.
 pub fn draw(problem: &Problem, kind: InputKind, seed: u64) -> Inputs {
     let layouts = [problem.q_layout(), problem.k_layout(), problem.v_layout()];
     let dout = problem.gradient_layouts().map(|layouts| layouts.dout);
@@ -171,8 +171,8 @@ impl Answers {
         Ok(())
     }
 
-    /// Computes the answers for several seeds, whose inputs `draw` makes. Small problems are computed in parallel, large
-    /// ones one after the other, so that only one set of inputs is in memory.
+    /// Computes the answers for several seeds, whose inputs `draw` makes. Small problems are computed in parallel,
+    /// large ones one after the other, so that only one set of inputs is in memory.
     pub fn add_all(&mut self, problem: &Problem, seeds: &[u64], draw: impl Fn(u64) -> Inputs + Sync) -> Result<()> {
         let answer = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
         let answers: Result<Vec<_>> = match is_small(problem) {

@@ -58,8 +58,8 @@ pub trait Bed {
     fn peer_tensors(&self) -> PeerTensors;
 
     /// The kernels of plan `index` of those that the bed was made for, but those that make its schedule, bound to both
-    /// places. Each place has a workspace in which the schedule of the lengths is made now, and kept. `None` where the plan
-    /// has no schedule.
+    /// places. Each place has a workspace in which the schedule of the lengths is made now, and kept. `None` where the
+    /// plan has no schedule.
     ///
     /// # Errors
     /// What the driver says.
@@ -85,7 +85,8 @@ pub trait Bed {
     }
 }
 
-/// Inputs for the seeds that inspections ask for, and the right answers. Where the problem has lengths, all have the same.
+/// Inputs for the seeds that inspections ask for, and the right answers. Where the problem has lengths, all have the
+/// same.
 #[derive(Debug, Default)]
 pub struct Drawn {
     lengths: Option<Lengths<Vec<i32>>>,

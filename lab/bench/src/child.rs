@@ -1,6 +1,6 @@
-//! A bench in a child process, so that a user's kernel that hangs or faults costs itself and nothing else: the child says
-//! which kernel runs; where it dies, loses its device or is silent for too long meanwhile, it is ended, and another one
-//! goes on without that kernel. [`serve`] is the child's side.
+//! A bench in a child process, so that a user's kernel that hangs or faults costs itself and nothing else: the child
+//! says which kernel runs; where it dies, loses its device or is silent for too long meanwhile, it is ended, and
+//! another one goes on without that kernel. [`serve`] is the child's side.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -136,8 +136,8 @@ struct Progress<'w> {
 }
 
 impl Child {
-    /// Benches in a child process, and passes on what happens. A kernel of the user that hangs or ends the process is in
-    /// [`Report::failed`], and the rest of the bench is done without it.
+    /// Benches in a child process, and passes on what happens. A kernel of the user that hangs or ends the process is
+    /// in [`Report::failed`], and the rest of the bench is done without it.
     ///
     /// # Errors
     /// [`BenchError::Device`] with what the process said if it did not end in a report.
@@ -318,8 +318,8 @@ impl Drop for Running {
     }
 }
 
-/// The child's side, without peers: reads a job in one line, and writes events, a line each. The process is aborted when
-/// the input ends, even while a kernel hangs.
+/// The child's side, without peers: reads a job in one line, and writes events, a line each. The process is aborted
+/// when the input ends, even while a kernel hangs.
 ///
 /// # Errors
 /// Output that cannot be written. What fails in the bench is an event.

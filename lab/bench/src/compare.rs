@@ -123,8 +123,8 @@ impl Side {
         Ok(Side { name, entries })
     }
 
-    /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does; else a
-    /// run's key or a revision in the store at `store`.
+    /// What a command line names: an export, of which all runs count, or a folder of runs, of which the latest does;
+    /// else a run's key or a revision in the store at `store`.
     pub fn named(name: &str, store: &Path) -> Result<Side> {
         let (store, selector) = named(name, store)?;
         Side::of_store(&store, &selector, name)

@@ -31,8 +31,8 @@ pub struct CpuBed {
 }
 
 impl CpuBed {
-    /// Allocates the tensors and fills them with normal inputs; O and the log-sum-exp of a backward problem are computed
-    /// where inputs are loaded.
+    /// Allocates the tensors and fills them with normal inputs; O and the log-sum-exp of a backward problem are
+    /// computed where inputs are loaded.
     pub fn new(problem: &Problem) -> CpuBed {
         let place = |seed: u64| {
             let outputs = problem.outputs().into_iter();

@@ -1,7 +1,7 @@
 //! Inspections: defences against kernels that are fast because they compute nothing.
 //!
-//! A candidate is inspected on a [`Rig`]: the device's buffers, its stream, and the candidate bound to them. Every rule has
-//! a [`Reason`], and the tests have a cheating candidate for every reason.
+//! A candidate is inspected on a [`Rig`]: the device's buffers, its stream, and the candidate bound to them. Every rule
+//! has a [`Reason`], and the tests have a cheating candidate for every reason.
 
 use std::fmt;
 
@@ -54,8 +54,8 @@ pub struct Run {
     pub load: Option<u64>,
     /// Fill the outputs of both places with poison.
     pub poison: bool,
-    /// Put a pause of a few milliseconds ahead of the poison, so that a candidate that does not wait for its stream runs
-    /// before the poison is written.
+    /// Put a pause of a few milliseconds ahead of the poison, so that a candidate that does not wait for its stream
+    /// runs before the poison is written.
     pub pause: bool,
 }
 
@@ -101,7 +101,8 @@ pub enum Rows {
     /// All of them.
     #[default]
     All,
-    /// Those of sequences, for each output in the order of [`Problem::outputs`], by their place among the rows of its tensor.
+    /// Those of sequences, for each output in the order of [`Problem::outputs`], by their place among the rows of its
+    /// tensor.
     Of(Vec<Vec<bool>>),
 }
 
@@ -461,8 +462,8 @@ pub fn census_of(outs: &[Tensor], rows: &Rows) -> [Census; 2] {
     each.fold([Census::default(); 2], both)
 }
 
-/// Counts over a whole output, on all cores: the comparison may have looked at some rows only. First of the rows that are
-/// written, then of the others.
+/// Counts over a whole output, on all cores: the comparison may have looked at some rows only. First of the rows that
+/// are written, then of the others.
 fn census(view: &TensorView<'_>, is_written: impl Fn(usize) -> bool + Sync) -> [Census; 2] {
     let [batch, seq, ..] = view.layout().shape;
     let counted = (0..batch * seq).into_par_iter().map(|row| {

@@ -181,7 +181,8 @@ pub fn set_revision(revision: &str) {
     REVISION.get_or_init(|| revision.to_string());
 }
 
-/// Git revision of this program: what [`set_revision`] said, else the environment's `FLASHCORE_REVISION`, else `unknown`.
+/// Git revision of this program: what [`set_revision`] said, else the environment's `FLASHCORE_REVISION`, else
+/// `unknown`.
 pub fn revision() -> &'static str {
     REVISION.get_or_init(|| {
         let given = std::env::var("FLASHCORE_REVISION").ok();
@@ -190,8 +191,8 @@ pub fn revision() -> &'static str {
     })
 }
 
-/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of a modified tree apart, which have
-/// one revision. Read once.
+/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of a modified tree apart,
+/// which have one revision. Read once.
 ///
 /// ```
 /// assert_eq!(flashcore_bench::executable().len(), 64);

@@ -187,8 +187,8 @@ impl Wrong {
         }
     }
 
-    /// Of a refused problem, with fields named as in the file. A number that is a product of several keys is reported at the
-    /// largest of them: the first of `sizes`.
+    /// Of a refused problem, with fields named as in the file. A number that is a product of several keys is reported
+    /// at the largest of them: the first of `sizes`.
     fn of_problem(error: &ProblemError, sizes: Vec<&'static str>, name: Option<&str>) -> Wrong {
         let field = match error {
             ProblemError::Value { field, .. } => field,

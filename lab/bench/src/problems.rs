@@ -169,8 +169,8 @@ fn mission(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     names.map(named).collect()
 }
 
-/// Five shapes of 512 rows and keys, each full and causal: what the gate judges ([`crate::gate`]). The mission's two, and
-/// three that change one size each: more heads, GPT-2's heads in a batch, larger heads.
+/// Five shapes of 512 rows and keys, each full and causal: what the gate judges ([`crate::gate`]). The mission's two,
+/// and three that change one size each: more heads, GPT-2's heads in a batch, larger heads.
 fn acceptance(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     let mut cases = Vec::new();
     for (batch, heads, head_dim) in [(1, 8, 64), (2, 8, 64), (1, 16, 64), (4, 12, 64), (1, 8, 128)] {
@@ -233,8 +233,8 @@ fn fp8(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     Ok(cases)
 }
 
-/// Head sizes between those of the canonical grid, 16 heads each: 96 (Phi-3), and 192 with values of 192, or of 128 as in
-/// DeepSeek-V3's prefill.
+/// Head sizes between those of the canonical grid, 16 heads each: 96 (Phi-3), and 192 with values of 192, or of 128 as
+/// in DeepSeek-V3's prefill.
 fn head_sizes(dtype: DType) -> Result<Vec<Case>, ProblemError> {
     let (long, longer): (&[usize], &[usize]) = (&[4096], &[8192]);
     let rows = [

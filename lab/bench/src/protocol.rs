@@ -1,10 +1,10 @@
 //! The protocol as a state machine that touches no device: it returns what to run next, is given the time of that, and
 //! decides when the result is precise enough.
 //!
-//! First each subject runs until its time settles. Then come rounds: every subject has a turn in each, in a shuffled order,
-//! with untimed runs of the same subject before each timed batch. The time of the fastest subject decides whether turns of
-//! the hot mode are short or steady. A subject leaves when its ratio to the baseline is precise enough; the baseline stays
-//! until all others have left.
+//! First each subject runs until its time settles. Then come rounds: every subject has a turn in each, in a shuffled
+//! order, with untimed runs of the same subject before each timed batch. The time of the fastest subject decides
+//! whether turns of the hot mode are short or steady. A subject leaves when its ratio to the baseline is precise
+//! enough; the baseline stays until all others have left.
 
 use flashcore_problem::rng::Rng;
 use serde::{Deserialize, Serialize};
@@ -77,8 +77,8 @@ impl Stop {
 
 /// Runs a batch may have at most: keeps a mistaken estimate from queueing for minutes.
 const MAX_RUNS: u32 = 200_000;
-/// A run that is this many times as long as its untimed lead would be has no lead: the earlier state of the card affects
-/// only a small part of it.
+/// A run that is this many times as long as its untimed lead would be has no lead: the earlier state of the card
+/// affects only a small part of it.
 const OUTLASTS_LEAD: f64 = 10.0;
 /// Resamples when deciding whether to stop; the stored interval has more.
 const CHECK_RESAMPLES: usize = 400;

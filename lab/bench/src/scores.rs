@@ -1,10 +1,10 @@
 //! `S = scale·Q·Kᵀ` by itself: how far a product on tensor cores without an overlapped main loop is from a library's.
 //!
-//! Ours are [`scores`](flashcore_kernels::ladder::scores), on tensor cores and with plain FMAs; the peer is cuBLAS, which
-//! a [`PeerSource`] calls where the tensors it is given are `q`, `k` and `scores`. All read the same Q and K, dense
-//! `[batch, heads, seq, head_dim]`, and write the same scores, in the problem's dtype, so all move the same bytes. Every
-//! key is multiplied, whatever the problem's mask. Scores are compared with float64 before anything is timed. No
-//! attention is computed, so nothing goes to the evidence store.
+//! Ours are [`scores`](flashcore_kernels::ladder::scores), on tensor cores and with plain FMAs; the peer is cuBLAS,
+//! which a [`PeerSource`] calls where the tensors it is given are `q`, `k` and `scores`. All read the same Q and K,
+//! dense `[batch, heads, seq, head_dim]`, and write the same scores, in the problem's dtype, so all move the same
+//! bytes. Every key is multiplied, whatever the problem's mask. Scores are compared with float64 before anything is
+//! timed. No attention is computed, so nothing goes to the evidence store.
 
 use flashcore_cuda::{DeviceBuffer, Function, ModuleOptions, Stream};
 use flashcore_kernels::ladder::scores::{Levers, plan};

@@ -23,9 +23,9 @@ pub struct Sequences {
     pub keys: Option<Span>,
 }
 
-/// A length: one number, or `[least, most]`. Those of a group of sequences fill the range evenly, in an order that looks
-/// random: length `i` is `least` plus the fraction of `i` times the golden ratio of the range. Spans that are equal give
-/// equal lengths.
+/// A length: one number, or `[least, most]`. Those of a group of sequences fill the range evenly, in an order that
+/// looks random: length `i` is `least` plus the fraction of `i` times the golden ratio of the range. Spans that are
+/// equal give equal lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Span {

@@ -1,5 +1,5 @@
-//! Sets of problems with lengths: of a server, with the heads of Llama 3 8B, packed prompts, caches, pages, and batches of
-//! both; and packed documents of a training step.
+//! Sets of problems with lengths: of a server, with the heads of Llama 3 8B, packed prompts, caches, pages, and batches
+//! of both; and packed documents of a training step.
 
 use flashcore_problem::{DType, KvLengths, Mask, Problem, ProblemBuilder, ProblemError, QLengths};
 
@@ -19,8 +19,8 @@ const DECODING: [(&str, usize, Span); 6] = [
     ("b256-512-2k", 256, Span::Between([512, 2048])),
 ];
 
-/// A causal problem of a layer with bounds and totals that the sequences just reach. Keys are in pages, in a contiguous cache
-/// (a page size of 0), or packed.
+/// A causal problem of a layer with bounds and totals that the sequences just reach. Keys are in pages, in a contiguous
+/// cache (a page size of 0), or packed.
 fn case(
     name: String,
     layer: ProblemBuilder,

@@ -104,8 +104,8 @@ impl Stand {
     }
 
     /// Allocates the tensors of a problem, compiles kernels and binds them to both places, and gives the workbench to
-    /// `work`, with the kernels that could not be opened, by their place among all. GPU kernels are launched as `launching`
-    /// says; planted candidates go by `in_finals`.
+    /// `work`, with the kernels that could not be opened, by their place among all. GPU kernels are launched as
+    /// `launching` says; planted candidates go by `in_finals`.
     ///
     /// # Errors
     /// Tensors that cannot be allocated, or a kernel of another device.

@@ -20,7 +20,8 @@ const MIDDLE_KEYS: usize = 4096;
 pub struct Group {
     /// Elements of a head.
     pub head_dim: usize,
-    /// `full`, `causal`, `window`, or `decode` for a single row whatever its mask; with ` backward` after it for gradients.
+    /// `full`, `causal`, `window`, or `decode` for a single row whatever its mask; with ` backward` after it for
+    /// gradients.
     pub mask: String,
     /// By the number of keys.
     pub length: Length,
@@ -118,8 +119,8 @@ impl Shape {
 pub struct Geomean {
     /// The mean.
     pub value: f64,
-    /// Its interval, at the confidence of the problems. It says how well these problems were measured, and nothing about
-    /// others. `None` where a problem's interval is unknown.
+    /// Its interval, at the confidence of the problems. It says how well these problems were measured, and nothing
+    /// about others. `None` where a problem's interval is unknown.
     pub interval: Option<Interval>,
     /// Problems.
     pub shapes: usize,
@@ -221,8 +222,9 @@ pub(crate) fn standing<'r>(
 }
 
 impl Report {
-    /// Our fastest kernel on each problem compared with `base`, by mode. Only ratios paired by round count, so `base` must
-    /// have been the baseline; problems where it was not, or where one of the two has no time, are listed as missing.
+    /// Our fastest kernel on each problem compared with `base`, by mode. Only ratios paired by round count, so `base`
+    /// must have been the baseline; problems where it was not, or where one of the two has no time, are listed as
+    /// missing.
     pub fn standings(&self, base: &str) -> Vec<Standing> {
         let modes = [Mode::Hot, Mode::Cold, Mode::Sustained];
         modes

@@ -1,5 +1,5 @@
-//! Sweeps: many kernels on a problem, ranked. All are screened first, in short turns and after one check of their outputs;
-//! the best are then inspected and measured as in any bench.
+//! Sweeps: many kernels on a problem, ranked. All are screened first, in short turns and after one check of their
+//! outputs; the best are then inspected and measured as in any bench.
 
 use std::collections::BTreeSet;
 

@@ -16,8 +16,8 @@ use thiserror::Error;
 use crate::gate;
 use crate::report::{CheckReport, Found, StepSize, Verdict};
 
-/// Whether a buffer is an output of a launch; it starts as poison. What a backward pass reads of the forward pass, O and
-/// the log-sum-exp, is not.
+/// Whether a buffer is an output of a launch; it starts as poison. What a backward pass reads of the forward pass, O
+/// and the log-sum-exp, is not.
 fn is_output(spec: &BufferSpec) -> bool {
     spec.written && spec.name != "workspace"
 }

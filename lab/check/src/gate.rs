@@ -179,8 +179,8 @@ const KEYS_A_HEAD: usize = 32;
 /// Operations that those forward passes may take, if one K/V head takes no more.
 const KEY_FLOPS: f64 = 4e9;
 
-/// The float64 gradients of inputs: every row if that takes a second or two, otherwise, drawn by the seed, rows of dQ from
-/// some query heads and rows of dK and dV from some K/V heads, among them the first and the last of each.
+/// The float64 gradients of inputs: every row if that takes a second or two, otherwise, drawn by the seed, rows of dQ
+/// from some query heads and rows of dK and dV from some K/V heads, among them the first and the last of each.
 ///
 /// # Errors
 /// Inputs that are not those of the problem, or a forward problem.

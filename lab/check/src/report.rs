@@ -115,8 +115,8 @@ pub struct CheckReport {
     pub gate: Option<Gate>,
     /// Seed of the first schedule whose output differs from that of the first schedule in any bit.
     pub differs_under: Option<u64>,
-    /// Whether outputs must be the same bits under all schedules. A kernel that declares that its last bits may differ must
-    /// be right under each.
+    /// Whether outputs must be the same bits under all schedules. A kernel that declares that its last bits may differ
+    /// must be right under each.
     pub reproducible: bool,
     /// The plan's steps.
     pub steps: Vec<StepSize>,

@@ -156,8 +156,8 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// Judges the kernels of the user in another process, since under ncu they have no deadline, and profiles those that are
-/// right. Returns whether all are.
+/// Judges the kernels of the user in another process, since under ncu they have no deadline, and profiles those that
+/// are right. Returns whether all are.
 fn add_own(
     args: &ProfileArgs,
     profiler: &Profiler,

@@ -1,5 +1,5 @@
-//! Progress of a simulation, or of many problems, on standard error: one line, kept up to date, on a terminal; plain lines
-//! from time to time elsewhere.
+//! Progress of a simulation, or of many problems, on standard error: one line, kept up to date, on a terminal; plain
+//! lines from time to time elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -38,8 +38,8 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: 
     })
 }
 
-/// Shows what `line` says of the time since the start, until the result is dropped. `first` is shown on a terminal until
-/// then.
+/// Shows what `line` says of the time since the start, until the result is dropped. `first` is shown on a terminal
+/// until then.
 pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'static) -> Shown {
     let is_terminal = std::io::stderr().is_terminal();
     let interval = match is_terminal {

@@ -11,9 +11,10 @@ use crate::{Failure, Outcome, style};
 /// Write what was measured as one file, in HTML or Markdown
 ///
 /// For each device: a summary in words, speed against length with peers and intervals, ratios to a peer, the roofline,
-/// busy shares of the card's units (counters of `flashcore profile`, else the cost model's predictions, which are marked),
-/// shared memory over time, errors, the ladder of kernels, searches, and where each number comes from. An HTML file has its
-/// pictures in it and needs no network and no script. Each number has an id, which `flashcore reproduce` resolves.
+/// busy shares of the card's units (counters of `flashcore profile`, else the cost model's predictions, which are
+/// marked), shared memory over time, errors, the ladder of kernels, searches, and where each number comes from. An HTML
+/// file has its pictures in it and needs no network and no script. Each number has an id, which `flashcore reproduce`
+/// resolves.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

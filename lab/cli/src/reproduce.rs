@@ -15,9 +15,10 @@ use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
 
 /// Show where a number comes from, and measure it again
 ///
-/// Every number of a `flashcore report` has an id. For an id this prints the command that measures the number, the device,
-/// driver, board, build and kernel hash that it was measured with, and what of these differs on this machine. --run measures
-/// it again by the same protocol, keeps the samples in the store as `bench` does, and compares the medians' intervals.
+/// Every number of a `flashcore report` has an id. For an id this prints the command that measures the number, the
+/// device, driver, board, build and kernel hash that it was measured with, and what of these differs on this machine.
+/// --run measures it again by the same protocol, keeps the samples in the store as `bench` does, and compares the
+/// medians' intervals.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -16,7 +16,8 @@ const SEARCH: &str = "run.json";
 #[derive(Args)]
 pub(crate) struct SourceArgs {
     /// Runs of the store (`latest`, `all`, a key or a revision, or a prefix of one), exports and published rows (.jsonl
-    /// files, or folders of them), folders of searches [default: the whole store, and the latest search of each problem]
+    /// files, or folders of them), folders of searches [default: the whole store, and the latest search of each
+    /// problem]
     #[arg(value_name = "RUNS")]
     runs: Vec<String>,
     /// The evidence folder, in place of this host's in the XDG data folder

@@ -177,8 +177,8 @@ impl Cluster<'_> {
         Clash::new(fault, lanes, cell, Some((actor, name, writer_pc)))
     }
 
-    /// Whether a lane's copy follows all reads of some cells, with the fences that it needs. Whoever it does not follow,
-    /// [`Self::unordered_reader`] and [`Self::unfenced_reader`] find.
+    /// Whether a lane's copy follows all reads of some cells, with the fences that it needs. Whoever it does not
+    /// follow, [`Self::unordered_reader`] and [`Self::unfenced_reader`] find.
     fn follows_reads(&self, by: Lane<'_>, cells: Range<usize>) -> bool {
         let wrong = |reader: usize, epoch: Epoch| {
             let unordered = self.unordered_lanes(by.warp, by.lane as u32, (reader, epoch, u32::MAX));

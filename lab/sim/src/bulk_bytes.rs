@@ -1,5 +1,5 @@
-//! Bulk copies of contiguous bytes, from or to global memory or between blocks of a cluster, and sums into global memory
-//! (`cp.async.bulk`, `cp.reduce.async.bulk`).
+//! Bulk copies of contiguous bytes, from or to global memory or between blocks of a cluster, and sums into global
+//! memory (`cp.async.bulk`, `cp.reduce.async.bulk`).
 //!
 //! The actors are those of tensor copies: a load is a write by the actor of its mbarrier, a store or
 //! a sum is a read of shared memory and a write of global memory by two actors of its thread.
@@ -79,8 +79,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// Copies bytes to the shared memory of a block of the cluster. It is a read of shared memory and a write by the actor of
-    /// the mbarrier at which it completes: who has waited there knows both.
+    /// Copies bytes to the shared memory of a block of the cluster. It is a read of shared memory and a write by the
+    /// actor of the mbarrier at which it completes: who has waited there knows both.
     pub(crate) fn send_bytes(&mut self, by: Lane<'_>, (dst, src): (&Address, &Address), bytes: Operand, bar: &Address) {
         let Some(bytes) = self.copied_bytes(by, bytes).filter(|&bytes| bytes > 0) else {
             return;

@@ -253,8 +253,8 @@ impl<'a> Machine<'a> {
         name.unwrap_or_default()
     }
 
-    /// Readers in the shadow: warps, the bulk stores of warps, the products of warpgroups, and the copies from one block to
-    /// another, if there are any, together. Of several copies of the same bytes it knows the last.
+    /// Readers in the shadow: warps, the bulk stores of warps, the products of warpgroups, and the copies from one
+    /// block to another, if there are any, together. Of several copies of the same bytes it knows the last.
     pub(crate) fn readers(&self) -> usize {
         self.send_reader() + usize::from(self.program.sends)
     }

@@ -25,10 +25,9 @@ use crate::shipped::{HEAD_DIMS, one_head, plan_rows, proposed};
 /// `mma` and `wgmma`, the kernels of the shipped plan tables, the backward passes of both, and
 /// split-KV of `wgmma`.
 ///
-/// FOLDER/varied/sm_NN has what may need more registers than there are, which only the compiler can
-/// tell (the driver layer then refuses to load it, and another config is chosen): the defaults with
-/// log-sum-exp, with and without soft cap, with sinks and with ALiBi, and every lever of `mma` at each of its values, one at a
-/// time.
+/// FOLDER/varied/sm_NN has what may need more registers than there are, which only the compiler can tell (the driver
+/// layer then refuses to load it, and another config is chosen): the defaults with log-sum-exp, with and without soft
+/// cap, with sinks and with ALiBi, and every lever of `mma` at each of its values, one at a time.
 ///
 /// What refuses its problem has a line in refused.txt of its folder.
 #[derive(Debug, clap::Args)]
@@ -182,8 +181,8 @@ fn split_wgmma_kernels(kernels: &mut Kernels, full: bool) {
     }
 }
 
-/// Packed heads in family `wgmma`, with the largest head_dim of each: one to three warpgroups, rescale policies, a cluster,
-/// split-KV.
+/// Packed heads in family `wgmma`, with the largest head_dim of each: one to three warpgroups, rescale policies, a
+/// cluster, split-KV.
 const PACKED_WGMMA: [(&str, usize); 6] = [
     ("wgmma/m64n128-s2-free-spec-gqa", 128),
     ("wgmma/m128n128-s2-pingpong-spec-qreg-gqa", 128),

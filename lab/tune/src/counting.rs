@@ -10,7 +10,8 @@ use flashcore_kernels::Plan;
 /// Most sampled lines that are kept with a trial.
 const LINES: usize = 3;
 
-/// Profiles kernels of one problem. After the first failure it does nothing: a machine without permission has none later.
+/// Profiles kernels of one problem. After the first failure it does nothing: a machine without permission has none
+/// later.
 #[derive(Debug)]
 pub struct Counting {
     profiler: Profiler,

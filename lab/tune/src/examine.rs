@@ -293,8 +293,8 @@ impl Examiner<'_> {
         }
     }
 
-    /// Two runs on the same inputs must write the same bits. Those of a kernel that declares that last bits may differ are
-    /// compared within the tolerance; whether they differ is said.
+    /// Two runs on the same inputs must write the same bits. Those of a kernel that declares that last bits may differ
+    /// are compared within the tolerance; whether they differ is said.
     fn twice(&mut self, reproducible: bool) -> Result<Option<String>, Stop> {
         let unstable = |reason: String| Err(Stop::Verdict(Verdict::Unstable, reason));
         if !reproducible {

@@ -1,4 +1,5 @@
-//! The history of a search as a section of a report: its candidates, its leaderboard, and how each time is measured again.
+//! The history of a search as a section of a report: its candidates, its leaderboard, and how each time is measured
+//! again.
 
 use std::path::Path;
 

@@ -153,8 +153,8 @@ struct Call {
 impl Call {
     fn run_on_cuda(&self, attention: &Attention, stream: &Stream) -> Result<(), Error> {
         let context = stream.context();
-        // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the order of
-        // its current stream, where the work is.
+        // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the order
+        // of its current stream, where the work is.
         let slice = |first: *mut u8, bytes| unsafe { DeviceSlice::from_raw(context, first.addr() as u64, bytes) };
         let rows = |rows: &Rows| slice(rows.first, rows.layout.span() * rows.dtype.size_bytes());
         let memory = |array: &Array| slice(array.first.cast(), array.len * size_of::<i32>());
@@ -177,7 +177,8 @@ impl Call {
         q.first == q_out.first && q.layout == q_out.layout
     }
 
-    /// Refuses tensors that are written and have bytes between the addresses of others: the CPU takes each as one slice.
+    /// Refuses tensors that are written and have bytes between the addresses of others: the CPU takes each as one
+    /// slice.
     fn check_apart(&self) -> Result<(), Error> {
         let of_rows = |rows: &Rows| {
             (

@@ -32,8 +32,8 @@ pub(super) struct Call<'a> {
     pub(super) scales: Vec<*mut u8>,
     pub(super) head_values: HeadValues,
     pub(super) lengths: Lengths<Array>,
-    /// The output and its log-sum-exp, as large as the problem says: written, or read by a backward pass. The latter only
-    /// if the problem returns it.
+    /// The output and its log-sum-exp, as large as the problem says: written, or read by a backward pass. The latter
+    /// only if the problem returns it.
     pub(super) outputs: [*mut u8; 2],
     /// dout, dq, dk and dv of a backward pass.
     pub(super) gradients: Option<[*mut u8; 4]>,
@@ -199,8 +199,8 @@ pub(super) fn host_view_mut<'a>(
 ) -> Result<TensorViewMut<'a>, ProblemError> {
     let bytes: &mut [u8] = match layout.span() * dtype.size_bytes() {
         0 => bytemuck::cast_slice_mut::<u64, u8>(&mut []),
-        // SAFETY: as above. It was allocated for this call, or the caller has checked that no other tensor of the call is
-        // there. That nothing else uses it meanwhile is the caller's part.
+        // SAFETY: as above. It was allocated for this call, or the caller has checked that no other tensor of the call
+        // is there. That nothing else uses it meanwhile is the caller's part.
         bytes => unsafe { slice::from_raw_parts_mut(first, bytes) },
     };
     TensorViewMut::new(name, dtype, *layout, bytes)

@@ -27,9 +27,9 @@ pub(super) const KVCACHE: &str = "fwd_kvcache(Tensor q, Tensor k_cache, Tensor v
      int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, int sm_margin=0, \
      int split_keys=0) -> (Tensor out, Tensor lse)";
 
-/// Queries `[batch, heads, seq, head_dim]` over rows of a cache `[batch, kv_heads, capacity, head_dim]`, whose sequences
-/// are a whole number of rows apart. `rows` is `[batch, keys]`: where each key is, counted in rows of the cache from its
-/// first one. The output `[batch, seq, heads, head_dim]` alone, with the least work of the host.
+/// Queries `[batch, heads, seq, head_dim]` over rows of a cache `[batch, kv_heads, capacity, head_dim]`, whose
+/// sequences are a whole number of rows apart. `rows` is `[batch, keys]`: where each key is, counted in rows of the
+/// cache from its first one. The output `[batch, seq, heads, head_dim]` alone, with the least work of the host.
 pub(super) const ROWS: &str = "fwd_kvcache.rows(Tensor query, Tensor key, Tensor value, Tensor seqused_k, Tensor rows, \
      float softmax_scale, bool causal, int window_left, int window_right, float softcap) -> Tensor";
 

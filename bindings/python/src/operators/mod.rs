@@ -29,12 +29,12 @@ static TORCH: OnceLock<Libtorch> = OnceLock::new();
 const NAMES: [&str; 6] = ["q", "k", "v", "q_scale", "k_scale", "v_scale"];
 const BHSD_NAMES: [&str; 3] = ["query", "key", "value"];
 
-/// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads,
-/// seq, head_dim]`. A negative side of the window has no limit; a softcap of 0 is none. `deterministic` is for the
-/// gradients: whether they are the same bits in every run. `sm_margin` multiprocessors are left to other work; a problem
-/// with `split_keys` over 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or
-/// `[batch, heads]`; one of one dimension without elements is not given. `fwd.bhsd` takes tensors `[batch, heads, seq,
-/// head_dim]` and gives `[batch, seq, heads, head_dim]` alone, with the least work of the host.
+/// Each operator with its kernel. `out_bhsd`: the memory of `out` is in the order `[batch, heads, seq, head_dim]`. A
+/// negative side of the window has no limit; a softcap of 0 is none. `deterministic` is for the gradients: whether they
+/// are the same bits in every run. `sm_margin` multiprocessors are left to other work; a problem with `split_keys` over
+/// 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or `[batch, heads]`; one
+/// of one dimension without elements is not given. `fwd.bhsd` takes tensors `[batch, heads, seq, head_dim]` and gives
+/// `[batch, seq, heads, head_dim]` alone, with the least work of the host.
 const OPERATORS: [(&str, Kernel); 12] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
@@ -248,8 +248,8 @@ fn options_of(numbers: &[u64]) -> Options {
     }
 }
 
-/// The options of an operator without gradients, whose last two numbers are `sm_margin` and `split_keys`: 0 for splits that
-/// follow the batch.
+/// The options of an operator without gradients, whose last two numbers are `sm_margin` and `split_keys`: 0 for splits
+/// that follow the batch.
 fn forward_options(numbers: &[u64]) -> Result<Options, Error> {
     let [first @ .., split_keys] = numbers else {
         return Ok(options_of(numbers)); // all schemas have it

@@ -1,5 +1,5 @@
-//! The kernel. Blocks `(x, y)`: `x` counts groups of rows, `y` first the slices of a row of K, then of V, then of Q. A thread
-//! has one task: a chunk to copy, or a chunk of pairs to rotate.
+//! The kernel. Blocks `(x, y)`: `x` counts groups of rows, `y` first the slices of a row of K, then of V, then of Q. A
+//! thread has one task: a chunk to copy, or a chunk of pairs to rotate.
 
 use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Val, Widen};
 use flashcore_problem::{Append, AppendPlace, AppendValues, DType};
@@ -441,8 +441,8 @@ impl<'k, E: Widen> Params<'k, E> {
         }
     }
 
-    /// Rotates a chunk of pairs, or copies one of the columns after them. Q may be rotated in place: a thread has loaded
-    /// all that it stores.
+    /// Rotates a chunk of pairs, or copies one of the columns after them. Q may be rotated in place: a thread has
+    /// loaded all that it stores.
     fn rotate(
         &self,
         from: GlobalPtr<'k, E>,

@@ -1,7 +1,8 @@
 //! Appending to a cache: one launch before attention that writes new rows of K and V, and rotates K and Q.
 //!
 //! There is nothing to tune: every thread moves one chunk of at most 16 bytes, or one chunk of pairs. So it is no
-//! [`Config`](crate::Config); [`step`] gives the kernel and its launch. Lengths, pages and slots are read on the device.
+//! [`Config`](crate::Config); [`step`] gives the kernel and its launch. Lengths, pages and slots are read on the
+//! device.
 
 mod kernel;
 
@@ -16,11 +17,12 @@ use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 use kernel::{Kinds, THREADS};
 
-/// The launch of an append, of tensors (the rotary tables included) whose first elements are aligned to `alignment` bytes.
+/// The launch of an append, of tensors (the rotary tables included) whose first elements are aligned to `alignment`
+/// bytes.
 ///
 /// Its buffers are `k_new`, `v_new`, `k_cache`, `v_cache`, those that [`Append::entries`] names, `slot_mapping`,
-/// `seqused_k`, and with a rotary embedding `rotary_cos`, `rotary_sin`, `q` and `q_out`, as far as the append has them. For
-/// Q in place, `q` and `q_out` are the same memory.
+/// `seqused_k`, and with a rotary embedding `rotary_cos`, `rotary_sin`, `q` and `q_out`, as far as the append has them.
+/// For Q in place, `q` and `q_out` are the same memory.
 ///
 /// ```
 /// use flashcore_kernels::{KernelCache, append};

@@ -211,8 +211,8 @@ pub struct BlockOrder<I> {
 }
 
 impl<I: Index> BlockOrder<I> {
-    /// Upwards at the high end. With `first_masked` the first block counts as one that needs a mask: the loop over these
-    /// sets the maxima of the rows.
+    /// Upwards at the high end. With `first_masked` the first block counts as one that needs a mask: the loop over
+    /// these sets the maxima of the rows.
     #[track_caller]
     pub fn ascending(range: BlockRange<I>, first_masked: bool) -> BlockOrder<I> {
         let (first, mut whole, whole_end, end) = (range.first, range.whole, range.whole_end, range.end);
@@ -293,7 +293,8 @@ impl<I: Index> BlockOrder<I> {
     }
 }
 
-/// Share `index` of `count` shares of `total` iterations, as equal as can be: where it begins and how long it is, perhaps 0.
+/// Share `index` of `count` shares of `total` iterations, as equal as can be: where it begins and how long it is,
+/// perhaps 0.
 #[track_caller]
 pub fn share<I: Index>(total: I, index: I, count: I) -> (I, I) {
     let each = total.floor_div(count);

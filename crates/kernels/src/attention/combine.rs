@@ -172,8 +172,8 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     });
 }
 
-/// The same for the tiles that a [schedule](super::schedule) has in pieces: block `(x, y)` merges some rows of the tile that
-/// begins in block `y` of the main kernel, if one does.
+/// The same for the tiles that a [schedule](super::schedule) has in pieces: block `(x, y)` merges some rows of the tile
+/// that begins in block `y` of the main kernel, if one does.
 fn listed_body<E: MmaElement + Widen>(
     k: &KernelBuilder,
     threads: Threads,
@@ -214,7 +214,8 @@ fn listed_body<E: MmaElement + Widen>(
     });
 }
 
-/// Merges the partials of a row, where it exists, and calls `store` in the threads that then have it, four columns each.
+/// Merges the partials of a row, where it exists, and calls `store` in the threads that then have it, four columns
+/// each.
 fn merge<'k>(
     k: &'k KernelBuilder,
     threads: Threads,

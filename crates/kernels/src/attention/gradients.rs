@@ -1,9 +1,9 @@
 //! What every backward kernel shares: its parameters, the statistics of query rows, and the kernel that prepares them.
 //!
-//! For each query row the workspace has the log-sum-exp as an exponent of 2 and `Δ = rowsum(dO ∘ O)`, f32, of all rows in
-//! one array each. Rows are padded: those of a sequence begin at a multiple of [`PADDING`], and up to the next multiple
-//! after its last row they are defined, so that a main loop reads whole tiles without a condition. A row that is not
-//! there, and one that sees no key, has a log-sum-exp of +∞ and Δ = 0: with any finite score P is 0, and so is
+//! For each query row the workspace has the log-sum-exp as an exponent of 2 and `Δ = rowsum(dO ∘ O)`, f32, of all rows
+//! in one array each. Rows are padded: those of a sequence begin at a multiple of [`PADDING`], and up to the next
+//! multiple after its last row they are defined, so that a main loop reads whole tiles without a condition. A row that
+//! is not there, and one that sees no key, has a log-sum-exp of +∞ and Δ = 0: with any finite score P is 0, and so is
 //! `P·(dP − Δ)`. Nothing else may be a NaN then: tiles of Q and dO have zeros past the last row.
 //!
 //! | lengths of Q | place of row `i` of sequence `b` and head `h` |
@@ -11,9 +11,9 @@
 //! | equal | `(b·heads + h)·stride + i`, `stride` = rows, rounded up |
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
 //!
-//! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each of
-//! these rows. The main kernel defines their order within a tile of rows. If the first block at a tile
-//! [stores its part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place.
+//! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each
+//! of these rows. The main kernel defines their order within a tile of rows. If the first block at a tile [stores its
+//! part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
@@ -210,12 +210,12 @@ pub(crate) fn head_row<'k>(
 
 /// Which blocks have added to the sums of dQ. [`Workspace::add_dq_semaphore`] gives the arguments.
 ///
-/// In order, so that all runs write the same bits, a block takes a ticket when it starts, which is the number of its tile.
-/// Blocks with smaller tickets have already started. A block waits only for these, so it cannot deadlock.
+/// In order, so that all runs write the same bits, a block takes a ticket when it starts, which is the number of its
+/// tile. Blocks with smaller tickets have already started. A block waits only for these, so it cannot deadlock.
 #[derive(Clone, Copy)]
 pub(crate) struct DqSemaphore<'k> {
-    /// For each row of the statistics, of which the first ones of a tile are used: in order what was added last; 0 if nothing
-    /// has come.
+    /// For each row of the statistics, of which the first ones of a tile are used: in order what was added last; 0 if
+    /// nothing has come.
     pub counts: GlobalPtr<'k, u32>,
     /// The next ticket.
     pub tickets: GlobalPtr<'k, u32>,

@@ -123,8 +123,8 @@ impl<'k> SequenceRows<'k> {
 }
 
 impl<'k, E: Element> Params<'k, E> {
-    /// The parameters as they are for a sequence: lengths, band, and where its rows begin. With equal lengths they are the
-    /// same, and nothing is computed.
+    /// The parameters as they are for a sequence: lengths, band, and where its rows begin. With equal lengths they are
+    /// the same, and nothing is computed.
     #[track_caller]
     pub(crate) fn of_sequence(self, batch: Val<'k, u32>) -> Self {
         let rows = self.rows.rows_in_sequence(batch);
@@ -240,8 +240,8 @@ impl<'k> RowParams<'k> {
         })
     }
 
-    /// Runs `compute` where `first_row` is one of the sequence's `count` rows. The grid is that of the bounds: blocks past
-    /// the end of their sequence have nothing to do. With equal lengths there are none.
+    /// Runs `compute` where `first_row` is one of the sequence's `count` rows. The grid is that of the bounds: blocks
+    /// past the end of their sequence have nothing to do. With equal lengths there are none.
     #[track_caller]
     pub(crate) fn if_has_row(&self, first_row: Val<'k, u32>, count: Val<'k, u32>, compute: impl FnOnce()) {
         match &self.lengths {
@@ -318,8 +318,8 @@ impl<'k, E: Element> TensorParam<'k, E> {
         self.pages.is_some()
     }
 
-    /// Where a key's row is, and whether it is on a page; without pages it is. A row on no page has the address of one of
-    /// the cache, and counts as zeros, and a key past the end of a sequence in pages has that of its last one.
+    /// Where a key's row is, and whether it is on a page; without pages it is. A row on no page has the address of one
+    /// of the cache, and counts as zeros, and a key past the end of a sequence in pages has that of its last one.
     #[track_caller]
     pub(crate) fn key_row(
         &self,
@@ -343,8 +343,8 @@ impl<'k, E: Element> TensorParam<'k, E> {
     }
 }
 
-/// The last of `count` places, of which there is one or more, whose value is at most `most`; the first if there is none.
-/// Values never fall from one place to the next.
+/// The last of `count` places, of which there is one or more, whose value is at most `most`; the first if there is
+/// none. Values never fall from one place to the next.
 #[track_caller]
 pub(crate) fn last_at_most<'k>(
     k: &'k KernelBuilder,

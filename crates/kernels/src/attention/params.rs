@@ -90,8 +90,9 @@ impl Shape {
         }
     }
 
-    /// The same in a plan of `several` launches or one. Where the target can, each begins while the one before it runs, and
-    /// waits for its end itself: programmatic dependent launch (CUDA C++ Programming Guide). That hides a launch's latency.
+    /// The same in a plan of `several` launches or one. Where the target can, each begins while the one before it runs,
+    /// and waits for its end itself: programmatic dependent launch (CUDA C++ Programming Guide). That hides a launch's
+    /// latency.
     pub(crate) fn overlapping(self, several: bool, target: Target) -> Shape {
         Shape {
             overlaps: several && target.limits().cluster_blocks > 1,
@@ -115,7 +116,8 @@ impl Shape {
         }
     }
 
-    /// The same for a kernel of `splits` splits. Where there are several, `combine` adds sinks and stores the log-sum-exp.
+    /// The same for a kernel of `splits` splits. Where there are several, `combine` adds sinks and stores the
+    /// log-sum-exp.
     pub(crate) fn in_splits(self, splits: u32) -> Shape {
         let split = splits > 1;
         Shape {
@@ -183,7 +185,8 @@ pub(crate) struct Params<'k, E> {
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
     pub(super) rows: RowParams<'k>,
-    /// Where a kernel that is split stores its partials, in place of `out` and `lse`, or one that is listed some of them.
+    /// Where a kernel that is split stores its partials, in place of `out` and `lse`, or one that is listed some of
+    /// them.
     pub partials: Option<Partials<'k>>,
 }
 

@@ -1,5 +1,5 @@
-//! Which query of which head a row of a Q tile is. Packed (`pack_gqa`), the query heads that share K and V share a tile, so
-//! that few queries of many heads fill it.
+//! Which query of which head a row of a Q tile is. Packed (`pack_gqa`), the query heads that share K and V share a
+//! tile, so that few queries of many heads fill it.
 
 use flashcore_ir::{Element, GlobalPtr, Val};
 use flashcore_problem::Problem;
@@ -180,9 +180,9 @@ pub(crate) const WARPGROUP_ROWS: u32 = 64;
 /// Rows of a Q tile that a warp has.
 const WARP_ROWS: u32 = 16;
 
-/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup has as many whole
-/// queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are dead: they are
-/// computed on zeros and not stored.
+/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup has as many
+/// whole queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are dead:
+/// they are computed on zeros and not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     heads: u32,
@@ -303,7 +303,8 @@ impl<'k> LaneRows<'k> {
         }
     }
 
-    /// The same where rows are stored: those of no query, past the last one of the sequence, are not, and there dead rows are.
+    /// The same where rows are stored: those of no query, past the last one of the sequence, are not, and there dead
+    /// rows are.
     #[track_caller]
     pub(crate) fn stored_query(&self, first_query: Val<'k, u32>, half: usize) -> Val<'k, u32> {
         let query = self.query(first_query, half);

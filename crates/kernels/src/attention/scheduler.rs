@@ -66,8 +66,8 @@ pub(crate) struct WorkList<'k> {
     cols: u32,
     packing: Packing,
     this: Var<'k, u32>,
-    /// One past the last item of a list whose items follow each other, and may be of pieces of tiles. Otherwise the items
-    /// of all blocks take turns, and [`END`] ends a list.
+    /// One past the last item of a list whose items follow each other, and may be of pieces of tiles. Otherwise the
+    /// items of all blocks take turns, and [`END`] ends a list.
     end: Option<Val<'k, u32>>,
 }
 
@@ -201,8 +201,8 @@ struct Clusters {
 }
 
 impl Clusters {
-    /// One block per SM, or as many as a cluster has. Blocks of a cluster go through the same K blocks: they have the same
-    /// rows of heads that share them, where there are such heads, or neighbouring tiles.
+    /// One block per SM, or as many as a cluster has. Blocks of a cluster go through the same K blocks: they have the
+    /// same rows of heads that share them, where there are such heads, or neighbouring tiles.
     fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Clusters {
         let cluster = tiling.cluster as usize;
         let (num_heads, group_size) = tiling.heads(problem);
@@ -237,9 +237,9 @@ impl Clusters {
         (0..self.rounds).map(move |round| first(round)..first(round + 1))
     }
 
-    /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and the
-    /// cluster of each head: the one with the least to do, and of several the first. `costs` are those of a head's items, the
-    /// longest first.
+    /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and
+    /// the cluster of each head: the one with the least to do, and of several the first. `costs` are those of a head's
+    /// items, the longest first.
     fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, &[usize])) {
         // Each in turn, while clusters have nothing to do.
         let alone = costs.len() * self.all_heads <= self.count;

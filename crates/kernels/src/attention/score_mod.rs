@@ -1,4 +1,5 @@
-//! From products of Q and K to scores: scale, soft cap, ALiBi, and the scales of fp8 heads. Users' modifiers belong here.
+//! From products of Q and K to scores: scale, soft cap, ALiBi, and the scales of fp8 heads. Users' modifiers belong
+//! here.
 
 use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val, Var};
 use flashcore_problem::Problem;
@@ -78,8 +79,8 @@ impl<'k> TileBias<'k> {
         self.first.set(distance * self.row.slope);
     }
 
-    /// The score of a column less its bias. The slope is not negative, so a magnitude takes the place of the distance's: two
-    /// instructions a score.
+    /// The score of a column less its bias. The slope is not negative, so a magnitude takes the place of the
+    /// distance's: two instructions a score.
     #[track_caller]
     fn subtract(&self, score: Val<'k, f32>, column: u32) -> Val<'k, f32> {
         let bias = self.row.slope.fma(-(column as f32), self.first.get());

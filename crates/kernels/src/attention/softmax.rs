@@ -47,8 +47,8 @@ impl Rescale {
         }
     }
 
-    /// Powers of two that are added to a row's largest score to get its maximum, 0 or negative: probabilities are at most
-    /// `2^LARGEST_POWER` until a maximum is raised.
+    /// Powers of two that are added to a row's largest score to get its maximum, 0 or negative: probabilities are at
+    /// most `2^LARGEST_POWER` until a maximum is raised.
     pub(crate) fn max_offset<E: Probability>(self) -> f32 {
         self.threshold::<E>() - LARGEST_POWER
     }
@@ -194,8 +194,8 @@ pub(crate) fn any_above<'k>(rows: &[Row<'k>], largest: &[Val<'k, f32>], threshol
     (1..rows.len()).fold(above(0), |any, i| any | above(i)).vote_any()
 }
 
-/// Raises the maxima of rows to their largest new scores plus `max_offset` powers of two, and brings their sums to the new
-/// maxima. `rescale(row, factor)` does the same for the output.
+/// Raises the maxima of rows to their largest new scores plus `max_offset` powers of two, and brings their sums to the
+/// new maxima. `rescale(row, factor)` does the same for the output.
 #[track_caller]
 pub(crate) fn raise_maxima<'k>(
     rows: &[Row<'k>],
@@ -273,8 +273,8 @@ pub(crate) trait Probability: WgmmaElement {
     const CONDITIONAL_THRESHOLD: f32;
     /// The same with [`Rescale::Speculative`], where the scores are looked at.
     const SPECULATIVE_THRESHOLD: f32;
-    /// With [`Rescale::Speculative`] a row's maximum stays while a lane's probabilities in a K block come to no more, so that none
-    /// of them is too large for an element.
+    /// With [`Rescale::Speculative`] a row's maximum stays while a lane's probabilities in a K block come to no more,
+    /// so that none of them is too large for an element.
     const SPECULATIVE_MOST: f32;
 
     /// Whether elements stand for themselves times a scale of their head.

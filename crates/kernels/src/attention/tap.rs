@@ -231,7 +231,8 @@ impl<'k> RowParams<'k> {
     }
 
     /// If this tap is requested: stores the value of a row and key, if there are such. A score is given as
-    /// [`ScoreMod::score`](crate::attention::score_mod::ScoreMod::score) gives it, a probability with the maximum of its row.
+    /// [`ScoreMod::score`](crate::attention::score_mod::ScoreMod::score) gives it, a probability with the maximum of
+    /// its row.
     #[track_caller]
     pub(crate) fn tap(&self, tap: Tap, value: impl FnOnce() -> (Place<'k>, Val<'k, f32>, RowMax<'k>)) {
         let Some(params) = self.tap.as_ref().filter(|params| params.tap == tap) else {

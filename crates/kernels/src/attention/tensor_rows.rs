@@ -1,4 +1,5 @@
-//! The rows of a sequence as tensor copies find them: where [`lengths`](super::lengths) gives addresses, this gives boxes.
+//! The rows of a sequence as tensor copies find them: where [`lengths`](super::lengths) gives addresses, this gives
+//! boxes.
 //!
 //! | tensor | map | rows of a sequence |
 //! |---|---|---|
@@ -9,8 +10,8 @@
 //! | cache | ragged | from `batch * batch_rows` on: the stride of batches is `batch_rows` rows |
 //! | pages | ragged, a box never leaves a page | from `page * batch_rows` on, as many as the sequence has in the page |
 //!
-//! Ragged maps ([`flashcore_ir::ragged`]) read zeros in place of rows past the end, and do not write there. A page that is not
-//! in the cache has no rows.
+//! Ragged maps ([`flashcore_ir::ragged`]) read zeros in place of rows past the end, and do not write there. A page that
+//! is not in the cache has no rows.
 
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
@@ -84,7 +85,8 @@ impl RowsOf {
     }
 }
 
-/// Rows of the boxes of pages: the largest power of two that divides the keys of a page and of a K block; 0 without pages.
+/// Rows of the boxes of pages: the largest power of two that divides the keys of a page and of a K block; 0 without
+/// pages.
 ///
 /// # Errors
 /// Pages whose boxes would be too small.
@@ -230,7 +232,8 @@ impl<'k> TensorRows<'k> {
 }
 
 impl<'k> SequenceRows<'k> {
-    /// The box at (row, head, batch), from a row of the sequence on. In pages it must not leave the page of its first row.
+    /// The box at (row, head, batch), from a row of the sequence on. In pages it must not leave the page of its first
+    /// row.
     #[track_caller]
     pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
         match self {
@@ -265,8 +268,8 @@ impl<'k> PagedRows<'k> {
 /// Rank among the blocks that copy K and V together, and a bit for each of them.
 pub(crate) type Cluster<'k> = Option<(Val<'k, u32>, Val<'k, u16>)>;
 
-/// Fills the next stage of a tile with the rows from (row, head, batch) on. Blocks that copy together fill it in all of them:
-/// this one copies its part, and does not wait for the others.
+/// Fills the next stage of a tile with the rows from (row, head, batch) on. Blocks that copy together fill it in all of
+/// them: this one copies its part, and does not wait for the others.
 #[track_caller]
 pub(crate) fn fill_stage<'k, E: Element>(
     cluster: Cluster<'k>,

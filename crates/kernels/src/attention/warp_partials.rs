@@ -35,8 +35,8 @@ pub(crate) struct MergedChunk<'k> {
 }
 
 impl<'k> WarpPartials<'k> {
-    /// For `[rows, head_dim_v]` of each of `warps` warps along the keys, in the bytes of the first of some tiles that is
-    /// large enough; their contents must no longer be needed.
+    /// For `[rows, head_dim_v]` of each of `warps` warps along the keys, in the bytes of the first of some tiles that
+    /// is large enough; their contents must no longer be needed.
     #[track_caller]
     pub(crate) fn declare<E: Element>(
         k: &'k KernelBuilder,
@@ -71,8 +71,8 @@ impl<'k> WarpPartials<'k> {
         }
     }
 
-    /// Stores what this lane has of warp `warp` along the keys, whose rows begin at `first_row`: of each row how far down it
-    /// is from the lane's first one, its half, output and state.
+    /// Stores what this lane has of warp `warp` along the keys, whose rows begin at `first_row`: of each row how far
+    /// down it is from the lane's first one, its half, output and state.
     #[track_caller]
     pub(crate) fn store(
         &self,
@@ -126,7 +126,8 @@ impl<'k> WarpPartials<'k> {
             }
             let offset = found[1..].iter().fold(found[0].0, |lowest, part| lowest.min(part.0));
             // Of eight threads that read together, four read their first quad of columns and four their second, then
-            // the other: the eight quads are then in different banks, if a row has a multiple of four chunks or one more.
+            // the other: the eight quads are then in different banks, if a row has a multiple of four chunks or one
+            // more.
             let second_first = (chunk / 4u32 % 2u32).ne(0);
             let quads = [second_first.select(4u32, 0u32), second_first.select(0u32, 4u32)];
             let mut sum = k.constant(0.0);

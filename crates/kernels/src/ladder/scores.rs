@@ -1,5 +1,6 @@
 //! `S = scale·Q·Kᵀ` by itself, written to memory in the problem's dtype: how fast one product is on tensor cores and
-//! without, and against a library's matrix product. It answers no attention problem, so it is no [`Config`](crate::Config).
+//! without, and against a library's matrix product. It answers no attention problem, so it is no
+//! [`Config`](crate::Config).
 //!
 //! Every key is multiplied, whatever the mask. Loads and stores, 16 bytes an access through shared memory, are those of
 //! both engines.
@@ -79,8 +80,8 @@ impl fmt::Display for Levers {
 /// ```
 ///
 /// # Errors
-/// Problems of other dtypes than fp16 and bf16, rows or keys that are no whole 16-byte chunks, soft caps, ALiBi, tiles that
-/// are not in [`TILES`] or take more shared memory than there is.
+/// Problems of other dtypes than fp16 and bf16, rows or keys that are no whole 16-byte chunks, soft caps, ALiBi, tiles
+/// that are not in [`TILES`] or take more shared memory than there is.
 pub fn plan(problem: &Problem, levers: Levers, target: Target) -> Result<Step, Refusal> {
     const FAMILY: &str = "ladder/scores";
     check_lengths(problem, FAMILY, OTHER_FAMILIES)?;

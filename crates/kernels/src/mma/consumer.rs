@@ -27,7 +27,8 @@ const RESCALE_THRESHOLD: f32 = 8.0;
 /// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
 const MAX_OFFSET: f32 = 6.0;
 
-/// Steps of Q that registers hold at most: with all 16 of head_dim 256, ptxas 13 spills two registers on sm_80 to sm_89.
+/// Steps of Q that registers hold at most: with all 16 of head_dim 256, ptxas 13 spills two registers on sm_80 to
+/// sm_89.
 const MOST_STEPS_HELD: u32 = 15;
 
 /// Parts of a K block with speculative softmax. More cost more votes than they hide.
@@ -311,7 +312,8 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         mask_scores(self.k, &self.scores, sees, first_key + self.place.first_key);
     }
 
-    /// Raises the maxima of the rows to the scores of some steps, where the lever says so, and rescales sums and output.
+    /// Raises the maxima of the rows to the scores of some steps, where the lever says so, and rescales sums and
+    /// output.
     #[track_caller]
     pub(super) fn raise_maxima(&self, steps: Range<u32>) {
         self.k.verb("raise_maxima", || {

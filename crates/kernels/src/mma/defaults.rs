@@ -9,7 +9,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::size::Size;
+use crate::size::{SHORT_CACHE, Size, has_few_rows};
 
 struct Default {
     /// Targets it is for; none means all.
@@ -32,16 +32,10 @@ enum Only {
     OneBlock,
     /// Caches of so few keys that a block for each head, of which one runs on an SM, takes less time than a schedule.
     ShortCaches,
-    /// Longer caches of at most [`FEW_ROWS`] rows that share K and V, where heads are packed or SMs have no tile: a
-    /// schedule comes with packed heads, one by one too, and shares out the keys.
+    /// Longer caches of [few rows](has_few_rows): a schedule comes with packed heads, one by one too, and shares out
+    /// the keys.
     FewRows,
 }
-
-/// Rows of [`Only::FewRows`] at most: those of a tile.
-const FEW_ROWS: usize = 32;
-
-/// Keys of [`Only::ShortCaches`] at most. With more keys or heads, packed heads are faster where the schedule is kept.
-const SHORT_CACHE: usize = 512;
 
 const ANY: &[Target] = &[];
 /// Shared memory for two blocks of 96 KB an SM, or more.
@@ -127,17 +121,6 @@ const TABLE: &[Default] = &[
         id: "m64n16-w4x1-s2-b1-qsh-xor-cond", why: "the smallest tiles, where others have no room" },
 ];
 
-/// Whether [`Only::FewRows`] is for a problem.
-pub(crate) fn has_few_rows(problem: &Problem, chip: Chip) -> bool {
-    let (rows, group) = (problem.seq_len_q(), problem.group_size());
-    // Each of whose heads has a tile.
-    let tiles = problem.batch() * problem.num_heads();
-    problem.has_lengths()
-        && problem.seq_len_kv() > SHORT_CACHE
-        && rows * group <= FEW_ROWS
-        && (group > 1 || tiles < chip.sms as usize)
-}
-
 /// A config that the table proposes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
@@ -155,7 +138,8 @@ static ROWS: LazyLock<Vec<(&Default, Config)>> = LazyLock::new(|| {
     rows.flatten().collect()
 });
 
-/// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be refused.
+/// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Some may be
+/// refused.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item = Proposal> {
     let chip = chip.into();
     let size = Size::of(problem, chip);

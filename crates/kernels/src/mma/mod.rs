@@ -31,7 +31,6 @@ use crate::tiles::{padded, tile_bytes};
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
 pub use backward::{BACKWARD, defaults as backward_defaults};
-pub(crate) use defaults::has_few_rows;
 pub use defaults::{Proposal, defaults, proposals};
 
 /// The family's name.
@@ -248,9 +247,9 @@ impl Config {
         }
     }
 
-    /// The work lists of a problem whose lengths are on the device, made there, where heads are packed: no other tile reads
-    /// the same keys then, so it does not matter for the L2 cache which tiles run together. Other tiles have a block
-    /// each.
+    /// The work lists of a problem whose lengths are on the device, made there, where heads are packed: no other tile
+    /// reads the same keys then, so it does not matter for the L2 cache which tiles run together. Other tiles have a
+    /// block each.
     fn schedule(&self, problem: &Problem, chip: Chip) -> Result<Option<Schedule>, Refusal> {
         if !(problem.has_lengths() && self.pack_heads) {
             return Ok(None);

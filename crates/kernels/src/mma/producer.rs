@@ -32,8 +32,8 @@ pub(super) enum Keys<'k> {
 
 impl<'k> Block<'k> {
     /// The grid is (heads of a group, Q tiles, groups): heads whose K and V fit into the L2 cache together run
-    /// together, and the tiles with the most keys (the last, if causal) first. Where the keys are split, it is (heads, Q
-    /// tiles, splits). Parameters become those of the block's sequence.
+    /// together, and the tiles with the most keys (the last, if causal) first. Where the keys are split, it is (heads,
+    /// Q tiles, splits). Parameters become those of the block's sequence.
     #[track_caller]
     pub(super) fn new<E: MmaElement>(
         k: &'k KernelBuilder,
@@ -101,8 +101,8 @@ impl<'k> Block<'k> {
         k.cp_async_commit();
     }
 
-    /// The K blocks that the rows see, or the block's part of them. The first one sets the maxima of the rows, and speculative
-    /// rescaling does that only where there is a mask.
+    /// The K blocks that the rows see, or the block's part of them. The first one sets the maxima of the rows, and
+    /// speculative rescaling does that only where there is a mask.
     #[track_caller]
     pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
         let speculative = levers.rescale == Rescale::Speculative;

@@ -1,5 +1,5 @@
-//! The backward pass with tiles in shared memory and products in registers, without atomics: every element of a gradient
-//! is summed by one thread in one order.
+//! The backward pass with tiles in shared memory and products in registers, without atomics: every element of a
+//! gradient is summed by one thread in one order.
 //!
 //! Two kernels, each of which owns a tile of rows and walks the tiles of the other side:
 //!
@@ -24,8 +24,8 @@ use crate::attention::params::{Shape, grid};
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
 
-/// Default (rows, cols, warps), best first: the largest whose four tiles fit in the shared memory of every card, then one
-/// that serves every head size. Not tuned.
+/// Default (rows, cols, warps), best first: the largest whose four tiles fit in the shared memory of every card, then
+/// one that serves every head size. Not tuned.
 pub(super) fn preferred(problem: &Problem) -> &'static [(u32, u32, u32)] {
     match problem.head_dim().max(problem.head_dim_v()) {
         ..=128 => &[(32, 32, 4), (16, 16, 4)],

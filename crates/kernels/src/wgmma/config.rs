@@ -25,12 +25,12 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// Registers a thread that operand A takes for each step of the tensor cores.
 const REGISTERS_A_STEP: u32 = 4;
 
-/// Registers that ptxas wants beyond what is counted where Q is held: without them 96 bytes spill (ptxas 13.0, where a part of
-/// Q filled what there is).
+/// Registers that ptxas wants beyond what is counted where Q is held: without them 96 bytes spill (ptxas 13.0, where a
+/// part of Q filled what there is).
 const REGISTERS_BESIDE_Q: u32 = 4;
 
-/// Registers that the keys a sequence's rows see take where lengths are on the device: without them 8 bytes spill (head_dim 256,
-/// ptxas 13.0).
+/// Registers that the keys a sequence's rows see take where lengths are on the device: without them 8 bytes spill
+/// (head_dim 256, ptxas 13.0).
 const REGISTERS_OF_LENGTHS: u32 = 4;
 
 /// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
@@ -56,12 +56,12 @@ pub struct Config {
     /// Warpgroups hand the tensor cores over (`warp_scheduler_barrier`), so that the softmax of one falls among the
     /// products of others; otherwise chance decides.
     pub pingpong: bool,
-    /// When the maxima of the rows are raised. With [`Rescale::Speculative`] a warpgroup waits for its products before its
-    /// softmax.
+    /// When the maxima of the rows are raised. With [`Rescale::Speculative`] a warpgroup waits for its products before
+    /// its softmax.
     pub rescale: Rescale,
-    /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few tiles
-    /// and many keys, for a second launch and partials that go through memory. The kernel is the same for all values
-    /// above 1.
+    /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few
+    /// tiles and many keys, for a second launch and partials that go through memory. The kernel is the same for all
+    /// values above 1.
     pub splits: u32,
     /// Query heads that share K and V share a Q tile: for few queries a head. The kernel is made for their number.
     pub pack_heads: bool,
@@ -289,8 +289,8 @@ impl Config {
         query + keys + values + output + SLACK_BYTES
     }
 
-    /// The levers that alone bring its shared memory within [`Self::room`], each by the least change that does, and what it
-    /// saves.
+    /// The levers that alone bring its shared memory within [`Self::room`], each by the least change that does, and
+    /// what it saves.
     pub(crate) fn remedy_for_shared_memory(&self, problem: &Problem) -> String {
         if problem.direction() == Direction::Backward {
             return backward::remedy_for_shared_memory(self, problem);

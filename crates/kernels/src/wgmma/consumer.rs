@@ -184,8 +184,8 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             load_operand(tile, self.q_held, |first| {
                 tile.at_stage(self.q.consumer.stage(), row, column + first)
             });
-            // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait for
-            // loads: without the fence the copy that fills the stage next may overtake them.
+            // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
+            // for loads: without the fence the copy that fills the stage next may overtake them.
             k.fence_proxy_async();
             k.sync_warp();
             self.q.passed(QRead::Load, None);
@@ -269,8 +269,8 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     }
 
     /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,
-    /// and rescales the sums; the output too if it is `ready`, else [`Self::factors`] say by what it is to be multiplied.
-    /// Returns whether any was raised in this warp.
+    /// and rescales the sums; the output too if it is `ready`, else [`Self::factors`] say by what it is to be
+    /// multiplied. Returns whether any was raised in this warp.
     #[track_caller]
     pub(super) fn raise_maxima(&self, threshold: f32, ready: bool) -> Val<'k, bool> {
         let (k, max_offset) = (self.k, self.context.levers.rescale.max_offset::<E>());

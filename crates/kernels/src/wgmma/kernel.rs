@@ -1,8 +1,9 @@
 //! The kernel of family `wgmma`: FlashAttention-3's division of labour on Hopper's asynchronous tensor cores.
 //!
-//! One producer warp keeps the pipelines of Q, K and V full, one to three consumer warpgroups compute 64 query rows each. A
-//! warpgroup starts `S = Q·Kᵀ` of a K block and `O += P·V` of the block before together, and its softmax runs while the
-//! tensor cores work for another warpgroup. Blocks are persistent: the next tile is copied before this one ends.
+//! One producer warp keeps the pipelines of Q, K and V full, one to three consumer warpgroups compute 64 query rows
+//! each. A warpgroup starts `S = Q·Kᵀ` of a K block and `O += P·V` of the block before together, and its softmax runs
+//! while the tensor cores work for another warpgroup. Blocks are persistent: the next tile is copied before this one
+//! ends.
 
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
@@ -60,7 +61,8 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
         k.shared_tile::<E::Out>("out_tile", slabs)
     });
-    // Boxes of rows by one head, or those packed, of a sequence; blocks of a cluster copy a part each, a warp stores its own.
+    // Boxes of rows by one head, or those packed, of a sequence; blocks of a cluster copy a part each, a warp stores
+    // its own.
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     let out_rows = shape.packing.stored_rows();
@@ -117,8 +119,8 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     /// What a warpgroup does: Q tile by Q tile, and in each K block by K block.
     ///
     /// Scores are an iteration ahead of the output: while the products of an iteration run, those of scores and output
-    /// together, another warpgroup is at its softmax. The same holds from one Q tile to the next: the first scores of the
-    /// next go with the last output of this one.
+    /// together, another warpgroup is at its softmax. The same holds from one Q tile to the next: the first scores of
+    /// the next go with the last output of this one.
     #[track_caller]
     fn consume(&self, k: &'k KernelBuilder) {
         let group = Warpgroup::new(k, self);
@@ -151,13 +153,13 @@ impl<'k, E: Probability> Context<'k, '_, E> {
 }
 
 impl<'k, E: Probability> Warpgroup<'k, '_, E> {
-    /// `S = Q·K₀ᵀ` of a Q tile, where the tile before has not computed it. The first `skipped` K blocks are fully masked for
-    /// this warpgroup.
+    /// `S = Q·K₀ᵀ` of a Q tile, where the tile before has not computed it. The first `skipped` K blocks are fully
+    /// masked for this warpgroup.
     #[track_caller]
     fn first_scores(&self, skipped: Val<'k, u32>, any: Val<'k, bool>) {
         let k = self.k;
-        // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it may
-        // wait for the next Q.
+        // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it
+        // may wait for the next Q.
         k.if_((!any).uniform(), || {
             self.q.wait();
             self.q.passed(QRead::NoRows, None);

@@ -10,8 +10,8 @@ use crate::attention::softmax::Probability;
 use crate::attention::tensor_rows::{Cluster, Sequence, fill_stage};
 
 impl<'k, E: Probability> Context<'k, '_, E> {
-    /// Copies Q, K and V of each Q tile, in the order in which they are needed: by one thread, or where K and V are in pages,
-    /// by a warp whose lanes look up and copy a page each.
+    /// Copies Q, K and V of each Q tile, in the order in which they are needed: by one thread, or where K and V are in
+    /// pages, by a warp whose lanes look up and copy a page each.
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let producers = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|pipeline| pipeline.producer());

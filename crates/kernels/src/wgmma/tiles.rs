@@ -17,8 +17,9 @@ pub(super) const fn padded(cols: u32, bytes: u32) -> u32 {
     cols.next_multiple_of(step(bytes))
 }
 
-/// Columns of a tile's rows: a whole number of slabs, which may be more than products take. Rows of 16-bit elements are cut
-/// into slabs of 64 or 128 bytes, unless 32 hold them: five or seven slabs of 32 bytes take up to 1.7 times as long to copy.
+/// Columns of a tile's rows: a whole number of slabs, which may be more than products take. Rows of 16-bit elements are
+/// cut into slabs of 64 or 128 bytes, unless 32 hold them: five or seven slabs of 32 bytes take up to 1.7 times as long
+/// to copy.
 const fn tile_cols(cols: u32, bytes: u32) -> u32 {
     let cols = padded(cols, bytes);
     match bytes {
@@ -69,8 +70,8 @@ fn swizzle<E: Element>(cols: u32) -> Swizzle {
     }
 }
 
-/// Brings rows of a tile to registers, as operand A: lanes bring words of 4 bytes, the four of a row a chunk of 16 bytes, of
-/// which a step takes two. `place` is where a lane's word of a slab's first chunk is.
+/// Brings rows of a tile to registers, as operand A: lanes bring words of 4 bytes, the four of a row a chunk of 16
+/// bytes, of which a step takes two. `place` is where a lane's word of a slab's first chunk is.
 #[track_caller]
 pub(super) fn load_operand<'k, E: Element>(
     tile: SharedTile<'k, E>,
@@ -91,8 +92,8 @@ pub(super) fn load_operand<'k, E: Element>(
     }
 }
 
-/// Zeros in the rows of each stage from `first` on, where no copy ever writes: products read them. A barrier of the block must
-/// follow.
+/// Zeros in the rows of each stage from `first` on, where no copy ever writes: products read them. A barrier of the
+/// block must follow.
 #[track_caller]
 pub(super) fn zero_rows<E: Element>(k: &KernelBuilder, tile: SharedTile<'_, E>, first: u32) {
     let (rows, chunk) = (tile.rows() - first, 16 / E::BYTES);

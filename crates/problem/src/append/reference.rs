@@ -68,7 +68,8 @@ impl AppendReference {
                 after.seqused_k.push((keys - padding) as i32);
             }
         }
-        // Of a row: its sequence, its number there, and where it is. Slots without a rotary embedding need no sequences.
+        // Of a row: its sequence, its number there, and where it is. Slots without a rotary embedding need no
+        // sequences.
         let mut new = Vec::new();
         if append.packed && append.entries().cu_seqlens_k_new.is_none() {
             new.extend((0..new_rows).map(|row| (0, 0, [0, row])));
@@ -225,8 +226,8 @@ fn rotated(dtype: DType, x: &TensorView<'_>, [b, s, h, d]: [usize; 4], turn: Opt
     } else {
         [a * cos, -(b * sin)]
     };
-    // Both products and their sum are rounded to f32, then the sum to the dtype: half a unit in the last place, or half the
-    // smallest number.
+    // Both products and their sum are rounded to f32, then the sum to the dtype: half a unit in the last place, or half
+    // the smallest number.
     let (unit, least) = match dtype {
         DType::F32 => (2f64.powi(-24), 2f64.powi(-149)),
         DType::F16 => (2f64.powi(-11), 2f64.powi(-25)),

@@ -14,8 +14,8 @@ const BOTTOM: f64 = 34.0;
 /// Slowest candidate that is drawn at its height, as a multiple of the first: slower ones are at the edge.
 const MOST: f64 = 2.0;
 
-/// The history of a search over `trials` candidates: those that were timed, by their number from 0 and their time relative
-/// to the first candidate's.
+/// The history of a search over `trials` candidates: those that were timed, by their number from 0 and their time
+/// relative to the first candidate's.
 pub fn history(title: &str, trials: usize, timed: &[(usize, f64)]) -> Drawing {
     let least = timed.iter().map(|(_, score)| *score).fold(1.0, f64::min);
     let (low, high) = (

@@ -132,8 +132,8 @@ impl Drawing {
         }
     }
 
-    /// Pixels in a page: the least width at which small letters can be read, and the width where there is room, with letters
-    /// somewhat larger than those of tables.
+    /// Pixels in a page: the least width at which small letters can be read, and the width where there is room, with
+    /// letters somewhat larger than those of tables.
     pub(crate) fn widths(&self) -> [u32; 2] {
         [0.82, 1.35].map(|scale| ((self.size[0] * scale) as u32).min(self.pixels))
     }

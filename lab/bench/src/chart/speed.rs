@@ -54,8 +54,8 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// The speeds of a report in one mode: of our quickest kernel on each problem, and of the peers the chart knows. Problems
-    /// count whose queries and keys are equally long, with a full or causal mask.
+    /// The speeds of a report in one mode: of our quickest kernel on each problem, and of the peers the chart knows.
+    /// Problems count whose queries and keys are equally long, with a full or causal mask.
     ///
     /// # Errors
     /// [`BenchError::Given`] if there is no such problem in the mode, or two of the same head_dim, mask and length.

@@ -29,8 +29,8 @@ pub struct Chapter<'g> {
     pub figures: Vec<&'g Figure>,
 }
 
-/// A chapter for each device and driver, in the order in which they first appear. Runs that do not say which board they are
-/// of belong to the one board of that name and driver, if there is only one.
+/// A chapter for each device and driver, in the order in which they first appear. Runs that do not say which board they
+/// are of belong to the one board of that name and driver, if there is only one.
 pub fn chapters(gathered: &Gathered) -> Vec<Chapter<'_>> {
     let mut chapters: Vec<Chapter<'_>> = Vec::new();
     let boards = |origin: &Origin| {
@@ -139,8 +139,8 @@ impl<'g> Chapter<'g> {
         }
     }
 
-    /// The element types and modes in which kernels of ours were timed, each with its measurements: one for each problem,
-    /// that with the most peers, and of equals the latest. The mode of screenings is not to be quoted.
+    /// The element types and modes in which kernels of ours were timed, each with its measurements: one for each
+    /// problem, that with the most peers, and of equals the latest. The mode of screenings is not to be quoted.
     pub(super) fn grids(&self) -> Vec<(DType, Mode, Vec<&'g Timing>)> {
         let mut grids: BTreeMap<(String, String), (DType, Mode, Vec<&'g Timing>)> = BTreeMap::new();
         for timing in &self.timings {

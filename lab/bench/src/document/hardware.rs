@@ -42,9 +42,9 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// What is predicted for a chapter: our quickest kernel on the mission, and for each head size on the problem nearest to
-    /// 8k keys, and on the largest batch of decoding. Not yet computed. None for a host, or a card without a profile. Ids that
-    /// were cut off in published rows name no kernel.
+    /// What is predicted for a chapter: our quickest kernel on the mission, and for each head size on the problem
+    /// nearest to 8k keys, and on the largest batch of decoding. Not yet computed. None for a host, or a card without a
+    /// profile. Ids that were cut off in published rows name no kernel.
     pub fn wanted(chapter: &Chapter<'_>) -> Vec<Prediction> {
         let Some(card) = chapter.profile() else {
             return Vec::new();
@@ -62,8 +62,8 @@ impl Prediction {
                     continue;
                 };
                 let keys = problem.seq_len_kv() as f64;
-                // The kinds in the order of the section; of a kind the one that is nearest, full rather than causal, fp16
-                // rather than bf16.
+                // The kinds in the order of the section; of a kind the one that is nearest, full rather than causal,
+                // fp16 rather than bf16.
                 let (kind, away) = match problem {
                     problem if Some(problem) == mission.as_ref() => (0, 0.0),
                     problem if problem.seq_len_q() == 1 => (1000, 1.0 / (keys * problem.batch() as f64)),

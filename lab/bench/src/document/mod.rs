@@ -1,8 +1,8 @@
 //! Documents: the results of runs as one file to read, print and keep, in HTML or Markdown.
 //!
 //! A [`Document`] is sections of prose, pictures and tables. Each number stands in a row or a sentence that ends in the
-//! [`EvidenceId`] of the number, which `flashcore reproduce` resolves. An HTML file has everything in it: pictures, their
-//! colours in light and dark, and no script.
+//! [`EvidenceId`] of the number, which `flashcore reproduce` resolves. An HTML file has everything in it: pictures,
+//! their colours in light and dark, and no script.
 
 mod chapter;
 mod errors;

@@ -252,8 +252,8 @@ fn where_there_are_no_counters_predictions_stand_and_say_so() {
     assert!(Prediction::wanted(&chapters[2]).is_empty());
 }
 
-/// What is wrong with a page: tags that do not match, text or attributes with characters of markup, ids given twice, things
-/// that are not in the file, scripts.
+/// What is wrong with a page: tags that do not match, text or attributes with characters of markup, ids given twice,
+/// things that are not in the file, scripts.
 fn faults(page: &str) -> Vec<String> {
     const VOID: [&str; 2] = ["meta", "!DOCTYPE"];
     let (mut faults, mut open, mut ids) = (Vec::new(), Vec::<String>::new(), Vec::new());

@@ -155,8 +155,8 @@ pub(super) fn simulate(options: &Options, chosen: &[Chosen<'_>], at: &(dyn Fn(&s
     .collect()
 }
 
-/// The same kernel with less to do: one sequence of two heads, so that blocks still are of more than one. Where it does not
-/// serve that, it is simulated as it is.
+/// The same kernel with less to do: one sequence of two heads, so that blocks still are of more than one. Where it does
+/// not serve that, it is simulated as it is.
 fn reduced(plan: &Plan, card: &Card) -> Plan {
     let group = plan.problem.group_size();
     let small = ProblemBuilder::from(&plan.problem)

@@ -1,9 +1,9 @@
-//! The gate: whether a build may be merged. It examines the [acceptance set](ACCEPTANCE) and judges what it finds against
-//! a [`Baseline`] that an earlier build wrote.
+//! The gate: whether a build may be merged. It examines the [acceptance set](ACCEPTANCE) and judges what it finds
+//! against a [`Baseline`] that an earlier build wrote.
 //!
-//! [`examine`] chooses the kernel of each problem on each card, assembles it where there is a `ptxas`, simulates it, and
-//! computes the problems on a device; [`Evidence::read`] reads measured times from the evidence store. [`judge`] touches
-//! nothing: it says of each [`Check`] whether it passed, failed, or could not be judged, and why.
+//! [`examine`] chooses the kernel of each problem on each card, assembles it where there is a `ptxas`, simulates it,
+//! and computes the problems on a device; [`Evidence::read`] reads measured times from the evidence store. [`judge`]
+//! touches nothing: it says of each [`Check`] whether it passed, failed, or could not be judged, and why.
 
 mod baseline;
 mod evidence;
@@ -87,7 +87,8 @@ pub struct Computed {
     pub wrong: Option<String>,
 }
 
-/// An error against float64. Two builds are compared by the relative one: the largest is one element's, and varies more.
+/// An error against float64. Two builds are compared by the relative one: the largest is one element's, and varies
+/// more.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Error {
     /// Where it was computed: `sim l4`, `cpu`, `sm_90`.

@@ -255,8 +255,8 @@ fn flag<'o>(origin: &'o Origin, name: &str) -> Option<&'o str> {
     words.next()
 }
 
-/// Which subject a row's ratio is relative to: what the command names, `bench`'s rule (the first peer asked for), or the
-/// only one whose median fits.
+/// Which subject a row's ratio is relative to: what the command names, `bench`'s rule (the first peer asked for), or
+/// the only one whose median fits.
 fn base_of(us: &[(String, f64)], ratio: f64, origin: &Origin) -> Option<String> {
     let others = us.get(1..).unwrap_or_default();
     let asked = flag(origin, "--baseline").or_else(|| flag(origin, "--peers")?.split(',').next());

@@ -91,7 +91,8 @@ impl Recipe {
         }
     }
 
-    /// Says with which subcommand a problem is run: by its name, or from a file. To `bench` a name may be that of a set.
+    /// Says with which subcommand a problem is run: by its name, or from a file. To `bench` a name may be that of a
+    /// set.
     #[must_use]
     pub fn with_command(mut self, subcommand: &str, case: &Case, flags: &str) -> Recipe {
         let named = |name: &str| match subcommand {
@@ -113,8 +114,8 @@ impl Recipe {
         self
     }
 
-    /// What differs here and now from the run, a sentence each: device, driver, board, build. `revision` is that of this
-    /// program.
+    /// What differs here and now from the run, a sentence each: device, driver, board, build. `revision` is that of
+    /// this program.
     pub fn differences(&self, here: &DeviceIdentity, revision: &str) -> Vec<String> {
         let mut differences = Vec::new();
         let mut compare = |what: &str, then: Option<&str>, now: &str| match then {
@@ -146,8 +147,8 @@ fn said(text: &str) -> &str {
 }
 
 impl Recorded {
-    /// Whether a time that was measured again agrees: the two intervals have a time in common. `None` where no interval was
-    /// recorded.
+    /// Whether a time that was measured again agrees: the two intervals have a time in common. `None` where no interval
+    /// was recorded.
     pub fn agrees(&self, again: Interval) -> Option<bool> {
         let then = self.interval?;
         Some(again.lo <= then.hi && then.lo <= again.hi)

@@ -77,8 +77,8 @@ impl<'a> KernelSubject<'a> {
     /// last of them on the first set; single runs also with `others`.
     ///
     /// # Errors
-    /// No tensors to take turns with, what the driver says, and [`BenchError::Attributes`] if what was loaded is not what
-    /// the plan says.
+    /// No tensors to take turns with, what the driver says, and [`BenchError::Attributes`] if what was loaded is not
+    /// what the plan says.
     pub fn new(
         stream: &'a Stream,
         plan: &Plan,

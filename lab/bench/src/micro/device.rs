@@ -1,5 +1,5 @@
-//! Measures the microbenchmarks on a CUDA device, in a few seconds. Every output is checked before and after timing; a wrong
-//! one is an error.
+//! Measures the microbenchmarks on a CUDA device, in a few seconds. Every output is checked before and after timing; a
+//! wrong one is an error.
 
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! Microbenchmarks: small kernels that each measure one rate of a card, for the cost model.
 //!
-//! They are written in the kernel language, and the simulator runs them where there is no GPU. Each stores a result that
-//! depends on all of its work, and the result is checked: a copy copies, sums equal those of the host. A launch is long
-//! enough (100 µs or more) that its start does not matter.
+//! They are written in the kernel language, and the simulator runs them where there is no GPU. Each stores a result
+//! that depends on all of its work, and the result is checked: a copy copies, sums equal those of the host. A launch is
+//! long enough (100 µs or more) that its start does not matter.
 //!
 //! `memory` measures bandwidth, `arithmetic` instructions, `tensor` matrix products, `chains` latencies.
 //! [`device`] runs them on a GPU, [`rates`] keeps the results.

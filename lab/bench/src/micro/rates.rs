@@ -68,8 +68,8 @@ impl DeviceRates {
     }
 
     /// What the cost model takes from it: all but the rates of L2 and of launches, which were fitted together with the
-    /// model's own constants, so that on an H200 it does worse by what was measured (docs/cost-model.md), and the rate of
-    /// FMAs, of which the microbenchmark's loop takes a part.
+    /// model's own constants, so that on an H200 it does worse by what was measured (docs/cost-model.md), and the rate
+    /// of FMAs, of which the microbenchmark's loop takes a part.
     pub fn card(&self) -> MeasuredCard {
         let address = Rates::of(Target::Sm90a).latency.arithmetic;
         // The chain's own instruction that works the address out is no part of a load.

@@ -1,5 +1,5 @@
-//! Kernels of users: PTX with a declaration of its arguments, and Python functions. They are timed by the same protocol,
-//! in a [child process](crate::child) with a deadline, after the user has said that they [may run](Trust).
+//! Kernels of users: PTX with a declaration of its arguments, and Python functions. They are timed by the same
+//! protocol, in a [child process](crate::child) with a deadline, after the user has said that they [may run](Trust).
 
 mod trust;
 

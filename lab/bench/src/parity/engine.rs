@@ -195,8 +195,8 @@ impl Engine {
         }
     }
 
-    /// A kernel that serves the problem, drawn by the seed from one family or from all. Few families serve odd strides, for
-    /// example: where none does, it is the library's choice.
+    /// A kernel that serves the problem, drawn by the seed from one family or from all. Few families serve odd strides,
+    /// for example: where none does, it is the library's choice.
     pub(super) fn draw(&self, problem: &Problem, seed: u64, family: Option<&Family>) -> Result<Drawn, Wrong> {
         let chip = match self {
             Engine::Sim { chip, .. } => *chip,

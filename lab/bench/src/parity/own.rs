@@ -7,8 +7,8 @@ use flashcore_problem::{RandomLimits, random_problem};
 /// Problems that are drawn for one that is served.
 const TRIES: usize = 4000;
 
-/// A random problem that is served: one of all that ours serve, or a plain one, which most kernels are written for: dense
-/// tensors, full or causal. `None` if none of 4,000 is.
+/// A random problem that is served: one of all that ours serve, or a plain one, which most kernels are written for:
+/// dense tensors, full or causal. `None` if none of 4,000 is.
 ///
 /// ```
 /// use flashcore_bench::parity::problem_served;

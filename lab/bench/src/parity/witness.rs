@@ -1,5 +1,5 @@
-//! PyTorch's SDPA as a second witness: it computes in float64, in a Python process, what the float64 reference computes.
-//! Kernels are compared with the reference, so that a mistake in it would hide.
+//! PyTorch's SDPA as a second witness: it computes in float64, in a Python process, what the float64 reference
+//! computes. Kernels are compared with the reference, so that a mistake in it would hide.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -1,7 +1,7 @@
-//! Planted candidates: known to be bad (and one that is honest), to show that the checks work. They hang, fault, write out
-//! of bounds, are wrong sometimes, differ from run to run, or cheat. The list serves the host and GPUs: a bench's inspection
-//! must reject those with a [reason](Conduct::reason), and `flashcore tune --torture` searches among
-//! [some of them](Conduct::SEARCHED).
+//! Planted candidates: known to be bad (and one that is honest), to show that the checks work. They hang, fault, write
+//! out of bounds, are wrong sometimes, differ from run to run, or cheat. The list serves the host and GPUs: a bench's
+//! inspection must reject those with a [reason](Conduct::reason), and `flashcore tune --torture` searches among [some
+//! of them](Conduct::SEARCHED).
 
 mod gpu;
 mod subject;
@@ -79,8 +79,8 @@ conducts! {
     PointerReplay "pointer-replay" Some(Reason::PointerReplay),
     /// Leaves the log-sum-exp of the last row as it was.
     UnwrittenLse "unwritten-lse" Some(Reason::Unwritten),
-    /// Works on another stream, which the given one does not wait for: a rig makes it so, by binding the honest kernel to
-    /// that stream.
+    /// Works on another stream, which the given one does not wait for: a rig makes it so, by binding the honest kernel
+    /// to that stream.
     NotJoined "not-joined" Some(Reason::OtherStream),
     /// Works on another stream, which does not wait for the given one; likewise.
     NotWaiting "not-waiting" Some(Reason::OtherStream),

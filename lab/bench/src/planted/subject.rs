@@ -171,8 +171,8 @@ impl<'a> Planted<'a> {
                     out.view_mut().set(batch - 1, rows * 5 / 8, heads - 1, 0, 1.0);
                 }
             }),
-            // The honest kernel of `PointerReplay` is bound to the first buffers, that of `NotJoined` and `NotWaiting` to
-            // another stream.
+            // The honest kernel of `PointerReplay` is bound to the first buffers, that of `NotJoined` and `NotWaiting`
+            // to another stream.
             _ => Ok(()),
         }
     }

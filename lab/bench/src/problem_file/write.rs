@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use super::cases;
 use crate::Case;
 
-/// A JSON file with one problem; `None` if the format cannot say all of it, such as strides or a mask that begins at the
-/// first key.
+/// A JSON file with one problem; `None` if the format cannot say all of it, such as strides or a mask that begins at
+/// the first key.
 pub fn text(case: &Case) -> Option<String> {
     let problem = &case.problem;
     let mut keys = Map::new();

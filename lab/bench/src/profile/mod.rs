@@ -2,8 +2,8 @@
 //!
 //! [`Ncu`] finds the tool and runs a program under it, [`Profiler`] a kernel or a peer, and [`csv`] reads what ncu
 //! prints (on this machine or on another). [`KernelProfile`] holds the counters of one launch, a [`Verdict`] compares
-//! one with its goal, [`Predicted`] is what simulator and cost model say of the same call, and [`ProfileRecord`] is what
-//! the evidence store keeps. [`Predictions`] holds the ones against the others. Source of the metrics' names and
+//! one with its goal, [`Predicted`] is what simulator and cost model say of the same call, and [`ProfileRecord`] is
+//! what the evidence store keeps. [`Predictions`] holds the ones against the others. Source of the metrics' names and
 //! meaning: Nsight Compute documentation, "Metrics Structure" and "Metrics Reference".
 
 mod agreement;

@@ -65,8 +65,8 @@ pub fn default_path() -> Option<PathBuf> {
 }
 
 impl Store {
-    /// The store at a path: a folder, which the first run creates, or a file that `evidence export` wrote, which is read
-    /// only. Nothing is written here, so that a store on a read-only disk can be read.
+    /// The store at a path: a folder, which the first run creates, or a file that `evidence export` wrote, which is
+    /// read only. Nothing is written here, so that a store on a read-only disk can be read.
     ///
     /// # Errors
     /// A store of an earlier build, which has to be converted.

@@ -233,8 +233,8 @@ impl Recorded {
         subjects.any(|subject| subject.info.label.starts_with(label))
     }
 
-    /// The same measurement with another subject as the baseline: the one of that label, or whose label begins so. Every
-    /// ratio is paired by round again, so nothing is lost. Unchanged where there is no such subject.
+    /// The same measurement with another subject as the baseline: the one of that label, or whose label begins so.
+    /// Every ratio is paired by round again, so nothing is lost. Unchanged where there is no such subject.
     pub fn with_baseline(mut self, label: &str, options: &Options) -> Recorded {
         let subjects = &self.measurement.subjects;
         let place = |wanted: &dyn Fn(&str) -> bool| subjects.iter().position(|subject| wanted(&subject.info.label));

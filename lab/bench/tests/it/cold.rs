@@ -1,5 +1,5 @@
-//! Whether a flush of L2 leaves a kernel cold. A kernel may ask L2 to keep its lines through anything; then it is faster
-//! after a flush than on memory that was never in L2.
+//! Whether a flush of L2 leaves a kernel cold. A kernel may ask L2 to keep its lines through anything; then it is
+//! faster after a flush than on memory that was never in L2.
 
 use flashcore_bench::stats::median;
 use flashcore_bench::{Stopwatch, Subject, Trouble};
@@ -8,8 +8,8 @@ use super::simulate::{Noise, SimulatedGpu, SimulatedSubject};
 
 /// Single runs that [`time_cold`] takes the median of.
 const COLD_RUNS: usize = 25;
-/// How much faster a flushed run may be than one on memory that was never cached, relative: the runs also differ in pages
-/// and banks.
+/// How much faster a flushed run may be than one on memory that was never cached, relative: the runs also differ in
+/// pages and banks.
 const MARGIN: f64 = 0.15;
 
 /// Times single runs cold in two ways, µs: of `flushed` on its first set of inputs after a flush of L2, and of

@@ -2,8 +2,8 @@
 //!
 //! The noise is that of measurements on cards at their power cap: the clock rises over the first tens of milliseconds,
 //! then hops between a few speeds a few percent apart and drifts; a hot chip slows the next subject for milliseconds, a
-//! cool one speeds it up; single samples have heavy tails; events resolve half a microsecond; and two allocations of the
-//! same kernel differ by a tenth of a percent.
+//! cool one speeds it up; single samples have heavy tails; events resolve half a microsecond; and two allocations of
+//! the same kernel differ by a tenth of a percent.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -264,8 +264,8 @@ impl Head {
     }
 }
 
-/// The problem of a plan. Blocks of `wgmma` that add to dQ in turns find out from memory which tile is theirs, and wait for
-/// others; a block that runs alone has neither. They do the work of those that add in any order.
+/// The problem of a plan. Blocks of `wgmma` that add to dQ in turns find out from memory which tile is theirs, and wait
+/// for others; a block that runs alone has neither. They do the work of those that add in any order.
 fn without_waits(plan: &Plan) -> Result<Problem, CheckError> {
     let in_turns = plan.problem.deterministic() && matches!(plan.config, Config::Wgmma(_));
     let builder = ProblemBuilder::from(&plan.problem);

@@ -33,9 +33,9 @@ fn expected_mhz(prediction: &Prediction, profile: &Profile) -> f64 {
 }
 
 impl Observation {
-    /// Busy share of each resource over the predicted time, per cent, as Nsight Compute counts it: the
-    /// ALU pipe by its instructions, shared memory by its wavefronts in the main step, L2 by the bytes that arrive at SMs (those
-    /// of a multicast at each), device memory by the datasheet's bandwidth.
+    /// Busy share of each resource over the predicted time, per cent, as Nsight Compute counts it: the ALU pipe by its
+    /// instructions, shared memory by its wavefronts in the main step, L2 by the bytes that arrive at SMs (those of a
+    /// multicast at each), device memory by the datasheet's bandwidth.
     pub fn busy(
         &self,
         profile: &Profile,

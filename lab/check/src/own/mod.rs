@@ -384,8 +384,8 @@ fn of_toml(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}: {}", message.trim_end().replace('\n', " "))
 }
 
-/// Checks a user's kernel on a problem: the launch proof, then a simulation under each schedule on generated inputs; the
-/// output is compared with float64.
+/// Checks a user's kernel on a problem: the launch proof, then a simulation under each schedule on generated inputs;
+/// the output is compared with float64.
 ///
 /// # Errors
 /// A problem that it does not serve, or PTX that the kernel language does not have.

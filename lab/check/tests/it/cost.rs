@@ -50,8 +50,8 @@ fn tensor_cores_do_both_products_and_nothing_else() {
     }
 }
 
-/// Hopper's products, too: blocks that stay, of one tile or of a part of one at the end, of more tiles than there are SMs, of
-/// keys in splits.
+/// Hopper's products, too: blocks that stay, of one tile or of a part of one at the end, of more tiles than there are
+/// SMs, of keys in splits.
 #[test]
 fn warpgroups_do_both_products_and_nothing_else() {
     for (id, len, waste) in [
@@ -356,8 +356,8 @@ proptest! {
     }
 }
 
-/// A block of a deterministic backward pass takes its tile from memory and waits for others; one that is simulated alone
-/// must do neither.
+/// A block of a deterministic backward pass takes its tile from memory and waits for others; one that is simulated
+/// alone must do neither.
 #[test]
 fn sums_in_turns_cost_as_much_as_sums_in_any_order() {
     let work = |deterministic| {

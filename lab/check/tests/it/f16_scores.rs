@@ -1,5 +1,5 @@
-//! Lever `f16_scores` of family `mma`: within the tolerance of fp16 on normal inputs, with an error larger than that of f32
-//! scores, and wrong where a score exceeds what fp16 holds, which the check says.
+//! Lever `f16_scores` of family `mma`: within the tolerance of fp16 on normal inputs, with an error larger than that of
+//! f32 scores, and wrong where a score exceeds what fp16 holds, which the check says.
 
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::Target;

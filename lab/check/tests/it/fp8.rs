@@ -9,8 +9,8 @@ use flashcore_kernels::{Config, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
 
-/// A config of the family that serves the problem; `None` where none of many does, as for rows that repeat. Keys are not
-/// split: that is refused.
+/// A config of the family that serves the problem; `None` where none of many does, as for rows that repeat. Keys are
+/// not split: that is refused.
 fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
     let mut sample = || {
         Config::Wgmma(wgmma::Config {

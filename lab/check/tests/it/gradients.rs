@@ -37,7 +37,8 @@ fn problem(seed: u64) -> Problem {
     random_backward(seed, &limits).unwrap()
 }
 
-/// Keys past the last row are seen by none: there are no statistics for them, and none at all of a sequence without rows.
+/// Keys past the last row are seen by none: there are no statistics for them, and none at all of a sequence without
+/// rows.
 #[test]
 fn keys_that_no_row_sees_read_no_statistics() {
     let build = Problem::builder().heads(1, 1).seq_len_q(1).seq_len_kv(200).head_dim(8);

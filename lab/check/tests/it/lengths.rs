@@ -308,8 +308,8 @@ fn mistakes_in_the_schedule_are_found() {
     }
 }
 
-/// A mistake in a step of a plan, planted where a line or the memory accessed has `place`, is found with values of one of six
-/// seeds.
+/// A mistake in a step of a plan, planted where a line or the memory accessed has `place`, is found with values of one
+/// of six seeds.
 pub(crate) fn is_found_in_step(name: &str, plan: &Plan, step: usize, operator: Operator, place: &str) {
     let kernel = plan.steps().nth(step).unwrap().kernel.clone();
     let all = mutations(&kernel).into_iter().filter(|m| m.operator == operator);

@@ -1,5 +1,5 @@
-//! Families `mma` and `wgmma` give the float64 answer on random problems by configs drawn over all their levers, under the
-//! simulator, without a finding, and the same bits under every schedule.
+//! Families `mma` and `wgmma` give the float64 answer on random problems by configs drawn over all their levers, under
+//! the simulator, without a finding, and the same bits under every schedule.
 //!
 //! `FLASHCORE_SEED` moves to other problems and configs, `FLASHCORE_PROBLEMS` sets how many (100).
 

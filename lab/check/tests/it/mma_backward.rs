@@ -71,8 +71,8 @@ fn random_problems_equal_float64() {
     println!("at most {most:.2} of the allowed error");
 }
 
-/// Two heads on a K/V head, three tiles of query rows each. Of two tiles of keys the first is seen by some rows whole, by
-/// others in part; both have tails.
+/// Two heads on a K/V head, three tiles of query rows each. Of two tiles of keys the first is seen by some rows whole,
+/// by others in part; both have tails.
 fn planted_problem() -> Problem {
     let builder = Problem::builder().heads(2, 1).seq_len_q(90).seq_len_kv(50);
     let builder = builder.head_dim(64).mask(Mask::CAUSAL.top_left());

@@ -13,8 +13,8 @@ use crate::common::number;
 use crate::lengths::is_found_in_step;
 use crate::splits::{assert_plan_clean, check};
 
-/// Query heads per K/V head: those that fill 64 rows with a warp's boxes, with parts of a query in each, and those that leave
-/// rows over.
+/// Query heads per K/V head: those that fill 64 rows with a warp's boxes, with parts of a query in each, and those that
+/// leave rows over.
 const GROUPS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 32, 33, 48, 64];
 
 /// On few SMs, so that a block has several tiles.
@@ -142,7 +142,8 @@ fn splits_taps_and_e4m3_are_right() {
     }
 }
 
-/// The head of a work item is the first of those that it is for; the next one is a neighbour's in all rows but the last.
+/// The head of a work item is the first of those that it is for; the next one is a neighbour's in all rows but the
+/// last.
 #[test]
 fn the_head_of_a_neighbour_is_found() {
     for (group, kernel) in [

@@ -6,7 +6,8 @@ use flashcore_kernels::Plan;
 use flashcore_problem::{DType, Mask, Problem, ProblemBuilder};
 
 fn base(head_dim: usize) -> ProblemBuilder {
-    // Rows that end within a tile, and within a warp's rows of it; more tiles than SMs, so that Q is loaded again and again.
+    // Rows that end within a tile, and within a warp's rows of it; more tiles than SMs, so that Q is loaded again and
+    // again.
     Problem::builder()
         .heads(6, 3)
         .seq_len_q(277)

@@ -1,6 +1,6 @@
-//! The backward pass of family `wgmma` gives the float64 gradients under the simulator and without a finding, and faults
-//! planted in its main kernel are found.
-//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (12).
+//! The backward pass of family `wgmma` gives the float64 gradients under the simulator and without a finding, and
+//! faults planted in its main kernel are found. `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how
+//! many (12).
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
@@ -34,8 +34,8 @@ fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {
     }
 }
 
-/// Odd lengths, packed and equal, grouped heads, every kind of mask, rows that see nothing, both dtypes, head sizes between
-/// the widths of tiles, two of them, strides, sums in order.
+/// Odd lengths, packed and equal, grouped heads, every kind of mask, rows that see nothing, both dtypes, head sizes
+/// between the widths of tiles, two of them, strides, sums in order.
 fn draw(rng: &mut Rng) -> Problem {
     let (kv_heads, group, batch) = (rng.between(1, 2), rng.between(1, 3), rng.between(1, 2));
     let (rows, keys) = (rng.between(1, 200), rng.between(1, 290));
@@ -276,7 +276,7 @@ fn planted_faults_are_found_with_kind_and_place() {
     find_all(&plan(), FAULTS);
 }
 
-/// The last products of dK and dV are waited for three times, of which each is enough: all waits of that kind are dropped.
+/// The last products of dK and dV are waited for three times, and each is enough: all such waits are dropped.
 #[test]
 fn gradients_stored_while_they_are_computed_are_found() {
     let plan = plan();
@@ -416,8 +416,8 @@ fn tiles_without_keys_are_zero_in_order() {
     }
 }
 
-/// Sums in order, of blocks that run together and of blocks that start when others end: the same bits under all schedules.
-/// Without a wait a block adds too early, which changes the bits; without a release the next one waits for ever.
+/// The same bits under all schedules, of blocks that run together and that start when others end. Without a wait a
+/// block adds too early, which changes the bits; without a release the next one waits for ever.
 #[test]
 fn sums_in_order_are_the_same_under_all_schedules() {
     let options = CheckOptions {

@@ -1,5 +1,6 @@
-//! Faults planted in family `wgmma`: barrier counts, phases, bytes, descriptors, early releases, missing fences. Each gives
-//! the finding that says what is wrong, at the place where it goes wrong; a wrong answer only where that is all it gives.
+//! Faults planted in family `wgmma`: barrier counts, phases, bytes, descriptors, early releases, missing fences. Each
+//! gives the finding that says what is wrong, at the place where it goes wrong; a wrong answer only where that is all
+//! it gives.
 
 use crate::planted;
 
@@ -251,8 +252,8 @@ fn planted_faults_of_pairs_are_found_with_kind_and_place() {
 #[test]
 fn a_lane_that_gives_q_back_for_its_warp_is_found_where_a_tile_has_one_turn() {
     let problem = Problem::builder().heads(8, 8).seq_len_q(128);
-    // All of Q in registers: at the first tile of a block as well as at the next. A part of it: at the first alone, since at
-    // the next a whole tile, with barriers, comes before Q is given back.
+    // All of Q in registers: at the first tile of a block as well as at the next. A part of it: at the first alone,
+    // since at the next a whole tile, with barriers, comes before Q is given back.
     for (config, keys, head_dim, expected) in [
         ("wgmma/m128n80-s2-pingpong-spec-qreg", 70, 192, 2),
         ("wgmma/m192n64-s3-pingpong-spec-qreg", 50, 128, 1),

@@ -13,8 +13,8 @@ const PAGED: KvLengths = KvLengths::Paged {
     max_pages: 2,
 };
 
-/// O of two sequences of a row, whose K and V have a page or sequence every `stride` elements. The buffers are zeros but for
-/// the rows of the cache: memory that nothing touches is not there.
+/// O of two sequences of a row, whose K and V have a page or sequence every `stride` elements. The buffers are zeros
+/// but for the rows of the cache: memory that nothing touches is not there.
 fn output(kernel: &str, kv_lengths: KvLengths, stride: usize, table: [i32; 4]) -> Vec<u8> {
     let rows = if kv_lengths == PAGED { 16 } else { KEYS };
     let row = Layout::bshd([2, 1, 2, 64]);

@@ -104,8 +104,8 @@ fn the_library_never_imports_the_lab() {
 /// A key that is there or not, depending on what was found, breaks who reads it: `--json` prints `null`.
 #[test]
 fn json_has_all_its_keys() {
-    // Lines of a protocol, in which a part is sent once; and a problem, whose JSON identifies stored evidence: a forward problem
-    // prints as it did before there was another direction.
+    // Lines of a protocol, in which a part is sent once; and a problem, whose JSON identifies stored evidence: a
+    // forward problem prints as it did before there was another direction.
     const MAY_LEAVE_OUT: [&str; 2] = ["lab/tune/src/strategy/outside.rs", "crates/problem/src/problem.rs"];
     let mut sources = Vec::new();
     for folder in ["crates", "lab", "bindings"] {

@@ -32,8 +32,8 @@ impl Rows {
     }
 }
 
-/// A block for each (first row, rows) of `sequences` and head: copies all rows of the sequence to `copy`, box by box, and
-/// the boxes as they are to `boxes`.
+/// A block for each (first row, rows) of `sequences` and head: copies all rows of the sequence to `copy`, box by box,
+/// and the boxes as they are to `boxes`.
 fn copies(rows: Rows, sequences: &[[u32; 2]]) -> Case {
     let values: Vec<f16> = (0..rows.elements()).map(|i| f16::from_bits(1 + i as u16)).collect();
     let untouched = vec![f16::NAN; rows.elements()];
@@ -115,7 +115,8 @@ const SEQUENCES: [[u32; 2]; 6] = [[0, 5], [5, 0], [5, 1], [6, 16], [22, 17], [39
 
 #[test]
 fn copies_end_with_their_sequence() {
-    // A cache [batch 3, heads 2, seq 11, head_dim]: batches are 22 rows apart. Pages of 8 rows with padding between them.
+    // A cache [batch 3, heads 2, seq 11, head_dim]: batches are 22 rows apart. Pages of 8 rows with padding between
+    // them.
     let cache = Rows {
         count: 2 * 22 + 11,
         stride: DIM,

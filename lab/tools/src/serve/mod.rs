@@ -35,8 +35,8 @@ const OFF_BY: f32 = 1.0 / 128.0;
 ///
 /// Sequences of a batch get a row, none, a few or a chunk in a step. One that is full ends, and another takes its place
 /// and its pages. Lengths and block table are rewritten in place. Every output is compared with float64, rows of no
-/// sequence keep their bytes, and last the caches are compared with the host's. Exits with 1 where something is wrong, also
-/// where the card's free memory changed, which other processes may have done.
+/// sequence keep their bytes, and last the caches are compared with the host's. Exits with 1 where something is wrong,
+/// also where the card's free memory changed, which other processes may have done.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Where: `cuda`, or `cpu`, which has no graph.

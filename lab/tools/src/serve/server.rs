@@ -69,7 +69,8 @@ impl Server {
         }
     }
 
-    /// Gives a sequence the pages for `rows` more, in an order that is not that of the cache; `false` if there are none.
+    /// Gives a sequence the pages for `rows` more, in an order that is not that of the cache; `false` if there are
+    /// none.
     fn grow(&mut self, b: usize, rows: usize) -> bool {
         let (has, needs) = (
             self.lengths[b].div_ceil(PAGE_SIZE),

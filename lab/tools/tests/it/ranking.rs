@@ -18,8 +18,8 @@ const FIRST: usize = 8;
 /// Drawn in a part of the space, as `--strategy ranked` does.
 const PART: usize = 96;
 
-/// Predicts configs of the measured spaces, `drawn` of each problem, with the profile's rates. Spearman's rank correlation
-/// with the measured times, by problem.
+/// Predicts configs of the measured spaces, `drawn` of each problem, with the profile's rates. Spearman's rank
+/// correlation with the measured times, by problem.
 fn predict(problems: Range<usize>, drawn: usize) -> Vec<f64> {
     let measured = Measured::shipped().unwrap();
     let device = &measured.identity.device;

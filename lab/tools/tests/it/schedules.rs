@@ -1,6 +1,6 @@
 //! Every kernel that FlashCore chooses by itself, from the tables themselves, is clean on small problems: each under a
-//! hundred schedules where there is time, in CI under one: every fifth and the first of each config on a problem of a mask in
-//! turn, and what family `wgmma` and the plan tables choose for a head size on all of them.
+//! hundred schedules where there is time, in CI under one: every fifth and the first of each config on a problem of a
+//! mask in turn, and what family `wgmma` and the plan tables choose for a head size on all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -99,8 +99,8 @@ fn every_default_is_clean() {
     }
 }
 
-/// `FLASHCORE_SCHEDULES="SCHEDULES KERNEL"` runs another number of schedules, and kernels whose id contains this. With the
-/// word `one-per-config` it runs one kernel of each config, that of its largest head size.
+/// `FLASHCORE_SCHEDULES="SCHEDULES KERNEL"` runs another number of schedules, and kernels whose id contains this. With
+/// the word `one-per-config` it runs one kernel of each config, that of its largest head size.
 ///
 /// The schedules of a kernel are shared out among its problems, each with another mask.
 #[test]

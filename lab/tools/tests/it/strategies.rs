@@ -144,8 +144,8 @@ fn compare(
     compared.collect()
 }
 
-/// Strategies on each measured space, as lines, and the trials to within 2 % of the best over all spaces in geometric mean;
-/// `None` where half of the seeds never come near.
+/// Strategies on each measured space, as lines, and the trials to within 2 % of the best over all spaces in geometric
+/// mean; `None` where half of the seeds never come near.
 fn on_measured_spaces(kinds: &[Kind], seeds: u64, trials: usize) -> Vec<(&'static str, Option<f64>)> {
     let measured = Measured::shipped().unwrap();
     let mut means: Vec<_> = kinds.iter().map(|kind| (kind.name(), Some(1.0))).collect();

@@ -57,8 +57,8 @@ pub(super) fn claims(
     claims
 }
 
-/// Claims from measured counters. What a change gains is what the cost model predicts of it, at most what the bottleneck
-/// costs; half of that where the model sees no difference, or does not know the kernel.
+/// Claims from measured counters. What a change gains is what the cost model predicts of it, at most what the
+/// bottleneck costs; half of that where the model sees no difference, or does not know the kernel.
 pub(super) fn claims_of_counters(
     about: &str,
     counters: &KernelProfile,

@@ -5,8 +5,8 @@ use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Swizzle, TileShape};
 
 use super::{Bench, Outcome, ensure};
 
-/// A ragged map: the driver takes its strides, and addresses wrap as the simulator has it. Sequences are copied, box by box,
-/// to a tensor whose other rows keep their bytes.
+/// A ragged map: the driver takes its strides, and addresses wrap as the simulator has it. Sequences are copied, box by
+/// box, to a tensor whose other rows keep their bytes.
 pub(crate) fn copies(bench: &Bench) -> Outcome {
     const TOTAL: usize = 70;
     const HEADS: usize = 3;

@@ -8,9 +8,9 @@ use flashcore_ir::{Cache, GlobalPtr, Val};
 use super::super::block_range::{BlockOrder, BlockRange, Index, share};
 use super::super::query_rows::Packing;
 
-/// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low end,
-/// at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully masked
-/// ones of each warpgroup, and the split; all iterations, and the slot of a partial.
+/// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low
+/// end, at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully
+/// masked ones of each warpgroup, and the split; all iterations, and the slot of a partial.
 pub(crate) const WORDS: usize = 8;
 
 /// The word of an item with the fully masked iterations of each warpgroup, and the split.
@@ -32,8 +32,8 @@ const MOST_GROUPS: usize = 2 * GROUPS;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tile<I> {
     pub order: BlockOrder<I>,
-    /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows. A warpgroup alone has rows,
-    /// and no such iterations.
+    /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows. A warpgroup alone has
+    /// rows, and no such iterations.
     pub fully_masked: [Option<I>; MOST_GROUPS],
 }
 
@@ -76,8 +76,8 @@ pub(super) fn set_head(item: &mut [u32; WORDS], [first, second]: [u32; 2]) {
 }
 
 impl<I: Index> Tile<I> {
-    /// The tile of `rows` rows, those below `end` of a head, that begins at row `first`; `visible` gives the first key that
-    /// a row sees, and one past the last.
+    /// The tile of `rows` rows, those below `end` of a head, that begins at row `first`; `visible` gives the first key
+    /// that a row sees, and one past the last.
     #[track_caller]
     pub(crate) fn new(visible: impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: u32) -> Tile<I> {
         let number = |value: u32| first.constant(value as i32);
@@ -158,8 +158,8 @@ impl<I: Index> Tile<I> {
 }
 
 impl Tile<i64> {
-    /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of which
-    /// the mask leaves nothing: an empty split still writes zeros and its offset.
+    /// The K blocks of one of `count` splits. Where there are none left it has one past all keys, block `past`, of
+    /// which the mask leaves nothing: an empty split still writes zeros and its offset.
     pub(crate) fn split(&self, index: usize, count: usize, past: usize) -> Tile<i64> {
         if count == 1 {
             return *self;
@@ -223,7 +223,8 @@ impl<'k> WorkItem<'k> {
         WorkItem { packing, ..self }
     }
 
-    /// How words of items are loaded. Those that may be of pieces are in a buffer with partials, which the kernel writes.
+    /// How words of items are loaded. Those that may be of pieces are in a buffer with partials, which the kernel
+    /// writes.
     pub(crate) fn cache(in_pieces: bool) -> Cache {
         if in_pieces { Cache::Default } else { Cache::ReadOnly }
     }
@@ -319,8 +320,8 @@ impl<'k> WorkItem<'k> {
         }
     }
 
-    /// K blocks, the first ones, that are fully masked for a warpgroup's rows; all of them if it has no rows. A warpgroup
-    /// alone has rows, and no such block.
+    /// K blocks, the first ones, that are fully masked for a warpgroup's rows; all of them if it has no rows. A
+    /// warpgroup alone has rows, and no such block.
     #[track_caller]
     pub(crate) fn fully_masked(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
         if self.rows == 64 {

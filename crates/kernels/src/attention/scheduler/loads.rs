@@ -41,8 +41,8 @@ impl Loads {
         }
     }
 
-    /// Deals items of as much work, more than none, each to the first of the clusters with the least to do. `dealt` gets the
-    /// clusters of the next items, one for each, in order.
+    /// Deals items of as much work, more than none, each to the first of the clusters with the least to do. `dealt`
+    /// gets the clusters of the next items, one for each, in order.
     pub(super) fn deal(&mut self, cost: u64, mut left: u64, mut dealt: impl FnMut(&Set)) {
         while left > 0 {
             let loads = &self.loads[self.first..];

@@ -125,15 +125,15 @@ impl Work {
         self.of_head[0].0
     }
 
-    /// What [`Self::most`] would be if every block had the same to do: never more than that, and quicker to work out. `cost`
-    /// is that of so many K blocks in so many items, so much for each of either.
+    /// What [`Self::most`] would be if every block had the same to do: never more than that, and quicker to work out.
+    /// `cost` is that of so many K blocks in so many items, so much for each of either.
     pub(crate) fn mean(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
         let (blocks, items) = self.all();
         cost(blocks, items).div_ceil(self.clusters.count as u64)
     }
 
-    /// The cost of the block with most to do. Lists are dealt by K blocks and [`TILE_COST`], here as many items at a time as are
-    /// dealt alike.
+    /// The cost of the block with most to do. Lists are dealt by K blocks and [`TILE_COST`], here as many items at a
+    /// time as are dealt alike.
     pub(crate) fn most(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
         let (count, heads) = (self.clusters.count as u64, self.clusters.all_heads);
         if let [(blocks, items)] = self.of_head[..] {

@@ -184,7 +184,8 @@ fn most_of_lists(problem: &Problem, tiling: Tiling, sms: u32, keys: impl Fn(u64,
         .unwrap()
 }
 
-/// A K/V head's query heads together: 36 queries a tile of three warpgroups, where five heads leave four rows of each over.
+/// A K/V head's query heads together: 36 queries a tile of three warpgroups, where five heads leave four rows of each
+/// over.
 #[test]
 fn packed_heads_have_the_tiles_of_one() {
     let problem = Problem::builder().batch(2).heads(10, 2).seq_len_q(75).seq_len_kv(300);

@@ -1,9 +1,9 @@
 //! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `wgmma` have another order
 //! (`wgmma/backward/dq_sums.rs`).
 //!
-//! The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that are added: of a
-//! tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns after the other,
-//! of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at a time.
+//! The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that are added: of
+//! a tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns after the
+//! other, of an accumulator four registers, and of a register lane after lane, so that a warp adds 128 bytes at a time.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};

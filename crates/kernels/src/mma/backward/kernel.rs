@@ -1,11 +1,12 @@
 //! The main kernel of the backward pass: FlashAttention-2's, with keys as rows.
 //!
-//! A block owns a tile of keys of one K/V head and walks the query rows that see them, of all heads of its group. dK and
-//! dV stay in registers; dQ is added up in global memory. Deterministic gradients take two kernels in its place, which add
-//! nothing there: one without dQ, and the same code with the two sides exchanged, which owns query rows and walks keys.
+//! A block owns a tile of keys of one K/V head and walks the query rows that see them, of all heads of its group. dK
+//! and dV stay in registers; dQ is added up in global memory. Deterministic gradients take two kernels in its place,
+//! which add nothing there: one without dQ, and the same code with the two sides exchanged, which owns query rows and
+//! walks keys.
 //!
-//! Q comes through a ring of stages filled by asynchronous copies, and dO through one with a stage less: no warp needs a
-//! tile of dO once it has added to dV, so that the next one comes in while dK and dQ are computed.
+//! Q comes through a ring of stages filled by asynchronous copies, and dO through one with a stage less: no warp needs
+//! a tile of dO once it has added to dV, so that the next one comes in while dK and dQ are computed.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};

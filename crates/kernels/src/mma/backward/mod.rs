@@ -1,5 +1,5 @@
-//! The backward pass on `mma.sync` tensor cores: [preprocess](gradients::preprocess), the [main kernel](kernel), and the
-//! [rounding of dQ](dq_sums).
+//! The backward pass on `mma.sync` tensor cores: [preprocess](gradients::preprocess), the [main kernel](kernel), and
+//! the [rounding of dQ](dq_sums).
 //!
 //! Of a deterministic problem the main kernel leaves dQ out, and a second one computes it: seven products in place of
 //! five, but no order among blocks to wait for, and no sums of dQ in memory.

@@ -1,8 +1,8 @@
 //! What a warp computes: scores of some of the owned rows with some of the walked ones, their gradients, and what these
 //! add to dK, dV and dQ.
 //!
-//! Warps along the owned rows have different ones. Warps along the walked rows share the columns of the sums, so that what
-//! they sum over passes through shared memory; a single one has P and dS in its registers as operands.
+//! Warps along the owned rows have different ones. Warps along the walked rows share the columns of the sums, so that
+//! what they sum over passes through shared memory; a single one has P and dS in its registers as operands.
 
 use flashcore_ir::fragment::{AOperand, AVars, MmaElement};
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var};
@@ -269,8 +269,8 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         }
     }
 
-    /// Adds the product of factors, by step and block of rows, with rows of a tile, of whose columns the warp has one step
-    /// in `shared_by`.
+    /// Adds the product of factors, by step and block of rows, with rows of a tile, of whose columns the warp has one
+    /// step in `shared_by`.
     #[track_caller]
     fn accumulate(
         &self,

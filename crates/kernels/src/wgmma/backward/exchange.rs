@@ -1,9 +1,9 @@
-//! Where dK and dV of 64 keys need two warpgroups, two blocks of a cluster exchange dS: each then computes and adds half of the
-//! columns of dQ, for the 128 keys of both. One that knew its own 64 keys alone would add all columns of dQ for half as many
-//! keys, and the L2 cache could not keep up.
+//! Where dK and dV of 64 keys need two warpgroups, two blocks of a cluster exchange dS: each then computes and adds
+//! half of the columns of dQ, for the 128 keys of both. One that knew its own 64 keys alone would add all columns of dQ
+//! for half as many keys, and the L2 cache could not keep up.
 //!
-//! Warpgroup `values` has P and dV, warpgroup `scores` dS and dK. Products are started ahead, so that the tensor cores have work
-//! while the softmax runs and dS is on its way:
+//! Warpgroup `values` has P and dV, warpgroup `scores` dS and dK. Products are started ahead, so that the tensor cores
+//! have work while the softmax runs and dS is on its way:
 //!
 //! | | values | scores |
 //! |---|---|---|
@@ -172,8 +172,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// dS of a Q tile, whose dP is under way, to both blocks. It ends with dK under way.
     ///
-    /// No mbarrier says that a stage of dS is free: dO of this tile has come, so all warpgroups of both blocks have given back
-    /// that of the tile before, which they do when dQ of the tile before that one, of the same stage, has been computed.
+    /// No mbarrier says that a stage of dS is free: dO of this tile has come, so all warpgroups of both blocks have
+    /// given back that of the tile before, which they do when dQ of the tile before that one, of the same stage, has
+    /// been computed.
     fn gradients_of_scores(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
         let stage = || self.tiles % DS_STAGES;

@@ -1,12 +1,12 @@
-//! The main kernel of the backward pass: a block owns the keys of one tile of a K/V head and walks the query rows that see
-//! them, of all heads of its group. dK and dV stay in registers; dQ is added up in global memory.
+//! The main kernel of the backward pass: a block owns the keys of one tile of a K/V head and walks the query rows that
+//! see them, of all heads of its group. dK and dV stay in registers; dQ is added up in global memory.
 //!
-//! The products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` in the registers
-//! that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
+//! The products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` in the
+//! registers that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
 //!
-//! Warpgroups share the keys of a tile, or, where dK and dV of 64 keys do not fit into one's registers, the products: one has
-//! P and dV, the other dS and dK. Two blocks of a cluster then [exchange dS](super::exchange), and each warpgroup has a quarter of
-//! the columns of dQ.
+//! Warpgroups share the keys of a tile, or, where dK and dV of 64 keys do not fit into one's registers, the products:
+//! one has P and dV, the other dS and dK. Two blocks of a cluster then [exchange dS](super::exchange), and each
+//! warpgroup has a quarter of the columns of dQ.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Pipeline;

@@ -245,14 +245,14 @@ fn tile_keys(config: &Config) -> u32 {
     config.cols * config.cluster
 }
 
-/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are twice as many registers as columns, of
-/// 240.
+/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are twice as many registers as
+/// columns, of 240.
 fn shares_products(width: u32) -> bool {
     width > 128
 }
 
-/// Whether the first block at a tile of dQ stores its part, so that its sums need no zeros: where other blocks can wait for that
-/// in a warp besides the consumers.
+/// Whether the first block at a tile of dQ stores its part, so that its sums need no zeros: where other blocks can wait
+/// for that in a warp besides the consumers.
 fn first_stores(ordered: bool, width: u32) -> bool {
     ordered || !shares_products(width)
 }
@@ -298,9 +298,9 @@ const HEADS_BYTES: usize = 16 << 20;
 const MOST_HEADS: usize = 8;
 const MOST_HEADS_IN_ORDER: usize = 32;
 
-/// K/V heads of all batches whose tiles run at the same time, but not of more than the L2 cache holds. Where tiles differ in
-/// their work, the longest of several heads go first. In order, those that start together then belong to several heads, and do
-/// not wait for each other.
+/// K/V heads of all batches whose tiles run at the same time, but not of more than the L2 cache holds. Where tiles
+/// differ in their work, the longest of several heads go first. In order, those that start together then belong to
+/// several heads, and do not wait for each other.
 fn heads_at_once(problem: &Problem, width: u32) -> u32 {
     let (range, rows, keys) = (problem.key_range(), problem.seq_len_q(), problem.seq_len_kv());
     let all_alike = i64::from(range.hi) >= keys as i64 - 1 && i64::from(range.lo) <= 1 - rows as i64;

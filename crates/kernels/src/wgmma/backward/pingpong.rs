@@ -120,8 +120,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// dQ of the last Q tile. While it is computed, dV is stored, and dK as well where Q has stages that are as large as K and
-    /// dK fills one.
+    /// dQ of the last Q tile. While it is computed, dV is stored, and dK as well where Q has stages that are as large
+    /// as K and dK fills one.
     fn end_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>) {
         let (k, context, tiles) = (self.k, self.context, self.tiles.get());
         let give_dq = |number| {

@@ -147,9 +147,9 @@ fn heads_run_together_where_tiles_differ() {
     assert_eq!(heads_at_once(&problem.backward().unwrap(), 128), 16);
 }
 
-/// In order: the blocks that add to a tile of dQ form a chain, in which each one waits for the block of the next tile of keys.
-/// That one has a smaller number, so it has started before: blocks cannot wait for each other for ever, however many run at
-/// the same time.
+/// In order: the blocks that add to a tile of dQ form a chain, in which each one waits for the block of the next tile
+/// of keys. That one has a smaller number, so it has started before: blocks cannot wait for each other for ever,
+/// however many run at the same time.
 #[test]
 fn each_block_waits_only_for_one_that_has_started() {
     let mut rng = Rng::new(11);

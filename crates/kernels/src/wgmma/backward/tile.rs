@@ -26,19 +26,20 @@ pub(super) struct Tile<'k> {
     pub(super) order: BlockOrder<Val<'k, i32>>,
     /// The first Q tile that sees any of the next tile's keys, whose block adds to its dQ first.
     pub(super) next_first: Val<'k, i32>,
-    /// The iteration that it begins with where no Q tile needs a mask, if the first block at one stores its part of dQ: blocks
-    /// that start together come to different Q tiles first, and do not wait for each other. The walk goes round.
+    /// The iteration that it begins with where no Q tile needs a mask, if the first block at one stores its part of dQ:
+    /// blocks that start together come to different Q tiles first, and do not wait for each other. The walk goes round.
     shift: Option<Val<'k, i32>>,
 }
 
-/// Query rows of the longest walk that begins at the block's own rows. In a longer one, the wait for the first block is little,
-/// and blocks that are at the same Q tile share it in the L2 cache.
+/// Query rows of the longest walk that begins at the block's own rows. In a longer one, the wait for the first block is
+/// little, and blocks that are at the same Q tile share it in the L2 cache.
 const SHIFTED_ROWS: u32 = 8192;
 
 /// The K/V head of all batches, and the tile of keys, that a block's number stands for.
 ///
-/// Tiles go in bundles of `at_once` heads, and in a bundle the first tiles of all heads come first, which are the longest if
-/// causal. **In order** the last tiles come first: of one head, a block with a smaller number has a later tile.
+/// Tiles go in bundles of `at_once` heads, and in a bundle the first tiles of all heads come first, which are the
+/// longest if causal. **In order** the last tiles come first: of one head, a block with a smaller number has a later
+/// tile.
 #[track_caller]
 pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, ordered: bool) -> (I, I) {
     let bundle = number.floor_div(tiles * at_once) * at_once;
@@ -53,8 +54,8 @@ pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, order
     (bundle + (in_bundle - place * width), index)
 }
 
-/// The tiles of `rows` query rows that see a key from `first` on, `cols` of all `keys`; and the first one that sees a key of
-/// the next tile, of which there is none past the end. Every tile from there on to the end sees both.
+/// The tiles of `rows` query rows that see a key from `first` on, `cols` of all `keys`; and the first one that sees a
+/// key of the next tile, of which there is none past the end. Every tile from there on to the end sees both.
 #[track_caller]
 pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, cols]: [u32; 2]) -> (BlockRange<I>, I) {
     let rows_that_see = |key: I| seen_by.keys(key);
@@ -85,8 +86,8 @@ pub(super) fn take_ticket<'k>(k: &'k KernelBuilder, semaphore: DqSemaphore<'k>, 
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Calls with this block's tile, if its sequence has such keys. Blocks of a cluster have the same, and walk the same Q
-    /// tiles, even if one's keys are past the end.
+    /// Calls with this block's tile, if its sequence has such keys. Blocks of a cluster have the same, and walk the
+    /// same Q tiles, even if one's keys are past the end.
     #[track_caller]
     pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
         let (Config { rows, cluster, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
@@ -157,8 +158,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// The Q tile of an iteration. Where dQ is added in order, they go upwards: the block of the next keys begins at the same
-    /// tile or a later one, so that it comes to each tile of both first.
+    /// The Q tile of an iteration. Where dQ is added in order, they go upwards: the block of the next keys begins at
+    /// the same tile or a later one, so that it comes to each tile of both first.
     #[track_caller]
     pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
         if self.ordered() {

@@ -6,7 +6,7 @@ use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Default, Priced, Proposal, TABLE, can_pack};
-use crate::mma;
+use crate::size::has_few_rows;
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
 /// Fewer leave most of a tile empty, and family mma has smaller ones. But it has a block for each tile, which reads all
@@ -31,9 +31,10 @@ const TALL_PACKED_COST: u64 = 112;
 const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 
 /// What the table proposes with lengths on the device. How long sequences are is not known, but for their average. If
-/// that is the bound, all have as many rows; else half a tile of each is left over. Blocks share the work evenly, so the row with the least work is the best.
+/// that is the bound, all have as many rows; else half a tile of each is left over. Blocks share the work evenly, so
+/// the row with the least work is the best.
 pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
-    if problem.dtype() == DType::E4M3 || mma::has_few_rows(problem, chip) {
+    if problem.dtype() == DType::E4M3 || has_few_rows(problem, chip) {
         return Vec::new();
     }
     let usual_rows = match problem.q_lengths() {

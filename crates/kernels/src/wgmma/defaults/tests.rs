@@ -141,7 +141,8 @@ fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
     problems
 }
 
-/// The time of a config, or of one with other stages, another place of Q or another softmax, which make a per cent or two.
+/// The time of a config, or of one with other stages, another place of Q or another softmax, which make a per cent or
+/// two.
 fn time_of(config: &Config, times: &[(Config, f64)]) -> Option<f64> {
     let alike = |config: &Config| Config {
         stages: 2,
@@ -192,8 +193,8 @@ fn what_is_chosen_is_near_the_best_that_was_measured() {
     }
 }
 
-/// The same at a random draw of problems: lengths 100 to 16,000, heads 8 to 64, head_dim 64 to 256, a fifth of them with more
-/// keys than rows. It was measured briefly, so a little more is allowed.
+/// The same at a random draw of problems: lengths 100 to 16,000, heads 8 to 64, head_dim 64 to 256, a fifth of them
+/// with more keys than rows. It was measured briefly, so a little more is allowed.
 #[test]
 fn what_is_chosen_for_random_problems_is_near_the_best() {
     let chosen = |problem: &Problem| proposals(problem, Target::Sm90a)[0].config;
@@ -316,7 +317,8 @@ fn packed_heads() {
     insta::assert_snapshot!(text);
 }
 
-/// Packed prompts have packed heads where that was measured to be faster: causal, of more than 512 rows, but not of 8,192.
+/// Packed prompts have packed heads where that was measured to be faster: causal, of more than 512 rows, but not of
+/// 8,192.
 #[test]
 fn packed_prompts() {
     for (batch, heads, kv_heads, usual, longest, head_dim, mask, packs) in [

@@ -14,8 +14,8 @@ use flashcore_kernels::Step;
 use super::{plan_of, words};
 use crate::selfcheck::{PLANTED, SelfCheck, count, selfcheck};
 
-/// The slowdown is a kernel that spins for 3 % of the time of each chain of runs. Turns are short: hundreds of trials with
-/// steady ones would take an hour.
+/// The slowdown is a kernel that spins for 3 % of the time of each chain of runs. Turns are short: hundreds of trials
+/// with steady ones would take an hour.
 ///
 /// `FLASHCORE_SELFCHECK="TRIALS PROBLEM KERNEL"` takes others; without a kernel the one that heuristics choose.
 #[test]

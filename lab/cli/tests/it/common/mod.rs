@@ -28,8 +28,8 @@ pub(crate) fn words(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Asserts that no line is wider than 100 columns. A word is not broken, so a line may end with one that is longer, such
-/// as a path.
+/// Asserts that no line is wider than 100 columns. A word is not broken, so a line may end with one that is longer,
+/// such as a path.
 pub(crate) fn assert_fits(arguments: &str, text: &str) {
     for line in text.lines().filter(|line| line.chars().count() > 100) {
         let longest = line.split(' ').map(|word| word.chars().count()).max();

@@ -40,8 +40,8 @@ fn wait_for_it_in_group(command: &mut Command, run: &Path) -> Child {
     child
 }
 
-/// The candidate at hand was finished, and no other was begun. The signal may come before the one that hangs is begun: the
-/// search ends all the same.
+/// The candidate at hand was finished, and no other was begun. The signal may come before the one that hangs is begun:
+/// the search ends all the same.
 fn ended_after_the_one_at_hand(run: &Path, said: &str) {
     let kept = kept(run);
     assert!(kept >= BEFORE && kept < Conduct::SEARCHED.len(), "{kept}: {said}");

@@ -103,8 +103,8 @@ fn a_run_that_is_killed_twenty_times_ends_like_one_that_was_not() {
     std::fs::remove_dir_all(&home).unwrap();
 }
 
-/// With a clock nothing is the same twice: what was kept before each kill stays as it is to the byte. What the first two trials
-/// came to does not outlive the third.
+/// With a clock nothing is the same twice: what was kept before each kill stays as it is to the byte. What the first
+/// two trials came to does not outlive the third.
 #[test]
 fn trials_with_a_clock_outlive_kills_to_the_byte() {
     let home = folder("killed-cpu");

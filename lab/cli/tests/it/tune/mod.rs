@@ -78,7 +78,8 @@ fn trials(run: &Value) -> Vec<Trial> {
     serde_json::from_value(run["trials"].clone()).unwrap()
 }
 
-/// Seconds after which a candidate that hangs is given up. All others answer in milliseconds, however busy a machine is.
+/// Seconds after which a candidate that hangs is given up. All others answer in milliseconds, however busy a machine
+/// is.
 const DEADLINE: u64 = 4;
 
 /// The verdict that a planted candidate must get on the host, on a small problem with a log-sum-exp, where
@@ -124,8 +125,8 @@ fn torture(problem: &str, home: &Path) -> Value {
         }
         assert!(!trial.reason.is_empty());
     }
-    // Hung once; died twice each in a crash and twice outside of bounds; in the finals twice among all and once more where it
-    // is found out who it was; and the first.
+    // Hung once; died twice each in a crash and twice outside of bounds; in the finals twice among all and once more
+    // where it is found out who it was; and the first.
     assert_eq!(run["workers_started"], 11, "{run:#}");
     assert_eq!(run["board"]["winner"], run["run"]["start"]);
     assert!(run["plan"]["none"].as_str().unwrap().contains("planted"));

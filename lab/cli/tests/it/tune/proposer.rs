@@ -116,7 +116,8 @@ fn the_example_of_a_proposer_proposes_what_may_be_tried() {
     std::fs::remove_dir_all(&home).unwrap();
 }
 
-/// Several proposals are on their way at once on a GPU: what is claimed meanwhile is no reason to propose the same again.
+/// Several proposals are on their way at once on a GPU: what is claimed meanwhile is no reason to propose the same
+/// again.
 #[test]
 fn the_example_of_a_proposer_follows_a_claim_once() {
     if !has_python() {

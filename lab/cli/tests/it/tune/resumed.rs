@@ -67,7 +67,8 @@ fn a_run_that_is_taken_up_again_claims_what_it_claimed() {
         "{table}"
     );
 
-    // What is printed to go on has a budget that leaves something to do; with the one that was spent all stays as it was.
+    // What is printed to go on has a budget that leaves something to do; with the one that was spent all stays as it
+    // was.
     let text = std::fs::read_to_string(kept.join("trials.jsonl")).unwrap();
     let board = || std::fs::metadata(kept.join("board.json")).unwrap().modified().unwrap();
     let (kept_board, plain) = (board(), words.replace(" --json", ""));

@@ -1,4 +1,5 @@
-//! What `flashcore tune` shows where there is no GPU: the CPU's kernels tuned, a GPU's time predicted, its kernel simulated.
+//! What `flashcore tune` shows where there is no GPU: the CPU's kernels tuned, a GPU's time predicted, its kernel
+//! simulated.
 
 use super::{flashcore, folder};
 

@@ -1,7 +1,7 @@
 //! Plants mistakes in kernels, drawn over every operator and every place, and counts how many are found.
 //!
-//! A mistake is found if the launch is refused, if the simulator has a finding on one of some twenty small problems, or if
-//! an output differs from float64. Each survivor has an argument why it is harmless (`arguments.rs`).
+//! A mistake is found if the launch is refused, if the simulator has a finding on one of some twenty small problems, or
+//! if an output differs from float64. Each survivor has an argument why it is harmless (`arguments.rs`).
 
 mod arguments;
 mod subjects;

@@ -26,8 +26,8 @@ fn first_keys(words: &[u32]) -> impl Iterator<Item = u32> {
     })
 }
 
-/// How often memory is read for each byte of K and V, with a cache that drops what was not used for longest; and the cost of
-/// the block with most to do over the mean.
+/// How often memory is read for each byte of K and V, with a cache that drops what was not used for longest; and the
+/// cost of the block with most to do over the mean.
 fn reads_and_makespan(blocks: &[Vec<[u32; WORDS]>], bytes: usize) -> (f64, f64) {
     // What each block reads at each step: nothing while a tile begins and ends.
     let mut steps: Vec<Vec<Option<(u32, u32)>>> = Vec::new();
@@ -131,8 +131,8 @@ fn lengths_that_differ_leave_blocks_as_much_to_do() {
     }
 }
 
-/// Packed sequences read K and V about once, as often as the host's lists do for equal lengths; ranges of one round, whose
-/// tiles go head by head, read them several times.
+/// Packed sequences read K and V about once, as often as the host's lists do for equal lengths; ranges of one round,
+/// whose tiles go head by head, read them several times.
 #[test]
 fn rounds_read_keys_and_values_about_once() {
     for (batch, len) in [(4, 8192), (16, 2048)] {
@@ -173,8 +173,8 @@ fn rounds_read_keys_and_values_about_once() {
     }
 }
 
-/// Chunks of 64 to 512 rows over caches of 4,096 keys: tiles of a head are dealt to blocks at the same time, which read its keys
-/// and values once. Ranges of the line have them one after the other, and read them as often.
+/// Chunks of 64 to 512 rows over caches of 4,096 keys: tiles of a head are dealt to blocks at the same time, which read
+/// its keys and values once. Ranges of the line have them one after the other, and read them as often.
 #[test]
 fn chunks_read_keys_and_values_about_once() {
     for (batch, rows, most) in [

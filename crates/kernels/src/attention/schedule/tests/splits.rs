@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Windows past the last key: their tiles have one K block, of which nothing is seen, and leave the other sequences their
-/// row tiles and slots.
+/// Windows past the last key: their tiles have one K block, of which nothing is seen, and leave the other sequences
+/// their row tiles and slots.
 #[test]
 fn windows_past_the_last_key_take_no_splits() {
     let problem = Problem::builder()
