@@ -37,7 +37,7 @@ impl Size {
     }
 }
 
-/// Keys up to which a block for each K/V head, of which one runs on an SM, takes less time than a schedule. With more
+/// Keys up to which a block for each query head, of which one runs on an SM, takes less time than a schedule. With more
 /// keys or heads, packed heads are faster where the schedule is kept.
 pub(crate) const SHORT_CACHE: usize = 512;
 

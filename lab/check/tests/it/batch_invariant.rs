@@ -168,7 +168,7 @@ fn more_splits_than_there_are_slots_are_refused() {
 #[test]
 fn rows_that_see_nothing_take_no_splits() {
     for (kernel, target) in [
-        ("mma/m128n64-w4x1-s2-b1-qsh-xor-cond", Target::Sm80),
+        ("mma/m128n64-w4x1-s2-b1-qsh-xor-cond-gqa", Target::Sm80),
         ("wgmma/m128n64-s2-free-spec", Target::Sm90a),
     ] {
         let problem = Problem::builder()
@@ -181,6 +181,7 @@ fn rows_that_see_nothing_take_no_splits() {
             .kv_lengths(KvLengths::Cache)
             .batch_invariant(64);
         let plan = Plan::new(&problem.build().unwrap(), &kernel.parse().unwrap(), target).unwrap();
+        assert_eq!(plan.schedule_steps(), 1, "{kernel}");
         let report = check_plan(&plan, &CheckOptions::default()).unwrap();
         assert_eq!(report.verdict, Verdict::Clean, "{kernel}\n{report}");
     }

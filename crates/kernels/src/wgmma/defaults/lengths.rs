@@ -14,7 +14,7 @@ use crate::size::has_few_rows;
 const LEAST_USUAL_ROWS: usize = 64;
 
 /// Keys up to which a block for each tile is done before a schedule is made and tiles in pieces are merged: with 1,024
-/// both took as long, with 2,048 the block 2.2 times as long (run `serve-late-2`).
+/// both took as long, with 2,048 the block 1.3 (512 rows) to 2.3 times (64) as long (run `serve-late-2`).
 const SHORT_CACHE: usize = 1024;
 
 /// Queries of a sequence, on average, for which heads are packed with lengths on the device, so that they fill tiles.
@@ -74,7 +74,10 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         && PROMPT_HEAD_DIMS.contains(&head_dim)
         && problem.seq_len_q() > *PACKED_QUERIES.end()
         && matches!(problem.q_lengths(), QLengths::Packed { total, .. } if total < 2 * problem.seq_len_q());
-    let rows_of_most = if long_chunk { problem.seq_len_q() } else { usual_rows };
+    let rows_of_most = match problem.q_lengths() {
+        QLengths::Packed { total, .. } if long_chunk => problem.seq_len_q().min(total),
+        _ => usual_rows,
+    };
     let serves = |row: &&Default| {
         let fits = head_dim <= row.head_dim && row.head_dim_v.is_none_or(|most| problem.head_dim_v() <= most);
         fits && row.causal.is_none_or(|wanted| wanted == causal)
