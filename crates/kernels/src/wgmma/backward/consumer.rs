@@ -1,5 +1,4 @@
-//! What a warpgroup computes: scores, their gradients, and what these add to dQ, dK and dV, for 64 keys, or its share
-//! of it.
+//! What a warpgroup computes: scores, their gradients, and its share of what these add to dQ, dK and dV, for 64 keys.
 //!
 //! Rows of its accumulators are keys, columns are query rows; of dQ, rows are query rows.
 

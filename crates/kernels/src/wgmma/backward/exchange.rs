@@ -173,8 +173,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// dS of a Q tile, whose dP is under way, to both blocks. It ends with dK under way.
     ///
     /// No mbarrier says that a stage of dS is free: dO of this tile has come, so all warpgroups of both blocks have
-    /// given back that of the tile before, which they do when dQ of the tile before that one, of the same stage, has
-    /// been computed.
+    /// given back that of the tile before, as they do once dQ of the one before that, in the same stage, is computed.
     fn gradients_of_scores(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
         let stage = || self.tiles % DS_STAGES;
