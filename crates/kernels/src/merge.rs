@@ -46,7 +46,7 @@ pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCac
         return Err(Refusal::unsupported(
             "merge",
             what,
-            "Problem::check_part_count says the same",
+            "check it first (Problem::check_part_count)",
         ));
     }
     let (layout, dtype) = (problem.o_layout(), problem.out_dtype());

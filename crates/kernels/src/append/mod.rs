@@ -41,7 +41,7 @@ use kernel::{Kinds, THREADS};
 pub fn step(append: &Append, alignment: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     if let Err(error) = append.check() {
         let what = format!("an append that is invalid: {error}");
-        return Err(Refusal::unsupported("append", what, "Append::check says the same"));
+        return Err(Refusal::unsupported("append", what, "check it first (Append::check)"));
     }
     let units = Units::new(append, alignment)?;
     let kinds = Kinds::of(append);

@@ -10,12 +10,12 @@ use crate::size::has_few_rows;
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
 /// Fewer leave most of a tile empty, and family mma has smaller ones. But it has a block for each tile, which reads all
-/// keys: where caches are longer than [`SHORT_CACHE`], fewer rows are served, too.
+/// keys: where caches are longer than [`UNSCHEDULED_KEYS`], fewer rows are served, too.
 const LEAST_USUAL_ROWS: usize = 64;
 
 /// Keys up to which a block for each tile is done before a schedule is made and tiles in pieces are merged: with 1,024
 /// both took as long, with 2,048 the block 1.3 (512 rows) to 2.3 times (64) as long (run `serve-late-2`).
-const SHORT_CACHE: usize = 1024;
+const UNSCHEDULED_KEYS: usize = 1024;
 
 /// Queries of a sequence, on average, for which heads are packed with lengths on the device, so that they fill tiles.
 /// The least is that of short caches, and was not measured there.
@@ -44,7 +44,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
-    let (long, fills) = (problem.seq_len_kv() > SHORT_CACHE, tiles >= chip.sms as usize);
+    let (long, fills) = (problem.seq_len_kv() > UNSCHEDULED_KEYS, tiles >= chip.sms as usize);
     let whole = match usual_rows >= LEAST_USUAL_ROWS {
         true => long || fills,
         false => long && !fills,
