@@ -1,7 +1,7 @@
 //! The protocol as a state machine that touches no device: it returns what to run next, is given the time of that, and
 //! decides when the result is precise enough.
 //!
-//! First each subject runs until its time settles. Then come rounds: every subject has a turn in each, in a shuffled
+//! First each subject runs until its time settles. Rounds follow. In each, every subject is timed once, in a shuffled
 //! order, with untimed runs of the same subject before each timed batch. The time of the fastest subject decides
 //! whether turns of the hot mode are short or steady. A subject leaves when its ratio to the baseline is precise
 //! enough; the baseline stays until all others have left.
