@@ -107,18 +107,7 @@ mod on_a_gpu {
     use flashcore::{DeviceAppend, DeviceRotary, SlotMapping};
 
     use super::*;
-
-    /// The GPU; without one the test is skipped and says why.
-    fn gpu() -> Option<Device> {
-        let device = Device::best();
-        if device.context().is_none() {
-            let why = Device::why_not_cuda().map(|why| why.to_string());
-            assert!(std::env::var_os("FLASHCORE_REQUIRE_GPU").is_none(), "{why:?}");
-            println!("skipped: {}", why.unwrap_or_default());
-            return None;
-        }
-        Some(device)
-    }
+    use crate::gpu;
 
     /// The memory of a case on the device.
     struct Memory {

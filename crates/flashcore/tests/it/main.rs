@@ -6,3 +6,16 @@ mod calls;
 mod combine;
 mod plans;
 mod tune;
+
+/// The GPU; without one the test is skipped and says why.
+#[cfg(feature = "cuda")]
+fn gpu() -> Option<flashcore::Device> {
+    let device = flashcore::Device::best();
+    if device.context().is_none() {
+        let why = flashcore::Device::why_not_cuda().map(|why| why.to_string());
+        assert!(std::env::var_os("FLASHCORE_REQUIRE_GPU").is_none(), "{why:?}");
+        println!("skipped: {}", why.unwrap_or_default());
+        return None;
+    }
+    Some(device)
+}

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use flashcore::plans::{PlanSetting, PlanTarget, Plans, read_table};
+#[cfg(feature = "cuda")]
+use flashcore::{Alibi, DType, Mask};
 use flashcore::{Attention, Device, Error, Problem, TuneProgress};
 
 /// More than any machine needs: a search ends when nothing near the fastest is left.
@@ -99,4 +101,30 @@ fn a_table_of_another_device_is_not_overwritten() {
     let error = tuned.save(&file).unwrap_err().to_string();
     assert!(error.contains("NVIDIA L4"), "{error}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), other);
+}
+
+/// Candidates are timed with the tensors and on the multiprocessors that the problem will have.
+#[cfg(feature = "cuda")]
+#[test]
+fn a_gpu_is_tuned_with_sinks_alibi_and_a_margin() {
+    let Some(device) = crate::gpu() else { return };
+    let problem = Problem::builder().heads(8, 2).head_dim(64).mask(Mask::CAUSAL);
+    let problem = problem.sinks(DType::F32).alibi(Alibi::Heads).seq_len(1462);
+    let problem = problem.build().unwrap();
+    for margin in [0, 16] {
+        let attention = Attention::with_plans(device.clone(), Plans::none());
+        let mut attention = attention.with_sm_margin(margin).unwrap();
+        let mut timed = 0;
+        let watch = &mut |progress: TuneProgress<'_>| match progress {
+            TuneProgress::Timed(..) => timed += 1,
+            TuneProgress::LeftOut(kernel, why) => println!("left out {kernel}: {why}"),
+            _ => {}
+        };
+        let budget = Duration::from_secs(5);
+        let tuned = attention
+            .tune_watched(std::slice::from_ref(&problem), budget, watch)
+            .unwrap();
+        assert!(timed > 0);
+        assert_eq!(attention.plan(&problem).unwrap().kernel(), tuned.searches[0].kernel);
+    }
 }
