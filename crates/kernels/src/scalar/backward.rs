@@ -6,16 +6,15 @@
 //! - `dkdv` owns keys of a K/V head and walks, for each query head that shares it, the query rows that see them.
 //! - `dq` owns query rows of a head and walks the keys that they see.
 //!
-//! Both compute `S = Q·Kᵀ` and `dP = dO·Vᵀ` anew, rows being what a block owns. Threads are laid out as in
-//! [`tiled`](super::tiled): thread (r, c) has rows r, r + 2·warps, … and columns c, c + 16, … of these, and quads
-//! c, c + 16, … of a gradient's columns. P and dS of a row pass through shared memory within a half-warp.
+//! Both compute `S = Q·Kᵀ` and `dP = dO·Vᵀ` anew, rows being what a block owns. [Threads] share the tiles as in the
+//! forward pass.
 
-use flashcore_ir::{Cache, GlobalPtr, Kernel, KernelBuilder, SharedTile, TileShape, Val, Var, Widen};
+use flashcore_ir::{Kernel, KernelBuilder, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::common::load4;
-use super::tiled::{THREAD_COLS, load_tile};
+use super::common::load_tile;
+use super::threads::{Mine, Threads, operand};
 use super::{Config, FAMILY, NAME};
 use crate::Refusal;
 use crate::attention::gradients::{self, BackwardParams, Workspace};
@@ -44,8 +43,8 @@ pub(super) fn plan(
         let remedy = "take tiles: scalar/tiled-m16n16-w4 serves every head size";
         return Err(Refusal::unsupported(NAME, "the backward pass without tiles", remedy));
     };
-    Threads::keys(config).check(shape.head_dim + shape.head_dim_v)?;
-    Threads::queries(config).check(shape.head_dim)?;
+    check(Threads::keys(config), shape.head_dim + shape.head_dim_v)?;
+    check(Threads::queries(config), shape.head_dim)?;
     let levers = Values::from(*config);
     let build = |family, body: fn(&Values, &Shape) -> Result<Kernel, flashcore_ir::BuildErrors>| {
         let shape = *shape;
@@ -93,63 +92,15 @@ fn named(levers: &Values, shape: &Shape, what: &str) -> (Config, String) {
     (Config::from(*levers), name)
 }
 
-/// How a block's threads share the tile of rows that it owns and the columns that it walks.
-#[derive(Clone, Copy)]
-struct Threads {
-    own: u32,
-    walked: u32,
-    warps: u32,
-}
-
-impl Threads {
-    /// Of the kernel that owns keys.
-    fn keys(config: &Config) -> Threads {
-        let ((rows, cols), warps) = (config.tile.unwrap_or((16, 16)), config.warps);
-        let (own, walked) = (cols, rows);
-        Threads { own, walked, warps }
-    }
-
-    /// Of the kernel that owns query rows.
-    fn queries(config: &Config) -> Threads {
-        let Threads { own, walked, warps } = Threads::keys(config);
-        let (own, walked) = (walked, own);
-        Threads { own, walked, warps }
-    }
-
-    fn rows(&self) -> u32 {
-        2 * self.warps
-    }
-
-    fn rows_per_thread(&self) -> u32 {
-        self.own / self.rows()
-    }
-
-    fn columns_per_thread(&self) -> u32 {
-        self.walked / THREAD_COLS
-    }
-
-    /// Refuses tiles whose sums, of `columns` columns in all, do not fit in registers with the rest.
-    fn check(&self, columns: u32) -> Result<(), Refusal> {
-        let (rows, walked) = (self.rows_per_thread(), self.columns_per_thread());
-        let sums = rows * 4 * (columns / 4).div_ceil(THREAD_COLS);
-        let (scores, operands, scratch) = (2 * rows * walked, 4 * (rows + walked), 48);
-        let allowed = 255.min(65_536 / (32 * self.warps));
-        let remedy = "fewer keys a tile or more warps leave fewer rows a thread";
-        Refusal::check_registers(sums + scores + operands + scratch, allowed, remedy, || {
-            format!("gradients {sums}, scores {scores}, operands {operands}")
-        })
-    }
-
-    /// A tile of P or dS. The two rows that a warp writes at once lie 16 banks apart.
-    fn square<'k>(&self, k: &'k KernelBuilder, name: &str) -> SharedTile<'k, f32> {
-        let padding = if self.walked.is_multiple_of(32) { 16 } else { 0 };
-        k.shared_tile(name, TileShape::new(self.own, self.walked).padded(padding))
-    }
-}
-
-/// A tile of a tensor's rows. Rows padded by four elements start four banks apart.
-fn operand<'k>(k: &'k KernelBuilder, name: &str, rows: u32, columns: u32) -> SharedTile<'k, f32> {
-    k.shared_tile(name, TileShape::new(rows, columns).padded(4))
+/// Refuses tiles whose sums, of `columns` columns in all, do not fit in registers with the rest.
+fn check(threads: Threads, columns: u32) -> Result<(), Refusal> {
+    let (rows, walked) = (threads.rows_per_thread(), threads.columns_per_thread());
+    let sums = threads.sum_registers(columns);
+    let (scores, operands, scratch) = (2 * rows * walked, 4 * (rows + walked), 48);
+    let remedy = "fewer keys a tile or more warps leave fewer rows a thread";
+    Refusal::check_registers(sums + scores + operands + scratch, threads.registers(), remedy, || {
+        format!("gradients {sums}, scores {scores}, operands {operands}")
+    })
 }
 
 fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
@@ -299,159 +250,4 @@ fn queries_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
             });
         }
     });
-}
-
-/// Which rows and columns of a tile are this thread's.
-#[derive(Clone, Copy)]
-struct Mine<'k> {
-    threads: Threads,
-    thread_row: Val<'k, u32>,
-    thread_col: Val<'k, u32>,
-}
-
-impl<'k> Mine<'k> {
-    fn new(k: &'k KernelBuilder, threads: Threads) -> Self {
-        Mine {
-            threads,
-            thread_row: k.thread_idx() / THREAD_COLS,
-            thread_col: k.thread_idx() % THREAD_COLS,
-        }
-    }
-
-    /// Rows of the tile.
-    fn rows(&self) -> impl Iterator<Item = Val<'k, u32>> + use<'k> {
-        let (thread_row, rows) = (self.thread_row, self.threads.rows());
-        (0..self.threads.rows_per_thread()).map(move |i| thread_row + i * rows)
-    }
-
-    /// A column of the tile.
-    #[track_caller]
-    fn column(&self, j: usize) -> Val<'k, u32> {
-        self.thread_col + j as u32 * THREAD_COLS
-    }
-
-    /// Four neighbouring columns of each of this thread's rows.
-    #[track_caller]
-    fn quads(&self, tile: SharedTile<'k, f32>, column: Val<'k, u32>) -> Vec<[Val<'k, f32>; 4]> {
-        let first = tile.at(self.thread_row, column);
-        let rows = (0..self.threads.rows_per_thread()).map(|i| load4(tile.down(first, i * self.threads.rows())));
-        rows.collect()
-    }
-
-    /// The products of this thread's rows of one tile with its rows of the other, over all columns.
-    #[track_caller]
-    fn products(&self, k: &'k KernelBuilder, own: SharedTile<'k, f32>, walked: SharedTile<'k, f32>) -> Products<'k> {
-        let columns = self.threads.columns_per_thread() as usize;
-        let count = self.threads.rows_per_thread() as usize * columns;
-        let values: Vec<_> = (0..count).map(|_| k.var(0.0)).collect();
-        k.for_uniform(0u32, own.cols(), 4, |d| {
-            let mine = self.quads(own, d);
-            let first = walked.at(self.thread_col, d);
-            for j in 0..columns {
-                let other = load4(walked.down(first, j as u32 * THREAD_COLS));
-                for (i, mine) in mine.iter().enumerate() {
-                    let value = values[i * columns + j];
-                    mine.iter().zip(other).for_each(|(&a, b)| value.fma_assign(a, b));
-                }
-            }
-        });
-        Products { columns, values }
-    }
-
-    /// Stores this thread's element (i, j) of a tile.
-    #[track_caller]
-    fn store(&self, tile: SharedTile<'k, f32>, i: usize, j: usize, value: Val<'k, f32>) {
-        let row = tile.down(
-            tile.at(self.thread_row, self.thread_col),
-            i as u32 * self.threads.rows(),
-        );
-        row.plus((j as u32 * THREAD_COLS) as i32).store(value);
-    }
-
-    #[track_caller]
-    fn sums(&self, k: &'k KernelBuilder, columns: u32) -> Sums<'k> {
-        let quads = (columns / 4).div_ceil(THREAD_COLS) as usize;
-        let count = 4 * quads * self.threads.rows_per_thread() as usize;
-        Sums {
-            columns,
-            quads,
-            values: (0..count).map(|_| k.var(0.0)).collect(),
-        }
-    }
-}
-
-/// This thread's elements of `Q·Kᵀ` or `dO·Vᵀ`.
-struct Products<'k> {
-    columns: usize,
-    values: Vec<Var<'k, f32>>,
-}
-
-impl<'k> Products<'k> {
-    #[track_caller]
-    fn at(&self, i: usize, j: usize) -> Val<'k, f32> {
-        self.values[i * self.columns + j].get()
-    }
-}
-
-/// This thread's part of a gradient: for each of its rows, its quads of columns.
-struct Sums<'k> {
-    columns: u32,
-    quads: usize,
-    values: Vec<Var<'k, f32>>,
-}
-
-impl<'k> Sums<'k> {
-    fn quad(&self, i: usize, quad: usize) -> &[Var<'k, f32>] {
-        &self.values[4 * (i * self.quads + quad)..][..4]
-    }
-
-    /// First column of a quad. Threads past the last quad repeat it, and store nothing.
-    #[track_caller]
-    fn column(&self, mine: &Mine<'k>, quad: usize) -> Val<'k, u32> {
-        let column = mine.column(quad) * 4u32;
-        match (self.columns / 4).is_multiple_of(THREAD_COLS) {
-            true => column,
-            false => column.min(self.columns - 4),
-        }
-    }
-
-    /// Adds the product of this thread's rows of one tile with the other tile.
-    #[track_caller]
-    fn add(&self, k: &'k KernelBuilder, mine: &Mine<'k>, rows: SharedTile<'k, f32>, other: SharedTile<'k, f32>) {
-        k.for_uniform(0u32, rows.cols(), 4, |n| {
-            let factors = mine.quads(rows, n);
-            for quad in 0..self.quads {
-                let first = other.at(n, self.column(mine, quad));
-                for step in 0..4 {
-                    let values = load4(other.down(first, step as u32));
-                    for (i, factors) in factors.iter().enumerate() {
-                        let sums = self.quad(i, quad).iter().zip(values);
-                        sums.for_each(|(sum, value)| sum.fma_assign(factors[step], value));
-                    }
-                }
-            }
-        });
-    }
-
-    /// Stores row `i`, times a factor.
-    #[track_caller]
-    fn store<E: Widen>(
-        &self,
-        mine: &Mine<'k>,
-        i: usize,
-        row: GlobalPtr<'k, E>,
-        factor: Option<Val<'k, f32>>,
-        shape: &Shape,
-    ) {
-        for quad in 0..self.quads {
-            let column = mine.column(quad) * 4u32;
-            let values = self.quad(i, quad).iter().map(|sum| sum.get());
-            let values: Vec<_> = values.map(|sum| factor.map_or(sum, |factor| sum * factor)).collect();
-            let k = column.builder();
-            k.if_(column.lt(self.columns).divergent(), || {
-                row.offset(column)
-                    .store_f32s(&values, shape.vector_bytes, Cache::Default);
-            });
-        }
-    }
 }

@@ -1,17 +1,21 @@
 //! What the scalar kernels share: how operands are read.
 
-use flashcore_ir::{Cache, GlobalPtr, SharedPtr, Val, Widen};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, Val, Widen};
 
+use crate::attention::lengths::TensorParam;
 use crate::attention::params::Shape;
 
+/// Elements that one thread copies at a time; `head_dim` is a multiple of it.
+const CHUNK: u32 = 8;
+
 #[track_caller]
-pub(crate) fn load_row<'k, E: Widen>(at: GlobalPtr<'k, E>, count: u32, shape: &Shape) -> Vec<Val<'k, f32>> {
+pub(super) fn load_row<'k, E: Widen>(at: GlobalPtr<'k, E>, count: u32, shape: &Shape) -> Vec<Val<'k, f32>> {
     at.load_f32s(count, shape.vector_bytes, Cache::ReadOnly)
 }
 
 /// The same of a key's row: zeros where it is on no page.
 #[track_caller]
-pub(crate) fn load_key<'k, E: Widen>(
+pub(super) fn load_key<'k, E: Widen>(
     at: GlobalPtr<'k, E>,
     on_page: Option<Val<'k, bool>>,
     count: u32,
@@ -23,8 +27,31 @@ pub(crate) fn load_key<'k, E: Widen>(
         .collect()
 }
 
+/// Copies rows `first..` of a head into a tile as f32; rows past `len` become zero.
 #[track_caller]
-pub(crate) fn load4<'k>(at: SharedPtr<'k, f32>) -> [Val<'k, f32>; 4] {
-    let values = at.load_words(4, Cache::Default);
-    [values[0], values[1], values[2], values[3]]
+pub(super) fn load_tile<'k, E: Widen>(
+    k: &'k KernelBuilder,
+    shape: &Shape,
+    tile: SharedTile<'k, f32>,
+    tensor: &TensorParam<'k, E>,
+    head: GlobalPtr<'k, E>,
+    first: Val<'k, u32>,
+    len: Val<'k, u32>,
+) {
+    k.verb("load_tile", || {
+        let chunks_per_row = tile.cols() / CHUNK;
+        let chunks = tile.rows() * chunks_per_row;
+        k.for_divergent(k.thread_idx(), chunks, k.threads(), |chunk| {
+            let (row, column) = (chunk / chunks_per_row, chunk % chunks_per_row * CHUNK);
+            let dst = tile.at(row, column);
+            k.if_else(
+                (first + row).lt(len).divergent(),
+                || {
+                    let (src, on_page) = tensor.key_row(head, first + row);
+                    dst.store_f32s(&load_key(src.offset(column), on_page, CHUNK, shape), 16, Cache::Default);
+                },
+                || dst.store_f32s(&[k.constant(0.0); CHUNK as usize], 16, Cache::Default),
+            );
+        });
+    });
 }

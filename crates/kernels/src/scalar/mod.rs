@@ -5,6 +5,7 @@
 mod backward;
 mod common;
 mod naive;
+mod threads;
 mod tiled;
 
 use flashcore_ir::{Kernel, KernelBuilder, Widen};
@@ -168,8 +169,8 @@ pub(crate) fn plan(
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, &shape, kernels);
     }
-    if let Some(tile) = config.tile {
-        tiled::Levers::new(tile, config).check(&shape)?;
+    if config.tile.is_some() {
+        tiled::check(config, &shape)?;
     }
     let (family, levers) = (NAME, Values::from(*config));
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
@@ -192,7 +193,7 @@ pub(crate) fn plan(
 
 fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
     match config.tile {
-        Some(tile) => tiled::body::<E>(k, &tiled::Levers::new(tile, config), shape),
+        Some(_) => tiled::body::<E>(k, config, shape),
         None => naive::body::<E>(k, 32 * config.warps, shape),
     }
 }

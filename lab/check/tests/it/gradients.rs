@@ -124,7 +124,7 @@ const MISTAKES: &[Mistake] = &[
     ("a head is left out or one too many", DKDV, Operator::BoundOne, "k.for_uniform(0u32, rows.group_size", None),
     ("a padding row is read", DKDV, Operator::BoundOne, "load_tile(k, shape, dout_tile", Some((OutOfBounds, "dout"))),
     ("a key past the end is stored", DKDV, Operator::BoundOne, "k.if_(key.lt(rows.seq_len_kv)", Some((OutOfBounds, "dk"))),
-    ("dK is not scaled", DKDV, Operator::DropFactor, "factor.map_or(", None),
+    ("dK is not scaled", DKDV, Operator::DropFactor, "factor.map_or_else(", None),
     ("the last K tiles are left out", DQ, Operator::WideBound, "k.for_uniform(first_key, end_key", None),
     ("a padding key is read", DQ, Operator::BoundOne, "load_tile(k, shape, v_tile", Some((OutOfBounds, "v"))),
     ("dS of another tile", DQ, Operator::DropWarpBarrier, "k.sync_warp();", Some((Race, "ds_tile"))),

@@ -48,7 +48,7 @@ const PLANTED: &[Planted] = &[
     Planted { name: "tail of the rows unmasked", operator: Operator::BoundOne,
         line: "k.if_(row.row.lt(params.seq_len_q).divergent()", object: "", found: OutOfBounds, at: ".store_f32s(", of: "out" },
     Planted { name: "tail of the columns unmasked", operator: Operator::BoundOne,
-        line: "k.if_(column.lt(shape.head_dim_v).divergent()", object: "", found: BlockRace, at: ".store_f32s(", of: "out" },
+        line: "out.store(&mine", object: "", found: BlockRace, at: ".store_f32s(", of: "out" },
     Planted { name: "column clamp left out", operator: Operator::Unclamp,
         line: r#"k.verb("O += P·V""#, object: "", found: OutOfBounds, at: r#"k.verb("O += P·V""#, of: "v_tile" },
     Planted { name: "buffer too small: P", operator: Operator::ShrinkBuffer,
