@@ -16,7 +16,7 @@
 //! part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
-use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
+use flashcore_problem::{DType, GradientLayouts, Problem, QLengths};
 use half::{bf16, f16};
 
 use super::lengths::{FirstRows, TensorParam};
@@ -317,6 +317,18 @@ impl<'k, E: Element> BackwardParams<'k, E> {
     }
 }
 
+/// Adds the gradients of these names, in the order dout, dq, dk, dv; all but dout are written.
+pub(crate) fn add_gradients(launch: &mut Launch, problem: &Problem, align: u32, names: &[&str]) {
+    let Some(GradientLayouts { dout, dq, dk, dv }) = problem.gradient_layouts() else {
+        return;
+    };
+    for (name, layout) in [("dout", dout), ("dq", dq), ("dk", dk), ("dv", dv)] {
+        if names.contains(&name) {
+            add_tensor_as(launch, problem, align, name, layout, name != "dout");
+        }
+    }
+}
+
 /// The launch of a main kernel: arguments in the order of [`BackwardParams::declare`], then those of the gradients
 /// that it writes, and of the sums of dQ if there are any.
 pub(crate) fn launch(
@@ -325,22 +337,18 @@ pub(crate) fn launch(
     workspace: Workspace,
     kernel: &Kernel,
     grid: [u32; 3],
-    written: impl Fn(&GradientLayouts) -> Vec<(&'static str, Layout)>,
+    written: &[&str],
 ) -> Launch {
     let mut launch = Launch::of(kernel, grid);
     let align = shape.vector_bytes;
     add_tensor_as(&mut launch, problem, align, "q", problem.q_layout(), false);
     add_tensor_as(&mut launch, problem, align, "k", problem.k_layout(), false);
     add_tensor_as(&mut launch, problem, align, "v", problem.v_layout(), false);
-    if let Some(layouts) = problem.gradient_layouts() {
-        add_tensor_as(&mut launch, problem, align, "dout", &layouts.dout, false);
-    }
+    add_gradients(&mut launch, problem, align, &["dout"]);
     let slot = workspace.add_statistics(&mut launch, workspace.dq_columns > 0);
     launch.args.push(Arg::F32(problem.softmax_scale()));
     add_rows(&mut launch, problem, shape);
-    for (name, layout) in problem.gradient_layouts().into_iter().flat_map(written) {
-        add_tensor_as(&mut launch, problem, align, name, &layout, true);
-    }
+    add_gradients(&mut launch, problem, align, written);
     workspace.add_dq_sums(&mut launch, slot);
     launch
 }
@@ -383,9 +391,7 @@ pub(crate) fn preprocess(
     let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
     let align = shape.vector_bytes;
     add_tensor_as(&mut launch, problem, align, "out", problem.o_layout(), false);
-    if let Some(layouts) = problem.gradient_layouts() {
-        add_tensor_as(&mut launch, problem, align, "dout", &layouts.dout, false);
-    }
+    add_gradients(&mut launch, problem, align, &["dout"]);
     let slot = push_buffer(&mut launch, "lse", 4 * problem.lse_len(), 4, false);
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
     let slot = workspace.add_statistics(&mut launch, true);

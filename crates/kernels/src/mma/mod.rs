@@ -205,6 +205,15 @@ impl Config {
         32 * self.warps * self.kv_warps
     }
 
+    /// Registers a thread that the compiler may take.
+    fn registers(&self) -> u32 {
+        let left = registers_left(self.threads(), self.min_blocks);
+        match self.max_registers {
+            0 => left,
+            most => left.min(most),
+        }
+    }
+
     pub(crate) fn rows_per_warp(&self) -> u32 {
         self.rows / self.warps
     }
@@ -301,14 +310,8 @@ impl Config {
         };
         let state = 6 * blocks;
         let needed = output + scores + query + state + SCRATCH_REGISTERS;
-        let left = registers_left(self.threads(), self.min_blocks);
-        let allowed = if self.max_registers == 0 {
-            left
-        } else {
-            left.min(self.max_registers)
-        };
         let remedy = "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less";
-        Refusal::check_registers(needed, allowed, remedy, || {
+        Refusal::check_registers(needed, self.registers(), remedy, || {
             format!(
                 "output {output}, scores {scores}, query {query}, row state {state}, addresses and operands \
                  {SCRATCH_REGISTERS}"

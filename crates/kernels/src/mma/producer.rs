@@ -122,7 +122,8 @@ impl<'k> Block<'k> {
     }
 }
 
-/// Whether a K block may reach past what its rows see or past the last key.
+/// Whether a K block may reach past what its rows see or past the last key; in the backward pass, a tile of rows past
+/// those that see all keys of the block.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Edges {
     Checked,

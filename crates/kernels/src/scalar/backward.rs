@@ -73,12 +73,8 @@ pub(super) fn plan(
     let of_keys = blocks(problem.seq_len_kv(), cols, problem.num_kv_heads())?;
     let of_queries = blocks(problem.seq_len_q(), rows, problem.num_heads())?;
     let workspace = Workspace::new(NAME, problem, 0)?;
-    let main = gradients::launch(problem, shape, workspace, &dkdv, of_keys, |layouts| {
-        vec![("dk", layouts.dk), ("dv", layouts.dv)]
-    });
-    let then = gradients::launch(problem, shape, workspace, &dq, of_queries, |layouts| {
-        vec![("dq", layouts.dq)]
-    });
+    let main = gradients::launch(problem, shape, workspace, &dkdv, of_keys, &["dk", "dv"]);
+    let then = gradients::launch(problem, shape, workspace, &dq, of_queries, &["dq"]);
     let step = |kernel, launch| Step { kernel, launch };
     Ok((
         vec![gradients::preprocess(problem, shape, workspace, kernels)?],

@@ -11,9 +11,9 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::gradients::{Statistics, Workspace};
+use crate::attention::gradients::{Statistics, Workspace, add_gradients};
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
+use crate::attention::params::{RowParams, Shape, add_rows, grid};
 use crate::attention::row_tile::{ACC_COLS, QUAD};
 use crate::family;
 use crate::step::{Identity, KernelCache, Step};
@@ -76,9 +76,7 @@ pub(super) fn step(
     })?;
     let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();
     let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
-    if let Some(layouts) = problem.gradient_layouts() {
-        add_tensor_as(&mut launch, problem, shape.vector_bytes, "dq", &layouts.dq, true);
-    }
+    add_gradients(&mut launch, problem, shape.vector_bytes, &["dq"]);
     let slot = workspace.add_statistics(&mut launch, false);
     workspace.add_dq_sums(&mut launch, slot);
     launch.args.push(Arg::F32(problem.softmax_scale()));

@@ -18,6 +18,7 @@ use crate::attention::gradients::{BackwardParams, dq_sums};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Shape;
 use crate::mma::Config;
+use crate::mma::producer::Edges;
 use crate::tiles::{Chunks, HeadTile};
 
 /// Rows of two tensors in shared memory: K and V, or Q and dO.
@@ -50,23 +51,22 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
         k.max_registers(levers.max_registers);
     }
     let params = BackwardParams::<E>::declare(k, shape);
-    let written = part
-        .written()
-        .map(|name| (name, TensorParam::declare(k, name, k.param_ptr_mut(name))));
+    let written = part.written().iter();
+    let written = written.map(|name| TensorParam::declare(k, name, k.param_ptr_mut(name)));
     let written: Vec<_> = written.collect();
     let sums = part.adds_dq().then(|| dq_sums(k));
 
     let tiling = Tiling::new(levers, shape);
     let tile = |name, rows, head_dims, stages| HeadTile::widened(k, name, rows, head_dims, stages, levers.swizzled);
     let [keys, values] = [[shape.head_dim, tiling.columns], [shape.head_dim_v, tiling.columns_v]];
-    let names = part.sides();
+    let [owned, walked] = part.tile_names();
     let owned = [
-        tile(names.owned[0], levers.cols, keys, 1),
-        tile(names.owned[1], levers.cols, values, 1),
+        tile(owned[0], levers.cols, keys, 1),
+        tile(owned[1], levers.cols, values, 1),
     ];
     let walked = [
-        tile(names.walked[0], levers.rows, keys, levers.stages),
-        tile(names.walked[1], levers.rows, values, levers.stages - 1),
+        tile(walked[0], levers.rows, keys, levers.stages),
+        tile(walked[1], levers.rows, values, levers.stages - 1),
     ];
     let row_numbers = TileShape::new(1, levers.rows).stages(levers.stages);
     let numbers = ["lse_tile", "delta_tile"].map(|name| k.shared_tile(name, row_numbers));
@@ -106,7 +106,7 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
 }
 
 impl<'k, E: MmaElement> Context<'k, '_, E> {
-    fn compute(&self, written: &[(&'static str, TensorParam<'k, E>)], sums: Option<GlobalPtr<'k, f32>>) {
+    fn compute(&self, written: &[TensorParam<'k, E>], sums: Option<GlobalPtr<'k, f32>>) {
         let (k, rows) = (self.k, &self.params.rows);
         let [q, keys] = [[self.params.q, self.params.dout], [self.params.k, self.params.v]];
         let (owned, walked) = if self.part.owns_keys() { (keys, q) } else { (q, keys) };
@@ -221,13 +221,6 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
         let (first, end) = self.seen.visible(row.reinterpret());
         (first, row.lt(self.owned_len).select(end, first))
     }
-}
-
-/// Whether rows of a tile may not see all keys of the block.
-#[derive(Clone, Copy, PartialEq)]
-enum Edges {
-    Checked,
-    Whole,
 }
 
 /// The tiles of a head that is walked, on their way into shared memory.

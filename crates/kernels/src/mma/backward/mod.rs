@@ -9,10 +9,10 @@ mod kernel;
 mod warp;
 
 use flashcore_ir::{BuildErrors, Chip, Kernel, Target};
-use flashcore_problem::{DType, GradientLayouts, Layout, Problem};
+use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::{Config, FAMILY, LEVERS, NAME, SCRATCH_REGISTERS, registers_left};
+use super::{Config, FAMILY, LEVERS, NAME, SCRATCH_REGISTERS};
 use crate::Refusal;
 use crate::attention::gradients::{self, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
@@ -126,12 +126,6 @@ enum Part {
     Queries,
 }
 
-/// Names of tiles in shared memory.
-struct Sides {
-    owned: [&'static str; 2],
-    walked: [&'static str; 2],
-}
-
 impl Part {
     fn owns_keys(self) -> bool {
         self != Part::Queries
@@ -142,23 +136,14 @@ impl Part {
     }
 
     /// The gradients that it stores.
-    fn written(self) -> impl Iterator<Item = &'static str> {
-        let names: &[&str] = if self.owns_keys() { &["dk", "dv"] } else { &["dq"] };
-        names.iter().copied()
+    fn written(self) -> &'static [&'static str] {
+        if self.owns_keys() { &["dk", "dv"] } else { &["dq"] }
     }
 
-    fn sides(self) -> Sides {
+    /// Names of the tiles of the side that is owned, and of the one that is walked.
+    fn tile_names(self) -> [[&'static str; 2]; 2] {
         let (keys, rows) = (["k_tile", "v_tile"], ["q_tile", "dout_tile"]);
-        match self.owns_keys() {
-            true => Sides {
-                owned: keys,
-                walked: rows,
-            },
-            false => Sides {
-                owned: rows,
-                walked: keys,
-            },
-        }
+        if self.owns_keys() { [keys, rows] } else { [rows, keys] }
     }
 }
 
@@ -249,43 +234,37 @@ pub(super) fn plan(
     check_shared_memory(config, &tiling, problem.deterministic(), chip.target)?;
 
     let levers = Values::from(*config);
-    let blocks = |len: usize, heads: usize| {
+    let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
+    let workspace = Workspace::new(NAME, problem, dq_columns)?;
+    let step = |family, part: Part, build| {
+        let (len, heads) = match part.owns_keys() {
+            true => (problem.seq_len_kv(), problem.num_kv_heads()),
+            false => (problem.seq_len_q(), problem.num_heads()),
+        };
         let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
-        grid(NAME, [blocks, 1, 1])
-    };
-    let of_keys = blocks(problem.seq_len_kv(), problem.num_kv_heads())?;
-    type Written = fn(&GradientLayouts) -> Vec<(&'static str, Layout)>;
-    let keys: Written = |layouts| vec![("dk", layouts.dk), ("dv", layouts.dv)];
-    let step = |family, workspace, grid, written: Written, body| {
-        let kernel = kernels.get_or_build(Identity { family, levers, shape }, body)?;
-        let launch = gradients::launch(problem, &shape, workspace, &kernel, grid, written);
+        let grid = grid(NAME, [blocks, 1, 1])?;
+        let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
+        let launch = gradients::launch(problem, &shape, workspace, &kernel, grid, part.written());
         Ok::<_, Refusal>(Step { kernel, launch })
     };
-    if problem.deterministic() {
-        let workspace = Workspace::new(NAME, problem, 0)?;
-        let main = step("mma dkdv", workspace, of_keys, keys, |levers, shape| {
-            build(levers, shape, "dkdv", Part::Keys)
-        })?;
-        let of_queries = blocks(problem.seq_len_q(), problem.num_heads())?;
-        let queries: Written = |layouts| vec![("dq", layouts.dq)];
-        let dq = step("mma dq", workspace, of_queries, queries, |levers, shape| {
-            build(levers, shape, "dq", Part::Queries)
-        })?;
-        return Ok((
-            vec![gradients::preprocess(problem, &shape, workspace, kernels)?],
-            main,
-            vec![dq],
-        ));
-    }
-    let workspace = Workspace::new(NAME, problem, tiling.columns)?;
-    let main = step("mma backward", workspace, of_keys, keys, |levers, shape| {
-        build(levers, shape, "backward", Part::All)
-    })?;
-    Ok((
-        vec![gradients::preprocess(problem, &shape, workspace, kernels)?],
-        main,
-        vec![dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?],
-    ))
+    let (main, then) = match problem.deterministic() {
+        true => (
+            step("mma dkdv", Part::Keys, |levers, shape| {
+                build(levers, shape, "dkdv", Part::Keys)
+            })?,
+            step("mma dq", Part::Queries, |levers, shape| {
+                build(levers, shape, "dq", Part::Queries)
+            })?,
+        ),
+        false => (
+            step("mma backward", Part::All, |levers, shape| {
+                build(levers, shape, "backward", Part::All)
+            })?,
+            dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?,
+        ),
+    };
+    let before = gradients::preprocess(problem, &shape, workspace, kernels)?;
+    Ok((vec![before], main, vec![then]))
 }
 
 fn build(levers: &Values, shape: &Shape, what: &str, part: Part) -> Result<Kernel, BuildErrors> {
@@ -319,14 +298,9 @@ fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Res
         false => tiling.dq_elements_per_warp() / 32,
     };
     let needed = sums + scores.max(dq) + SCRATCH_REGISTERS;
-    let left = registers_left(config.threads(), config.min_blocks);
-    let allowed = match config.max_registers {
-        0 => left,
-        most => left.min(most),
-    };
     let remedy = "fewer keys a warp (kv_warps), more warps that share the rows, fewer rows a tile or fewer blocks an SM \
                   need less";
-    Refusal::check_registers(needed, allowed, remedy, || {
+    Refusal::check_registers(needed, config.registers(), remedy, || {
         format!(
             "dK and dV {sums}, scores and their gradients {scores}, dQ {dq} in their place, addresses and operands \
              {SCRATCH_REGISTERS}"

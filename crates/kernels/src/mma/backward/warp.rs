@@ -312,7 +312,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     }
 
     /// Stores the sums, rounded, through the bytes of the owned tiles. No warp may still read these.
-    pub(super) fn store(&self, written: &[(&'static str, TensorParam<'k, E>)]) {
+    pub(super) fn store(&self, written: &[TensorParam<'k, E>]) {
         let Context {
             k,
             levers,
@@ -339,7 +339,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             }
         }
         k.barrier();
-        for (i, (tile, (_, tensor))) in owned.iter().zip(written).enumerate() {
+        for (i, (tile, tensor)) in owned.iter().zip(written).enumerate() {
             let first = match self.context.part.owns_keys() {
                 true => self.context.params.first.k,
                 false => self.context.params.first.q,

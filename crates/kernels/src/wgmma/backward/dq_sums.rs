@@ -12,9 +12,9 @@ use half::{bf16, f16};
 
 use super::{Shares, UNIT, first_stores, named, width};
 use crate::Refusal;
-use crate::attention::gradients::{DqSemaphore, Workspace, head_row};
+use crate::attention::gradients::{DqSemaphore, Workspace, add_gradients, head_row};
 use crate::attention::lengths::TensorParam;
-use crate::attention::params::{RowParams, Shape, add_rows, add_tensor_as, grid};
+use crate::attention::params::{RowParams, Shape, add_rows, grid};
 use crate::attention::row_tile::ACC_COLS;
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
@@ -42,9 +42,7 @@ pub(super) fn step(
     let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
     let blocks = tiles * problem.batch() * problem.num_heads();
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
-    if let Some(layouts) = problem.gradient_layouts() {
-        add_tensor_as(&mut launch, problem, ALIGNMENT, "dq", &layouts.dq, true);
-    }
+    add_gradients(&mut launch, problem, ALIGNMENT, &["dq"]);
     let slot = workspace.push(&mut launch, false);
     workspace.add_dq_sums(&mut launch, slot);
     workspace.add_dq_semaphore(&mut launch, slot);
