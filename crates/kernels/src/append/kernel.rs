@@ -2,9 +2,8 @@
 //! thread has one task: a chunk to copy, or a chunk of pairs to rotate.
 
 use flashcore_ir::{Cache, Element, GlobalPtr, KernelBuilder, Val, Widen};
-use flashcore_problem::{Append, AppendPlace, AppendValues, DType};
+use flashcore_problem::{Append, AppendPlace, AppendValues};
 
-use super::Units;
 use crate::attention::lengths::{TensorParam, last_at_most};
 use crate::attention::params::Shape;
 use crate::family::Values;
@@ -87,18 +86,13 @@ impl Kinds {
             false => vector_bytes / element,
         }
     }
-}
 
-/// Tasks that copy so many elements.
-pub(super) fn copies(elements: u32, vector_bytes: u32, dtype: DType) -> u32 {
-    elements * dtype.size_bytes() as u32 / vector_bytes
-}
-
-/// Tasks of a head of K or Q.
-pub(super) fn tasks(kinds: &Kinds, head_dim: u32, units: &Units) -> u32 {
-    let pairs = kinds.pairs(units.vector_bytes, units.dtype.size_bytes() as u32);
-    let copied = copies(head_dim - kinds.rotary_dim, units.vector_bytes, units.dtype);
-    kinds.rotary_dim / 2 / pairs + copied
+    /// Tasks of a head of V, and of K or Q, whose first columns are rotated; `element` is in bytes.
+    pub(super) fn tasks(&self, head_dim: u32, rotates: bool, vector_bytes: u32, element: u32) -> u32 {
+        let rotated = if rotates { self.rotary_dim } else { 0 };
+        let copied = (head_dim - rotated) * element / vector_bytes;
+        rotated / 2 / self.pairs(vector_bytes, element) + copied
+    }
 }
 
 /// The parameters; `super::launch` gives the arguments in the same order.
@@ -388,7 +382,7 @@ impl<'k, E: Widen> Params<'k, E> {
             let (to, fits) = self.place(task.row, &of);
             k.if_(fits.divergent(), || {
                 let rotary = self.rotary.as_ref().filter(|_| is_k);
-                let tasks = self.tasks_of_head(head_dim, rotary.is_some());
+                let tasks = self.kinds.tasks(head_dim, is_k, self.vector_bytes, E::BYTES);
                 let (head, within) = (task.number / tasks, task.number % tasks);
                 let from = new.row(new.head(of.at[0], head), of.at[1]);
                 let to = cache.row(cache.head(to[0], head), to[1]);
@@ -406,7 +400,7 @@ impl<'k, E: Widen> Params<'k, E> {
         k.if_(task.exists.divergent(), || {
             let of = self.sequence_of(task.row, self.arrays.cu_seqlens_q, rotary.seq_q);
             let rotate = || {
-                let tasks = self.tasks_of_head(head_dim, true);
+                let tasks = self.kinds.tasks(head_dim, true, self.vector_bytes, E::BYTES);
                 let (head, within) = (task.number / tasks, task.number % tasks);
                 let from = rotary.q.row(rotary.q.head(of.at[0], head), of.at[1]);
                 let to = rotary.q_out.row(rotary.q_out.head(of.at[0], head), of.at[1]);
@@ -418,17 +412,6 @@ impl<'k, E: Widen> Params<'k, E> {
                 Some(exists) => k.if_(exists.divergent(), rotate),
             }
         });
-    }
-
-    fn tasks_of_head(&self, head_dim: u32, rotates: bool) -> u32 {
-        let copies = |elements: u32| elements * E::BYTES / self.vector_bytes;
-        match rotates {
-            false => copies(head_dim),
-            true => {
-                let pairs = self.kinds.pairs(self.vector_bytes, E::BYTES);
-                self.kinds.rotary_dim / 2 / pairs + copies(head_dim - self.kinds.rotary_dim)
-            }
-        }
     }
 
     /// Copies a chunk, bit by bit.

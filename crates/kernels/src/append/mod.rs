@@ -59,7 +59,9 @@ pub fn step(append: &Append, alignment: u32, kernels: &KernelCache) -> Result<St
     };
     let kernel = kernels.get_or_build(identity, |levers, shape| {
         let kinds = Kinds::from_levers(levers);
-        Kernel::build(name(&kinds, shape), THREADS, |k| match shape.dtype {
+        let (dtype, head_dims, vector_bytes) = (shape.dtype, shape.head_dims_name(), shape.vector_bytes);
+        let name = format!("append_{dtype}_{head_dims}_v{vector_bytes}{}", kinds.name());
+        Kernel::build(name, THREADS, |k| match dtype {
             DType::F32 => kernel::body::<f32>(k, kinds, shape),
             DType::F16 => kernel::body::<f16>(k, kinds, shape),
             DType::BF16 | DType::E4M3 => kernel::body::<bf16>(k, kinds, shape),
@@ -95,7 +97,6 @@ impl Units {
         let dims = [head_dim, append.v_cache.shape[3]].into_iter().chain(pairs);
         let starts = strides.chain(of_q).map(|stride| stride as usize).chain(dims);
         let all = starts.fold(alignment as usize | 16, |all, start| all | (start * size));
-        let all = all | alignment as usize;
         let vector_bytes = 1 << all.trailing_zeros().min(4);
         if append.dtype != DType::E4M3 {
             return Ok(Units {
@@ -120,20 +121,6 @@ impl Units {
     }
 }
 
-fn name(kinds: &Kinds, shape: &Shape) -> String {
-    let v = match shape.head_dim_v == shape.head_dim {
-        true => String::new(),
-        false => format!("v{}", shape.head_dim_v),
-    };
-    format!(
-        "append_{}_d{}{v}_v{}{}",
-        shape.dtype,
-        shape.head_dim,
-        shape.vector_bytes,
-        kinds.name()
-    )
-}
-
 /// Threads that share a row of `tasks` tasks, as a power of two.
 fn row_shift(tasks: u32) -> u32 {
     tasks.clamp(1, THREADS).next_power_of_two().trailing_zeros()
@@ -141,22 +128,23 @@ fn row_shift(tasks: u32) -> u32 {
 
 /// Arguments in the order of `kernel::Params::declare`.
 fn launch(append: &Append, units: &Units, kinds: &Kinds, kernel: &Kernel) -> Result<Launch, Refusal> {
-    let tasks_a_head = kernel::tasks(kinds, units.count(append.k_cache.shape[3]), units);
+    let element = units.dtype.size_bytes() as u32;
+    let of_head = |cache: &Layout, rotates| {
+        let head_dim = units.count(cache.shape[3]);
+        kinds.tasks(head_dim, rotates, units.vector_bytes, element)
+    };
+    let (of_k, of_v) = (of_head(&append.k_cache, true), of_head(&append.v_cache, false));
     let [new_first, new_rows, heads, _] = append.k_new.shape;
     let (rows, batch) = (append.new_rows(), append.batch as u32);
     let there = u32::from(rows > 0);
-    let copied = kernel::copies(units.count(append.v_cache.shape[3]), units.vector_bytes, units.dtype);
     // Too many tasks are too many blocks.
     let tasks = |heads: usize, of_head: u32| (heads as u32).saturating_mul(of_head);
-    let (k_tasks, v_tasks) = (there * tasks(heads, tasks_a_head), there * tasks(heads, copied));
+    let (k_tasks, v_tasks) = (there * tasks(heads, of_k), there * tasks(heads, of_v));
     let q = append.rotary.map(|rotary| rotary.q.shape);
-    let (q_rows, q_tasks) = q.map_or((0, 0), |[b, s, h, _]| {
-        (b * s, u32::from(b * s > 0) * tasks(h, tasks_a_head))
-    });
+    let (q_rows, q_tasks) = q.map_or((0, 0), |[b, s, h, _]| (b * s, u32::from(b * s > 0) * tasks(h, of_k)));
     let (kv_shift, q_shift) = (row_shift(k_tasks.max(v_tasks)), row_shift(q_tasks));
-    let slices = |tasks: u32, shift: u32| tasks.div_ceil(1 << shift) as usize;
-    let [k_slices, v_slices, q_slices] =
-        [(k_tasks, kv_shift), (v_tasks, kv_shift), (q_tasks, q_shift)].map(|(t, s)| slices(t, s));
+    let slices = |(tasks, shift): (u32, u32)| tasks.div_ceil(1 << shift) as usize;
+    let [k_slices, v_slices, q_slices] = [(k_tasks, kv_shift), (v_tasks, kv_shift), (q_tasks, q_shift)].map(slices);
     let blocks = |rows: usize, shift: u32| rows.div_ceil((THREADS >> shift) as usize);
     let of_lengths = if append.seqused_k {
         append.batch.div_ceil(THREADS as usize)

@@ -60,12 +60,7 @@ impl Shape {
             lse: problem.return_lse() && tap.is_none() && problem.direction() == Direction::Forward,
             vector_bytes,
             tap,
-            split: false,
-            listed: false,
-            page_rows: 0,
-            packing: Packing::NONE,
-            overlaps: false,
-            lengths: kinds(problem),
+            ..Shape::of_lengths(kinds(problem))
         }
     }
 
@@ -131,11 +126,7 @@ impl Shape {
     /// The kernel's entry name: the config's id and what else is baked in.
     pub(crate) fn kernel_name(&self, id: &str) -> String {
         let id = id.replace(['/', '-'], "_");
-        let v = if self.head_dim_v == self.head_dim {
-            String::new()
-        } else {
-            format!("v{}", self.head_dim_v)
-        };
+        let head_dims = self.head_dims_name();
         let softcap = if self.softcap { "_softcap" } else { "" };
         let alibi = if self.alibi { "_alibi" } else { "" };
         let sinks = self.sinks_name();
@@ -153,9 +144,17 @@ impl Shape {
             rows => format!("_p{rows}"),
         };
         format!(
-            "{id}_{}_d{}{v}{softcap}{alibi}{sinks}{lse}{split}{packed}{listed}{lengths}{pages}{overlaps}{tap}",
-            self.dtype, self.head_dim
+            "{id}_{}_{head_dims}{softcap}{alibi}{sinks}{lse}{split}{packed}{listed}{lengths}{pages}{overlaps}{tap}",
+            self.dtype
         )
+    }
+
+    /// The head sizes in a kernel's entry name: `d192v128`, or `d128` where they are the same.
+    pub(crate) fn head_dims_name(&self) -> String {
+        match self.head_dim_v == self.head_dim {
+            true => format!("d{}", self.head_dim),
+            false => format!("d{}v{}", self.head_dim, self.head_dim_v),
+        }
     }
 
     /// The sinks in a kernel's entry name.
