@@ -10,12 +10,6 @@ use super::score_mod::LOG2_E;
 use super::softmax::{Row, RowMax};
 use super::split::Partial;
 
-/// `1/sum`, or 0 where no key was visible: such rows are zero.
-#[track_caller]
-pub(crate) fn normaliser<'k>(sum: Val<'k, f32>) -> Val<'k, f32> {
-    sum.gt(0.0).select(sum.recip(), 0.0)
-}
-
 /// Sinks, by their dtype: `[num_heads]`.
 #[derive(Clone, Copy)]
 pub(crate) enum Sinks<'k> {
@@ -105,10 +99,10 @@ impl<'k> Total<'k> {
         }
     }
 
-    /// What its output, not normalised, is to be multiplied by.
+    /// What its output, not normalised, is to be multiplied by: 0 where no key was visible.
     #[track_caller]
     pub(crate) fn norm(&self) -> Val<'k, f32> {
-        let norm = normaliser(self.sum);
+        let norm = self.sum.gt(0.0).select(self.sum.recip(), 0.0);
         self.rescale.map_or(norm, |rescale| norm * rescale)
     }
 }

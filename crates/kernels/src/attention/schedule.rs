@@ -51,7 +51,7 @@ mod kernel;
 mod reading;
 
 use kernel::divisor;
-pub(crate) use reading::{Combined, Items, Listed, Work};
+pub(crate) use reading::{Combined, Items, Work};
 
 /// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts
 /// of most cards at once.
@@ -272,7 +272,7 @@ impl Schedule {
         });
     }
 
-    /// The same of [`Partials`] and a [`Listed`].
+    /// The same of [`Partials`] and [`Work::listed`].
     pub(crate) fn add_to_main(&self, launch: &mut Launch) {
         self.add_to_launch(launch, true, |at| vec![0, at.partial_sums, at.ranges, at.items]);
     }

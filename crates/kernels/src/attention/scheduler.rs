@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
 use super::query_rows::Packing;
@@ -62,9 +62,7 @@ impl Tiling {
 pub(crate) struct WorkList<'k> {
     k: &'k KernelBuilder,
     table: GlobalPtr<'k, u32>,
-    rows: u32,
-    cols: u32,
-    packing: Packing,
+    tiling: Tiling,
     this: Var<'k, u32>,
     /// One past the last item of a list whose items follow each other, and may be of pieces of tiles. Otherwise the
     /// items of all blocks take turns, and [`END`] ends a list.
@@ -79,37 +77,31 @@ pub(crate) struct NextItem<'k> {
 }
 
 impl<'k> WorkList<'k> {
-    /// At the first item. There always is one.
+    /// At the first item. There always is one in a table of the host's, but a `range`, of a first item and one past the
+    /// last, may have none.
     #[track_caller]
-    pub(crate) fn new(k: &'k KernelBuilder, table: GlobalPtr<'k, u32>, tiling: Tiling) -> Self {
+    pub(crate) fn new(
+        k: &'k KernelBuilder,
+        table: GlobalPtr<'k, u32>,
+        tiling: Tiling,
+        range: Option<[Val<'k, u32>; 2]>,
+    ) -> Self {
+        let first = range.map_or_else(|| k.block_idx(0), |[first, _]| first);
         WorkList {
             k,
             table,
-            rows: tiling.rows,
-            cols: tiling.cols,
-            packing: tiling.packing,
-            this: k.var(k.block_idx(0)),
-            end: None,
+            tiling,
+            this: k.var(first),
+            end: range.map(|[_, end]| end),
         }
     }
 
-    /// The items `first..end` of a table, at the first one. There may be none.
-    #[track_caller]
-    pub(crate) fn between(
-        k: &'k KernelBuilder,
-        table: GlobalPtr<'k, u32>,
-        [rows, cols]: [u32; 2],
-        packing: Packing,
-        [first, end]: [Val<'k, u32>; 2],
-    ) -> Self {
-        WorkList {
-            k,
-            table,
-            rows,
-            cols,
-            packing,
-            this: k.var(first),
-            end: Some(end),
+    /// How its words are loaded. Pieces are in a buffer with partials, which the kernel writes.
+    fn cache(&self) -> Cache {
+        if self.end.is_some() {
+            Cache::Default
+        } else {
+            Cache::ReadOnly
         }
     }
 
@@ -125,15 +117,19 @@ impl<'k> WorkList<'k> {
     #[track_caller]
     pub(crate) fn this(&self) -> WorkItem<'k> {
         let place = self.table.offset(self.this.get() * WORDS as u32);
-        WorkItem::read(place, self.rows, self.cols, self.end.is_some()).packed(self.packing)
+        let mut words = place.load_words(4, self.cache());
+        words.extend(place.plus(4).load_words(4, self.cache()));
+        let Tiling {
+            rows, cols, packing, ..
+        } = self.tiling;
+        WorkItem::new(words, [rows, cols], packing, self.end.is_some())
     }
 
     #[track_caller]
     pub(crate) fn next(&self) -> NextItem<'k> {
         let fully_masked = |item: Val<'k, u32>| {
             let place = self.table.offset(item * WORDS as u32);
-            let cache = WorkItem::cache(self.end.is_some());
-            place.plus(FULLY_MASKED as i32).load_words(1, cache)[0]
+            place.plus(FULLY_MASKED as i32).load_words(1, self.cache())[0]
         };
         let Some(end) = self.end else {
             let fully_masked = fully_masked(self.this + self.k.grid_dim(0));

@@ -107,14 +107,6 @@ pub fn fewest_splits(blocks: u64, slots: u64, units: u64) -> u32 {
     enough.unwrap_or(1) as u32
 }
 
-/// Bytes of the partials: the outputs, then everything.
-fn bytes(problem: &Problem, splits: u32) -> (u64, u64) {
-    let partials = problem.lse_len() as u64 * u64::from(splits);
-    let out = 4 * partials * problem.head_dim_v() as u64;
-    // Sums start aligned like outputs: `head_dim_v` is a multiple of 8.
-    (out, out + 8 * partials)
-}
-
 /// Refuses splits that make more partials than 32 bits can count.
 pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
     let rows = problem.lse_len();
@@ -128,9 +120,12 @@ pub(crate) fn check(problem: &Problem, splits: u32) -> Result<(), Refusal> {
 
 /// Adds the workspace and the two arguments that a kernel with [`Partials`] takes.
 pub(crate) fn add_to_launch(launch: &mut Launch, problem: &Problem, splits: u32, written: bool) {
-    let (out, all) = bytes(problem, splits);
-    let slot = push_buffer(launch, "workspace", all as usize, ALIGN, written);
-    let pointers = [0, out].map(|byte_offset| Arg::Buffer { slot, byte_offset });
+    let partials = problem.lse_len() as u64 * u64::from(splits);
+    // Sums start aligned like outputs: `head_dim_v` is a multiple of 8.
+    let sums = 4 * partials * problem.head_dim_v() as u64;
+    let bytes = sums + 8 * partials;
+    let slot = push_buffer(launch, "workspace", bytes as usize, ALIGN, written);
+    let pointers = [0, sums].map(|byte_offset| Arg::Buffer { slot, byte_offset });
     launch.args.extend(pointers);
 }
 

@@ -12,7 +12,7 @@ use super::Config;
 use super::consumer::{QRead, TileRows, Warpgroup, release};
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use crate::attention::params::{RowParams, Shape};
-use crate::attention::schedule::{Listed, Work};
+use crate::attention::schedule::Work;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{Probability, Rescale};
@@ -72,7 +72,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
     let partials = (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v));
     let splits = shape.split.then(|| k.param("splits"));
-    let listed = shape.listed.then(|| Listed::declare(k, rows, cols));
+    let listed = shape.listed.then(|| Work::listed(k));
     let params = RowParams::declare(k, shape);
     let pipeline = |name, stages, arrivers| match levers.cluster {
         1 => k.pipeline(name, stages, arrivers),
@@ -83,7 +83,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         scales: E::SCALED.then(|| HeadScales::declare(k)),
         levers,
         shape,
-        work: listed.map_or_else(|| Work::Table(k.param_ptr("table")), Work::Listed),
+        work: listed.unwrap_or_else(|| Work::Table(k.param_ptr("table"))),
         q_tile,
         k_tile,
         v_tile,

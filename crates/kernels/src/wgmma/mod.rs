@@ -126,18 +126,15 @@ pub(crate) fn plan(
     })?;
     // Whoever wants one tile a block gives as many SMs as a number holds.
     let at_once = chip.sms.saturating_mul(config.min_blocks);
-    let work = match listed {
-        false => Ok(work_lists(
-            problem,
-            config.tiling(packing),
-            &key_range(problem, tap),
-            at_once,
-        )),
-        true => Err(schedule(problem, config, at_once)?),
+    let schedule = listed.then(|| schedule(problem, config, at_once)).transpose()?;
+    let (blocks, table) = match &schedule {
+        Some(schedule) => (schedule.grid, None),
+        None => {
+            let (tiling, seen) = (config.tiling(packing), key_range(problem, tap));
+            let (blocks, table) = work_lists(problem, tiling, &seen, at_once);
+            (blocks, Some(table))
+        }
     };
-    let blocks = work
-        .as_ref()
-        .map_or_else(|schedule| schedule.grid, |(blocks, _)| *blocks);
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
     let dtype = problem.dtype();
     let queries = RowsOf::queries(&shape.lengths, packing);
@@ -162,7 +159,7 @@ pub(crate) fn plan(
     } else {
         add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout(), queries)?;
     }
-    if let Err(schedule) = &work {
+    if let Some(schedule) = &schedule {
         schedule.add_to_main(&mut launch);
         before.push(schedule.step(problem, &shape, kernels)?);
         let shape = Shape { page_rows: 0, ..whole };
@@ -172,9 +169,7 @@ pub(crate) fn plan(
     if shape.dtype == DType::E4M3 {
         HeadScales::add_to_launch(&mut launch, problem);
     }
-    if let Ok((_, table)) = work {
-        launch.args.push(Arg::Table(Table::new(table)));
-    }
+    launch.args.extend(table.map(|table| Arg::Table(Table::new(table))));
     Ok((before, Step { kernel, launch }, then))
 }
 

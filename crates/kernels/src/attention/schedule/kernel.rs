@@ -134,7 +134,10 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         cuts: k.shared_tile("cuts", TileShape::new(4, tiles.most_ranges + BEHIND)),
     };
     if !tiles.one_each {
-        context.clear_loads();
+        // Those of dealt tiles are added to them.
+        k.for_divergent(k.thread_idx(), context.grid, threads, |block| {
+            context.cuts.at(LOAD, block).store(0u32);
+        });
     }
     let (row_tiles, cost, largest) = match tiles.one_each {
         true => context.one_row_tile_each(),
@@ -178,13 +181,5 @@ impl<'k> Context<'k> {
         let visible = |row: Val<'k, i32>| self.visible(params, rows, row);
         let [first, end] = [number * self.tiles.rows, rows.count].map(Val::reinterpret);
         Tile::new(visible, first, end, self.tiles.rows, self.tiles.cols)
-    }
-
-    /// Loads of 0, to which those of dealt tiles are added.
-    fn clear_loads(&self) {
-        let k = self.k;
-        k.for_divergent(k.thread_idx(), self.grid, self.threads, |block| {
-            self.cuts.at(LOAD, block).store(0u32);
-        });
     }
 }

@@ -7,66 +7,66 @@ use crate::attention::lengths::SequenceRows;
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{Tiling, WORDS, WorkItem, WorkList};
 
-/// The work lists that a schedule has, as the main kernel reads them.
+/// Where the work lists of a main kernel are.
 #[derive(Clone, Copy)]
-pub(crate) struct Listed<'k> {
-    ranges: GlobalPtr<'k, u32>,
-    items: GlobalPtr<'k, u32>,
-    rows: u32,
-    cols: u32,
+pub(crate) enum Work<'k> {
+    /// In a table of the host's.
+    Table(GlobalPtr<'k, u32>),
+    /// In a schedule: the range of items of each block, and all items, which may be pieces of tiles.
+    Listed {
+        ranges: GlobalPtr<'k, u32>,
+        items: GlobalPtr<'k, u32>,
+    },
 }
 
-impl<'k> Listed<'k> {
-    /// [`Schedule::add_to_main`] gives the arguments.
-    #[track_caller]
-    pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
-        Listed {
+impl<'k> Work<'k> {
+    /// That of a schedule. [`Schedule::add_to_main`] gives the arguments.
+    pub(crate) fn listed(k: &'k KernelBuilder) -> Self {
+        Work::Listed {
             ranges: k.param_ptr("schedule_ranges"),
             items: k.param_ptr("schedule_items"),
-            rows,
-            cols,
         }
-    }
-
-    /// The first item of the block, and one past the last; it may have none.
-    #[track_caller]
-    fn range(&self, k: &'k KernelBuilder) -> [Val<'k, u32>; 2] {
-        let range = self.ranges.offset(k.block_idx(0) * RANGE_WORDS);
-        // Partials, which the kernel writes, are in the same buffer.
-        let range = range.load_words(RANGE_WORDS, Cache::Default);
-        [range[0], range[1]]
     }
 
     /// The items of the block, for a kernel that begins the next one while it is at this one.
     #[track_caller]
-    fn work_list(&self, k: &'k KernelBuilder, packing: Packing) -> WorkList<'k> {
-        WorkList::between(k, self.items, [self.rows, self.cols], packing, self.range(k))
+    pub(crate) fn list(self, k: &'k KernelBuilder, tiling: Tiling) -> WorkList<'k> {
+        match self {
+            Work::Table(table) => WorkList::new(k, table, tiling, None),
+            Work::Listed { ranges, items } => WorkList::new(k, items, tiling, Some(range(k, ranges))),
+        }
     }
+}
+
+/// The first item of the block, and one past the last; it may have none.
+#[track_caller]
+fn range<'k>(k: &'k KernelBuilder, ranges: GlobalPtr<'k, u32>) -> [Val<'k, u32>; 2] {
+    let range = ranges.offset(k.block_idx(0) * RANGE_WORDS);
+    // Partials, which the kernel writes, are in the same buffer.
+    let range = range.load_words(RANGE_WORDS, Cache::Default);
+    [range[0], range[1]]
 }
 
 /// The items of a block with the rows of their sequences, so that a kernel has no lengths to load.
 pub(crate) struct Items<'k> {
-    listed: Listed<'k>,
+    ranges: GlobalPtr<'k, u32>,
     first_items: GlobalPtr<'k, u32>,
+    items: GlobalPtr<'k, u32>,
     item_rows: GlobalPtr<'k, u32>,
+    /// Rows and columns of a tile.
+    tile: [u32; 2],
 }
 
 impl<'k> Items<'k> {
     /// [`Schedule::add_items_to_main`] gives the arguments.
     #[track_caller]
     pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
-        let ranges = k.param_ptr("schedule_ranges");
-        let first_items = k.param_ptr("schedule_first_items");
-        let items = k.param_ptr("schedule_items");
         Items {
-            listed: Listed {
-                ranges,
-                items,
-                rows,
-                cols,
-            },
-            first_items,
+            ranges: k.param_ptr("schedule_ranges"),
+            first_items: k.param_ptr("schedule_first_items"),
+            items: k.param_ptr("schedule_items"),
             item_rows: k.param_ptr("schedule_item_rows"),
+            tile: [rows, cols],
         }
     }
 
@@ -78,8 +78,7 @@ impl<'k> Items<'k> {
         k: &'k KernelBuilder,
         body: impl FnOnce(WorkItem<'k>, Vec<Val<'k, u32>>, Val<'k, bool>),
     ) {
-        let Listed { items, rows, cols, .. } = self.listed;
-        let [first, end] = self.listed.range(k);
+        let [first, end] = range(k, self.ranges);
         // Loaded at the same time as the range: one waits for memory once.
         let words = self.first_items.offset(k.block_idx(0) * FIRST_WORDS);
         let words: Vec<Var<'k, u32>> = (0..FIRST_WORDS / 4)
@@ -90,35 +89,16 @@ impl<'k> Items<'k> {
             let (item, of_sequence) = words.split_at(WORDS);
             let get = |words: &[Var<'k, u32>]| words.iter().map(|word| word.get()).collect();
             let next = index + 1;
-            let item = WorkItem::of_words(get(item), rows, cols);
+            let item = WorkItem::new(get(item), self.tile, Packing::NONE, true);
             body(item, get(of_sequence), next.ge(end));
             k.if_(next.lt(end).uniform(), || {
-                let item = items.offset(next * WORDS as u32);
+                let item = self.items.offset(next * WORDS as u32);
                 let rows = self.item_rows.offset(next * SequenceRows::WORDS);
                 let loaded = [item, item.plus(4), rows].into_iter();
                 let loaded = loaded.flat_map(|place| place.load_words(4, Cache::Default));
                 words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
             });
         });
-    }
-}
-
-/// Where the work lists of a main kernel come from.
-#[derive(Clone, Copy)]
-pub(crate) enum Work<'k> {
-    /// The host.
-    Table(GlobalPtr<'k, u32>),
-    /// A schedule, whose items may be pieces of tiles.
-    Listed(Listed<'k>),
-}
-
-impl<'k> Work<'k> {
-    #[track_caller]
-    pub(crate) fn list(self, k: &'k KernelBuilder, tiling: Tiling) -> WorkList<'k> {
-        match self {
-            Work::Table(table) => WorkList::new(k, table, tiling),
-            Work::Listed(listed) => listed.work_list(k, tiling.packing),
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::array;
 
-use flashcore_ir::{Cache, GlobalPtr, Val};
+use flashcore_ir::Val;
 
 use super::super::block_range::{BlockOrder, BlockRange, Index, share};
 use super::super::query_rows::Packing;
@@ -193,40 +193,15 @@ pub(crate) struct WorkItem<'k> {
 }
 
 impl<'k> WorkItem<'k> {
-    #[track_caller]
-    pub(crate) fn read(place: GlobalPtr<'k, u32>, rows: u32, cols: u32, in_pieces: bool) -> Self {
-        let cache = WorkItem::cache(in_pieces);
-        let mut words = place.load_words(4, cache);
-        words.extend(place.plus(4).load_words(4, cache));
+    /// Of words that were read, for tiles of `rows` by `cols`.
+    pub(crate) fn new(words: Vec<Val<'k, u32>>, [rows, cols]: [u32; 2], packing: Packing, in_pieces: bool) -> Self {
         WorkItem {
             words,
             rows,
             cols,
             in_pieces,
-            packing: Packing::NONE,
+            packing,
         }
-    }
-
-    /// Of words that were read, which may be of a piece of a tile.
-    pub(crate) fn of_words(words: Vec<Val<'k, u32>>, rows: u32, cols: u32) -> Self {
-        WorkItem {
-            words,
-            rows,
-            cols,
-            in_pieces: true,
-            packing: Packing::NONE,
-        }
-    }
-
-    /// The same for rows that are those of several heads.
-    pub(crate) fn packed(self, packing: Packing) -> Self {
-        WorkItem { packing, ..self }
-    }
-
-    /// How words of items are loaded. Those that may be of pieces are in a buffer with partials, which the kernel
-    /// writes.
-    pub(crate) fn cache(in_pieces: bool) -> Cache {
-        if in_pieces { Cache::Default } else { Cache::ReadOnly }
     }
 
     #[track_caller]
