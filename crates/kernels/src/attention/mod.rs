@@ -7,6 +7,7 @@ pub(crate) mod epilogue;
 pub(crate) mod gradients;
 pub(crate) mod lengths;
 pub(crate) mod mask;
+pub(crate) mod masked_row;
 pub(crate) mod params;
 pub(crate) mod query_rows;
 pub(crate) mod row_tile;

@@ -3,13 +3,11 @@
 use std::cell::RefCell;
 
 use flashcore_ir::fragment::{Acc, MmaElement};
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var, Widen};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Widen};
 
 use super::Config;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Params;
-use crate::attention::score_mod::RowBias;
-use crate::attention::softmax::RowMax;
 use crate::tiles::{CHUNK, Fragments, HeadTile, STEP, a_lane, b_lane, padded};
 
 pub(super) use crate::attention::row_tile::{ACC_COLS, QUAD};
@@ -20,7 +18,7 @@ pub(super) const WARP_ROWS: u32 = 16;
 /// The block's rows and head, and the keys that any of its rows sees, from whole tiles.
 pub(super) struct Block<'k, E> {
     pub batch_head: Val<'k, u32>,
-    batch: Val<'k, u32>,
+    pub batch: Val<'k, u32>,
     pub head: Val<'k, u32>,
     pub first_row: Val<'k, u32>,
     pub q_head: GlobalPtr<'k, E>,
@@ -135,73 +133,5 @@ impl<'k, E: MmaElement> ScoreOperands<'k, E> {
                 }
             }
         });
-    }
-}
-
-/// A row's running state, of which each of its lanes has a copy; `sum` is each lane's own part.
-pub(super) struct Row<'k> {
-    pub row: Val<'k, u32>,
-    /// First that it sees, and one past the last.
-    keys: (Val<'k, i32>, Val<'k, i32>),
-    bias: Option<RowBias<'k>>,
-    pub max: RowMax<'k>,
-    pub sum: Var<'k, f32>,
-}
-
-impl<'k> Row<'k> {
-    #[track_caller]
-    pub(super) fn new<E: MmaElement>(
-        k: &'k KernelBuilder,
-        params: &Params<'k, E>,
-        block: &Block<'k, E>,
-        row: Val<'k, u32>,
-    ) -> Self {
-        let keys = params.visible_keys(row);
-        let max = RowMax::new(k, params.score_mod.exponent_scale);
-        let sum = k.var(0.0);
-        let bias = params.score_mod.bias(block.batch, block.head, row);
-        Row {
-            row,
-            keys,
-            bias,
-            max,
-            sum,
-        }
-    }
-
-    /// The score of a key, from its product.
-    #[track_caller]
-    pub(super) fn score<E: MmaElement>(
-        &self,
-        params: &Params<'k, E>,
-        key: impl FnOnce() -> Val<'k, u32>,
-        dot: Val<'k, f32>,
-    ) -> Val<'k, f32> {
-        let score = params.score_mod.score(dot);
-        self.bias.map_or(score, |bias| bias.subtract(score, key()))
-    }
-
-    /// The score of a key, or −∞ if the row does not see it.
-    #[track_caller]
-    pub(super) fn masked(&self, key: Val<'k, u32>, score: Val<'k, f32>) -> Val<'k, f32> {
-        let key = key.reinterpret::<i32>();
-        let sees = key.ge(self.keys.0) & key.lt(self.keys.1);
-        sees.select(score, f32::NEG_INFINITY)
-    }
-
-    /// Raises the reference to the largest score of the row's `lanes` lanes, and rescales `sum`. Returns the factor.
-    #[track_caller]
-    pub(super) fn raise(&self, largest: Val<'k, f32>, lanes: u32) -> Val<'k, f32> {
-        let rescale = self.max.raise(largest.reduce_max(lanes), 0.0);
-        self.sum.mul_assign(rescale);
-        rescale
-    }
-
-    /// The probability of a score, added to `sum`.
-    #[track_caller]
-    pub(super) fn exp(&self, score: Val<'k, f32>) -> Val<'k, f32> {
-        let p = self.max.exp(score);
-        self.sum.add_assign(p);
-        p
     }
 }

@@ -9,8 +9,9 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var, Widen};
 
-use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
+use super::common::{ACC_COLS, Block, QUAD, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
+use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{CHUNK, HeadTile};
@@ -51,7 +52,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     // This lane's row of the softmax, and its half of the scores.
     let (row_in_tile, half) = (k.thread_idx() / PAIR, k.thread_idx() % PAIR);
-    let row = Row::new(k, &params, &block, block.first_row + row_in_tile);
+    let row = MaskedRow::new(k, &params, block.batch, block.head, block.first_row + row_in_tile);
     let mine = SoftmaxLane {
         row_in_tile,
         first: half * SCORES,
@@ -214,7 +215,7 @@ impl<'k> SoftmaxLane<'k> {
     #[track_caller]
     fn softmax<E: MmaElement>(
         &self,
-        row: &Row<'k>,
+        row: &MaskedRow<'k>,
         params: &Params<'k, E>,
         batch_head: Val<'k, u32>,
         s_tile: SharedTile<'k, f32>,
@@ -235,7 +236,7 @@ impl<'k> SoftmaxLane<'k> {
             for (e, score) in (0..).zip(place.load_f32s(SCORES, 16, Cache::Default)) {
                 let score = row.score(params, || key(column, e), score);
                 tap(Tap::Scores, key(column, e), score);
-                scores.push(row.masked(key(column, e), score));
+                scores.push(row.sees(key(column, e)).select(score, f32::NEG_INFINITY));
             }
         }
         let largest = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));

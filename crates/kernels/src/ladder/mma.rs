@@ -8,8 +8,9 @@
 use flashcore_ir::fragment::{AOperand, Acc, MmaElement};
 use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
-use super::common::{ACC_COLS, Block, QUAD, Row, ScoreOperands, WARP_ROWS, load_tile};
+use super::common::{ACC_COLS, Block, QUAD, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
+use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
@@ -32,7 +33,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     // This lane's rows: halves 0 and 1 of the accumulators.
     let first_row = block.first_row + warp * WARP_ROWS + k.lane() / QUAD;
-    let rows = [0, 8].map(|down| Row::new(k, &params, &block, first_row + down));
+    let rows = [0, 8].map(|down| MaskedRow::new(k, &params, block.batch, block.head, first_row + down));
     let column = k.lane() % QUAD * 2u32;
 
     load_tile(k, q_tile, &params.q, block.q_head, block.first_row, params.seq_len_q);
@@ -44,7 +45,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         k.barrier();
 
         operands.multiply(k, scores, shape.head_dim);
-        let tap = |tap, row: &Row<'_>, column_of: u32, value: Var<'_, f32>| {
+        let tap = |tap, row: &MaskedRow<'_>, column_of: u32, value: Var<'_, f32>| {
             params.tap(tap, || {
                 let (batch_head, row, max) = (block.batch_head, row.row, row.max);
                 let key = key0 + column + column_of;
@@ -133,10 +134,10 @@ fn of_row<'k>(acc: Acc<'k>, half: usize) -> impl Iterator<Item = (u32, Var<'k, f
 /// One step of the online softmax: this lane's scores of the row become probabilities in place. Returns the factor for
 /// what was summed before.
 #[track_caller]
-fn softmax<'k>(row: &Row<'k>, scores: Acc<'k>, half: usize, first_key: Val<'k, u32>) -> Val<'k, f32> {
+fn softmax<'k>(row: &MaskedRow<'k>, scores: Acc<'k>, half: usize, first_key: Val<'k, u32>) -> Val<'k, f32> {
     let mut largest = first_key.builder().constant(f32::NEG_INFINITY);
     for (key, score) in of_row(scores, half) {
-        score.set(row.masked(first_key + key, score.get()));
+        score.set(row.sees(first_key + key).select(score.get(), f32::NEG_INFINITY));
         largest = largest.max(score);
     }
     let rescale = row.raise(largest, QUAD);

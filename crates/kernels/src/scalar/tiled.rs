@@ -3,16 +3,15 @@
 //! A block computes some query rows of one head, which its [threads](super::threads) share, and walks the keys that
 //! they see, tile by tile. Two barriers a tile: one before the tiles are overwritten, one after.
 
-use flashcore_ir::{KernelBuilder, Val, Var, Widen};
+use flashcore_ir::{KernelBuilder, Widen};
 use flashcore_problem::Problem;
 
 use super::Config;
 use super::common::load_tile;
 use super::threads::{Mine, THREAD_COLS, Threads, operand};
 use crate::Refusal;
+use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
-use crate::attention::score_mod::RowBias;
-use crate::attention::softmax::RowMax;
 use crate::attention::tap::{Place, Tap};
 
 /// Registers for addresses, counters and bounds, beside the values counted one by one.
@@ -74,18 +73,8 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
         load_tile(k, shape, q_tile, &params.q, q_head, first_row, params.seq_len_q);
 
         let rows: Vec<_> = (0..threads.rows_per_thread())
-            .map(|i| {
-                let row = first_row + mine.thread_row + i * threads.rows();
-                let keys = params.visible_keys(row);
-                let max = RowMax::new(k, params.score_mod.exponent_scale);
-                Row {
-                    row,
-                    keys,
-                    bias: params.score_mod.bias(batch, head, row),
-                    max,
-                    sum: k.var(0.0),
-                }
-            })
+            .map(|i| first_row + mine.thread_row + i * threads.rows())
+            .map(|row| MaskedRow::new(k, &params, batch, head, row))
             .collect();
         let out = mine.sums(k, shape.head_dim_v);
 
@@ -115,14 +104,17 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
                 };
                 let mut masked = Vec::new();
                 for (j, key) in keys.iter().enumerate() {
-                    let sees = key.ge(row.keys.0) & key.lt(row.keys.1);
-                    let score = params.score_mod.score(scores.at(i, j));
                     let key = key.reinterpret();
-                    let score = row.bias.map_or(score, |bias| bias.subtract(score, key));
+                    let sees = row.sees(key);
+                    let score = row.score(&params, || key, scores.at(i, j));
                     tap(Tap::Scores, j, score);
                     masked.push(sees.select(score, f32::NEG_INFINITY));
                 }
-                let (p, rescale) = row.softmax_step(&masked);
+                let largest = masked[1..].iter().fold(masked[0], |max, &score| max.max(score));
+                let rescale = row.max.raise(largest.reduce_max(THREAD_COLS), 0.0);
+                let p: Vec<_> = masked.iter().map(|&score| row.max.exp(score)).collect();
+                row.sum.mul_assign(rescale);
+                p.iter().for_each(|&p| row.sum.add_assign(p));
                 p.iter().enumerate().for_each(|(j, &p)| tap(Tap::Probabilities, j, p));
                 out.row(i).iter().for_each(|out| out.mul_assign(rescale));
                 let p_row = p_tile.down(p_mine, i as u32 * threads.rows());
@@ -150,30 +142,6 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
         }
     };
     params.if_has_row(first_row, params.seq_len_q, compute);
-}
-
-/// The running state of a query row, a copy in each of its sixteen threads; `sum` is each thread's own part.
-struct Row<'k> {
-    row: Val<'k, u32>,
-    /// First that it sees, and one past the last.
-    keys: (Val<'k, i32>, Val<'k, i32>),
-    bias: Option<RowBias<'k>>,
-    max: RowMax<'k>,
-    sum: Var<'k, f32>,
-}
-
-impl<'k> Row<'k> {
-    /// One step of the online softmax: probabilities relative to the new maximum, and the factor for what was summed
-    /// before.
-    #[track_caller]
-    fn softmax_step(&self, scores: &[Val<'k, f32>]) -> (Vec<Val<'k, f32>>, Val<'k, f32>) {
-        let mine = scores[1..].iter().fold(scores[0], |max, &score| max.max(score));
-        let rescale = self.max.raise(mine.reduce_max(THREAD_COLS), 0.0);
-        let p: Vec<_> = scores.iter().map(|&score| self.max.exp(score)).collect();
-        self.sum.mul_assign(rescale);
-        p.iter().for_each(|&p| self.sum.add_assign(p));
-        (p, rescale)
-    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub struct Mutation {
 }
 
 impl fmt::Display for Mutation {
-    /// `drop-barrier of bar.sync at crates/kernels/src/scalar/tiled.rs:194`
+    /// `drop-barrier of bar.sync at crates/kernels/src/scalar/tiled.rs:126`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} at {}", self.operator, self.what, self.line)
     }

@@ -224,7 +224,7 @@ const PLANTED: [(&str, &str, KvLengths, Operator, &str); 30] = [
     ("stale page: the entry before", SCALAR, PAGED, Operator::PreviousAccess, "block_table"),
     ("stale page: the next entry", SCALAR, PAGED, Operator::NextAccess, "block_table"),
     ("first row of every page", SCALAR, PAGED, Operator::DropRemainder, "load_tile("),
-    ("length of the keys off by one", SCALAR, PACKED, Operator::BoundOne, "key.lt(row.keys.1)"),
+    ("length of the keys off by one", SCALAR, PACKED, Operator::BoundOne, "row.sees(key)"),
     ("length of the rows off by one", SCALAR, PACKED, Operator::BoundOne, "row.row.lt(params.seq_len_q)"),
     ("tail of V", SCALAR, PACKED, Operator::BoundOne, "load_tile(k, shape, v_tile"),
     ("mma: neighbour's first row of Q", MMA_GRID, PACKED, Operator::NextAccess, "cu_seqlens_q"),

@@ -66,7 +66,7 @@ const PLANTED: &[Planted] = &[
     Planted { name: "counter that stands still", operator: Operator::DropStep,
         line: "load_tile(", object: "", found: Livelock, at: "load_tile(", of: "" },
     Planted { name: "half a warp's mask in a full warp's shuffle", operator: Operator::HalfWarp,
-        line: "row.softmax_step(", object: "", found: MissingLanes, at: "row.softmax_step(", of: "" },
+        line: "largest.reduce_max(", object: "", found: MissingLanes, at: "largest.reduce_max(", of: "" },
 ];
 
 #[test]
