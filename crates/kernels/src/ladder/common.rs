@@ -10,8 +10,6 @@ use crate::attention::lengths::TensorParam;
 use crate::attention::params::Params;
 use crate::tiles::{CHUNK, Fragments, HeadTile, STEP, a_lane, b_lane, padded};
 
-pub(super) use crate::attention::row_tile::{ACC_COLS, QUAD};
-
 /// Rows of a warp: those of one tensor-core instruction.
 pub(super) const WARP_ROWS: u32 = 16;
 

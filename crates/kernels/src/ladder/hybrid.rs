@@ -9,10 +9,11 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var, Widen};
 
-use super::common::{ACC_COLS, Block, QUAD, ScoreOperands, WARP_ROWS, load_tile};
+use super::common::{Block, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
+use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{CHUNK, HeadTile};
 
@@ -47,8 +48,8 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     let (warp, lane) = (k.thread_idx() / 32u32, k.lane());
     let operands = ScoreOperands::new(k, q_tile, k_tile, warp);
-    let scores = k.acc("s", cols / ACC_COLS);
-    let first = s_tile.at(warp * WARP_ROWS + lane / QUAD, lane % QUAD * 2u32);
+    let scores = RowTile(k.acc("s", cols / ACC_COLS));
+    let first = s_tile.at(warp * WARP_ROWS + lane_row(k), lane_column(k));
 
     // This lane's row of the softmax, and its half of the scores.
     let (row_in_tile, half) = (k.thread_idx() / PAIR, k.thread_idx() % PAIR);
@@ -76,11 +77,11 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         load_tile(k, v_tile, &params.v, block.v_head, key0, params.seq_len_kv);
         k.barrier();
 
-        operands.multiply(k, scores, shape.head_dim);
+        operands.multiply(k, scores.0, shape.head_dim);
         for tile in 0..scores.tiles() {
             for half in 0..2 {
-                let pair = [0, 1].map(|e| scores.var(4 * tile + 2 * half + e).get());
-                let place = s_tile.down(first, 8 * half).plus((ACC_COLS * tile) as i32);
+                let pair = scores.pair(tile, half).map(|score| score.get());
+                let place = s_tile.down(first, 8 * half as u32).plus((ACC_COLS * tile) as i32);
                 place.store_words(&pair, Cache::Default);
             }
         }

@@ -5,13 +5,14 @@
 //! and packed in pairs, are operand A of `O += P·V` as they stand (FlashAttention-2). What is still missing:
 //! copies that overlap with computing, and tiles laid out so that `ldmatrix` meets no bank conflicts.
 
-use flashcore_ir::fragment::{AOperand, Acc, MmaElement};
+use flashcore_ir::fragment::{AOperand, MmaElement};
 use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
-use super::common::{ACC_COLS, Block, QUAD, ScoreOperands, WARP_ROWS, load_tile};
+use super::common::{Block, ScoreOperands, WARP_ROWS, load_tile};
 use super::{Config, P};
 use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
+use crate::attention::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
 use crate::attention::tap::{Place, Tap};
 use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
 
@@ -28,13 +29,13 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     let operands = ScoreOperands::new(k, q_tile, k_tile, warp);
     let (row, column) = a_lane(k.lane());
     let v_place = v_tile.fragments(row, column);
-    let scores = k.acc("s", levers.cols / ACC_COLS);
-    let out = k.acc("out", padded(shape.head_dim_v) / ACC_COLS);
+    let scores = RowTile(k.acc("s", levers.cols / ACC_COLS));
+    let out = RowTile(k.acc("out", padded(shape.head_dim_v) / ACC_COLS));
 
     // This lane's rows: halves 0 and 1 of the accumulators.
-    let first_row = block.first_row + warp * WARP_ROWS + k.lane() / QUAD;
+    let first_row = block.first_row + warp * WARP_ROWS + lane_row(k);
     let rows = [0, 8].map(|down| MaskedRow::new(k, &params, block.batch, block.head, first_row + down));
-    let column = k.lane() % QUAD * 2u32;
+    let column = lane_column(k);
 
     load_tile(k, q_tile, &params.q, block.q_head, block.first_row, params.seq_len_q);
     k.for_uniform(block.first_key, block.end_key, levers.cols as i32, |key0| {
@@ -44,24 +45,26 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         load_tile(k, v_tile, &params.v, block.v_head, key0, params.seq_len_kv);
         k.barrier();
 
-        operands.multiply(k, scores, shape.head_dim);
-        let tap = |tap, row: &MaskedRow<'_>, column_of: u32, value: Var<'_, f32>| {
+        operands.multiply(k, scores.0, shape.head_dim);
+        let tap = |tap, row: &MaskedRow<'_>, column_of: i32, value: Var<'_, f32>| {
             params.tap(tap, || {
                 let (batch_head, row, max) = (block.batch_head, row.row, row.max);
-                let key = key0 + column + column_of;
+                let key = key0 + column + column_of as u32;
                 (Place { batch_head, row, key }, value.get(), max)
             });
         };
         for (half, row) in rows.iter().enumerate() {
-            for (key, score) in of_row(scores, half) {
-                score.set(row.score(&params, || key0 + column + key, score.get()));
+            for (key, score) in scores.of_row(scores.steps(), half) {
+                score.set(row.score(&params, || key0 + column + key as u32, score.get()));
                 tap(Tap::Scores, row, key, score);
             }
         }
         for (half, row) in rows.iter().enumerate() {
             let rescale = softmax(row, scores, half, key0 + column);
-            of_row(out, half).for_each(|(_, out)| out.mul_assign(rescale));
-            of_row(scores, half).for_each(|(key, p)| tap(Tap::Probabilities, row, key, p));
+            out.scale_row(half, rescale);
+            for (key, p) in scores.of_row(scores.steps(), half) {
+                tap(Tap::Probabilities, row, key, p);
+            }
         }
         accumulate(k, out, scores, levers.p, &v_place);
     });
@@ -72,10 +75,9 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
         let norm = total.norm();
         k.if_(row.row.lt(params.seq_len_q).divergent(), || {
             let out_row = params.out.row(block.out_head, row.row).offset(column);
-            let values: Vec<_> = of_row(out, half).map(|(_, out)| out * norm).collect();
-            let tiles = (shape.head_dim_v / ACC_COLS) as usize;
-            for (tile, pair) in values.chunks(2).take(tiles).enumerate() {
-                let place = out_row.plus((ACC_COLS * tile as u32) as i32);
+            let values: Vec<_> = out.of_row(out.steps(), half).map(|(_, out)| out * norm).collect();
+            for (tile, pair) in (0..shape.head_dim_v / ACC_COLS).zip(values.chunks(2)) {
+                let place = out_row.plus((ACC_COLS * tile) as i32);
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
             k.if_((k.lane() % QUAD).eq(0).divergent(), || {
@@ -89,13 +91,13 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 #[track_caller]
 fn accumulate<'k, E: MmaElement>(
     k: &'k KernelBuilder,
-    out: Acc<'k>,
-    p: Acc<'k>,
+    out: RowTile<'k>,
+    p: RowTile<'k>,
     precision: P,
     v_place: &Fragments<'k, E>,
 ) {
     k.verb("O += P*V", || {
-        for step in 0..p.tiles() / 2 {
+        for step in p.steps() {
             let mut terms = vec![p.to_a_step(step)];
             if precision == P::F32 {
                 terms.push(rest(k, p, step));
@@ -103,8 +105,8 @@ fn accumulate<'k, E: MmaElement>(
             for column in 0..out.tiles() / 2 {
                 let [left, right] = v_place.b_cols(k, step * STEP, column * STEP);
                 for &term in &terms {
-                    k.mma(out, 2 * column, term, left);
-                    k.mma(out, 2 * column + 1, term, right);
+                    k.mma(out.0, 2 * column, term, left);
+                    k.mma(out.0, 2 * column + 1, term, right);
                 }
             }
         }
@@ -113,7 +115,7 @@ fn accumulate<'k, E: MmaElement>(
 
 /// What rounding to `E` takes away of columns `16·step` to `16·step + 15`, rounded itself, as an operand A.
 #[track_caller]
-fn rest<'k, E: MmaElement>(k: &'k KernelBuilder, p: Acc<'k>, step: u32) -> AOperand<E> {
+fn rest<'k, E: MmaElement>(k: &'k KernelBuilder, p: RowTile<'k>, step: u32) -> AOperand<E> {
     let words = [0, 1, 2, 3].map(|word| {
         let first = 8 * step + 2 * word;
         let pair = [first, first + 1].map(|register| p.var(register).get());
@@ -123,25 +125,17 @@ fn rest<'k, E: MmaElement>(k: &'k KernelBuilder, p: Acc<'k>, step: u32) -> AOper
     k.a_operand(&words)
 }
 
-/// Columns, from the lane's first, and registers of one of a lane's two rows of an accumulator.
-fn of_row<'k>(acc: Acc<'k>, half: usize) -> impl Iterator<Item = (u32, Var<'k, f32>)> {
-    (0..acc.tiles()).flat_map(move |tile| {
-        let register = 4 * tile + 2 * half as u32;
-        [0, 1].map(|e| (ACC_COLS * tile + e, acc.var(register + e)))
-    })
-}
-
 /// One step of the online softmax: this lane's scores of the row become probabilities in place. Returns the factor for
 /// what was summed before.
 #[track_caller]
-fn softmax<'k>(row: &MaskedRow<'k>, scores: Acc<'k>, half: usize, first_key: Val<'k, u32>) -> Val<'k, f32> {
+fn softmax<'k>(row: &MaskedRow<'k>, scores: RowTile<'k>, half: usize, first_key: Val<'k, u32>) -> Val<'k, f32> {
     let mut largest = first_key.builder().constant(f32::NEG_INFINITY);
-    for (key, score) in of_row(scores, half) {
-        score.set(row.sees(first_key + key).select(score.get(), f32::NEG_INFINITY));
+    for (key, score) in scores.of_row(scores.steps(), half) {
+        score.set(row.sees(first_key + key as u32).select(score.get(), f32::NEG_INFINITY));
         largest = largest.max(score);
     }
     let rescale = row.raise(largest, QUAD);
-    for (_, score) in of_row(scores, half) {
+    for (_, score) in scores.of_row(scores.steps(), half) {
         score.set(row.exp(score.get()));
     }
     rescale

@@ -13,12 +13,13 @@ use flashcore_ir::{Arg, Cache, Kernel, KernelBuilder, Launch, Target, Val, Var, 
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::common::{ACC_COLS, QUAD, ScoreOperands, WARP_ROWS};
+use super::common::{ScoreOperands, WARP_ROWS};
 use crate::Refusal;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{
     ALIGNMENT, OTHER_FAMILIES, SIXTEEN_BITS, add_buffer, add_tensor, check_lengths, check_problem,
 };
+use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::step::Step;
 use crate::tiles::{CHUNK, HeadTile, padded, tile_bytes};
 
@@ -181,13 +182,13 @@ fn tensor_cores<'k, E: MmaElement>(
     scale: Val<'k, f32>,
 ) {
     let warp = k.thread_idx() / 32u32;
-    let scores = k.acc("s", levers.tile / ACC_COLS);
-    ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores, q_tile.head_dim);
-    let (row, column) = (warp * WARP_ROWS + k.lane() / QUAD, k.lane() % QUAD * 2u32);
+    let scores = RowTile(k.acc("s", levers.tile / ACC_COLS));
+    ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores.0, q_tile.head_dim);
+    let (row, column) = (warp * WARP_ROWS + lane_row(k), lane_column(k));
     for tile in 0..scores.tiles() {
         for half in 0..2 {
-            let pair = [0, 1].map(|e| scores.var(4 * tile + 2 * half + e) * scale);
-            let place = s_tile.at_column(row + 8 * half, ACC_COLS * tile, column);
+            let pair = scores.pair(tile, half).map(|product| product * scale);
+            let place = s_tile.at_column(row + 8 * half as u32, ACC_COLS * tile, column);
             place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
         }
     }
