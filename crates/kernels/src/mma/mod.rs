@@ -234,9 +234,9 @@ impl Config {
     }
 
     /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
-    /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each. No share is shorter than
-    /// what a block has on its way at once: that takes as long as one tile. A batch-invariant problem says how long a
-    /// split is.
+    /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each, or one. No share is
+    /// shorter than what a block has on its way at once: that takes as long as one tile. A batch-invariant problem says
+    /// how long a split is.
     pub fn split_for(self, problem: &Problem, sms: u32) -> Config {
         let (heads, tiles) = self.heads_and_tiles(problem);
         let slots = u64::from(sms) * u64::from(self.min_blocks);
@@ -250,10 +250,19 @@ impl Config {
         }
         let at_once = self.cols * self.stages.saturating_sub(1);
         let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));
-        Config {
-            splits: crate::fewest_splits((heads * tiles) as u64, slots, shares),
-            ..self
-        }
+        let (blocks, sms) = ((heads * tiles) as u64, u64::from(sms));
+        // Where two blocks fit an SM, one on nearly each reads as fast and leaves half as much to combine: seen for 8
+        // and 16 splits at head_dim 128 (run `decode-splits-h200`).
+        let one_each = sms / blocks.max(1);
+        let is_better = self.min_blocks > 1
+            && problem.head_dim() == 128
+            && (8..=shares.min(split::MAX_SPLITS.into())).contains(&one_each)
+            && 100 * blocks * one_each >= 95 * sms;
+        let splits = match is_better {
+            true => one_each as u32,
+            false => crate::fewest_splits(blocks, slots, shares),
+        };
+        Config { splits, ..self }
     }
 
     /// The work lists of a problem whose lengths are on the device, made there, where heads are packed: no other tile
