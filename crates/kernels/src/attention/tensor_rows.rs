@@ -279,23 +279,26 @@ pub(crate) fn fill_stage<'k, E: Element>(
     [row, head, batch]: [Val<'k, u32>; 3],
 ) {
     let k = row.builder();
-    fill.acquire();
     match (cluster, tensor.parts(tile.rows())) {
         (_, Some(parts)) => {
             let lane = k.lane();
+            // Pages are looked up while the stage is in use; those of lanes without a part are soon wanted.
+            let from = rows.at([row + lane * tensor.map.box_rows(), head, batch]);
+            fill.acquire();
             k.if_(lane.eq(0).divergent(), || fill.expect(tile.stage_bytes()));
             k.sync_warp();
             k.if_(lane.lt(parts).divergent(), || {
-                let at = [row + lane * tensor.map.box_rows(), head, batch];
-                tile.load_tma_part(fill.stage(), lane, rows.at(at).hint(L2Hint::EvictLast), fill.full());
+                tile.load_tma_part(fill.stage(), lane, from.hint(L2Hint::EvictLast), fill.full());
             });
         }
         (None, None) => {
+            fill.acquire();
             fill.expect(tile.stage_bytes());
             let from = rows.at([row, head, batch]).hint(L2Hint::EvictLast);
             tile.load_tma(fill.stage(), from, fill.full());
         }
         (Some((rank, all)), None) => {
+            fill.acquire();
             fill.expect(tile.stage_bytes());
             let at = [row + rank * tensor.map.box_rows(), head, batch];
             let part = rows.at(at).hint(L2Hint::EvictLast).multicast(all);
