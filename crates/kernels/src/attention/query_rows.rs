@@ -40,7 +40,10 @@ impl TileHeads {
         match number {
             0 => TileHeads::One,
             1 => TileHeads::Dense,
-            heads => TileHeads::Warpgroups(Packing { heads }),
+            heads => TileHeads::Warpgroups(Packing {
+                heads,
+                unit: WARPGROUP_ROWS,
+            }),
         }
     }
 
@@ -180,17 +183,22 @@ pub(crate) const WARPGROUP_ROWS: u32 = 64;
 /// Rows of a Q tile that a warp has.
 const WARP_ROWS: u32 = 16;
 
-/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup has as many
-/// whole queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are dead:
-/// they are computed on zeros and not stored.
+/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup, or tile, has
+/// as many whole queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are
+/// dead: they are computed on zeros and not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     heads: u32,
+    /// Rows that whole queries share: a warpgroup's, or a tile's.
+    unit: u32,
 }
 
 impl Packing {
     /// Each query head has tiles of its own: rows are queries.
-    pub(crate) const NONE: Packing = Packing { heads: 1 };
+    pub(crate) const NONE: Packing = Packing {
+        heads: 1,
+        unit: WARPGROUP_ROWS,
+    };
 
     /// Query heads per K/V head that can be packed, at most.
     pub(crate) const MOST: usize = WARPGROUP_ROWS as usize;
@@ -199,7 +207,46 @@ impl Packing {
     pub(crate) fn all_of(problem: &Problem) -> Packing {
         Packing {
             heads: problem.group_size() as u32,
+            unit: WARPGROUP_ROWS,
         }
+    }
+
+    /// The same with whole queries in a tile of so many rows: of five heads 192 rows have 38, three times 64 have 36.
+    pub(crate) fn in_tiles_of(problem: &Problem, rows: u32) -> Packing {
+        Packing {
+            unit: rows,
+            ..Packing::all_of(problem)
+        }
+    }
+
+    /// The packed heads of a problem in tiles of so many rows, each in so many splits, on so many SMs. Whole queries
+    /// share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows together,
+    /// each takes 0.5 to 0.9 us longer (run `serve-chunks`), so causal masks, whose tiles are dealt evenly anyhow, have
+    /// them only if one round is left. With lengths on the device they were not tried. Which rows share a warp decides
+    /// when maxima are raised, so what must not depend on the batch goes without.
+    pub(crate) fn for_tiles(problem: &Problem, rows: u32, splits: u32, sms: u32) -> Packing {
+        let (apart, together) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
+        let heads = problem.batch() * problem.num_kv_heads() * splits as usize;
+        let rounds = |packing: Packing| {
+            let tiles = heads * problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
+            tiles.div_ceil(sms as usize)
+        };
+        let left = rounds(together);
+        let pays = left < rounds(apart) && (left == 1 || problem.mask().is_full());
+        match pays && !problem.has_lengths() && problem.batch_invariant().is_none() {
+            true => together,
+            false => apart,
+        }
+    }
+
+    /// Whether whole queries share a tile's rows, not a warpgroup's.
+    pub(crate) const fn is_of_tiles(self) -> bool {
+        self.unit > WARPGROUP_ROWS
+    }
+
+    /// Rows that whole queries share.
+    pub(crate) const fn unit(self) -> u32 {
+        self.unit
     }
 
     /// Query heads that share a tile: 1 where none do.
@@ -207,48 +254,48 @@ impl Packing {
         self.heads
     }
 
-    /// Queries of a warpgroup.
+    /// Queries of a warpgroup, or of a tile.
     pub(crate) const fn queries(self) -> u32 {
-        WARPGROUP_ROWS / self.heads
+        self.unit / self.heads
     }
 
     /// Queries of a tile of so many rows.
     pub(crate) const fn queries_in(self, rows: u32) -> u32 {
         match self.heads {
             1 => rows,
-            _ => rows / WARPGROUP_ROWS * self.queries(),
+            _ => rows / self.unit * self.queries(),
         }
     }
 
     /// Rows of tiles up to the last one of so many queries, dead ones before it among them.
     pub(crate) const fn rows_of(self, queries: usize) -> usize {
         let whole = self.queries() as usize;
-        queries / whole * WARPGROUP_ROWS as usize + queries % whole * self.heads as usize
+        queries / whole * self.unit as usize + queries % whole * self.heads as usize
     }
 
-    /// Query of a row of tiles, of a dead one the last of its warpgroup.
+    /// Query of a row of tiles, of a dead one the last before it.
     pub(crate) fn query_of(self, row: usize) -> usize {
         if self.heads == 1 {
             return row; // not divided: work lists ask for every tile
         }
-        let (whole, rows) = (self.queries() as usize, WARPGROUP_ROWS as usize);
+        let (whole, rows) = (self.queries() as usize, self.unit as usize);
         row / rows * whole + ((row % rows) as u32 / self.heads).min(self.queries() - 1) as usize
     }
 
-    /// Rows of a warpgroup that are not dead, the first ones.
+    /// Rows of a warpgroup, or of a tile, that are not dead, the first ones.
     pub(crate) const fn rows(self) -> u32 {
         self.queries() * self.heads
     }
 
-    /// Whether a warpgroup has dead rows. Then its rows are stored together.
+    /// Whether there are dead rows. Then those of a warpgroup, or of a tile, are stored together.
     pub(crate) const fn leaves_rows(self) -> bool {
-        self.rows() < WARPGROUP_ROWS
+        self.rows() < self.unit
     }
 
     /// Head and query of a row of a tile, from the first of each on.
     #[track_caller]
     fn head_and_query<'k>(self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
-        if !self.leaves_rows() {
+        if !self.leaves_rows() || self.is_of_tiles() {
             return (row % self.heads, row / self.heads);
         }
         let (warpgroup, row) = (row / WARPGROUP_ROWS, row % WARPGROUP_ROWS);
@@ -273,9 +320,14 @@ impl Packing {
         }
     }
 
-    /// Rows of the part of a tile that is stored at a time: a warp's, or where these are no whole box a warpgroup's.
+    /// Rows of the part of a tile that is stored at a time: a warp's, or where these are no whole box a warpgroup's, or
+    /// all of them.
     pub(crate) const fn stored_rows(self) -> u32 {
-        if self.leaves_rows() { WARPGROUP_ROWS } else { WARP_ROWS }
+        if self.leaves_rows() || self.is_of_tiles() {
+            self.unit
+        } else {
+            WARP_ROWS
+        }
     }
 
     /// The box of a part of `rows` rows, in dimensions (heads, seq, batch).
@@ -311,7 +363,7 @@ impl<'k> LaneRows<'k> {
         if !self.packing.leaves_rows() {
             return query;
         }
-        let row = (self.first + 8 * half as u32) % WARPGROUP_ROWS;
+        let row = (self.first + 8 * half as u32) % self.packing.unit();
         row.lt(self.packing.rows()).select(query, u32::MAX)
     }
 

@@ -311,40 +311,47 @@ pub(crate) fn fill_stage<'k, E: Element>(
 /// Barriers of warpgroups that store their rows together, from this one on: after those of the warp scheduler.
 const STORE_BARRIER: u32 = 4;
 
-/// Those who store a part of a tile together: a warp, or where its rows are no whole box a warpgroup.
+/// Those who store a part of a tile together: a warp, or where its rows are no whole box a warpgroup, or all.
 pub(crate) struct Storers<'k> {
     /// Number of the part.
     pub part: Val<'k, u32>,
     /// Rows of a part.
     pub rows: u32,
-    together: bool,
+    /// Threads, those of several warps or of one.
+    threads: Option<u32>,
 }
 
 impl<'k> Storers<'k> {
     /// Of a consumer's warp and warpgroup, by their numbers.
     pub(crate) fn new(packing: Packing, warp: Val<'k, u32>, warpgroup: Val<'k, u32>) -> Self {
-        let together = packing.leaves_rows();
-        Storers {
-            part: if together { warpgroup } else { warp },
-            rows: packing.stored_rows(),
-            together,
-        }
+        let rows = packing.stored_rows();
+        let (part, threads) = match () {
+            () if packing.is_of_tiles() => (warp.builder().constant(0), Some(2 * rows)),
+            () if packing.leaves_rows() => (warpgroup, Some(2 * rows)),
+            () => (warp, None),
+        };
+        Storers { part, rows, threads }
     }
 
     /// One lane of them, always the same.
     #[track_caller]
     pub(crate) fn one_lane(&self, body: impl FnOnce()) {
         let k = self.part.builder();
-        let lane = if self.together { k.thread_idx() % 128 } else { k.lane() };
+        // Consumers come after the producer's warpgroup.
+        let lane = match self.threads {
+            None => k.lane(),
+            Some(128) => k.thread_idx() % 128,
+            Some(_) => k.thread_idx() - 128,
+        };
         k.if_(lane.eq(0).divergent(), body);
     }
 
     /// Waits for all of them.
     #[track_caller]
     pub(crate) fn sync(&self) {
-        match self.together {
-            true => self.part.builder().barrier_among(self.part + STORE_BARRIER, 128),
-            false => self.part.builder().sync_warp(),
+        match self.threads {
+            Some(threads) => self.part.builder().barrier_among(self.part + STORE_BARRIER, threads),
+            None => self.part.builder().sync_warp(),
         }
     }
 }

@@ -219,10 +219,10 @@ impl Config {
         }
     }
 
-    /// How the heads of a problem share tiles. More than [`Packing::MOST`] per K/V head are refused.
-    pub(super) fn packing(&self, problem: &Problem) -> Packing {
+    /// How the heads of a problem share tiles on so many SMs. More than [`Packing::MOST`] per K/V head are refused.
+    pub(super) fn packing(&self, problem: &Problem, sms: u32) -> Packing {
         match self.pack_heads {
-            true => Packing::all_of(problem),
+            true => Packing::for_tiles(problem, self.rows, self.splits, sms),
             false => Packing::NONE,
         }
     }

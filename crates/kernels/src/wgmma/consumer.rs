@@ -14,7 +14,7 @@ use super::warp_scheduler::WarpSchedulerBarrier;
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::params::RowParams;
-use crate::attention::query_rows::{LaneRows, Packing};
+use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
@@ -118,11 +118,18 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
-        let consumer = context.q_pipeline.consumer_of(index, levers.warpgroups());
+        let consumer = match packing.is_of_tiles() {
+            true => context.q_pipeline.consumer(),
+            false => context.q_pipeline.consumer_of(index, levers.warpgroups()),
+        };
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
         let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
-        let q_rows = context.q_tile.k_major().steps_of(0..steps);
+        let q_rows = match packing.is_of_tiles() {
+            true => context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS),
+            false => context.q_tile.k_major(),
+        };
+        let q_rows = q_rows.steps_of(0..steps);
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
         Warpgroup {
             k,
@@ -179,7 +186,11 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         if self.q_held.steps() == 0 {
             return;
         }
-        let (row, column) = (self.warp % 4 * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
+        let warp = match self.lane_rows.packing.is_of_tiles() {
+            true => self.warp,
+            false => self.warp % 4,
+        };
+        let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
                 tile.at_stage(self.q.consumer.stage(), row, column + first)

@@ -269,7 +269,7 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
         return false;
     }
     let tiles = |config: Config| {
-        let packing = config.packing(problem);
+        let packing = config.packing(problem, sms);
         let queries = packing.queries_in(config.rows) as usize;
         problem.batch() * problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
     };
@@ -422,7 +422,7 @@ fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
     // Rows with the same tiles of queries share these.
     let mut known: Vec<(Tiling, Tiles)> = Vec::new();
     let work = |row: &Priced| {
-        let tiling = row.config.tiling(row.config.packing(problem));
+        let tiling = row.config.tiling(row.config.packing(problem, sms));
         let rows_alone = Tiling { cols: 0, ..tiling };
         let place = known.iter().position(|(of, _)| *of == rows_alone);
         let place = place.unwrap_or_else(|| {

@@ -58,7 +58,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let to = rows.queries(&sequence).at(first);
         let width = out_tile.cols();
         let columns = padded(self.context.shape.head_dim_v, E::Out::BYTES);
-        let slabs = columns.div_ceil(width);
+        let slabs = self.out_slabs();
         for slab in 0..slabs {
             let stage = slab % out_tile.stages();
             // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
@@ -93,6 +93,22 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 k.bulk_commit();
             });
         }
+    }
+
+    /// What a warpgroup without rows does while the others of its block store theirs together.
+    #[track_caller]
+    pub(super) fn store_nothing(&self) {
+        for _ in 0..self.out_slabs() {
+            self.storers.sync();
+            self.storers.sync();
+        }
+    }
+
+    /// Slabs of the output's columns.
+    fn out_slabs(&self) -> u32 {
+        let columns = padded(self.context.shape.head_dim_v, E::Out::BYTES);
+        let width = self.context.out.as_ref().map(|(tile, _)| tile.cols());
+        width.map_or(0, |width| columns.div_ceil(width))
     }
 
     #[track_caller]

@@ -12,6 +12,7 @@ use super::Config;
 use super::consumer::{QRead, TileRows, Warpgroup, release};
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use crate::attention::params::{RowParams, Shape};
+use crate::attention::query_rows::WARPGROUP_ROWS;
 use crate::attention::schedule::Work;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
@@ -48,9 +49,10 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         k.in_clusters_of(levers.cluster);
     }
     let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
-    // Each warpgroup has its own stages of Q.
-    let q_stages = groups * levers.q_stages(shape);
-    let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(64, shape.head_dim).stages(q_stages));
+    // Each warpgroup has its own stages of Q, but where all heads of a query need not be in one.
+    let q_unit = shape.packing.unit();
+    let q_stages = rows / q_unit * levers.q_stages(shape);
+    let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(q_unit, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let (v_rows, v_cols) = match E::TRANSPOSED {
         true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
@@ -66,7 +68,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     let out_rows = shape.packing.stored_rows();
-    let q_rows = TensorRows::declare(k, "q", q_tile, 64, queries);
+    let q_rows = TensorRows::declare(k, "q", q_tile, q_unit, queries);
     let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
     let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, keys);
     let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
@@ -93,11 +95,15 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         q_rows,
         k_rows,
         v_rows,
-        q_pipeline: k.pipeline("q", q_stages, 4),
+        q_pipeline: k.pipeline("q", q_stages, q_unit / 16),
         k_pipeline: pipeline("k", levers.stages, 4 * groups),
         v_pipeline: pipeline("v", levers.stages, 4 * groups),
     };
     zero_rows(k, q_tile, shape.packing.rows());
+    if let (true, Some((out_tile, _))) = (shape.packing.is_of_tiles(), &context.out) {
+        // Stored with those of the first warpgroup where others have no rows.
+        zero_rows(k, *out_tile, WARPGROUP_ROWS);
+    }
     k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
     if shape.listed {
         shape.begin_next_launch(k);
@@ -142,7 +148,11 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                     k.if_((!next.exists()).uniform(), || self.shape.begin_next_launch(k));
                 }
                 // Read again, so that no register holds it meanwhile.
-                k.if_(any.uniform(), || group.store(&list.this()));
+                let store = || group.store(&list.this());
+                match self.shape.packing.is_of_tiles() && self.out.is_some() {
+                    true => k.if_else(any.uniform(), store, || group.store_nothing()),
+                    false => k.if_(any.uniform(), store),
+                }
                 ahead.set(overlap.select(1u32, 0u32));
                 list.advance();
                 scope.break_if((!next.exists()).uniform());

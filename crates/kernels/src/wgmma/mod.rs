@@ -74,7 +74,7 @@ pub(crate) fn plan(
         );
         return Err(Refusal::unsupported(NAME, what, "leave out -gqa"));
     }
-    let packing = config.packing(problem);
+    let packing = config.packing(problem, chip.sms);
     let listed = problem.has_lengths();
     let whole = Shape {
         listed,
@@ -203,7 +203,7 @@ fn schedule(problem: &Problem, config: &Config, at_once: u32) -> Result<Schedule
     let pieces = Pieces {
         rows: config.rows,
         cols: config.cols,
-        heads: TileHeads::of_warpgroups(config.packing(problem)),
+        heads: TileHeads::of_warpgroups(config.packing(problem, at_once)),
         least: config.stages,
     };
     Schedule::new(NAME, problem, pieces, at_once)

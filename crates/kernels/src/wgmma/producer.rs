@@ -92,7 +92,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         copy_v(n_blocks - 1);
     }
 
-    /// Copies the rows of each warpgroup as soon as its stage is free.
+    /// Copies the rows of each warpgroup, or of the tile, as soon as their stage is free.
     #[track_caller]
     fn copy_q(
         &self,
@@ -103,8 +103,9 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     ) {
         let k = batch.builder();
         let q_rows = self.q_rows.queries(sequence);
-        for group in 0..self.levers.warpgroups() {
-            let at = [first_query + self.shape.packing.queries() * group, tile.head(), batch];
+        let packing = self.shape.packing;
+        for unit in 0..self.levers.rows / packing.unit() {
+            let at = [first_query + packing.queries() * unit, tile.head(), batch];
             q.acquire();
             let fill = || {
                 q.expect(self.q_rows.map.bytes_of(&self.q_tile));

@@ -142,6 +142,31 @@ fn splits_taps_and_e4m3_are_right() {
     }
 }
 
+/// Where that saves a round of tiles, whole queries share a tile, and a query's heads may be in two warpgroups.
+#[test]
+fn heads_of_a_query_in_two_warpgroups_are_right() {
+    for (group, queries, mask, sms, kernel) in [
+        (5, 50, Mask::FULL, 2, "wgmma/m128n64-s2-pingpong-spec-gqa"),
+        (5, 76, Mask::FULL, 2, "wgmma/m192n64-s2-pingpong-spec-qreg-gqa"),
+        (5, 50, Mask::FULL, 4, "wgmma/m128n64-s2-free-cond-gqa-k2"),
+        (6, 32, Mask::CAUSAL, 2, "wgmma/m192n64-s3-pingpong-cond-gqa"),
+        (3, 64, Mask::CAUSAL, 2, "wgmma/m192n48-s2-pingpong-spec-qreg-gqa"),
+        (10, 38, Mask::CAUSAL, 4, "wgmma/m192n64-s2-pingpong-spec-gqa"),
+        (33, 5, Mask::FULL, 2, "wgmma/m192n64-s2-free-spec-gqa"),
+    ] {
+        let chip = Chip {
+            target: Target::Sm90a,
+            sms,
+        };
+        for head_dim in [64, 80, 128] {
+            let problem = chunk(group).seq_len_q(queries).head_dim(head_dim).mask(mask);
+            let plan = Plan::new(&problem.build().unwrap(), &kernel.parse().unwrap(), chip).unwrap();
+            assert!(plan.main.kernel.name().contains(&format!("_g{group}t")), "{kernel}");
+            assert_plan_clean(&plan);
+        }
+    }
+}
+
 /// The head of a work item is the first of those that it is for; the next one is a neighbour's in all rows but the
 /// last.
 #[test]

@@ -87,7 +87,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     };
     // For each key of a head, in half tiles; of prompts, for all keys.
     let work = |row: &Priced| {
-        let of_tile = row.config.packing(problem);
+        let of_tile = row.config.packing(problem, chip.sms);
         let (queries, heads) = (
             u64::from(of_tile.queries_in(row.config.rows)),
             u64::from(of_tile.heads()),

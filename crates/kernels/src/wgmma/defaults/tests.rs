@@ -78,7 +78,7 @@ fn the_best_row_is_found_without_all_lists() {
             let packed: Vec<Priced> = rows.iter().map(Priced::packed).collect();
             rows.extend(packed);
             let exact = |row: &&Priced| {
-                let tiling = row.config.tiling(row.config.packing(&problem));
+                let tiling = row.config.tiling(row.config.packing(&problem, 132));
                 let tiles = Tiles::new(&problem, tiling, MEASURED_SMS as u32);
                 row.most(&problem, &tiles.work(tiling.cols))
             };

@@ -157,18 +157,27 @@ impl Times {
 pub(super) struct Timed {
     times: &'static Times,
     cols: u32,
-    packs: bool,
+    packing: Packing,
     splits: u32,
     pub(super) ps: u64,
 }
 
 impl Timed {
+    fn packs(&self) -> bool {
+        self.packing != Packing::NONE
+    }
+
+    /// Whether a kernel packs heads like this if keys are in so many splits.
+    fn packs_for(&self, problem: &Problem, splits: u32, sms: u32) -> bool {
+        !self.packs() || self.packing == Packing::for_tiles(problem, self.times.rows, splits, sms)
+    }
+
     /// With Q in registers if at least half of it fits, but in tiles of 64 rows.
     fn config(&self, problem: &Problem) -> Config {
         let shape = self.times.shape(problem);
         let tile = Config {
             splits: self.splits,
-            pack_heads: self.packs,
+            pack_heads: self.packs(),
             ..self.times.tile(self.cols, &shape)
         };
         match tile.rows > 64 && 32 * q_held(tile).q_steps_held(&shape) >= shape.head_dim {
@@ -178,7 +187,7 @@ impl Timed {
     }
 
     pub(super) fn proposal(&self, problem: &Problem) -> Proposal {
-        let why = match (self.splits, self.packs) {
+        let why = match (self.splits, self.packs()) {
             (2.., _) => SPLIT_WHY,
             (_, true) => PACKED_WHY,
             _ => SHORT_WHY,
@@ -202,7 +211,7 @@ pub(super) fn configs(problem: &Problem) -> impl Iterator<Item = (Config, usize)
             let timed = Timed {
                 times,
                 cols,
-                packs: false,
+                packing: Packing::NONE,
                 splits,
                 ps: 0,
             };
@@ -235,7 +244,7 @@ impl Candidate<'_> {
 
     /// Picoseconds, by those of the busiest SM if heads were not packed.
     fn ps(&self, busiest: u64) -> u64 {
-        match self.tile.packs {
+        match self.tile.packs() {
             true => busiest * PACKED_PERCENT / 100,
             false => busiest,
         }
@@ -269,7 +278,10 @@ impl Candidate<'_> {
         let keys = problem.batch() * problem.num_kv_heads() * problem.seq_len_kv();
         let read = (keys * (problem.head_dim() + problem.head_dim_v()) * size_of::<u16>()) as u64 / 1000;
         let longest = |splits: u32| work.longest().div_ceil(u64::from(splits));
-        let worth = |splits: &u32| longest(*splits) >= LEAST_BLOCKS && longest(*splits) < longest(splits - 1);
+        let worth = |splits: &u32| {
+            let shorter = longest(*splits) >= LEAST_BLOCKS && longest(*splits) < longest(splits - 1);
+            shorter && self.tile.packs_for(problem, *splits, sms)
+        };
         let timed = |splits: u32| {
             let merge = MERGE_PS + MERGE_PS_PER_KB * kilobytes * u64::from(splits);
             let rounds = u64::from((tiles * splits).div_ceil(sms));
@@ -288,18 +300,27 @@ impl Candidate<'_> {
     }
 }
 
+/// How heads may share tiles of so many rows: those that are packed first, most queries first.
+fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
+    let (apart, together) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
+    let tiles = |packing: Packing| problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
+    let can_pack = can_pack(problem);
+    let differ = can_pack && !problem.has_lengths() && tiles(together) < tiles(apart);
+    let packed = [differ.then_some(together), can_pack.then_some(apart)];
+    packed.into_iter().flatten().chain([Packing::NONE])
+}
+
 /// The fastest tiles of whole keys, and the fastest splits of keys. Neither, if the problem is so long that the model
 /// does not decide for it.
 pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<Timed>, Option<Timed>) {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let enough = TIMES.iter().find(|times| head_dim <= times.head_dim);
     let of_head_dim = |times: &&Times| Some(times.head_dim) == enough.map(|enough| enough.head_dim);
-    let mut all: Vec<(&'static Times, bool, Tiles)> = Vec::new();
+    let mut all: Vec<(&'static Times, Packing, Tiles)> = Vec::new();
     // Tiles of most rows first.
     for times in TIMES.iter().rev().filter(of_head_dim) {
-        for packs in [true, false].into_iter().filter(|packs| !packs || can_pack(problem)) {
-            let packing = if packs { Packing::all_of(problem) } else { Packing::NONE };
-            let Times { rows, most_cols, .. } = *times;
+        let Times { rows, most_cols, .. } = *times;
+        for packing in packings(problem, rows) {
             let (cols, cluster, splits) = (most_cols, 1, 1);
             let tiling = Tiling {
                 rows,
@@ -314,18 +335,18 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
             if all.is_empty() && 4 * least > 5 * most_ps(problem) && tiles.count() > u64::from(sms) {
                 return (None, None);
             }
-            all.push((times, packs, tiles));
+            all.push((times, packing, tiles));
         }
     }
     let mut candidates: Vec<(u64, Candidate<'_>)> = Vec::new();
-    for (times, packs, tiles) in &all {
+    for (times, packing, tiles) in &all {
         let shape = times.shape(problem);
         for cols in times.cols() {
-            let (packs, splits) = (*packs, 1);
+            let (packing, splits) = (*packing, 1);
             let tile = Timed {
                 times,
                 cols,
-                packs,
+                packing,
                 splits,
                 ps: 0,
             };
@@ -338,12 +359,13 @@ pub(super) fn fastest(problem: &Problem, sms: u32, may_split: bool) -> (Option<T
             candidates.push((candidate.least(), candidate));
         }
     }
-    candidates.sort_by_key(|(least, candidate)| (*least, candidate.tile.packs));
+    candidates.sort_by_key(|(least, candidate)| (*least, candidate.tile.packs()));
     let splits = candidates.iter().filter(|_| may_split);
     let split = splits.filter_map(|(_, candidate)| candidate.in_splits(problem, sms));
     let split = split.min_by_key(|split| split.ps);
     let mut whole: Option<Timed> = None;
-    for (least, candidate) in &candidates {
+    let as_whole = |(_, candidate): &&(u64, Candidate<'_>)| candidate.tile.packs_for(problem, 1, sms);
+    for (least, candidate) in candidates.iter().filter(as_whole) {
         let best = whole.map(|whole| whole.ps);
         if best.is_some_and(|best| best <= *least) {
             break;
