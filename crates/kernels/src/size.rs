@@ -3,7 +3,7 @@
 use std::fmt;
 
 use flashcore_ir::Chip;
-use flashcore_problem::Problem;
+use flashcore_problem::{Problem, QLengths};
 
 /// How much work a problem gives the SMs: what decides how large its tiles can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,6 +51,29 @@ pub(crate) fn has_few_rows(problem: &Problem, chip: Chip) -> bool {
         && problem.seq_len_kv() > SHORT_CACHE
         && rows * group <= 32
         && (group > 1 || tiles < chip.sms as usize)
+}
+
+/// Query rows of a sequence, on average; if that is the bound, all have as many.
+pub(crate) fn usual_rows(problem: &Problem) -> usize {
+    match problem.q_lengths() {
+        QLengths::Equal => problem.seq_len_q(),
+        QLengths::Packed { total, .. } => (total / problem.batch()).min(problem.seq_len_q()),
+    }
+}
+
+/// Whether a problem with lengths on the device has so few rows and keys that blocks of 32 rows of a head all run at
+/// once, and are done before a schedule is made and tiles are merged.
+///
+/// Of five problems of 630 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
+/// with a schedule kept. With 128 columns a head and 1,024 keys both took as long (run `serve-late-2`).
+pub(crate) fn is_short_at_once(problem: &Problem, chip: Chip) -> bool {
+    let (most_keys, at_once) = match problem.head_dim().max(problem.head_dim_v()) {
+        0..=64 => (1024, 2),
+        65..=128 => (768, 1),
+        _ => return false,
+    };
+    let blocks = problem.batch() * problem.num_heads() * usual_rows(problem).div_ceil(32);
+    problem.has_lengths() && problem.seq_len_kv() <= most_keys && blocks <= at_once * chip.sms as usize
 }
 
 impl fmt::Display for Size {

@@ -6,7 +6,7 @@ use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Default, Priced, Proposal, TABLE, can_pack};
-use crate::size::has_few_rows;
+use crate::size::{Size, has_few_rows, is_short_at_once, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
 /// Fewer leave most of a tile empty, and family mma has smaller ones. But it has a block for each tile, which reads all
@@ -37,11 +37,11 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     if problem.dtype() == DType::E4M3 || has_few_rows(problem, chip) {
         return Vec::new();
     }
-    let usual_rows = match problem.q_lengths() {
-        QLengths::Equal => problem.seq_len_q(),
-        QLengths::Packed { total, .. } => (total / problem.batch()).min(problem.seq_len_q()),
-    };
+    let usual_rows = usual_rows(problem);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
+    if is_short_at_once(problem, chip) && (head_dim <= 64 || Size::of(problem, chip) == Size::Small) {
+        return Vec::new();
+    }
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
     let (long, fills) = (problem.seq_len_kv() > UNSCHEDULED_KEYS, tiles >= chip.sms as usize);
