@@ -281,20 +281,36 @@ def test_exports_with_a_dynamic_length(device):
             torch.testing.assert_close(program.module()(x), block(x), atol=1e-5, rtol=1e-5)
 
 
+PACKAGE = """
+import sys, torch
+from flashcore.flash_attn_interface import flash_attn_func
+
+class Layer(torch.nn.Module):
+    def forward(self, q, k, v):
+        return (flash_attn_func(q, k, v, causal=True, softcap=4.0) if sys.argv[2] == "flashcore" else q) * 2
+
+given = tuple(torch.randn(2, 9, heads, 16) for heads in (4, 2, 2))
+with torch.no_grad():
+    program = torch.export.export(Layer(), given)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[1])
+    out = torch._inductor.aoti_load_package(package)(*given)
+assert torch.equal(out, Layer()(*given))
+"""
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling a package needs g++")
 def test_a_package_compiled_ahead_of_time(tmp_path):
-    """PyTorch's loader calls the operator by its schema, without Python."""
+    """PyTorch's loader calls the operator by its schema, without Python. In processes of their own: some of its
+    builds end with a segmentation fault when they load any package."""
 
-    class Layer(torch.nn.Module):
-        def forward(self, q, k, v):
-            return flash_attn_func(q, k, v, causal=True, softcap=4.0) * 2
+    def run(layer):
+        command = [sys.executable, "-c", PACKAGE, str(tmp_path / f"{layer}.pt2"), layer]
+        return subprocess.run(command, capture_output=True, text=True)
 
-    given = tensors()
-    with torch.no_grad():
-        program = torch.export.export(Layer(), given)
-        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
-        out = torch._inductor.aoti_load_package(package)(*given)
-    assert torch.equal(out, Layer()(*given))
+    done = run("flashcore")
+    if done.returncode < 0 and run("plain").returncode < 0:
+        pytest.skip("this PyTorch crashes when it loads a package without FlashCore, too")
+    assert done.returncode == 0, done.stderr
 
 
 def test_many_calls_keep_no_memory():
