@@ -15,7 +15,7 @@ import sys
 HEAD_DIMS = [64, 64, 80, 96, 112, 128, 128, 128, 160, 192, 256, 256]
 
 
-def draw(rng, name):
+def draw(rng, seed, number):
     """A problem, or None if it is too small or too large."""
     head_dim = rng.choice(HEAD_DIMS)
     heads, group = rng.choice([8, 16, 24, 32, 40, 64]), rng.choice([1, 1, 2, 4, 8])
@@ -32,21 +32,22 @@ def draw(rng, name):
         return None
     sizes = {"batch": batch, "heads": heads, "kv_heads": heads // group, "seq_q": rows, "seq_kv": keys}
     dtype = rng.choice(["fp16", "bf16"])
-    return {"name": name, **sizes, "head_dim": head_dim, "causal": causal, "dtype": dtype}
+    return {"name": f"draw-{seed}-{number:03}", **sizes, "head_dim": head_dim, "causal": causal, "dtype": dtype}
 
 
-def main():
+def print_problems(draw, usage):
+    """Prints as many problems as the command line asks for, drawn with its seed."""
     words = sys.argv[1:]
     if len(words) != 2 or not all(word.isdecimal() for word in words):
-        sys.exit(__doc__)
+        sys.exit(usage)
     seed, count = map(int, words)
     rng, problems = random.Random(seed), []
     while len(problems) < count:
-        problem = draw(rng, f"draw-{seed}-{len(problems):03}")
+        problem = draw(rng, seed, len(problems))
         if problem:
             problems.append(problem)
     print(json.dumps(problems, indent=0))
 
 
 if __name__ == "__main__":
-    main()
+    print_problems(draw, __doc__)

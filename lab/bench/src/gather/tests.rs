@@ -56,14 +56,14 @@ fn a_row_with_peers_is_a_measurement_with_a_paired_ratio() {
         .collect();
     assert_eq!(
         labels,
-        ["wgmma/m192n128-s3-turns-bold", "fa3", "torch/cudnn", "torch/flash"]
+        ["wgmma/m192n128-s3-pingpong-spec", "fa3", "torch/cudnn", "torch/flash"]
     );
     assert!(measurement.subjects[0].info.is_ours() && !measurement.subjects[1].info.is_ours());
-    assert_eq!(time_of(&measurement.subjects[0]), Some((167.4, None)));
+    assert_eq!(time_of(&measurement.subjects[0]), Some((171.67, None)));
     let ratio = measurement.subjects[0].ratio.unwrap();
     assert_eq!(
         (ratio.value, ratio.interval.lo, ratio.interval.hi),
-        (0.7236, 0.6375, 0.8156)
+        (0.7481, 0.6786, 0.7926)
     );
     // The first peer of the run's command.
     assert_eq!(measurement.baseline, 1);
