@@ -61,10 +61,11 @@ pub(crate) fn usual_rows(problem: &Problem) -> usize {
     }
 }
 
-/// Whether a problem with lengths on the device has so few rows and keys that blocks of 32 rows of a head all run at
-/// once, and are done before a schedule is made and tiles are merged.
+/// Whether a problem with lengths on the device has so few rows and keys that blocks of 32 rows of a head, as many as
+/// the bound asks for, all run at once, and are done before a schedule is made and tiles are merged. What must not
+/// depend on the batch is not chosen by it.
 ///
-/// Of five problems of 630 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
+/// Of five problems of 715 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
 /// with a schedule kept. With 128 columns a head and 1,024 keys both took as long (run `serve-late-2`).
 pub(crate) fn is_short_at_once(problem: &Problem, chip: Chip) -> bool {
     let (most_keys, at_once) = match problem.head_dim().max(problem.head_dim_v()) {
@@ -72,8 +73,11 @@ pub(crate) fn is_short_at_once(problem: &Problem, chip: Chip) -> bool {
         65..=128 => (768, 1),
         _ => return false,
     };
-    let blocks = problem.batch() * problem.num_heads() * usual_rows(problem).div_ceil(32);
-    problem.has_lengths() && problem.seq_len_kv() <= most_keys && blocks <= at_once * chip.sms as usize
+    let blocks = problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(32);
+    problem.has_lengths()
+        && problem.batch_invariant().is_none()
+        && problem.seq_len_kv() <= most_keys
+        && blocks <= at_once * chip.sms as usize
 }
 
 impl fmt::Display for Size {
@@ -84,5 +88,56 @@ impl fmt::Display for Size {
             Size::Medium => "medium",
             Size::Large => "large",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::Target;
+    use flashcore_problem::{KvLengths, Mask, ProblemBuilder};
+
+    use super::*;
+
+    fn cached(batch: usize, heads: (usize, usize), rows: usize, keys: usize, head_dim: usize) -> ProblemBuilder {
+        let problem = Problem::builder().batch(batch).heads(heads.0, heads.1);
+        let problem = problem.seq_len_q(rows).seq_len_kv(keys).head_dim(head_dim);
+        problem.kv_lengths(KvLengths::Cache).mask(Mask::CAUSAL)
+    }
+
+    /// On 132 SMs: blocks of 32 rows are counted by the bound, two an SM at head_dim 64 and one above.
+    #[test]
+    fn short_chunks_run_at_once() {
+        let is_short =
+            |problem: &ProblemBuilder| is_short_at_once(&problem.clone().build().unwrap(), Chip::from(Target::Sm90a));
+        let (narrow, wide) = (cached(66, (1, 1), 128, 1024, 64), cached(33, (1, 1), 128, 768, 128));
+        assert!(is_short(&narrow) && is_short(&wide));
+        for long in [cached(66, (1, 1), 128, 1025, 64), cached(33, (1, 1), 128, 769, 128)] {
+            assert!(!is_short(&long));
+        }
+        let total = QLengths::Packed { total: 99, used: false };
+        for many in [
+            cached(67, (1, 1), 128, 1024, 64),
+            cached(34, (1, 1), 128, 768, 128),
+            cached(33, (1, 1), 160, 768, 128).q_lengths(total),
+            cached(1, (1, 1), 1, 512, 160),
+            wide.clone().batch_invariant(512),
+            wide.kv_lengths(KvLengths::Equal),
+        ] {
+            assert!(!is_short(&many), "{}", many.build().unwrap());
+        }
+    }
+
+    /// `wgmma` leaves to `mma` only what that has such blocks for.
+    #[test]
+    fn short_chunks_have_a_kernel_without_a_schedule() {
+        for (problem, kernel) in [
+            (cached(16, (5, 1), 24, 832, 64), "mma/m32n128-w2x2-s2-b2-qreg-xor-cond"),
+            (cached(8, (5, 1), 83, 715, 128), "mma/m32n128-w2x2-s3-b1-qreg-xor-cond"),
+            (cached(4, (32, 4), 18, 721, 80), "mma/m32n128-w2x2-s3-b1-qreg-xor-cond"),
+        ] {
+            let kernels = crate::KernelCache::default();
+            let choice = crate::select(&problem.build().unwrap(), Target::Sm90a, 16, &kernels).unwrap();
+            assert_eq!(choice.plan.config.to_string(), kernel);
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use flashcore_ir::Target;
+use flashcore_ir::{Chip, Target};
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Step, Tap, UnknownConfig, append, mma, scalar, wgmma};
 use flashcore_problem::append::random_append;
@@ -91,6 +91,19 @@ impl Kernels {
     fn add_shape(&mut self, shape: &ProblemBuilder, config: Config, target: Target) {
         if let Ok(problem) = shape.clone().build() {
             self.add(&problem, config, target);
+        }
+    }
+
+    /// The kernel with the heads of a query in two warpgroups: of as many queries as a tile holds, on one SM, since
+    /// that saves a round of tiles.
+    fn add_in_two_warpgroups(&mut self, shape: &ProblemBuilder, config: Config, group: usize) {
+        let Config::Wgmma(levers) = config else { return };
+        let chip = Chip {
+            target: Target::Sm90a,
+            sms: 1,
+        };
+        if let Ok(problem) = shape.clone().seq_len_q(levers.rows as usize / group).build() {
+            self.add_plan(&problem, &config, Plan::new(&problem, &config, chip));
         }
     }
 
@@ -209,6 +222,7 @@ fn packed_wgmma_kernels(kernels: &mut Kernels, full: bool) {
                 let shape = one_head(head_dims).heads(group, 1).dtype(dtype);
                 let shape = shape.return_lse(turn % 3 == 0);
                 kernels.add_shape(&shape, config, Target::Sm90a);
+                kernels.add_in_two_warpgroups(&shape, config, group);
                 if !id.contains("-c2") && !id.contains("-k2") {
                     let (q, kv) = LENGTHS[turn / 3 % 3];
                     kernels.add_shape(&shape.q_lengths(q).kv_lengths(kv), config, Target::Sm90a);

@@ -21,6 +21,7 @@ pub(crate) enum TileHeads {
 
 impl TileHeads {
     pub(crate) fn of_warpgroups(packing: Packing) -> TileHeads {
+        debug_assert!(!packing.is_of_tiles(), "{packing:?}");
         match packing {
             Packing::NONE => TileHeads::One,
             packing => TileHeads::Warpgroups(packing),
@@ -221,18 +222,18 @@ impl Packing {
 
     /// The packed heads of a problem in tiles of so many rows, each in so many splits, on so many SMs. Whole queries
     /// share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows together,
-    /// each takes 0.5 to 0.9 us longer (run `serve-chunks`), so causal masks, whose tiles are dealt evenly anyhow, have
-    /// them only if one round is left. With lengths on the device they were not tried. Which rows share a warp decides
-    /// when maxima are raised, so what must not depend on the batch goes without.
+    /// each takes 0.5 to 0.9 us longer (run `serve-chunks`), so no more rounds may be left than were timed: four, and
+    /// one under causal masks, whose tiles are dealt evenly already. With lengths on the device they were not tried.
+    /// Which rows share a warp decides when maxima are raised, so what must not depend on the batch goes without.
     pub(crate) fn for_tiles(problem: &Problem, rows: u32, splits: u32, sms: u32) -> Packing {
         let (apart, together) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
         let heads = problem.batch() * problem.num_kv_heads() * splits as usize;
         let rounds = |packing: Packing| {
             let tiles = heads * problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
-            tiles.div_ceil(sms as usize)
+            tiles.div_ceil(sms.max(1) as usize)
         };
-        let left = rounds(together);
-        let pays = left < rounds(apart) && (left == 1 || problem.mask().is_full());
+        let (left, most_left) = (rounds(together), if problem.mask().is_full() { 4 } else { 1 });
+        let pays = left < rounds(apart) && left <= most_left;
         match pays && !problem.has_lengths() && problem.batch_invariant().is_none() {
             true => together,
             false => apart,

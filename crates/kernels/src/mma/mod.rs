@@ -251,12 +251,12 @@ impl Config {
         let at_once = self.cols * self.stages.saturating_sub(1);
         let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));
         let (blocks, sms) = ((heads * tiles) as u64, u64::from(sms));
-        // Where two blocks fit an SM, one on nearly each reads as fast and leaves half as much to combine: seen for 8
-        // and 16 splits at head_dim 128 (run `decode-splits-h200`).
+        // Where two blocks fit an SM, one on nearly each reads as fast and leaves half as much to combine: seen with 8
+        // and with 16 splits at head_dim 128 (run `decode-splits-h200`).
         let one_each = sms / blocks.max(1);
         let is_better = self.min_blocks > 1
             && problem.head_dim() == 128
-            && (8..=shares.min(split::MAX_SPLITS.into())).contains(&one_each)
+            && (8..=shares.min(16)).contains(&one_each)
             && 100 * blocks * one_each >= 95 * sms;
         let splits = match is_better {
             true => one_each as u32,

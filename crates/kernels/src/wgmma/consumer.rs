@@ -37,7 +37,7 @@ pub(super) enum QRead {
     TileEnd,
 }
 
-/// A warpgroup's stage of Q: the one place that releases it.
+/// A stage of Q, a warpgroup's or the tile's: the one place that releases it.
 pub(super) struct QStage<'k> {
     consumer: Consumer<'k>,
     last_read: QRead,

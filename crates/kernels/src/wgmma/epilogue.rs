@@ -1,8 +1,8 @@
 //! The result on its way out: normalised, rounded, written to shared memory, and copied from there; or, where keys are
 //! split, stored as a partial.
 //!
-//! Each warp stores its own 16 rows, one slab of columns after another, or each warpgroup its 64 where heads leave rows
-//! over.
+//! Each warp stores its own 16 rows, one slab of columns after another. Where heads leave rows over, each warpgroup
+//! stores its 64, or all store the tile together.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, Element, SharedTile};

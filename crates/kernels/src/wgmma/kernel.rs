@@ -1,9 +1,9 @@
 //! The kernel of family `wgmma`: FlashAttention-3's division of labour on Hopper's asynchronous tensor cores.
 //!
-//! One producer warp keeps the pipelines of Q, K and V full, one to three consumer warpgroups compute 64 query rows
-//! each. A warpgroup starts `S = Q·Kᵀ` of a K block and `O += P·V` of the block before together, and its softmax runs
-//! while the tensor cores work for another warpgroup. Blocks are persistent: the next tile is copied before this one
-//! ends.
+//! One producer warp keeps the pipelines of Q, K and V full (a second one that of V, where pages are copied), one to
+//! three consumer warpgroups compute 64 query rows each. A warpgroup starts `S = Q·Kᵀ` of a K block and `O += P·V` of
+//! the block before together, and its softmax runs while the tensor cores work for another warpgroup. Blocks are
+//! persistent: the next tile is copied before this one ends.
 
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
@@ -49,7 +49,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         k.in_clusters_of(levers.cluster);
     }
     let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
-    // Each warpgroup has its own stages of Q, but where all heads of a query need not be in one.
+    // Each warpgroup has its own stages of Q. Where the heads of a query may be in two of them, a stage is the tile's.
     let q_unit = shape.packing.unit();
     let q_stages = rows / q_unit * levers.q_stages(shape);
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(q_unit, shape.head_dim).stages(q_stages));
@@ -101,7 +101,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     };
     zero_rows(k, q_tile, shape.packing.rows());
     if let (true, Some((out_tile, _))) = (shape.packing.is_of_tiles(), &context.out) {
-        // Stored with those of the first warpgroup where others have no rows.
+        // The copy of the tile's output reads rows that no warpgroup has written; the tensor map cuts them off.
         zero_rows(k, *out_tile, WARPGROUP_ROWS);
     }
     k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);

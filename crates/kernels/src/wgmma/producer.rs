@@ -1,4 +1,5 @@
-//! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free.
+//! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free. Pages
+//! are copied by the lanes of two warps, one for Q and K, one for V.
 
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;

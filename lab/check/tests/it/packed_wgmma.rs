@@ -153,6 +153,10 @@ fn heads_of_a_query_in_two_warpgroups_are_right() {
         (3, 64, Mask::CAUSAL, 2, "wgmma/m192n48-s2-pingpong-spec-qreg-gqa"),
         (10, 38, Mask::CAUSAL, 4, "wgmma/m192n64-s2-pingpong-spec-gqa"),
         (33, 5, Mask::FULL, 2, "wgmma/m192n64-s2-free-spec-gqa"),
+        // Queries past the last, and warpgroups without rows.
+        (48, 10, Mask::FULL, 2, "wgmma/m192n64-s2-pingpong-spec-gqa"),
+        (33, 7, Mask::FULL, 2, "wgmma/m128n64-s2-pingpong-spec-gqa"),
+        (5, 253, Mask::FULL, 7, "wgmma/m192n64-s2-pingpong-spec-qreg-gqa"),
     ] {
         let chip = Chip {
             target: Target::Sm90a,

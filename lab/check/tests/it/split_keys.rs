@@ -260,9 +260,14 @@ fn splits_are_chosen_for_a_card() {
     assert_eq!(base.split_for(&llama, 132).to_string(), format!("{base}-k2"));
     let prefill = Problem::named("llama8b-prefill-2k").unwrap();
     assert_eq!(base.split_for(&prefill, 132), base);
-    // 4096 keys are 64 tiles, two of which are on their way at once; a window of 300 keys has five.
+    // One block an SM, where that is 8 to 16 splits and leaves at most 5 % of the SMs without one.
     let one = decode(32, 8, 4096).head_dim(128);
-    assert_eq!(base.split_for(&one.clone().build().unwrap(), 132).splits, 32);
+    let two = one.clone().batch(2);
+    let splits = |problem: &ProblemBuilder, sms| base.split_for(&problem.clone().build().unwrap(), sms).splits;
+    assert_eq!([132, 63, 136].map(|sms| splits(&one, sms)), [16, 11, 32]);
+    assert_eq!([132, 134, 135].map(|sms| splits(&two, sms)), [8, 8, 16]);
+    // 4096 keys are 64 tiles, two of which are on their way at once; a window of 300 keys has five.
+    assert_eq!(splits(&one.clone().head_dim(112), 132), 32);
     let window = one.mask(Mask::window(Some(299), Some(0))).build().unwrap();
     assert_eq!(base.split_for(&window, 132).splits, 3);
 }

@@ -39,7 +39,14 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     }
     let usual_rows = usual_rows(problem);
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    if is_short_at_once(problem, chip) && (head_dim <= 64 || Size::of(problem, chip) == Size::Small) {
+    let size = Size::of(problem, chip);
+    // Sizes that `mma` has such blocks for.
+    let has_blocks = if head_dim <= 64 {
+        size <= Size::Medium
+    } else {
+        size == Size::Small
+    };
+    if is_short_at_once(problem, chip) && has_blocks {
         return Vec::new();
     }
     let causal = problem.mask().window_right.is_some();
