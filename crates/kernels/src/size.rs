@@ -67,7 +67,7 @@ pub(crate) fn usual_rows(problem: &Problem) -> usize {
 ///
 /// Of five problems of 715 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
 /// with a schedule kept. With 128 columns a head and 1,024 keys both took as long (run `serve-late-2`).
-pub(crate) fn is_short_at_once(problem: &Problem, chip: Chip) -> bool {
+pub(crate) fn is_short_chunk(problem: &Problem, chip: Chip) -> bool {
     let (most_keys, at_once) = match problem.head_dim().max(problem.head_dim_v()) {
         0..=64 => (1024, 2),
         65..=128 => (768, 1),
@@ -106,9 +106,9 @@ mod tests {
 
     /// On 132 SMs: blocks of 32 rows are counted by the bound, two an SM at head_dim 64 and one above.
     #[test]
-    fn short_chunks_run_at_once() {
+    fn short_chunks_are_told() {
         let is_short =
-            |problem: &ProblemBuilder| is_short_at_once(&problem.clone().build().unwrap(), Chip::from(Target::Sm90a));
+            |problem: &ProblemBuilder| is_short_chunk(&problem.clone().build().unwrap(), Chip::from(Target::Sm90a));
         let (narrow, wide) = (cached(66, (1, 1), 128, 1024, 64), cached(33, (1, 1), 128, 768, 128));
         assert!(is_short(&narrow) && is_short(&wide));
         for long in [cached(66, (1, 1), 128, 1025, 64), cached(33, (1, 1), 128, 769, 128)] {

@@ -322,6 +322,7 @@ pub(crate) fn add_gradients(launch: &mut Launch, problem: &Problem, align: u32, 
     let Some(GradientLayouts { dout, dq, dk, dv }) = problem.gradient_layouts() else {
         return;
     };
+    debug_assert!(names.iter().all(|name| ["dout", "dq", "dk", "dv"].contains(name)));
     for (name, layout) in [("dout", dout), ("dq", dq), ("dk", dk), ("dv", dv)] {
         if names.contains(&name) {
             add_tensor_as(launch, problem, align, name, layout, name != "dout");

@@ -1,5 +1,5 @@
-//! A row of the softmax in kernels that compare every key with the row's bounds: easy to read, and quick enough where
-//! nothing else is. Kernels of `mma.sync` and `wgmma` [mask](super::mask) few tiles.
+//! A row of the softmax in kernels that compare every key with the row's bounds, which is easy to read. Kernels of
+//! `mma.sync` and `wgmma` [mask](super::mask) few tiles instead, which is faster.
 
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 

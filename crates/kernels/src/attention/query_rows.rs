@@ -226,17 +226,17 @@ impl Packing {
     /// one under causal masks, whose tiles are dealt evenly already. With lengths on the device they were not tried.
     /// Which rows share a warp decides when maxima are raised, so what must not depend on the batch goes without.
     pub(crate) fn for_tiles(problem: &Problem, rows: u32, splits: u32, sms: u32) -> Packing {
-        let (apart, together) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
+        let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
         let heads = problem.batch() * problem.num_kv_heads() * splits as usize;
         let rounds = |packing: Packing| {
             let tiles = heads * problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
             tiles.div_ceil(sms.max(1) as usize)
         };
-        let (left, most_left) = (rounds(together), if problem.mask().is_full() { 4 } else { 1 });
-        let pays = left < rounds(apart) && left <= most_left;
+        let (left, most_left) = (rounds(in_tiles), if problem.mask().is_full() { 4 } else { 1 });
+        let pays = left < rounds(in_warpgroups) && left <= most_left;
         match pays && !problem.has_lengths() && problem.batch_invariant().is_none() {
-            true => together,
-            false => apart,
+            true => in_tiles,
+            false => in_warpgroups,
         }
     }
 

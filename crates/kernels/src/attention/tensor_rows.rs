@@ -311,37 +311,44 @@ pub(crate) fn fill_stage<'k, E: Element>(
 /// Barriers of warpgroups that store their rows together, from this one on: after those of the warp scheduler.
 const STORE_BARRIER: u32 = 4;
 
-/// Those who store a part of a tile together: a warp, or where its rows are no whole box a warpgroup, or all.
+/// Those who store a part of a tile together.
 pub(crate) struct Storers<'k> {
     /// Number of the part.
     pub part: Val<'k, u32>,
     /// Rows of a part.
     pub rows: u32,
-    /// Threads, those of several warps or of one.
-    threads: Option<u32>,
+    who: Who,
+}
+
+/// A warp, or where its rows are no whole box a warpgroup, or all consumers of the block.
+#[derive(Clone, Copy)]
+enum Who {
+    Warp,
+    Warpgroup,
+    All { threads: u32 },
 }
 
 impl<'k> Storers<'k> {
     /// Of a consumer's warp and warpgroup, by their numbers.
     pub(crate) fn new(packing: Packing, warp: Val<'k, u32>, warpgroup: Val<'k, u32>) -> Self {
         let rows = packing.stored_rows();
-        let (part, threads) = match () {
-            () if packing.is_of_tiles() => (warp.builder().constant(0), Some(2 * rows)),
-            () if packing.leaves_rows() => (warpgroup, Some(2 * rows)),
-            () => (warp, None),
+        let (part, who) = match () {
+            () if packing.is_of_tiles() => (warp.builder().constant(0), Who::All { threads: 2 * rows }),
+            () if packing.leaves_rows() => (warpgroup, Who::Warpgroup),
+            () => (warp, Who::Warp),
         };
-        Storers { part, rows, threads }
+        Storers { part, rows, who }
     }
 
     /// One lane of them, always the same.
     #[track_caller]
     pub(crate) fn one_lane(&self, body: impl FnOnce()) {
         let k = self.part.builder();
-        // Consumers come after the producer's warpgroup.
-        let lane = match self.threads {
-            None => k.lane(),
-            Some(128) => k.thread_idx() % 128,
-            Some(_) => k.thread_idx() - 128,
+        let lane = match self.who {
+            Who::Warp => k.lane(),
+            Who::Warpgroup => k.thread_idx() % 128,
+            // Consumers come after the producer's warpgroup.
+            Who::All { .. } => k.thread_idx() - 128,
         };
         k.if_(lane.eq(0).divergent(), body);
     }
@@ -349,9 +356,11 @@ impl<'k> Storers<'k> {
     /// Waits for all of them.
     #[track_caller]
     pub(crate) fn sync(&self) {
-        match self.threads {
-            Some(threads) => self.part.builder().barrier_among(self.part + STORE_BARRIER, threads),
-            None => self.part.builder().sync_warp(),
+        let k = self.part.builder();
+        match self.who {
+            Who::Warp => k.sync_warp(),
+            Who::Warpgroup => k.barrier_among(self.part + STORE_BARRIER, 128),
+            Who::All { threads } => k.barrier_among(self.part + STORE_BARRIER, threads),
         }
     }
 }

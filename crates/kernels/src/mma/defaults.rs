@@ -9,7 +9,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::size::{SHORT_CACHE, Size, has_few_rows, is_short_at_once};
+use crate::size::{SHORT_CACHE, Size, has_few_rows, is_short_chunk};
 
 struct Default {
     /// Targets it is for; none means all.
@@ -35,8 +35,8 @@ enum Only {
     /// Longer caches of [few rows](has_few_rows): a schedule comes with packed heads, one by one too, and shares out
     /// the keys.
     FewRows,
-    /// So few rows and keys that blocks [of one head](is_short_at_once) all run at once, without a schedule.
-    AtOnce,
+    /// So few rows and keys that blocks [of one head](is_short_chunk) all run at once, without a schedule.
+    ShortChunks,
 }
 
 const ANY: &[Target] = &[];
@@ -82,7 +82,7 @@ const TABLE: &[Default] = &[
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
     Default { targets: HOPPER, head_dim: 256, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
         id: "m16n32-w1x2-s3-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium], only: Some(Only::AtOnce),
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium], only: Some(Only::ShortChunks),
         id: "m32n128-w2x2-s2-b2-qreg-xor-cond", why: "few rows and keys: two blocks an SM, of 32 rows of a head, are done before a schedule is made" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Small], only: None,
         id: "m32n128-w2x2-s4-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
@@ -164,7 +164,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
                     few && problem.has_lengths() && problem.batch_invariant().is_none()
                 }
                 Some(Only::FewRows) => has_few_rows(problem, chip),
-                Some(Only::AtOnce) => is_short_at_once(problem, chip),
+                Some(Only::ShortChunks) => is_short_chunk(problem, chip),
                 Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
             }
     });

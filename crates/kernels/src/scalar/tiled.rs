@@ -110,6 +110,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) 
                     tap(Tap::Scores, j, score);
                     masked.push(sees.select(score, f32::NEG_INFINITY));
                 }
+                // Written out in place of `MaskedRow::raise` and `exp`, which change the machine code.
                 let largest = masked[1..].iter().fold(masked[0], |max, &score| max.max(score));
                 let rescale = row.max.raise(largest.reduce_max(THREAD_COLS), 0.0);
                 let p: Vec<_> = masked.iter().map(|&score| row.max.exp(score)).collect();

@@ -6,7 +6,7 @@ use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
 use super::{Default, Priced, Proposal, TABLE, can_pack};
-use crate::size::{Size, has_few_rows, is_short_at_once, usual_rows};
+use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
 /// Fewer leave most of a tile empty, and family mma has smaller ones. But it has a block for each tile, which reads all
@@ -46,7 +46,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     } else {
         size == Size::Small
     };
-    if is_short_at_once(problem, chip) && has_blocks {
+    if is_short_chunk(problem, chip) && has_blocks {
         return Vec::new();
     }
     let causal = problem.mask().window_right.is_some();
