@@ -124,7 +124,7 @@ fn target_of((major, minor): (u32, u32)) -> Target {
 
 /// The devices this process may use, in the driver's order (`CUDA_VISIBLE_DEVICES` has been
 /// applied). No context is made. A device that does not answer is left out: its
-/// [`ordinal`](DeviceInfo::ordinal) is missing.
+/// [`ordinal`](DeviceInfo::ordinal) is missing, and [`devices_in_trouble`] says why.
 ///
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`] or [`CudaError::NoDevice`] say what is
@@ -139,6 +139,23 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
         });
     }
     those_that_answer((0..count).map(|ordinal| DeviceInfo::query(driver, ordinal)))
+}
+
+/// The devices that [`devices`] leaves out, by ordinal, and why each does not answer. Without a driver
+/// or a device there is none, and [`devices`] says why.
+///
+/// ```
+/// for (ordinal, why) in flashcore_cuda::devices_in_trouble() {
+///     eprintln!("cuda:{ordinal} does not answer: {why}");
+/// }
+/// ```
+pub fn devices_in_trouble() -> Vec<(u32, CudaError)> {
+    let Ok(driver) = driver() else { return Vec::new() };
+    let count = driver.cuDeviceGetCount().map_or(0, unsigned);
+    let why = |ordinal| DeviceInfo::query(driver, ordinal).err();
+    (0..count)
+        .filter_map(|ordinal| Some((ordinal, why(ordinal)?)))
+        .collect()
 }
 
 /// All but the errors; the first error if there is nothing else.

@@ -48,7 +48,7 @@ mod verdict;
 
 pub use cache::{CacheReport, cache_report};
 pub use context::Context;
-pub use device::{DeviceInfo, DeviceUuid, devices};
+pub use device::{DeviceInfo, DeviceUuid, devices, devices_in_trouble};
 pub use error::{CallError, CompileError, CudaError, Fault, LaunchFailure, ModuleRefusal};
 pub use flashcore_ir::proof::{LaunchRefusal, LaunchShape};
 pub use flashcore_ir::ptx::log::{JitLog, KernelLog};

@@ -156,9 +156,11 @@ fn devices() -> (Page, Value) {
         Ok(gpus) => (gpus.iter().map(machine::gpu_json).collect(), None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     };
+    let in_trouble = flashcore_cuda::devices_in_trouble();
     let json = json!({
         "cuda": gpus,
         "why_no_cuda": why,
+        "in_trouble": in_trouble.iter().map(|(ordinal, why)| json!({ "ordinal": ordinal, "why": why.to_string() })).collect::<Vec<_>>(),
         "cpu": machine::cpu_json(),
         "cache": { "path": cache.path, "writable": cache.writable, "used_bytes": cache.used_bytes, "notes": cache.notes },
     });
@@ -170,6 +172,9 @@ pub(crate) fn add_devices(page: &mut Page) {
         Ok(gpus) => {
             for gpu in &gpus {
                 page.field(&format!("cuda:{}", gpu.ordinal), machine::gpu_line(gpu));
+            }
+            for (ordinal, why) in flashcore_cuda::devices_in_trouble() {
+                page.field(&format!("cuda:{ordinal}"), format_args!("does not answer: {why}"));
             }
         }
         Err(why) => {
