@@ -1,4 +1,4 @@
-//! Sums of the [reference](crate::reference_gradients) of gradients, and the error that rounding may add to them.
+//! Sums of the [reference](mod@crate::reference_gradients) of gradients, and the error that rounding may add to them.
 
 use crate::{DType, GradientRow};
 

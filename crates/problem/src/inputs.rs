@@ -106,7 +106,7 @@ impl fmt::Display for InputKind {
 const PEAK_SPACING: usize = 61;
 
 impl Inputs {
-    /// Generates the inputs of a problem, its lengths by [`random_lengths`].
+    /// Generates the inputs of a problem, its lengths by [`random_lengths`](fn@crate::random_lengths).
     ///
     /// ```
     /// use flashcore_problem::{InputKind, Inputs, Problem};

@@ -1,11 +1,10 @@
 //! The float64 reference of the backward pass: the formulas of [`direction`](crate::direction), one
 //! query row after the other, and how far a kernel's rounding may move each element.
 //!
-//! Gradients are computed from Q, K, V and dO alone: O and the log-sum-exp are recomputed in float64.
-//! A kernel reads O in the problem's dtype, and rounds P and dS to it for tensor cores. With the unit
-//! roundoff `u` of the dtype (2^-24, 2^-11, 2^-8), the allowed error of an element is
-//! [`Tolerance::of_gradient`] and the sum of these parts. `t` are the terms of its sum, of which
-//! there are `n`.
+//! Gradients are computed from Q, K, V and dO alone: O and the log-sum-exp are recomputed in float64. A kernel reads O
+//! in the problem's dtype, and rounds P and dS to it for tensor cores. With the unit roundoff `u` of the dtype (2^-24,
+//! 2^-11, 2^-8), the allowed error of an element is [`Tolerance::of_gradient`](crate::Tolerance::of_gradient) and the
+//! sum of these parts. `t` are the terms of its sum, of which there are `n`.
 //!
 //! 1. **Rounding of terms.** dS (for dV, P) is rounded to the dtype, and sums are accumulated in f32:
 //!    `4 · (u + 2^-24·√n) · sqrt(Σ t²)`, a random walk. The common part of the errors is relative to

@@ -265,19 +265,19 @@ impl Schedule {
             .extend(pointers.map(|byte_offset| Arg::Buffer { slot, byte_offset }));
     }
 
-    /// Adds what a main kernel takes that has [`Partials`] and [`Items`].
+    /// Adds what a main kernel takes that has [`Partials`](super::split::Partials) and [`Items`].
     pub(crate) fn add_items_to_main(&self, launch: &mut Launch) {
         self.add_to_launch(launch, true, |at| {
             vec![0, at.partial_sums, at.ranges, at.first_items, at.items, at.item_rows]
         });
     }
 
-    /// The same of [`Partials`] and [`Work::listed`].
+    /// The same of [`Partials`](super::split::Partials) and [`Work::listed`].
     pub(crate) fn add_to_main(&self, launch: &mut Launch) {
         self.add_to_launch(launch, true, |at| vec![0, at.partial_sums, at.ranges, at.items]);
     }
 
-    /// Adds what `combine` takes: [`Partials`] and [`Combined`].
+    /// Adds what `combine` takes: [`Partials`](super::split::Partials) and [`Combined`].
     pub(crate) fn add_to_combine(&self, launch: &mut Launch) {
         self.add_to_launch(launch, false, |at| vec![0, at.partial_sums, at.combined]);
     }

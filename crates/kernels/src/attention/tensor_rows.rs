@@ -165,7 +165,7 @@ pub(crate) struct PagedRows<'k> {
 }
 
 impl<'k> TensorRows<'k> {
-    /// [`add_tensor`] gives the arguments.
+    /// [`add_tensor`](super::params::add_tensor) gives the arguments.
     #[track_caller]
     pub(crate) fn declare<E: Element>(
         k: &'k KernelBuilder,

@@ -20,7 +20,7 @@ pub(crate) enum Work<'k> {
 }
 
 impl<'k> Work<'k> {
-    /// That of a schedule. [`Schedule::add_to_main`] gives the arguments.
+    /// That of a schedule. [`Schedule::add_to_main`](super::Schedule::add_to_main) gives the arguments.
     pub(crate) fn listed(k: &'k KernelBuilder) -> Self {
         Work::Listed {
             ranges: k.param_ptr("schedule_ranges"),
@@ -58,7 +58,7 @@ pub(crate) struct Items<'k> {
 }
 
 impl<'k> Items<'k> {
-    /// [`Schedule::add_items_to_main`] gives the arguments.
+    /// [`Schedule::add_items_to_main`](super::Schedule::add_items_to_main) gives the arguments.
     #[track_caller]
     pub(crate) fn declare(k: &'k KernelBuilder, rows: u32, cols: u32) -> Self {
         Items {
