@@ -306,7 +306,7 @@ fn json_parses_and_keeps_its_keys() {
     );
     assert_eq!(
         keys(&json("list devices --json")["devices"]),
-        BTreeSet::from(["cuda", "why_no_cuda", "cpu", "cache"])
+        BTreeSet::from(["cuda", "why_no_cuda", "in_trouble", "cpu", "cache"])
     );
 }
 
