@@ -66,7 +66,8 @@ pub(crate) fn usual_rows(problem: &Problem) -> usize {
 /// depend on the batch is not chosen by it.
 ///
 /// Of five problems of 715 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
-/// with a schedule kept. With 128 columns a head and 1,024 keys both took as long (run `serve-late-2`).
+/// with a schedule kept. With 128 columns a head and 1,024 keys both took as long (run `serve-late-2`); with 64,
+/// nothing was timed from 860 keys to the bound.
 pub(crate) fn is_short_chunk(problem: &Problem, chip: Chip) -> bool {
     let (most_keys, at_once) = match problem.head_dim().max(problem.head_dim_v()) {
         0..=64 => (1024, 2),

@@ -156,11 +156,12 @@ fn devices() -> (Page, Value) {
         Ok(gpus) => (gpus.iter().map(machine::gpu_json).collect(), None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     };
-    let in_trouble = flashcore_cuda::devices_in_trouble();
+    let in_trouble = flashcore_cuda::devices_in_trouble().into_iter();
+    let in_trouble = in_trouble.map(|(ordinal, why)| json!({ "ordinal": ordinal, "why": why.to_string() }));
     let json = json!({
         "cuda": gpus,
         "why_no_cuda": why,
-        "in_trouble": in_trouble.iter().map(|(ordinal, why)| json!({ "ordinal": ordinal, "why": why.to_string() })).collect::<Vec<_>>(),
+        "in_trouble": in_trouble.collect::<Vec<_>>(),
         "cpu": machine::cpu_json(),
         "cache": { "path": cache.path, "writable": cache.writable, "used_bytes": cache.used_bytes, "notes": cache.notes },
     });

@@ -43,7 +43,7 @@ impl TileHeads {
             1 => TileHeads::Dense,
             heads => TileHeads::Warpgroups(Packing {
                 heads,
-                unit: WARPGROUP_ROWS,
+                shared_rows: WARPGROUP_ROWS,
             }),
         }
     }
@@ -191,14 +191,14 @@ const WARP_ROWS: u32 = 16;
 pub(crate) struct Packing {
     heads: u32,
     /// Rows that whole queries share: a warpgroup's, or a tile's.
-    unit: u32,
+    shared_rows: u32,
 }
 
 impl Packing {
     /// Each query head has tiles of its own: rows are queries.
     pub(crate) const NONE: Packing = Packing {
         heads: 1,
-        unit: WARPGROUP_ROWS,
+        shared_rows: WARPGROUP_ROWS,
     };
 
     /// Query heads per K/V head that can be packed, at most.
@@ -208,14 +208,14 @@ impl Packing {
     pub(crate) fn all_of(problem: &Problem) -> Packing {
         Packing {
             heads: problem.group_size() as u32,
-            unit: WARPGROUP_ROWS,
+            shared_rows: WARPGROUP_ROWS,
         }
     }
 
     /// The same with whole queries in a tile of so many rows: of five heads 192 rows have 38, three times 64 have 36.
     pub(crate) fn in_tiles_of(problem: &Problem, rows: u32) -> Packing {
         Packing {
-            unit: rows,
+            shared_rows: rows,
             ..Packing::all_of(problem)
         }
     }
@@ -242,12 +242,12 @@ impl Packing {
 
     /// Whether whole queries share a tile's rows, not a warpgroup's.
     pub(crate) const fn is_of_tiles(self) -> bool {
-        self.unit > WARPGROUP_ROWS
+        self.shared_rows > WARPGROUP_ROWS
     }
 
     /// Rows that whole queries share.
-    pub(crate) const fn unit(self) -> u32 {
-        self.unit
+    pub(crate) const fn shared_rows(self) -> u32 {
+        self.shared_rows
     }
 
     /// Query heads that share a tile: 1 where none do.
@@ -257,21 +257,21 @@ impl Packing {
 
     /// Queries of a warpgroup, or of a tile.
     pub(crate) const fn queries(self) -> u32 {
-        self.unit / self.heads
+        self.shared_rows / self.heads
     }
 
     /// Queries of a tile of so many rows.
     pub(crate) const fn queries_in(self, rows: u32) -> u32 {
         match self.heads {
             1 => rows,
-            _ => rows / self.unit * self.queries(),
+            _ => rows / self.shared_rows * self.queries(),
         }
     }
 
     /// Rows of tiles up to the last one of so many queries, dead ones before it among them.
     pub(crate) const fn rows_of(self, queries: usize) -> usize {
         let whole = self.queries() as usize;
-        queries / whole * self.unit as usize + queries % whole * self.heads as usize
+        queries / whole * self.shared_rows as usize + queries % whole * self.heads as usize
     }
 
     /// Query of a row of tiles, of a dead one the last before it.
@@ -279,7 +279,7 @@ impl Packing {
         if self.heads == 1 {
             return row; // not divided: work lists ask for every tile
         }
-        let (whole, rows) = (self.queries() as usize, self.unit as usize);
+        let (whole, rows) = (self.queries() as usize, self.shared_rows as usize);
         row / rows * whole + ((row % rows) as u32 / self.heads).min(self.queries() - 1) as usize
     }
 
@@ -290,7 +290,7 @@ impl Packing {
 
     /// Whether there are dead rows. Then those of a warpgroup, or of a tile, are stored together.
     pub(crate) const fn leaves_rows(self) -> bool {
-        self.rows() < self.unit
+        self.rows() < self.shared_rows
     }
 
     /// Head and query of a row of a tile, from the first of each on.
@@ -325,7 +325,7 @@ impl Packing {
     /// all of them.
     pub(crate) const fn stored_rows(self) -> u32 {
         if self.leaves_rows() || self.is_of_tiles() {
-            self.unit
+            self.shared_rows
         } else {
             WARP_ROWS
         }
@@ -364,7 +364,7 @@ impl<'k> LaneRows<'k> {
         if !self.packing.leaves_rows() {
             return query;
         }
-        let row = (self.first + 8 * half as u32) % self.packing.unit();
+        let row = (self.first + 8 * half as u32) % self.packing.shared_rows();
         row.lt(self.packing.rows()).select(query, u32::MAX)
     }
 

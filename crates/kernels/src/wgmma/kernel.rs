@@ -50,9 +50,9 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     }
     let (rows, cols, groups) = (levers.rows, levers.cols, levers.warpgroups());
     // Each warpgroup has its own stages of Q. Where the heads of a query may be in two of them, a stage is the tile's.
-    let q_unit = shape.packing.unit();
-    let q_stages = rows / q_unit * levers.q_stages(shape);
-    let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(q_unit, shape.head_dim).stages(q_stages));
+    let stage_rows = shape.packing.shared_rows();
+    let q_stages = rows / stage_rows * levers.q_stages(shape);
+    let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(stage_rows, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let (v_rows, v_cols) = match E::TRANSPOSED {
         true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
@@ -68,7 +68,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     let out_rows = shape.packing.stored_rows();
-    let q_rows = TensorRows::declare(k, "q", q_tile, q_unit, queries);
+    let q_rows = TensorRows::declare(k, "q", q_tile, stage_rows, queries);
     let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
     let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, keys);
     let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
@@ -95,7 +95,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         q_rows,
         k_rows,
         v_rows,
-        q_pipeline: k.pipeline("q", q_stages, q_unit / 16),
+        q_pipeline: k.pipeline("q", q_stages, stage_rows / 16),
         k_pipeline: pipeline("k", levers.stages, 4 * groups),
         v_pipeline: pipeline("v", levers.stages, 4 * groups),
     };

@@ -126,7 +126,9 @@ pub(crate) fn plan(
     })?;
     // Whoever wants one tile a block gives as many SMs as a number holds.
     let at_once = chip.sms.saturating_mul(config.min_blocks);
-    let schedule = listed.then(|| schedule(problem, config, at_once)).transpose()?;
+    let schedule = listed
+        .then(|| schedule(problem, config, packing, at_once))
+        .transpose()?;
     let (blocks, table) = match &schedule {
         Some(schedule) => (schedule.grid, None),
         None => {
@@ -199,11 +201,11 @@ fn check_listed(config: &Config, shape: &Shape) -> Result<(), Refusal> {
 }
 
 /// The schedule of a problem with lengths, for as many blocks as run at a time.
-fn schedule(problem: &Problem, config: &Config, at_once: u32) -> Result<Schedule, Refusal> {
+fn schedule(problem: &Problem, config: &Config, packing: Packing, at_once: u32) -> Result<Schedule, Refusal> {
     let pieces = Pieces {
         rows: config.rows,
         cols: config.cols,
-        heads: TileHeads::of_warpgroups(config.packing(problem, at_once)),
+        heads: TileHeads::of_warpgroups(packing),
         least: config.stages,
     };
     Schedule::new(NAME, problem, pieces, at_once)

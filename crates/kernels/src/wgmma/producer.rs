@@ -105,8 +105,8 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         let k = batch.builder();
         let q_rows = self.q_rows.queries(sequence);
         let packing = self.shape.packing;
-        for unit in 0..self.levers.rows / packing.unit() {
-            let at = [first_query + packing.queries() * unit, tile.head(), batch];
+        for part in 0..self.levers.rows / packing.shared_rows() {
+            let at = [first_query + packing.queries() * part, tile.head(), batch];
             q.acquire();
             let fill = || {
                 q.expect(self.q_rows.map.bytes_of(&self.q_tile));

@@ -302,11 +302,11 @@ impl Candidate<'_> {
 
 /// How heads may share tiles of so many rows: those that are packed first, most queries first.
 fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
-    let (apart, together) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
+    let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
     let tiles = |packing: Packing| problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
     let can_pack = can_pack(problem);
-    let differ = can_pack && !problem.has_lengths() && tiles(together) < tiles(apart);
-    let packed = [differ.then_some(together), can_pack.then_some(apart)];
+    let differ = can_pack && !problem.has_lengths() && tiles(in_tiles) < tiles(in_warpgroups);
+    let packed = [differ.then_some(in_tiles), can_pack.then_some(in_warpgroups)];
     packed.into_iter().flatten().chain([Packing::NONE])
 }
 
