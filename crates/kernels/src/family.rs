@@ -9,7 +9,7 @@ use std::iter::successors;
 use flashcore_problem::Direction;
 use flashcore_problem::rng::Rng;
 
-use crate::{Refusal, mma};
+use crate::Refusal;
 
 mod described;
 mod ids;
@@ -74,6 +74,8 @@ pub struct Family {
     pub name: &'static str,
     /// Its levers.
     pub levers: &'static [Lever],
+    /// The same levers with the values that a backward pass has, where these are fewer.
+    pub backward: Option<&'static [Lever]>,
     /// Which values go together.
     pub constraints: &'static [Constraint],
     /// Query rows times keys of a tile of scores; 0 if there is none.
@@ -236,10 +238,11 @@ pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
 }
 
 impl Family {
-    /// The family as searches for a problem of a direction see it: a backward pass has fewer levers. Ids are the same.
+    /// The family as searches for a problem of a direction see it: levers have fewer values in a backward pass. Ids
+    /// are the same.
     pub fn of_direction(self, direction: Direction) -> Family {
-        match (self.name, direction) {
-            (mma::NAME, Direction::Backward) => mma::BACKWARD,
+        match (direction, self.backward) {
+            (Direction::Backward, Some(levers)) => Family { levers, ..self },
             _ => self,
         }
     }

@@ -91,7 +91,7 @@ impl Gatekeeper {
 mod tests {
     use super::*;
     use flashcore_ir::Target;
-    use flashcore_problem::DType;
+    use flashcore_problem::{DType, Direction};
 
     #[test]
     fn proposals_of_a_space_can_be_launched() {
@@ -109,6 +109,13 @@ mod tests {
                 let id = space.sample(&mut rng).unwrap();
                 assert_eq!(gate.look(&id).unwrap().is_some(), target.is_some());
             }
+        }
+        for head_dim in [40, 64, 128, 256] {
+            let problem = Problem::builder().heads(4, 2).seq_len(256).head_dim(head_dim);
+            let problem = problem.direction(Direction::Backward).build().unwrap();
+            let gate = Gatekeeper::new(&problem, Some(Target::Sm90a.into()));
+            let names: Vec<_> = gate.families().iter().map(|family| family.name).collect();
+            assert_eq!(names, ["mma", "wgmma"], "the backward pass of head_dim {head_dim}");
         }
         let f32s = Problem::builder()
             .heads(1, 1)

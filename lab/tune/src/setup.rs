@@ -179,6 +179,7 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
         let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
         let family = ALL.into_iter().find(|family| family.name == name.as_str());
         let family = family.ok_or_else(|| TuneError::bad("family", name, known))?;
+        let family = family.of_direction(gate.problem.direction());
         // A search without candidates would report that none is faster.
         match gate.why_not(&family) {
             None => Ok(family),
@@ -194,6 +195,7 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flashcore_problem::Direction;
 
     #[test]
     fn the_host_begins_at_its_default() {
@@ -222,5 +224,14 @@ mod tests {
         assert!(replay.to_string().contains("none on a replay"), "{replay}");
         let file = Setup::new("replay:/nowhere", &problem, &[], false).err().unwrap();
         assert!(file.to_string().contains("/nowhere"), "{file}");
+    }
+
+    #[test]
+    fn named_families_have_the_levers_of_the_direction() {
+        let problem = Problem::builder().heads(4, 4).seq_len(256).head_dim(64);
+        let problem = problem.direction(Direction::Backward).build().unwrap();
+        let gate = Gatekeeper::new(&problem, Some(Target::Sm90a.into()));
+        let families = chosen(&gate, &["mma".to_string(), "wgmma".to_string()]).unwrap();
+        assert_eq!(families.len(), 2);
     }
 }

@@ -90,6 +90,7 @@ pub const FAMILY: Family = Family {
             "P of O += P*V: f32 (usual in hybrid; in mma two terms of 16 bits) or 16 bits (usual in mma)",
         ),
     ],
+    backward: None,
     constraints: &[
         Constraint {
             lever: "p",

@@ -30,7 +30,7 @@ use crate::tiles::{padded, tile_bytes};
 
 pub use crate::attention::params::ALIGNMENT;
 pub use crate::attention::softmax::Rescale;
-pub use backward::{BACKWARD, defaults as backward_defaults};
+pub use backward::defaults as backward_defaults;
 pub use defaults::{Proposal, defaults, proposals};
 
 /// The family's name.
@@ -151,6 +151,7 @@ const LEVERS: [Lever; 13] = [
 pub const FAMILY: Family = Family {
     name: NAME,
     levers: &LEVERS,
+    backward: Some(&backward::LEVERS),
     constraints: &[
         Constraint {
             lever: "warps",

@@ -68,6 +68,7 @@ pub const FAMILY: Family = Family {
             "bytes per memory access: wider accesses are fewer instructions and need aligned rows",
         ),
     ],
+    backward: None,
     constraints: &[Constraint {
         lever: "warps",
         rule: "4 or 8 warps a tile",

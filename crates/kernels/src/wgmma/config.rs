@@ -75,89 +75,97 @@ pub struct Config {
     pub max_registers: u32,
 }
 
+pub(super) const LEVERS: [Lever; 11] = [
+    Lever::number(
+        "rows",
+        "m",
+        &ROWS,
+        "query rows per block (Q tile), 64 per warpgroup: more rows share each K block, with fewer registers each",
+    ),
+    Lever::number(
+        "cols",
+        "n",
+        &COLS,
+        "keys per tile (K block): more keys need fewer iterations, and more registers and shared memory",
+    ),
+    Lever::number(
+        "stages",
+        "-s",
+        &STAGES,
+        "tiles of K, and of V, in shared memory: more tiles hide latency and take more memory",
+    ),
+    Lever::optional(
+        "cluster",
+        "-c",
+        &[1, 2],
+        "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other",
+    ),
+    Lever::words(
+        "pingpong",
+        &[("false", "-free"), ("true", "-pingpong")],
+        "whether warpgroups hand the tensor cores to each other (warp scheduler barrier)",
+    ),
+    Rescale::LEVER,
+    Lever::words(
+        "q_in_registers",
+        &[("false", ""), ("true", "-qreg")],
+        "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile",
+    ),
+    Lever::words(
+        "pack_heads",
+        &[("false", ""), ("true", "-gqa")],
+        "whether query heads that share K and V share a Q tile: for few queries per head",
+    ),
+    Lever::optional(
+        "splits",
+        "-k",
+        &[1, 2, 3, 4, 8],
+        "blocks that share the keys of a Q tile (split-KV): more blocks, but a second launch",
+    )
+    .up_to(MOST_SPLITS),
+    Lever::optional(
+        "min_blocks",
+        "-b",
+        &[1, 2],
+        "blocks per SM that registers and shared memory are left for",
+    ),
+    Lever::optional(
+        "max_registers",
+        "-r",
+        &[0, 152, 224],
+        "registers per consumer thread, 0 for as many as there are: what is left goes to the producer",
+    )
+    .up_to(240),
+];
+
 /// The family's levers.
 pub const FAMILY: Family = Family {
     name: super::NAME,
-    levers: &[
-        Lever::number(
-            "rows",
-            "m",
-            &ROWS,
-            "query rows per block (Q tile), 64 per warpgroup: more rows share each K block, with fewer registers each",
-        ),
-        Lever::number(
-            "cols",
-            "n",
-            &COLS,
-            "keys per tile (K block): more keys need fewer iterations, and more registers and shared memory",
-        ),
-        Lever::number(
-            "stages",
-            "-s",
-            &STAGES,
-            "tiles of K, and of V, in shared memory: more tiles hide latency and take more memory",
-        ),
-        Lever::optional(
-            "cluster",
-            "-c",
-            &[1, 2],
-            "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other",
-        ),
-        Lever::words(
-            "pingpong",
-            &[("false", "-free"), ("true", "-pingpong")],
-            "whether warpgroups hand the tensor cores to each other (warp scheduler barrier)",
-        ),
-        Rescale::LEVER,
-        Lever::words(
-            "q_in_registers",
-            &[("false", ""), ("true", "-qreg")],
-            "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile",
-        ),
-        Lever::words(
-            "pack_heads",
-            &[("false", ""), ("true", "-gqa")],
-            "whether query heads that share K and V share a Q tile: for few queries per head",
-        ),
-        Lever::optional(
-            "splits",
-            "-k",
-            &[1, 2, 3, 4, 8],
-            "blocks that share the keys of a Q tile (split-KV): more blocks, but a second launch",
-        )
-        .up_to(MOST_SPLITS),
-        Lever::optional(
-            "min_blocks",
-            "-b",
-            &[1, 2],
-            "blocks per SM that registers and shared memory are left for",
-        ),
-        Lever::optional(
-            "max_registers",
-            "-r",
-            &[0, 152, 224],
-            "registers per consumer thread, 0 for as many as there are: what is left goes to the producer",
-        )
-        .up_to(240),
-    ],
+    levers: &LEVERS,
+    backward: Some(&backward::LEVERS),
     constraints: &[
         Constraint {
             lever: "pingpong",
             rule: "with rows of 128 or more (two warpgroups), or without a rescale policy (the backward pass)",
-            holds: |&[rows, _, _, _, pingpong, rescale, ..]| {
-                pingpong == 0 || rows > 64 || rescale == Rescale::Never as u32
+            holds: |&values| {
+                let config = Config::from(values);
+                !config.pingpong || config.rows > 64 || config.rescale == Rescale::Never
             },
         },
         Constraint {
             lever: "min_blocks",
             rule: "two blocks per SM have 64 rows each: more warpgroups have too few registers",
-            holds: |&[rows, _, _, _, _, _, _, _, _, min_blocks, ..]| min_blocks == 1 || rows == 64,
+            holds: |&values| {
+                let config = Config::from(values);
+                config.min_blocks == 1 || config.rows == 64
+            },
         },
         Constraint {
             lever: "max_registers",
             rule: "a multiple of 8, less than a consumer thread has without it, by 56 at most",
-            holds: |&[rows, _, _, _, _, _, _, _, _, min_blocks, most, ..]| {
-                let (_, usual) = role_registers(rows, min_blocks);
+            holds: |&values| {
+                let config = Config::from(values);
+                let (most, (_, usual)) = (config.max_registers, role_registers(config.rows, config.min_blocks));
                 most == 0 || most.is_multiple_of(8) && (usual - usual.min(56)..usual).contains(&most)
             },
         },

@@ -31,6 +31,7 @@ pub const CPU: Family = Family {
         )
         .up_to(CpuConfig::MAX_TILE as u32),
     ],
+    backward: None,
     constraints: &[
         Constraint {
             lever: "tile_q",

@@ -19,6 +19,7 @@ const NAMES: [(&str, &str); Conduct::SEARCHED.len()] = {
 pub const FAMILY: Family = Family {
     name: NAME,
     levers: &[Lever::words("conduct", &NAMES, "what it does wrong")],
+    backward: None,
     constraints: &[],
     tile: |_| 0,
     repeated: None,

@@ -9,15 +9,15 @@ mod kernel;
 mod warp;
 
 use flashcore_ir::{BuildErrors, Chip, Kernel, Target};
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
-use super::{Config, FAMILY, LEVERS, NAME, SCRATCH_REGISTERS};
+use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::Refusal;
 use crate::attention::gradients::{self, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::softmax::Rescale;
-use crate::family::{Family, Values};
+use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{STEP, padded, tile_bytes};
 use dq_sums::SumTiles;
@@ -25,42 +25,39 @@ use dq_sums::SumTiles;
 /// Rows and keys of a tile: [`PADDING`](gradients::PADDING) is a multiple.
 const TILES: &[u32] = &[16, 32, 64, 128];
 
-/// The family as the backward pass has it: K and V stay in shared memory, there is no maximum to rescale to, heads of a
-/// group share a block whether or not there are few rows, and a block has all rows that see its keys.
-pub const BACKWARD: Family = Family {
-    levers: &{
-        let [
-            rows,
-            cols,
-            warps,
-            kv_warps,
-            stages,
-            min_blocks,
-            q,
-            swizzled,
-            rescale,
-            gqa,
-            splits,
-            acc16,
-            registers,
-        ] = LEVERS;
-        [
-            rows.only(TILES),
-            cols.only(TILES),
-            warps,
-            kv_warps,
-            stages.only(&[2, 3]),
-            min_blocks,
-            q.only(&[0]),
-            swizzled,
-            rescale.only(&[Rescale::Never as u32]),
-            gqa.only(&[0]),
-            splits.only(&[1]),
-            acc16.only(&[0]),
-            registers,
-        ]
-    },
-    ..FAMILY
+/// The levers as the backward pass has them: K and V stay in shared memory, there is no maximum to rescale to, heads of
+/// a group share a block whether or not there are few rows, and a block has all rows that see its keys.
+pub(super) const LEVERS: [Lever; super::LEVERS.len()] = {
+    let [
+        rows,
+        cols,
+        warps,
+        kv_warps,
+        stages,
+        min_blocks,
+        q,
+        swizzled,
+        rescale,
+        gqa,
+        splits,
+        acc16,
+        registers,
+    ] = super::LEVERS;
+    [
+        rows.only(TILES),
+        cols.only(TILES),
+        warps,
+        kv_warps,
+        stages.only(&[2, 3]),
+        min_blocks,
+        q.only(&[0]),
+        swizzled,
+        rescale.only(&[Rescale::Never as u32]),
+        gqa.only(&[0]),
+        splits.only(&[1]),
+        acc16.only(&[0]),
+        registers,
+    ]
 };
 
 /// A config to try, and the head sizes that it is for.
@@ -278,14 +275,14 @@ fn build(levers: &Values, shape: &Shape, what: &str, part: Part) -> Result<Kerne
 
 /// Refuses levers that the backward pass does not have, and tiles that are too large.
 fn check_levers(config: &Config) -> Result<(), Refusal> {
-    for (lever, given) in BACKWARD.levers.iter().zip(Values::from(*config)) {
+    for (lever, given) in LEVERS.iter().zip(Values::from(*config)) {
         if !lever.allows(given) {
             let values: Vec<_> = lever.values.iter().map(|value| lever.print(*value)).collect();
             let allowed = format!("{} in the backward pass", values.join(", "));
             return Err(Refusal::lever(lever.name, lever.print(given), allowed));
         }
     }
-    BACKWARD.check(&Values::from(*config))
+    FAMILY.of_direction(Direction::Backward).check(&Values::from(*config))
 }
 
 /// Refuses what cannot fit in registers: the sums, with scores and their gradients or with dQ's tile.

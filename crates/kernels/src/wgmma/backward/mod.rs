@@ -25,7 +25,7 @@ use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, gri
 use crate::attention::query_rows::Packing;
 use crate::attention::softmax::Rescale;
 use crate::attention::tensor_rows::RowsOf;
-use crate::family::Values;
+use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 
 /// Keys of a warpgroup, and the rows and columns of its part of dQ.
@@ -36,6 +36,37 @@ const WIDTHS: [u32; 3] = [64, 128, 256];
 
 /// What to use where this has no kernel.
 const REMEDY: &str = "families mma and scalar do";
+
+/// The levers as the backward pass has them: K and V stay in shared memory, there is no maximum to rescale to, and a
+/// block has all rows of all heads of a group that see its keys. Which values go together depends on the head size.
+pub(super) const LEVERS: [Lever; super::config::LEVERS.len()] = {
+    let [
+        rows,
+        cols,
+        stages,
+        cluster,
+        pingpong,
+        rescale,
+        q,
+        gqa,
+        splits,
+        min_blocks,
+        registers,
+    ] = super::config::LEVERS;
+    [
+        rows.only(&[64, 128]),
+        cols.only(&[64, 128]),
+        stages,
+        cluster,
+        pingpong,
+        rescale.only(&[Rescale::Never as u32]),
+        q.only(&[0]),
+        gqa.only(&[0]),
+        splits.only(&[1]),
+        min_blocks.only(&[1]),
+        registers.only(&[0]),
+    ]
+};
 
 /// A config of the levers that the backward pass has.
 const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
