@@ -252,12 +252,12 @@ impl Config {
         let at_once = self.cols * self.stages.saturating_sub(1);
         let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));
         let (blocks, sms) = ((heads * tiles) as u64, u64::from(sms));
-        // Where two blocks fit an SM, one on nearly each reads as fast and leaves half as much to combine: seen with 8
-        // and with 16 splits at head_dim 128 (run `decode-splits-h200`).
+        // Where two blocks fit an SM, one on nearly each reads as fast and leaves half as much to combine: seen with 1
+        // to 66 splits, but not with wider heads (runs `decode-splits-h200` and `decode-splits-2-h200`).
         let one_each = sms / blocks.max(1);
         let is_better = self.min_blocks > 1
-            && problem.head_dim() == 128
-            && (8..=shares.min(16)).contains(&one_each)
+            && problem.head_dim() <= 128
+            && (1..=shares.min(u64::from(split::MAX_SPLITS))).contains(&one_each)
             && 100 * blocks * one_each >= 95 * sms;
         let splits = match is_better {
             true => one_each as u32,
