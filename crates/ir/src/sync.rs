@@ -20,6 +20,10 @@ instructions! {
     /// by either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So
     /// does a stage that was read by loads and is then filled by a copy, by those who read.
     fence_proxy_async() = Inst::FenceProxyAsync;
+    /// Orders accesses of threads to global memory that this thread knows of, such as those before a
+    /// release that it has acquired, with the asynchronous copies that it starts next
+    /// (`fence.proxy.async.global`).
+    fence_proxy_async_global() = Inst::FenceProxyAsyncGlobal;
     /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a
     /// cluster barrier, to the other blocks.
     fence_mbarrier_init() = Inst::FenceMbarrierInit;

@@ -79,6 +79,7 @@ impl<'k> Lowering<'k> {
             | Inst::BarWarp { .. }
             | Inst::Fence { .. }
             | Inst::FenceProxyAsync
+            | Inst::FenceProxyAsyncGlobal
             | Inst::FenceMbarrierInit
             | Inst::SharedBase { .. }
             | Inst::TrapIf { .. }
@@ -306,6 +307,7 @@ impl Class {
             | Inst::BarWarp { .. }
             | Inst::Fence { .. }
             | Inst::FenceProxyAsync
+            | Inst::FenceProxyAsyncGlobal
             | Inst::FenceMbarrierInit
             | Inst::SetMaxRegs { .. }
             | Inst::DependencyWait

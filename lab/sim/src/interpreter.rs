@@ -366,6 +366,8 @@ fn instruction<'m>(
             }
         }
         Inst::FenceProxyAsync => cluster.fence_proxy(warp),
+        // Proxies are told apart in shared memory alone.
+        Inst::FenceProxyAsyncGlobal => {}
         Inst::FenceMbarrierInit => cluster.fence_mbarriers(warp),
         Inst::TrapIf { .. } => cluster.trap_if(warp, pc, first),
         Inst::DependencyWait => cluster.dependency_wait(warp),

@@ -218,6 +218,7 @@ pub(crate) fn changes_the_block(inst: &Inst, class: Class) -> bool {
             Inst::BarWarp { .. }
                 | Inst::Fence { .. }
                 | Inst::FenceProxyAsync
+                | Inst::FenceProxyAsyncGlobal
                 | Inst::FenceMbarrierInit
                 | Inst::DependencyWait
                 | Inst::DependencyTrigger

@@ -222,6 +222,8 @@ pub enum Inst {
     /// Order this thread's accesses to shared memory before the fence with those of asynchronous
     /// copies and products (the async proxy) that come to know of it.
     FenceProxyAsync,
+    /// The same of accesses to global memory.
+    FenceProxyAsyncGlobal,
     /// Make mbarriers that were made before known to the cluster and to asynchronous copies.
     FenceMbarrierInit,
     /// True in one lane of the warp, the same one each time.

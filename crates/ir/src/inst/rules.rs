@@ -77,6 +77,7 @@ impl Inst {
             // The barrier is of 7.8; `.release`, `.acquire` and `.relaxed` came later.
             Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
             | Inst::FenceProxyAsync
+            | Inst::FenceProxyAsyncGlobal
             | Inst::FenceMbarrierInit
             | Inst::Elect { .. } => (HOPPER_8_0, None),
             Inst::Cluster(ClusterInst::Mapa { .. }) | Inst::DependencyWait | Inst::DependencyTrigger => (HOPPER, None),

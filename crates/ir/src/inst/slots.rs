@@ -230,6 +230,7 @@ impl Inst {
             | Inst::CpAsyncCommit
             | Inst::Fence { .. }
             | Inst::FenceProxyAsync
+            | Inst::FenceProxyAsyncGlobal
             | Inst::FenceMbarrierInit
             | Inst::DependencyWait
             | Inst::DependencyTrigger => Vec::new(),

@@ -94,6 +94,7 @@ pub fn opcode(inst: &Inst) -> String {
         Inst::BarWarp { .. } => "bar.warp.sync".to_string(),
         Inst::Fence { scope } => format!("fence.acq_rel.{}", scope.ptx()),
         Inst::FenceProxyAsync => "fence.proxy.async.shared::cta".to_string(),
+        Inst::FenceProxyAsyncGlobal => "fence.proxy.async.global".to_string(),
         Inst::FenceMbarrierInit => "fence.mbarrier_init.release.cluster".to_string(),
         Inst::Elect { .. } => "elect.sync".to_string(),
         Inst::TrapIf { .. } => "trap".to_string(),

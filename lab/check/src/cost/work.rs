@@ -220,6 +220,7 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
         | Inst::BarWarp { .. }
         | Inst::Fence { .. }
         | Inst::FenceProxyAsync
+        | Inst::FenceProxyAsyncGlobal
         | Inst::FenceMbarrierInit
         | Inst::TrapIf { .. }
         | Inst::SetMaxRegs { .. }

@@ -61,9 +61,11 @@ fn removed_by(inst: &Inst) -> Option<O> {
         Inst::BarArrive { .. }
         | Inst::Mbar(MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. })
         | Inst::Cluster(ClusterInst::Arrive { .. }) => O::DropArrive,
-        Inst::Fence { .. } | Inst::FenceProxyAsync | Inst::FenceMbarrierInit | Inst::Wgmma(WgmmaInst::Fence) => {
-            O::DropFence
-        }
+        Inst::Fence { .. }
+        | Inst::FenceProxyAsync
+        | Inst::FenceProxyAsyncGlobal
+        | Inst::FenceMbarrierInit
+        | Inst::Wgmma(WgmmaInst::Fence) => O::DropFence,
         Inst::Atom { .. } | Inst::AddFour { .. } => O::DropAtomic,
         Inst::SetMaxRegs { .. } => O::DropRegisters,
         Inst::Mbar(MbarInst::Init { .. }) => O::DropInit,
@@ -392,6 +394,7 @@ impl Changes<'_> {
             | Inst::BarWarp { .. }
             | Inst::Fence { .. }
             | Inst::FenceProxyAsync
+            | Inst::FenceProxyAsyncGlobal
             | Inst::FenceMbarrierInit
             | Inst::SharedBase { .. }
             | Inst::TrapIf { .. }

@@ -233,7 +233,8 @@ fn memory() -> Vec<Inst> {
     forms.push(Inst::Bulk(BulkInst::Reduce { dst, src, bytes }));
     let src = reg(RegClass::F32);
     forms.push(Inst::AddFour { addr, src });
-    forms.extend([Inst::FenceProxyAsync, Inst::Bulk(BulkInst::Commit)]);
+    forms.extend([Inst::FenceProxyAsync, Inst::FenceProxyAsyncGlobal]);
+    forms.push(Inst::Bulk(BulkInst::Commit));
     forms.extend([true, false].map(|read| Inst::Bulk(BulkInst::Wait { pending: 0, read })));
     forms
 }

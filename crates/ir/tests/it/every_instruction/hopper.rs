@@ -71,6 +71,7 @@ fn tensor_copy_kernel() -> Kernel {
         small.load_tma(0, cube.at(&[row, head]), full);
         plain.load_tma(0, most.at(&[row, head, zero, zero]), full);
         k.fence_proxy_async();
+        k.fence_proxy_async_global();
         tile.store_tma(stage, out.at(&[row, head, zero]));
         small.store_tma(0, flat.at(&[row]));
         small.store_tma(0, cube.at(&[row, head]));
