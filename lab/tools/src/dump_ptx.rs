@@ -67,7 +67,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         if target == Target::Sm90a {
             split_wgmma_kernels(&mut defaults, *full);
             packed_wgmma_kernels(&mut defaults, *full);
-            smallest_backward_tile(&mut defaults)?;
+            backward_tiles_of_64_columns(&mut defaults)?;
         }
         defaults.write(&folder.join(target.name()))?;
         varied.write(&folder.join("varied").join(target.name()))?;
@@ -299,12 +299,15 @@ fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: boo
     }
 }
 
-/// The smallest tile of family `wgmma` in the backward pass.
-fn smallest_backward_tile(kernels: &mut Kernels) -> Result<(), UnknownConfig> {
-    let config = "wgmma/m64n64-s2-free".parse()?;
-    for dtype in [DType::F16, DType::BF16] {
-        let shape = one_head((64, 64)).dtype(dtype).direction(Direction::Backward);
-        kernels.add_shape(&shape, config, Target::Sm90a);
+/// The tiles of family `wgmma` in the backward pass at head_dim 64: the default and the smallest, of short and long
+/// sequences.
+fn backward_tiles_of_64_columns(kernels: &mut Kernels) -> Result<(), UnknownConfig> {
+    for config in ["wgmma/m128n128-s2-pingpong", "wgmma/m64n64-s2-free"] {
+        for dtype in [DType::F16, DType::BF16] {
+            let shape = one_head((64, 64)).dtype(dtype).direction(Direction::Backward);
+            kernels.add_shape(&shape, config.parse()?, Target::Sm90a);
+            kernels.add_shape(&shape.seq_len(4096), config.parse()?, Target::Sm90a);
+        }
     }
     Ok(())
 }

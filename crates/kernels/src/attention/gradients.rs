@@ -1,4 +1,5 @@
-//! What every backward kernel shares: its parameters, the statistics of query rows, and the kernel that prepares them.
+//! What every backward kernel shares: its parameters, and the statistics of query rows, which
+//! [`preprocess`](super::preprocess) prepares.
 //!
 //! For each query row the workspace has the log-sum-exp as an exponent of 2 and `Δ = rowsum(dO ∘ O)`, f32, of all rows
 //! in one array each. Rows are padded: those of a sequence begin at a multiple of [`PADDING`], and up to the next
@@ -11,30 +12,21 @@
 //! | equal | `(b·heads + h)·stride + i`, `stride` = rows, rounded up |
 //! | packed | `h·stride + (first + b·PADDING)/PADDING·PADDING + i`, `stride` = total, rounded up, `+ batch·PADDING` |
 //!
-//! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by the same kernel, so many columns for each
+//! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by `preprocess`, so many columns for each
 //! of these rows. The main kernel defines their order within a tile of rows. If the first block at a tile [stores its
 //! part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place.
 
-use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
-use flashcore_problem::{DType, GradientLayouts, Problem, QLengths};
-use half::{bf16, f16};
+use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
+use flashcore_problem::{GradientLayouts, Problem, QLengths};
 
 use super::lengths::{FirstRows, TensorParam};
-use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid, push_buffer};
-use super::score_mod::{LOG2_E, ScoreMod};
+use super::params::{RowParams, Shape, add_rows, add_tensor_as, push_buffer};
+use super::score_mod::ScoreMod;
 use super::split::ALIGN;
 use crate::Refusal;
-use crate::family;
-use crate::step::{Identity, KernelCache, Step};
 
 /// What rows of the statistics are padded to: a multiple of every tile's rows.
 pub(crate) const PADDING: u32 = 128;
-
-/// Elements of a row that a thread loads where statistics are prepared.
-const CHUNK: u32 = 8;
-
-/// Warps of the kernel that prepares them.
-const WARPS: u32 = 8;
 
 /// The workspace of a backward pass.
 #[derive(Clone, Copy)]
@@ -43,9 +35,13 @@ pub(crate) struct Workspace {
     pub stride: usize,
     rows: usize,
     /// Columns of the sums of dQ; 0 where there are none.
-    dq_columns: u32,
+    pub(super) dq_columns: u32,
     /// Whether the first block at a tile of the sums stores its part, so that only a [`DqSemaphore`] is zeroed.
-    first_stores: bool,
+    pub(super) first_stores: bool,
+    /// Heads of which the main kernel prepares rows, and counts the blocks that have; and how many of them `preprocess`
+    /// prepares.
+    pub(super) counted: usize,
+    pub(super) prepared: usize,
 }
 
 impl Workspace {
@@ -77,11 +73,29 @@ impl Workspace {
             rows,
             dq_columns,
             first_stores: false,
+            counted: 0,
+            prepared: 0,
         })
     }
 
     pub(crate) fn first_stores(self, first_stores: bool) -> Workspace {
         Workspace { first_stores, ..self }
+    }
+
+    /// `preprocess` prepares only so many of all heads, and the main kernel the others.
+    pub(crate) fn prepared_ahead(self, heads: usize, prepared: usize) -> Workspace {
+        let (counted, prepared) = (heads, prepared.min(heads));
+        Workspace {
+            counted,
+            prepared,
+            ..self
+        }
+    }
+
+    /// Where the main kernel counts.
+    pub(crate) fn prepared(&self, slot: usize) -> Arg {
+        let byte_offset = (self.rows * (12 + 4 * self.dq_columns as usize)) as u64 + u64::from(ALIGN);
+        Arg::Buffer { slot, byte_offset }
     }
 
     /// Adds the buffer, and the arguments of [`Statistics`]. Returns the buffer's slot.
@@ -115,7 +129,7 @@ impl Workspace {
 
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
         let semaphore = if self.first_stores {
-            4 * self.rows + ALIGN as usize
+            4 * (self.rows + self.counted) + ALIGN as usize
         } else {
             0
         };
@@ -127,8 +141,8 @@ impl Workspace {
 /// The statistics of query rows. [`Workspace::add_statistics`] gives the arguments in the same order.
 #[derive(Clone, Copy)]
 pub(crate) struct Statistics<'k> {
-    lse: GlobalPtr<'k, f32>,
-    delta: GlobalPtr<'k, f32>,
+    pub(super) lse: GlobalPtr<'k, f32>,
+    pub(super) delta: GlobalPtr<'k, f32>,
     stride: Val<'k, u32>,
 }
 
@@ -141,12 +155,21 @@ impl<'k> Statistics<'k> {
         }
     }
 
-    fn to_write(k: &'k KernelBuilder) -> Self {
+    /// To read, or to write as well.
+    pub(crate) fn declare(k: &'k KernelBuilder, written: bool) -> Self {
+        if !written {
+            return Statistics::to_read(k);
+        }
         Statistics {
             lse: k.param_ptr_mut("row_lse"),
             delta: k.param_ptr_mut("row_delta"),
             stride: k.param("statistics_stride"),
         }
+    }
+
+    /// Rows from one head to the next.
+    pub(crate) fn stride(&self) -> Val<'k, u32> {
+        self.stride
     }
 
     /// The place of the first row of a sequence's head, a multiple of [`PADDING`].
@@ -175,7 +198,7 @@ impl<'k> Statistics<'k> {
 
     /// Those from a place on.
     #[track_caller]
-    fn starting_at(self, row: Val<'k, u32>) -> Self {
+    pub(super) fn starting_at(self, row: Val<'k, u32>) -> Self {
         let [lse, delta] = self.places(row);
         Statistics { lse, delta, ..self }
     }
@@ -352,128 +375,6 @@ pub(crate) fn launch(
     add_gradients(&mut launch, problem, align, written);
     workspace.add_dq_sums(&mut launch, slot);
     launch
-}
-
-/// The step that prepares the [statistics](self) from O, dO and the log-sum-exp, and zeros for the sums of dQ.
-pub(crate) fn preprocess(
-    problem: &Problem,
-    shape: &Shape,
-    workspace: Workspace,
-    kernels: &KernelCache,
-) -> Result<Step, Refusal> {
-    // Nothing of it depends on Q, or on how scores come about.
-    let shape = Shape {
-        head_dim: shape.head_dim_v,
-        softcap: false,
-        ..*shape
-    };
-    let levers = family::padded([
-        shape.vector_bytes,
-        workspace.dq_columns,
-        u32::from(workspace.first_stores),
-    ]);
-    let family = "backward preprocess";
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, first_stores, ..] = *levers;
-        let zeroed = match (dq_columns, first_stores) {
-            (0, _) => String::new(),
-            (columns, 0) => format!("_dq{columns}"),
-            (columns, _) => format!("_dq{columns}_semaphore"),
-        };
-        let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
-        Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, dq_columns, first_stores == 1),
-            DType::F16 => prepare::<f16>(k, shape, dq_columns, first_stores == 1),
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, first_stores == 1),
-        })
-    })?;
-    let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
-    let blocks = rows / block_rows(&shape) as usize * problem.num_heads() * problem.batch();
-    let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
-    let align = shape.vector_bytes;
-    add_tensor_as(&mut launch, problem, align, "out", problem.o_layout(), false);
-    add_gradients(&mut launch, problem, align, &["dout"]);
-    let slot = push_buffer(&mut launch, "lse", 4 * problem.lse_len(), 4, false);
-    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
-    let slot = workspace.add_statistics(&mut launch, true);
-    if !workspace.first_stores {
-        workspace.add_dq_sums(&mut launch, slot);
-    }
-    workspace.add_dq_semaphore(&mut launch, slot);
-    add_rows(&mut launch, problem, &shape);
-    Ok(Step { kernel, launch })
-}
-
-/// Threads that share a row where statistics are prepared, and the rows of a block.
-fn row_threads(shape: &Shape) -> u32 {
-    shape.head_dim_v.div_ceil(CHUNK).next_power_of_two().clamp(2, 32)
-}
-
-fn block_rows(shape: &Shape) -> u32 {
-    32 * WARPS / row_threads(shape)
-}
-
-/// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, first_stores: bool) {
-    let out = TensorParam::<E>::declare(k, "out", k.param_ptr("out"));
-    let dout = TensorParam::<E>::declare(k, "dout", k.param_ptr("dout"));
-    let lse = k.param_ptr::<f32>("lse");
-    let statistics = Statistics::to_write(k);
-    let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
-    let semaphore = first_stores.then(|| DqSemaphore::declare(k));
-    let params = RowParams::declare(k, shape);
-
-    let (row_threads, rows) = (row_threads(shape), block_rows(shape));
-    let blocks = (params.seq_len_q + (PADDING - 1)) / PADDING * (PADDING / rows);
-    let (block, batch_head) = (k.block_idx(0) % blocks, k.block_idx(0) / blocks);
-    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
-    let (params, first) = params.of_sequence(batch);
-    let (out, dout) = (out.starting_at(first.q), dout.starting_at(first.q));
-    let head_row = statistics.head_row(params.num_heads, batch, head, first);
-    let (out_head, dout_head) = (out.head(batch, head), dout.head(batch, head));
-    let lse_head = params.lse_of_head(lse, batch_head, first);
-
-    let first_row = block * rows;
-    if let Some(semaphore) = semaphore {
-        let is_first = k.block_idx(0).eq(0) & k.thread_idx().eq(0);
-        k.if_(is_first.divergent(), || semaphore.tickets.store(0u32));
-    }
-    let (thread_row, thread_col) = (k.thread_idx() / row_threads, k.thread_idx() % row_threads);
-    // Padding is defined up to the end of the tile.
-    params.if_has_row(first_row / PADDING * PADDING, params.seq_len_q, || {
-        if let Some(sums) = dq_sums {
-            let sums = sums.offset_strided(head_row + first_row, dq_columns);
-            let zeros = [0; 4].map(|_| k.constant(0f32));
-            k.for_divergent(k.thread_idx() * 4, rows * dq_columns, 4 * 32 * WARPS, |i| {
-                sums.offset(i).store_words(&zeros, Cache::Default);
-            });
-        }
-        if let Some(semaphore) = semaphore {
-            let place = semaphore.counts.offset(head_row + first_row + k.thread_idx());
-            k.if_(k.thread_idx().lt(rows).divergent(), || place.store(0u32));
-        }
-        let (row, column) = (first_row + thread_row, thread_col * CHUNK);
-        let is_row = row.lt(params.seq_len_q) & column.lt(shape.head_dim_v);
-        // A row that is not there has those of one that sees no key.
-        let (sum, row_lse) = (k.var(0.0), k.var(f32::INFINITY));
-        k.if_(is_row.divergent(), || {
-            let [out, dout] = [out.row(out_head, row), dout.row(dout_head, row)].map(|row| {
-                let chunk = row.offset(column);
-                chunk.load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly)
-            });
-            out.into_iter().zip(dout).for_each(|(o, d)| sum.fma_assign(o, d));
-            let natural = lse_head.offset(row).load_with(Cache::ReadOnly);
-            // A NaN stays one.
-            let sees_none = natural.lt(f32::MIN);
-            row_lse.set(sees_none.select(f32::INFINITY, natural * LOG2_E));
-        });
-        let delta = sum.get().reduce_sum(row_threads);
-        let statistics = statistics.starting_at(head_row);
-        k.if_(thread_col.eq(0).divergent(), || {
-            statistics.lse.offset(row).store(row_lse.get());
-            statistics.delta.offset(row).store(delta);
-        });
-    });
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 
 pub mod block_range;
 pub(crate) mod combine;
+pub(crate) mod divisor;
 pub(crate) mod epilogue;
 pub(crate) mod gradients;
 pub(crate) mod lengths;
 pub(crate) mod mask;
 pub(crate) mod masked_row;
 pub(crate) mod params;
+pub(crate) mod preprocess;
 pub(crate) mod query_rows;
 pub(crate) mod row_tile;
 pub(crate) mod schedule;

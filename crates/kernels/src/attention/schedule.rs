@@ -38,6 +38,7 @@
 use flashcore_ir::{Arg, Kernel, Launch};
 use flashcore_problem::{Problem, QLengths};
 
+use super::divisor;
 use super::lengths::{SequenceRows, kinds};
 use super::params::{Shape, add_rows, push_buffer};
 use super::query_rows::TileHeads;
@@ -50,7 +51,6 @@ use crate::step::{Identity, KernelCache, Step};
 mod kernel;
 mod reading;
 
-use kernel::divisor;
 pub(crate) use reading::{Combined, Items, Work};
 
 /// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts

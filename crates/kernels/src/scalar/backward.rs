@@ -20,6 +20,7 @@ use crate::Refusal;
 use crate::attention::gradients::{self, BackwardParams, Workspace};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{Shape, grid};
+use crate::attention::preprocess;
 use crate::family::Values;
 use crate::step::{Identity, KernelCache, Step};
 
@@ -77,7 +78,7 @@ pub(super) fn plan(
     let then = gradients::launch(problem, shape, workspace, &dq, of_queries, &["dq"]);
     let step = |kernel, launch| Step { kernel, launch };
     Ok((
-        vec![gradients::preprocess(problem, shape, workspace, kernels)?],
+        vec![preprocess::step(problem, shape, workspace, kernels)?],
         step(dkdv, main),
         vec![step(dq, then)],
     ))

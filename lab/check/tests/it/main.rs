@@ -32,6 +32,7 @@ mod split_wgmma;
 mod splits;
 mod taps;
 mod watch;
+mod wgmma_ahead;
 mod wgmma_backward;
 mod wgmma_mutants;
 mod wide_caches;

@@ -7,12 +7,12 @@
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var};
 
 use super::{MOST_SHARED, ROW_TILE_WORDS};
+use crate::attention::divisor::Divisor;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::Tile;
 
 mod cuts;
-pub(super) mod divisor;
 mod items;
 mod line;
 mod ranks;
@@ -20,7 +20,6 @@ mod row_tiles;
 mod scratch;
 mod sums;
 
-use divisor::Divisor;
 use scratch::Scratch;
 use sums::MOST_EXCHANGED;
 

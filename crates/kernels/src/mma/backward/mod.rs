@@ -1,4 +1,4 @@
-//! The backward pass on `mma.sync` tensor cores: [preprocess](gradients::preprocess), the [main kernel](kernel), and
+//! The backward pass on `mma.sync` tensor cores: [preprocess], the [main kernel](kernel), and
 //! the [rounding of dQ](dq_sums).
 //!
 //! Of a deterministic problem the main kernel leaves dQ out, and a second one computes it: seven products in place of
@@ -16,6 +16,7 @@ use super::{Config, FAMILY, NAME, SCRATCH_REGISTERS};
 use crate::Refusal;
 use crate::attention::gradients::{self, Workspace};
 use crate::attention::params::{ALIGNMENT, SIXTEEN_BITS, Shape, check_problem, grid};
+use crate::attention::preprocess;
 use crate::attention::softmax::Rescale;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
@@ -260,7 +261,7 @@ pub(super) fn plan(
             dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?,
         ),
     };
-    let before = gradients::preprocess(problem, &shape, workspace, kernels)?;
+    let before = preprocess::step(problem, &shape, workspace, kernels)?;
     Ok((vec![before], main, vec![then]))
 }
 

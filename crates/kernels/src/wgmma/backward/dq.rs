@@ -91,6 +91,16 @@ pub(super) fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+    /// Whether blocks add to dQ in the same order in all runs.
+    pub(super) fn ordered(&self) -> bool {
+        self.ticket.is_some()
+    }
+
+    /// The words of Q tiles, if the first block at one stores its part, whichever it is.
+    pub(super) fn in_any_order(&self) -> Option<DqSemaphore<'k>> {
+        self.semaphore.filter(|_| !self.ordered())
+    }
+
     /// Warps besides the consumers that have a part in how dQ gets to its sums.
     pub(super) fn dq_warps(&self) -> u32 {
         match &self.main_loop {

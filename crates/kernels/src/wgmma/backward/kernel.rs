@@ -13,11 +13,12 @@ use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
+use super::ahead::Ahead;
 use super::consumer::Warpgroup;
 use super::exchange::{DS_STAGES, Exchange};
 use super::pingpong::Pingpong;
 use super::tile::take_ticket;
-use super::{Shares, first_stores, registers};
+use super::{Shares, Variant, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -63,9 +64,11 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) params: RowParams<'k>,
     pub(super) semaphore: Option<DqSemaphore<'k>>,
     pub(super) ticket: Option<SharedTile<'k, u32>>,
+    pub(super) ahead: Option<Ahead<'k, E>>,
 }
 
-pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, ordered: bool) {
+pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, variant: Variant) {
+    let (ordered, ahead) = (variant == Variant::Ordered, variant == Variant::Ahead);
     k.min_blocks_per_sm(1);
     let Config {
         rows,
@@ -115,7 +118,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     };
     // A warp stores its own rows.
     let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
-    let statistics = Statistics::to_read(k);
+    let statistics = Statistics::declare(k, ahead);
     let dq_sums = dq_sums(k);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
@@ -140,6 +143,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         dq_sums,
         softmax_scale,
         heads_at_once,
+        ahead: ahead.then(|| Ahead::declare(k)),
         params: RowParams::declare(k, shape),
         semaphore,
         ticket,
@@ -178,19 +182,10 @@ pub(super) enum Part {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Whether blocks add to dQ in the same order in all runs.
-    pub(super) fn ordered(&self) -> bool {
-        self.ticket.is_some()
-    }
-
-    /// The words of Q tiles, if the first block at one stores its part, whichever it is.
-    pub(super) fn in_any_order(&self) -> Option<DqSemaphore<'k>> {
-        self.semaphore.filter(|_| !self.ordered())
-    }
-
     /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
     fn consume(&self, k: &'k KernelBuilder, part: Part) {
         self.with_tile(k, |tile| {
+            let ahead = self.load_ahead(k, tile);
             let group = Warpgroup::new(k, self, part);
             let any = || tile.order.count.gt(0).uniform();
             self.k.pipeline.consumer().wait();
@@ -199,9 +194,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 MainLoop::Pingpong(pingpong) => {
                     let none = || {
                         v.wait();
+                        self.keep_ahead(k, tile, &ahead);
                         group.store_gradients(tile);
                     };
-                    k.if_else(any(), || group.tile_in_pingpong(pingpong, tile), none);
+                    k.if_else(any(), || group.tile_in_pingpong(pingpong, tile, &ahead), none);
                 }
                 MainLoop::Pair(exchange) => {
                     v.wait();

@@ -1,6 +1,7 @@
-//! The backward pass on Hopper: [preprocess](gradients::preprocess), the [main kernel](kernel), and the
+//! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and the
 //! [rounding of dQ](dq_sums).
 
+mod ahead;
 mod consumer;
 mod dq;
 mod dq_sums;
@@ -17,11 +18,13 @@ use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};
 use half::{bf16, f16};
 
+use self::ahead::{heads_ahead, prepares_ahead};
 use super::defaults::{Proposal, free};
 use super::{ALIGNMENT, Config, FAMILY, NAME, add_tensor, check_repeated};
 use crate::Refusal;
-use crate::attention::gradients::{self, PADDING, Workspace};
+use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, grid};
+use crate::attention::preprocess;
 use crate::attention::query_rows::Packing;
 use crate::attention::softmax::Rescale;
 use crate::attention::tensor_rows::RowsOf;
@@ -144,15 +147,29 @@ pub(super) fn plan(
     check_levers(config, &shape)?;
 
     let first_stores = first_stores(problem.deterministic(), width(&shape));
+    let kv_heads = problem.batch() * problem.num_kv_heads();
+    let tiles = problem.seq_len_kv().div_ceil(tile_keys(config) as usize);
+    let at_once = heads_at_once(problem, width(&shape));
+    let ahead = prepares_ahead(problem, config, width(&shape), at_once);
+    let ahead = ahead.then(|| heads_ahead(tiles, at_once, chip.sms));
     let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
-    let (family, build): (_, fn(&Values, &Shape) -> _) = match problem.deterministic() {
-        true => ("wgmma ordered backward", main_kernel::<true>),
-        false => ("wgmma backward", main_kernel::<false>),
+    let workspace = match ahead {
+        None => workspace,
+        Some(heads) => workspace.prepared_ahead(kv_heads, heads as usize),
+    };
+    let (family, build): (_, fn(&Values, &Shape) -> _) = match (problem.deterministic(), ahead) {
+        (true, _) => ("wgmma ordered backward", |levers, shape| {
+            main_kernel(levers, shape, Variant::Ordered)
+        }),
+        (false, None) => ("wgmma backward", |levers, shape| {
+            main_kernel(levers, shape, Variant::Plain)
+        }),
+        (false, Some(_)) => ("wgmma backward ahead", |levers, shape| {
+            main_kernel(levers, shape, Variant::Ahead)
+        }),
     };
     let levers = Values::from(*config);
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
-    let kv_heads = problem.batch() * problem.num_kv_heads();
-    let tiles = problem.seq_len_kv().div_ceil(tile_keys(config) as usize);
     let blocks = tiles * kv_heads * config.cluster as usize;
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
     let (queries, keys) = (
@@ -167,23 +184,39 @@ pub(super) fn plan(
     workspace.add_dq_sums(&mut launch, slot);
     workspace.add_dq_semaphore(&mut launch, slot);
     launch.args.push(Arg::F32(problem.softmax_scale()));
-    launch.args.push(Arg::U32(heads_at_once(problem, width(&shape))));
+    launch.args.push(Arg::U32(at_once));
+    if let Some(heads) = ahead {
+        ahead::add_to_launch(&mut launch, problem, workspace, slot, [heads, tiles as u32, at_once]);
+    }
     add_rows(&mut launch, problem, &shape);
     Ok((
-        vec![gradients::preprocess(problem, &shape, workspace, kernels)?],
+        vec![preprocess::step(problem, &shape, workspace, kernels)?],
         Step { kernel, launch },
         vec![dq_sums::step(problem, config, &shape, workspace, kernels)?],
     ))
 }
 
-/// `ORDERED`: whether blocks add to dQ in the same order in all runs.
-fn main_kernel<const ORDERED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
-    let what = if ORDERED { "backward_ordered" } else { "backward" };
+/// Main kernels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    Plain,
+    /// Blocks add to dQ in the same order in all runs.
+    Ordered,
+    /// Blocks [prepare rows](ahead) of later heads.
+    Ahead,
+}
+
+fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kernel, BuildErrors> {
+    let what = match variant {
+        Variant::Plain => "backward",
+        Variant::Ordered => "backward_ordered",
+        Variant::Ahead => "backward_ahead",
+    };
     let (name, config) = (named(levers, shape, what), &Config::from(*levers));
     let threads = 128 * (1 + Shares::new(config, shape).warpgroups);
     Kernel::build(name, threads, |k| match shape.dtype {
-        DType::F16 => kernel::body::<f16>(k, config, shape, ORDERED),
-        _ => kernel::body::<bf16>(k, config, shape, ORDERED),
+        DType::F16 => kernel::body::<f16>(k, config, shape, variant),
+        _ => kernel::body::<bf16>(k, config, shape, variant),
     })
 }
 

@@ -23,6 +23,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, Val};
 
 use super::Shares;
+use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
 use super::dq::{SentDq, made, stage};
 use super::exchange::DS_STAGES;
@@ -51,11 +52,12 @@ impl<'k> Pingpong<'k> {
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// What the Q tiles of all heads, of which there are some, add to dQ, and dK and dV of the tile.
-    pub(super) fn tile_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>) {
+    pub(super) fn tile_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>, ahead: &Option<LoadedRows<'k, E>>) {
         let (k, context) = (self.k, self.context);
         self.start_scores();
         context.v.pipeline.consumer().wait();
         self.load_v();
+        context.keep_ahead(k, tile, ahead);
         k.wgmma_wait(0);
         let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.shares.warpgroups);
         context.each_head(tile, |_, _| self.head_in_pingpong(pingpong, barrier, tile));

@@ -2,6 +2,7 @@
 //! their rows, as fast as stages become free. Other warps of its warpgroup [send dQ](super::dq).
 
 use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::mbarrier::MBarrier;
 use flashcore_ir::pipeline::Producer;
 use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::wgmma::WgmmaElement;
@@ -17,8 +18,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let warp = (k.thread_idx() / 32).shfl_idx(0u32);
         k.if_(warp.le(self.dq_warps()).uniform(), || {
             self.with_tile(k, |tile| {
+                if self.ahead.is_some() {
+                    k.if_(warp.eq(1).uniform(), || self.say_prepared(k, tile));
+                }
                 k.if_(k.elect().divergent(), || {
-                    let send = || self.send_tiles(k, tile, warp - 1);
+                    let send = || {
+                        self.wait_for_rows(tile);
+                        self.send_tiles(k, tile, warp - 1);
+                    };
                     k.if_else(warp.eq(0).uniform(), || self.copy_tiles(k, tile), send);
                 });
             });
@@ -35,8 +42,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
         let k_rows = self.k.rows.keys(&tile.sequence);
-        keys.next(k_rows.at(at(tile.first_key)), None);
-        let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), None);
+        keys.next(k_rows.at(at(tile.first_key)), &[]);
+        let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
         // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
         let v_is_left = rank.is_none().then(|| k.var(1u32));
         let copy_v_behind_q = || {
@@ -46,20 +53,32 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 is_left.set(0u32);
             });
         };
-        if v_is_left.is_none() {
+        if rank.is_some() {
             copy_v();
         }
         if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
             // The other block's, in the columns of this one's part of dQ.
             let keys = &exchange.keys;
             let columns = k_rows.at(at(tile.first_key ^ UNIT)).column(rank * keys.tile.cols());
-            Fill::new(keys, None).next(columns, None);
+            Fill::new(keys, None).next(columns, &[]);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
+        let row_of = |i| self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
+        // Where statistics are prepared ahead, they come with dO: S needs none.
+        let has_started = self.ahead.map(|_| {
+            k.if_(tile.q_tiles().gt(0).uniform(), || {
+                let at = [row_of(k.constant(0)), tile.kv_head, tile.batch];
+                q.next(q_rows.at(at), &[]);
+                copy_v_behind_q();
+                dout.start(dout_rows.at(at), 2);
+            });
+            self.wait_for_rows(tile);
+            k.var(1u32)
+        });
         self.each_head(tile, |head, head_row| {
             let [lse, delta] = self.statistics.places(head_row);
             k.for_uniform(k.constant(0i32), tile.q_tiles(), 1, |i| {
-                let row = self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
+                let row = row_of(i);
                 let at = |of: SequenceRows<'k>| match rank {
                     None => of.at([row, head, tile.batch]),
                     Some(rank) => {
@@ -68,9 +87,20 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             .multicast(k.constant(all))
                     }
                 };
-                q.next(at(q_rows), Some((self.lse_tile, lse.offset(row))));
-                copy_v_behind_q();
-                dout.next(at(dout_rows), Some((self.delta_tile, delta.offset(row))));
+                let lse = || (self.lse_tile, lse.offset(row));
+                let delta = || (self.delta_tile, delta.offset(row));
+                let Some(has_started) = has_started else {
+                    q.next(at(q_rows), &[lse()]);
+                    copy_v_behind_q();
+                    dout.next(at(dout_rows), &[delta()]);
+                    return;
+                };
+                k.if_(has_started.get().eq(0).uniform(), || {
+                    q.next(at(q_rows), &[]);
+                    dout.start(at(dout_rows), 2);
+                });
+                has_started.set(0u32);
+                dout.finish(&[lse(), delta()], dout.stages.stage(), dout.stages.full());
             });
         });
         copy_v_behind_q();
@@ -91,23 +121,37 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         Fill { operand, part, stages }
     }
 
-    /// Copies a box of rows and, if they are given, the statistics of the stage's rows.
+    /// Copies a box of rows, and statistics of the stage's rows.
     #[track_caller]
-    fn next(&self, rows: BoxAt<'k>, numbers: Option<(SharedTile<'k, f32>, GlobalPtr<'k, f32>)>) {
+    fn next(&self, rows: BoxAt<'k>, numbers: &[Numbers<'k>]) {
+        let (stage, full) = self.start(rows, numbers.len() as u32);
+        self.finish(numbers, stage, full);
+    }
+
+    /// Copies a box of rows to a stage, to which so many statistics come as well.
+    #[track_caller]
+    fn start(&self, rows: BoxAt<'k>, numbers: u32) -> (Val<'k, u32>, MBarrier<'k>) {
         let tile = self.operand.tile;
         let (stage, full) = (self.stages.stage(), self.stages.full());
         self.stages.acquire();
-        let bytes = numbers.map_or(0, |_| 4 * tile.rows());
-        self.stages.expect(tile.stage_bytes() + bytes);
+        self.stages.expect(tile.stage_bytes() + numbers * 4 * tile.rows());
         match self.part {
             None => tile.load_tma(stage, rows, full),
             Some(part) => tile.load_tma_part(stage, part, rows, full),
         }
-        if let Some((numbers, from)) = numbers {
-            stage
-                .builder()
-                .bulk_load(numbers.at_stage(stage, 0, 0), from, bytes, full);
+        (stage, full)
+    }
+
+    /// Copies them, and goes on to the next stage.
+    #[track_caller]
+    fn finish(&self, numbers: &[Numbers<'k>], stage: Val<'k, u32>, full: MBarrier<'k>) {
+        let (k, bytes) = (stage.builder(), 4 * self.operand.tile.rows());
+        for (numbers, from) in numbers {
+            k.bulk_load(numbers.at_stage(stage, 0, 0), *from, bytes, full);
         }
         self.stages.advance();
     }
 }
+
+/// Statistics of a stage's rows, and where they are.
+type Numbers<'k> = (SharedTile<'k, f32>, GlobalPtr<'k, f32>);

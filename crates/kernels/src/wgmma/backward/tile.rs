@@ -17,6 +17,9 @@ pub(super) struct Tile<'k> {
     pub(super) index: Val<'k, u32>,
     /// Of this block's keys.
     pub(super) first_key: Val<'k, u32>,
+    /// Of all batches; and the tiles of each head.
+    pub(super) head: Val<'k, u32>,
+    pub(super) tiles: Val<'k, u32>,
     pub(super) kv_head: Val<'k, u32>,
     pub(super) batch: Val<'k, u32>,
     pub(super) sequence: Sequence<'k>,
@@ -99,11 +102,20 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             Some(taken) => taken.load().shfl_idx(0u32),
         };
         let tiles = (most_keys + (cols - 1)) / cols;
-        let heads = clusters(k.grid_dim(0)) / tiles;
-        let (head, index) = tile_of(number, tiles, heads, self.heads_at_once, self.ordered());
+        let (head, index) = match &self.ahead {
+            None => {
+                let heads = clusters(k.grid_dim(0)) / tiles;
+                tile_of(number, tiles, heads, self.heads_at_once, self.ordered())
+            }
+            Some(ahead) => ahead.tile_of(number, tiles, self.heads_at_once),
+        };
         let first_key = index * cols;
-        let kv_heads = self.params.num_heads / self.params.group_size;
-        let batch = head / kv_heads;
+        let place = self.ahead.map(|ahead| ahead.place_of(head, self.params.num_heads));
+        let kv_heads = match place {
+            None => self.params.num_heads / self.params.group_size,
+            Some(_) => self.params.num_heads,
+        };
+        let batch = place.map_or_else(|| head / kv_heads, |[batch, _]| batch);
         let sequence = Sequence::of_batch(&self.params, batch);
         let params = &sequence.params;
         let seen_by = params.band.inverse(params.seq_len_q.reinterpret());
@@ -121,7 +133,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         } else {
             first_key
         };
-        let (kv_head, order) = (head % kv_heads, BlockOrder::ascending(range, false));
+        let kv_head = place.map_or_else(|| head % kv_heads, |[_, kv_head]| kv_head);
+        let order = BlockOrder::ascending(range, false);
         let shift = self.in_any_order().map(|_| {
             let own: Val<'k, i32> = (first_key / rows).reinterpret();
             let shifts = order.masked.eq(0) & own.lt(order.count) & order.count.le((SHIFTED_ROWS / rows) as i32);
@@ -130,6 +143,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let tile = Tile {
             index,
             first_key: of_block,
+            head,
+            tiles,
             kv_head,
             batch,
             seen_by,

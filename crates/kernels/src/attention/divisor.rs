@@ -4,14 +4,14 @@ use flashcore_ir::{Arg, KernelBuilder, Val};
 
 /// A divisor with its reciprocal: a product and a shift in place of a division's twenty instructions.
 #[derive(Clone, Copy)]
-pub(super) struct Divisor<'k> {
+pub(crate) struct Divisor<'k> {
     factor: Val<'k, u32>,
     shift: Val<'k, u32>,
 }
 
 impl<'k> Divisor<'k> {
     /// [`args`] gives the arguments.
-    pub(super) fn declare(k: &'k KernelBuilder, name: &str) -> Self {
+    pub(crate) fn declare(k: &'k KernelBuilder, name: &str) -> Self {
         Divisor {
             factor: k.param(&format!("{name}_factor")),
             shift: k.param(&format!("{name}_shift")),
@@ -20,14 +20,14 @@ impl<'k> Divisor<'k> {
 
     /// Of a number below 2^31.
     #[track_caller]
-    pub(super) fn quotient(&self, number: Val<'k, u32>) -> Val<'k, u32> {
+    pub(crate) fn quotient(&self, number: Val<'k, u32>) -> Val<'k, u32> {
         (number + number).mul_hi(self.factor) >> self.shift
     }
 }
 
 /// The arguments of a divisor. Source: Granlund and Montgomery, "Division by invariant integers using multiplication"
 /// (1994).
-pub(in super::super) fn args(divisor: u32) -> [Arg; 2] {
+pub(crate) fn args(divisor: u32) -> [Arg; 2] {
     reciprocal(divisor.max(1)).map(Arg::U32)
 }
 

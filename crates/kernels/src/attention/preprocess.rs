@@ -1,0 +1,230 @@
+//! The step that prepares the [statistics](super::gradients) of query rows from O, dO and the log-sum-exp, and zeros
+//! for the sums of dQ.
+
+use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
+use flashcore_problem::{DType, Problem};
+use half::{bf16, f16};
+
+use super::gradients::{DqSemaphore, PADDING, Statistics, Workspace, add_gradients, dq_sums};
+use super::lengths::{TensorParam, row_strides};
+use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid, push_buffer};
+use super::score_mod::LOG2_E;
+use crate::Refusal;
+use crate::family;
+use crate::step::{Identity, KernelCache, Step};
+
+/// Elements of a row that a thread loads.
+pub(crate) const CHUNK: u32 = 8;
+
+/// Warps of the kernel.
+const WARPS: u32 = 8;
+
+/// What rows are prepared from.
+#[derive(Clone, Copy)]
+pub(crate) struct RowInputs<'k, E> {
+    out: TensorParam<'k, E>,
+    dout: TensorParam<'k, E>,
+    lse: GlobalPtr<'k, f32>,
+}
+
+/// Those of a head.
+pub(crate) struct HeadInputs<'k, E> {
+    of: RowInputs<'k, E>,
+    out: GlobalPtr<'k, E>,
+    dout: GlobalPtr<'k, E>,
+    lse: GlobalPtr<'k, f32>,
+}
+
+impl<'k, E: Element> RowInputs<'k, E> {
+    /// [`add_row_inputs`] gives the arguments in the same order.
+    pub(crate) fn declare(k: &'k KernelBuilder, dout: &str) -> Self {
+        RowInputs {
+            out: TensorParam::declare(k, "out", k.param_ptr("out")),
+            dout: TensorParam::declare(k, dout, k.param_ptr(dout)),
+            lse: k.param_ptr("lse"),
+        }
+    }
+
+    /// Those of a head, where lengths are equal.
+    #[track_caller]
+    pub(crate) fn of_head(self, params: &RowParams<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> HeadInputs<'k, E> {
+        let batch_head = batch.fma(params.num_heads, head);
+        HeadInputs {
+            of: self,
+            out: self.out.head(batch, head),
+            dout: self.dout.head(batch, head),
+            lse: self.lse.offset_strided(batch_head, params.seq_len_q),
+        }
+    }
+}
+
+impl<'k, E: Widen> HeadInputs<'k, E> {
+    /// [`CHUNK`] elements of a row of O and of dO from a column on, in words.
+    #[track_caller]
+    pub(crate) fn load(&self, row: Val<'k, u32>, column: Val<'k, u32>) -> [Vec<Val<'k, E::Word>>; 2] {
+        let rows = [(self.of.out, self.out), (self.of.dout, self.dout)];
+        let words = CHUNK / E::PER_WORD;
+        rows.map(|(tensor, head)| tensor.row(head, row).offset(column).load_words(words, Cache::ReadOnly))
+    }
+
+    /// The log-sum-exp of a row.
+    #[track_caller]
+    pub(crate) fn lse(&self, row: Val<'k, u32>) -> Val<'k, f32> {
+        self.lse.offset(row).load_with(Cache::ReadOnly)
+    }
+}
+
+/// The arguments of [`RowInputs`].
+pub(crate) fn add_row_inputs(launch: &mut Launch, problem: &Problem, align: u32) {
+    add_tensor_as(launch, problem, align, "out", problem.o_layout(), false);
+    let named = launch.buffers.iter().position(|buffer| buffer.name == "dout");
+    match (named, problem.gradient_layouts()) {
+        // A main kernel copies it as well.
+        (Some(slot), Some(layouts)) => {
+            launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+            launch.args.extend(row_strides(&layouts.dout).map(Arg::U32));
+        }
+        _ => add_gradients(launch, problem, align, &["dout"]),
+    }
+    let slot = push_buffer(launch, "lse", 4 * problem.lse_len(), 4, false);
+    launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
+}
+
+/// The log-sum-exp as an exponent of 2. A NaN stays one.
+#[track_caller]
+pub(crate) fn exponent(natural: Val<'_, f32>) -> Val<'_, f32> {
+    natural.lt(f32::MIN).select(f32::INFINITY, natural * LOG2_E)
+}
+
+/// The step.
+pub(crate) fn step(
+    problem: &Problem,
+    shape: &Shape,
+    workspace: Workspace,
+    kernels: &KernelCache,
+) -> Result<Step, Refusal> {
+    // Nothing of it depends on Q, or on how scores come about.
+    let shape = Shape {
+        head_dim: shape.head_dim_v,
+        softcap: false,
+        ..*shape
+    };
+    let levers = family::padded([
+        shape.vector_bytes,
+        workspace.dq_columns,
+        u32::from(workspace.first_stores) + u32::from(workspace.counted > 0),
+    ]);
+    let family = "backward preprocess";
+    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+        let [vector_bytes, dq_columns, first_stores, ..] = *levers;
+        let zeroed = match (dq_columns, first_stores) {
+            (0, _) => String::new(),
+            (columns, 0) => format!("_dq{columns}"),
+            (columns, 1) => format!("_dq{columns}_semaphore"),
+            (columns, _) => format!("_dq{columns}_counted"),
+        };
+        let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
+        Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
+            DType::F32 => prepare::<f32>(k, shape, dq_columns, first_stores),
+            DType::F16 => prepare::<f16>(k, shape, dq_columns, first_stores),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, first_stores),
+        })
+    })?;
+    let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
+    let heads = match workspace.counted {
+        0 => problem.num_heads() * problem.batch(),
+        _ => workspace.prepared,
+    };
+    let blocks = rows / block_rows(&shape) as usize * heads;
+    let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
+    add_row_inputs(&mut launch, problem, shape.vector_bytes);
+    let slot = workspace.add_statistics(&mut launch, true);
+    if !workspace.first_stores {
+        workspace.add_dq_sums(&mut launch, slot);
+    }
+    workspace.add_dq_semaphore(&mut launch, slot);
+    if workspace.counted > 0 {
+        launch.args.push(workspace.prepared(slot));
+        launch.args.push(Arg::U32(workspace.counted as u32));
+    }
+    add_rows(&mut launch, problem, &shape);
+    Ok(Step { kernel, launch })
+}
+
+/// Threads that share a row where statistics are prepared, and the rows of a block.
+pub(crate) fn row_threads(shape: &Shape) -> u32 {
+    shape.head_dim_v.div_ceil(CHUNK).next_power_of_two().clamp(2, 32)
+}
+
+fn block_rows(shape: &Shape) -> u32 {
+    32 * WARPS / row_threads(shape)
+}
+
+/// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
+/// `first_stores`: 1 if a semaphore is zeroed in place of the sums, 2 if counts of blocks are, too.
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, first_stores: u32) {
+    let (first_stores, counts) = (first_stores > 0, first_stores > 1);
+    let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout");
+    let statistics = Statistics::declare(k, true);
+    let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
+    let semaphore = first_stores.then(|| DqSemaphore::declare(k));
+    let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared"), k.param::<u32>("all_heads")));
+    let params = RowParams::declare(k, shape);
+
+    let (row_threads, rows) = (row_threads(shape), block_rows(shape));
+    let blocks = (params.seq_len_q + (PADDING - 1)) / PADDING * (PADDING / rows);
+    let (block, batch_head) = (k.block_idx(0) % blocks, k.block_idx(0) / blocks);
+    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+    let (params, first) = params.of_sequence(batch);
+    let (out, dout) = (out.starting_at(first.q), dout.starting_at(first.q));
+    let head_row = statistics.head_row(params.num_heads, batch, head, first);
+    let (out_head, dout_head) = (out.head(batch, head), dout.head(batch, head));
+    let lse_head = params.lse_of_head(lse, batch_head, first);
+
+    let first_row = block * rows;
+    if let Some(semaphore) = semaphore {
+        let is_first = k.block_idx(0).eq(0) & k.thread_idx().eq(0);
+        k.if_(is_first.divergent(), || semaphore.tickets.store(0u32));
+    }
+    if let Some((counts, heads)) = counts {
+        k.if_(k.block_idx(0).eq(0).uniform(), || {
+            k.for_divergent(k.thread_idx(), heads, 32 * WARPS, |head| {
+                counts.offset(head).store(0u32)
+            });
+        });
+    }
+    let (thread_row, thread_col) = (k.thread_idx() / row_threads, k.thread_idx() % row_threads);
+    // Padding is defined up to the end of the tile.
+    params.if_has_row(first_row / PADDING * PADDING, params.seq_len_q, || {
+        if let Some(sums) = dq_sums {
+            let sums = sums.offset_strided(head_row + first_row, dq_columns);
+            let zeros = [0; 4].map(|_| k.constant(0f32));
+            k.for_divergent(k.thread_idx() * 4, rows * dq_columns, 4 * 32 * WARPS, |i| {
+                sums.offset(i).store_words(&zeros, Cache::Default);
+            });
+        }
+        if let Some(semaphore) = semaphore {
+            let place = semaphore.counts.offset(head_row + first_row + k.thread_idx());
+            k.if_(k.thread_idx().lt(rows).divergent(), || place.store(0u32));
+        }
+        let (row, column) = (first_row + thread_row, thread_col * CHUNK);
+        let is_row = row.lt(params.seq_len_q) & column.lt(shape.head_dim_v);
+        // A row that is not there has those of one that sees no key.
+        let (sum, row_lse) = (k.var(0.0), k.var(f32::INFINITY));
+        k.if_(is_row.divergent(), || {
+            let [out, dout] = [out.row(out_head, row), dout.row(dout_head, row)].map(|row| {
+                let chunk = row.offset(column);
+                chunk.load_f32s(CHUNK, shape.vector_bytes, Cache::ReadOnly)
+            });
+            out.into_iter().zip(dout).for_each(|(o, d)| sum.fma_assign(o, d));
+            let natural = lse_head.offset(row).load_with(Cache::ReadOnly);
+            row_lse.set(exponent(natural));
+        });
+        let delta = sum.get().reduce_sum(row_threads);
+        let statistics = statistics.starting_at(head_row);
+        k.if_(thread_col.eq(0).divergent(), || {
+            statistics.lse.offset(row).store(row_lse.get());
+            statistics.delta.offset(row).store(delta);
+        });
+    });
+}

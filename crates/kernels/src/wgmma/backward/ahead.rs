@@ -1,0 +1,257 @@
+//! The statistics of query rows, prepared while the main kernel runs, which leaves most of the memory's bandwidth
+//! unused.
+//!
+//! [`preprocess`] prepares the rows of the first heads. A block prepares rows of a later head, those with the numbers
+//! of its own keys: its last warpgroup loads O and dO before it waits for its first tile, and uses them behind its
+//! first scores. A word for each head counts the blocks that have prepared rows of it. Blocks of that head wait until
+//! all have, which is long before they start.
+//!
+//! Blocks start in the order of their numbers, as CUB's scan assumes, too. A block waits only for blocks with smaller
+//! numbers, and for what these do before they wait for any other. So blocks cannot deadlock.
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{Arg, GlobalPtr, KernelBuilder, Launch, Val, Var, Widen};
+use flashcore_problem::Problem;
+
+use super::kernel::Context;
+use super::tile::Tile;
+use crate::attention::divisor::{self, Divisor};
+use crate::attention::gradients::{PADDING, Workspace};
+use crate::attention::preprocess::{self, CHUNK, RowInputs};
+use crate::wgmma::{ALIGNMENT, Config};
+
+/// The barrier at which a later head's rows are prepared: of the warpgroup that does so, and of the warp that says it.
+const PREPARED: u32 = 5;
+
+/// Keys of the longest sequences for which blocks prepare rows ahead: of longer ones, `preprocess` is a small part.
+const MOST_KEYS: usize = 2048;
+
+/// What a block needs to prepare rows of a later head. Query heads do not share K/V heads.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<'k, E> {
+    rows: RowInputs<'k, E>,
+    /// By head of all batches: how many blocks have prepared rows of it.
+    prepared: GlobalPtr<'k, u32>,
+    /// How many heads later that head is. `preprocess` prepares as many.
+    heads: Val<'k, u32>,
+    /// The heads of all batches, and what a block's number is divided by for its tile: the tiles of a bundle of heads,
+    /// its heads, and the heads of a batch.
+    all_heads: Val<'k, u32>,
+    bundle_tiles: Divisor<'k>,
+    bundle_heads: Divisor<'k>,
+    batch_heads: Divisor<'k>,
+}
+
+/// Whether blocks prepare rows of later heads: where each head has as many blocks, one for each [`PADDING`] rows, and
+/// bundles of heads are whole.
+pub(super) fn prepares_ahead(problem: &Problem, config: &Config, width: u32, heads_at_once: u32) -> bool {
+    let (rows, keys) = (problem.seq_len_q(), problem.seq_len_kv());
+    let (units, blocks) = (rows.div_ceil(PADDING as usize), keys.div_ceil(config.cols as usize));
+    let is_plain = !problem.deterministic() && !problem.has_lengths() && problem.group_size() == 1;
+    let is_whole = (problem.batch() * problem.num_heads()).is_multiple_of(heads_at_once as usize);
+    is_plain && is_whole && width == 64 && units == blocks && keys <= MOST_KEYS
+}
+
+/// How many heads later: between the last block that prepares rows of a head and the first block of that head, as many
+/// blocks start as run at a time.
+pub(super) fn heads_ahead(tiles: usize, heads_at_once: u32, sms: u32) -> u32 {
+    let running = (sms as usize).div_ceil(tiles) as u32;
+    (heads_at_once + running).next_multiple_of(heads_at_once)
+}
+
+/// What a thread of the last warpgroup has loaded: words of O and dO of some rows, and the log-sum-exp of one.
+pub(super) struct LoadedRows<'k, E: Widen> {
+    words: Vec<[Vec<Var<'k, E::Word>>; 2]>,
+    lse: Var<'k, f32>,
+    is_last: Val<'k, bool>,
+    /// Which part of rows the thread has, and the first of these rows.
+    lane: Val<'k, u32>,
+    first: Val<'k, u32>,
+}
+
+impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
+    fn declare(k: &'k KernelBuilder, context: &Context<'k, '_, E>) -> Option<Self> {
+        context.ahead.as_ref()?;
+        let lanes = preprocess::row_threads(context.shape);
+        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let thread = k.thread_idx() % 128;
+        let word = |_| k.var_unwritten("row");
+        let words = |_| (0..CHUNK / E::PER_WORD).map(word).collect();
+        Some(LoadedRows {
+            // As many passes as lanes share a row, since a warpgroup has a thread for each row.
+            words: (0..lanes).map(|_| [(); 2].map(words)).collect(),
+            lse: k.var_unwritten("row_lse"),
+            is_last: warp.ge(4 * context.shares.warpgroups),
+            lane: thread % lanes,
+            first: thread / lanes,
+        })
+    }
+
+    fn row(&self, pass: u32) -> Val<'k, u32> {
+        self.first + pass * (PADDING / self.words.len() as u32)
+    }
+
+    /// The row that the thread ends with.
+    fn own_row(&self) -> Val<'k, u32> {
+        self.lane.fma(PADDING / self.words.len() as u32, self.first)
+    }
+}
+
+impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
+    pub(super) fn declare(k: &'k KernelBuilder) -> Self {
+        Ahead {
+            rows: RowInputs::declare(k, "dout_rows"),
+            prepared: k.param_ptr_mut("prepared"),
+            heads: k.param("heads_ahead"),
+            all_heads: k.param("all_heads"),
+            bundle_tiles: Divisor::declare(k, "bundle_tiles"),
+            bundle_heads: Divisor::declare(k, "bundle_heads"),
+            batch_heads: Divisor::declare(k, "batch_heads"),
+        }
+    }
+
+    /// The head and the tile of a block: [`tile_of`](super::tile::tile_of) of whole bundles.
+    #[track_caller]
+    pub(super) fn tile_of(
+        &self,
+        number: Val<'k, u32>,
+        tiles: Val<'k, u32>,
+        at_once: Val<'k, u32>,
+    ) -> (Val<'k, u32>, Val<'k, u32>) {
+        let bundle = self.bundle_tiles.quotient(number);
+        let in_bundle = number - bundle * (tiles * at_once);
+        let index = self.bundle_heads.quotient(in_bundle);
+        (bundle.fma(at_once, in_bundle - index * at_once), index)
+    }
+
+    /// The batch of a head of all batches, and the head in it.
+    #[track_caller]
+    pub(super) fn place_of(&self, head: Val<'k, u32>, num_heads: Val<'k, u32>) -> [Val<'k, u32>; 2] {
+        let batch = self.batch_heads.quotient(head);
+        [batch, head - batch * num_heads]
+    }
+}
+
+/// The arguments of [`Ahead::declare`].
+pub(super) fn add_to_launch(
+    launch: &mut Launch,
+    problem: &Problem,
+    workspace: Workspace,
+    slot: usize,
+    [heads, tiles, at_once]: [u32; 3],
+) {
+    preprocess::add_row_inputs(launch, problem, ALIGNMENT);
+    launch.args.push(workspace.prepared(slot));
+    let all_heads = (problem.batch() * problem.num_heads()) as u32;
+    launch.args.extend([heads, all_heads].map(Arg::U32));
+    let divisors = [tiles * at_once, at_once, problem.num_heads() as u32];
+    launch.args.extend(divisors.into_iter().flat_map(divisor::args));
+}
+
+impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
+    /// The head that this block prepares rows of, if there is one.
+    #[track_caller]
+    fn if_prepares(&self, tile: &Tile<'k>, body: impl FnOnce(&Ahead<'k, E>, Val<'k, u32>)) {
+        let Some(ahead) = &self.ahead else { return };
+        let (k, head) = (tile.batch.builder(), tile.head + ahead.heads);
+        k.if_(head.lt(ahead.all_heads).uniform(), || body(ahead, head));
+    }
+
+    /// Loads what the last warpgroup prepares rows from, before it waits for its first tile.
+    #[track_caller]
+    pub(super) fn load_ahead(&self, k: &'k KernelBuilder, tile: &Tile<'k>) -> Option<LoadedRows<'k, E>> {
+        let loaded = LoadedRows::declare(k, self)?;
+        self.if_prepares(tile, |ahead, head| {
+            k.if_(loaded.is_last.uniform(), || {
+                let (first_row, lane) = (tile.index * PADDING, loaded.lane);
+                let [batch, head] = ahead.place_of(head, self.params.num_heads);
+                let of_head = ahead.rows.of_head(&self.params, batch, head);
+                let last = self.params.seq_len_q - 1;
+                let has_columns = (lane * CHUNK).lt(self.shape.head_dim_v);
+                let column = has_columns.select(lane * CHUNK, 0);
+                for (pass, [out, dout]) in loaded.words.iter().enumerate() {
+                    let row = (first_row + loaded.row(pass as u32)).min(last);
+                    let words = of_head.load(row, column);
+                    for (to, words) in [out, dout].into_iter().zip(words) {
+                        to.iter().zip(words).for_each(|(to, word)| to.set(word));
+                    }
+                }
+                let row = (first_row + loaded.own_row()).min(last);
+                loaded.lse.set(of_head.lse(row));
+            });
+        });
+        Some(loaded)
+    }
+
+    /// Prepares the rows from what was loaded: each thread has a part of some rows, and ends with one row.
+    #[track_caller]
+    pub(super) fn keep_ahead(&self, k: &'k KernelBuilder, tile: &Tile<'k>, loaded: &Option<LoadedRows<'k, E>>) {
+        let Some(loaded) = loaded else { return };
+        self.if_prepares(tile, |_, head| {
+            k.if_(loaded.is_last.uniform(), || {
+                let (first_row, lane) = (tile.index * PADDING, loaded.lane);
+                let has_columns = (lane * CHUNK).lt(self.shape.head_dim_v);
+                let sum_of = |[out, dout]: &[Vec<Var<'k, E::Word>>; 2]| {
+                    let sum = k.var(0.0);
+                    for (out, dout) in out.iter().zip(dout) {
+                        let (out, dout) = (E::widen(out.get()), E::widen(dout.get()));
+                        out.into_iter().zip(dout).for_each(|(o, d)| sum.fma_assign(o, d));
+                    }
+                    has_columns.select(sum.get(), 0.0)
+                };
+                let mut sums: Vec<_> = loaded.words.iter().map(sum_of).collect();
+                // Lanes of a row add up, and each keeps half of the rows.
+                while sums.len() > 1 {
+                    let (low, high) = sums.split_at(sums.len() / 2);
+                    let mask = low.len() as u32;
+                    let is_high = (lane & mask).ne(0);
+                    let halves = low.iter().zip(high);
+                    sums = halves
+                        .map(|(&low, &high)| {
+                            let given: Val<'k, f32> = is_high.select(low, high);
+                            is_high.select(high, low) + given.shfl_bfly(mask)
+                        })
+                        .collect();
+                }
+                let row = first_row + loaded.own_row();
+                let is_row = row.lt(self.params.seq_len_q);
+                let head_row = head * self.statistics.stride();
+                let [lse, delta] = self.statistics.places(head_row + row);
+                lse.store(is_row.select(preprocess::exponent(loaded.lse.get()), f32::INFINITY));
+                delta.store(is_row.select(sums[0], 0.0));
+                if let Some(semaphore) = self.semaphore {
+                    semaphore.counts.offset(head_row + row).store(0u32);
+                }
+                k.barrier_arrive(PREPARED, 128 + 32);
+            });
+        });
+    }
+
+    /// One warp says that the rows of a later head are prepared.
+    #[track_caller]
+    pub(super) fn say_prepared(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
+        self.if_prepares(tile, |ahead, head| {
+            k.verb("say_prepared", || {
+                k.barrier_among(PREPARED, 128 + 32);
+                k.if_(k.elect().divergent(), || ahead.prepared.offset(head).add_release(1u32));
+            });
+        });
+    }
+
+    /// A thread waits until the rows of the tile's head are prepared.
+    #[track_caller]
+    pub(super) fn wait_for_rows(&self, tile: &Tile<'k>) {
+        let Some(ahead) = &self.ahead else { return };
+        let k = tile.batch.builder();
+        let (prepared, wanted) = (
+            ahead.prepared.offset(tile.head),
+            tile.head.ge(ahead.heads).select(tile.tiles, 0),
+        );
+        k.verb("wait_for_rows", || {
+            k.loop_(|scope| scope.break_if(prepared.load_acquire().ge(wanted).divergent()));
+            // Copies read what threads of other blocks have stored.
+            k.fence_proxy_async_global();
+        });
+    }
+}
