@@ -299,14 +299,14 @@ fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: boo
     }
 }
 
-/// The tiles of family `wgmma` in the backward pass at head_dim 64: the default and the smallest, of short and long
-/// sequences.
+/// The tiles of family `wgmma` in the backward pass at head_dim 64: the default and the smallest, of few heads and of
+/// many, whose blocks prepare statistics of later heads.
 fn backward_tiles_of_64_columns(kernels: &mut Kernels) -> Result<(), UnknownConfig> {
     for config in ["wgmma/m128n128-s2-pingpong", "wgmma/m64n64-s2-free"] {
         for dtype in [DType::F16, DType::BF16] {
             let shape = one_head((64, 64)).dtype(dtype).direction(Direction::Backward);
             kernels.add_shape(&shape, config.parse()?, Target::Sm90a);
-            kernels.add_shape(&shape.seq_len(4096), config.parse()?, Target::Sm90a);
+            kernels.add_shape(&shape.heads(512, 512).seq_len(64), config.parse()?, Target::Sm90a);
         }
     }
     Ok(())

@@ -3,10 +3,16 @@
 //!
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (24).
 
+#[cfg(feature = "cuda")]
+use flashcore::plans::{PlanSummary, Plans};
 use flashcore::testing::{InputKind, Inputs, Tolerance, compare_gradient, reference_gradients};
 use flashcore::{
     Attention, BackwardTensors, DType, Device, Gradients, Mask, Problem, ProblemBuilder, Tensor, TensorViewMut,
 };
+#[cfg(feature = "cuda")]
+use flashcore_ir::Target;
+#[cfg(feature = "cuda")]
+use flashcore_problem::rng::Rng;
 use flashcore_problem::{RandomLimits, others_untouched, random_backward};
 
 fn number(name: &str, default: u64) -> u64 {
@@ -76,6 +82,69 @@ fn gradients_equal_float64() {
         "{count} problems on {}: at most {most:.2?} of the allowed error",
         attention.device()
     );
+}
+
+/// Many heads: blocks of family `wgmma` prepare statistics of later heads. A plan for one SM makes most heads later
+/// ones, and one for all SMs as many as there are in training.
+#[cfg(feature = "cuda")]
+#[test]
+fn statistics_prepared_ahead_equal_float64() {
+    let Some(device) = crate::gpu() else { return };
+    let sms = device.context().unwrap().info().multiprocessors;
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 24));
+    let mut of_later_heads = 0;
+    for seed in first..first + count {
+        let mut rng = Rng::new(seed);
+        let window = Mask::window(Some(rng.between(0, 90) as u32), Some(rng.between(0, 90) as u32));
+        let masks = [
+            Mask::FULL,
+            Mask::CAUSAL,
+            Mask::CAUSAL.top_left(),
+            window,
+            window.top_left(),
+        ];
+        let mask = masks[rng.below(5)];
+        let for_one_sm = seed % 4 > 0;
+        // As many tiles of rows as of keys.
+        let tiles = if for_one_sm { rng.between(1, 2) } else { 1 };
+        let [rows, keys] = [(); 2].map(|()| rng.between((tiles - 1) * 128 + 1, tiles * 128));
+        let (batch, heads) = if for_one_sm { (4, 8) } else { (25, 8) };
+        let head_dims = [64, 48, 32, 8];
+        let problem = Problem::builder()
+            .batch(batch)
+            .heads(heads, heads)
+            .seq_len_q(rows)
+            .seq_len_kv(keys)
+            .head_dim(head_dims[rng.below(4)])
+            .head_dim_v(head_dims[rng.below(4)])
+            .dtype([DType::F16, DType::BF16][rng.below(2)])
+            .mask(mask);
+        let offset = if mask == Mask::FULL {
+            0
+        } else {
+            rng.below(200) as i32 - 100
+        };
+        let problem = problem.offsets(offset, 0).build().unwrap().backward().unwrap();
+        let attention = Attention::with_plans(device.clone(), Plans::none());
+        let attention = attention.with_sm_margin(if for_one_sm { sms - 1 } else { 0 }).unwrap();
+        if let PlanSummary::Gpu(choice) = attention.plan(&problem).unwrap() {
+            of_later_heads += u64::from(choice.plan.main.kernel.name().contains("ahead"));
+        }
+        let inputs = Inputs::generate(&problem, InputKind::Normal, seed);
+        let want = reference_gradients(&problem, &inputs).unwrap();
+        // What a run before has left in the workspace is not taken for that of this one.
+        for run in 0..3 {
+            let got = compute(&attention, &problem, &inputs);
+            for (i, name) in Gradients::<()>::NAMES.into_iter().enumerate() {
+                let tolerance = Tolerance::of_gradient(problem.dtype());
+                let found = compare_gradient(name, &got.each()[i].view(), want.each()[i], tolerance).unwrap();
+                assert!(found.passed, "seed {seed}, run {run}, {name} of {problem}: {found}");
+            }
+        }
+    }
+    println!("{count} problems, {of_later_heads} with statistics prepared ahead");
+    let is_hopper = device.context().unwrap().info().target() == Some(Target::Sm90a);
+    assert!(of_later_heads == count || !is_hopper);
 }
 
 /// The same bits in 50 runs, of a problem that has a kernel without that promise.

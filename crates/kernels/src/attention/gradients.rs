@@ -1,5 +1,5 @@
 //! What every backward kernel shares: its parameters, and the statistics of query rows, which
-//! [`preprocess`](super::preprocess) prepares.
+//! [`preprocess`](super::preprocess) prepares, of all heads or of the first ones.
 //!
 //! For each query row the workspace has the log-sum-exp as an exponent of 2 and `Δ = rowsum(dO ∘ O)`, f32, of all rows
 //! in one array each. Rows are padded: those of a sequence begin at a multiple of [`PADDING`], and up to the next
@@ -14,7 +14,9 @@
 //!
 //! A main kernel whose blocks own keys adds dQ up behind them: f32, zeroed by `preprocess`, so many columns for each
 //! of these rows. The main kernel defines their order within a tile of rows. If the first block at a tile [stores its
-//! part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place.
+//! part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place. If the main
+//! kernel [prepares statistics](Workspace::prepared_ahead) of later heads, a count for each head follows the semaphore:
+//! of the blocks that have prepared rows of that head.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::{GradientLayouts, Problem, QLengths};
@@ -38,10 +40,11 @@ pub(crate) struct Workspace {
     pub(super) dq_columns: u32,
     /// Whether the first block at a tile of the sums stores its part, so that only a [`DqSemaphore`] is zeroed.
     pub(super) first_stores: bool,
-    /// Heads of which the main kernel prepares rows, and counts the blocks that have; and how many of them `preprocess`
-    /// prepares.
-    pub(super) counted: usize,
-    pub(super) prepared: usize,
+    /// How many heads have a count of the blocks that have prepared rows of them: all, or none where `preprocess`
+    /// prepares all rows.
+    pub(super) counted_heads: usize,
+    /// Of so many heads, the first ones, `preprocess` prepares rows if heads have counts.
+    pub(super) first_heads: usize,
 }
 
 impl Workspace {
@@ -73,8 +76,8 @@ impl Workspace {
             rows,
             dq_columns,
             first_stores: false,
-            counted: 0,
-            prepared: 0,
+            counted_heads: 0,
+            first_heads: 0,
         })
     }
 
@@ -82,18 +85,18 @@ impl Workspace {
         Workspace { first_stores, ..self }
     }
 
-    /// `preprocess` prepares only so many of all heads, and the main kernel the others.
-    pub(crate) fn prepared_ahead(self, heads: usize, prepared: usize) -> Workspace {
-        let (counted, prepared) = (heads, prepared.min(heads));
+    /// Of `heads` heads of all batches, `preprocess` prepares rows of the first ones, and the main kernel, whose first
+    /// blocks at a tile store, of the others.
+    pub(crate) fn prepared_ahead(self, heads: usize, first: usize) -> Workspace {
         Workspace {
-            counted,
-            prepared,
+            counted_heads: heads,
+            first_heads: first,
             ..self
         }
     }
 
-    /// Where the main kernel counts.
-    pub(crate) fn prepared(&self, slot: usize) -> Arg {
+    /// Where the main kernel counts the blocks that have prepared rows of each head.
+    pub(crate) fn counts(&self, slot: usize) -> Arg {
         let byte_offset = (self.rows * (12 + 4 * self.dq_columns as usize)) as u64 + u64::from(ALIGN);
         Arg::Buffer { slot, byte_offset }
     }
@@ -129,7 +132,7 @@ impl Workspace {
 
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
         let semaphore = if self.first_stores {
-            4 * (self.rows + self.counted) + ALIGN as usize
+            4 * (self.rows + self.counted_heads) + ALIGN as usize
         } else {
             0
         };

@@ -112,7 +112,7 @@ pub(crate) fn step(
     let levers = family::padded([
         shape.vector_bytes,
         workspace.dq_columns,
-        u32::from(workspace.first_stores) + u32::from(workspace.counted > 0),
+        u32::from(workspace.first_stores) + u32::from(workspace.counted_heads > 0),
     ]);
     let family = "backward preprocess";
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
@@ -131,9 +131,9 @@ pub(crate) fn step(
         })
     })?;
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
-    let heads = match workspace.counted {
+    let heads = match workspace.counted_heads {
         0 => problem.num_heads() * problem.batch(),
-        _ => workspace.prepared,
+        _ => workspace.first_heads,
     };
     let blocks = rows / block_rows(&shape) as usize * heads;
     let mut launch = Launch::of(&kernel, grid("backward", [blocks, 1, 1])?);
@@ -143,9 +143,9 @@ pub(crate) fn step(
         workspace.add_dq_sums(&mut launch, slot);
     }
     workspace.add_dq_semaphore(&mut launch, slot);
-    if workspace.counted > 0 {
-        launch.args.push(workspace.prepared(slot));
-        launch.args.push(Arg::U32(workspace.counted as u32));
+    if workspace.counted_heads > 0 {
+        launch.args.push(workspace.counts(slot));
+        launch.args.push(Arg::U32(workspace.counted_heads as u32));
     }
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
@@ -168,7 +168,7 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, first_st
     let statistics = Statistics::declare(k, true);
     let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
     let semaphore = first_stores.then(|| DqSemaphore::declare(k));
-    let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared"), k.param::<u32>("all_heads")));
+    let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
     let params = RowParams::declare(k, shape);
 
     let (row_threads, rows) = (row_threads(shape), block_rows(shape));

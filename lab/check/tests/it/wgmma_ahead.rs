@@ -1,102 +1,206 @@
 //! In the backward pass of family `wgmma`, blocks prepare the statistics of later heads: gradients are right whatever
 //! runs at a time, and mistakes in how blocks wait for each other are found.
+//!
+//! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (24).
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::{Arg, Chip, Target};
-use flashcore_kernels::{KernelCache, Plan, select};
+use flashcore_ir::inst::{BinOp, Special};
+use flashcore_ir::{Arg, Chip, Inst, Kernel, Node, Operand, ScalarType, Target};
+use flashcore_kernels::Plan;
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
 use flashcore_sim::FindingKind;
 
+use crate::common::number;
 use crate::planted::check_with;
 use crate::wgmma_mutants::{place, through};
 
-/// A plan for few SMs: most heads are later ones.
-fn planned(problem: &Problem, sms: u32) -> Plan {
-    let chip = Chip {
+/// The default, and the smallest tile.
+const CONFIGS: [(&str, usize); 2] = [("wgmma/m128n128-s2-pingpong", 128), ("wgmma/m64n64-s2-free", 64)];
+
+/// Few SMs: most heads are later ones, and blocks wait for a place.
+fn chip(sms: u32) -> Chip {
+    Chip {
         target: Target::Sm90a,
         sms,
-    };
-    select(problem, chip, 16, &KernelCache::default()).unwrap().plan
+    }
 }
 
-/// Four heads, of which preprocess prepares two.
-fn problem() -> Problem {
+/// A plan whose blocks prepare rows of later heads.
+fn planned(problem: ProblemBuilder, config: &str, chip: Chip) -> Plan {
+    let problem = problem.build().unwrap().backward().unwrap();
+    let plan = Plan::new(&problem, &config.parse().unwrap(), chip).unwrap();
+    assert!(plan.main.kernel.name().contains("ahead"), "{problem}");
+    plan
+}
+
+/// As many blocks run at a time as on this chip.
+fn options_on(chip: Chip) -> CheckOptions {
+    let mut options = CheckOptions::default();
+    options.sim.chip = chip;
+    options
+}
+
+/// Four heads, of which preprocess prepares two, on two SMs.
+fn usual_plan() -> Plan {
     let problem = Problem::builder().heads(4, 4).seq_len_q(150).seq_len_kv(200);
-    problem.head_dim(64).build().unwrap().backward().unwrap()
+    planned(problem.head_dim(64), CONFIGS[0].0, chip(2))
+}
+
+/// A problem with later heads on three SMs or fewer. Half of them have offsets: rows that see no key, keys that no row
+/// sees, and sometimes nothing that is seen.
+fn random_problem(rng: &mut Rng, cols: usize) -> ProblemBuilder {
+    let window = Mask::window(Some(rng.between(0, 60) as u32), Some(rng.between(0, 60) as u32));
+    let masks = [
+        Mask::FULL,
+        Mask::CAUSAL,
+        Mask::CAUSAL.top_left(),
+        window,
+        window.top_left(),
+    ];
+    let mask = masks[rng.below(5)];
+    // As many tiles of 128 rows as of keys.
+    let tiles = rng.between(1, 2);
+    let [rows, keys] = [128, cols].map(|tile| rng.between((tiles - 1) * tile + 1, tiles * tile));
+    // Where tiles differ in their work, eight heads run at a time, and preprocess prepares two times as many.
+    let (heads, batch) = match mask == Mask::FULL {
+        true => (rng.between(2, 5), rng.between(3, 4)),
+        false => (8, 3),
+    };
+    let head_dims = [64, 56, 48, 40, 32, 24, 16, 8];
+    let problem = Problem::builder()
+        .batch(batch)
+        .heads(heads, heads)
+        .seq_len_q(rows)
+        .seq_len_kv(keys)
+        .head_dim(head_dims[rng.below(8)])
+        .head_dim_v(head_dims[rng.below(8)])
+        .dtype([DType::F16, DType::BF16][rng.below(2)])
+        .mask(mask);
+    let problem = if rng.chance(0.5) {
+        problem.layout(Layout::bhsd)
+    } else {
+        problem
+    };
+    // A full mask has no use for them.
+    match mask == Mask::FULL || rng.chance(0.5) {
+        true => problem,
+        false => {
+            let mut offset = || rng.between(0, 600) as i32 - 300;
+            problem.offsets(offset(), offset())
+        }
+    }
 }
 
 #[test]
 fn random_problems_with_later_heads_equal_float64() {
-    for seed in 0..8 {
+    let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 24));
+    for seed in first..first + count {
         let mut rng = Rng::new(seed);
-        let window = Mask::window(Some(40), Some(9));
-        let mask = [Mask::FULL, Mask::CAUSAL, Mask::CAUSAL.top_left(), window][rng.below(4)];
-        // Where tiles differ in their work, eight heads run at a time, and preprocess prepares two times as many.
-        let (heads, batch, keys) = match mask == Mask::FULL {
-            true => (rng.between(1, 5), rng.between(1, 4), rng.between(1, 290)),
-            false => (8, 3, rng.between(1, 140)),
-        };
-        let problem = Problem::builder()
-            .batch(batch)
-            .heads(heads, heads)
-            .seq_len_q(rng.between((keys - 1) / 128 * 128 + 1, keys.next_multiple_of(128)))
-            .seq_len_kv(keys)
-            .head_dim([64, 48, 40, 32][rng.below(4)])
-            .dtype([DType::F16, DType::BF16][rng.below(2)])
-            .mask(mask);
-        let problem = problem.build().unwrap().backward().unwrap();
-        let plan = planned(&problem, 1 + rng.below(3) as u32);
-        assert!(plan.main.kernel.name().contains("ahead"), "{problem}");
+        let (config, cols) = CONFIGS[seed as usize % 2];
+        let problem = random_problem(&mut rng, cols);
+        let chip = chip(1 + rng.below(3) as u32);
+        let plan = planned(problem, config, chip);
         let options = CheckOptions {
             seed,
-            schedules: 3,
-            ..CheckOptions::default()
+            schedules: 2,
+            ..options_on(chip)
         };
         let report = check_plan(&plan, &options).unwrap();
-        assert_eq!(report.verdict, Verdict::Clean, "problem {seed}: {problem}\n{report}");
+        let problem = &plan.problem;
+        assert_eq!(
+            report.verdict,
+            Verdict::Clean,
+            "{seed}: {problem} by {config}\n{report}"
+        );
     }
 }
 
-/// What is planted where, and what is found.
+/// On as many SMs as it is planned for, and on more, as where others leave room.
+#[test]
+fn as_many_blocks_as_fit_may_run() {
+    for sms in [1, 2, 132] {
+        let report = check_plan(&usual_plan(), &options_on(chip(sms))).unwrap();
+        assert_eq!(report.verdict, Verdict::Clean, "{sms} SMs: {report}");
+    }
+}
+
+/// On how many SMs: on 132 all blocks run at once, and a missing wait shows; on 2 a block may wait for one that has no
+/// place. What is planted where, and what is found.
 #[rustfmt::skip]
-const FAULTS: &[(Operator, &str, FindingKind)] = &[
-    (Operator::RelaxFlag, "wait_for_rows", FindingKind::BlockRace),
-    (Operator::InvertCondition, "wait_for_rows", FindingKind::NeverWritten),
-    (Operator::DropBarrier, "say_prepared", FindingKind::BlockRace),
-    (Operator::DropStore, "say_prepared", FindingKind::Deadlock),
-    (Operator::EveryLane, "say_prepared", FindingKind::BlockRace),
-    (Operator::DropStore, "store(0u32)", FindingKind::NeverWritten),
-    (Operator::DropStore, "lse.store(", FindingKind::NeverWritten),
-    (Operator::DropStore, "delta.store(", FindingKind::NeverWritten),
+const FAULTS: &[(u32, Operator, &str, FindingKind)] = &[
+    (2, Operator::RelaxFlag, "wait_for_rows", FindingKind::BlockRace),
+    (2, Operator::InvertCondition, "wait_for_rows", FindingKind::Deadlock),
+    (132, Operator::InvertCondition, "wait_for_rows", FindingKind::NeverWritten),
+    (132, Operator::BoundOne, "wait_for_rows", FindingKind::NeverWritten),
+    (2, Operator::DropBarrier, "say_prepared", FindingKind::BlockRace),
+    (2, Operator::DropStore, "say_prepared", FindingKind::Deadlock),
+    (132, Operator::EveryLane, "say_prepared", FindingKind::BlockRace),
+    (2, Operator::DropStore, "store(0u32)", FindingKind::NeverWritten),
+    (2, Operator::DropStore, "lse.store(", FindingKind::NeverWritten),
+    (2, Operator::DropStore, "delta.store(", FindingKind::NeverWritten),
 ];
 
 #[test]
 fn faults_of_later_heads_are_found() {
-    let plan = planned(&problem(), 2);
-    let report = check_plan(&plan, &CheckOptions::default()).unwrap();
-    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    let plan = usual_plan();
     let kernel = &plan.main.kernel;
-    for (operator, text, kind) in FAULTS {
+    for (sms, operator, text, kind) in FAULTS {
         let mut all = mutations(kernel).into_iter();
         let found = all.find(|m| m.operator == *operator && place(m, kernel).contains(text));
         let mutant = found.expect(text).apply(kernel);
-        let report = check_with(&plan, mutant, plan.main.launch.clone(), &CheckOptions::default());
+        let report = check_with(&plan, mutant, plan.main.launch.clone(), &options_on(chip(*sms)));
         let mut kinds = report.findings.iter().map(|found| found.finding.kind);
         assert!(kinds.any(|found| found == *kind), "{operator} at {text}: {report}");
     }
 }
 
+/// The kernel with its blocks numbered from the last one.
+fn in_reverse(kernel: &Kernel, blocks: u32) -> Kernel {
+    kernel.with_body(kernel.replaced(&mut |node| {
+        let Node::Inst { inst, site } = node else { return None };
+        let Inst::Special { dst, which } = *inst else {
+            return None;
+        };
+        let (ty, last) = (ScalarType::U32, Operand::Imm(u64::from(blocks - 1)));
+        let reversed = Inst::Bin {
+            op: BinOp::Sub,
+            ty,
+            dst,
+            a: last,
+            b: Operand::Reg(dst),
+        };
+        let reversed = Node::Inst {
+            inst: reversed,
+            site: *site,
+        };
+        (which == Special::Ctaid(0)).then(|| vec![node.clone(), reversed])
+    }))
+}
+
+/// A block waits only for blocks with smaller numbers, which have started. The other way round, the blocks that run
+/// wait for those that have no place, where not all run at once.
+#[test]
+fn blocks_in_the_other_order_deadlock() {
+    let plan = usual_plan();
+    let mutant = in_reverse(&plan.main.kernel, plan.main.launch.grid[0]);
+    let on = |sms| check_with(&plan, mutant.clone(), plan.main.launch.clone(), &options_on(chip(sms)));
+    let report = on(2);
+    let mut kinds = report.findings.iter().map(|found| found.finding.kind);
+    assert!(kinds.any(|found| found == FindingKind::Deadlock), "{report}");
+    assert_eq!(on(132).verdict, Verdict::Clean);
+}
+
 /// What a launch before has counted, or nothing at all, is not taken for a count of this one.
 #[test]
 fn counts_that_are_not_zeroed_are_found() {
-    let mut plan = planned(&problem(), 2);
+    let mut plan = usual_plan();
     let heads = plan.problem.num_heads() as u32;
     let args = &mut plan.before[0].launch.args;
     let counts = args.iter().position(|arg| *arg == Arg::U32(heads));
     args[counts.unwrap()] = Arg::U32(0);
-    let report = check_plan(&plan, &CheckOptions::default()).unwrap();
+    let report = check_plan(&plan, &options_on(chip(2))).unwrap();
     let mut findings = report.findings.iter().map(|found| &found.finding);
     let found = findings.any(|f| f.kind == FindingKind::NeverWritten && through(&f.lines).contains("wait_for_rows"));
     assert!(found, "{report}");

@@ -32,7 +32,7 @@ const MOST_KEYS: usize = 2048;
 pub(super) struct Ahead<'k, E> {
     rows: RowInputs<'k, E>,
     /// By head of all batches: how many blocks have prepared rows of it.
-    prepared: GlobalPtr<'k, u32>,
+    counts: GlobalPtr<'k, u32>,
     /// How many heads later that head is. `preprocess` prepares as many.
     heads: Val<'k, u32>,
     /// The heads of all batches, and what a block's number is divided by for its tile: the tiles of a bundle of heads,
@@ -102,7 +102,7 @@ impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
     pub(super) fn declare(k: &'k KernelBuilder) -> Self {
         Ahead {
             rows: RowInputs::declare(k, "dout_rows"),
-            prepared: k.param_ptr_mut("prepared"),
+            counts: k.param_ptr_mut("prepared_blocks"),
             heads: k.param("heads_ahead"),
             all_heads: k.param("all_heads"),
             bundle_tiles: Divisor::declare(k, "bundle_tiles"),
@@ -142,7 +142,7 @@ pub(super) fn add_to_launch(
     [heads, tiles, at_once]: [u32; 3],
 ) {
     preprocess::add_row_inputs(launch, problem, ALIGNMENT);
-    launch.args.push(workspace.prepared(slot));
+    launch.args.push(workspace.counts(slot));
     let all_heads = (problem.batch() * problem.num_heads()) as u32;
     launch.args.extend([heads, all_heads].map(Arg::U32));
     let divisors = [tiles * at_once, at_once, problem.num_heads() as u32];
@@ -234,7 +234,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         self.if_prepares(tile, |ahead, head| {
             k.verb("say_prepared", || {
                 k.barrier_among(PREPARED, 128 + 32);
-                k.if_(k.elect().divergent(), || ahead.prepared.offset(head).add_release(1u32));
+                k.if_(k.elect().divergent(), || ahead.counts.offset(head).add_release(1u32));
             });
         });
     }
@@ -244,12 +244,12 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
     pub(super) fn wait_for_rows(&self, tile: &Tile<'k>) {
         let Some(ahead) = &self.ahead else { return };
         let k = tile.batch.builder();
-        let (prepared, wanted) = (
-            ahead.prepared.offset(tile.head),
+        let (count, wanted) = (
+            ahead.counts.offset(tile.head),
             tile.head.ge(ahead.heads).select(tile.tiles, 0),
         );
         k.verb("wait_for_rows", || {
-            k.loop_(|scope| scope.break_if(prepared.load_acquire().ge(wanted).divergent()));
+            k.loop_(|scope| scope.break_if(count.load_acquire().ge(wanted).divergent()));
             // Copies read what threads of other blocks have stored.
             k.fence_proxy_async_global();
         });

@@ -45,7 +45,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         keys.next(k_rows.at(at(tile.first_key)), &[]);
         let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
         // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
-        let v_is_left = rank.is_none().then(|| k.var(1u32));
+        let v_is_left = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
         let copy_v_behind_q = || {
             let Some(is_left) = v_is_left else { return };
             k.if_(is_left.get().gt(0).uniform(), || {
@@ -64,13 +64,15 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
         let row_of = |i| self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
-        // Where statistics are prepared ahead, they come with dO: S needs none.
+        // Where statistics are prepared ahead, they come with dO: S needs none. All that the block prepares rows behind
+        // comes before it waits for another block: V, too, even if no row sees a key.
         let has_started = self.ahead.map(|_| {
-            k.if_(tile.q_tiles().gt(0).uniform(), || {
-                let at = [row_of(k.constant(0)), tile.kv_head, tile.batch];
-                q.next(q_rows.at(at), &[]);
-                copy_v_behind_q();
-                dout.start(dout_rows.at(at), 2);
+            let any = || tile.q_tiles().gt(0).uniform();
+            let at = || [row_of(k.constant(0)), tile.kv_head, tile.batch];
+            k.if_(any(), || q.next(q_rows.at(at()), &[]));
+            copy_v();
+            k.if_(any(), || {
+                dout.start(dout_rows.at(at()), 2);
             });
             self.wait_for_rows(tile);
             k.var(1u32)

@@ -147,6 +147,41 @@ fn heads_run_together_where_tiles_differ() {
     assert_eq!(heads_at_once(&problem.backward().unwrap(), 128), 16);
 }
 
+/// The plan of a problem with so many heads, of head_dim 64.
+fn plan_of_heads(heads: usize, seq_len: usize) -> Plan {
+    let problem = Problem::builder().heads(heads, heads).seq_len(seq_len).head_dim(64);
+    let problem = problem.build().unwrap().backward().unwrap();
+    Plan::new(&problem, &"wgmma/m128n128-s2-pingpong".parse().unwrap(), Target::Sm90a).unwrap()
+}
+
+/// Blocks prepare statistics of later heads where there are any, and sequences are short.
+#[test]
+fn later_heads_are_prepared_ahead() {
+    let is_ahead = |heads, seq_len| plan_of_heads(heads, seq_len).main.kernel.name().contains("ahead");
+    // 132 SMs run the four tiles of 33 heads at a time.
+    assert_eq!([34, 35].map(|heads| is_ahead(heads, 512)), [false, true]);
+    assert_eq!([2048, 2049].map(|seq_len| is_ahead(64, seq_len)), [true, false]);
+}
+
+/// Bulk copies of statistics, and sums of dQ, read and add to what threads of other blocks have stored: a thread that
+/// has waited for them needs a fence between the proxies. The simulator does not tell proxies of global memory apart.
+#[test]
+fn what_waits_for_prepared_rows_fences_the_proxies() {
+    let ptx = plan_of_heads(64, 512).main.kernel.to_ptx();
+    let of_bulk = |line: &&str| line.contains("cp.async.bulk.shared") || line.contains("cp.reduce.async.bulk");
+    let mut waits = 0;
+    for after in ptx.split("ld.acquire").skip(1) {
+        let first_bulk = after.lines().position(|line| of_bulk(&line)).unwrap_or(usize::MAX);
+        let fence = after.lines().position(|line| line.contains("fence.proxy.async.global"));
+        if let Some(fence) = fence {
+            assert!(fence < first_bulk, "{after}");
+            waits += 1;
+        }
+    }
+    // The thread that copies, and those that send dQ.
+    assert_eq!(waits, 2);
+}
+
 /// In order: the blocks that add to a tile of dQ form a chain, in which each one waits for the block of the next tile
 /// of keys. That one has a smaller number, so it has started before: blocks cannot wait for each other for ever,
 /// however many run at the same time.
