@@ -46,6 +46,8 @@ pub struct Pipeline<'k> {
     empty: MBarriers<'k>,
     stages: u32,
     arrivers: u32,
+    /// Lanes of each of them that arrive.
+    lanes: u32,
     blocks: u32,
 }
 
@@ -84,6 +86,7 @@ impl KernelBuilder {
             empty: self.mbarriers(&format!("{name}.empty"), stages),
             stages,
             arrivers,
+            lanes: 1,
             blocks: 1,
         }
     }
@@ -98,7 +101,14 @@ impl KernelBuilder {
                 for pipeline in pipelines {
                     for stage in 0..pipeline.stages {
                         pipeline.full.at(stage).init(1);
-                        pipeline.empty.at(stage).init(pipeline.arrivers * pipeline.blocks);
+                        let Pipeline {
+                            empty,
+                            arrivers,
+                            lanes,
+                            blocks,
+                            ..
+                        } = pipeline;
+                        empty.at(stage).init(arrivers * lanes * blocks);
                     }
                 }
                 self.fence_mbarrier_init();
@@ -123,6 +133,18 @@ impl<'k> Pipeline<'k> {
             return self;
         };
         Pipeline { blocks, ..self }
+    }
+
+    /// The same, where the last `lanes` lanes of a warp release a stage, each for itself, because
+    /// loads read it. One lane would do, but compute-sanitizer's racecheck does not follow
+    /// `sync_warp` to its arrival. Of several lanes that load the same word, it knows the last one.
+    #[track_caller]
+    pub fn released_by_lanes(self, lanes: u32) -> Self {
+        if !(2..=32).contains(&lanes) {
+            self.k
+                .invalid(format!("{lanes} lanes of a warp release a stage; 2 to 32 can"));
+        }
+        Pipeline { lanes, ..self }
     }
 
     /// Stages.
@@ -259,21 +281,30 @@ impl<'k> Consumer<'k> {
     }
 
     /// Tells the producer (of every block, in a pipeline across a cluster) that this warp no
-    /// longer reads the stage. One lane arrives for all. Before that, lanes that read the stage
-    /// with loads must have synchronised (`sync_warp`), and if bulk copies fill it, must have
-    /// executed [`KernelBuilder::fence_proxy_async`] first, since an arrival does not wait for
-    /// loads. Products that read it must have been waited for.
+    /// longer reads the stage. One lane arrives for all, or [a few](Pipeline::released_by_lanes).
+    /// Before that, lanes that read the stage with loads must have synchronised (`sync_warp`), and
+    /// if bulk copies fill it, must have executed [`KernelBuilder::fence_proxy_async`] first, since
+    /// an arrival does not wait for loads. Products that read it must have been waited for.
     #[track_caller]
     pub fn release(&self) {
-        let Pipeline { k, empty, blocks, .. } = self.0.pipeline;
+        let Pipeline {
+            k,
+            empty,
+            lanes,
+            blocks,
+            ..
+        } = self.0.pipeline;
         let stage = self.0.stage();
         k.verb("release", || {
             let lane = k.lane();
-            if blocks == 1 {
-                k.if_(lane.eq(0).divergent(), || empty.at(stage).arrive());
-            } else {
+            match (lanes, blocks) {
+                (1, 1) => k.if_(lane.eq(0).divergent(), || empty.at(stage).arrive()),
                 // A lane for each block.
-                k.if_(lane.lt(blocks).divergent(), || empty.at(stage).in_block(lane).arrive());
+                (1, _) => k.if_(lane.lt(blocks).divergent(), || empty.at(stage).in_block(lane).arrive()),
+                (_, 1) => k.if_(lane.ge(32 - lanes).divergent(), || empty.at(stage).arrive()),
+                _ => k.if_(lane.ge(32 - lanes).divergent(), || {
+                    (0..blocks).for_each(|block| empty.at(stage).in_block(k.constant(block)).arrive());
+                }),
             }
         });
     }

@@ -170,7 +170,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
         place: "q.next(", object: "lse_tile", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "Q is given back by every lane", operator: Operator::IgnoreCondition,
-        place: "release(self.held)", object: "", found: Some(FindingKind::Mbarrier), at: "release(self.held)", of: "`q.empty`" },
+        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
     Fault { name: "dO is not given back", operator: Operator::DropArrive,
         place: "release(self.dout)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
     Fault { name: "the next head's rows are copied", operator: Operator::HeadOff,

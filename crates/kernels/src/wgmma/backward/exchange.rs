@@ -57,7 +57,8 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         ordered: bool,
     ) -> Self {
         let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
-        let [full] = made(k, ["ds.full"], DS_STAGES, 1);
+        // All threads of a warpgroup arrive, which also have read P.
+        let [full] = made(k, ["ds.full"], DS_STAGES, 128);
         Exchange {
             keys: Operand {
                 tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),
@@ -188,7 +189,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.fence_proxy_async();
         k.barrier_among(DS_FULL, 128);
         let is_first = (k.thread_idx() % 128).eq(0);
-        k.if_(is_first.divergent(), || self.send_ds(exchange, stage()));
+        let has_read_p = || exchange.full.at(stage()).arrive();
+        k.if_else(is_first.divergent(), || self.send_ds(exchange, stage()), has_read_p);
         self.q.wait();
         self.start_dk(stage());
     }

@@ -22,6 +22,7 @@ use super::{Shares, Variant, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
+use crate::attention::row_tile::QUAD;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::Config;
 use crate::wgmma::tiles::slabs;
@@ -101,7 +102,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ("dout", dout_tile, queries, cluster),
     ];
     let [q, keys, values, dout] = operands.map(|(name, tile, of, blocks)| {
-        let pipeline = k.pipeline(name, tile.stages(), consumers);
+        // With Q and dO come statistics, all of which each quad of a warp loads.
+        let pipeline = k.pipeline(name, tile.stages(), consumers).released_by_lanes(QUAD);
         Operand {
             tile,
             rows: TensorRows::declare(k, name, tile, tile.rows() / blocks, of),
