@@ -76,7 +76,7 @@ pub struct Comparison {
     pub of_allowed: f64,
     /// `‖got − want‖ / ‖want‖` (Frobenius norms) over elements where both are finite.
     pub frobenius: f64,
-    /// The element that exceeds its tolerance most, or is closest to it. NaN exceeds every number.
+    /// The element with the largest ratio of error to allowed error. NaN exceeds every number.
     pub worst: Option<Worst>,
     /// Elements that exceed their tolerance, including NaNs.
     pub failures: usize,
@@ -251,7 +251,8 @@ fn check_len(tensor: &'static str, given: usize, expected: &[usize]) -> Result<(
 struct Tally {
     tolerance: Tolerance,
     found: Comparison,
-    worst_excess: f64,
+    /// A NaN or a wrong infinity is the worst element.
+    worst_is_infinite: bool,
     error_squared: f64,
     want_squared: f64,
 }
@@ -261,7 +262,7 @@ impl Tally {
         Tally {
             tolerance,
             found: Comparison::default(),
-            worst_excess: f64::NEG_INFINITY,
+            worst_is_infinite: false,
             error_squared: 0.0,
             want_squared: 0.0,
         }
@@ -289,16 +290,14 @@ impl Tally {
         found.elements += 1;
         found.nan += usize::from(got.is_nan());
         found.unwritten += usize::from(unwritten);
-        // The excess over the allowed error. NaN counts as infinite.
         let allowed = self.tolerance.allowed(want) + slack;
-        let excess = match error - allowed {
-            _ if error == 0.0 => -self.tolerance.atol,
-            excess if excess.is_nan() => f64::INFINITY,
-            excess => excess,
-        };
-        found.failures += usize::from(excess > 0.0);
-        if found.worst.is_none() || excess > self.worst_excess {
-            self.worst_excess = excess;
+        // NaN, and infinity where it is wrong, exceed every number.
+        let excess = error - allowed;
+        let is_infinite = error != 0.0 && (excess.is_nan() || excess == f64::INFINITY);
+        found.failures += usize::from(is_infinite || excess > 0.0);
+        let is_worse = !self.worst_is_infinite && (is_infinite || error > found.of_allowed * allowed);
+        if found.worst.is_none() || is_worse {
+            self.worst_is_infinite = is_infinite;
             found.worst = Some(Worst { index, got, want });
         }
         if !error.is_nan() {

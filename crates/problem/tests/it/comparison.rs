@@ -1,8 +1,8 @@
 //! Tests of the reference and of the comparison.
 
 use flashcore_problem::{
-    DType, InputKind, Inputs, Layout, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, ReferenceRow, Tensor,
-    Tolerance, compare, compare_lse, gaps_untouched, random_lengths, random_problem, reference,
+    DType, InputKind, Inputs, Layout, Lengths, Mask, POISON, Problem, QLengths, RandomLimits, ReferenceRow, Slack,
+    Tensor, Tolerance, compare, compare_lse, gaps_untouched, random_lengths, random_problem, reference,
     reference_probabilities, reference_rows, reference_scores,
 };
 
@@ -421,4 +421,33 @@ fn comparison_counts_failures() {
             .unwrap()
             .passed
     );
+}
+
+#[test]
+fn the_worst_element_has_the_largest_share_of_what_is_allowed() {
+    let p = Problem::builder()
+        .heads(1, 1)
+        .head_dim(8)
+        .seq_len(1)
+        .dtype(DType::F32)
+        .build()
+        .unwrap();
+    let mut out = vec![0.0; 8];
+    out[3] = 100.0;
+    let slack = Slack {
+        out: vec![0.0; 8],
+        lse: 0.0,
+    };
+    let want = [ReferenceRow {
+        index: [0; 3],
+        out,
+        lse: 0.0,
+        slack,
+    }];
+    // 0.9 of 1.01 is allowed, and 0.005 of 0.01.
+    let got = |d| [0.0, 0.005, 0.0, 100.9][d % 4];
+    let got = Tensor::from_fn(DType::F32, *p.o_layout(), |_, _, _, d| got(d) * f32::from(d < 4));
+    let found = compare(&p, &got.view(), &want, Tolerance { atol: 1e-2, rtol: 1e-2 }).unwrap();
+    assert!(found.passed && (found.of_allowed - 0.9 / 1.01).abs() < 1e-3, "{found}");
+    assert_eq!(found.worst.unwrap().index, [0, 0, 0, 3]);
 }
