@@ -84,6 +84,9 @@ pub struct Comparison {
     pub nan: usize,
     /// NaN elements that still hold the poison the output was filled with.
     pub unwritten: usize,
+    /// An output of zeros would pass, too: no correct value is larger than what is allowed. The
+    /// comparison then says little.
+    pub zeros_pass: bool,
     /// All elements are within tolerance, and there is at least one.
     pub passed: bool,
 }
@@ -261,7 +264,10 @@ impl Tally {
     fn new(tolerance: Tolerance) -> Tally {
         Tally {
             tolerance,
-            found: Comparison::default(),
+            found: Comparison {
+                zeros_pass: true,
+                ..Comparison::default()
+            },
             worst_is_infinite: false,
             error_squared: 0.0,
             want_squared: 0.0,
@@ -291,6 +297,7 @@ impl Tally {
         found.nan += usize::from(got.is_nan());
         found.unwritten += usize::from(unwritten);
         let allowed = self.tolerance.allowed(want) + slack;
+        found.zeros_pass &= want.abs() <= allowed && want.is_finite();
         // NaN, and infinity where it is wrong, exceed every number.
         let excess = error - allowed;
         let is_infinite = error != 0.0 && (excess.is_nan() || excess == f64::INFINITY);

@@ -59,19 +59,25 @@ impl HeadValues<Vec<f32>> {
     }
 
     /// Values of a problem. Sinks are about as large as the largest scores of normal inputs; some are far
-    /// above and below. Slopes are in the paper's range, in random order, and some are 0.
+    /// above and below, but not all: the outputs of a head with a sink far above are 0 within tolerance.
+    /// Slopes are in the paper's range, in random order, and some are 0.
     pub(crate) fn draw(problem: &Problem, seed: u64) -> HeadValues<Vec<f32>> {
         let mut rng = Rng::stream(seed, 10);
         let sinks = problem.sinks().map(|dtype| {
-            let mut drawn = |_| match rng.below(8) {
+            let ordinary = |rng: &mut Rng| 2.0 + 2.0 * rng.normal();
+            let drawn = (0..problem.num_sinks()).map(|_| match rng.below(8) {
                 0 => 100.0,
                 1 => -100.0,
                 2 => f32::NEG_INFINITY,
-                _ => 2.0 + 2.0 * rng.normal(),
-            };
-            (0..problem.num_sinks())
-                .map(|head| rounded(dtype, drawn(head)))
-                .collect()
+                _ => ordinary(&mut rng),
+            });
+            let mut sinks: Vec<f32> = drawn.collect();
+            if sinks.iter().all(|sink: &f32| sink.abs() >= 100.0)
+                && let Some(first) = sinks.first_mut()
+            {
+                *first = ordinary(&mut rng);
+            }
+            sinks.into_iter().map(|sink| rounded(dtype, sink)).collect()
         });
         let slopes = problem.alibi().map(|_| {
             let mut drawn = || match rng.below(8) {
@@ -209,5 +215,28 @@ impl Tensor {
     pub fn with_drawn_head_values(mut self, problem: &Problem, seed: u64) -> Tensor {
         self.head_values = HeadValues::draw(problem, seed);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_head_has_an_ordinary_sink() {
+        for heads in [1, 2, 8] {
+            let problem = Problem::builder()
+                .heads(heads, 1)
+                .head_dim(16)
+                .seq_len(8)
+                .sinks(DType::F32);
+            let problem = problem.build().unwrap();
+            let of_seed = |seed| HeadValues::draw(&problem, seed).sinks.unwrap();
+            let all: Vec<Vec<f32>> = (0..200).map(of_seed).collect();
+            let is_ordinary = |sink: &f32| sink.abs() <= 14.0;
+            assert!(all.iter().all(|sinks| sinks.iter().any(is_ordinary)), "{heads} heads");
+            let some_are_not = all.iter().any(|sinks| !sinks.iter().all(is_ordinary));
+            assert_eq!(some_are_not, heads > 1, "{heads} heads");
+        }
     }
 }

@@ -112,6 +112,13 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
     };
     let text = format!("{mark}: {of}{nan}at most {error:.1e} from float64, allowed {allowed}{rows}{text}");
     page.field("correct", text);
+    if gate.passed() && gate.rows > 0 && gate.out.zeros_pass {
+        let why = "zeros would pass, too: no correct value is larger than the allowed error";
+        page.field(
+            "note",
+            format_args!("{why}; another --seed draws other inputs, lengths and sinks"),
+        );
+    }
 }
 
 /// Judges and times a problem on a device. Times are of standard normal inputs, whatever `inputs` is.

@@ -6,4 +6,5 @@ mod comparison;
 mod fp8;
 mod gradients;
 mod properties;
+mod trivial;
 mod wide_caches;

@@ -106,6 +106,21 @@ fn a_planted_mistake_is_shown_as_compilers_show_errors() {
     assert_eq!(keys(finding), finding_keys);
 }
 
+/// The only head's sink does not hide what P·V is.
+#[test]
+fn zeros_do_not_pass_with_sinks() {
+    let ran = flashcore("check tiny --sinks f32 --plant drop-product");
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    assert!(
+        !ran.words().contains("zeros would pass"),
+        "{}",
+        ran.stdout
+    );
+    // Rows that see no key are zeros, and a note says that little was compared.
+    let masked = shown("check tiny --causal --q-offset -99");
+    assert!(masked.contains("zeros would pass, too"), "{masked}");
+}
+
 #[test]
 fn values_of_a_line_and_errors_by_tap() {
     let told = flashcore("check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --numerics");
