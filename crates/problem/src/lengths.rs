@@ -202,6 +202,11 @@ impl Sequence<'_> {
         self.pages.is_none()
     }
 
+    /// Whether some row sees two keys or more. The outputs of others are zeros or rows of V, whatever the scores are.
+    pub fn mixes_keys(&self) -> bool {
+        (0..self.len_q).any(|row| self.keys.keys(row).len() > 1)
+    }
+
     /// Refuses pages outside the cache, and none where a row sees keys.
     fn check_pages(&self, b: usize, pages: usize) -> Result<(), ProblemError> {
         let Some((table, page_size)) = self.pages else {

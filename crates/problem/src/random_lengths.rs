@@ -1,12 +1,15 @@
 //! Random values of lengths for fuzz tests.
 
 use crate::rng::Rng;
-use crate::{KvLengths, Lengths, Problem, QLengths};
+use crate::{KvLengths, Lengths, Problem, QLengths, Sequence};
+
+/// Draws of which none has a row that sees two keys, until one is taken as it is.
+const TRIES: usize = 8;
 
 /// Values of the lengths of a problem, drawn from a seed: 0, 1 and the bound occur often, packed
 /// sequences leave rows at the end, pages lie in any order and are shared if they are few, and pages
 /// that no row sees are sometimes missing. Entries of the block table past the last key are −1 or
-/// lie outside the cache.
+/// lie outside the cache. In most problems some row sees two keys or more, if the mask lets it.
 ///
 /// ```
 /// use flashcore_problem::{KvLengths, Problem, random_lengths};
@@ -19,25 +22,39 @@ use crate::{KvLengths, Lengths, Problem, QLengths};
 /// ```
 pub fn random_lengths(problem: &Problem, seed: u64) -> Lengths<Vec<i32>> {
     let mut rng = Rng::stream(seed, 7);
+    let mixes_keys = |lengths: &Lengths<Vec<i32>>| {
+        let sequences = problem.sequences(&lengths.as_slices());
+        sequences.is_ok_and(|all| all.iter().any(Sequence::mixes_keys))
+    };
+    for _ in 1..TRIES {
+        let lengths = draw(problem, &mut rng);
+        if mixes_keys(&lengths) || rng.below(8) == 0 {
+            return lengths;
+        }
+    }
+    draw(problem, &mut rng)
+}
+
+fn draw(problem: &Problem, rng: &mut Rng) -> Lengths<Vec<i32>> {
     let (batch, most_q, most_kv) = (problem.batch(), problem.seq_len_q(), problem.seq_len_kv());
     let mut lengths = Lengths::default();
     if let QLengths::Packed { total, used } = problem.q_lengths() {
-        let (starts, rows) = draw_packed(&mut rng, batch, total, most_q, used);
+        let (starts, rows) = draw_packed(rng, batch, total, most_q, used);
         (lengths.cu_seqlens_q, lengths.seqused_q) = (Some(starts), used.then_some(rows));
     }
     match problem.kv_lengths() {
         KvLengths::Equal => {}
         KvLengths::Packed { total, used } => {
-            let (starts, rows) = draw_packed(&mut rng, batch, total, most_kv, used);
+            let (starts, rows) = draw_packed(rng, batch, total, most_kv, used);
             (lengths.cu_seqlens_k, lengths.seqused_k) = (Some(starts), used.then_some(rows));
         }
-        KvLengths::Cache => lengths.seqused_k = Some((0..batch).map(|_| draw_used(&mut rng, most_kv)).collect()),
+        KvLengths::Cache => lengths.seqused_k = Some((0..batch).map(|_| draw_used(rng, most_kv)).collect()),
         KvLengths::Paged {
             page_size,
             pages,
             max_pages,
         } => {
-            let used: Vec<i32> = (0..batch).map(|_| draw_used(&mut rng, most_kv)).collect();
+            let used: Vec<i32> = (0..batch).map(|_| draw_used(rng, most_kv)).collect();
             let filled = |b: usize| (used[b] as usize).div_ceil(page_size);
             let needed: usize = (0..batch).map(filled).sum();
             let mut free: Vec<usize> = if needed <= pages {

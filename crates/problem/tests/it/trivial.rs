@@ -1,6 +1,37 @@
-//! Problems that test little: an output of zeros would pass.
+//! Problems that test little: no row sees two keys, or an output of zeros would pass.
 
-use flashcore_problem::{DType, InputKind, Inputs, Problem, Tensor, Tolerance, compare, reference};
+use flashcore_problem::{
+    DType, InputKind, Inputs, Problem, RandomLimits, Tensor, Tolerance, compare, random_lengths, random_problem,
+    reference,
+};
+
+/// Outputs of problems without a row that sees two keys are zeros or rows of V, whatever a kernel computes.
+#[test]
+fn random_lengths_are_seldom_trivial() {
+    let limits = RandomLimits {
+        lengths: true,
+        ..RandomLimits::default()
+    };
+    let (mut with_lengths, mut trivial, mut avoidable) = (0, 0, 0);
+    for seed in 0..600 {
+        let p = random_problem(seed, &limits).unwrap();
+        let lengths = random_lengths(&p, seed);
+        let sequences = p.sequences(&lengths.as_slices()).unwrap();
+        let most = p.key_range_of(p.seq_len_q(), p.seq_len_kv());
+        let may_mix = (0..p.seq_len_q()).any(|row| most.keys(row).len() > 1);
+        let is_trivial = !sequences.iter().any(|one| one.mixes_keys());
+        with_lengths += usize::from(p.has_lengths());
+        trivial += usize::from(p.has_lengths() && is_trivial);
+        avoidable += usize::from(p.has_lengths() && is_trivial && may_mix);
+    }
+    // The others are problems whose mask leaves no row two keys.
+    let counts = format!("{trivial} of {with_lengths}, {avoidable} of them by their lengths");
+    assert!(
+        trivial * 5 <= with_lengths && avoidable * 16 <= with_lengths,
+        "{counts}"
+    );
+    assert!(avoidable >= 10, "{counts}");
+}
 
 #[test]
 fn an_output_that_zeros_would_pass_is_named() {

@@ -13,7 +13,8 @@ use flashcore_ir::Chip;
 use flashcore_kernels::{FAMILIES, Family, KernelCache, NoPlan, select_among};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    BackwardTensors, Comparison, GapWritten, Gradients, POISON, ProblemError, ReferenceRow, Saved, others_untouched,
+    BackwardTensors, Comparison, GapWritten, Gradients, POISON, ProblemError, ReferenceRow, Saved, Sequence,
+    others_untouched,
 };
 use thiserror::Error as ThisError;
 
@@ -67,6 +68,8 @@ pub(crate) struct Found {
     pub(crate) out: Comparison,
     /// Some rows are fully masked.
     pub(super) masked_rows: bool,
+    /// No row sees two keys, or zeros would pass.
+    pub(super) is_trivial: bool,
     /// What SDPA says of float64.
     pub(super) seen: Option<Seen>,
 }
@@ -251,6 +254,8 @@ impl Engine {
         witness: Option<&Sdpa>,
     ) -> Result<Found, Wrong> {
         let inputs = Inputs::generate(problem, kind, seed);
+        let sequences = problem.sequences(&inputs.lengths.as_slices())?;
+        let mixes_keys = sequences.iter().any(Sequence::mixes_keys);
         if let Some(saved) = &inputs.saved {
             let out = match &drawn.run {
                 Runs::With(attention) => backward(attention, problem, &inputs, saved, seed)?,
@@ -259,6 +264,7 @@ impl Engine {
             let why = "gradients are compared with float64 alone";
             return Ok(Found {
                 out,
+                is_trivial: !mixes_keys || out.zeros_pass,
                 masked_rows: saved.lse.contains(&f32::NEG_INFINITY),
                 seen: witness.map(|_| Seen::Not(why.to_string())),
             });
@@ -277,6 +283,7 @@ impl Engine {
         }
         Ok(Found {
             out,
+            is_trivial: !mixes_keys || out.zeros_pass,
             masked_rows: want.iter().any(|row| row.lse == f64::NEG_INFINITY),
             seen,
         })

@@ -22,6 +22,8 @@ pub struct Report {
     pub passed: usize,
     /// Those that are not, by number.
     pub mismatches: Vec<Mismatch>,
+    /// Those of the right ones that test little: no row sees two keys, or zeros would pass.
+    pub trivial: usize,
     /// More problems were drawn that no kernel serves.
     pub redrawn: usize,
     /// By family.
@@ -70,6 +72,7 @@ impl Report {
             seed: options.seed,
             passed: 0,
             mismatches: Vec::new(),
+            trivial: 0,
             redrawn: 0,
             families: BTreeMap::new(),
             counts: BTreeMap::new(),
@@ -85,6 +88,7 @@ impl Report {
     pub(super) fn add(&mut self, outcome: &Outcome) {
         let Outcome { problem, found, .. } = outcome;
         self.passed += 1;
+        self.trivial += usize::from(found.is_trivial);
         self.redrawn += outcome.redrawn;
         self.sdpa.add(found.seen.as_ref());
         let (name, levers) = match &outcome.kernel {

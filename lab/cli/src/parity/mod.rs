@@ -225,6 +225,13 @@ fn page(report: &Report) -> Page {
         0 => page.wrap(2, format_args!("{GOOD}{passed} right{GOOD:#} {device}")),
         _ => page.wrap(2, format_args!("{BAD}{wrong} wrong{BAD:#}, {passed} right {device}")),
     }
+    if report.trivial > 0 {
+        let some = style::count(report.trivial, "problem");
+        page.field(
+            "trivial",
+            format_args!("{some}: no row sees two keys, or zeros would pass"),
+        );
+    }
     if report.redrawn > 0 {
         let more = style::count(report.redrawn, "more problem");
         page.field("redrawn", format_args!("{more} that no kernel serves"));

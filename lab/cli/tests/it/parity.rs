@@ -28,6 +28,20 @@ fn json_has_every_key() {
     assert_eq!(report["families"]["cpu"]["problems"], 4);
 }
 
+/// Problems without a row that sees two keys are few, and counted.
+#[test]
+fn trivial_problems_are_counted() {
+    let ran = flashcore("parity 40 --device cpu --lengths --no-sdpa");
+    let words = ran.words();
+    let (before, _) = words
+        .split_once(" problems: no row sees two keys, or zeros would pass")
+        .expect("a count");
+    let trivial = before.rsplit(' ').next().and_then(|count| count.parse().ok());
+    assert!(trivial.is_some_and(|trivial: u32| trivial <= 14), "{words}");
+    let one = json("parity --only 2 --device cpu --lengths --no-sdpa --json");
+    assert_eq!(one["trivial"], 0);
+}
+
 #[test]
 fn a_mismatch_has_the_command_that_repeats_it() {
     let found = flashcore("parity 2 --device sim --profile l4 --family mma --plant drop-barrier --no-sdpa");
