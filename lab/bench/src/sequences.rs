@@ -1,7 +1,7 @@
 //! Lengths of the sequences that a bench times: a short description, and the values that it stands for.
 
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{KvLengths, Lengths, Problem, QLengths};
+use flashcore_problem::{KvLengths, Lengths, Problem, QLengths, Sequence};
 use serde::{Deserialize, Serialize};
 
 use crate::{BenchError, Result};
@@ -161,6 +161,24 @@ pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i3
     }
 }
 
+/// How many sequences there are, and how long: `2 sequences of 9 rows and 17 to 32 keys`.
+pub fn in_words(sequences: &[Sequence<'_>]) -> String {
+    let span = |what: &str, len: fn(&Sequence<'_>) -> usize| {
+        let lens = || sequences.iter().map(len);
+        match (lens().min().unwrap_or(0), lens().max().unwrap_or(0)) {
+            (1, 1) => format!("1 {what}"),
+            (least, most) if least == most => format!("{most} {what}s"),
+            (least, most) => format!("{least} to {most} {what}s"),
+        }
+    };
+    let count = match sequences.len() {
+        1 => "1 sequence".to_string(),
+        count => format!("{count} sequences"),
+    };
+    let (rows, keys) = (span("row", |one| one.len_q), span("key", |one| one.len_kv));
+    format!("{count} of {rows} and {keys}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,6 +231,9 @@ mod tests {
             group(3, Some(Span::Equal(1)), Some(Span::Between([17, 32]))),
         ];
         let mixed = lengths(&problem, &mixed).unwrap();
+        let sequences = problem.sequences(&mixed.as_slices()).unwrap();
+        assert_eq!(in_words(&sequences), "4 sequences of 1 to 9 rows and 17 to 90 keys");
+        assert_eq!(in_words(&sequences[1..2]), "1 sequence of 1 row and 17 keys");
         assert_eq!(mixed.seqused_q, Some(vec![9, 1, 1, 1]));
         let mut used: Vec<i32> = mixed
             .block_table

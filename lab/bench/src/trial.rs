@@ -4,7 +4,7 @@ use std::slice;
 
 use flashcore::plans::PlanSummary;
 use flashcore::testing::InputKind;
-use flashcore::{Attention, KernelId, Problem};
+use flashcore::{Attention, KernelId};
 use flashcore_check::{Gate, gate, gate_gradients};
 use flashcore_problem::{Direction, Inputs};
 
@@ -12,7 +12,7 @@ use crate::bed::Drawn;
 use crate::defences::{Output, Run};
 use crate::gpu::Launching;
 use crate::planted::InFinals;
-use crate::{BenchError, Built, Measured, Mode, Options, Result, Stand, Trouble, Workbench};
+use crate::{BenchError, Built, Case, Measured, Mode, Options, Result, Stand, Trouble, Workbench};
 
 /// What came of a trial.
 #[derive(Debug)]
@@ -29,12 +29,16 @@ pub struct Tried {
 ///
 /// The kernel is bound to tensors between guards, runs once over poisoned outputs exactly as it is timed, and its
 /// output for inputs of this kind and seed is compared with the float64 reference; if it is right, the kernel is timed
-/// by the protocol, hot. A backward problem's O and log-sum-exp come from the forward pass on the same device.
+/// by the protocol, hot. Where the problem has lengths, those that are judged are drawn by the seed
+/// ([`random_lengths`](fn@flashcore_problem::random_lengths)), and those that are timed are the case's
+/// ([`Case::lengths`]), as in a bench. A backward problem's O and log-sum-exp come from the forward pass on the same
+/// device.
 ///
 /// # Errors
 /// No kernel serves the problem, plan tables that cannot be read, tensors that cannot be allocated; or why the kernel
 /// could not be built, launched or timed, or what it wrote outside its tensors.
-pub fn run(attention: &Attention, problem: &Problem, inputs: (InputKind, u64), options: &Options) -> Result<Tried> {
+pub fn run(attention: &Attention, case: &Case, inputs: (InputKind, u64), options: &Options) -> Result<Tried> {
+    let problem = &case.problem;
     let plan = attention.plan(problem)?;
     let built = match (&plan, plan.kernel()) {
         (PlanSummary::Gpu(choice), _) => Built::Gpu(Box::new(choice.plan.clone())),
@@ -54,7 +58,7 @@ pub fn run(attention: &Attention, problem: &Problem, inputs: (InputKind, u64), o
             &in_finals,
             |mut bench, unopened| match unopened.into_iter().next() {
                 Some((_, error)) => Err(error),
-                None => judge_and_time(&mut bench, inputs, options),
+                None => judge_and_time(&mut bench, case, inputs, options),
             },
         )??;
     Ok(Tried { plan, gate, measured })
@@ -62,6 +66,7 @@ pub fn run(attention: &Attention, problem: &Problem, inputs: (InputKind, u64), o
 
 fn judge_and_time(
     bench: &mut Workbench<'_>,
+    case: &Case,
     (kind, seed): (InputKind, u64),
     options: &Options,
 ) -> Result<(Gate, Option<Measured>)> {
@@ -86,7 +91,7 @@ fn judge_and_time(
     if let Some(outside) = bed.outside().map_err(trouble)? {
         return Err(trouble(Trouble::new(outside)));
     }
-    Drawn::default().load_into(bed).map_err(trouble)?;
+    Drawn::uninspected(case)?.load_into(bed).map_err(trouble)?;
     let mut measurement = bench.time(options, Mode::Hot, 0, None, &mut ())?;
     let measured = measurement.subjects.remove(0);
     match measured.trouble {

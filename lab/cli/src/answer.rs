@@ -4,9 +4,10 @@ use flashcore::plans::PlanSummary;
 use flashcore::testing::InputKind;
 use flashcore::{Attention, Device, KernelId, Problem};
 use flashcore_bench::trial::{self, Tried};
-use flashcore_bench::{LaunchMode, Measured, Options, Summary};
+use flashcore_bench::{Case, LaunchMode, Measured, Options, Summary, sequences};
 use flashcore_check::Gate;
-use flashcore_problem::Tolerance;
+use flashcore_problem::{Lengths, Tolerance, random_lengths};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{BAD, Failure, GOOD, Page, bench, machine, style, whole};
@@ -20,7 +21,35 @@ pub(crate) struct Answer {
     pub(crate) gate: Gate,
     /// Microseconds of a run, and how they were measured; `None` if the output is wrong.
     time: Option<(Summary, String)>,
+    /// Operations of the run that is timed.
+    flops: f64,
+    lengths: Option<Judged>,
     notes: Vec<String>,
+}
+
+/// Sequences of a problem with lengths: those whose output is judged, and those that are timed.
+struct Judged {
+    judged: SequencesOf,
+    timed: SequencesOf,
+}
+
+#[derive(Serialize)]
+struct SequencesOf {
+    rows: Vec<usize>,
+    keys: Vec<usize>,
+    #[serde(skip)]
+    words: String,
+}
+
+impl SequencesOf {
+    fn new(problem: &Problem, lengths: &Lengths<Vec<i32>>) -> Result<SequencesOf, Failure> {
+        let all = problem.sequences(&lengths.as_slices())?;
+        Ok(SequencesOf {
+            rows: all.iter().map(|one| one.len_q).collect(),
+            keys: all.iter().map(|one| one.len_kv).collect(),
+            words: sequences::in_words(&all),
+        })
+    }
 }
 
 fn method(measured: &Measured, samples: usize) -> String {
@@ -39,13 +68,14 @@ fn method(measured: &Measured, samples: usize) -> String {
 }
 
 impl Answer {
-    pub(crate) fn add(&self, page: &mut Page, problem: &Problem, predicted: Option<&str>) {
+    pub(crate) fn add(&self, page: &mut Page, predicted: Option<&str>) {
         add_gate(page, &self.gate);
+        if let Some(Judged { judged, timed }) = &self.lengths {
+            page.field("lengths", format_args!("compared: {}, drawn by the seed", judged.words));
+            page.field("", format_args!("timed: {}, as by `bench`", timed.words));
+        }
         if let Some((summary, _)) = &self.time {
-            let rate = match problem.has_lengths() {
-                true => "of drawn lengths".to_string(),
-                false => style::flops(problem.flops() / summary.p50 * 1e6),
-            };
+            let rate = style::flops(self.flops / summary.p50 * 1e6);
             let [median, low, high] = [summary.p50, summary.p10, summary.p90].map(style::micros);
             let text = format!("{median} median, 80 % of runs from {low} to {high}; {rate}");
             page.field("time", text);
@@ -78,7 +108,8 @@ impl Answer {
             "verdict": if self.gate.passed() { "clean" } else { "wrong" },
             "gate": self.gate,
             "time": time,
-            "flops": problem.flops(),
+            "lengths": self.lengths.as_ref().map(|of| json!({ "judged": of.judged, "timed": of.timed })),
+            "flops": self.flops,
         })
     }
 }
@@ -124,7 +155,7 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
 /// Judges and times a problem on a device. Times are of standard normal inputs, whatever `inputs` is.
 pub(crate) fn compute(
     device: Device,
-    problem: &Problem,
+    case: &Case,
     kernel: Option<KernelId>,
     inputs: InputKind,
     seed: u64,
@@ -137,13 +168,22 @@ pub(crate) fn compute(
         budget_ms: BUDGET_MS,
         ..bench::options(&attention.device())
     };
-    let Tried { plan, gate, measured } = trial::run(&attention, problem, (inputs, seed), &options)?;
+    let Tried { plan, gate, measured } = trial::run(&attention, case, (inputs, seed), &options)?;
+    let problem = &case.problem;
+    let lengths = problem.has_lengths().then(|| -> Result<Judged, Failure> {
+        Ok(Judged {
+            judged: SequencesOf::new(problem, &random_lengths(problem, seed))?,
+            timed: SequencesOf::new(problem, &case.lengths()?)?,
+        })
+    });
     let timed = measured.and_then(|measured| Some((measured.summary?, measured)));
     Ok(Answer {
         device: attention.device().to_string(),
         notes: attention.plans()?.notes().iter().map(ToString::to_string).collect(),
         plan,
         gate,
+        flops: case.work()?.flops,
+        lengths: lengths.transpose()?,
         time: timed.map(|(summary, measured)| (summary, method(&measured, summary.count))),
     })
 }

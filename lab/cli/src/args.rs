@@ -159,12 +159,17 @@ impl ProblemArgs {
         in_place::is_of_kernels(path).then_some(path)
     }
 
+    /// The named problem with its sequences, or a problem that flags changed, named by its shape.
+    pub(crate) fn case(&self, problem: &Problem) -> Case {
+        match case(&self.name) {
+            Ok(case) if case.problem == *problem => case,
+            _ => Case::new(problem.to_string(), problem.clone()),
+        }
+    }
+
     /// The name of the problem, or its shape if flags changed it.
     pub(crate) fn label(&self, problem: &Problem) -> String {
-        match case(&self.name) {
-            Ok(case) if case.problem == *problem => case.name,
-            _ => problem.to_string(),
-        }
+        self.case(problem).name
     }
 
     pub(crate) fn problem(&self) -> Result<Problem, Failure> {

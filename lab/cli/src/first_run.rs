@@ -2,6 +2,7 @@
 
 use flashcore::testing::InputKind;
 use flashcore::{Device, Problem};
+use flashcore_bench::Case;
 
 use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, answer, list, simulated, style, without_gpu};
 
@@ -14,12 +15,18 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
     let spinner = style::spinner("computing");
-    let answer = answer::compute(device, &problem, None, InputKind::Normal, 0)?;
+    let answer = answer::compute(
+        device,
+        &Case::new("mission", problem.clone()),
+        None,
+        InputKind::Normal,
+        0,
+    )?;
     let predicted = (!has_gpu).then(|| without_gpu::predicted(&problem));
     drop(spinner);
     let mut page = Page::default();
     page.heading(format_args!("Attention on {}", answer.device), &problem);
-    answer.add(&mut page, &problem, predicted.as_deref());
+    answer.add(&mut page, predicted.as_deref());
     page.print();
     let mut outcome = Outcome::of(answer.gate.passed());
 

@@ -69,7 +69,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         return Err(Failure::usage(why));
     }
     let device = machine::device(&args.device)?;
-    let answer = answer::compute(device, &problem, kernel, inputs, seed)?;
+    let answer = answer::compute(device, &args.problem.case(&problem), kernel, inputs, seed)?;
     Ok(report(&answer, &problem, args.json))
 }
 
@@ -78,7 +78,7 @@ fn report(answer: &Answer, problem: &Problem, as_json: bool) -> Outcome {
     let json = || answer.json(problem);
     style::show(as_json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", answer.device));
-        answer.add(&mut page, problem, None);
+        answer.add(&mut page, None);
         page
     });
     Outcome::of(answer.gate.passed())
@@ -86,6 +86,8 @@ fn report(answer: &Answer, problem: &Problem, as_json: bool) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use flashcore_bench::Case;
+
     use super::*;
 
     #[test]
@@ -93,7 +95,7 @@ mod tests {
         let problem = Problem::named("tiny").unwrap();
         let mut answer = answer::compute(
             flashcore::Device::Cpu,
-            &problem,
+            &Case::new("tiny", problem.clone()),
             None,
             flashcore::testing::InputKind::Normal,
             1,

@@ -195,6 +195,7 @@ fn json_parses_and_keeps_its_keys() {
             "verdict",
             "gate",
             "time",
+            "lengths",
             "flops"
         ])
     );

@@ -41,6 +41,35 @@ fn every_subcommand_takes_a_file() {
     std::fs::remove_file(toml).expect("removed");
 }
 
+/// The output is compared for lengths that the seed draws, and those of `bench` are timed.
+#[test]
+fn run_shows_the_lengths_that_it_compares_and_times() {
+    let text = "[[problems]]\nname = \"cached\"\nbatch = 2\nheads = 2\nseq_q = 1\nseq_kv = 90\nhead_dim = 32\n\
+                kv_lengths = \"cache\"\nsequences = [{ count = 1, keys = 90 }, { count = 1, keys = 30 }]\n";
+    let path = file("cached.toml", text);
+    let command = format!("run {} --device cpu --seed 3", path.display());
+    let shown = flashcore(&command);
+    assert_eq!(shown.code, 0, "{}", shown.stdout);
+    assert!(
+        shown
+            .words()
+            .contains("timed: 2 sequences of 1 row and 30 to 90 keys, as by `bench`"),
+        "{}",
+        shown.stdout
+    );
+    let answer: serde_json::Value =
+        serde_json::from_str(&flashcore(&format!("{command} --json")).stdout).expect("JSON");
+    let lengths = &answer["lengths"];
+    assert_eq!(
+        lengths["timed"],
+        serde_json::json!({ "rows": [1, 1], "keys": [90, 30] })
+    );
+    assert_ne!(lengths["judged"], lengths["timed"]);
+    // Two products of 2 heads over 120 keys.
+    assert_eq!(answer["flops"].as_f64(), Some(4.0 * 2.0 * 120.0 * 32.0));
+    std::fs::remove_file(path).expect("removed");
+}
+
 /// A search of a problem of a file is found by the file, or by the problem's name.
 #[test]
 fn the_leaderboard_takes_a_file() {
