@@ -88,6 +88,12 @@ pub enum CheckError {
     /// There is no such small problem.
     #[error("no smaller problem represents this one: {0}")]
     NoSmaller(ProblemError),
+    /// The cost model does not know the values of lengths.
+    #[error(
+        "the time of packed sequences, caches and pages depends on the values of their lengths, which the cost model does \
+         not know; predict the same problem with equal lengths"
+    )]
+    Lengths,
     /// The cost model does not cover an instruction.
     #[error("the cost model does not cover `{0}`")]
     Unknown(String),

@@ -104,13 +104,17 @@ impl Observation {
     /// Simulates a few blocks of a plan.
     ///
     /// # Errors
-    /// The plan cannot be simulated, or no smaller problem represents its problem.
+    /// The plan cannot be simulated, or no smaller problem represents its problem: one with lengths has
+    /// its blocks' work in a list that a kernel makes of their values.
     pub fn of(plan: &Plan) -> Result<Observation, CheckError> {
         Observation::with_cache(plan, &KernelCache::default())
     }
 
     /// As [`Observation::of`] with a cache of kernels.
     pub fn with_cache(plan: &Plan, kernels: &KernelCache) -> Result<Observation, CheckError> {
+        if plan.problem.has_lengths() {
+            return Err(CheckError::Lengths);
+        }
         plan.steps().try_for_each(|step| refuse_unknown(&step.kernel))?;
         let problem = &without_waits(plan)?;
         let head = Head::of(plan, problem, kernels)?;

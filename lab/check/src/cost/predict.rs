@@ -217,12 +217,10 @@ impl SeenStep {
     fn most_registers(&self, target: Target) -> u32 {
         let limits = target.limits();
         let blocks = self.kernel.min_blocks_per_sm().unwrap_or(1).max(1);
-        let unit = (limits.register_unit_per_warp / 32).max(1);
-        let registers = limits.registers_per_sm / (self.threads * blocks).max(1);
         let most = limits
             .registers_per_thread
             .min(self.kernel.max_registers().unwrap_or(u32::MAX));
-        (registers / unit * unit).min(most)
+        limits.launch_registers(self.threads * blocks).min(most)
     }
 }
 
@@ -278,4 +276,40 @@ fn busiest(step: &SeenStep, sm: &Sm, sms: u32, resident: f64) -> (Clockings, f64
         .map(|load| (load.clocks, (load.chains / resident).max(load.longest)));
     let later = |a: &(Clockings, f64), b: &(Clockings, f64)| together(&a.0, a.1).total_cmp(&together(&b.0, b.1));
     ends.max_by(later).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::Kernel;
+
+    use super::*;
+    use crate::cost::observe::Simulated;
+
+    /// Warps that do not divide evenly among the partitions of an SM, too.
+    #[test]
+    fn as_many_registers_as_are_allowed_fit() {
+        for threads in (32..=1024).step_by(32) {
+            let kernel = Kernel::build("test", threads, |_| ()).unwrap();
+            let step = SeenStep {
+                kernel: kernel.into(),
+                blocks: 1,
+                threads,
+                cluster: 1,
+                shared_bytes: 0,
+                seen: Simulated::default(),
+                blocks_a_head: 1,
+                work_items: 1,
+                has_list: false,
+                work_a_block: 1.0,
+            };
+            for target in Target::ALL {
+                let most = step.most_registers(target);
+                let blocks = target.limits().occupancy(threads, most, 0).blocks_per_sm;
+                assert!(
+                    most >= 64 && blocks > 0,
+                    "{threads} threads of {most} registers on {target}"
+                );
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use flashcore_check::cost::{Bound, MeasuredCard, Observation, Prediction, Rates, Resource, Unit, Work, roofline};
 use flashcore_ir::{PROFILES, Profile, Target};
 use flashcore_kernels::{Config, KernelCache, Plan};
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_problem::{DType, KvLengths, Mask, Problem, QLengths};
 use proptest::prelude::*;
 
 const MMA: &str = "mma/m64n64-w4x1-s2-b2-qreg-xor-cond";
@@ -106,6 +106,43 @@ fn e4m3_does_both_products_at_twice_the_rate() {
         (fp8[Unit::Mufu] / fp16[Unit::Mufu] - 1.0).abs() < 0.01 && fp8[Unit::Convert] >= fp16[Unit::Convert],
         "{fp8:?}"
     );
+}
+
+/// Their plans begin with a kernel that makes a schedule, whose blocks are not those of attention.
+#[test]
+fn plans_with_lengths_are_refused() {
+    let builder = || {
+        Problem::builder()
+            .batch(4)
+            .heads(8, 8)
+            .seq_len(512)
+            .head_dim(64)
+            .mask(Mask::CAUSAL)
+    };
+    let packed = (
+        QLengths::Packed {
+            total: 2048,
+            used: false,
+        },
+        KvLengths::Packed {
+            total: 2048,
+            used: false,
+        },
+    );
+    let cached = (QLengths::Equal, KvLengths::Cache);
+    for ((q, kv), id, target) in [
+        (packed, "wgmma/m128n128-s2-pingpong-spec", Target::Sm90a),
+        (cached, MMA, Target::Sm89),
+        (cached, SCALAR, Target::Sm89),
+    ] {
+        let problem = builder().q_lengths(q).kv_lengths(kv).build().unwrap();
+        let plan = Plan::with_cache(&problem, &id.parse::<Config>().unwrap(), target, &KERNELS).unwrap();
+        let why = Observation::with_cache(&plan, &KERNELS).unwrap_err();
+        assert!(
+            why.to_string().contains("depends on the values of their lengths"),
+            "{why}"
+        );
+    }
 }
 
 #[test]
