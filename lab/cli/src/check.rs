@@ -7,12 +7,14 @@ use flashcore_check::own::is_declaration;
 use flashcore_check::{CheckOptions, CheckReport};
 use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_sim::SimOptions;
+use serde_json::json;
 
 use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
 use crate::watch::WatchArgs;
 use crate::{
-    Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, kernels, memory, museum, own, simulated, style, watch,
+    BAD, Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, kernels, memory, museum, own, simulated, style,
+    watch,
 };
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
@@ -143,12 +145,20 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
 }
 
 fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Mutation>, advice: Page) -> Outcome {
+    let found = planted.as_ref().map(|_| simulated::outcome(report) != Outcome::Clean);
     if args.json {
-        style::print_json(&simulated::json(report));
+        let mut value = simulated::json(report);
+        value["planted"] = json!(planted.map(|mistake| json!({ "what": mistake.to_string(), "found": found })));
+        style::print_json(&value);
         return simulated::outcome(report);
     }
     let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} for {}", report.problem, card.title()));
-    page.fields("planted", &planted);
+    let what_came = match found {
+        Some(false) => format!("; {BAD}not found{BAD:#}: it has no effect on this problem that the check sees"),
+        _ => String::new(),
+    };
+    let text = planted.map(|mistake| format!("{mistake}{what_came}"));
+    page.fields("planted", &text);
     simulated::add(&mut page, report);
     if args.memory {
         memory::add_table(&mut page, &report.memory);

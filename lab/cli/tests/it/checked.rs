@@ -106,13 +106,30 @@ fn a_planted_mistake_is_shown_as_compilers_show_errors() {
     assert_eq!(keys(finding), finding_keys);
 }
 
+#[test]
+fn a_planted_mistake_that_is_not_found_is_said() {
+    let text = shown("check tiny --plant stride-one")
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
+    assert!(text.contains("not found: it has no effect on this problem"), "{text}");
+    let planted = json("check tiny --plant stride-one --json")["planted"].clone();
+    assert_eq!(planted["found"], false, "{planted}");
+    assert!(
+        planted["what"]
+            .as_str()
+            .is_some_and(|what| what.starts_with("stride-one of ")),
+        "{planted}"
+    );
+}
+
 /// The only head's sink does not hide what P·V is.
 #[test]
 fn zeros_do_not_pass_with_sinks() {
     let ran = flashcore("check tiny --sinks f32 --plant drop-product");
     assert_eq!(ran.code, 1, "{}", ran.stdout);
     assert!(
-        !ran.words().contains("zeros would pass"),
+        !ran.words().contains("zeros would pass") && !ran.words().contains("not found"),
         "{}",
         ran.stdout
     );

@@ -229,7 +229,7 @@ fn json_parses_and_keeps_its_keys() {
         "only_blocks",
         "seconds",
     ]);
-    assert_eq!(keys(&report), report_keys);
+    assert_eq!(keys(&report), &report_keys | &BTreeSet::from(["planted"]));
     assert_eq!(report["schedules"], serde_json::json!([0, 1]));
     assert!(report["counts"]["fma"]["warps"].as_u64().expect("a count") > 0);
     let simulated = json("run tiny --device sim --json");
