@@ -56,6 +56,11 @@ pub enum ProblemError {
     /// Invalid strides, scales, or an invalid buffer.
     #[error("{message}")]
     Tensor { tensor: &'static str, message: String },
+    /// The host cannot hold the tensors.
+    #[error(
+        "this takes about {needed} of the host's memory, and {had}; take fewer sequences or heads, or shorter ones"
+    )]
+    HostMemory { needed: String, had: String },
     /// An unknown problem name.
     #[error("no problem is named `{given}`; known names: {known}")]
     UnknownName { given: String, known: String },

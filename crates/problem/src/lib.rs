@@ -13,6 +13,7 @@ mod e4m3;
 pub mod error;
 mod gradient_sums;
 mod head_values;
+mod host_memory;
 pub mod inputs;
 pub mod layout;
 pub mod lengths;

@@ -99,6 +99,9 @@ impl Drawn {
     /// Draws the inputs and computes the answers in float64.
     pub fn new(case: &Case) -> Result<Drawn> {
         let mut drawn = Drawn::uninspected(case)?;
+        // All inputs at once, and one answer.
+        let held = INSPECTION_SEEDS.len() as u64 + 1;
+        case.problem.check_host_memory(held, 1, 0)?;
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let inputs = drawn.draw(&case.problem, seed)?;
             drawn.answers.add(&case.problem, seed, &inputs)?;

@@ -119,6 +119,8 @@ impl Stand {
     ) -> Result<T> {
         let mut failed = Vec::new();
         let Some((stream, tools)) = &self.gpu else {
+            // Two places, inputs that are loaded, and a snapshot.
+            problem.check_host_memory(3, 3, 0)?;
             let bed = CpuBed::new(problem);
             let mut bench = Workbench::new(&bed, CpuStopwatch::default());
             for kernel in kernels {

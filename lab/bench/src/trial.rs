@@ -39,6 +39,12 @@ pub struct Tried {
 /// could not be built, launched or timed, or what it wrote outside its tensors.
 pub fn run(attention: &Attention, case: &Case, inputs: (InputKind, u64), options: &Options) -> Result<Tried> {
     let problem = &case.problem;
+    // On the host: what is judged, what is drawn to be timed, and on a CPU both places and a snapshot.
+    let (inputs_held, outputs_held) = match attention.device().target() {
+        Some(_) => (2, 2),
+        None => (4, 3),
+    };
+    problem.check_host_memory(inputs_held, outputs_held, 0)?;
     let plan = attention.plan(problem)?;
     let built = match (&plan, plan.kernel()) {
         (PlanSummary::Gpu(choice), _) => Built::Gpu(Box::new(choice.plan.clone())),

@@ -186,7 +186,7 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
     if !report.refusals.is_empty() {
         return Ok(report);
     }
-    let inputs = Inputs::generate(plan.problem, options.inputs, options.seed);
+    let inputs = generate(plan, options)?;
     let mut first: Option<Outputs> = None;
     for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule.wrapping_add(u64::from(n))) {
         let started = Instant::now();
@@ -236,10 +236,8 @@ pub(crate) fn observe(
     options: &CheckOptions,
     nonfinite: &[Vec<ScalarType>],
 ) -> Result<(Vec<Vec<TraceRecord>>, crate::Gate), CheckError> {
-    let (plan, inputs) = (
-        &Checked::of(plan),
-        Inputs::generate(&plan.problem, options.inputs, options.seed),
-    );
+    let plan = &Checked::of(plan);
+    let inputs = generate(plan, options)?;
     let (outputs, run) = run(plan, &inputs, options.first_schedule, options, nonfinite)?;
     Ok((run.traces, outputs.judge(plan, &inputs, options)?))
 }
@@ -247,8 +245,9 @@ pub(crate) fn observe(
 /// Logs at most `accesses` shared-memory accesses of the first block of a plan's main step, for
 /// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures).
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
-    let inputs = Inputs::generate(&plan.problem, options.inputs, options.seed);
-    let mut buffers = buffers_of(&Checked::of(plan), &inputs)?;
+    let checked = Checked::of(plan);
+    let inputs = generate(&checked, options)?;
+    let mut buffers = buffers_of(&checked, &inputs)?;
     let sim_options = SimOptions {
         log: accesses,
         only_block: Some(0),
@@ -256,6 +255,12 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
         ..options.sim.clone()
     };
     Ok(run_step(&plan.main, &mut buffers, sim_options)?.log)
+}
+
+/// Generates the inputs, if the host can hold them, the launch's copies, two runs' outputs and what is judged.
+fn generate(plan: &Checked<'_>, options: &CheckOptions) -> Result<Inputs, CheckError> {
+    plan.problem.check_host_memory(2, 3, plan.workspace_bytes)?;
+    Ok(Inputs::generate(plan.problem, options.inputs, options.seed))
 }
 
 /// The output buffers of a plan after a run.

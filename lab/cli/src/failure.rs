@@ -106,7 +106,10 @@ impl From<ProblemError> for Failure {
             };
             return Failure::usage(error).help(help);
         }
-        Failure::usage(error)
+        match error {
+            ProblemError::HostMemory { .. } => Failure::failed(error),
+            _ => Failure::usage(error),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod docs;
 mod gate;
 mod kbench;
 mod measured;
+mod memory;
 mod output;
 mod own;
 mod parity;
