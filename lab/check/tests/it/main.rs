@@ -12,6 +12,7 @@ mod fp8;
 mod gradients;
 mod head_values;
 mod hopper_mutants;
+mod hostile_lengths;
 mod ladder;
 mod lengths;
 mod lever_problems;
