@@ -2,6 +2,7 @@
 
 mod append;
 mod async_copies;
+mod backward_schedules;
 mod bank_conflicts;
 mod batch_invariant;
 mod common;
