@@ -169,18 +169,21 @@ pub(crate) fn ragged(config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
         SCALAR | MMA | MMA_GRID => Chip::from(Target::Sm80),
         _ => FEW_SMS,
     };
-    ragged_on(chip, config, kv_lengths, mask)
+    ragged_on(chip, config, [40, 50], kv_lengths, mask)
 }
 
-fn ragged_on(chip: Chip, config: &str, kv_lengths: KvLengths, mask: Mask) -> Plan {
+fn ragged_on(chip: Chip, config: &str, [rows, keys]: [usize; 2], kv_lengths: KvLengths, mask: Mask) -> Plan {
     let dtype = if config == SCALAR { DType::F32 } else { DType::F16 };
-    let q_lengths = QLengths::Packed { total: 80, used: true };
+    let q_lengths = QLengths::Packed {
+        total: 2 * rows,
+        used: true,
+    };
     let problem = Problem::builder()
         .batch(3)
         .heads(2, 1)
         .head_dim(16)
-        .seq_len_q(40)
-        .seq_len_kv(50)
+        .seq_len_q(rows)
+        .seq_len_kv(keys)
         .dtype(dtype);
     let problem = problem
         .return_lse(true)
@@ -271,9 +274,9 @@ fn planted_mistakes_are_found() {
     }
 }
 
-/// Mistakes in the schedule and in what follows from it: the step, what breaks, and where.
+/// Mistakes in the schedule and in what follows from it, in each family that has one: the step, what breaks, and where.
 #[rustfmt::skip]
-const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 11] = [
+const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 9] = [
     ("the number of keys of the next sequence", 0, Operator::NextAccess, "seqused_k"),
     ("the first row of the sequence before", 0, Operator::PreviousAccess, "cu_seqlens_q"),
     ("the number of tiles rounded down", 0, Operator::DropAddend, "let count = (rows"),
@@ -281,29 +284,46 @@ const PLANTED_IN_SCHEDULE: [(&str, usize, Operator, &str); 11] = [
     ("a piece begins a K block late", 0, Operator::OffsetOne, "let (first, end) = (tile.start"),
     ("a piece has another slot", 0, Operator::OffsetOne, "first + block + 2"),
     ("the list of pieces is not reset", 0, Operator::DropStore, "store_words(&nothing"),
-    ("a first item is not written", 0, Operator::DropStore, "schedule_first_items"),
-    ("the first row of the next sequence, where rows are written", 0, Operator::NextAccess, "cu_seqlens_q"),
     ("a piece counted twice", 2, Operator::BoundOne, "split.lt(splits)"),
     ("the next partial", 2, Operator::NextAccess, "split_sums"),
 ];
 
 /// The same where blocks have several items.
 #[rustfmt::skip]
-const PLANTED_IN_LONG_LISTS: [(&str, usize, Operator, &str); 4] = [
+const PLANTED_IN_LONG_LISTS: [(&str, usize, Operator, &str); 2] = [
     ("an item is not written", 0, Operator::DropStore, "schedule_items"),
-    ("the rows of a sequence are not written", 0, Operator::DropStore, "schedule_item_rows"),
     ("an item again", 1, Operator::PreviousAccess, "schedule_items"),
+];
+
+/// What only `mma` reads: a copy of each block's first item, and the rows of its sequence with an item.
+#[rustfmt::skip]
+const PLANTED_IN_ITEMS_OF_MMA: [(&str, usize, Operator, &str); 4] = [
+    ("a first item is not written", 0, Operator::DropStore, "schedule_first_items"),
+    ("the first row of the next sequence", 0, Operator::NextAccess, "cu_seqlens_q"),
+    ("the rows of a sequence are not written", 0, Operator::DropStore, "schedule_item_rows"),
     ("the words of rows one on", 1, Operator::NextAccess, "schedule_item_rows"),
 ];
 
 #[test]
 fn mistakes_in_the_schedule_are_found() {
-    for (name, step, operator, place) in PLANTED_IN_LONG_LISTS {
-        let plan = ragged_on(Chip { sms: 1, ..FEW_SMS }, MMA, PAGED, Mask::CAUSAL);
-        is_found_in_step(name, &plan, step, operator, place);
+    let one_sm = Chip { sms: 1, ..FEW_SMS };
+    // So long that tiles are cut, and of several tiles each.
+    for (config, pages, lens) in [
+        (MMA, PAGED, [40, 50]),
+        ("wgmma/m64n32-s2-free-cond", PAGED_LONG, [100, 300]),
+    ] {
+        let plan = ragged_on(FEW_SMS, config, lens, pages, Mask::CAUSAL);
+        for (name, step, operator, place) in PLANTED_IN_SCHEDULE {
+            is_found_in_step(&format!("{config}: {name}"), &plan, step, operator, place);
+        }
+        let plan = ragged_on(one_sm, config, lens, pages, Mask::CAUSAL);
+        for (name, step, operator, place) in PLANTED_IN_LONG_LISTS {
+            is_found_in_step(&format!("{config}: {name}"), &plan, step, operator, place);
+        }
     }
-    for (name, step, operator, place) in PLANTED_IN_SCHEDULE {
-        is_found_in_step(name, &ragged(MMA, PAGED, Mask::CAUSAL), step, operator, place);
+    let plan = ragged_on(one_sm, MMA, [40, 50], PAGED, Mask::CAUSAL);
+    for (name, step, operator, place) in PLANTED_IN_ITEMS_OF_MMA {
+        is_found_in_step(name, &plan, step, operator, place);
     }
 }
 
