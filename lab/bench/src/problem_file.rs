@@ -8,7 +8,7 @@ use flashcore_problem::{
 };
 use serde::Deserialize;
 
-use crate::sequences::Sequences;
+use crate::sequences::{Sequences, Values};
 use crate::{BenchError, Case, Result};
 
 mod place;
@@ -53,6 +53,7 @@ struct Entry {
     q_lengths: Option<QLengths>,
     kv_lengths: Option<KvLengths>,
     sequences: Option<Vec<Sequences>>,
+    values: Option<Values>,
     direction: Option<String>,
     deterministic: Option<bool>,
     batch_invariant: Option<usize>,
@@ -224,6 +225,7 @@ impl Entry {
             ("seq_q", self.seq_q.is_some(), "seq", seq),
             ("seq_kv", self.seq_kv.is_some(), "seq", seq),
             ("window", self.window.is_some(), "causal", self.causal == Some(true)),
+            ("values", self.values.is_some(), "sequences", self.sequences.is_some()),
         ] {
             if is_given && contradicts {
                 let reason = format!("it contradicts `{other}`; give one of the two");
@@ -318,8 +320,14 @@ impl Entry {
         let problem = problem.map_err(|error| Wrong::of_problem(&error, sizes, self.name.as_deref()))?;
         let mut case = Case::new(self.name.unwrap_or_else(|| problem.to_string()), problem);
         case.sequences = self.sequences.unwrap_or_default();
-        let checked = case.lengths().map(|_| case);
-        checked.map_err(|error| Wrong::new(&["sequences"], error.to_string()))
+        case.values = self.values;
+        // Values that contradict the problem are read: `check` reports them.
+        let (key, checked) = match &case.values {
+            Some(values) => ("values", values.lengths(&case.problem).map_err(BenchError::from)),
+            None => ("sequences", case.lengths()),
+        };
+        checked.map_err(|error| Wrong::new(&[key], error.to_string()))?;
+        Ok(case)
     }
 }
 

@@ -5,7 +5,7 @@ use flashcore_problem::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::sequences::{self, Sequences};
+use crate::sequences::{self, Sequences, Values};
 use crate::{BenchError, Result, problem_file, serving};
 
 /// A problem with the name it has in tables.
@@ -18,6 +18,9 @@ pub struct Case {
     /// Which lengths its sequences have, where the problem has lengths: [`sequences::lengths`].
     #[serde(default)]
     pub sequences: Vec<Sequences>,
+    /// The values of its lengths, in place of those that `sequences` stand for.
+    #[serde(default)]
+    pub values: Option<Values>,
 }
 
 impl Case {
@@ -27,15 +30,21 @@ impl Case {
             name: name.into(),
             problem,
             sequences: Vec::new(),
+            values: None,
         }
     }
 
     /// The values of its lengths.
     ///
     /// # Errors
-    /// [`sequences::lengths`].
+    /// [`sequences::lengths`], or values that contradict the problem.
     pub fn lengths(&self) -> Result<Lengths<Vec<i32>>> {
-        sequences::lengths(&self.problem, &self.sequences)
+        let Some(values) = &self.values else {
+            return sequences::lengths(&self.problem, &self.sequences);
+        };
+        let lengths = values.lengths(&self.problem)?;
+        self.problem.sequences(&lengths.as_slices())?;
+        Ok(lengths)
     }
 
     /// Operations and least bytes of a run, of the lengths that its sequences have.
@@ -77,6 +86,7 @@ impl Case {
             name,
             problem: self.problem.backward()?,
             sequences: self.sequences.clone(),
+            values: self.values.clone(),
         })
     }
 

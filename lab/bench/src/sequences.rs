@@ -1,7 +1,7 @@
 //! Lengths of the sequences that a bench times: a short description, and the values that it stands for.
 
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{KvLengths, Lengths, Problem, QLengths, Sequence};
+use flashcore_problem::{KvLengths, Lengths, Problem, ProblemError, QLengths, Sequence};
 use serde::{Deserialize, Serialize};
 
 use crate::{BenchError, Result};
@@ -47,6 +47,48 @@ impl Span {
                 least + (((i as u64).wrapping_mul(STEP) % (1 << 32) * range) >> 32) as usize
             }
         }
+    }
+}
+
+/// The arrays of lengths as a problem file gives them: [`Lengths`], where a block table has a list for each sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Values {
+    cu_seqlens_q: Option<Vec<i32>>,
+    seqused_q: Option<Vec<i32>>,
+    cu_seqlens_k: Option<Vec<i32>>,
+    seqused_k: Option<Vec<i32>>,
+    block_table: Option<Vec<Vec<i32>>>,
+}
+
+impl Values {
+    /// The arrays that a problem needs. What is in them may contradict it: [`Problem::length_findings`].
+    ///
+    /// # Errors
+    /// [`ProblemError::Lengths`]: an array is missing, of no use or of another length.
+    pub fn lengths(&self, problem: &Problem) -> Result<Lengths<Vec<i32>>, ProblemError> {
+        let table = self.block_table.as_ref();
+        if let (Some(table), KvLengths::Paged { max_pages, .. }) = (table, problem.kv_lengths())
+            && let Some(b) = table.iter().position(|pages| pages.len() != max_pages)
+        {
+            let why = format!(
+                "has {} pages for sequence {b}; max_pages is {max_pages}",
+                table[b].len()
+            );
+            return Err(ProblemError::Lengths {
+                argument: "block_table",
+                why,
+            });
+        }
+        let lengths = Lengths {
+            cu_seqlens_q: self.cu_seqlens_q.clone(),
+            seqused_q: self.seqused_q.clone(),
+            cu_seqlens_k: self.cu_seqlens_k.clone(),
+            seqused_k: self.seqused_k.clone(),
+            block_table: table.map(|table| table.concat()),
+        };
+        problem.check_given(&lengths, Vec::len)?;
+        Ok(lengths)
     }
 }
 

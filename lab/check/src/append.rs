@@ -9,6 +9,8 @@ use flashcore_problem::append::{AppendCase, AppendReference, Expected};
 use flashcore_problem::{Layout, POISON, ProblemError, SlotMapping, Tensor};
 use flashcore_sim::{Finding, SimError, SimOptions, simulate};
 
+use crate::report::VALUES;
+
 /// What was found in an append.
 #[derive(Clone, Debug, Default)]
 pub struct AppendReport {
@@ -34,7 +36,7 @@ impl fmt::Display for AppendReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.values
             .iter()
-            .try_for_each(|error| writeln!(f, "error[values]: {error}"))?;
+            .try_for_each(|error| writeln!(f, "error[{VALUES}]: {error}"))?;
         self.refusals
             .iter()
             .try_for_each(|refusal| writeln!(f, "error[launch]: {refusal}"))?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use flashcore_ir::proof::prove_launch;
 use flashcore_ir::{BufferSpec, ScalarType, Target};
 use flashcore_kernels::{Plan, Refusal, Step, Tap, tap};
-use flashcore_problem::{Direction, InputKind, Inputs, POISON, Problem, ProblemError, Tensor};
+use flashcore_problem::{Direction, InputKind, Inputs, Lengths, POISON, Problem, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
@@ -29,6 +29,9 @@ pub struct CheckOptions {
     pub inputs: InputKind,
     /// Seed of the inputs.
     pub seed: u64,
+    /// The values of lengths, in place of drawn ones. Where they contradict the problem, the check reports how,
+    /// kernels get them as they are, and the output is not compared.
+    pub lengths: Option<Lengths<Vec<i32>>>,
     /// Number of schedules.
     pub schedules: u32,
     /// Seed of the first schedule; the others follow it.
@@ -59,6 +62,7 @@ impl Default for CheckOptions {
         CheckOptions {
             inputs: InputKind::Normal,
             seed: 0,
+            lengths: None,
             schedules: 1,
             first_schedule: 0,
             sim: SimOptions::default(),
@@ -161,6 +165,7 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
             .steps()
             .flat_map(|step| prove_launch(&step.kernel, &step.launch, plan.target, None))
             .collect(),
+        values: Vec::new(),
         findings: Vec::new(),
         gate: None,
         reproducible: plan.reproducible,
@@ -182,11 +187,13 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
         memory: Vec::new(),
         seconds: 0.0,
     };
-    let is_whole = report.only_blocks.is_none();
     if !report.refusals.is_empty() {
         return Ok(report);
     }
-    let inputs = generate(plan, options)?;
+    let inputs = inputs_of(plan, options)?;
+    let contradictions = plan.problem.length_findings(&inputs.lengths.as_slices());
+    report.values = contradictions.iter().map(ToString::to_string).collect();
+    let is_compared = report.only_blocks.is_none() && report.values.is_empty();
     let mut first: Option<Outputs> = None;
     for schedule in (0..options.schedules.max(1)).map(|n| options.first_schedule.wrapping_add(u64::from(n))) {
         let started = Instant::now();
@@ -197,12 +204,12 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
         match &first {
             None => {
                 (report.counts, report.traces, report.memory) = (run.counts, run.traces.concat(), run.memory);
-                if is_whole {
+                if is_compared {
                     report.gate = Some(outputs.judge(plan, &inputs, options)?);
                 }
                 first = Some(outputs);
             }
-            Some(first) if is_whole && report.differs_under.is_none() && *first != outputs => {
+            Some(first) if is_compared && report.differs_under.is_none() && *first != outputs => {
                 let gate = outputs.judge(plan, &inputs, options)?;
                 // Where last bits may differ, every output must be right.
                 if plan.reproducible || !gate.passed() {
@@ -218,14 +225,31 @@ pub(crate) fn check_steps(plan: &Checked<'_>, options: &CheckOptions) -> Result<
     report
         .findings
         .sort_by_key(|found| found.finding.line().map(|line| (line.file, line.line, line.column)));
-    report.verdict = if !report.findings.is_empty() {
+    report.verdict = if !report.findings.is_empty() || !report.values.is_empty() {
         Verdict::Findings
-    } else if is_whole && (report.differs_under.is_some() || !report.gate.as_ref().is_some_and(crate::Gate::passed)) {
+    } else if is_compared && (report.differs_under.is_some() || !report.gate.as_ref().is_some_and(crate::Gate::passed))
+    {
         Verdict::Wrong
     } else {
         Verdict::Clean
     };
     Ok(report)
+}
+
+/// The inputs of a check, if the host can hold them, the launch's copies, two runs' outputs and what is judged. Rows of
+/// lengths that contradict the problem hold what those of drawn lengths do.
+fn inputs_of(plan: &Checked<'_>, options: &CheckOptions) -> Result<Inputs, CheckError> {
+    let (problem, kind, seed) = (plan.problem, options.inputs, options.seed);
+    problem.check_host_memory(2, 3, plan.workspace_bytes)?;
+    let Some(lengths) = &options.lengths else {
+        return Ok(Inputs::generate(problem, kind, seed));
+    };
+    problem.check_given(lengths, Vec::len)?;
+    let inputs = Inputs::with_lengths(problem, lengths.clone(), kind, seed);
+    Ok(inputs.unwrap_or_else(|_| Inputs {
+        lengths: lengths.clone(),
+        ..Inputs::generate(problem, kind, seed)
+    }))
 }
 
 /// Runs a plan whose kernels trace values, and ignores findings. Returns the traces of each step
@@ -237,7 +261,7 @@ pub(crate) fn observe(
     nonfinite: &[Vec<ScalarType>],
 ) -> Result<(Vec<Vec<TraceRecord>>, crate::Gate), CheckError> {
     let plan = &Checked::of(plan);
-    let inputs = generate(plan, options)?;
+    let inputs = inputs_of(plan, options)?;
     let (outputs, run) = run(plan, &inputs, options.first_schedule, options, nonfinite)?;
     Ok((run.traces, outputs.judge(plan, &inputs, options)?))
 }
@@ -246,7 +270,7 @@ pub(crate) fn observe(
 /// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures).
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
     let checked = Checked::of(plan);
-    let inputs = generate(&checked, options)?;
+    let inputs = inputs_of(&checked, options)?;
     let mut buffers = buffers_of(&checked, &inputs)?;
     let sim_options = SimOptions {
         log: accesses,
@@ -255,12 +279,6 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
         ..options.sim.clone()
     };
     Ok(run_step(&plan.main, &mut buffers, sim_options)?.log)
-}
-
-/// Generates the inputs, if the host can hold them, the launch's copies, two runs' outputs and what is judged.
-fn generate(plan: &Checked<'_>, options: &CheckOptions) -> Result<Inputs, CheckError> {
-    plan.problem.check_host_memory(2, 3, plan.workspace_bytes)?;
-    Ok(Inputs::generate(plan.problem, options.inputs, options.seed))
 }
 
 /// The output buffers of a plan after a run.

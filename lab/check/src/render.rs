@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 use flashcore_sim::{Actor, Line};
 
 use crate::foreign::Problem;
-use crate::report::{CheckReport, Found, Verdict};
+use crate::report::{CheckReport, Found, VALUES, Verdict};
 use crate::source;
 
 /// The styles of the parts of a report.
@@ -61,6 +61,11 @@ pub fn findings(report: &CheckReport, palette: Palette, width: usize) -> String 
     let mut all = Vec::new();
     let refusals = report.refusals.iter();
     all.extend(refusals.map(|refusal| titled("refused", &refusal.to_string())));
+    all.extend(report.values.iter().map(|why| titled(VALUES, why)));
+    if let Some(last) = all.last_mut().filter(|_| !report.values.is_empty()) {
+        let text = "kernels cut lengths to bounds and read such pages as zeros; the output was not compared";
+        help(last, text, 1, palette, width);
+    }
     let found = report.findings.iter();
     all.extend(found.map(|found| finding(found, report.schedules.len(), palette, width)));
     if let Some(gate) = report.gate.as_ref().filter(|gate| !gate.passed()) {
@@ -94,7 +99,7 @@ pub fn summary(report: &CheckReport, palette: Palette) -> String {
         1 => "1 schedule".to_string(),
         n => format!("{n} schedules"),
     };
-    let count = report.findings.len();
+    let count = report.values.len() + report.findings.len();
     match report.verdict {
         Verdict::Clean => {
             let Some(blocks) = report.only_blocks.map(thousands) else {

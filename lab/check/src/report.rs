@@ -11,6 +11,9 @@ use serde::Serialize;
 
 use crate::{Gate, source};
 
+/// The kind of [`CheckReport::values`] in messages.
+pub(crate) const VALUES: &str = "values";
+
 /// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -19,7 +22,7 @@ pub enum Verdict {
     Clean,
     /// It cannot be launched and was not simulated.
     Refused,
-    /// The simulator reported findings.
+    /// The simulator reported findings, or lengths contradict the problem.
     Findings,
     /// There are no findings, but the output is wrong or depends on the schedule.
     Wrong,
@@ -108,6 +111,9 @@ pub struct CheckReport {
     pub verdict: Verdict,
     /// Why it cannot be launched.
     pub refusals: Vec<LaunchRefusal>,
+    /// Given lengths and pages that contradict the problem, with array, sequence and entry: kernels cut a length to its
+    /// bound, and read zeros for a page outside the cache. The output is then not compared.
+    pub values: Vec<String>,
     /// The findings, in order of the kernel's lines.
     pub findings: Vec<Found>,
     /// Comparison of the output with float64, under the first schedule or the first one whose
@@ -143,8 +149,11 @@ impl CheckReport {
                 Some(refusals.join("; "))
             }
             Verdict::Findings => {
-                let kinds: BTreeSet<&str> = self.findings.iter().map(|found| found.finding.kind.name()).collect();
-                let first = self.findings.first().map(|found| found.finding.to_string());
+                let of_values = self.values.first().map(|_| VALUES);
+                let kinds = self.findings.iter().map(|found| found.finding.kind.name());
+                let kinds: BTreeSet<&str> = of_values.into_iter().chain(kinds).collect();
+                let found = self.findings.first().map(|found| found.finding.to_string());
+                let first = self.values.first().cloned().or(found);
                 let kinds = Vec::from_iter(kinds).join(", ");
                 Some(format!("{kinds}; {}", first.unwrap_or_default()))
             }

@@ -9,7 +9,7 @@ use flashcore::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
-use flashcore_problem::{NAMED_PROBLEMS, ProblemBuilder};
+use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder};
 
 use crate::{Failure, in_place, machine};
 
@@ -170,6 +170,12 @@ impl ProblemArgs {
     /// The name of the problem, or its shape if flags changed it.
     pub(crate) fn label(&self, problem: &Problem) -> String {
         self.case(problem).name
+    }
+
+    /// The values that a file gives for the lengths of the problem.
+    pub(crate) fn lengths(&self, problem: &Problem) -> Result<Option<Lengths<Vec<i32>>>, Failure> {
+        let values = case(&self.name)?.values;
+        Ok(values.map(|values| values.lengths(problem)).transpose()?)
     }
 
     pub(crate) fn problem(&self) -> Result<Problem, Failure> {

@@ -111,6 +111,7 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         given.forbid(&[OF_PLANS, watch::OF_TRACES].concat(), "the declaration of a kernel")?;
     }
     let options = CheckOptions {
+        lengths: args.problem.lengths(&problem)?,
         schedules: args.schedules,
         first_schedule: args.schedule,
         sim: SimOptions {

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use flashcore::{Error, KernelId, Problem};
+use flashcore_check::CheckOptions;
 use serde_json::json;
 
 use crate::answer::Answer;
@@ -38,6 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
     let kernel: Option<KernelId> = args.kernel.as_deref().map(str::parse).transpose()?;
     let InputArgs { inputs, seed } = args.inputs;
+    let lengths = args.problem.lengths(&problem)?;
     if args.device == "sim" {
         let on_gpu = |kernel: KernelId| match kernel {
             KernelId::Gpu(config) => Ok(config),
@@ -50,7 +52,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         let config = kernel.map(on_gpu).transpose()?;
         let card = args.profile.unwrap_or_else(Card::default);
         let plan = simulated::plan(&problem, card, config)?.plan;
-        let report = simulated::check(&plan, &simulated::options(inputs, seed))?;
+        let options = CheckOptions {
+            lengths,
+            ..simulated::options(inputs, seed)
+        };
+        let report = simulated::check(&plan, &options)?;
         let json = || {
             let mut value = simulated::json(&report);
             value["device"] = json!("sim");
@@ -67,6 +73,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     if args.profile.is_some() {
         let why = "--profile is for --device sim; other devices have their own profile";
         return Err(Failure::usage(why));
+    }
+    if lengths.is_some() {
+        let why = "`run` draws the values of lengths, and the file gives `values`";
+        return Err(Failure::usage(why).help("`check` and `bench` take them, and so does `run --device sim`"));
     }
     let device = machine::device(&args.device)?;
     let answer = answer::compute(device, &args.problem.case(&problem), kernel, inputs, seed)?;

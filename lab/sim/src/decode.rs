@@ -209,7 +209,49 @@ impl<'k> Lowering<'k> {
                 (program.uses_async_proxy, program.uses_bulk_stores) = (true, true);
             }
             Inst::Bulk(BulkInst::Commit | BulkInst::Wait { .. }) => program.uses_bulk_stores = true,
-            _ => {}
+            Inst::Mov { .. }
+            | Inst::Bin { .. }
+            | Inst::Un { .. }
+            | Inst::Fma { .. }
+            | Inst::MadWide { .. }
+            | Inst::Cvt { .. }
+            | Inst::CvtPack { .. }
+            | Inst::Pack { .. }
+            | Inst::Unpack { .. }
+            | Inst::Lop3 { .. }
+            | Inst::Prmt { .. }
+            | Inst::Setp { .. }
+            | Inst::Selp { .. }
+            | Inst::Special { .. }
+            | Inst::Param { .. }
+            | Inst::SharedBase { .. }
+            | Inst::Ld { .. }
+            | Inst::St { .. }
+            | Inst::CpAsyncCommit
+            | Inst::CpAsyncWait { .. }
+            | Inst::LdMatrix { .. }
+            | Inst::StMatrix { .. }
+            | Inst::Mma { .. }
+            | Inst::Shfl { .. }
+            | Inst::Vote { .. }
+            | Inst::Redux { .. }
+            | Inst::Elect { .. }
+            | Inst::BarSync { .. }
+            | Inst::BarArrive { .. }
+            | Inst::BarWarp { .. }
+            | Inst::Fence { .. }
+            | Inst::FenceProxyAsync
+            | Inst::FenceProxyAsyncGlobal
+            | Inst::FenceMbarrierInit
+            | Inst::AddFour { .. }
+            | Inst::TrapIf { .. }
+            | Inst::SetMaxRegs { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::Mbar(_)
+            | Inst::Bulk(BulkInst::Prefetch { .. })
+            | Inst::Cluster(_)
+            | Inst::Trace { .. } => {}
         }
     }
 }
@@ -219,7 +261,8 @@ fn half(ty: T) -> Half {
 }
 
 /// Whether an instruction exists for its types. [`Inst::impossible`] does not look at them, because
-/// the typed builder cannot combine them otherwise.
+/// the typed builder cannot combine them otherwise. All others exist for each of their types, or say in
+/// [`Inst::impossible`], a match of all instructions, for which not.
 fn exists(inst: &Inst) -> bool {
     let fits = |bytes: u32, count: u32| matches!(bytes, 2 | 4 | 8) && matches!(count, 1 | 2 | 4) && bytes * count <= 16;
     match *inst {

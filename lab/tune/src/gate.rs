@@ -8,7 +8,7 @@ use flashcore_kernels::{Family, KernelCache, Plan, mma, scalar, wgmma};
 use flashcore_problem::Problem;
 use flashcore_problem::rng::Rng;
 
-use crate::space::{CPU, Fingerprint, Space, fingerprint};
+use crate::space::{CPU, DRAWS, Fingerprint, Space, fingerprint};
 use crate::worker::planted::{self, Conduct};
 
 /// Checks configs without a device.
@@ -68,10 +68,9 @@ impl Gatekeeper {
     /// Why no config of a family serves the problem; `None` if one does. A sample suffices, since a
     /// refusal concerns a whole family or levers that do not fit.
     pub(crate) fn why_not(&self, family: &Family) -> Option<String> {
-        const DRAWN: usize = 100;
         let mut rng = Rng::new(1);
         let mut last = None;
-        for _ in 0..DRAWN {
+        for _ in 0..DRAWS {
             last = Some(self.look(&family.id(&family.sample(&mut rng))).err()?);
         }
         last

@@ -60,6 +60,9 @@ pub fn text(case: &Case) -> Option<String> {
     if !case.sequences.is_empty() {
         keys.insert("sequences".to_string(), json!(case.sequences));
     }
+    if let Some(values) = &case.values {
+        keys.insert("values".to_string(), json!(values));
+    }
     let text = format!("{}\n", json!([keys]));
     let read = cases(&text, false, None).ok()?;
     (read == [case.clone()]).then_some(text)

@@ -1,7 +1,7 @@
 //! Busy shares as hardware counters count them: in clocks of the launch, averaged over the SMs. The
 //! times of [`Prediction::uses`] are those of the busiest SM at the highest clock instead.
 
-use flashcore_ir::inst::{BulkInst, Space};
+use flashcore_ir::inst::{Access, BulkInst, Slot, Space};
 use flashcore_ir::{Inst, Node, Profile};
 
 use super::observe::{NodeRuns, Observation, SeenStep};
@@ -74,14 +74,15 @@ fn arriving_bytes(step: &SeenStep) -> f64 {
             let (Node::Inst { inst, .. }, Some(ran)) = (node, ran) else {
                 return;
             };
+            let reads = |slot: Slot<'_>| {
+                matches!(
+                    slot,
+                    Slot::Memory(_, Space::Global, Access::Read) | Slot::TensorBox(_, _, Access::Read)
+                )
+            };
             let copies = match inst {
-                Inst::Ld {
-                    space: Space::Global, ..
-                }
-                | Inst::CpAsync { .. } => 1,
                 Inst::Bulk(BulkInst::Load { multicast: Some(_), .. }) => step.cluster,
-                Inst::Bulk(BulkInst::Load { multicast: None, .. } | BulkInst::LoadBytes { .. }) => 1,
-                _ => 0,
+                inst => u32::from(inst.clone().slots().into_iter().any(reads)),
             };
             // A transaction is a sector of 32 bytes.
             bytes += f64::from(32 * copies) * ran.transactions;

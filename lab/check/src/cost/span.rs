@@ -228,6 +228,7 @@ impl Walk<'_> {
                 self.now.front = groups.drain(..over).fold(self.now.front, f64::max);
                 return;
             }
+            // What others wait for is in their latency: `price` has one for each instruction.
             _ => {}
         }
         let runs = &self.runs[index];

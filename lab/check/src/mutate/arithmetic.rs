@@ -1,37 +1,31 @@
 //! Changes of arithmetic and comparisons: indices, remainders, swizzles, bounds, thresholds.
 
-use flashcore_ir::inst::{AtomOp, BinOp, BulkInst, Cmp, FlagInst, Space, StoreSource};
+use flashcore_ir::inst::{BinOp, Cmp, FlagInst, Space, StoreSource};
 use flashcore_ir::{Cache, Inst, Operand, Reg, ScalarType};
 
 use super::Operator as O;
-use super::changes::{Changes, edit, is_integer};
+use super::changes::{Changes, edit};
 
 /// What a bound is off by if it is off by a tile.
 const TILE: u64 = 64;
 
+pub(super) fn is_integer(ty: ScalarType) -> bool {
+    use ScalarType::{B32, B64, S32, S64, U32, U64};
+    matches!(ty, B32 | B64 | S32 | S64 | U32 | U64)
+}
+
 impl Changes<'_> {
-    /// Sums that blocks add to, and the flags that order them.
-    pub(super) fn sums_and_flags(&mut self) {
-        let relaxed = match *self.inst {
-            Inst::AddFour { .. }
-            | Inst::Bulk(BulkInst::Reduce { .. })
-            | Inst::Atom {
-                op: AtomOp::Add,
-                ty: ScalarType::F32,
-                dst: None,
-                ..
-            } => {
-                let twice = vec![self.inst.clone(); 2];
-                return self.found.push((O::AddTwice, twice));
-            }
-            Inst::Flag(FlagInst::LoadAcquire { dst, addr }) => Inst::Ld {
+    /// The flags that order what blocks do, without the order.
+    pub(super) fn flag(&mut self, flag: &FlagInst) {
+        let relaxed = match *flag {
+            FlagInst::LoadAcquire { dst, addr } => Inst::Ld {
                 space: Space::Global,
                 dst,
                 count: 1,
                 addr,
                 cache: Cache::Default,
             },
-            Inst::Flag(FlagInst::StoreRelease { ty, addr, value }) => Inst::St {
+            FlagInst::StoreRelease { ty, addr, value } => Inst::St {
                 space: Space::Global,
                 src: match value {
                     Operand::Reg(reg) => StoreSource::Regs(reg),
@@ -41,7 +35,9 @@ impl Changes<'_> {
                 addr,
                 cache: Cache::Default,
             },
-            _ => return,
+            FlagInst::Add { .. } => {
+                return edit!(self, O::RelaxFlag, Inst::Flag(FlagInst::Add { release, .. }) => *release = false);
+            }
         };
         self.put(O::RelaxFlag, relaxed);
     }

@@ -1,12 +1,13 @@
 //! The changes that each operator makes to an instruction.
 
 use flashcore_ir::inst::{
-    Address, BinOp, BulkInst, ClusterInst, FlagInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp, VoteMode,
-    WgmmaA, WgmmaInst,
+    Address, AtomOp, BinOp, BulkInst, ClusterInst, FlagInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp,
+    VoteMode, WgmmaA, WgmmaInst,
 };
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
 use super::Operator as O;
+use super::arithmetic::is_integer;
 
 /// The changes of one instruction: for each operator, the instructions that replace it.
 pub(super) struct Changes<'a> {
@@ -27,7 +28,6 @@ pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(O, Vec<Inst>)> {
         changes.drop(operator);
     }
     changes.fields();
-    changes.sums_and_flags();
     changes.values();
     changes.accesses();
     let mut found = changes.found;
@@ -376,6 +376,15 @@ impl Changes<'_> {
                 }
             }
             Inst::Cluster(ClusterInst::Mapa { dst, addr, .. }) => self.put(O::OwnBlock, Inst::Mov { dst, src: addr }),
+            Inst::AddFour { .. }
+            | Inst::Bulk(BulkInst::Reduce { .. })
+            | Inst::Atom {
+                op: AtomOp::Add,
+                ty: ScalarType::F32,
+                dst: None,
+                ..
+            } => self.found.push((O::AddTwice, vec![inst.clone(); 2])),
+            Inst::Flag(ref flag) => self.flag(flag),
             // Other operators change these.
             Inst::Mov { .. }
             | Inst::Cvt { .. }
@@ -386,8 +395,6 @@ impl Changes<'_> {
             | Inst::LdMatrix { .. }
             | Inst::StMatrix { .. }
             | Inst::Atom { .. }
-            | Inst::AddFour { .. }
-            | Inst::Flag(_)
             | Inst::CpAsync { .. }
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
@@ -402,10 +409,17 @@ impl Changes<'_> {
             | Inst::DependencyTrigger
             | Inst::Trace { .. }
             | Inst::SetMaxRegs { .. }
-            | Inst::Bulk(_)
-            | Inst::Mbar(_)
-            | Inst::Wgmma(_)
-            | Inst::Cluster(_) => {}
+            | Inst::Bulk(
+                BulkInst::LoadBytes { .. }
+                | BulkInst::StoreBytes { .. }
+                | BulkInst::Send { .. }
+                | BulkInst::Prefetch { .. }
+                | BulkInst::Commit
+                | BulkInst::Wait { .. },
+            )
+            | Inst::Mbar(MbarInst::Init { .. } | MbarInst::Arrive { tx: None, .. })
+            | Inst::Wgmma(WgmmaInst::Mma { .. } | WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. })
+            | Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. }) => {}
         }
     }
 
@@ -464,11 +478,6 @@ impl Changes<'_> {
     }
 }
 
-pub(super) fn is_integer(ty: ScalarType) -> bool {
-    use ScalarType::{B32, B64, S32, S64, U32, U64};
-    matches!(ty, B32 | B64 | S32 | S64 | U32 | U64)
-}
-
 /// The first address that an instruction accesses (of a copy, its destination), and the bytes per
 /// lane.
 pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
@@ -480,7 +489,7 @@ pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
         Inst::Mbar(_) => 8,
         Inst::Flag(_) => 4,
         Inst::Bulk(BulkInst::Prefetch { .. }) => return None,
-        // Of a matrix, the row that a lane addresses; bulk copies start at multiples of it.
+        // A row of a matrix, and of what bulk copies start at. Any access is wrong so far off; others have no slot.
         _ => 16,
     };
     let addr = inst.slots().into_iter().find_map(|slot| match slot {

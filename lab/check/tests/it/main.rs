@@ -2,6 +2,7 @@
 
 mod append;
 mod async_copies;
+mod backward_schedules;
 mod bank_conflicts;
 mod batch_invariant;
 mod common;
@@ -12,6 +13,7 @@ mod fp8;
 mod gradients;
 mod head_values;
 mod hopper_mutants;
+mod hostile_lengths;
 mod ladder;
 mod lengths;
 mod lever_problems;

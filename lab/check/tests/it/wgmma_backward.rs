@@ -488,13 +488,3 @@ fn plans_that_lie_are_found() {
     let unrounded = check(128, &|plan| plan.then.clear());
     assert_eq!(unrounded.gate.unwrap().gradient, Some("dq"));
 }
-
-#[test]
-fn the_kernels_as_they_are_are_clean_over_10_schedules() {
-    let options = CheckOptions {
-        schedules: 10,
-        ..CheckOptions::default()
-    };
-    let report = check_plan(&plan(), &options).unwrap();
-    assert_eq!(report.verdict, Verdict::Clean, "{report}");
-}

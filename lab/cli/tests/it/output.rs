@@ -218,6 +218,7 @@ fn json_parses_and_keeps_its_keys() {
         "schedules",
         "verdict",
         "refusals",
+        "values",
         "findings",
         "gate",
         "differs_under",

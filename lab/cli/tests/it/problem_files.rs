@@ -133,3 +133,67 @@ fn every_subcommand_names_key_and_line_of_a_mistake() {
         std::fs::remove_file(path).expect("removed");
     }
 }
+
+/// The arrays of a server's step: `check` names what contradicts the problem, and others do not use such values.
+#[test]
+fn a_files_own_lengths_are_checked() {
+    let problem = "[[problems]]\nname = \"step\"\nbatch = 2\nseq_q = 1\nseq_kv = 64\n\
+                   kv_lengths = {paged = {page_size = 16, pages = 8, max_pages = 4}}\n";
+    let with = |values: &str| format!("{problem}values = {values}\n");
+    let right = file(
+        "right.toml",
+        &with("{seqused_k = [40, 64], block_table = [[5, 7, 2, -1], [0, 1, 6, 3]]}"),
+    );
+    let wrong = file(
+        "wrong.toml",
+        &with("{seqused_k = [40, 70], block_table = [[5, 8, 2, -1], [0, 1, 6, 3]]}"),
+    );
+    let (right, wrong) = (right.display(), wrong.display());
+    for command in ["check FILE", "run FILE --device sim"] {
+        let ran = flashcore(&command.replace("FILE", &right.to_string()));
+        assert_eq!(ran.code, 0, "{command}\n{}{}", ran.stdout, ran.stderr);
+        let ran = flashcore(&command.replace("FILE", &wrong.to_string()));
+        assert_eq!(ran.code, 1, "{command}\n{}{}", ran.stdout, ran.stderr);
+        for named in [
+            "error[values]: block_table has 8 in entry 1 of sequence 0; the cache has pages 0 to 7",
+            "error[values]: seqused_k has 70 for sequence 1; allowed are 0 to 64",
+        ] {
+            assert!(ran.words().contains(named), "{command}\n{}", ran.stdout);
+        }
+    }
+    let bench = "bench FILE --device cpu --peers none --no-store --budget 0.01";
+    let ran = flashcore(&bench.replace("FILE", &right.to_string()));
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    let ran = flashcore(&bench.replace("FILE", &wrong.to_string()));
+    assert!(
+        ran.code == 2 && ran.words().contains("block_table has 8 in entry 1"),
+        "{}",
+        ran.stderr
+    );
+    let ran = flashcore(&format!("run {right} --device cpu"));
+    assert!(
+        ran.code == 2 && ran.words().contains("`run` draws the values"),
+        "{}",
+        ran.stderr
+    );
+    for (values, said) in [
+        (
+            "{seqused_k = [40]}",
+            "line 7, key `values`: seqused_k has 1 entries; this problem of 2",
+        ),
+        (
+            "{seqused_k = [40], block_table = [[1, 2, 3, 4], [1]]}",
+            "has 1 pages for sequence 1; max_pages is 4",
+        ),
+        ("{seqused_k = [40, 50]}", "block_table was not given"),
+        ("{seqused = [40]}", "unknown key `seqused`"),
+        ("{}\nsequences = []", "line 7, key `values`: it contradicts `sequences`"),
+    ] {
+        let path = file("values.toml", &with(values));
+        let ran = flashcore(&format!("check {}", path.display()));
+        assert!(ran.code == 2 && ran.words().contains(said), "{values}: {}", ran.stderr);
+        std::fs::remove_file(path).expect("removed");
+    }
+    std::fs::remove_file(right.to_string()).expect("removed");
+    std::fs::remove_file(wrong.to_string()).expect("removed");
+}

@@ -188,7 +188,7 @@ impl Space {
 }
 
 /// Draws for a sample.
-const DRAWS: usize = 1000;
+pub(crate) const DRAWS: usize = 1000;
 /// Draws for a mutation or a mixture.
 const TRIES: usize = 32;
 
