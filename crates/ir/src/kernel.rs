@@ -114,7 +114,46 @@ pub struct Kernel {
     pub(crate) frames: Vec<Frame>,
 }
 
+/// What a kernel is made of that was not written with [`Kernel::build`], but read from a text.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)] // each is what the method of its name gives
+pub struct KernelParts {
+    pub name: String,
+    pub threads: u32,
+    pub params: Vec<Param>,
+    pub min_blocks_per_sm: Option<u32>,
+    pub max_registers: Option<u32>,
+    pub cluster: Option<u32>,
+    pub ledger: Ledger,
+    pub body: Vec<Node>,
+    pub num_regs: [u32; 5],
+    pub maybe_unwritten: BTreeSet<(RegClass, u32)>,
+    /// First register, number of registers and name of each variable.
+    pub names: Vec<(Reg, u32, String)>,
+    pub sites: Vec<Site>,
+    pub frames: Vec<Frame>,
+}
+
 impl Kernel {
+    /// The kernel of these parts. Nothing is checked.
+    pub fn of_parts(parts: KernelParts) -> Kernel {
+        let kernel = Kernel {
+            params: parts.params,
+            min_blocks_per_sm: parts.min_blocks_per_sm,
+            max_registers: parts.max_registers,
+            cluster: parts.cluster,
+            ledger: parts.ledger,
+            body: parts.body,
+            num_regs: parts.num_regs,
+            maybe_unwritten: parts.maybe_unwritten,
+            names: parts.names,
+            sites: parts.sites,
+            frames: parts.frames,
+            ..Kernel::empty(parts.name, parts.threads)
+        };
+        kernel.finished()
+    }
+
     pub(crate) fn empty(name: String, threads: u32) -> Kernel {
         Kernel {
             name,
