@@ -33,6 +33,7 @@ pub mod report;
 pub mod saves;
 pub mod source;
 mod svg;
+mod taps;
 pub mod watch;
 
 pub use append::{AppendReport, check_append};
