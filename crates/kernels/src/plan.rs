@@ -27,7 +27,7 @@ pub struct Plan {
     /// What runs after it, such as `combine` where the keys are split across blocks, or the kernel of a gradient that
     /// the main step leaves out.
     pub then: Vec<Step>,
-    /// What the build shows besides its output, or in its place ([`tap`]).
+    /// What the build shows in addition to its output, or in its place ([`tap`]).
     pub tap: Option<Tap>,
     /// Whether all runs write the same bits. It is not so where blocks add to sums in the order in which they come to
     /// them. Searches and the simulator then compare runs within the tolerance.

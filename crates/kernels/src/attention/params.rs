@@ -32,7 +32,7 @@ pub(crate) struct Shape {
     pub sinks: Option<DType>,
     pub lse: bool,
     pub vector_bytes: u32,
-    /// What the build stores besides its output.
+    /// What the build stores in addition to its output.
     pub tap: Option<Tap>,
     /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,

@@ -188,7 +188,7 @@ lever_values!(Config {
     max_registers
 });
 
-/// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
+/// Registers for addresses, counters, bounds and operands on their way, in addition to those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;
 
 /// The largest cap that is one: a thread has 255 registers at most.
