@@ -99,6 +99,7 @@ impl PtxText {
             // The simulator finds reads before the first write.
             maybe_unwritten: names.iter().map(|(reg, _, _)| (reg.class, reg.index)).collect(),
             names,
+            traces: Vec::new(),
             sites: sites.sites,
             frames: sites.frames,
         }))
