@@ -397,6 +397,12 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
     Err(Refusal::unsupported(family, what, remedy))
 }
 
+/// Bytes of the widest accesses, 16 at most, that may begin at all of these bytes.
+pub(crate) fn widest_access(starts: impl Iterator<Item = usize>) -> u32 {
+    let all = starts.fold(ALIGNMENT as usize, |all, start| all | start);
+    1 << all.trailing_zeros()
+}
+
 /// The [`row_strides`] of all tensors.
 pub(crate) fn all_strides(problem: &Problem) -> impl Iterator<Item = u32> {
     let layouts = [
