@@ -188,8 +188,7 @@ impl LoadedModule {
         };
         let declared = PtxModule::declarations(ptx).map_err(|error| CudaError::Declarations(Box::new(error)))?;
         for entry in &declared.entries {
-            let facts = declared.facts_of(entry);
-            let function = LoadedFunction::load(context, handle, &entry.name, facts)?;
+            let function = LoadedFunction::load(context, handle, &entry.name, entry.facts())?;
             loaded.functions.push(function);
         }
         let report = &mut loaded.report;

@@ -169,11 +169,11 @@ mod tests {
         let module = declared(&kernel.to_ptx());
         assert_eq!(module.entries.len(), 1);
         assert_eq!(module.entries[0].name, kernel.name());
-        let facts = module.facts_of(&module.entries[0]);
+        let facts = module.entries[0].facts();
         assert_eq!(facts.parameter_bytes, Some(vec![8, 4]));
         assert_eq!(facts.max_threads, Some(128));
         let with_lines = declared(&kernel.to_ptx_with_lines());
-        assert_eq!(with_lines.facts_of(&with_lines.entries[0]), facts);
+        assert_eq!(with_lines.entries[0].facts(), facts);
     }
 
     #[test]

@@ -238,20 +238,10 @@ impl KernelBuilder {
         self.contiguous(RegClass::B32, &operands)
     }
 
-    /// `acc[tile] += a · b` on the tensor cores: 16×16 by 16×8.
+    /// `acc[tile] += a · b` on the tensor cores: 16×16 by 16×8. With fp16 accumulators there is no such instruction of
+    /// bf16, so it does not build.
     #[track_caller]
-    pub fn mma<E: MmaElement>(&self, acc: Acc<'_>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
-        self.product(acc, tile, a, b);
-    }
-
-    /// `acc[tile] += a · b` with fp16 accumulators. Of bf16 there is no such instruction, so it does not build.
-    #[track_caller]
-    pub fn mma_f16<E: MmaElement>(&self, acc: AccF16<'_>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
-        self.product(acc, tile, a, b);
-    }
-
-    #[track_caller]
-    fn product<E: MmaElement, T: Accumulated>(&self, acc: Acc<'_, T>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
+    pub fn mma<E: MmaElement, T: Accumulated>(&self, acc: Acc<'_, T>, tile: u32, a: AOperand<E>, b: BOperand<E>) {
         if !self.has_tile(tile, acc.tiles) {
             return;
         }

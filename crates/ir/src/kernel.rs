@@ -91,101 +91,103 @@ impl Param {
     }
 }
 
+/// What a kernel is made of: [`Kernel::build`] writes it down, and readers of other notations give it to
+/// [`Kernel::of_parts`].
+#[derive(Clone, Debug, Default)]
+#[allow(missing_docs)] // each is what the kernel's method of its name gives
+pub struct KernelParts {
+    pub name: String,
+    pub params: Vec<Param>,
+    pub threads: u32,
+    pub min_blocks_per_sm: Option<u32>,
+    pub max_registers: Option<u32>,
+    pub cluster: Option<u32>,
+    pub ledger: Ledger,
+    pub body: Vec<Node>,
+    pub num_regs: [u32; 5],
+    pub maybe_unwritten: BTreeSet<(RegClass, u32)>,
+    /// First register, number of registers and name of each variable.
+    pub names: Vec<(Reg, u32, String)>,
+    pub traces: Vec<String>,
+    pub sites: Vec<Site>,
+    pub frames: Vec<Frame>,
+}
+
 /// A finished kernel.
 ///
 /// Made by [`Kernel::build`]; printed by [`Kernel::to_ptx`](crate::ptx); run by the driver or the
 /// simulator together with a [`Launch`](crate::Launch).
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    pub(crate) name: String,
-    pub(crate) params: Vec<Param>,
-    pub(crate) threads: u32,
-    pub(crate) min_blocks_per_sm: Option<u32>,
-    pub(crate) max_registers: Option<u32>,
-    pub(crate) cluster: Option<u32>,
-    pub(crate) ledger: Ledger,
-    pub(crate) body: Vec<Node>,
-    pub(crate) num_regs: [u32; 5],
-    pub(crate) maybe_unwritten: BTreeSet<(RegClass, u32)>,
-    pub(crate) names: Vec<(Reg, u32, String)>,
-    pub(crate) traces: Vec<String>,
-    pub(crate) waits_for_launch_before: bool,
-    pub(crate) sites: Vec<Site>,
-    pub(crate) frames: Vec<Frame>,
+    parts: KernelParts,
+    waits_for_launch_before: bool,
 }
 
 impl Kernel {
-    pub(crate) fn empty(name: String, threads: u32) -> Kernel {
-        Kernel {
-            name,
-            params: Vec::new(),
-            threads,
-            min_blocks_per_sm: None,
-            max_registers: None,
-            cluster: None,
-            ledger: Ledger::default(),
-            body: Vec::new(),
-            num_regs: [0; 5],
-            maybe_unwritten: BTreeSet::new(),
-            names: Vec::new(),
-            traces: Vec::new(),
+    /// The kernel of these parts. Nothing is checked.
+    pub fn of_parts(parts: KernelParts) -> Kernel {
+        let mut kernel = Kernel {
+            parts,
             waits_for_launch_before: false,
-            sites: Vec::new(),
-            frames: Vec::new(),
-        }
-    }
-
-    /// The same, knowing whether it waits: that is asked for each launch.
-    pub(crate) fn finished(mut self) -> Kernel {
+        };
+        // Kept, since each launch asks for it.
         let mut waits = false;
-        self.for_each_inst(&mut |inst, _| waits |= matches!(inst, Inst::DependencyWait));
-        self.waits_for_launch_before = waits;
-        self
+        kernel.for_each_inst(&mut |inst, _| waits |= matches!(inst, Inst::DependencyWait));
+        kernel.waits_for_launch_before = waits;
+        kernel
     }
 
+    /// What it is made of.
+    pub fn parts(&self) -> &KernelParts {
+        &self.parts
+    }
     /// Entry name in PTX.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.parts.name
     }
     /// Parameters, in order.
     pub fn params(&self) -> &[Param] {
-        &self.params
+        &self.parts.params
     }
     /// Threads a block that it is made for.
     pub fn threads(&self) -> u32 {
-        self.threads
+        self.parts.threads
     }
     /// Blocks an SM that the compiler is asked to leave registers for, if stated.
     pub fn min_blocks_per_sm(&self) -> Option<u32> {
-        self.min_blocks_per_sm
+        self.parts.min_blocks_per_sm
     }
     /// Registers a thread that the compiler may use at most, if stated.
     pub fn max_registers(&self) -> Option<u32> {
-        self.max_registers
+        self.parts.max_registers
     }
     /// Blocks along x of the cluster that it must be launched in, if it is made for one.
     pub fn cluster(&self) -> Option<u32> {
-        self.cluster
+        self.parts.cluster
     }
     /// Its shared memory.
     pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+        &self.parts.ledger
     }
     /// The instruction tree.
     pub fn body(&self) -> &[Node] {
-        &self.body
+        &self.parts.body
     }
     /// Virtual registers of a class.
     pub fn num_regs(&self, class: RegClass) -> u32 {
-        self.num_regs[class as usize]
+        self.parts.num_regs[class as usize]
     }
     /// Registers declared without a first value, whose reads must be checked at run time.
     pub fn maybe_unwritten(&self) -> impl Iterator<Item = Reg> + '_ {
-        self.maybe_unwritten.iter().map(|&(class, index)| Reg { class, index })
+        self.parts
+            .maybe_unwritten
+            .iter()
+            .map(|&(class, index)| Reg { class, index })
     }
     /// The name of the variable or fragment a register belongs to, if it has one.
     pub fn reg_name(&self, reg: Reg) -> Option<&str> {
-        self.names
+        self.parts
+            .names
             .iter()
             .find(|(first, count, _)| {
                 first.class == reg.class && (first.index..first.index + count).contains(&reg.index)
@@ -194,7 +196,7 @@ impl Kernel {
     }
     /// Labels of [`Inst::Trace`].
     pub fn traces(&self) -> &[String] {
-        &self.traces
+        &self.parts.traces
     }
     /// Whether it waits for the launch before it ([`Inst::DependencyWait`]), so that it may begin earlier.
     pub fn waits_for_launch_before(&self) -> bool {
@@ -202,11 +204,11 @@ impl Kernel {
     }
     /// Where an instruction was written.
     pub fn site(&self, id: SiteId) -> Site {
-        self.sites[id.0 as usize]
+        self.parts.sites[id.0 as usize]
     }
     /// A verb on the way to an instruction.
     pub fn frame(&self, id: FrameId) -> Frame {
-        self.frames[id.0 as usize]
+        self.parts.frames[id.0 as usize]
     }
 
     /// The lines that led to an instruction, outermost first: the kernel's own line, then each
@@ -245,7 +247,7 @@ impl Kernel {
                 }
             }
         }
-        walk(&self.body, visit);
+        walk(&self.parts.body, visit);
     }
 
     /// Calls `visit` for every instruction, in program order.
@@ -280,30 +282,22 @@ impl Kernel {
             }
             out
         }
-        walk(&self.body, replace)
+        walk(&self.parts.body, replace)
     }
 
-    /// The same kernel with another body, for planting mistakes. Nothing is checked; registers,
-    /// sites and parameters stay those of this kernel.
+    /// The same kernel with another body, for planting mistakes. Nothing is checked; all else, and
+    /// whether it waits for the launch before it, stays that of this kernel.
     pub fn with_body(&self, body: Vec<Node>) -> Kernel {
-        Kernel { body, ..self.clone() }
-    }
-
-    /// The same kernel with another body and with labels for its new traces.
-    pub fn with_traces(&self, body: Vec<Node>, labels: impl IntoIterator<Item = String>) -> Kernel {
-        let mut kernel = self.with_body(body);
-        kernel.traces.extend(labels);
-        kernel
-    }
-
-    /// The same kernel with another ledger, for the same purpose. Addresses in the body stay.
-    pub fn with_ledger(&self, ledger: Ledger) -> Kernel {
-        Kernel { ledger, ..self.clone() }
+        let parts = KernelParts {
+            body,
+            ..self.parts.clone()
+        };
+        Kernel { parts, ..*self }
     }
 
     /// The lowest PTX version and architecture that have all it uses.
     pub fn requires(&self) -> Requirement {
-        let mut required = match self.cluster {
+        let mut required = match self.parts.cluster {
             Some(_) => Requirement::new((7, 8), 90),
             None => Requirement::BASE,
         };
@@ -321,7 +315,7 @@ impl Kernel {
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (name, threads) = (&self.name, self.threads);
+        let (name, threads) = (&self.parts.name, self.parts.threads);
         write!(f, "{name} ({} instructions, {threads} threads)", self.num_insts())
     }
 }

@@ -76,7 +76,7 @@ impl TensorMapRecipe {
         encoded
     }
 
-    /// What a ragged map needs besides the rules of every map.
+    /// What a ragged map needs in addition to the rules of every map.
     pub(crate) fn check_ragged(&self) -> Result<(), TensorMapProblem> {
         let Some(dim) = self.ragged else {
             return Ok(());

@@ -105,7 +105,8 @@ pub struct SharedBuffer {
 }
 
 impl SharedBuffer {
-    pub(crate) fn row(name: &str, element: ScalarType, bytes: u32, align: u32, declared_at: SiteId) -> SharedBuffer {
+    /// A buffer of one row.
+    pub fn row(name: &str, element: ScalarType, bytes: u32, align: u32, declared_at: SiteId) -> SharedBuffer {
         let cols = (bytes / element.bytes()).max(1);
         SharedBuffer {
             name: name.to_string(),
@@ -194,7 +195,8 @@ impl Ledger {
             .filter(move |b| (b.offset..b.offset + b.bytes).contains(&offset))
     }
 
-    pub(crate) fn enter(&mut self, mut buffer: SharedBuffer) -> BufferId {
+    /// Adds a buffer behind the others, or in the one that it reuses.
+    pub fn enter(&mut self, mut buffer: SharedBuffer) -> BufferId {
         match buffer.reuses {
             Some(other) => buffer.offset = self.get(other).offset,
             None => {

@@ -220,9 +220,9 @@ impl<'k> TensorMap<'k> {
         self.box_at(rows.to_vec(), &[])
     }
 
-    /// The box at the coordinates of its rows, with those that the dimensions of a ragged map have besides.
+    /// The box at the coordinates of its rows, then those of the extra dimensions of a ragged map.
     #[track_caller]
-    pub(crate) fn box_at(&self, rows: Vec<Val<'k, u32>>, besides: &[Val<'k, u32>]) -> BoxAt<'k> {
+    pub(crate) fn box_at(&self, rows: Vec<Val<'k, u32>>, extra: &[Val<'k, u32>]) -> BoxAt<'k> {
         let outer = self.boxes.rank as usize - 1;
         if rows.len() != outer {
             self.k.invalid(format!(
@@ -233,7 +233,7 @@ impl<'k> TensorMap<'k> {
         BoxAt {
             map: *self,
             column: Operand::Imm(0),
-            outer: rows.iter().chain(besides).map(|row| row.operand()).collect(),
+            outer: rows.iter().chain(extra).map(|row| row.operand()).collect(),
             multicast: None,
             hint: L2Hint::None,
         }

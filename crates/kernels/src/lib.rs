@@ -19,7 +19,6 @@ pub mod select;
 pub mod wgmma;
 
 mod recent;
-mod rungs;
 mod size;
 mod step;
 mod tiles;
@@ -33,7 +32,6 @@ pub use near::near;
 pub use plan::Plan;
 pub use recent::Recent;
 pub use refusal::Refusal;
-pub use rungs::{Rung, rungs};
 pub use select::{Choice, Considered, NoPlan, Suggestion, select, select_among, select_with};
 pub use size::Size;
 pub use step::{KernelCache, Step};

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_buffer, add_lse, grid};
+use crate::attention::params::{Shape, add_buffer, add_lse, grid, widest_access};
 use crate::attention::score_mod::LOG2_E;
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
@@ -52,9 +52,8 @@ pub fn step(problem: &Problem, parts: usize, alignment: u32, kernels: &KernelCac
     let (layout, dtype) = (problem.o_layout(), problem.out_dtype());
     let size = dtype.size_bytes();
     let strides = row_strides(layout);
-    let starts = strides.iter().map(|&stride| stride as usize * size);
-    let starts = starts.fold(alignment as usize | 16, |all, start| all | start);
-    let vector_bytes = 1 << starts.trailing_zeros().min(4);
+    let starts = strides.map(|stride| stride as usize * size);
+    let vector_bytes = widest_access(starts.into_iter().chain([alignment as usize]));
     let columns = problem.head_dim_v() as u32;
     let shape = Shape {
         head_dim: columns,

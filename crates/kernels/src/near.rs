@@ -1,4 +1,4 @@
-//! The configs nearest to the default of a problem: what is measured beside it to see whether it is the best.
+//! The configs nearest to the default of a problem: what is compared with it to see whether it is the best.
 
 use flashcore_ir::Chip;
 use flashcore_problem::{Mask, Problem, ProblemBuilder};
@@ -8,7 +8,7 @@ use crate::{Config, KernelCache, Plan, select};
 /// Values up and down a lever.
 const STEPS: usize = 2;
 
-/// The default for a problem, first; then the defaults of shapes beside it (half and twice the length, four times the
+/// The default for a problem, first; then the defaults of similar shapes (half and twice the length, four times the
 /// batch, the other mask), and the configs that differ from the default in one lever by two of its values at most.
 /// Each once, and only what nothing refuses; empty where there is no default.
 ///
@@ -29,7 +29,7 @@ pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> 
         return Vec::new();
     };
     let mut near = vec![own];
-    near.extend(beside(problem).iter().filter_map(default));
+    near.extend(similar(problem).iter().filter_map(default));
     let (family, values) = own.levers();
     let varied = family.near(&values, STEPS).into_iter();
     near.extend(varied.map(|values| Config::of(&family, values)));
@@ -43,7 +43,7 @@ pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> 
 }
 
 /// Problems that differ a little in what decides speed.
-fn beside(problem: &Problem) -> Vec<Problem> {
+fn similar(problem: &Problem) -> Vec<Problem> {
     let (rows, keys) = (problem.seq_len_q(), problem.seq_len_kv());
     let other_mask = match problem.mask().window_right {
         Some(_) => Mask::FULL,

@@ -1,6 +1,6 @@
 //! [`Plan`]: kernels and their launches, resolved for a problem on a target.
 
-use flashcore_ir::{Chip, Kernel, Target};
+use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use crate::attention::params::OTHER_FAMILIES;
@@ -27,7 +27,7 @@ pub struct Plan {
     /// What runs after it, such as `combine` where the keys are split across blocks, or the kernel of a gradient that
     /// the main step leaves out.
     pub then: Vec<Step>,
-    /// What the build shows besides its output, or in its place ([`tap`]).
+    /// What the build shows in addition to its output, or in its place ([`tap`]).
     pub tap: Option<Tap>,
     /// Whether all runs write the same bits. It is not so where blocks add to sums in the order in which they come to
     /// them. Searches and the simulator then compare runs within the tolerance.
@@ -133,7 +133,10 @@ impl Plan {
             reproducible: !backward || problem.deterministic() || matches!(config, Config::Scalar(_)),
         };
         for step in plan.steps() {
-            check_shared_memory(&step.kernel, &plan)?;
+            // The last word, whatever a family estimated before it built the kernel.
+            Refusal::check_shared_memory(step.kernel.ledger().total_bytes(), chip.target, || {
+                config.remedy_for_shared_memory(problem)
+            })?;
         }
         Ok(plan)
     }
@@ -167,25 +170,3 @@ impl Plan {
 }
 
 const TAPS: &str = "taps of the backward pass";
-
-/// The last word on shared memory, whatever a family estimated before it built the kernel.
-fn check_shared_memory(kernel: &Kernel, plan: &Plan) -> Result<(), Refusal> {
-    let target = plan.target;
-    let (needed, limits) = (kernel.ledger().total_bytes(), target.limits());
-    let is_static = kernel.ledger().is_static;
-    let (kind, allowed) = match is_static {
-        true => ("static", limits.static_shared_per_block),
-        false => ("dynamic", limits.shared_per_block),
-    };
-    if needed <= allowed {
-        return Ok(());
-    }
-    Err(Refusal::SharedMemory {
-        needed,
-        kind,
-        target,
-        allowed,
-        static_limit: is_static.then_some(limits.shared_per_block),
-        remedy: plan.config.remedy_for_shared_memory(&plan.problem),
-    })
-}

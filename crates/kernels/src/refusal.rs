@@ -36,18 +36,14 @@ pub enum Refusal {
         allowed: String,
     },
     /// More shared memory than a block may have.
-    #[error("{needed} B of {kind} shared memory; {target} allows {allowed} B{}; {remedy}", opt_in(*static_limit))]
+    #[error("{needed} B of dynamic shared memory; {target} allows {allowed} B; {remedy}")]
     SharedMemory {
         /// Bytes the kernel needs.
         needed: u32,
-        /// `static` or `dynamic`.
-        kind: &'static str,
         /// The architecture.
         target: Target,
-        /// Bytes a block may have of that kind.
+        /// Bytes a block may have.
         allowed: u32,
-        /// For static shared memory: what would be allowed as dynamic with opt-in.
-        static_limit: Option<u32>,
         /// Which lever saves how much.
         remedy: String,
     },
@@ -138,18 +134,12 @@ impl Refusal {
             true => Ok(()),
             false => Err(Refusal::SharedMemory {
                 needed,
-                kind: "dynamic",
                 target,
                 allowed,
-                static_limit: None,
                 remedy: remedy(),
             }),
         }
     }
-}
-
-fn opt_in(dynamic: Option<u32>) -> String {
-    dynamic.map_or(String::new(), |bytes| format!(", or {bytes} B dynamic with opt-in"))
 }
 
 impl From<BuildErrors> for Refusal {

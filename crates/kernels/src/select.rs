@@ -153,7 +153,7 @@ pub fn select_with<T, F>(
             continue;
         }
         let planned = match suggestion {
-            // Suggestions were measured on memory of one's own.
+            // Suggestions were measured on whole allocations.
             Some(_) if alignment < mma::ALIGNMENT => {
                 let (needed, given) = (mma::ALIGNMENT, alignment);
                 Err(Refusal::Address { needed, given })

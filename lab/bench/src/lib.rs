@@ -62,6 +62,7 @@ pub mod profile;
 mod protocol;
 pub mod python;
 mod report;
+mod rungs;
 mod scores;
 pub mod sequences;
 mod serving;
@@ -95,6 +96,7 @@ pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors, PeerType
 pub use problems::Case;
 pub use protocol::Stop;
 pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};
+pub use rungs::{Rung, rungs};
 pub use session::{Request, Watcher, run};
 pub use stand::{Built, KERNEL_WORDS, Stand, kernels_of};
 pub use stats::{Interval, Ratio, Summary};

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use flashcore_ir::proof::prove_launch;
 use flashcore_ir::{BufferSpec, ScalarType, Target};
-use flashcore_kernels::{Plan, Refusal, Step, Tap, tap};
+use flashcore_kernels::{Plan, Refusal, Step, Tap};
 use flashcore_problem::{Direction, InputKind, Inputs, Lengths, POISON, Problem, ProblemError, Tensor};
 use flashcore_sim::{
     Counts, Finding, Log, MemorySite, SimError, SimOptions, SimReport, TraceRecord, Written, simulate,
 };
 use thiserror::Error;
 
-use crate::gate;
 use crate::report::{CheckReport, Found, StepSize, Verdict};
+use crate::{gate, taps};
 
 /// Whether a buffer is an output of a launch; it starts as poison. What a backward pass reads of the forward pass, O
 /// and the log-sum-exp, is not.
@@ -290,7 +290,7 @@ impl Outputs {
         let problem = plan.problem;
         if let Some(tapped) = plan.tap.filter(|tap| tap.is_stored()) {
             let [values, offsets] = ["tap", "offsets"].map(|name| self.floats(name).unwrap_or_default());
-            let values = tap::finish(problem, tapped, &values, &offsets);
+            let values = taps::finish(problem, tapped, &values, &offsets);
             return gate::gate_tap(problem, inputs, tapped, &values);
         }
         let tensor = |name, layout| {

@@ -100,7 +100,7 @@ pub fn gate(
     })
 }
 
-/// Compares the stored values of a tap, from [`finish`](flashcore_kernels::tap::finish), with the same
+/// Compares the stored values of a tap, from [`finish`](crate::taps::finish), with the same
 /// values of the reference: every row, with the tolerance of f32, since nothing has been rounded to
 /// the problem's dtype yet.
 pub(crate) fn gate_tap(problem: &Problem, inputs: &Inputs, tap: Tap, values: &[f32]) -> Result<Gate, ProblemError> {

@@ -7,6 +7,7 @@
 //! - [`check_append`]: the same of an append to a cache.
 //! - [`mutate`]: planted mistakes, to test the checks.
 //! - [`foreign`]: kernels of other compilers, from PTX and cubins.
+//! - [`ptx`]: the reader of their PTX.
 //! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
 //! - [`museum`]: rebuilt failures with their findings.
 //! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
@@ -25,12 +26,14 @@ pub mod museum;
 pub mod mutate;
 pub mod own;
 pub mod pictures;
+pub mod ptx;
 pub mod registers;
 pub mod render;
 pub mod report;
 pub mod saves;
 pub mod source;
 mod svg;
+mod taps;
 pub mod watch;
 
 pub use append::{AppendReport, check_append};

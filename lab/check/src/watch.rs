@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use flashcore_ir::inst::{BinOp, MmaAcc};
+use flashcore_ir::kernel::KernelParts;
 use flashcore_ir::{Inst, Kernel, Node, Reg, RegClass, ScalarType, SiteId, SourceLine};
 use flashcore_kernels::{Plan, Tap};
 use flashcore_sim::{Nonfinite, TraceRecord, nonfinite};
@@ -107,8 +108,14 @@ fn instrumented(kernel: &Kernel, choose: impl Fn(&Inst, SiteId) -> Vec<(Reg, Sca
         }
         Some(nodes)
     });
-    let labels: Vec<String> = watched.iter().map(|watched| watched.what.clone()).collect();
-    (kernel.with_traces(body, labels), watched)
+    let labels = watched.iter().map(|watched| watched.what.clone());
+    let traces = kernel.traces().iter().cloned().chain(labels).collect();
+    let parts = KernelParts {
+        body,
+        traces,
+        ..kernel.parts().clone()
+    };
+    (Kernel::of_parts(parts), watched)
 }
 
 /// The values at a line in one warp of one block, in order of execution. `None` if nothing is at

@@ -36,7 +36,7 @@ pub(crate) fn all() -> Vec<String> {
 /// The ladder up to what the library runs on a card, by its plan tables.
 pub(crate) fn rungs(problem: &Problem, card: Card) -> Result<Vec<(String, &'static str)>, Failure> {
     let rows = simulated::plans(card)?.suggestions(problem);
-    let rungs = flashcore_kernels::rungs(problem, card.chip, &rows).into_iter();
+    let rungs = flashcore_bench::rungs(problem, card.chip, &rows).into_iter();
     Ok(rungs.map(|rung| (rung.config.to_string(), rung.label)).collect())
 }
 

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{BuildError, BuildErrorKind, BuildErrors};
 use crate::inst::{Inst, Object, Operand, Slot, Special};
-use crate::kernel::{Kernel, Node, ParamKind};
+use crate::kernel::{Kernel, KernelParts, Node, ParamKind};
 use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
 use crate::types::{Assignable, Literal, Reg, RegClass, Scalar};
 
@@ -48,7 +48,7 @@ pub struct KernelBuilder {
 #[derive(Debug)]
 pub(crate) struct State {
     /// What is finished of it: all but the body.
-    pub(crate) kernel: Kernel,
+    pub(crate) kernel: KernelParts,
     shared_base: Option<Reg>,
     open: Vec<OpenBlock>,
     block_parents: Vec<usize>,
@@ -127,7 +127,11 @@ impl KernelBuilder {
     fn new(name: String, threads: u32) -> KernelBuilder {
         let k = KernelBuilder {
             state: RefCell::new(State {
-                kernel: Kernel::empty(name.clone(), threads),
+                kernel: KernelParts {
+                    name: name.clone(),
+                    threads,
+                    ..KernelParts::default()
+                },
                 shared_base: None,
                 open: vec![OpenBlock::default()],
                 block_parents: vec![0],
@@ -160,7 +164,7 @@ impl KernelBuilder {
             let (kernel, errors) = (state.kernel.name, state.errors);
             return Err(BuildErrors { kernel, errors });
         }
-        Ok(Kernel { body, ..state.kernel }.finished())
+        Ok(Kernel::of_parts(KernelParts { body, ..state.kernel }))
     }
 
     /// Threads a block.

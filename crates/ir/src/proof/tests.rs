@@ -328,8 +328,8 @@ fn every_source_of_facts_gets_the_same_answer() {
         buffers: Vec::new(),
         args: vec![Arg::U64(0)],
     };
-    let module = PtxModule::read(&kernel.to_ptx()).unwrap();
-    let mut read = module.facts_of(&module.entries[0]);
+    let module = PtxModule::declarations(&kernel.to_ptx()).unwrap();
+    let mut read = module.entries[0].facts();
     read.registers = Some(200);
     let own = prove_launch(&kernel, &launch, Target::Sm89, Some(200));
     let foreign = prove(&LaunchShape::of(&launch), &read, &l4(), "sm_89");

@@ -57,7 +57,7 @@ impl<'a> Writer<'a> {
     fn kernel(mut self) -> String {
         let kernel = self.kernel;
         let mut loops = Vec::new();
-        self.nodes(&kernel.body, &mut loops);
+        self.nodes(kernel.body(), &mut loops);
         let body = std::mem::take(&mut self.out);
 
         let required = kernel.requires();
@@ -71,7 +71,7 @@ impl<'a> Writer<'a> {
         for (i, file) in self.files.iter().enumerate() {
             let _ = writeln!(text, ".file {} \"{file}\"", i + 1);
         }
-        let ledger = &kernel.ledger;
+        let ledger = kernel.ledger();
         if !ledger.buffers.is_empty() {
             let (linkage, size) = if ledger.is_static {
                 ("", ledger.total_bytes().to_string())
@@ -85,7 +85,7 @@ impl<'a> Writer<'a> {
             );
         }
         let params: Vec<String> = kernel
-            .params
+            .params()
             .iter()
             .map(|p| match p.kind {
                 // 128 bytes that the kernel never reads itself.
@@ -97,15 +97,15 @@ impl<'a> Writer<'a> {
                 }
             })
             .collect();
-        let _ = writeln!(text, ".visible .entry {}(\n{}\n)", kernel.name, params.join(",\n"));
-        if let Some(blocks) = kernel.cluster {
+        let _ = writeln!(text, ".visible .entry {}(\n{}\n)", kernel.name(), params.join(",\n"));
+        if let Some(blocks) = kernel.cluster() {
             let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {blocks}, 1, 1");
         }
-        let _ = writeln!(text, ".maxntid {}, 1, 1", kernel.threads);
-        if let Some(blocks) = kernel.min_blocks_per_sm {
+        let _ = writeln!(text, ".maxntid {}, 1, 1", kernel.threads());
+        if let Some(blocks) = kernel.min_blocks_per_sm() {
             let _ = writeln!(text, ".minnctapersm {blocks}");
         }
-        if let Some(registers) = kernel.max_registers {
+        if let Some(registers) = kernel.max_registers() {
             let _ = writeln!(text, ".maxnreg {registers}");
         }
         text.push_str("{\n");
@@ -194,10 +194,10 @@ impl<'a> Writer<'a> {
     fn spell(&self, inst: &Inst) -> String {
         if let Inst::Trace { label, src } = inst {
             // On one line whatever the label: a comment ends with it.
-            let label = self.kernel.traces[*label as usize].escape_debug();
+            let label = self.kernel.traces()[*label as usize].escape_debug();
             return format!("// trace {label}: {}", reg_name(*src));
         }
-        let params = &self.kernel.params;
+        let params = self.kernel.params();
         let text = spell(inst, &|index| params[index as usize].name.clone());
         let Inst::Param { dst, index } = inst else {
             return text;

@@ -334,7 +334,7 @@ fn products_and_caps_that_do_not_exist() {
     let why = message(|k| {
         let word = k.constant(1.0f32).pack_bf16(k.constant(1.0f32));
         let (a, b) = (k.a_operand::<bf16>(&[word; 4]), k.b_operand::<bf16>(&[word; 2]));
-        k.mma_f16(k.acc_f16("acc", 1), 0, a, b);
+        k.mma(k.acc_f16("acc", 1), 0, a, b);
     });
     assert!(why.contains("no fp16 accumulators for bf16"), "{why}");
     for registers in [8, 256] {

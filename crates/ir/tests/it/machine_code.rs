@@ -147,7 +147,7 @@ fn matrices_go_to_the_tensor_cores() {
         let acc = k.acc("acc", 2);
         k.mma(acc, 0, a, b);
         let half_acc = k.acc_f16("half_acc", 1);
-        k.mma_f16(half_acc, 0, a, b);
+        k.mma(half_acc, 0, a, b);
         let brain = k.ldmatrix(y, 2, true);
         k.mma(
             acc,

@@ -10,7 +10,7 @@ use crate::family::Values;
 
 pub(super) const THREADS: u32 = 128;
 
-/// What of an append is baked into the kernel, besides its [`Shape`].
+/// What of an append is baked into the kernel, in addition to its [`Shape`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Kinds {
     /// Which arrays it reads.

@@ -12,7 +12,7 @@ use half::{bf16, f16};
 
 use crate::Refusal;
 use crate::attention::lengths::row_strides;
-use crate::attention::params::{Shape, add_buffer, grid};
+use crate::attention::params::{Shape, add_buffer, grid, widest_access};
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 use kernel::{Kinds, THREADS};
@@ -96,8 +96,8 @@ impl Units {
         let of_q = of_q.flat_map(|layout| row_strides(&layout));
         let dims = [head_dim, append.v_cache.shape[3]].into_iter().chain(pairs);
         let starts = strides.chain(of_q).map(|stride| stride as usize).chain(dims);
-        let all = starts.fold(alignment as usize | 16, |all, start| all | (start * size));
-        let vector_bytes = 1 << all.trailing_zeros().min(4);
+        let starts = starts.map(|start| start * size);
+        let vector_bytes = widest_access(starts.chain([alignment as usize]));
         if append.dtype != DType::E4M3 {
             return Ok(Units {
                 dtype: append.dtype,

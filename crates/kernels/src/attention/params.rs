@@ -32,7 +32,7 @@ pub(crate) struct Shape {
     pub sinks: Option<DType>,
     pub lse: bool,
     pub vector_bytes: u32,
-    /// What the build stores besides its output.
+    /// What the build stores in addition to its output.
     pub tap: Option<Tap>,
     /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,
@@ -395,6 +395,12 @@ pub(crate) fn check_problem(problem: &Problem, family: &'static str, serves: &[D
     };
     let what = format!("rows that start at multiples of {start} B (it copies 16 B at a time)");
     Err(Refusal::unsupported(family, what, remedy))
+}
+
+/// Bytes of the widest accesses, 16 at most, that may begin at all of these bytes.
+pub(crate) fn widest_access(starts: impl Iterator<Item = usize>) -> u32 {
+    let all = starts.fold(ALIGNMENT as usize, |all, start| all | start);
+    1 << all.trailing_zeros()
 }
 
 /// The [`row_strides`] of all tensors.

@@ -141,16 +141,12 @@ impl<'k> ScoreTiles<'k> {
     /// Clears some steps of 16 columns before products are added.
     #[track_caller]
     pub(crate) fn clear(&self, steps: Range<u32>) {
+        let tiles = 2 * steps.start..2 * steps.end;
         for block in &self.halves {
-            block.zero_tiles(2 * steps.start..2 * steps.end);
+            block.zero_tiles(tiles.clone());
         }
-        if !self.halves.is_empty() {
-            return;
-        }
-        for block in &self.rows {
-            for register in RowTile::registers(steps.clone()) {
-                block.var(register).set(0.0);
-            }
+        for block in self.rows.iter().filter(|_| self.halves.is_empty()) {
+            block.zero_tiles(tiles.clone());
         }
     }
 
@@ -158,8 +154,8 @@ impl<'k> ScoreTiles<'k> {
     #[track_caller]
     pub(crate) fn add<E: MmaElement>(&self, step: u32, q: &[AOperand<E>], [left, right]: [BOperand<E>; 2]) {
         for (scores, &q) in self.halves.iter().zip(q) {
-            self.k.mma_f16(*scores, 2 * step, q, left);
-            self.k.mma_f16(*scores, 2 * step + 1, q, right);
+            self.k.mma(*scores, 2 * step, q, left);
+            self.k.mma(*scores, 2 * step + 1, q, right);
         }
         if !self.halves.is_empty() {
             return;

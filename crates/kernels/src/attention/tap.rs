@@ -9,8 +9,8 @@
 //! | [`Tap::Probabilities`] | `2^(score·log2(e) + offset)`, the masked softmax before it is normalised | `reference_probabilities` |
 //!
 //! The online softmax computes probabilities relative to a maximum that moves from K block to K block. A second
-//! buffer of the same shape, `offsets`, says what each was relative to; [`finish`] makes one distribution
-//! of the two. Rescaling and row sums are thus not part of the tap: they belong to `P·V`.
+//! buffer of the same shape, `offsets`, says what each was relative to; `flashcore-check` makes one
+//! distribution of the two. Rescaling and row sums are thus not part of the tap: they belong to `P·V`.
 //!
 //! [`Tap::Values`] needs no build: it is the kernel itself, launched with a scale of 1e-30. All visible keys
 //! then weigh the same whatever Q and K are, and `out` is the mean of the visible rows of V.
@@ -18,7 +18,7 @@
 use std::fmt;
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, Launch, Val};
-use flashcore_problem::{KeyRange, POISON, Problem, ProblemBuilder};
+use flashcore_problem::{KeyRange, Problem, ProblemBuilder};
 use serde::{Deserialize, Serialize};
 
 use super::params::{RowParams, add_buffer, check_lengths};
@@ -90,59 +90,6 @@ pub(crate) fn even(problem: &Problem) -> Result<Problem, Refusal> {
 /// ```
 pub fn len(problem: &Problem) -> usize {
     problem.lse_len() * problem.seq_len_kv()
-}
-
-/// What a build with a tap found, as `reference_scores` and `reference_probabilities` have it: scores as they
-/// are, probabilities normalised row by row, 0 where a key is hidden. Values are f32, `[batch, num_heads,
-/// seq_len_q, seq_len_kv]`; those that should have been stored and were not keep their poison.
-///
-/// `tap` and `offsets` (empty after scores) are the launch's buffers of these names, which must have begun as
-/// [`POISON`].
-///
-/// ```
-/// use flashcore_kernels::tap::{Tap, finish};
-/// use flashcore_problem::Problem;
-/// let problem = Problem::builder().heads(1, 1).head_dim(64).seq_len_q(1).seq_len_kv(2).build()?;
-/// // Both scores were 3; the second was met after the maximum had risen from 1 to 3.
-/// let p = finish(&problem, Tap::Probabilities, &[4.0, 1.0], &[-1.0, -3.0]);
-/// assert_eq!(p, [0.5, 0.5]);
-/// # Ok::<(), flashcore_problem::ProblemError>(())
-/// ```
-pub fn finish(problem: &Problem, tap: Tap, values: &[f32], offsets: &[f32]) -> Vec<f32> {
-    let mut values = values.to_vec();
-    let (keys, rows) = (problem.seq_len_kv(), problem.seq_len_q());
-    if tap != Tap::Probabilities || keys == 0 {
-        return values;
-    }
-    for (index, (row, offsets)) in values.chunks_mut(keys).zip(offsets.chunks(keys)).enumerate() {
-        let visible = problem.visible_keys(index % rows);
-        for (key, value) in row.iter_mut().enumerate() {
-            // What no row of a tile sees is never computed; if it is stored, it must be 0.
-            if !visible.contains(&key) && unwritten(*value) {
-                *value = 0.0;
-            }
-        }
-        normalise(row, offsets);
-    }
-    values
-}
-
-fn unwritten(value: f32) -> bool {
-    value.to_ne_bytes() == [POISON; 4]
-}
-
-/// Brings the values of a row to one maximum, and their sum to 1.
-fn normalise(row: &mut [f32], offsets: &[f32]) {
-    let exponent = |p: f32, offset: f32| f64::from(p).log2() - f64::from(offset);
-    let present = |p: f32| p > 0.0 && !unwritten(p);
-    let pairs = || row.iter().zip(offsets).filter(|(p, _)| present(**p));
-    let highest = pairs().map(|(&p, &o)| exponent(p, o)).fold(f64::NEG_INFINITY, f64::max);
-    let sum: f64 = pairs().map(|(&p, &o)| (exponent(p, o) - highest).exp2()).sum();
-    for (p, &offset) in row.iter_mut().zip(offsets) {
-        if present(*p) {
-            *p = ((exponent(*p, offset) - highest).exp2() / sum) as f32;
-        }
-    }
 }
 
 /// Refuses lengths on the device, and more rows than a kernel counts: it does so in 32 bits.

@@ -1,11 +1,6 @@
-//! The steps of searches: from a config to others of its family.
-
-use flashcore_problem::rng::Rng;
+//! From a config to those of its family that differ from it in one lever.
 
 use super::{Family, Values, with};
-
-/// Draws of a mutation or a mixture before it is given up.
-const TRIES: usize = 64;
 
 impl Family {
     /// A config with a lever at each of its values in turn, allowed or not.
@@ -46,51 +41,5 @@ impl Family {
         }
         near.retain(|other| other != values && self.allows(other));
         near
-    }
-
-    /// A config that differs from one in as many levers as asked for, drawn evenly among those drawn; `None` where
-    /// none that was tried goes together.
-    ///
-    /// ```
-    /// use flashcore_kernels::wgmma;
-    /// use flashcore_problem::rng::Rng;
-    /// let config = wgmma::FAMILY.configs().next().unwrap();
-    /// let other = wgmma::FAMILY.mutate(&config, 2, &mut Rng::new(1)).unwrap();
-    /// assert_eq!(config.iter().zip(&other).filter(|(a, b)| a != b).count(), 2);
-    /// ```
-    pub fn mutate(&self, values: &Values, levers: usize, rng: &mut Rng) -> Option<Values> {
-        let mut tries = (0..TRIES).filter_map(|_| {
-            let mut places: Vec<usize> = (0..self.levers.len()).collect();
-            places.retain(|&at| self.levers[at].values.len() > 1);
-            let mut mutant = *values;
-            for _ in 0..levers.min(places.len()) {
-                let at = places.swap_remove(rng.below(places.len()));
-                let others = self.levers[at].values.iter().filter(|value| **value != values[at]);
-                mutant[at] = **rng.pick(&others.collect::<Vec<_>>())?;
-            }
-            self.allows(&mutant).then_some(mutant)
-        });
-        tries.next()
-    }
-
-    /// A config that has each lever from one of two parents. Where no mixture drawn is allowed, the first parent.
-    ///
-    /// ```
-    /// use flashcore_kernels::mma;
-    /// use flashcore_problem::rng::Rng;
-    /// let parents = ["m128n64-w4x1-s2-b2-qreg-xor-cond", "m64n32-w2x2-s3-b1-qsh-xor-always"];
-    /// let [a, b] = parents.map(|id| mma::FAMILY.read_levers(id).unwrap());
-    /// let child = mma::Config::from(mma::FAMILY.crossover(&a, &b, &mut Rng::new(1)));
-    /// assert!([128, 64].contains(&child.rows) && child.swizzled);
-    /// ```
-    pub fn crossover(&self, a: &Values, b: &Values, rng: &mut Rng) -> Values {
-        let mut mixtures = (0..TRIES).map(|_| {
-            let mut child = *a;
-            for at in 0..self.levers.len() {
-                child[at] = if rng.chance(0.5) { a[at] } else { b[at] };
-            }
-            child
-        });
-        mixtures.find(|child| self.allows(child)).unwrap_or(*a)
     }
 }

@@ -3,7 +3,7 @@
 //! - `hybrid`: tensor cores for `Q·Kᵀ`; scores go through shared memory, the rest is scalar.
 //! - `mma`: tensor cores for both products; P stays in registers.
 //!
-//! What comes before them is family `scalar`, what comes after are levers of family `mma`; [`rungs`](crate::rungs())
+//! What comes before them is family `scalar`, what comes after are levers of family `mma`; `flashcore_bench::rungs`
 //! has them all in order. [`scores`] is the first product by itself.
 
 mod common;

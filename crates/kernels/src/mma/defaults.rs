@@ -1,4 +1,4 @@
-//! Which config the family proposes where nobody names one: one table, read from top to bottom.
+//! Which config the family proposes where none is named: one table, read from top to bottom.
 //!
 //! Rows for sm_90a were measured on an H200 (`docs/performance-log.md`; decoding at head_dim 128). Those for other
 //! architectures follow from the same kernels and the shared memory there is; they await such cards.

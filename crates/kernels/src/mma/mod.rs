@@ -188,7 +188,7 @@ lever_values!(Config {
     max_registers
 });
 
-/// Registers for addresses, counters, bounds and operands on their way, beside those counted one by one.
+/// Registers for addresses, counters, bounds and operands on their way, in addition to those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;
 
 /// The largest cap that is one: a thread has 255 registers at most.
@@ -292,11 +292,12 @@ impl Config {
 
     /// Heads, packed or not, of all batches, and tiles of rows of each.
     fn heads_and_tiles(&self, problem: &Problem) -> (usize, usize) {
-        let (heads, rows) = match self.pack_heads {
-            true => (problem.num_kv_heads(), problem.seq_len_q() * problem.group_size()),
-            false => (problem.num_heads(), problem.seq_len_q()),
-        };
-        (heads * problem.batch(), rows.div_ceil(self.rows.max(1) as usize))
+        let of_tiles = self.tile_heads();
+        let rows = of_tiles.rows_of(problem, problem.seq_len_q());
+        (
+            of_tiles.of_problem(problem) * problem.batch(),
+            rows.div_ceil(self.rows.max(1) as usize),
+        )
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {

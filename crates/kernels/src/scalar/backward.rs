@@ -101,7 +101,7 @@ fn check(threads: Threads, columns: u32) -> Result<(), Refusal> {
 }
 
 fn keys_body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
-    // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
+    // Otherwise ptxas aims at a higher occupancy, and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let threads = Threads::keys(config);
     let params = BackwardParams::<E>::declare(k, shape);

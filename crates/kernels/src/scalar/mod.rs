@@ -13,7 +13,7 @@ use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
-use crate::attention::params::{Shape, all_strides, check_dtype, grid, launch};
+use crate::attention::params::{Shape, all_strides, check_dtype, grid, launch, widest_access};
 use crate::attention::tap::Tap;
 use crate::family::{self, Constraint, Family, Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
@@ -150,11 +150,8 @@ pub fn preferred_configs(problem: &Problem, alignment: u32) -> Vec<Config> {
 
 /// Bytes of the widest accesses that the strides of all tensors allow.
 pub fn widest(problem: &Problem) -> u32 {
-    let element = problem.dtype().size_bytes() as u32;
-    let starts = |stride| u64::from(stride) * u64::from(element);
-    let fits = |bytes: &u32| all_strides(problem).all(|stride| starts(stride).is_multiple_of(u64::from(*bytes)));
-    let widths = WIDTHS.into_iter().filter(|bytes| *bytes >= element);
-    widths.filter(fits).max().unwrap_or(element)
+    let element = problem.dtype().size_bytes();
+    widest_access(all_strides(problem).map(|stride| stride as usize * element))
 }
 
 pub(crate) fn plan(

@@ -29,7 +29,7 @@ fn slice_columns(head_dim_v: u32) -> u32 {
 }
 
 pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
-    // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
+    // Otherwise ptxas aims at a higher occupancy, and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let params = Params::<E>::declare(k, shape);
     let columns = slice_columns(shape.head_dim_v);

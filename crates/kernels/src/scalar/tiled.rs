@@ -14,7 +14,7 @@ use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
 use crate::attention::tap::{Place, Tap};
 
-/// Registers for addresses, counters and bounds, beside the values counted one by one.
+/// Registers for addresses, counters and bounds, in addition to the values counted one by one.
 const SCRATCH_REGISTERS: u32 = 40;
 
 /// Blocks of 64 rows from which on large tiles fill a GPU; below, more and smaller blocks do better.
@@ -50,7 +50,7 @@ pub(super) fn check(config: &Config, shape: &Shape) -> Result<(), Refusal> {
 }
 
 pub(super) fn body<E: Widen>(k: &KernelBuilder, config: &Config, shape: &Shape) {
-    // Unasked, ptxas aims at an occupancy of its own and spills a few bytes to reach it.
+    // Otherwise ptxas aims at a higher occupancy, and spills a few bytes to reach it.
     k.min_blocks_per_sm(1);
     let threads = Threads::queries(config);
     let params = Params::<E>::declare(k, shape);

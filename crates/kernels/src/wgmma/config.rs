@@ -33,7 +33,8 @@ const REGISTERS_BESIDE_Q: u32 = 4;
 /// (head_dim 256, ptxas 13.0).
 const REGISTERS_OF_LENGTHS: u32 = 4;
 
-/// Registers that ptxas wants beside the sums of one product (12.4 to 13.5: 96 sums go with 128 registers, 100 do not).
+/// Registers that ptxas wants in addition to the sums of one product (12.4 to 13.5: 96 sums fit 128 registers, 100 do
+/// not).
 const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
 
 pub(super) const OUT_BYTES: u32 = 2;

@@ -253,7 +253,7 @@ const PACKED_WHY: &str = "query heads that share K and V fill tiles together, wh
 const PAIR_KEYS: u64 = 64;
 const PAIR_MOST_KEYS: usize = 512;
 
-/// What a tile costs besides its K blocks, in keys: what fits times of 102 problems best (`defaults/measured`).
+/// What a tile costs in addition to its K blocks, in keys: what fits times of 102 problems best (`defaults/measured`).
 const TILE_KEYS: u64 = 96;
 
 /// Whether all query heads of a K/V head fit a tile, if there are several.
@@ -352,8 +352,8 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     // The first match and those that it is chosen among, by when the busiest SM is done.
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
     let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
-    let beside = rows.iter().take_while(of_first).count();
-    let mut ranked: Vec<Priced> = rows.drain(..beside).map(Priced::of).collect();
+    let alternatives = rows.iter().take_while(of_first).count();
+    let mut ranked: Vec<Priced> = rows.drain(..alternatives).map(Priced::of).collect();
     let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);

@@ -124,7 +124,7 @@ pub(crate) fn plan(
             _ => kernel::body::<bf16>(k, config, shape),
         })
     })?;
-    // Whoever wants one tile a block gives as many SMs as a number holds.
+    // For one tile a block, a caller passes `u32::MAX` SMs.
     let at_once = chip.sms.saturating_mul(config.min_blocks);
     let schedule = listed
         .then(|| schedule(problem, config, packing, at_once))

@@ -1,5 +1,5 @@
-//! V with the keys along its rows, made by a kernel of its own before the main one: products of 8-bit elements want
-//! both operands so, and no copy turns them.
+//! V with the keys along its rows, made by a kernel that runs before the main one: products of 8-bit elements need
+//! both operands so, and no copy transposes them.
 //!
 //! For each head and tile of keys the workspace holds `[head_dim_v, cols]`, in the order of [`key_of`], with zeros for
 //! keys that there are not.

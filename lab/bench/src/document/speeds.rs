@@ -1,12 +1,13 @@
 //! Sections about speed: against length, compared with peers, and the ladder of kernels.
 
-use flashcore_kernels::{Config, rungs};
+use flashcore_kernels::Config;
 use flashcore_problem::DType;
 
 use super::chapter::{Chapter, ours};
 use super::{Cell, Section, Table, count};
 use crate::chart::{Speed, is_drawn, ladder_of, ratio_of, work_of};
 use crate::gather::Timing;
+use crate::rungs::rungs;
 use crate::standing::{Standing, most_frequent_baseline, standing};
 use crate::table::{bracketed, geomean_text, number, span, times};
 use crate::{CaseResult, Mode};

@@ -104,7 +104,7 @@ fn mma_f16(scale: &Scale) -> Result<Micro, BuildErrors> {
         }
         k.for_uniform(0u32, rounds, 1, |_| {
             for step in 0..STEPS * TILES {
-                k.mma_f16(acc, step % TILES, a, b);
+                k.mma(acc, step % TILES, a, b);
             }
         });
         let sum = k.var(0.0f32);

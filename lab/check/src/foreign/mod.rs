@@ -14,7 +14,7 @@ mod tests;
 
 use flashcore_ir::Target;
 pub use flashcore_ir::proof::CodeForm;
-use flashcore_ir::ptx::read::{PtxEntry, PtxError, PtxModule};
+use flashcore_ir::ptx::read::{PtxEntry, PtxError};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -23,6 +23,7 @@ pub use kind::binary_kind;
 
 pub use run::{Fill, ForeignLaunch, Given, MAX_BUFFER_BYTES, NoArgument, RunError, run};
 
+use crate::ptx::{Body, PtxText};
 use crate::registers::{self, Unknown};
 
 /// Why the kernels of a file cannot be read.
@@ -120,8 +121,8 @@ pub struct ForeignKernel {
 pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
     let kernels = match std::str::from_utf8(bytes) {
         Ok(text) if binary_kind(bytes).is_none() => {
-            let module = PtxModule::read(text.trim_end_matches('\0'))?;
-            module.entries.iter().map(|entry| of_ptx(&module, entry)).collect()
+            let text = PtxText::read(text.trim_end_matches('\0'))?;
+            text.entries().map(|(entry, body)| of_ptx(&text, entry, body)).collect()
         }
         _ => cubin::read(bytes)?,
     };
@@ -142,30 +143,31 @@ pub fn pick<'a>(kernels: &'a [ForeignKernel], name: Option<&str>) -> Result<Vec<
     Ok(found)
 }
 
-fn of_ptx(module: &PtxModule, entry: &PtxEntry) -> ForeignKernel {
-    let shared = module.shared_of(entry).map(|symbol| Shared {
+fn of_ptx(text: &PtxText, entry: &PtxEntry, body: &Body) -> ForeignKernel {
+    let module = &text.module;
+    let shared = text.shared_of(body).map(|symbol| Shared {
         name: symbol.name.clone(),
         declared: Some(symbol.declared.clone()),
         bytes: symbol.bytes,
         is_dynamic: symbol.is_dynamic,
         line: Some(symbol.line),
     });
-    let calls = entry.calls.iter().filter(|name| module.functions.contains(name));
-    let facts = module.facts_of(entry);
+    let calls = body.calls.iter().filter(|name| module.functions.contains(name));
+    let facts = entry.facts();
     ForeignKernel {
         name: entry.name.clone(),
         form: CodeForm::Ptx,
         made_for: module.target.clone(),
         ptx_version: Some(module.version),
         parameter_bytes: entry.params.iter().map(|param| param.bytes).collect(),
-        static_shared: facts.static_shared_bytes,
+        static_shared: text.static_shared_of(body),
         shared: shared.collect(),
         max_threads: facts.max_threads,
         required_threads: entry.required_threads.and_then(|_| entry.threads_allowed()),
         required_cluster: facts.required_cluster,
         min_blocks_per_sm: entry.min_blocks_per_sm,
         calls: calls.cloned().collect(),
-        impossible: entry.impossible(),
+        impossible: body.impossible(),
         line: Some(entry.line),
         ..ForeignKernel::default()
     }

@@ -1,6 +1,6 @@
 //! Simulates a kernel of a PTX text.
 
-use flashcore_ir::ptx::read::{PtxError, PtxModule, ReadAs};
+use flashcore_ir::ptx::read::PtxError;
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, ParamKind, ScalarType};
 use flashcore_problem::rng::Rng;
 use flashcore_sim::{SimError, SimOptions, simulate};
@@ -8,6 +8,7 @@ use half::f16;
 use thiserror::Error;
 
 use crate::Found;
+use crate::ptx::{PtxText, ReadAs};
 
 /// Maximum total size of the buffers of a launch; the simulator keeps them twice.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 30;
@@ -134,7 +135,7 @@ pub fn run(text: &str, kernel: &str, file: &str, asked: &ForeignLaunch) -> Resul
         threads: asked.threads,
         dynamic_shared: asked.dynamic_shared,
     };
-    let kernel = PtxModule::read(text)?.kernel(kernel, &options)?;
+    let kernel = PtxText::read(text)?.kernel(kernel, &options)?;
     let (launch, buffers) = launch_of(&kernel, asked)?;
     let fills = asked.args.iter().filter_map(|given| match given {
         Given::Buffer { fill, .. } => Some(*fill),

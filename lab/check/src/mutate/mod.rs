@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use flashcore_ir::inst::{BinOp, Object};
+use flashcore_ir::kernel::KernelParts;
 use flashcore_ir::ptx::mnemonic;
 use flashcore_ir::{BufferId, Inst, Kernel, Node, Operand, ScalarType, SiteId, SourceLine};
 use flashcore_kernels::Plan;
@@ -173,7 +174,10 @@ impl Mutation {
                     buffer.rows -= 1;
                     buffer.bytes -= buffer.row_stride * buffer.element.bytes();
                 }
-                kernel.with_ledger(ledger)
+                Kernel::of_parts(KernelParts {
+                    ledger,
+                    ..kernel.parts().clone()
+                })
             }
         }
     }

@@ -13,7 +13,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flashcore_ir::ptx::read::{PtxEntry, PtxModule, ReadAs};
+use flashcore_ir::ptx::read::{PtxEntry, PtxModule};
 use flashcore_ir::{Arg, BufferSpec, Launch, Target};
 use flashcore_kernels::Step;
 use flashcore_problem::{DType, Problem};
@@ -23,6 +23,7 @@ use thiserror::Error;
 pub use expression::{Expression, ExpressionError};
 
 use crate::check::{Checked, check_steps};
+use crate::ptx::{PtxText, ReadAs};
 use crate::{CheckError, CheckOptions, CheckReport};
 
 /// How labels of users' kernels begin.
@@ -420,7 +421,7 @@ impl Declared {
             threads: Some(launch.threads()),
             dynamic_shared: launch.dynamic_shared_bytes,
         };
-        let kernel = PtxModule::read(&self.ptx).and_then(|module| module.kernel(&self.entry, &options));
+        let kernel = PtxText::read(&self.ptx).and_then(|text| text.kernel(&self.entry, &options));
         let kernel = kernel.map_err(|error| {
             let file = self.declaration.ptx.display();
             OwnError::Declaration(self.file.clone(), format!("{file} cannot be simulated: {error}"))

@@ -4,13 +4,17 @@
 use std::sync::Arc;
 
 use flashcore_check::mutate::{Operator, mutations};
+use flashcore_check::ptx::{PtxText, ReadAs};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_ir::ptx::read::{PtxModule, ReadAs};
 use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
 use flashcore_kernels::{Config, Plan, mma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{Mask, Problem};
 use flashcore_sim::{FindingKind, SimOptions, SimReport, simulate};
+
+/// Every instruction that compilers of C++ use.
+#[path = "../../../../crates/ir/tests/it/every_instruction/kernels.rs"]
+mod every_instruction;
 
 fn read(ptx: &str, name: &str, dynamic_shared: u32) -> Kernel {
     let options = ReadAs {
@@ -18,9 +22,8 @@ fn read(ptx: &str, name: &str, dynamic_shared: u32) -> Kernel {
         threads: None,
         dynamic_shared,
     };
-    let module = PtxModule::read(ptx).unwrap();
-    module
-        .kernel(name, &options)
+    let text = PtxText::read(ptx).unwrap();
+    text.kernel(name, &options)
         .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
@@ -32,6 +35,15 @@ fn again(kernel: &Kernel, lines: bool) -> Kernel {
         kernel.to_ptx()
     };
     read(&ptx, kernel.name(), kernel.ledger().total_bytes())
+}
+
+#[test]
+fn what_is_printed_reads_back() {
+    // A trace is printed as a comment, and the type of an exchanged immediate is not printed.
+    let is_exact = |kernel: &&Kernel| kernel.traces().is_empty() && kernel.name() != "atomics";
+    for kernel in every_instruction::kernels().iter().filter(is_exact) {
+        assert_eq!(again(kernel, false).to_ptx(), kernel.to_ptx());
+    }
 }
 
 fn problem() -> Problem {
@@ -288,7 +300,7 @@ fn what_is_not_understood_is_named_with_its_line() {
         ("shfl.sync.down.b32 %r1|%p1, %r2, 1, 31, -1;", "a register is needed"),
         ("setp.ne.f32 %p1, %f1, %f2;", "use setp.neu"),
     ] {
-        let error = PtxModule::read(&body(text)).unwrap().kernel("k", &options);
+        let error = PtxText::read(&body(text)).unwrap().kernel("k", &options);
         let error = error.map(|kernel| kernel.to_ptx()).unwrap_err().to_string();
         assert!(error.contains(part), "{text}: {error}");
     }

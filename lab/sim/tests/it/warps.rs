@@ -253,7 +253,7 @@ fn all_product_types_are_exact_on_small_integers() {
             k.a_operand::<f16>(&[fa[0], fa[1], fa[2], fa[3]]),
             k.b_operand::<f16>(&[fb[0], fb[1]]),
         );
-        k.mma_f16(acc, 0, a, b);
+        k.mma(acc, 0, a, b);
         for i in 0..2 {
             let (low, high) = acc.var(i).get().to_f32s();
             output.offset(lane * 4).plus(2 * i as i32).store(low);

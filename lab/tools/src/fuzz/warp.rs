@@ -97,8 +97,8 @@ impl<'k> Writer<'k, '_> {
             acc.var(i).set(small(c + i, 5).pack_f16(small(c + i, 9)));
         }
         let (left, right) = self.operands::<f16>(&[0, 1, 2, 3].map(pair), &[4, 5].map(pair));
-        self.k.mma_f16(acc, 0, left, right);
-        self.k.mma_f16(acc, 0, left, right);
+        self.k.mma(acc, 0, left, right);
+        self.k.mma(acc, 0, left, right);
         self.set_all(d, (0..2).map(|i| acc.var(i).get()));
     }
 
@@ -160,7 +160,7 @@ impl<'k> Writer<'k, '_> {
             sizes.var(2 * i + 1).set(high);
         }
         let (l, r) = self.operands::<f16>(&left, &right);
-        self.k.mma_f16(sums, 0, l, r);
+        self.k.mma(sums, 0, l, r);
         let (l, r) = self.operands::<f16>(&left.map(|w| self.magnitude(w)), &right.map(|w| self.magnitude(w)));
         self.k.mma(sizes, 0, l, r);
         for i in 0..2 {

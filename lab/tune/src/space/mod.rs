@@ -2,6 +2,7 @@
 
 mod family;
 mod fingerprint;
+mod moves;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -136,7 +137,7 @@ impl Space {
     /// A random config that differs in this number of levers and may be proposed.
     pub fn mutate(&self, id: &str, levers: usize, rng: &mut Rng) -> Option<String> {
         let (family, values) = self.read(id)?;
-        let mut drawn = (0..TRIES).filter_map(|_| Some(family.id(&family.mutate(&values, levers, rng)?)));
+        let mut drawn = (0..TRIES).filter_map(|_| Some(family.id(&moves::mutate(family, &values, levers, rng)?)));
         drawn.find(|mutant| self.admits(mutant).is_ok())
     }
 
@@ -144,7 +145,7 @@ impl Space {
     pub fn crossover(&self, a: &str, b: &str, rng: &mut Rng) -> Option<String> {
         let (family, values) = self.read(a)?;
         let other = family.read(b).filter(|values| family.allows(values))?;
-        let mut drawn = (0..TRIES).map(|_| family.id(&family.crossover(&values, &other, rng)));
+        let mut drawn = (0..TRIES).map(|_| family.id(&moves::crossover(family, &values, &other, rng)));
         drawn.find(|child| child != a && child != b && self.admits(child).is_ok())
     }
 

@@ -1,11 +1,12 @@
 //! What a PTX text declares: version, target, shared memory, kernels and their limits.
 
-use super::forms::forms;
-use super::statement::{Statement, Written};
-use crate::inst::Inst;
+use std::ops::Range;
+
+use super::PtxError;
+use super::words::{Word, Words};
 use crate::proof::KernelFacts;
 
-/// A PTX text.
+/// What a PTX text declares outside the bodies of its kernels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PtxModule {
     /// `.version`, major and minor.
@@ -67,52 +68,28 @@ pub struct PtxEntry {
     pub max_registers: Option<u32>,
     /// `.reqnctapercluster`: the only cluster there may be.
     pub required_cluster: Option<[u32; 3]>,
-    /// Shared memory declared in its body.
-    pub shared: Vec<SharedSymbol>,
-    /// Functions that it calls, which may use more shared memory.
-    pub calls: Vec<String>,
     /// Line of its `.entry`.
     pub line: u32,
-    pub(crate) body: Vec<Statement>,
-    pub(crate) end: u32,
-    /// Symbols of the module that the body names.
-    pub(crate) named: Vec<String>,
+    /// Its body: the bytes of the text between the braces.
+    pub body: Range<usize>,
+    /// Line on which the body begins.
+    pub body_line: u32,
 }
 
 impl PtxModule {
+    /// Reads what a text declares. What no kernel needs to be understood (debug sections, initialised
+    /// constants, functions) is passed over, and so are the bodies of kernels, which may use anything.
+    ///
+    /// # Errors
+    /// Where the text is no PTX, or not well-formed: the line, and what was expected.
+    pub fn declarations(text: &str) -> Result<PtxModule, PtxError> {
+        Words::outside_braces(text)?.module()
+    }
+
     /// The kernel of a name.
     pub fn entry(&self, name: &str) -> Option<&PtxEntry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
-
-    /// The shared memory of a kernel: what it declares, and what it names of the module's. A kernel
-    /// that calls functions is assumed to use all of the module's.
-    pub fn shared_of<'a>(&'a self, entry: &'a PtxEntry) -> impl Iterator<Item = &'a SharedSymbol> {
-        let named = |symbol: &&SharedSymbol| !entry.calls.is_empty() || entry.named.contains(&symbol.name);
-        self.shared.iter().filter(named).chain(&entry.shared)
-    }
-
-    /// The facts of a kernel for the launch proof: all that the text declares.
-    pub fn facts_of(&self, entry: &PtxEntry) -> KernelFacts {
-        let static_shared_bytes = self.shared_of(entry).fold(0u64, |end, symbol| {
-            let align = u64::from(symbol.align.max(1));
-            let begin = end.checked_next_multiple_of(align).unwrap_or(u64::MAX);
-            begin.saturating_add(symbol.bytes)
-        });
-        KernelFacts {
-            static_shared_bytes,
-            dynamic_shared_bytes: 0,
-            registers: None,
-            max_threads: entry.max_threads.map(product),
-            required_block: entry.required_threads,
-            required_cluster: entry.required_cluster,
-            parameter_bytes: Some(entry.params.iter().map(|param| param.bytes).collect()),
-        }
-    }
-}
-
-fn product(dims: [u32; 3]) -> u32 {
-    dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n))
 }
 
 impl PtxEntry {
@@ -121,20 +98,262 @@ impl PtxEntry {
         self.required_threads.or(self.max_threads).map(product)
     }
 
-    /// Copies of sizes that no architecture has, by line: `cp.async.cg` copies 16 bytes,
-    /// `cp.async.ca` 4, 8 or 16 (PTX ISA, `cp.async`).
-    pub fn impossible(&self) -> Vec<(u32, String)> {
-        let mut found = Vec::new();
-        for statement in &self.body {
-            let Statement::Inst(inst) = statement else { continue };
-            let Some(mut copy) = forms(&inst.opcode).first().cloned() else {
+    /// The facts for the launch proof that stand outside the body: all but shared memory and registers.
+    pub fn facts(&self) -> KernelFacts {
+        KernelFacts {
+            max_threads: self.max_threads.map(product),
+            required_block: self.required_threads,
+            required_cluster: self.required_cluster,
+            parameter_bytes: Some(self.params.iter().map(|param| param.bytes).collect()),
+            ..KernelFacts::default()
+        }
+    }
+}
+
+fn product(dims: [u32; 3]) -> u32 {
+    dims.iter().fold(1, |product: u32, &n| product.saturating_mul(n))
+}
+
+impl Words<'_> {
+    fn module(&mut self) -> Result<PtxModule, PtxError> {
+        let (mut version, mut target) = (None, None);
+        let (mut shared, mut entries, mut functions, mut files) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        while self.peek().is_some() {
+            let line = self.line();
+            if self.takes(';') {
                 continue;
-            };
-            if let (Inst::CpAsync { bytes, .. }, Some(&Written::Number(given))) = (&mut copy, inst.operands.get(2)) {
-                *bytes = u32::try_from(given).unwrap_or(u32::MAX);
-                found.extend(copy.impossible().map(|why| (inst.line, why)));
+            }
+            match self.name("a directive")? {
+                ".version" => version = Some(self.version()?),
+                ".target" => {
+                    target = Some(self.name("an architecture")?.to_string());
+                    while self.takes(',') {
+                        self.name("an option")?;
+                    }
+                }
+                ".address_size" => {
+                    self.number()?;
+                }
+                ".file" => files.push(self.file()?),
+                ".visible" | ".weak" | ".common" | ".extern" => {}
+                ".shared" => shared.extend(self.list(';', |it| Ok(it.variable(line)?.0))?),
+                ".entry" => entries.push(self.entry(line)?),
+                ".func" => functions.push(self.function()?),
+                ".section" => self.skip("section")?,
+                _ => self.skip("declaration")?,
             }
         }
-        found
+        Ok(PtxModule {
+            version: version.ok_or(PtxError::NoPtx(".version"))?,
+            target: target.ok_or(PtxError::NoPtx(".target"))?,
+            shared,
+            entries,
+            functions,
+            files,
+        })
+    }
+
+    fn version(&mut self) -> Result<(u32, u32), PtxError> {
+        let Some(Word::Number(text)) = self.peek() else {
+            return self.wrong("a version such as 7.0");
+        };
+        let parts = text.split_once('.').map(|(a, b)| (a.parse(), b.parse()));
+        let Some((Ok(major), Ok(minor))) = parts else {
+            return self.wrong("a version such as 7.0");
+        };
+        self.at += 1;
+        Ok((major, minor))
+    }
+
+    fn file(&mut self) -> Result<(u32, String), PtxError> {
+        let number = self.small()?;
+        let Some(Word::Text(path)) = self.peek() else {
+            return self.wrong("a path in quotes");
+        };
+        let path = path.to_string();
+        self.at += 1;
+        while self.takes(',') {
+            self.number()?;
+        }
+        Ok((number, path))
+    }
+
+    /// Takes what follows a state space: options, type, name, dimensions, perhaps first values. Gives
+    /// the type as well. The size is left to the launch where the first dimension is open: `name[]`.
+    ///
+    /// # Errors
+    /// What follows is no variable, or one of 2^64 bytes.
+    pub fn variable(&mut self, line: u32) -> Result<(SharedSymbol, String), PtxError> {
+        let (mut align, mut element, mut ty) = (None, None, String::new());
+        let mut vector = 1;
+        let name = loop {
+            match self.name("a type and a name")? {
+                ".align" => align = Some(self.small()?),
+                ".v2" => vector = 2,
+                ".v4" => vector = 4,
+                word if word.starts_with('.') => {
+                    // `.ptr .global` and the like say nothing about the size.
+                    if let Some(bytes) = bytes_of(word) {
+                        (element, ty) = (Some(bytes), word[1..].to_string());
+                    }
+                }
+                name => break name.to_string(),
+            }
+        };
+        let Some(element) = element else {
+            return self.wrong("a variable with a type");
+        };
+        let (mut bytes, mut is_dynamic) = (u64::from(element) * vector, false);
+        let mut declared = match vector {
+            1 => ty.clone(),
+            n => format!("v{n}.{ty}"),
+        };
+        while self.takes('[') {
+            if self.takes(']') {
+                is_dynamic = true;
+                declared.push_str("[]");
+                continue;
+            }
+            let count = self.number()?;
+            declared.push_str(&format!("[{count}]"));
+            let Some(product) = bytes.checked_mul(count) else {
+                return self.wrong("an array of fewer than 2^64 bytes");
+            };
+            bytes = product;
+            self.mark(']')?;
+        }
+        let symbol = SharedSymbol {
+            name,
+            declared,
+            bytes: if is_dynamic { 0 } else { bytes },
+            align: align.unwrap_or(element * vector as u32),
+            is_dynamic,
+            line,
+        };
+        Ok((symbol, ty))
+    }
+
+    fn function(&mut self) -> Result<String, PtxError> {
+        while matches!(self.peek(), Some(Word::Name(".noreturn"))) {
+            self.at += 1;
+        }
+        if self.takes('(') {
+            while !self.takes(')') {
+                if self.peek().is_none() {
+                    return self.wrong("`)`");
+                }
+                self.at += 1;
+            }
+        }
+        let name = self.name("a function's name")?.to_string();
+        // A declaration ends with `;`, a definition with `}`: skipping finds either.
+        self.skip("function")?;
+        Ok(name)
+    }
+
+    fn entry(&mut self, line: u32) -> Result<PtxEntry, PtxError> {
+        let name = self.name("the kernel's name")?.to_string();
+        let mut entry = PtxEntry {
+            name,
+            line,
+            ..PtxEntry::default()
+        };
+        if self.takes('(') && !self.takes(')') {
+            entry.params = self.list(')', |it| {
+                if it.peek() != Some(&Word::Name(".param")) {
+                    return it.wrong("`.param`");
+                }
+                it.at += 1;
+                let (SharedSymbol { name, bytes, .. }, ty) = it.variable(line)?;
+                Ok(PtxParam { name, ty, bytes })
+            })?;
+        }
+        while !self.takes('{') {
+            match self.name("a directive or the kernel's body")? {
+                ".maxntid" => entry.max_threads = Some(self.dims()?),
+                ".reqntid" => entry.required_threads = Some(self.dims()?),
+                ".reqnctapercluster" => entry.required_cluster = Some(self.dims()?),
+                ".minnctapersm" => entry.min_blocks_per_sm = Some(self.small()?),
+                ".maxnreg" => entry.max_registers = Some(self.small()?),
+                ".maxnctapersm" | ".maxclusterrank" => {
+                    self.number()?;
+                }
+                ".explicitcluster" | ".blocksareclusters" => {}
+                ".pragma" => self.skip("pragma")?,
+                _ => {
+                    self.at -= 1;
+                    return self.wrong("a performance directive or `{`");
+                }
+            }
+        }
+        let brace = &self.tokens[self.at - 1];
+        entry.body_line = brace.line;
+        let begin = brace.offset + 1;
+        let end = self.tokens.get(self.at).map_or(begin, |token| token.offset);
+        entry.body = begin..end;
+        self.mark('}')?;
+        Ok(entry)
+    }
+
+    fn dims(&mut self) -> Result<[u32; 3], PtxError> {
+        let mut dims = [self.small()?, 1, 1];
+        for dim in dims.iter_mut().skip(1) {
+            if !self.takes(',') {
+                break;
+            }
+            *dim = self.small()?;
+        }
+        Ok(dims)
+    }
+}
+
+/// Bytes of a fundamental type (PTX ISA, "Fundamental Types"); none for a word that is no type.
+fn bytes_of(word: &str) -> Option<u32> {
+    Some(match word {
+        ".b8" | ".u8" | ".s8" | ".pred" => 1,
+        ".b16" | ".u16" | ".s16" | ".f16" | ".bf16" => 2,
+        ".b32" | ".u32" | ".s32" | ".f32" | ".f16x2" | ".bf16x2" => 4,
+        ".b64" | ".u64" | ".s64" | ".f64" => 8,
+        ".b128" => 16,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn declarations_are_read_whatever_the_bodies_are() {
+        let text = ".version 7.0 .target sm_80 .entry k(.param .u64 x) .maxntid 32, 4\n{ not even PTX \"}\" {} }";
+        let module = PtxModule::declarations(text).unwrap();
+        let entry = &module.entries[0];
+        assert_eq!(entry.threads_allowed(), Some(128));
+        assert_eq!((entry.line, entry.body_line), (1, 2));
+        assert_eq!(&text[entry.body.clone()], " not even PTX \"}\" {} ");
+        let facts = entry.facts();
+        assert_eq!((facts.max_threads, facts.parameter_bytes), (Some(128), Some(vec![8])));
+    }
+
+    #[test]
+    fn what_is_no_ptx_is_refused() {
+        for (text, part) in [
+            ("", "no .version"),
+            (".version 7.0", "no .target"),
+            ("int main() {}", "no .version"),
+            (".version 7.0 .target sm_80 .entry k() { ret;", "has no end"),
+            (".version x .target sm_80", "a version such as 7.0"),
+            (
+                ".version 7.0 .target sm_80 .entry k( { ret; }",
+                "line 1: expected `.param`, found `{`",
+            ),
+            (
+                ".version 7.0 .target sm_80 .shared .b8 x[99999999999][99999999999];",
+                "2^64",
+            ),
+        ] {
+            let error = PtxModule::declarations(text).unwrap_err().to_string();
+            assert!(error.contains(part), "{text}: {error}");
+        }
     }
 }

@@ -1,34 +1,25 @@
-//! Reads PTX from other compilers: what it declares, kernel by kernel, and kernels that use only
-//! instructions of the kernel language ([`PtxModule::kernel`]).
+//! Reads what PTX declares, kernel by kernel, whatever compiler it is from. Kernels themselves are read
+//! by `flashcore_check::ptx`, from the [`Words`] of their bodies.
 //!
 //! ```
 //! use flashcore_ir::ptx::read::PtxModule;
-//! let module = PtxModule::read(
+//! let module = PtxModule::declarations(
 //!     ".version 7.0 .target sm_80 .address_size 64
-//!      .visible .entry scale(.param .u64 x) .maxntid 128, 1, 1 { .shared .align 16 .f32 tile[64][32]; ret; }",
+//!      .visible .entry scale(.param .u64 x) .maxntid 128, 1, 1 { ret; }",
 //! )?;
 //! let entry = &module.entries[0];
 //! assert_eq!((entry.name.as_str(), entry.max_threads), ("scale", Some([128, 1, 1])));
-//! assert_eq!(module.shared_of(entry).next().map(|symbol| symbol.bytes), Some(64 * 32 * 4));
 //! # Ok::<(), flashcore_ir::ptx::read::PtxError>(())
 //! ```
 //!
 //! Source: PTX ISA 9.0, "Directives".
 
-mod body;
-mod control;
 mod declare;
-mod decode;
-mod forms;
-mod kernel;
-mod lex;
-mod objects;
-mod operands;
-mod parse;
-mod statement;
+mod words;
 
 pub use declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
-pub use kernel::ReadAs;
+pub use words::{Token, Word, Words, integer};
+
 use thiserror::Error;
 
 /// Why a PTX text cannot be read.
@@ -51,7 +42,8 @@ pub enum PtxError {
 }
 
 impl PtxError {
-    fn not_understood(what: impl Into<String>, why: impl Into<String>, line: u32) -> PtxError {
+    /// [`PtxError::NotUnderstood`].
+    pub fn not_understood(what: impl Into<String>, why: impl Into<String>, line: u32) -> PtxError {
         let (what, why) = (what.into(), why.into());
         PtxError::NotUnderstood { what, why, line }
     }

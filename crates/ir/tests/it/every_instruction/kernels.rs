@@ -398,8 +398,8 @@ fn tensor_core_kernel() -> Kernel {
         k.mma(scores, 0, a, b);
         k.mma(scores, 1, a, b);
         let rounded = k.acc_f16("rounded", 2);
-        k.mma_f16(rounded, 0, a, b);
-        k.mma_f16(rounded, 1, a, b);
+        k.mma(rounded, 0, a, b);
+        k.mma(rounded, 1, a, b);
 
         let words = k.ldmatrix(brains.at(k.lane(), 8), 4, true);
         let b = k.b_operand::<bf16>(&[words[3], words[0]]); // not contiguous: copied

@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 
 use flashcore_ir::inst::ClusterInst;
 use flashcore_ir::ptx::mnemonic;
-use flashcore_ir::ptx::read::{PtxModule, ReadAs};
 use flashcore_ir::{Inst, Kernel, Reg, RegClass};
 use forms::{all_forms, form};
 use support::assemble_everywhere;
@@ -30,23 +29,6 @@ fn spelling() {
 fn ptxas_takes_them_all() {
     for kernel in &kernels() {
         assemble_everywhere(kernel);
-    }
-}
-
-#[test]
-fn what_is_printed_reads_back() {
-    // A trace is printed as a comment, and the type of an exchanged immediate is not printed.
-    let is_exact = |kernel: &&Kernel| kernel.traces().is_empty() && kernel.name() != "atomics";
-    for kernel in kernels::kernels().iter().filter(is_exact) {
-        let options = ReadAs {
-            file: "kernel.ptx".to_string(),
-            threads: None,
-            dynamic_shared: kernel.ledger().total_bytes(),
-        };
-        let module = PtxModule::read(&kernel.to_ptx()).expect("PTX");
-        let again = module.kernel(kernel.name(), &options);
-        let again = again.unwrap_or_else(|error| panic!("{kernel}: {error}"));
-        assert_eq!(again.to_ptx(), kernel.to_ptx());
     }
 }
 

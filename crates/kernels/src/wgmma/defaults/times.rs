@@ -9,7 +9,7 @@ use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiles, Tiling};
 
 /// Picoseconds of tiles with so many rows, up to a head_dim. A K block of `n` keys takes `n · key + block`; a tile
-/// takes `n · key + tile` besides, for its first and last products, which nothing overlaps.
+/// takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
 struct Times {
     head_dim: usize,
     rows: u32,
@@ -70,7 +70,7 @@ const MOST_PS_OF_CHUNKS: u64 = 3 * MOST_PS;
 const MERGE_PS: u64 = 2_000_000;
 const MERGE_PS_PER_KB: u64 = 550;
 
-/// A mask takes two fifths of what a K block takes besides its keys; they are counted in sixteenths.
+/// A mask takes two fifths of what a K block takes in addition to its keys; they are counted in sixteenths.
 const MASKED_SHARE: u64 = 40;
 
 /// Time of K blocks with two stages and several warpgroups in hundredths of that with three.
@@ -198,7 +198,7 @@ impl Timed {
 }
 
 /// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits,
-/// and no heads are packed. The problem's head_dim is no matter.
+/// and no heads are packed. The problem's head_dim does not matter.
 pub(super) fn configs(problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
     let all = TIMES
         .iter()

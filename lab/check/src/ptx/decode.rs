@@ -4,9 +4,9 @@ use super::PtxError;
 use super::forms::forms;
 use super::operands::{Reader, error};
 use super::statement::{Written, WrittenInst};
-use crate::inst::{BinOp, Inst, Object, Operand, Slot, Special};
-use crate::kernel::ParamKind;
-use crate::types::{RegClass, ScalarType};
+use flashcore_ir::inst::{BinOp, Inst, Object, Operand, Slot, Special};
+use flashcore_ir::kernel::ParamKind;
+use flashcore_ir::types::{RegClass, ScalarType};
 
 impl Reader<'_> {
     /// Reads an instruction that is not a jump into `out` and `after`.

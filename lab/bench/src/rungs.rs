@@ -2,9 +2,8 @@
 //! library runs.
 
 use flashcore_ir::Chip;
+use flashcore_kernels::{Config, KernelCache, Plan, Suggestion, mma, scalar, select_among};
 use flashcore_problem::Problem;
-
-use crate::{Config, KernelCache, Plan, Suggestion, mma, scalar, select_among};
 
 /// A rung of the ladder: what it is called, and the config that it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,8 +23,8 @@ pub struct Rung {
 /// `tuned` is left out where family `mma` has no default.
 ///
 /// ```
+/// use flashcore_bench::rungs;
 /// use flashcore_ir::Target;
-/// use flashcore_kernels::rungs;
 /// use flashcore_problem::Problem;
 /// let rungs = rungs(&Problem::named("mission")?, Target::Sm89, &[]);
 /// assert_eq!(rungs[0].config.to_string(), "scalar/naive-t128-v16");

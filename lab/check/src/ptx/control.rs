@@ -1,9 +1,9 @@
 //! Jumps to structures: `if`, `if`/`else` and loops that are left at their top level.
 
-use crate::inst::{Inst, Operand, UnOp};
-use crate::kernel::{Condition, Node};
-use crate::site::SiteId;
-use crate::types::{Reg, ScalarType};
+use flashcore_ir::inst::{Inst, Operand, UnOp};
+use flashcore_ir::kernel::{Condition, Node};
+use flashcore_ir::site::SiteId;
+use flashcore_ir::types::{Reg, ScalarType};
 
 use super::PtxError;
 

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::inst::{Access, Address, Inst, Object, Operand, Slot, StoreSource};
-use crate::kernel::Param;
-use crate::shared::Ledger;
-use crate::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::inst::{Access, Address, Inst, Object, Operand, Slot, StoreSource};
+use flashcore_ir::kernel::Param;
+use flashcore_ir::shared::Ledger;
+use flashcore_ir::types::{Reg, RegClass, ScalarType};
 
 use super::PtxError;
 use super::decode::special;
@@ -141,7 +141,7 @@ impl Reader<'_> {
         let buffers = (0u32..).zip(&self.ledger.buffers);
         let mut found = buffers.filter(|(_, buffer)| buffer.name == name);
         let (id, buffer) = found.next()?;
-        Some((Object::Shared(crate::shared::BufferId(id)), buffer.offset))
+        Some((Object::Shared(flashcore_ir::BufferId(id)), buffer.offset))
     }
 
     /// Contiguous registers: those of the text, or fresh ones that are copied from or to them.

@@ -2,17 +2,17 @@
 
 use std::collections::HashMap;
 
-use crate::inst::{Inst, Object};
-use crate::kernel::{Kernel, Param, ParamKind};
-use crate::shared::{Ledger, SharedBuffer};
-use crate::site::{Frame, FrameId, Site, SiteId, SourceLine};
-use crate::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::inst::{Inst, Object};
+use flashcore_ir::kernel::{Kernel, KernelParts, Param, ParamKind};
+use flashcore_ir::shared::{Ledger, SharedBuffer};
+use flashcore_ir::site::{Frame, FrameId, Site, SiteId, SourceLine};
+use flashcore_ir::types::{Reg, RegClass, ScalarType};
 
 use super::control::{Item, Test, structured};
 use super::objects::{addresses, origins, resolve};
 use super::operands::Reader;
 use super::statement::{Statement, Written, WrittenInst};
-use super::{PtxEntry, PtxError, PtxModule, SharedSymbol};
+use super::{Body, PtxEntry, PtxError, PtxModule, PtxText, SharedSymbol};
 
 /// What the text does not contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct ReadAs {
 /// Columns of a finding in a PTX text: the instruction's line is all there is.
 const COLUMN: u32 = 1;
 
-impl PtxModule {
+impl PtxText {
     /// A kernel of the text, if it uses only what the kernel language has: the instructions that
     /// [`Kernel::to_ptx`] prints and what compilers print for the same, 32-bit addresses of shared
     /// symbols, pointers that derive from one parameter each, and jumps that make `if`, `if`/`else`
@@ -38,14 +38,14 @@ impl PtxModule {
     /// if there is one, followed by the line of the text.
     ///
     /// ```
-    /// use flashcore_ir::ptx::read::{PtxModule, ReadAs};
+    /// use flashcore_check::ptx::{PtxText, ReadAs};
     /// use flashcore_ir::Kernel;
     /// let kernel = Kernel::build("fill", 32, |k| {
     ///     let out = k.param_ptr_mut::<f32>("out");
     ///     out.offset(k.thread_idx()).store(1.0);
     /// })?;
     /// let options = ReadAs { file: "fill.ptx".to_string(), threads: None, dynamic_shared: 0 };
-    /// let again = PtxModule::read(&kernel.to_ptx())?.kernel("fill", &options)?;
+    /// let again = PtxText::read(&kernel.to_ptx())?.kernel("fill", &options)?;
     /// assert_eq!(again.to_ptx(), kernel.to_ptx());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -54,13 +54,14 @@ impl PtxModule {
     /// The first line that is not understood, and why.
     pub fn kernel(&self, name: &str, options: &ReadAs) -> Result<Kernel, PtxError> {
         let refused = |why: &str, line| PtxError::not_understood(format!("`{name}`"), why, line);
-        let entry = self
-            .entry(name)
+        let (entry, body) = self
+            .entries()
+            .find(|(entry, _)| entry.name == name)
             .ok_or_else(|| refused("the text has no such kernel", 1))?;
         let unknown = |why: &str| refused(why, entry.line);
         let threads = options.threads.or(entry.threads_allowed());
         let threads = threads.ok_or_else(|| unknown("it does not declare its number of threads; give one"))?;
-        if !entry.calls.is_empty() {
+        if !body.calls.is_empty() {
             return Err(unknown("it calls functions"));
         }
         let cluster = match entry.required_cluster {
@@ -68,7 +69,7 @@ impl PtxModule {
             Some([blocks, 1, 1]) => Some(blocks),
             Some(_) => return Err(unknown("only clusters along x are supported")),
         };
-        let ledger = ledger(self.shared_of(entry), options.dynamic_shared);
+        let ledger = ledger(self.shared_of(body), options.dynamic_shared);
         let mut reader = Reader {
             registers: HashMap::new(),
             num_regs: [0; 5],
@@ -79,13 +80,15 @@ impl PtxModule {
             after: Vec::new(),
             bases: HashMap::new(),
         };
-        let mut sites = Sites::new(self, &options.file);
-        let mut items = read_items(entry, &mut reader, &mut sites)?;
+        let mut sites = Sites::new(&self.module, &options.file);
+        let mut items = read_items(body, &mut reader, &mut sites)?;
         resolve_objects(&mut items, &mut reader, &sites)?;
         let body = structured(&items, &mut || reader.fresh(RegClass::Pred, 1))?;
         let named = |(name, reg): (&String, &Reg)| (*reg, 1, name.clone());
         let names: Vec<(Reg, u32, String)> = reader.registers.iter().map(named).collect();
-        let kernel = Kernel {
+        Ok(Kernel::of_parts(KernelParts {
+            name: entry.name.clone(),
+            threads,
             params: reader.params,
             min_blocks_per_sm: entry.min_blocks_per_sm,
             max_registers: entry.max_registers,
@@ -96,11 +99,10 @@ impl PtxModule {
             // The simulator finds reads before the first write.
             maybe_unwritten: names.iter().map(|(reg, _, _)| (reg.class, reg.index)).collect(),
             names,
+            traces: Vec::new(),
             sites: sites.sites,
             frames: sites.frames,
-            ..Kernel::empty(entry.name.clone(), threads)
-        };
-        Ok(kernel.finished())
+        }))
     }
 }
 
@@ -210,9 +212,9 @@ impl Sites<'_> {
     }
 }
 
-fn read_items(entry: &PtxEntry, reader: &mut Reader<'_>, sites: &mut Sites<'_>) -> Result<Vec<Item>, PtxError> {
+fn read_items(body: &Body, reader: &mut Reader<'_>, sites: &mut Sites<'_>) -> Result<Vec<Item>, PtxError> {
     let mut items = Vec::new();
-    for statement in &entry.body {
+    for statement in &body.statements {
         match statement {
             Statement::Label(name) => items.push(Item::Label(name.clone())),
             Statement::Loc { file, line, column } => sites.loc(*file, *line, *column),
@@ -299,7 +301,7 @@ fn resolve_objects(items: &mut [Item], reader: &mut Reader<'_>, sites: &Sites<'_
     for item in items.iter_mut() {
         let Item::Inst { inst, site, .. } = item else { continue };
         if let Err(why) = resolve(inst, &origins) {
-            let what = format!("`{}`", crate::ptx::mnemonic(inst));
+            let what = format!("`{}`", flashcore_ir::ptx::mnemonic(inst));
             return Err(PtxError::not_understood(what, why, sites.line_of(*site)));
         }
         let element = match inst {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::inst::{Access, Address, Inst, Object, Operand, Slot, Space};
-use crate::types::{Reg, RegClass};
+use flashcore_ir::inst::{Access, Address, Inst, Object, Operand, Slot, Space};
+use flashcore_ir::types::{Reg, RegClass};
 
 use super::operands::UNKNOWN;
 

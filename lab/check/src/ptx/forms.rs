@@ -5,18 +5,18 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use super::operands::UNKNOWN;
-use crate::inst::{
+use flashcore_ir::inst::{
     Address, AtomOp, BinOp, BulkInst, Cache, Cmp, Cvt, FlagInst, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode,
     Space, Special, StoreSource, UnOp, VoteMode,
 };
-use crate::ptx::opcode::opcode;
-use crate::types::{Reg, RegClass, ScalarType};
+use flashcore_ir::ptx::mnemonic;
+use flashcore_ir::types::{Reg, RegClass, ScalarType};
 
 static FORMS: LazyLock<HashMap<String, Vec<Inst>>> = LazyLock::new(|| {
     let mut forms: HashMap<String, Vec<Inst>> = HashMap::new();
     for inst in arithmetic().into_iter().chain(memory()).chain(warps()) {
         if inst.impossible().is_none() {
-            forms.entry(normal(&opcode(&inst))).or_default().push(inst);
+            forms.entry(normal(&mnemonic(&inst))).or_default().push(inst);
         }
     }
     forms
