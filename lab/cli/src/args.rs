@@ -130,6 +130,30 @@ pub(crate) fn dtype(name: &str) -> Result<DType, String> {
     DType::from_name(name).ok_or_else(|| format!("known are {}", DType::ALL.map(DType::name).join(", ")))
 }
 
+/// Peers by label, as the Python package has them.
+const PEERS: [&str; 12] = [
+    "all",
+    "none",
+    "torch/flash",
+    "torch/cudnn",
+    "torch/efficient",
+    "torch/math",
+    "torch/sdpa",
+    "fa3",
+    "fa3-deterministic",
+    "fa4",
+    "flashinfer",
+    // Of `bench scores`.
+    "torch/baddbmm",
+];
+
+pub(crate) fn peer(label: &str) -> Result<String, String> {
+    match PEERS.contains(&label) {
+        true => Ok(label.to_string()),
+        false => Err(format!("known are {}", PEERS.join(", "))),
+    }
+}
+
 /// A number of sequences, heads, rows or columns; the problem says which numbers it takes.
 fn count(text: &str) -> Result<usize, String> {
     text.trim().parse().map_err(|wrong: ParseIntError| match wrong.kind() {

@@ -1,5 +1,5 @@
-//! Progress of a simulation, or of many problems, on standard error: one line, kept up to date, on a terminal; plain
-//! lines from time to time elsewhere.
+//! Progress of a simulation, a search, or many problems, on standard error: one line, kept up to date, on a
+//! terminal; plain lines from time to time elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -62,6 +62,14 @@ pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'sta
         }
     });
     Shown(Some((stop, thread)))
+}
+
+/// The same where standard error is no terminal; on a terminal nothing, for commands that draw a bar there.
+pub(crate) fn lines(line: impl Fn(Duration) -> String + Send + 'static) -> Shown {
+    match std::io::stderr().is_terminal() {
+        true => Shown(None),
+        false => watch("", line),
+    }
 }
 
 fn interval(variable: Option<&str>) -> Option<Duration> {

@@ -37,7 +37,7 @@ pub struct Board {
 pub struct BoardRow {
     /// The config.
     pub id: String,
-    /// Median of a run, µs.
+    /// Median of a run, µs: of the last measurement that it took part in.
     pub us: f64,
     /// Interval of the median, µs.
     pub interval: Interval,
@@ -142,9 +142,20 @@ impl Board {
         (self.head_to_head.ok && row.first_ratio.is_none()).then_some(winner)
     }
 
-    /// Records a row's second ratio and elects again. Without a ratio the row has no gain.
-    pub(crate) fn confirm(&mut self, id: &str, again: Option<Ratio>) {
+    /// Records the second measurement of a row, with [`Board::against`] alone, and elects again. Both
+    /// rows take their times from it, so that times and ratio are of one measurement. Without a ratio
+    /// the row has no gain.
+    pub(crate) fn confirm(&mut self, id: &str, measurement: Option<&Measurement>) {
         let gain = self.gain;
+        let subjects = measurement.map_or(&[][..], |measurement| &measurement.subjects);
+        for subject in subjects {
+            let Some(summary) = subject.summary else { continue };
+            for row in self.rows.iter_mut().filter(|row| row.id == subject.info.label) {
+                (row.us, row.interval) = (summary.p50, summary.interval);
+            }
+        }
+        let again = subjects.iter().find(|subject| subject.info.label == id);
+        let again = again.and_then(|subject| subject.ratio);
         for row in self.rows.iter_mut().filter(|row| row.id == id) {
             row.first_ratio = row.ratio;
             row.ratio = again.or(row.ratio);

@@ -95,7 +95,7 @@ pub(crate) fn hold(
             };
             let struck = match examiner.meet(&pair, None)? {
                 Met::Timed(measurement) => {
-                    met.confirm(&winner, measurement.subjects[1].ratio);
+                    met.confirm(&winner, Some(&measurement));
                     continue;
                 }
                 Met::Struck(struck) => struck,

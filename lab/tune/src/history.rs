@@ -81,7 +81,8 @@ impl Told {
                 (None, _) => "No candidate is left that may be used.".to_string(),
                 (Some(winner), None) => format!("The kernel to use is {winner}."),
                 (Some(winner), Some((gain, interval))) => format!(
-                    "The winner is {winner}: {:.1} % faster than the first candidate, {} (interval {:.1} to {:.1} %).",
+                    "The winner is {winner}. It takes {:.1} % less time than the first candidate, {} (interval {:.1} \
+                     to {:.1} %).",
                     100.0 * gain,
                     board.start,
                     100.0 * interval.lo,

@@ -262,7 +262,8 @@ pub fn read_header(folder: &Path) -> Result<Header, TuneError> {
     }
     let path = folder.join(RUN);
     if !path.exists() {
-        return Err(TuneError::file(folder, format!("there is no run in it: no {RUN}")));
+        let folder = folder.display();
+        return Err(TuneError::Usage(format!("{folder}: there is no run in it: no {RUN}")));
     }
     let version: Version = read_json(&path).map_err(|error| TuneError::file(&path, error))?;
     if version.schema != SCHEMA {

@@ -74,7 +74,7 @@ pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, Tu
     let there = look(runs).unwrap_or_default();
     let found = there.runs.into_iter().find(|(_, header)| is_this(header));
     let none = || format!("no run of {case} on {} is in {}", devices.join(", "), runs.display());
-    found.map(|(path, _)| path).ok_or_else(|| TuneError::nothing(none()))
+    found.map(|(path, _)| path).ok_or_else(|| TuneError::Usage(none()))
 }
 
 #[cfg(test)]

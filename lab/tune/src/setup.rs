@@ -57,6 +57,11 @@ impl Setup {
     /// `families` are names of the families to search; empty means those worth searching. `torture`
     /// adds planted candidates.
     pub fn new(device: &str, problem: &Problem, families: &[String], torture: bool) -> Result<Setup, TuneError> {
+        if problem.has_lengths() {
+            let why = "packed sequences and caches with lengths are not searched: a search draws other lengths for each \
+                       look; use `bench`, which takes `sequences`";
+            return Err(TuneError::Usage(format!("{problem}: {why}")));
+        }
         if let Some(file) = device.strip_prefix("replay:") {
             let fixed = "none on a replay, whose space is fixed";
             if !families.is_empty() {
@@ -207,6 +212,17 @@ mod tests {
         let tortured = Setup::new("cpu", &problem, &[], true).unwrap();
         assert!(tortured.space.admits("planted/hangs").is_ok());
         assert!(setup.space.admits("planted/hangs").is_err());
+    }
+
+    #[test]
+    fn problems_with_lengths_are_refused() {
+        let cache = Problem::builder().heads(8, 2).seq_len_q(1).seq_len_kv(64).head_dim(64);
+        let cache = cache.kv_lengths(flashcore_problem::KvLengths::Cache).build().unwrap();
+        for device in ["cpu", "replay:shipped"] {
+            let why = Setup::new(device, &cache, &[], false).err().unwrap();
+            assert!(matches!(why, TuneError::Usage(_)), "{why}");
+            assert!(why.to_string().contains("with lengths are not searched"), "{why}");
+        }
     }
 
     #[test]

@@ -238,7 +238,7 @@ impl PlanRow {
             return format!("nothing near it was faster on {date} (revision {revision}{driver})");
         }
         format!(
-            "{:.1} % [{:.1}, {:.1}] faster than {} on {} (revision {}{driver})",
+            "{:.1} % [{:.1}, {:.1}] less time than {} on {} (revision {}{driver})",
             percent(self.gain),
             percent(self.interval[0]),
             percent(self.interval[1]),

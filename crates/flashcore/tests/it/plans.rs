@@ -136,7 +136,7 @@ fn rows_that_are_refused_are_passed_over_and_the_next_table_is_asked() {
     );
     let refused = &choice.considered[0];
     assert!(refused.suggestion == Some(0) && refused.refusal.is_some());
-    insta::assert_snapshot!(choice.why, @"row 1 of b.json: 3.4 % [3.0, 3.8] faster than mma/m128n64-w4x1-s2-b1-qreg-xor-spec on 2026-11-21 (revision 1a2b3c4d5e6f, driver 580.65.06/13000)");
+    insta::assert_snapshot!(choice.why, @"row 1 of b.json: 3.4 % [3.0, 3.8] less time than mma/m128n64-w4x1-s2-b1-qreg-xor-spec on 2026-11-21 (revision 1a2b3c4d5e6f, driver 580.65.06/13000)");
     // With nothing else to ask it is as if there were no table.
     let choice = choose(&Plans::of_tables(vec![first])).unwrap();
     let default = select(&problem, Target::Sm90a, 16, &kernels).unwrap();

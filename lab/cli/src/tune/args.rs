@@ -34,7 +34,8 @@ pub(crate) struct TuneArgs {
     /// A program that proposes configs, in place of a strategy (docs/tune.md)
     #[arg(long, value_name = "COMMAND", conflicts_with = "strategy", help_heading = "Search")]
     pub(crate) proposer: Option<String>,
-    /// Trials (200) or time (90s, 5m, 1h) of the search; finals and peers are not counted
+    /// Trials (200) or time (90s, 5m, 1h) of the search; finals and peers are not counted. Without a GPU and
+    /// without --device, half of a time is for the search and half for the GPU kernel under the simulator
     #[arg(long, value_name = "TRIALS|TIME", default_value = "60s", value_parser = budget, help_heading = "Search")]
     pub(crate) budget: Budget,
     /// The first candidate [default: the library's choice]
@@ -77,6 +78,7 @@ pub(crate) struct TuneArgs {
         value_name = "LABELS",
         value_delimiter = ',',
         default_value = "all",
+        value_parser = crate::args::peer,
         help_heading = "Search"
     )]
     pub(crate) peers: Vec<String>,

@@ -25,7 +25,7 @@ use crate::{BAD, DIM, Failure, GOOD, Outcome, Page, style};
 /// failed and why, and the number of candidates by verdict. --all: every candidate.
 #[derive(Args)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 no such run, or a listed run cannot be read, 2 usage, 3 the run cannot be read"
+    after_help = "Exit codes: 0 done, 1 a listed run cannot be read, 2 usage or no such run, 3 the run cannot be read"
 )]
 pub(crate) struct LeaderboardArgs {
     /// A run's folder, or a problem (a name, or a file as FILE.toml:NAME): its latest run
@@ -114,7 +114,7 @@ fn latest(found: &Found, case: &str) -> Result<PathBuf, Failure> {
             (_, some) => style::count(some, "run") + " cannot be read: see `flashcore leaderboard`",
         };
         let why = format!("`{case}` is no folder, and there is no run of a problem of that name");
-        Failure::failed(why).help(help)
+        Failure::usage(why).help(help)
     })
 }
 
@@ -225,7 +225,7 @@ fn verdict(start: &str, header: &Header, board: &Board, history: &History) -> St
     }
     if let (Some(winner), Some((gain, interval))) = (&board.winner, board.gain_of_winner()) {
         let [gain, low, high] = [gain, interval.lo, interval.hi].map(|share| share * 100.0);
-        return format!("{GOOD}{winner}{GOOD:#} is {gain:.1} % [{low:.1}, {high:.1}] faster than {start}");
+        return format!("{GOOD}{winner}{GOOD:#} takes {gain:.1} % [{low:.1}, {high:.1}] less time than {start}");
     }
     if history.trials().len() > 1 {
         let percent = board.gain * 100.0;

@@ -1,16 +1,21 @@
-//! The progress of a search: one line on a terminal, nothing elsewhere.
+//! The progress of a search: one line, kept up to date, on a terminal; plain lines from time to time elsewhere.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use flashcore_tune::journal::Header;
 use flashcore_tune::{History, Timed, Trial, Verdict, Waits, Watcher, times_as_long};
 use indicatif::ProgressBar;
 
+use crate::progress::{self, Shown};
 use crate::{BAD, DIM, GOOD, Page, style};
 
 pub(crate) struct Live {
     shown: bool,
     pub(super) bar: ProgressBar,
+    /// The bar's message, for lines where it is not drawn.
+    message: Arc<Mutex<String>>,
+    _lines: Option<Shown>,
     /// The most trials; `usize::MAX` if the search has a limit of time.
     trials: usize,
     time: Duration,
@@ -40,9 +45,16 @@ impl Live {
             true => style::bar("{spinner} {msg}"),
             false => ProgressBar::hidden(),
         };
+        let message = Arc::new(Mutex::new("starting".to_string()));
+        let lines = shown.then(|| {
+            let message = message.clone();
+            progress::lines(move |_| message.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        });
         Live {
             shown,
             bar,
+            message,
+            _lines: lines,
             trials,
             time,
             began: Instant::now(),
@@ -51,6 +63,11 @@ impl Live {
             noted_noise: false,
             noted_wait: None,
         }
+    }
+
+    fn say(&self, message: String) {
+        message.clone_into(&mut self.message.lock().unwrap_or_else(PoisonError::into_inner));
+        self.bar.set_message(message);
     }
 
     fn message(&self, history: &History) -> String {
@@ -167,11 +184,11 @@ impl Watcher for Live {
         if header.begins_at_default().is_some() {
             self.first = "the default's";
         }
-        self.bar.set_message("computing the reference");
+        self.say("computing the reference".to_string());
     }
 
     fn trial(&mut self, trial: &Trial, history: &History) {
-        self.bar.set_message(self.message(history));
+        self.say(self.message(history));
         // Only new trials show the noise of now.
         let is_new = self.shown && trial.number >= self.before;
         if is_new && !self.noted_noise && is_noisy(&history.trials()[self.before..]) {
@@ -199,8 +216,7 @@ impl Watcher for Live {
     }
 
     fn finals(&mut self, finalists: &[String]) {
-        self.bar
-            .set_message(format!("{} head to head", style::count(finalists.len(), "finalist")));
+        self.say(format!("{} head to head", style::count(finalists.len(), "finalist")));
     }
 }
 

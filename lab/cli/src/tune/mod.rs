@@ -52,7 +52,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
         return Ok(Outcome::Interrupted);
     }
     if !args.json {
-        result(&found, tour, &case).print();
+        result(&found, tour.then_some(args.budget), &case).print();
     }
     // A failure from here on is reported, and does not lose the result.
     let plan = plan::keep(&found, args.no_plan);
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
             peers::add(&mut page, comparison);
         }
         page.field("plan", plan.text());
-        add_commands(&mut page, args.budget, &found);
+        add_commands(&mut page, args.budget, &found, plan.undo());
         page
     });
     if let Some(why) = nothing_new(args.budget, &found) {
@@ -91,7 +91,8 @@ pub(crate) fn run(args: &TuneArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::of(is_clean))
 }
 
-fn result(found: &Found, tour: bool, case: &Case) -> Page {
+/// What a search found. `tour` is the budget of a search that shares it with the GPU kernel under the simulator.
+fn result(found: &Found, tour: Option<Budget>, case: &Case) -> Page {
     let header = &found.header;
     let does = match header.computes {
         true => "Attention",
@@ -105,10 +106,15 @@ fn result(found: &Found, tour: bool, case: &Case) -> Page {
     if let Some(board) = &found.board {
         leaderboard::add_headline(&mut page, header, board, &found.history);
     }
-    if tour {
+    if tour.is_some() {
         page.field("predicted", without_gpu::predicted(&case.problem));
     }
     leaderboard::add_summary(&mut page, &found.history, Some(found.seconds));
+    if let Some(budget @ Budget::Time(_)) = tour {
+        let text = "is for the search, and half for the GPU kernel under the simulator; with --device cpu all of it is \
+                    for the search";
+        page.field("budget", format_args!("half of {budget} {text}"));
+    }
     if let Some(board) = &found.board {
         leaderboard::add_board(&mut page, board);
     }
@@ -337,11 +343,11 @@ fn nothing_new(budget: Budget, found: &Found) -> Option<String> {
     is_so.then_some(note)
 }
 
-fn add_commands(page: &mut Page, budget: Budget, found: &Found) {
+fn add_commands(page: &mut Page, budget: Budget, found: &Found, undo: Option<String>) {
     page.field("evidence", found.folder.display());
     let again = format!("flashcore leaderboard {}", quoted(found.folder.as_os_str()));
     // Not wrapped: they are to be copied.
-    for (what, command) in [("again", Some(again)), ("go on", go_on(budget, found))] {
+    for (what, command) in [("undo", undo), ("again", Some(again)), ("go on", go_on(budget, found))] {
         if let Some(command) = command {
             page.line(format_args!("  {DIM}{what:<10}{DIM:#}{CODE}{command}{CODE:#}"));
         }

@@ -118,7 +118,7 @@ impl Finished {
         let found = match (&board.winner, board.gain_of_winner()) {
             _ if board.is_start_bad() => format!("{BAD}{start} FAILED{BAD:#}"),
             (Some(winner), Some((gain, _))) => {
-                format!("{winner}, {GOOD}{:.1} % faster{GOOD:#} than {start}", gain * 100.0)
+                format!("{winner}, {GOOD}{:.1} % less time{GOOD:#} than {start}", gain * 100.0)
             }
             _ => format!("{start}; nothing is significantly faster"),
         };

@@ -8,7 +8,7 @@ use flashcore_tune::Outcome as Found;
 use flashcore_tune::plans;
 use serde_json::{Value, json};
 
-use crate::tune::interrupt::resume_command;
+use crate::tune::interrupt::{quoted, resume_command};
 use crate::{CODE, style};
 
 pub(crate) enum Kept {
@@ -79,6 +79,14 @@ impl Kept {
         Some(style::wrap(&note, 2) + &typed)
     }
 
+    /// The command that removes the row again.
+    pub(crate) fn undo(&self) -> Option<String> {
+        let Kept::Row(kept) = self else { return None };
+        let (place, kernel) = (&kept.place, kept.row.kernel);
+        let row = format!("{}:{}:{kernel}", place.file.display(), place.number);
+        Some(format!("flashcore plans --drop {}", quoted(row.as_ref())))
+    }
+
     pub(crate) fn text(&self) -> String {
         match self {
             Kept::Row(kept) => text(kept, &PlanSetting::from_env()),
@@ -91,17 +99,16 @@ impl Kept {
 /// The place of the winner's row, and whether the library uses it with this setting of its tables.
 fn text(kept: &plans::Kept, setting: &PlanSetting) -> String {
     let plans::Kept { place, row, used } = kept;
-    let (file, number, kernel) = (place.file.display(), place.number, row.kernel);
+    let kernel = row.kernel;
     let pinned = match setting {
         PlanSetting::Usual | PlanSetting::User => "",
         _ => "; while FLASHCORE_PLANS is set to something else, this has no effect",
     };
     let still = format!("{place} is written, but the library still uses {} here", used.kernel);
     match &used.row {
-        _ if used.kernel == kernel.to_string() => format!(
-            "{place}: from now on the library uses it for this problem here; \
-             {CODE}flashcore plans --drop {file}:{number}:{kernel}{CODE:#} undoes that{pinned}"
-        ),
+        _ if used.kernel == kernel.to_string() => {
+            format!("{place}: from now on the library uses it for this problem here{pinned}")
+        }
         Some(earlier) => format!(
             "{still}: {earlier} comes first; remove it with {CODE}flashcore plans --drop{CODE:#} to use the winner{pinned}"
         ),
@@ -146,9 +153,10 @@ mod tests {
         };
         assert_eq!(
             said(&row("cpu/m32n32"), &PlanSetting::Usual),
-            "row 1 of mine.json: from now on the library uses it for this problem here; flashcore plans --drop \
-             mine.json:1:cpu/m32n32 undoes that"
+            "row 1 of mine.json: from now on the library uses it for this problem here"
         );
+        let undo = Kept::Row(Box::new(row("cpu/m32n32"))).undo();
+        assert_eq!(undo.as_deref(), Some("flashcore plans --drop mine.json:1:cpu/m32n32"));
         assert_eq!(
             said(&row("cpu/m48n48"), &PlanSetting::Usual),
             "row 1 of mine.json is written, but the library still uses cpu/m48n48 here: row 3 of 0.json: 5 % faster comes \

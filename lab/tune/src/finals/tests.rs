@@ -82,7 +82,8 @@ fn a_gain_that_is_not_confirmed_does_not_win() {
         (row(A).ratio.unwrap().value, row(A).first_ratio.unwrap().value),
         (0.99, 0.8)
     );
-    // The gain is the second time's.
+    // The gain is the second time's, and so are both times.
+    assert!((row(B).us - 9.2).abs() < 1e-9 && row(START).us == 10.0, "{board:?}");
     let (gain, _) = board.gain_of_winner().unwrap();
     assert!((gain - 0.08).abs() < 1e-9, "{gain}");
     assert_eq!(board.rows[0].id, B);

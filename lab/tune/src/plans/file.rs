@@ -70,6 +70,9 @@ pub fn can_put(folder: &Path, device: &PlanDevice) -> Result<(), TuneError> {
 /// Removes the row with a number, from 1, from the table in a file. Numbers change when rows
 /// change, so with a kernel only a row that has it is removed.
 pub fn drop_row(file: &Path, number: usize, kernel: Option<&str>) -> Result<Place, TuneError> {
+    if !file.exists() {
+        return Err(TuneError::Usage(format!("{}: there is no such file", file.display())));
+    }
     // Without a table no lock file is created.
     read(file)?;
     let _lock = locked(file)?;

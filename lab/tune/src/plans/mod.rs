@@ -167,6 +167,16 @@ pub fn of_board(header: &Header, board: &Board) -> Result<PlanRow, String> {
     }
     let ratio = board.ratio_of(winner);
     let ratio = ratio.ok_or("the winner was not timed against the first candidate")?;
+    // A row changes what the library runs, so its gain must not be one that noise can make.
+    let (gain, [low, high]) = gain_of(&ratio);
+    if low < board.gain {
+        let [gain, low, high, least] = [gain, low, high, board.gain].map(|share| share * 100.0);
+        return Err(format!(
+            "the gain of {winner} is too uncertain to change the library's default: {gain:.1} % less time, with an \
+             interval of [{low:.1}, {high:.1}] %, and all of it must be {least:.0} % or more; stop other programs and \
+             tune again"
+        ));
+    }
     let when = (header.revision.as_str(), header.started_at);
     row(&header.problem, winner, &board.start, &ratio, device, when)
 }

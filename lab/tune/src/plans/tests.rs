@@ -123,6 +123,21 @@ fn what_a_search_found_is_what_the_library_uses() {
 }
 
 #[test]
+fn a_gain_that_noise_can_make_is_no_row() {
+    let start = heuristics(&problem(100), &host()).unwrap().to_string();
+    let (header, mut board) = found(&start, "cpu/m48n36");
+    board.rows[0].ratio = Some(ratio(0.637, 0.998));
+    let why = of_board(&header, &board).unwrap_err();
+    assert!(
+        why.contains("18.2 % less time, with an interval of [0.2, 36.3] %"),
+        "{why}"
+    );
+    assert!(judge_board(&header, &board).row.is_none());
+    board.rows[0].ratio = Some(ratio(0.95, 0.96));
+    assert!(of_board(&header, &board).is_ok());
+}
+
+#[test]
 fn a_row_that_is_read_earlier_is_named_and_nothing_is_claimed() {
     const OLD: &str = "cpu/m48n48";
     let folder = folder("shadowed");

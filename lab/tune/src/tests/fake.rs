@@ -96,6 +96,10 @@ pub(crate) fn met(finalists: &[(&str, f64)]) -> String {
         .enumerate()
         .map(|(index, (id, value))| Measured {
             info: SubjectInfo::new((*id).to_string(), LaunchMode::Host),
+            summary: one.summary.map(|summary| Summary {
+                p50: 10.0 * value,
+                ..summary
+            }),
             ratio: (index > 0).then_some(ratio(*value)),
             ..one.clone()
         })

@@ -91,7 +91,7 @@ fn runs_that_were_cut_off_and_files_that_are_broken_are_told_of() {
     let output = flashcore("leaderboard tiny", &home).output().unwrap();
     let said = words(&String::from_utf8(output.stderr).unwrap());
     assert!(
-        output.status.code() == Some(1) && said.contains("1 run cannot be read"),
+        output.status.code() == Some(2) && said.contains("1 run cannot be read"),
         "{said}"
     );
     std::fs::remove_dir_all(&home).unwrap();

@@ -25,6 +25,7 @@ fn without_a_gpu_tune_shows_all_its_parts() {
         "predicted",
         "NVIDIA L4",
         " tried ",
+        "half of 2s",
         "Leaderboard",
         env!("FLASHCORE_BUILD_REVISION"),
         "the default",
