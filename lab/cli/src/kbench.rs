@@ -39,7 +39,7 @@ struct ExportArgs {
     #[command(flatten)]
     problem: ProblemArgs,
     /// Folder to write to; its name is the task's, and that of the compiled module
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", help_heading = clap::builder::Resettable::Reset)]
     folder: Option<PathBuf>,
     /// Kernel by id (`list levers` explains ids), in place of the one that would be chosen
     #[arg(long, value_name = "ID", help_heading = "How")]
@@ -50,6 +50,9 @@ struct ExportArgs {
     /// Write the task alone, without a kernel
     #[arg(long, help_heading = "How", conflicts_with_all = ["kernel", "profile"])]
     task_only: bool,
+    /// Overwrite files of an earlier export that differ: edited ones, and those of another problem
+    #[arg(long, help_heading = "Output")]
+    force: bool,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -165,8 +168,8 @@ fn export(args: &ExportArgs) -> Result<Outcome, Failure> {
         task = task.with_kernel(&plans, version).map_err(Failure::failed)?;
     }
     let files = task.files();
-    for (name, _) in &files {
-        check_ours(&folder.join(name))?;
+    for (name, text) in &files {
+        check_ours(&folder.join(name), text, args.force)?;
     }
     let failed = |error| Failure::failed(format!("cannot make {}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
@@ -208,12 +211,17 @@ fn check_name(folder: &Path) -> Result<(), Failure> {
     )))
 }
 
-fn check_ours(path: &Path) -> Result<(), Failure> {
+/// Refuses to overwrite a file of others, and without `force` one of ours that has other content.
+fn check_ours(path: &Path, text: &str, force: bool) -> Result<(), Failure> {
     let is_config = path.extension().is_some_and(|extension| extension == "json");
     match std::fs::read_to_string(path) {
-        Ok(text) if !is_config && !text.contains(MARK) => {
+        Ok(there) if !is_config && !there.contains(MARK) => {
             let why = "was not written by this command and is not overwritten; choose another folder";
             Err(Failure::usage(format!("{} {why}", path.display())))
+        }
+        Ok(there) if there != text && !force => {
+            let why = "differs from what would be written: it was edited, or is of another problem, card or version";
+            Err(Failure::usage(format!("{} {why}", path.display())).help("--force overwrites it"))
         }
         _ => Ok(()),
     }

@@ -22,8 +22,22 @@ fn a_task_is_written_and_files_of_others_are_kept() {
     assert!(files.iter().all(|name| folder.join(name).is_file()));
     let text = std::fs::read_to_string(folder.join("forward.cu")).unwrap();
     assert!(text.contains(said["kernel"].as_str().unwrap()) && text.contains("PYBIND11_MODULE(TORCH_EXTENSION_NAME"));
-    // Our own files are written anew, others are not.
+    // Our own files are written anew; edited ones with --force alone, others not.
     assert_eq!(flashcore(&export).code, 0);
+    let config = folder.join("config_forward.json");
+    std::fs::write(&config, "{}\n").unwrap();
+    let ran = flashcore(&export);
+    assert!(
+        ran.code == 2 && ran.words().contains("it was edited") && ran.words().contains("--force overwrites it"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(std::fs::read_to_string(&config).unwrap(), "{}\n");
+    assert_eq!(flashcore(&format!("{export} --force")).code, 0);
+    assert_ne!(std::fs::read_to_string(&config).unwrap(), "{}\n");
+    let help = shown("kbench export --help");
+    let (_, arguments) = help.split_once("Arguments:").unwrap();
+    assert!(arguments.split_once("Options:").unwrap().0.contains("[DIR]"), "{help}");
     std::fs::write(folder.join("forward.cu"), "// mine\n").unwrap();
     let ran = flashcore(&export);
     assert!(
