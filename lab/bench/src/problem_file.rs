@@ -67,11 +67,13 @@ pub fn is_file(name: &str) -> bool {
         .is_some_and(|extension| extension == "toml" || extension == "json")
 }
 
-/// `own.toml:mine` as the file and the problem's name in it.
+/// `own.toml:mine` as the file and the problem's name in it, which may have colons, too.
 fn apart(name: &str) -> (&str, Option<&str>) {
-    match name.rsplit_once(':') {
-        Some((path, problem)) if path.ends_with(".toml") || path.ends_with(".json") => (path, Some(problem)),
-        _ => (name, None),
+    const END: usize = ".toml".len();
+    let ends = [".toml:", ".json:"].into_iter().filter_map(|end| name.find(end));
+    match ends.min() {
+        Some(at) => (&name[..at + END], Some(&name[at + END + 1..])),
+        None => (name, None),
     }
 }
 

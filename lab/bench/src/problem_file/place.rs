@@ -44,6 +44,9 @@ fn line_of(text: &str, at: usize) -> usize {
 /// Rust's types become words.
 fn located(line: usize, key: Option<&str>, message: &str) -> String {
     let mut message = message.trim_end().replace('\n', " ");
+    if message == "invalid type: map, expected a sequence" && key.is_none_or(|key| key == "problems") {
+        message = "`problems` is one table, and a list is expected: `[[problems]]` in TOML, `[…]` in JSON".to_string();
+    }
     for (rust, words) in [
         ("unknown field", "unknown key"),
         ("missing field `problems`", "the key `problems` is missing"),

@@ -31,6 +31,14 @@ fn files_of_both_kinds_are_read() {
 }
 
 #[test]
+fn a_name_may_have_colons() {
+    assert_eq!(apart("own.toml:a:b"), ("own.toml", Some("a:b")));
+    assert_eq!(apart("a:b/own.json:mine"), ("a:b/own.json", Some("mine")));
+    assert_eq!(apart("a:b/own.json"), ("a:b/own.json", None));
+    assert!(is_file("own.toml:a:b") && !is_file("a:b"));
+}
+
+#[test]
 fn mistakes_are_named_with_key_and_line() {
     for (text, expected) in [
         ("", "line 1: the file is empty"),
@@ -57,6 +65,10 @@ fn mistakes_are_named_with_key_and_line() {
             "line 2, key `heads`: invalid value: integer `-1`",
         ),
         ("[[problems]]\nheads 8\n", "line 2"),
+        (
+            "[problems]\nheads = 8\n",
+            "line 1: `problems` is one table, and a list is expected: `[[problems]]`",
+        ),
     ] {
         let why = wrong(text, true);
         assert!(why.starts_with(expected), "{text:?}: {why}");
