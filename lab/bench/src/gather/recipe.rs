@@ -128,6 +128,8 @@ impl Recipe {
         let release = here.driver.split('/').next().unwrap_or_default();
         match self.driver.as_deref() {
             Some(then) if then == release => {}
+            // A host has none.
+            None if here.driver.is_empty() => {}
             then => compare("the driver", then, &here.driver),
         }
         if self.uuid.is_some() {

@@ -146,6 +146,15 @@ fn a_recipe_has_the_command_and_says_what_differs() {
         &format!("the build was {revision}; here: ffffffffffff"),
     ];
     assert_eq!(recipe.differences(&here, "ffffffffffff"), expected);
+    // A host has no driver, so none is missing.
+    let of_host = Recipe {
+        device: Some(here.name.clone()),
+        driver: None,
+        uuid: None,
+        ..recipe.clone()
+    };
+    here.driver = String::new();
+    assert_eq!(of_host.differences(&here, &revision), Vec::<String>::new());
     // A figure that is no time has only its run's command.
     let figure = gathered.recipe(&Found::Figure(&gathered.figures[0])).unwrap();
     assert!(figure.time.is_none() && figure.command.is_none() && figure.run_command.is_some());
