@@ -168,6 +168,12 @@ pub const SEEDS_GAIN: f64 = 0.10;
 pub const SEEDS_SHAPES: usize = 2;
 
 impl Report {
+    /// Whether nothing was inspected and nothing timed.
+    pub fn is_empty(&self) -> bool {
+        let mut results = self.results.iter();
+        results.all(|result| result.measurement.subjects.is_empty())
+    }
+
     /// That no subject has a label that begins like this, if none has: nothing was compared with it.
     pub fn lacks(&self, label: &str) -> Option<String> {
         let mut subjects = self.results.iter().flat_map(|result| &result.measurement.subjects);

@@ -23,7 +23,7 @@ pub struct Request {
     /// The problems.
     pub cases: Vec<Case>,
     /// Kernels by id, or [words](crate::KERNEL_WORDS) for them; where there are none, the one that the library would
-    /// choose, and on the host its neighbours too.
+    /// choose, and on the host the heuristics' choice and its neighbours too.
     pub kernels: Vec<String>,
     /// In which modes.
     pub modes: Vec<Mode>,
@@ -203,7 +203,11 @@ pub fn run(
     }
     // A run that ends by an error stays without its closing line.
     if let Some(run) = session.kept {
-        run.finish()?;
+        // A run in which nothing was inspected or timed would be the latest, and show nothing.
+        match session.report.is_empty() {
+            true => run.discard()?,
+            false => run.finish()?,
+        }
     }
     Ok(session.report)
 }

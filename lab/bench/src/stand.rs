@@ -171,7 +171,7 @@ pub(crate) fn built(
 ) -> (Vec<Built>, Vec<Absent>) {
     let device = attention.device();
     let words = match (device.context(), request.kernels.as_slice()) {
-        (None, []) => &["near".to_string()],
+        (None, []) => &["default".to_string(), "near".to_string()][..],
         (Some(_), []) => &["default".to_string()],
         (_, words) => words,
     };
@@ -261,4 +261,36 @@ fn cpu_neighbours(config: CpuConfig) -> impl Iterator<Item = CpuConfig> {
     let tile_kv = config.tile_kv / 2;
     let neighbours = [CpuConfig { tile_q, ..config }, CpuConfig { tile_kv, ..config }];
     neighbours.into_iter().filter(|config| config.check().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore::plans::{NamedTable, PlanClass, PlanDevice, PlanRow, PlanTable, Plans};
+
+    use super::*;
+
+    #[test]
+    fn the_host_times_what_the_library_runs_and_its_neighbours() {
+        const ROW: &str = "cpu/m48n36";
+        let problem = Problem::named("tiny").unwrap();
+        let mut table = PlanTable::new(PlanDevice::of(&Device::Cpu));
+        table.put(PlanRow {
+            problem: PlanClass::of(&problem).unwrap(),
+            kernel: ROW.parse().unwrap(),
+            against: "cpu/m16n128".to_string(),
+            gain: 0.1,
+            interval: [0.09, 0.11],
+            revision: "1a2b".to_string(),
+            driver: String::new(),
+            date: "2026-11-21".to_string(),
+        });
+        let name = "mine.json".to_string();
+        let plans = Plans::of_tables(vec![NamedTable { name, table }]);
+        let attention = Attention::with_plans(Device::cpu(), plans);
+        let (kernels, absent) = built(&Request::default(), &problem, &attention, &KernelCache::default());
+        let ids: Vec<String> = kernels.iter().map(Built::id).collect();
+        assert_eq!((ids[0].as_str(), absent.len()), (ROW, 0), "{ids:?}");
+        let chosen = default_config(&problem, rayon::current_num_threads()).to_string();
+        assert!(ids.len() > 2 && ids[1] == chosen, "{ids:?}");
+    }
 }

@@ -23,6 +23,8 @@ pub struct RunRow {
     pub options: Options,
     /// What an empty kernel took, µs.
     pub floor_us: Option<f64>,
+    /// Names of the problems, each once, in the order measured.
+    pub cases: Vec<String>,
     /// Measurements begun.
     pub measurements: u32,
     /// Samples taken.
@@ -92,6 +94,7 @@ impl RunRow {
             identity: header.identity,
             options: header.options,
             floor_us: header.floor_us,
+            cases: Vec::new(),
             measurements: 0,
             samples: 0,
             profiles: 0,
@@ -102,12 +105,27 @@ impl RunRow {
             bytes: part[..whole].to_vec(),
         };
         for line in lines {
+            if line.starts_with(MEASUREMENT) || line.starts_with(PROFILE) {
+                run.add_case(line);
+            }
             run.measurements += u32::from(line.starts_with(MEASUREMENT));
             run.samples += u32::from(line.starts_with(SAMPLE));
             run.profiles += u32::from(line.starts_with(PROFILE));
             run.finished = line.starts_with(FINISHED);
         }
         Ok(Some(run))
+    }
+
+    /// Adds the problem of a line that has one; a wrong line is an error only where it is read.
+    fn add_case(&mut self, line: &[u8]) {
+        let case = match serde_json::from_slice(line) {
+            Ok(Line::Measurement(begun)) => begun.case.name,
+            Ok(Line::Profile(profile)) => profile.case.name,
+            _ => return,
+        };
+        if !self.cases.contains(&case) {
+            self.cases.push(case);
+        }
     }
 
     /// The file that it is in.

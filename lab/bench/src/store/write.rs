@@ -130,6 +130,11 @@ impl RunWriter {
         self.line(&Line::Finished { measurements })
     }
 
+    /// Removes the run's file.
+    pub fn discard(self) -> Result<()> {
+        std::fs::remove_file(&self.path).map_err(inaccessible(&self.path))
+    }
+
     /// One write for each line, so that a kill leaves whole lines and at most one torn one.
     fn line(&self, line: &Line) -> Result<()> {
         let mut bytes = serde_json::to_vec(line).map_err(|error| failed(&self.path, error))?;
