@@ -25,7 +25,18 @@ pub struct Tried {
     pub measured: Option<Measured>,
 }
 
-/// Tries the kernel that `attention` uses for a problem, on its device.
+/// What a trial does, for displays of its progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// The kernel runs once.
+    Running,
+    /// Its output is compared with float64.
+    Comparing,
+    /// It is timed.
+    Timing,
+}
+
+/// Tries the kernel that `attention` uses for a problem, on its device. `begins` is told of each stage.
 ///
 /// The kernel is bound to tensors between guards, runs once over poisoned outputs exactly as it is timed, and its
 /// output for inputs of this kind and seed is compared with the float64 reference; if it is right, the kernel is timed
@@ -37,7 +48,13 @@ pub struct Tried {
 /// # Errors
 /// No kernel serves the problem, plan tables that cannot be read, tensors that cannot be allocated; or why the kernel
 /// could not be built, launched or timed, or what it wrote outside its tensors.
-pub fn run(attention: &Attention, case: &Case, inputs: (InputKind, u64), options: &Options) -> Result<Tried> {
+pub fn run(
+    attention: &Attention,
+    case: &Case,
+    inputs: (InputKind, u64),
+    options: &Options,
+    begins: &dyn Fn(Stage),
+) -> Result<Tried> {
     let problem = &case.problem;
     // On the host: what is judged, what is drawn to be timed, and on a CPU both places and a snapshot.
     let (inputs_held, outputs_held) = match attention.device().target() {
@@ -64,7 +81,7 @@ pub fn run(attention: &Attention, case: &Case, inputs: (InputKind, u64), options
             &in_finals,
             |mut bench, unopened| match unopened.into_iter().next() {
                 Some((_, error)) => Err(error),
-                None => judge_and_time(&mut bench, case, inputs, options),
+                None => judge_and_time(&mut bench, case, inputs, options, begins),
             },
         )??;
     Ok(Tried { plan, gate, measured })
@@ -75,12 +92,15 @@ fn judge_and_time(
     case: &Case,
     (kind, seed): (InputKind, u64),
     options: &Options,
+    begins: &dyn Fn(Stage),
 ) -> Result<(Gate, Option<Measured>)> {
     let bed = bench.bed;
     let label = bench.subjects[0].info().label.clone();
     let trouble = |trouble: Trouble| trouble.of(&label);
     let (problem, inputs) = (bed.problem(), Inputs::before_forward(bed.problem(), kind, seed));
+    begins(Stage::Running);
     bench.run(0, &Run::over_poison(None), Some(&inputs)).map_err(trouble)?;
+    begins(Stage::Comparing);
     let lse = bed.read_lse(0).map_err(trouble)?;
     let mut found = None;
     bed.see(0, Output::Final, &mut |outs| {
@@ -98,6 +118,7 @@ fn judge_and_time(
         return Err(trouble(Trouble::new(outside)));
     }
     Drawn::uninspected(case)?.load_into(bed).map_err(trouble)?;
+    begins(Stage::Timing);
     let mut measurement = bench.time(options, Mode::Hot, 0, None, &mut ())?;
     let measured = measurement.subjects.remove(0);
     match measured.trouble {

@@ -1,15 +1,19 @@
 //! The result of `flashcore run`: the output of a kernel compared with float64, and its time.
 
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use flashcore::plans::PlanSummary;
 use flashcore::testing::InputKind;
 use flashcore::{Attention, Device, KernelId, Problem};
-use flashcore_bench::trial::{self, Tried};
+use flashcore_bench::trial::{self, Stage, Tried};
 use flashcore_bench::{Case, LaunchMode, Measured, Options, Summary, sequences};
 use flashcore_check::Gate;
 use flashcore_problem::{Lengths, Tolerance, random_lengths};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::progress::{self, span};
 use crate::{BAD, Failure, GOOD, Page, bench, machine, style, whole};
 
 /// Time for all rounds, milliseconds; a single run may take longer.
@@ -69,7 +73,7 @@ fn method(measured: &Measured, samples: usize) -> String {
 
 impl Answer {
     pub(crate) fn add(&self, page: &mut Page, predicted: Option<&str>) {
-        add_gate(page, &self.gate);
+        add_gate(page, &self.gate, true);
         if let Some(Judged { judged, timed }) = &self.lengths {
             page.field("lengths", format_args!("compared: {}, drawn by the seed", judged.words));
             page.field("", format_args!("timed: {}, as by `bench`", timed.words));
@@ -88,7 +92,8 @@ impl Answer {
         page.fields("note", &self.notes);
     }
 
-    pub(crate) fn json(&self, problem: &Problem) -> Value {
+    /// `name` is the problem's, if it has one.
+    pub(crate) fn json(&self, problem: &Problem, name: Option<&str>) -> Value {
         let time = self.time.as_ref().map(|(summary, method)| {
             json!({
                 "median_us": summary.p50,
@@ -99,6 +104,7 @@ impl Answer {
             })
         });
         json!({
+            "name": name,
             "problem": problem.to_string(),
             "direction": problem.direction(),
             "device": self.device,
@@ -114,7 +120,8 @@ impl Answer {
     }
 }
 
-pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
+/// Whether an output is right. `details` of a wrong one are left out where a finding has them.
+pub(crate) fn add_gate(page: &mut Page, gate: &Gate, details: bool) {
     // The gate has counted in what rounding inside the kernel adds, row by row.
     let Tolerance { atol, rtol } = gate.tolerance;
     let used = gate.out.of_allowed;
@@ -130,7 +137,11 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
     };
     let (mark, text) = match gate.passed() {
         true => (format!("{GOOD}yes{GOOD:#}"), String::new()),
-        false => (format!("{BAD}NO{BAD:#}"), format!("; {gate}")),
+        false if details => (
+            format!("{BAD}NO{BAD:#}"),
+            format!("; {}", gate.to_string().replacen("FAIL: ", "", 1)),
+        ),
+        false => (format!("{BAD}NO{BAD:#}"), String::new()),
     };
     let error = gate.out.max_abs;
     let of = gate.gradient.map_or(String::new(), |gradient| {
@@ -152,7 +163,40 @@ pub(crate) fn add_gate(page: &mut Page, gate: &Gate) {
     }
 }
 
-/// Judges and times a problem on a device. Times are of standard normal inputs, whatever `inputs` is.
+/// Runs of warming up and timing, at least: those of a kernel that takes longer than the time for all rounds.
+const FEWEST_RUNS: u32 = 4;
+
+/// What a trial does at the moment, since when, and how long its first run took.
+struct Doing {
+    stage: Option<Stage>,
+    since: Instant,
+    first_run: Duration,
+}
+
+impl Doing {
+    fn begin(&mut self, stage: Stage) {
+        if self.stage == Some(Stage::Running) {
+            self.first_run = self.since.elapsed();
+        }
+        (self.stage, self.since) = (Some(stage), Instant::now());
+    }
+
+    fn line(&self, problem: &str) -> String {
+        let so_far = span(self.since.elapsed().as_secs_f64());
+        match self.stage {
+            None => format!("{problem}: making inputs, {so_far} so far"),
+            Some(Stage::Running) => format!("{problem}: the first run, {so_far} so far"),
+            Some(Stage::Comparing) => format!("{problem}: comparing with float64, {so_far} so far"),
+            Some(Stage::Timing) => {
+                let all = span((self.first_run * FEWEST_RUNS).as_secs_f64().max(BUDGET_MS / 1e3));
+                format!("{problem}: timing, {so_far} of about {all}")
+            }
+        }
+    }
+}
+
+/// Judges and times a problem on a device, and shows the progress. Times are of standard normal inputs, whatever
+/// `inputs` is.
 pub(crate) fn compute(
     device: Device,
     case: &Case,
@@ -168,8 +212,22 @@ pub(crate) fn compute(
         budget_ms: BUDGET_MS,
         ..bench::options(&attention.device())
     };
-    let Tried { plan, gate, measured } = trial::run(&attention, case, (inputs, seed), &options)?;
     let problem = &case.problem;
+    let doing = Arc::new(Mutex::new(Doing {
+        stage: None,
+        since: Instant::now(),
+        first_run: Duration::ZERO,
+    }));
+    let shown = {
+        let (doing, problem) = (doing.clone(), problem.to_string());
+        progress::watch("computing", move |_| {
+            doing.lock().unwrap_or_else(PoisonError::into_inner).line(&problem)
+        })
+    };
+    let begins = |stage| doing.lock().unwrap_or_else(PoisonError::into_inner).begin(stage);
+    let tried = trial::run(&attention, case, (inputs, seed), &options, &begins);
+    drop(shown);
+    let Tried { plan, gate, measured } = tried?;
     let lengths = problem.has_lengths().then(|| -> Result<Judged, Failure> {
         Ok(Judged {
             judged: SequencesOf::new(problem, &random_lengths(problem, seed))?,
@@ -186,4 +244,26 @@ pub(crate) fn compute(
         lengths: lengths.transpose()?,
         time: timed.map(|(summary, measured)| (summary, method(&measured, summary.count))),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_progress_says_how_long_timing_takes() {
+        let mut doing = Doing {
+            stage: None,
+            since: Instant::now(),
+            first_run: Duration::ZERO,
+        };
+        assert_eq!(doing.line("p"), "p: making inputs, 0 s so far");
+        doing.begin(Stage::Running);
+        assert_eq!(doing.line("p"), "p: the first run, 0 s so far");
+        doing.begin(Stage::Comparing);
+        doing.begin(Stage::Timing);
+        assert_eq!(doing.line("p"), "p: timing, 0 s of about 1 s");
+        doing.first_run = Duration::from_secs(12);
+        assert_eq!(doing.line("p"), "p: timing, 0 s of about 48 s");
+    }
 }

@@ -18,6 +18,7 @@ use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
 use serde_json::json;
 
+use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::protocol::ProtocolArgs;
 use crate::style::Spinner;
@@ -48,8 +49,8 @@ pub(crate) struct BenchArgs {
     /// best, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEVICE", default_value = "best")]
     device: String,
-    /// Kernels [default: the library's choice]: ids (`flashcore list kernels`), prefixes of ids such as
-    /// scalar/tiled*, files with one id per line, or default, heuristics, near; kernels of your own:
+    /// Kernels [default: the library's choice; on the CPU also near]: ids (`flashcore list kernels`), prefixes of
+    /// ids such as scalar/tiled*, files with one id per line, or default, heuristics, near; kernels of your own:
     /// FILE.toml, FILE.py:FUNCTION
     #[arg(long, visible_alias = "config", value_name = "IDS", value_delimiter = ',')]
     kernel: Vec<String>,
@@ -59,7 +60,7 @@ pub(crate) struct BenchArgs {
     sweep: Option<usize>,
     /// all, none, or labels: torch/flash, torch/cudnn, torch/efficient, torch/math, fa3, fa4, flashinfer;
     /// of backward passes also fa3-deterministic; on the CPU torch/sdpa, torch/math
-    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all")]
+    #[arg(long, value_name = "LABELS", value_delimiter = ',', default_value = "all", value_parser = args::peer)]
     peers: Vec<String>,
     /// The subject to compare with, by its label or a prefix of it [default: the first peer]
     #[arg(long, value_name = "LABEL")]
@@ -115,7 +116,7 @@ Sweeps:
 Kernels that depend on the problem:
   default     the library's choice: a row of a plan table, or the heuristics
   heuristics  the choice of the heuristics, without plan tables
-  near        the same, and 12 to 24 kernels that differ from it a little
+  near        the same, and kernels that differ from it a little: 12 to 24 on a GPU, 2 on the CPU
 
 Verdicts compare the interval of the ratio with a difference of 1 % (--threshold): SAME, FASTER,
   SLOWER, or AMBIGUOUS if the interval crosses an edge. `~` marks a subject whose time had not
@@ -150,8 +151,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         .try_for_each(|file| style::check_folder(file))?;
     let device = match (scores, args.device.as_str()) {
         // A product by itself is a GPU's: without one, the error says what is missing.
-        (true, "best") => machine::device("cuda")?,
-        (_, name) => machine::device(name)?,
+        (true, "best") => machine::device("cuda", Besides::Nothing)?,
+        (true, name) => machine::device(name, Besides::Nothing)?,
+        (false, name) => machine::device(name, Besides::Cpu)?,
     };
     let problems = match args.problems.as_slice() {
         [_] if scores => vec!["mission".to_string()],
@@ -291,7 +293,7 @@ pub(crate) fn bench(
         for line in table::turns_lines(&report) {
             page.line(line);
         }
-        if let Some(store) = store {
+        if let Some(store) = store.filter(|_| !report.is_empty()) {
             page.wrap(2, format_args!("evidence in {}", store.display()));
         }
         page.print();

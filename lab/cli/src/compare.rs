@@ -7,6 +7,7 @@ use flashcore_bench::{Options, Own, Request, table};
 use serde_json::json;
 
 use crate::bench::{bench, cases, standings_text};
+use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::protocol::{ProtocolArgs, share};
 use crate::{Failure, Given, Outcome, Page, StoreArgs, machine, style};
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &CompareArgs, given: &Given) -> Result<Outcome, Failure>
         let device = match args.device.as_str() {
             // CPU kernels run only on the CPU.
             "best" if names.iter().all(is_cpu) => Device::cpu(),
-            name => machine::device(name)?,
+            name => machine::device(name, Besides::Cpu)?,
         };
         let (labels, own) = args.own.ids(&names.map(String::clone))?;
         // An old id as it is written today.

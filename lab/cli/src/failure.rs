@@ -12,6 +12,8 @@ use crate::{BAD, GOOD, in_place, style};
 /// Exit code of an interrupted search, for any signal: 128 + SIGINT, as in shells.
 pub(crate) const INTERRUPTED: u8 = 130;
 
+const ENVIRONMENT: u8 = 3;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Clean,
@@ -61,7 +63,7 @@ impl Failure {
 
     /// The machine cannot do it.
     pub(crate) fn environment(message: impl ToString) -> Failure {
-        Failure::new(3, message)
+        Failure::new(ENVIRONMENT, message)
     }
 
     fn new(exit_code: u8, message: impl ToString) -> Failure {
@@ -76,6 +78,10 @@ impl Failure {
     pub(crate) fn help(mut self, help: impl ToString) -> Failure {
         self.help = Some(help.to_string());
         self
+    }
+
+    pub(crate) fn is_environment(&self) -> bool {
+        self.exit_code == ENVIRONMENT
     }
 
     pub(crate) fn left(mut self, left: String) -> Failure {
@@ -123,13 +129,10 @@ impl From<Error> for Failure {
             Error::KernelOfOtherDevice { .. } | Error::Cpu(CpuError::Config { .. }) | Error::Plans(_) => {
                 Failure::usage(error)
             }
-            Error::UnknownDevice { given } => Failure::usage(format!(
-                "no device is named `{given}`; allowed: best, cpu, cuda, cuda:N, and sim (the simulator)"
-            )),
+            Error::UnknownDevice { .. } => Failure::usage(error),
             Error::Cuda(CudaError::NoSuchDevice { .. }) => Failure::environment(error),
-            _ if error.is_environment() => {
-                Failure::environment(error).help("`--device cpu` and `--device sim` need no GPU")
-            }
+            // What needs no GPU depends on the command: `machine::device` says it.
+            _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }
     }

@@ -3,10 +3,14 @@
 use flashcore::testing::InputKind;
 use flashcore::{Device, Problem};
 use flashcore_bench::Case;
+use serde_json::json;
 
 use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, answer, list, simulated, style, without_gpu};
 
-pub(crate) fn run() -> Result<Outcome, Failure> {
+pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
+    if as_json {
+        return json_run();
+    }
     let version = env!("CARGO_PKG_VERSION");
     style::print(&format!(
         "{HEAD}FlashCore {version}{HEAD:#} {DIM}· fused attention for NVIDIA GPUs, in Rust{DIM:#}\n"
@@ -14,14 +18,9 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
     let problem = Problem::named("mission")?;
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
-    let spinner = style::spinner("computing");
-    let answer = answer::compute(
-        device,
-        &Case::new("mission", problem.clone()),
-        None,
-        InputKind::Normal,
-        0,
-    )?;
+    let case = Case::new("mission", problem.clone());
+    let answer = answer::compute(device, &case, None, InputKind::Normal, 0)?;
+    let spinner = style::spinner("predicting");
     let predicted = (!has_gpu).then(|| without_gpu::predicted(&problem));
     drop(spinner);
     let mut page = Page::default();
@@ -65,6 +64,27 @@ pub(crate) fn run() -> Result<Outcome, Failure> {
     }
     page.print();
     Ok(outcome)
+}
+
+/// The answer and, where there is no GPU, the check of the GPU kernel, as one object.
+fn json_run() -> Result<Outcome, Failure> {
+    let problem = Problem::named("mission")?;
+    let device = Device::best();
+    let has_gpu = matches!(device, Device::Cuda(_));
+    let case = Case::new("mission", problem.clone());
+    let answer = answer::compute(device, &case, None, InputKind::Normal, 0)?;
+    let simulated = (!has_gpu).then(|| {
+        let plan = simulated::plan(&problem, Card::default(), None)?.plan;
+        simulated::check(&plan, &simulated::options(InputKind::Normal, 0))
+    });
+    let simulated = simulated.transpose()?;
+    let checked = simulated.as_ref().map(simulated::json);
+    style::print_json(&json!({ "answer": answer.json(&problem, Some("mission")), "simulated": checked }));
+    let outcome = Outcome::of(answer.gate.passed());
+    Ok(match simulated {
+        Some(report) if outcome == Outcome::Clean => simulated::outcome(&report),
+        _ => outcome,
+    })
 }
 
 /// How this program was called, to be typed again.

@@ -9,6 +9,7 @@ use flashcore_bench::gate::{examine, judge};
 use flashcore_check::mutate::Operator;
 use serde_json::json;
 
+use crate::machine::Besides;
 use crate::protocol::share;
 use crate::{BAD, Card, DIM, Failure, GOOD, Outcome, Page, StoreArgs, check, kernels, machine, style};
 
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &GateArgs) -> Result<Outcome, Failure> {
         .transpose()?;
     let device: Option<Device> = match args.device.as_str() {
         "sim" => None,
-        name => Some(machine::device(name)?),
+        name => Some(machine::device(name, Besides::CpuAndSim)?),
     };
     let options = Options {
         cards: args.profile.iter().map(of_gate).collect(),

@@ -22,6 +22,12 @@ pub(crate) fn of_name(name: &str) -> Option<Failure> {
             Err(failure) => failure,
         });
     }
+    if name == museum::PREFIX.trim_end_matches('/') {
+        return Some(
+            Failure::usage("`museum` alone is no exhibit; write museum/NAME")
+                .help("`flashcore list museum` lists the exhibits"),
+        );
+    }
     let path = Path::new(name);
     if path.is_dir() {
         return Some(

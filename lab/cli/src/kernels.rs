@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use flashcore::KernelId;
+use flashcore::{Direction, KernelId};
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
 use flashcore_kernels::Config;
@@ -10,8 +10,26 @@ use flashcore_problem::Problem;
 
 use crate::{Card, Failure, simulated};
 
+/// A kernel by its id, whose levers have values that there are.
+pub(crate) fn named(id: &str) -> Result<KernelId, Failure> {
+    let kernel: KernelId = id.parse()?;
+    if let KernelId::Gpu(config) = &kernel {
+        let (family, values) = config.levers();
+        // A backward pass has other values.
+        let of_backward = || family.of_direction(Direction::Backward).check(&values);
+        let checked = family
+            .check(&values)
+            .or_else(|refusal| of_backward().map_err(|_| refusal));
+        checked.map_err(|refusal| {
+            Failure::usage(format!("no kernel is named `{id}`: {refusal}"))
+                .help("`flashcore list levers` shows the values")
+        })?;
+    }
+    Ok(kernel)
+}
+
 pub(crate) fn gpu(id: &str) -> Result<Config, Failure> {
-    match id.parse::<KernelId>()? {
+    match named(id)? {
         KernelId::Gpu(config) => Ok(config),
         kernel => {
             let why = "runs on the CPU; this is about GPU kernels, such as scalar/tiled-m32n32-w4-v16";
@@ -42,7 +60,8 @@ pub(crate) fn rungs(problem: &Problem, card: Card) -> Result<Vec<(String, &'stat
 
 /// The ids of a command line: ids, prefixes that end in `*`, `ladder` for its rungs on the mission
 /// problem, [words](KERNEL_WORDS) such as `near`, and files with one id per line (`#` begins a comment,
-/// `=` a name). Ids are checked where they are used, so that an unknown one does not stop the others.
+/// `=` a name). Ids of a file are checked where they are used, so that an unknown one does not stop the
+/// others.
 pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
     let mut ids = Vec::new();
     for word in given {
@@ -55,6 +74,9 @@ pub(crate) fn ids(given: &[String]) -> Result<Vec<String>, Failure> {
         } else if !is_word && Path::new(word).is_file() {
             ids.extend(of_file(word)?);
         } else {
+            if !is_word {
+                named(word)?;
+            }
             ids.push(word.clone());
         }
     }
@@ -91,6 +113,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn kernels_that_there_are_have_names() {
+        let mut all = all();
+        for card in ["l4", "a100", "h200"] {
+            for head_dim in [64, 128, 256] {
+                let problem = Problem::builder().heads(2, 1).seq_len(256).head_dim(head_dim).build();
+                let problem = problem.expect("a problem");
+                let card = Card::parse(card).expect("a card");
+                for problem in [problem.backward().expect("a backward problem"), problem] {
+                    let choice = simulated::plan(&problem, card, None).expect("a plan");
+                    all.push(choice.plan.config.to_string());
+                }
+            }
+        }
+        for id in all {
+            assert!(named(&id).is_ok(), "{id}: {:?}", named(&id));
+        }
+        for wrong in ["mma/m100n64-w4x1-s2-b1-qreg-xor-cond", "cpu/m7n3", "foo"] {
+            assert!(named(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn files_and_beginnings_stand_for_ids() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("ids.txt");
@@ -107,6 +151,8 @@ mod tests {
         );
         let naive = ids(&["scalar/naive*".to_string()]).expect("ids");
         assert!(naive.len() > 3 && naive.iter().all(|id| id.starts_with("scalar/naive")));
-        assert!(ids(&["wgmma/none*".to_string()]).is_err());
+        for wrong in ["wgmma/none*", "foo", "cpu/m7n3"] {
+            assert!(ids(&[wrong.to_string()]).is_err(), "{wrong}");
+        }
     }
 }

@@ -6,11 +6,11 @@ use flashcore::cuda::DeviceInfo;
 use flashcore::{Device, Error};
 use flashcore_check::registers::Registers;
 use flashcore_cpu::SimdLevel;
-use flashcore_cuda::{Function, ModuleOptions};
+use flashcore_cuda::{CudaError, Function, ModuleOptions};
 use flashcore_ir::{Kernel, Target};
 use serde_json::{Value, json};
 
-use crate::style;
+use crate::{Failure, style};
 
 pub(crate) fn cpu_line() -> String {
     let threads = style::count(rayon::current_num_threads(), "thread");
@@ -38,9 +38,33 @@ pub(crate) fn is_supported(info: &DeviceInfo) -> bool {
     Target::for_capability(major, minor).is_some_and(Target::is_supported)
 }
 
+/// The devices that a command takes besides GPUs, which its errors name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Besides {
+    /// The command has the simulator as `sim`, too.
+    CpuAndSim,
+    Cpu,
+    Nothing,
+}
+
 /// A device by name. A note says why `best` is the CPU, unless there simply is no driver.
-pub(crate) fn device(name: &str) -> Result<Device, Error> {
-    let device: Device = name.parse()?;
+pub(crate) fn device(name: &str, besides: Besides) -> Result<Device, Failure> {
+    let (allowed, help) = match besides {
+        Besides::CpuAndSim => (
+            "best, cpu, cuda, cuda:N, and sim (the simulator)",
+            Some("`--device cpu` and `--device sim` need no GPU"),
+        ),
+        Besides::Cpu => ("best, cpu, cuda, cuda:N", Some("`--device cpu` needs no GPU")),
+        Besides::Nothing => ("best, cuda, cuda:N", None),
+    };
+    let device: Device = name.parse().map_err(|error| match error {
+        Error::UnknownDevice { given } => Failure::usage(format!("no device is named `{given}`; allowed: {allowed}")),
+        Error::Cuda(CudaError::NoSuchDevice { .. }) => Failure::environment(error),
+        error => match (Failure::from(error), help) {
+            (failure, Some(help)) if failure.is_environment() => failure.help(help),
+            (failure, _) => failure,
+        },
+    })?;
     if name == "best"
         && matches!(device, Device::Cpu)
         && let Some(why) = Device::why_not_cuda()

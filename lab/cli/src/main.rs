@@ -64,6 +64,9 @@ struct Cli {
     /// When to use colours
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto", global = true)]
     color: Color,
+    /// Print one JSON object: of the command without a subcommand
+    #[arg(long)]
+    json: bool,
 }
 
 const MANUAL: &str = "\
@@ -89,8 +92,9 @@ Problems:
   FILE.json, FILE.toml:NAME; docs/cli.md has the format). Flags override its fields: --seq 1024.
 
 Output:
-  Plain text, coloured on a terminal only (not with NO_COLOR or --color never); --json prints one
-  JSON object instead. Findings name the Rust line of the kernel.
+  Plain text, coloured on a terminal only (not with NO_COLOR or --color never). --json prints one
+  JSON object instead; `evidence export` and `chart` write files and have no such flag. Findings
+  name the Rust line of the kernel.
 
 Exit codes:
   0  everything is correct
@@ -109,8 +113,8 @@ Environment:
   FLASHCORE_NCU          ncu, if it is not on PATH
   FLASHCORE_CACHE_DIR    where trusted files are listed (~/.cache/flashcore)
   RAYON_NUM_THREADS      threads of the CPU device and of the simulator
-  FLASHCORE_PROGRESS     seconds between progress lines of a check if stderr is not a terminal
-                         (30); 0 for none
+  FLASHCORE_PROGRESS     seconds between progress lines of long commands if stderr is not a
+                         terminal (30); 0 for none
   NO_COLOR               no colours";
 
 #[derive(Subcommand)]
@@ -148,7 +152,16 @@ enum Color {
 
 /// Prints help, the version, or an error in the arguments, which is wrapped as every other message.
 fn not_parsed(message: &clap::Error) -> ExitCode {
-    let text = message.render().ansi().to_string();
+    let mut text = message.render().ansi().to_string();
+    // What Rust's parsers of numbers say, in words for people.
+    for (rust, words) in [
+        ("invalid digit found in string", "write a whole number"),
+        ("cannot parse integer from empty string", "write a whole number"),
+        ("number too large to fit in target type", "the number is too large"),
+        ("invalid float literal", "write a number"),
+    ] {
+        text = text.replace(rust, words);
+    }
     if message.use_stderr() {
         style::eprint(&style::wrap(&text, 2));
         return ExitCode::from(2);
@@ -158,19 +171,32 @@ fn not_parsed(message: &clap::Error) -> ExitCode {
 }
 
 /// With `-1` as a value of every flag, which says what it allows; without this the error is about a flag named -1.
-fn commands(command: clap::Command) -> clap::Command {
+/// The ends of help are laid out for lines of this width.
+fn commands(command: clap::Command, width: usize) -> clap::Command {
     let takes_a_number = |arg: &clap::Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+    let relaid = |end: Option<&clap::builder::StyledStr>| Some(style::relaid(&end?.to_string(), width));
+    let ends = [relaid(command.get_after_help()), relaid(command.get_after_long_help())];
+    let command = match ends {
+        [Some(end), _] => command.after_help(end),
+        [None, Some(end)] => command.after_long_help(end),
+        [None, None] => command,
+    };
+    // It keeps nothing anyway.
+    let command = match command.get_name() {
+        "evidence" => command.mut_arg("no_store", |arg| arg.hide(true)),
+        _ => command,
+    };
     command
         .mut_args(|arg| match takes_a_number(&arg) && !arg.is_allow_hyphen_values_set() {
             true => arg.allow_negative_numbers(true),
             false => arg,
         })
-        .mut_subcommands(commands)
+        .mut_subcommands(|command| commands(command, width))
 }
 
 fn main() -> ExitCode {
     flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
-    let parsed = commands(Cli::command())
+    let parsed = commands(Cli::command(), style::width())
         .try_get_matches()
         .and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, Given::of(&matches))));
     let (cli, given) = match parsed {
@@ -183,7 +209,10 @@ fn main() -> ExitCode {
         Color::Never => anstream::ColorChoice::Never.write_global(),
     }
     let outcome: Result<Outcome, Failure> = match cli.command {
-        None => first_run::run(),
+        None => first_run::run(cli.json),
+        Some(_) if cli.json => {
+            Err(Failure::usage("--json is a flag of subcommands").help("put it after the subcommand"))
+        }
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Check(args)) => check::run(&args, &given),
         Some(Command::Explain(args)) => explain::run(&args, &given),
@@ -213,26 +242,28 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    /// The ends of help texts are laid out by hand; clap wraps what is longer, which breaks their columns.
+    /// The ends of help texts are laid out by hand for 100 columns; clap would break their columns on narrower
+    /// terminals.
     #[test]
     fn the_ends_of_help_fit_a_line() {
-        fn walk(command: &clap::Command) {
+        fn walk(command: &clap::Command, width: usize) {
             let ends = [command.get_after_help(), command.get_after_long_help()];
             for line in ends
                 .into_iter()
                 .flatten()
                 .flat_map(|end| end.to_string().lines().map(str::to_string).collect::<Vec<_>>())
             {
-                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+                assert!(line.chars().count() <= width, "{}: {line}", command.get_name());
             }
-            command.get_subcommands().for_each(walk);
+            command.get_subcommands().for_each(|command| walk(command, width));
         }
-        walk(&Cli::command());
+        walk(&Cli::command(), 100);
+        walk(&commands(Cli::command(), 80), 80);
     }
 
     #[test]
     fn negative_numbers_are_values() {
-        let parsed = commands(Cli::command()).try_get_matches_from(["flashcore", "run", "--seed", "-1"]);
+        let parsed = commands(Cli::command(), 100).try_get_matches_from(["flashcore", "run", "--seed", "-1"]);
         let message = parsed.expect_err("a seed is not negative").to_string();
         assert!(message.contains("invalid value '-1' for '--seed <N>'"), "{message}");
     }

@@ -14,10 +14,11 @@ use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentit
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
+use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::{
-    BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, StoreArgs, cost, kernels, machine, simulated, style,
-    worker,
+    BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, StoreArgs, args, cost, kernels, machine, simulated,
+    style, worker,
 };
 
 /// Read a kernel's hardware counters with Nsight Compute, or predict them
@@ -54,6 +55,7 @@ pub(crate) struct ProfileArgs {
         value_name = "LABELS",
         value_delimiter = ',',
         default_value = "none",
+        value_parser = args::peer,
         help_heading = "How"
     )]
     peers: Vec<String>,
@@ -117,7 +119,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     }
     let problem = args.problem.problem()?;
     let case = Case::new(args.problem.label(&problem), problem.clone());
-    let device = machine::device(&args.device)?;
+    let device = machine::device(&args.device, Besides::Cpu)?;
     let (ids, own) = args.own.ids(&args.kernel)?;
     let (card, chosen) = plans(args, &ids, &problem, &device)?;
     let ncu = match device.context() {

@@ -9,6 +9,7 @@ use flashcore_bench::{DeviceIdentity, Interval, Options, Request, revision};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::machine::Besides;
 use crate::protocol::seconds;
 use crate::sources::{SourceArgs, Sources};
 use crate::{BAD, Failure, GOOD, HEAD, Outcome, Page, bench, machine, style};
@@ -68,7 +69,7 @@ struct Again {
 pub(crate) fn run(args: &ReproduceArgs) -> Result<Outcome, Failure> {
     let sources = args.sources.read()?;
     let recipe = resolve(&args.id, &sources)?;
-    let device = machine::device(&args.device)?;
+    let device = machine::device(&args.device, Besides::Cpu)?;
     let here = identity(&device);
     // A prediction is of no machine.
     let differences = match recipe.device {

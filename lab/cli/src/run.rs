@@ -6,14 +6,15 @@ use flashcore_check::CheckOptions;
 use serde_json::json;
 
 use crate::answer::Answer;
-use crate::{Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, answer, machine, simulated, style};
+use crate::machine::Besides;
+use crate::{Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, answer, kernels, machine, simulated, style};
 
 /// Compute a problem on a device, compare the output with float64, and time it
 ///
 /// The output is compared before anything is timed; the exit code of a wrong output is 1. The time is
-/// measured as by `bench`, for one second: on a GPU by CUDA events around graphs of launches, on the
-/// CPU by the wall clock. The device `sim` runs the GPU kernel under the checking simulator: it takes
-/// seconds, and reports errors of the kernel, not its speed.
+/// measured as by `bench`, for one second, or for four runs of a kernel that is slower: on a GPU by CUDA
+/// events around graphs of launches, on the CPU by the wall clock. The device `sim` runs the GPU kernel
+/// under the checking simulator: it takes seconds, and reports errors of the kernel, not its speed.
 #[derive(Args)]
 #[command(after_help = "Exit codes: 0 correct, 1 wrong or failed, 2 usage, 3 no driver or no such device")]
 pub(crate) struct RunArgs {
@@ -37,7 +38,7 @@ pub(crate) struct RunArgs {
 
 pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     let problem = args.problem.problem()?;
-    let kernel: Option<KernelId> = args.kernel.as_deref().map(str::parse).transpose()?;
+    let kernel: Option<KernelId> = args.kernel.as_deref().map(kernels::named).transpose()?;
     let InputArgs { inputs, seed } = args.inputs;
     let lengths = args.problem.lengths(&problem)?;
     if args.device == "sim" {
@@ -78,16 +79,19 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
         let why = "`run` draws the values of lengths, and the file gives `values`";
         return Err(Failure::usage(why).help("`check` and `bench` take them, and so does `run --device sim`"));
     }
-    let device = machine::device(&args.device)?;
-    let answer = answer::compute(device, &args.problem.case(&problem), kernel, inputs, seed)?;
-    Ok(report(&answer, &problem, args.json))
+    let device = machine::device(&args.device, Besides::CpuAndSim)?;
+    let case = args.problem.case(&problem);
+    let answer = answer::compute(device, &case, kernel, inputs, seed)?;
+    let name = Some(case.name.as_str()).filter(|name| *name != problem.to_string());
+    Ok(report(&answer, &problem, name, args.json))
 }
 
 /// Prints an answer. A reader that has gone changes nothing: printing does not fail.
-fn report(answer: &Answer, problem: &Problem, as_json: bool) -> Outcome {
-    let json = || answer.json(problem);
+fn report(answer: &Answer, problem: &Problem, name: Option<&str>, as_json: bool) -> Outcome {
+    let json = || answer.json(problem, name);
     style::show(as_json, json, || {
-        let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", answer.device));
+        let named = name.map_or(String::new(), |name| format!("{name}: "));
+        let mut page = Page::new(format_args!("{named}{HEAD}{problem}{HEAD:#} on {}", answer.device));
         answer.add(&mut page, None);
         page
     });
@@ -111,10 +115,10 @@ mod tests {
             1,
         )
         .unwrap();
-        assert_eq!(report(&answer, &problem, true), Outcome::Clean);
+        assert_eq!(report(&answer, &problem, None, true), Outcome::Clean);
         answer.gate.out.passed = false;
         for as_json in [false, true] {
-            assert_eq!(report(&answer, &problem, as_json), Outcome::Findings);
+            assert_eq!(report(&answer, &problem, None, as_json), Outcome::Findings);
         }
     }
 }

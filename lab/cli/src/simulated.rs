@@ -100,7 +100,7 @@ pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     }
     page.field("verdict", render::summary(report, Palette::COLOUR));
     if let Some(gate) = &report.gate {
-        answer::add_gate(page, gate);
+        answer::add_gate(page, gate, false);
         let sizes = report.steps.iter().map(|step| {
             let blocks = style::count(step.blocks, "block");
             format!("{blocks} of {}", style::count(step.warps, "warp"))

@@ -107,6 +107,28 @@ fn wrap_to(text: &str, indent: usize, width: usize) -> String {
     lines.fold(String::new(), |out, line| out + &line + "\n")
 }
 
+/// Lines that were laid out by hand, for terminals that are narrower: what does not fit goes on in the column of the
+/// line's description, or two columns further in where it has none.
+pub(crate) fn relaid(text: &str, width: usize) -> String {
+    /// A description has so many columns at least.
+    const LEAST: usize = 20;
+    let line = |line: &str| {
+        let body = line.trim_start();
+        let margin = line.len() - body.len();
+        let described = body.rfind("  ").map(|at| margin + body[..at].chars().count() + 2);
+        let indent = described.filter(|column| column + LEAST <= width);
+        let indent = " ".repeat(indent.unwrap_or(margin + 2));
+        let options = Options::new(width)
+            .subsequent_indent(&indent)
+            .break_words(false)
+            .word_separator(WordSeparator::AsciiSpace)
+            .word_splitter(WordSplitter::NoHyphenation)
+            .wrap_algorithm(WrapAlgorithm::FirstFit);
+        textwrap::wrap(line, &options).join("\n")
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
 /// Whether standard output can no longer be written to.
 static STDOUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
@@ -260,6 +282,22 @@ mod tests {
         assert_eq!(micros(3210.0), "3.21 ms");
         assert_eq!(flops(4.3e11), "430 GFLOP/s");
         assert_eq!(flops(6.5e14), "650 TFLOP/s");
+    }
+
+    #[test]
+    fn lines_laid_out_by_hand_keep_their_columns() {
+        let text = "Sets:\n  mission     one two three\n  plain words here";
+        assert_eq!(relaid(text, 40), text);
+        assert_eq!(
+            relaid(text, 34),
+            text,
+            "it fits, although the description would be narrow"
+        );
+        assert_eq!(
+            relaid("  run  four words of text that go on", 27),
+            "  run  four words of text\n       that go on"
+        );
+        assert_eq!(relaid("  plain words here", 12), "  plain\n    words\n    here");
     }
 
     #[test]

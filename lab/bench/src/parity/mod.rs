@@ -107,7 +107,8 @@ pub fn run(engine: &Engine, options: &Options, witness: Option<&Sdpa>, done: &(d
         let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Ok(outcome) => report.add(&outcome),
-            Err(mismatch) => report.mismatches.push(*mismatch),
+            Err(Failed::NotDrawn(why)) => report.not_drawn.push(why),
+            Err(Failed::Mismatch(mismatch)) => report.mismatches.push(*mismatch),
         }
         done(report.done(), report.mismatches.len() as u64);
     });
@@ -117,7 +118,14 @@ pub fn run(engine: &Engine, options: &Options, witness: Option<&Sdpa>, done: &(d
     report
 }
 
-fn one(engine: &Engine, options: &Options, number: u64, witness: Option<&Sdpa>) -> Result<Outcome, Box<Mismatch>> {
+/// Why a problem has no outcome.
+enum Failed {
+    /// No problem was found that the engine serves.
+    NotDrawn(String),
+    Mismatch(Box<Mismatch>),
+}
+
+fn one(engine: &Engine, options: &Options, number: u64, witness: Option<&Sdpa>) -> Result<Outcome, Failed> {
     let seed = options.seed_of(number);
     let mut mismatch = Box::new(Mismatch {
         number,
@@ -130,12 +138,9 @@ fn one(engine: &Engine, options: &Options, number: u64, witness: Option<&Sdpa>) 
     });
     let failed = |mut mismatch: Box<Mismatch>, what: String| {
         mismatch.what = what;
-        mismatch
+        Failed::Mismatch(mismatch)
     };
-    let (problem, redrawn) = match options.problem(engine, seed) {
-        Ok(drawn) => drawn,
-        Err(why) => return Err(failed(mismatch, why)),
-    };
+    let (problem, redrawn) = options.problem(engine, seed).map_err(Failed::NotDrawn)?;
     let kind = options.inputs_of(seed);
     (mismatch.problem, mismatch.inputs) = (Some(problem.to_string()), Some(kind.name()));
     let family = options.family();
@@ -329,11 +334,10 @@ mod tests {
         );
         let report = run(&engine, &of(ladder::NAME), None, &|_, _| ());
         assert!(
-            report.mismatches[0]
-                .what
-                .starts_with("none of 200 problems is served by family ladder"),
+            report.not_drawn[0].starts_with("none of 200 problems is served by family ladder"),
             "{report:?}"
         );
+        assert!(report.mismatches.is_empty() && report.done() == 2, "{report:?}");
     }
 
     #[test]
@@ -394,6 +398,9 @@ mod tests {
         assert!(report.mismatches.is_empty(), "{:?}", report.mismatches);
         // No family but wgmma serves it.
         let report = run(&sim(), &options, None, &|_, _| ());
-        assert!(report.mismatches[0].what.contains("none of 200 problems is served"));
+        assert!(
+            report.not_drawn[0].contains("none of 200 problems is served"),
+            "{report:?}"
+        );
     }
 }

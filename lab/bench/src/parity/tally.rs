@@ -26,6 +26,8 @@ pub struct Report {
     pub trivial: usize,
     /// More problems were drawn that no kernel serves.
     pub redrawn: usize,
+    /// Why problems were given up for which none was drawn that is served.
+    pub not_drawn: Vec<String>,
     /// By family.
     pub families: BTreeMap<&'static str, OfFamily>,
     /// Problems by mask, dtype, inputs and length.
@@ -74,15 +76,16 @@ impl Report {
             mismatches: Vec::new(),
             trivial: 0,
             redrawn: 0,
+            not_drawn: Vec::new(),
             families: BTreeMap::new(),
             counts: BTreeMap::new(),
             sdpa: Witnessed::default(),
         }
     }
 
-    /// Problems that were run.
+    /// Problems that were run or given up.
     pub fn done(&self) -> u64 {
-        (self.passed + self.mismatches.len()) as u64
+        (self.passed + self.mismatches.len() + self.not_drawn.len()) as u64
     }
 
     pub(super) fn add(&mut self, outcome: &Outcome) {

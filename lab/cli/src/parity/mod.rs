@@ -15,6 +15,7 @@ use serde_json::json;
 
 mod own;
 
+use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::{BAD, CODE, Card, Failure, GOOD, Outcome, Page, args, check, machine, progress, style};
 
@@ -43,7 +44,8 @@ pub(crate) struct ParityArgs {
     /// Only the problem of this number, as a mismatch names it
     #[arg(long, value_name = "NUMBER", conflicts_with = "problems", value_parser = clap::value_parser!(u64).range(..u64::MAX))]
     only: Option<u64>,
-    /// Family of every kernel that is drawn; problems then have dtypes and strides that it serves
+    /// Family of the kernels that are drawn, where it serves the problem; every fourth problem still runs the
+    /// library's choice. Problems then have dtypes and strides that the family takes
     #[arg(long, value_parser = PossibleValuesParser::new(FAMILIES.map(|family| family.name)))]
     family: Option<String>,
     /// best, cpu, cuda, cuda:N, or sim
@@ -164,23 +166,28 @@ pub(crate) fn run(args: &ParityArgs) -> Result<Outcome, Failure> {
     });
     drop(shown);
     report.sdpa.absent = absent;
-    style::show(args.json, || json!(report), || page(&report));
     // Where a family refuses a problem, another kernel computes it. Every fourth is the library's choice.
     let of_family = |name: &String| report.families.keys().any(|family| family == name);
-    match args
+    let unserved = args
         .family
         .as_ref()
-        .filter(|name| args.only.is_none() && !of_family(name))
-    {
-        Some(family) if report.mismatches.is_empty() && total > 1 => {
+        .filter(|name| args.only.is_none() && total > 1 && !of_family(name));
+    let remedy = "give more problems, another --dtype, or another card";
+    match (report.not_drawn.first(), unserved) {
+        (Some(why), _) if report.passed == 0 && report.mismatches.is_empty() => {
+            return Err(Failure::failed(why).help(remedy));
+        }
+        (None, Some(family)) if report.mismatches.is_empty() => {
             let why = format!(
                 "no problem was computed by family {family}: it served none on {}",
                 report.device
             );
-            Err(Failure::failed(why).help("give more problems, another --dtype, or another card"))
+            return Err(Failure::failed(why).help(remedy));
         }
-        _ => Ok(Outcome::of(report.mismatches.is_empty())),
+        _ => {}
     }
+    style::show(args.json, || json!(report), || page(&report));
+    Ok(Outcome::of(report.mismatches.is_empty() && report.not_drawn.is_empty()))
 }
 
 /// Where kernels compute: a device by name, or the simulator for a card.
@@ -193,7 +200,7 @@ pub(crate) fn engine(device: &str, profile: Option<Card>) -> Result<Engine, Fail
         (_, Some(_)) => Err(Failure::usage(
             "--profile is for --device sim; other devices have their own profile",
         )),
-        (name, None) => Ok(Engine::Device(machine::device(name)?)),
+        (name, None) => Ok(Engine::Device(machine::device(name, Besides::CpuAndSim)?)),
     }
 }
 
@@ -236,6 +243,10 @@ fn page(report: &Report) -> Page {
         let more = style::count(report.redrawn, "more problem");
         page.field("redrawn", format_args!("{more} that no kernel serves"));
     }
+    if let Some(why) = report.not_drawn.first() {
+        let problems = style::count(report.not_drawn.len(), "problem");
+        page.field("not drawn", format_args!("{problems}: {why}"));
+    }
     let sdpa = &report.sdpa;
     match (&sdpa.by, &sdpa.absent) {
         (Some(by), _) => {
@@ -248,9 +259,9 @@ fn page(report: &Report) -> Page {
                 "{by} agrees with float64 on {agreed} to {:.0e}; {not} not judged{why}",
                 sdpa.most
             );
-            page.field("SDPA", text);
+            page.field("witness", text);
         }
-        (None, Some(why)) => page.field("SDPA", why),
+        (None, Some(why)) => page.field("witness", why),
         (None, None) => {}
     }
     for (name, family) in &report.families {

@@ -360,10 +360,6 @@ const REFUSED: &[(&str, &str)] = &[
         "sm_75 is not supported: it has no cp.async and no bf16",
     ),
     (
-        "check --kernel scalar/tiled-m32n32-w5-v16",
-        "warps is 5; allowed: 2, 4, 8",
-    ),
-    (
         "explain --kernel scalar/tiled-m64n64-w4-v16 --head-dim 256",
         "registers a thread",
     ),

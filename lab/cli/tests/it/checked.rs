@@ -170,6 +170,12 @@ fn values_of_a_line_and_errors_by_tap() {
         "{}",
         shown.stdout
     );
+    // No line ends between a lane and its value.
+    let all = flashcore(&format!(
+        "check tiny --kernel scalar/tiled-m16n16-w4-v16 --profile l4 --trace {line}:ex2 --limit 2"
+    ));
+    let mut lines = all.stdout.lines().filter(|line| line.starts_with("    "));
+    assert!(lines.all(|line| !line.ends_with(':')), "{}", all.stdout);
 }
 
 /// The museum's files under the simulator: nothing is wrong with them but what they are shown for.
@@ -480,4 +486,14 @@ fn files_with_kernels_are_no_lists_of_ids() {
     for part in ["holds kernels, not ids", "`flashcore check FILE.ptx`"] {
         assert!(said.contains(part), "{said}");
     }
+}
+
+/// The numbers of a wrong output are in its finding alone.
+#[test]
+fn a_wrong_output_is_described_once() {
+    let ran = flashcore("check tiny --profile l4 --plant next-columns");
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    let said = ran.words();
+    assert!(said.contains("correct NO: at most"), "{said}");
+    assert_eq!(said.matches("worst at [").count(), 1, "{said}");
 }

@@ -2,6 +2,7 @@
 
 mod backward;
 mod bad_input;
+mod bad_names;
 mod checked;
 mod closed_pipe;
 mod common;

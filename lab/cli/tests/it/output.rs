@@ -186,6 +186,7 @@ fn json_parses_and_keeps_its_keys() {
     assert_eq!(
         keys(&answer),
         BTreeSet::from([
+            "name",
             "problem",
             "direction",
             "device",
@@ -419,4 +420,40 @@ fn what_saves_bytes_is_said_with_its_cost() {
     }
     let none = flashcore("explain mission --profile sm_89 --saves 8224");
     assert_eq!(none.code, 2);
+}
+
+/// A command that takes long says so where no terminal is, too.
+#[test]
+fn long_commands_show_their_progress() {
+    let told = |arguments: &str| {
+        let ran = run(command(arguments).env("FLASHCORE_PROGRESS", "1"));
+        assert_eq!(ran.code, 0, "{arguments}: {}", ran.stderr);
+        ran.stderr
+    };
+    let of_run = told("run mission --device cpu");
+    assert!(of_run.contains(" so far") || of_run.contains("timing, "), "{of_run}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let of_tune = told(&format!(
+        "tune tiny --device cpu --budget 3s --no-plan --peers none --folder {}",
+        folder.path().join("run").display()
+    ));
+    assert!(
+        ["starting", "computing the reference", " trials, ", "head to head"]
+            .iter()
+            .any(|part| of_tune.contains(part)),
+        "{of_tune}"
+    );
+}
+
+#[test]
+fn the_first_run_is_json_too() {
+    let first = json("--json");
+    assert_eq!(keys(&first), BTreeSet::from(["answer", "simulated"]));
+    assert_eq!(first["answer"]["name"], "mission");
+    let ran = flashcore("--json run tiny");
+    assert!(
+        ran.code == 2 && ran.words().contains("put it after the subcommand"),
+        "{}",
+        ran.stderr
+    );
 }

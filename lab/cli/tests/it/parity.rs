@@ -83,11 +83,21 @@ fn what_pytorch_refuses_is_said() {
 #[test]
 fn a_family_that_serves_no_problem_is_no_success() {
     let found = flashcore("parity 2 --device sim --profile l4 --family wgmma --no-sdpa");
-    assert_eq!(found.code, 1, "{}", found.stdout);
+    assert_eq!((found.code, found.stdout.as_str()), (1, ""));
     assert!(
         words(&found.stderr)
             .contains("no problem was computed by family wgmma: it served none on the simulator for l4"),
         "{}",
         found.stderr
     );
+}
+
+/// No kernel is wrong where none serves a problem.
+#[test]
+fn problems_that_nothing_serves_are_one_refusal() {
+    let found = flashcore("parity 2 --device sim --profile l4 --family mma --dtype e4m3 --no-sdpa");
+    assert_eq!((found.code, found.stdout.as_str()), (1, ""));
+    let said = words(&found.stderr);
+    assert!(said.starts_with("error: none of 200 problems is served"), "{said}");
+    assert!(said.contains("help: give more problems, another --dtype"), "{said}");
 }

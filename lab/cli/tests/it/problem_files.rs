@@ -197,3 +197,25 @@ fn a_files_own_lengths_are_checked() {
     std::fs::remove_file(right.to_string()).expect("removed");
     std::fs::remove_file(wrong.to_string()).expect("removed");
 }
+
+/// A problem is picked and shown by its name, which may have a colon.
+#[test]
+fn a_run_shows_the_name_of_its_problem() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let own = folder.path().join("own.toml");
+    std::fs::write(
+        &own,
+        "[[problems]]\nname = \"a:b\"\nseq = 32\n\n[[problems]]\nname = \"c\"\n",
+    )
+    .expect("a file");
+    let typed = format!("run {}:a:b --device cpu", own.display());
+    let ran = flashcore(&typed);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("a:b: B1 H1/1 Sq32 "), "{}", ran.stdout);
+    let name = |typed: &str| {
+        let ran = flashcore(&format!("{typed} --json"));
+        serde_json::from_str::<serde_json::Value>(&ran.stdout).expect("JSON")["name"].clone()
+    };
+    assert_eq!(name(&typed), "a:b");
+    assert!(name("run tiny --seq 33 --device cpu").is_null());
+}
