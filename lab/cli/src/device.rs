@@ -129,6 +129,9 @@ fn show(measured: &DeviceRates, place: &str, as_json: bool) -> Result<Outcome, F
     Ok(Outcome::Clean)
 }
 
+/// Where the column begins that says what a rate is of.
+const ABOUT: usize = 67;
+
 fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
     let device = &measured.run.device;
     let (name, architecture) = (&device.name, &device.architecture);
@@ -164,7 +167,9 @@ fn text(measured: &DeviceRates, profile: Option<&Profile>) -> Page {
             expected.map_or(String::new(), style::digits3),
             rate.about
         );
-        page.line(line.trim_end());
+        // What is measured, in the last column, is wrapped there if it is wide enough.
+        let column = if style::width() >= ABOUT + 30 { ABOUT } else { 4 };
+        page.wrap(column, line.trim_end());
     }
     let (seconds, revision) = (style::digits3(measured.seconds), &measured.run.revision);
     let text = format!(

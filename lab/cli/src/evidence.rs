@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
-use flashcore_bench::store::{Recorded, Selector, default_path};
-use flashcore_bench::{Report, Store, table};
+use flashcore_bench::store::{Recorded, RunRow, Selector, default_path};
+use flashcore_bench::{Report, Store, date, table};
 use serde_json::json;
 
 use crate::bench::{standings, standings_text};
 use crate::chart::ChartArgs;
-use crate::{Failure, Outcome, Page, chart, profile, style};
+use crate::{DIM, Failure, HEAD, Outcome, Page, chart, profile, style};
 
 /// List, show, export, import or draw what was measured
 #[derive(Args)]
@@ -22,6 +22,9 @@ pub(crate) struct EvidenceArgs {
     what: Option<What>,
     #[command(flatten)]
     keep: StoreArgs,
+    /// Print one JSON object: of the list
+    #[arg(long)]
+    json: bool,
 }
 
 /// Where evidence is kept.
@@ -92,6 +95,9 @@ enum What {
     Import {
         /// A file that `export` wrote
         file: PathBuf,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// Draw a run: one file of HTML or SVG, in light and dark, without scripts
     #[command(subcommand)]
@@ -107,20 +113,25 @@ enum Format {
 pub(crate) fn run(args: &EvidenceArgs) -> Result<Outcome, Failure> {
     let store = || opened(&args.keep);
     match &args.what {
-        None => list(&store()?, false)?,
+        None => list(&store()?, args.json)?,
+        Some(_) if args.json => {
+            return Err(Failure::usage("--json before a subcommand is of the list alone").help("put it at the end"));
+        }
         Some(What::List { json }) => list(&store()?, *json)?,
         Some(What::Show { run, baseline, json }) => show(&store()?, run, baseline.as_deref(), *json)?,
         Some(What::Export { run, format, output }) => export(&store()?, run, *format, output.as_deref())?,
         Some(What::Chart(chart)) => chart::run(&args.keep, chart)?,
-        Some(What::Import { file }) if !file.is_file() => {
+        Some(What::Import { file, .. }) if !file.is_file() => {
             return Err(Failure::usage(format!("{} is not a file", file.display())));
         }
-        Some(What::Import { file }) => {
+        Some(What::Import { file, json }) => {
             let added = store()?.import_jsonl(file)?;
             let [runs, samples] =
                 [(added.runs, "run"), (added.samples, "sample")].map(|(n, what)| style::count(n, what));
             let known = added.known;
-            style::print(&format!("{runs} with {samples} added; {known} were in the store\n"));
+            let text = format!("{runs} with {samples} added; {known} were in the store");
+            let json_of = || json!({ "runs": added.runs, "samples": added.samples, "known": added.known });
+            style::show(*json, json_of, || Page::new(text));
         }
     }
     Ok(Outcome::Clean)
@@ -156,16 +167,19 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
             let (what, samples) = match run.profiles {
                 0 => (
                     style::count(run.measurements, "measurement"),
-                    style::count(run.samples, "sample"),
+                    format!(", {}", style::count(run.samples, "sample")),
                 ),
                 profiles => (style::count(profiles, "profile"), String::new()),
             };
-            page.line(format_args!(
-                "{:<24} {:<22} {:<22} {what:>16} {samples:>15}{cut_off}{torn}",
-                run.key,
-                run.identity.revision,
-                run.identity.device.name.chars().take(22).collect::<String>(),
-            ));
+            let (key, identity) = (&run.key, &run.identity);
+            let (revision, device) = (&identity.revision, &identity.device.name);
+            let at = when(identity.started_at);
+            page.wrap(
+                4,
+                format_args!("{HEAD}{key}{HEAD:#}  {at}  {revision}  {DIM}{device}{DIM:#}"),
+            );
+            let cases = cases(&run.cases);
+            page.wrap(4, format_args!("    {cases}: {what}{samples}{cut_off}{torn}"));
         }
         if runs.is_empty() {
             page.line("no run yet; `flashcore bench` makes one");
@@ -182,9 +196,37 @@ fn list(store: &Store, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Date and time (UTC) of a moment in seconds since 1970.
+fn when(seconds: u64) -> String {
+    let of_day = seconds % 86_400;
+    let (hours, minutes) = (of_day / 3600, of_day % 3600 / 60);
+    format!("{} {hours:02}:{minutes:02} UTC", date(seconds))
+}
+
+/// The problems of a run, the first ones by name.
+fn cases(names: &[String]) -> String {
+    const NAMED: usize = 4;
+    match names.len() {
+        0 => "no problem".to_string(),
+        few if few <= NAMED => names.join(", "),
+        many => format!("{} and {} more", names[..NAMED].join(", "), many - NAMED),
+    }
+}
+
+/// Says which of several runs of a name is shown.
+fn note_which(runs: &[RunRow], shown: &RunRow, name: &str) {
+    if runs.len() > 1 && !["all", "latest"].contains(&name) {
+        let (count, key, at) = (runs.len(), &shown.key, when(shown.identity.started_at));
+        style::note(format_args!(
+            "{count} runs begin with `{name}`; this is the latest, {key} of {at}"
+        ));
+    }
+}
+
 fn show(store: &Store, name: &str, baseline: Option<&str>, as_json: bool) -> Result<(), Failure> {
     let runs = store.runs(&selector(name))?;
     if let Some(run) = runs.last().filter(|run| run.profiles > 0) {
+        note_which(&runs, run, name);
         let profiles = store.profiles(run)?;
         let json = || json!({ "run": run, "profiles": profiles });
         style::show(as_json, json, || {
@@ -222,6 +264,7 @@ pub(crate) fn report(store: &Store, name: &str, baseline: Option<&str>) -> Resul
         }
         return Err(no_run(store, name)?);
     };
+    note_which(&runs, run, name);
     let mut recorded = store.measurements(run)?;
     if let Some(label) = baseline {
         if !recorded.iter().any(|recorded| recorded.has(label)) {

@@ -178,15 +178,21 @@ fn add_table(page: &mut Page, table: &Result<NamedTable, PlanError>) {
     let count = style::count(table.entries.len(), "row");
     page.heading(name, format_args!("{count}, measured on {}", table.device));
     let widest = |of: fn(&PlanRow) -> String| table.rows().map(|(_, row)| of(row).chars().count()).max().unwrap_or(0);
+    /// Columns of gain, interval and date.
+    const EVIDENCE: usize = 34;
     let problems = widest(|row| row.problem.to_string());
     let kernels = widest(|row| row.kernel.to_string());
     for (number, row) in table.rows() {
         let (kernel, date) = (row.kernel.to_string(), &row.date);
         let [gain, low, high] = [row.gain, row.interval[0], row.interval[1]].map(|share| share * 100.0);
-        page.line(format_args!(
-            "  {number:>3}  {:<problems$}  {kernel:<kernels$}  {gain:>5.1} % [{low:.1}, {high:.1}] {DIM}{date}{DIM:#}",
-            row.problem
-        ));
+        let what = format!("  {number:>3}  {:<problems$}  {kernel:<kernels$}", row.problem);
+        let gain = format!("{gain:>5.1} % [{low:.1}, {high:.1}]");
+        // In a line where there is room for it.
+        let what = match what.chars().count() + EVIDENCE > style::width() {
+            true => format!("{}\n       ", what.trim_end()),
+            false => what + "  ",
+        };
+        page.line(format_args!("{what}{gain} {DIM}{date}{DIM:#}"));
     }
     for (number, reason) in wrong_rows(table) {
         page.wrap(7, format_args!("  {number:>3}  {BAD}unusable{BAD:#}: {reason}"));

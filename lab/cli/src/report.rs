@@ -1,12 +1,14 @@
 //! `flashcore report`: what runs, profiles and searches found, as one file.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
 use flashcore_bench::document::{Document, Prediction, Section, chapters};
+use serde_json::json;
 
 use crate::sources::{SourceArgs, Sources};
-use crate::{Failure, Outcome, style};
+use crate::{Failure, Outcome, Page, style};
 
 /// Write what was measured as one file, in HTML or Markdown
 ///
@@ -38,6 +40,9 @@ pub(crate) struct ReportArgs {
         help_heading = "Output"
     )]
     title: String,
+    /// Print one JSON object: what the file has
+    #[arg(long, requires = "output", help_heading = "Output")]
+    json: bool,
     /// Leave out what is simulated: predicted shares, and shared memory over time
     #[arg(long, help_heading = "Output")]
     no_simulation: bool,
@@ -61,14 +66,24 @@ pub(crate) fn run(args: &ReportArgs) -> Result<Outcome, Failure> {
                 .iter()
                 .map(|timing| timing.ids.len())
                 .sum::<usize>();
-            let found = [
-                style::count(sources.gathered.origins.len(), "run"),
-                style::count(times, "time"),
-                style::count(sources.gathered.profiles.len(), "profile"),
-                style::count(sources.gathered.figures.len(), "published figure"),
-                style::count(sources.searches.len(), "tuning run"),
+            let gathered = &sources.gathered;
+            let counts = [
+                ("run", gathered.origins.len()),
+                ("time", times),
+                ("profile", gathered.profiles.len()),
+                ("published figure", gathered.figures.len()),
+                ("tuning run", sources.searches.len()),
             ];
-            style::print(&style::wrap(&format!("{}: {}", path.display(), style::list(found)), 2));
+            let json = || {
+                let keys = counts.map(|(what, count)| (what.replace(' ', "_") + "s", json!(count)));
+                json!({ "file": path, "has": keys.into_iter().collect::<BTreeMap<_, _>>() })
+            };
+            style::show(args.json, json, || {
+                let found = style::list(counts.map(|(what, count)| style::count(count, what)));
+                let mut page = Page::default();
+                page.wrap(2, format_args!("{}: {found}", path.display()));
+                page
+            });
         }
     }
     Ok(Outcome::Clean)

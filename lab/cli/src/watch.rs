@@ -107,14 +107,16 @@ impl WatchArgs {
 pub(crate) fn add_record(page: &mut Page, record: &TraceRecord, only: Option<u32>) {
     let lanes = (0..32usize).filter(|lane| record.lanes >> lane & 1 != 0);
     let lanes = lanes.filter(|lane| only.is_none_or(|only| only as usize == *lane));
+    // A line does not end between a lane and its value.
+    const BOUND: char = '\u{a0}';
     let values = lanes.map(|lane| match record.f32(lane) {
-        Some(value) => format!("{lane}: {value}"),
-        None => format!("{lane}: {}", record.bits[lane]),
+        Some(value) => format!("{lane}:{BOUND}{value}"),
+        None => format!("{lane}:{BOUND}{}", record.bits[lane]),
     });
     let values = values.collect::<Vec<_>>().join("  ");
     page.dim(&record.label);
     let text = format!("    {}", if values.is_empty() { "no such lane" } else { &values });
-    page.wrap(4, text);
+    page.add(style::wrap(&text, 4).replace(BOUND, " "));
 }
 
 fn show_numerics(plan: &Plan, options: &CheckOptions, as_json: bool) -> Result<Outcome, Failure> {

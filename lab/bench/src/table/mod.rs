@@ -288,6 +288,11 @@ pub fn comparison_text(comparison: &Comparison) -> String {
     let line = |[case, mode, label, a, b, ratio, interval, verdict]: [&str; 8]| {
         format!("{case:<22} {mode:<9} {label:<17} {a:>8} {b:>8} {ratio:>7} {interval:<13} {verdict}")
     };
+    let of = match comparison.paired {
+        true => "the median over the rounds, not that of the medians",
+        false => "that of the medians",
+    };
+    out.push(format!("B / A: ratio of times, {of}; below 1 is faster"));
     out.push(line([
         "problem", "mode", "subject", "A µs", "B µs", "B / A", "interval", "verdict",
     ]));
@@ -304,7 +309,10 @@ pub fn comparison_text(comparison: &Comparison) -> String {
 pub fn standing_text(standing: &Standing) -> String {
     let mut out = vec![
         geomean_text(standing),
-        format!("  {}: {}; above 1 is faster", standing.mode, standing.subject),
+        format!(
+            "  {}: {}; a ratio of speeds, not of times: above 1 is faster",
+            standing.mode, standing.subject
+        ),
     ];
     if standing.groups.len() > 1 {
         out.push(format!(

@@ -247,10 +247,59 @@ fn a_bench_that_was_killed_is_shown_as_cut_off() {
     }
     assert!(!shown_again.contains("time budget spent"), "{shown_again}");
     let list = words(&shown(&format!("evidence list --store {store}")));
-    for part in ["1 measurement ", ", cut off, last line torn: 9 bytes dropped"] {
+    for part in ["1 measurement, ", ", cut off, last line torn: 9 bytes dropped"] {
         assert!(list.contains(part), "{part}\n{list}");
     }
     let listed = &json(&format!("evidence --store {store} list --json"))["runs"][0];
     assert_eq!((&listed["finished"], &listed["torn_bytes"]), (&false.into(), &9.into()));
     std::fs::remove_dir_all(folder).expect("removed");
+}
+
+/// A list says what each run is of and when it was; a beginning that several runs share is said to be of several.
+#[test]
+fn runs_are_told_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let store = at("store");
+    for problem in ["tiny", "tiny --dtype bf16"] {
+        shown_whatever_is_noted(&format!(
+            "bench {problem} --device cpu --peers none --store {store} --kernel cpu/m16n16 --budget 0.01"
+        ));
+    }
+    let list = shown(&format!("evidence --store {store}"));
+    assert_eq!(list.matches(" UTC ").count(), 2, "{list}");
+    assert!(list.contains("    tiny: 1 measurement, "), "{list}");
+    assert_fits("evidence", &list);
+    let runs = json(&format!("evidence --json --store {store}"))["runs"].clone();
+    assert_eq!(runs[0]["cases"][0], "tiny", "{runs:#}");
+    let revision = runs[0]["identity"]["revision"].as_str().expect("a revision");
+    let last = runs[1]["key"].as_str().expect("a key");
+    let ran = flashcore(&format!("evidence show {revision} --store {store}"));
+    let noted = format!("note: 2 runs begin with `{revision}`; this is the latest, {last} of ");
+    assert!(words(&ran.stderr).contains(&noted), "{}", ran.stderr);
+    assert_eq!(flashcore(&format!("evidence show {last} --store {store}")).stderr, "");
+    // What a file has, as JSON.
+    shown(&format!("evidence export --store {store} -o {}", at("all.jsonl")));
+    let import = format!("evidence import {} --store {} --json", at("all.jsonl"), at("other"));
+    let added = json(&import);
+    assert_eq!((&added["runs"], &added["known"]), (&2.into(), &0.into()), "{added}");
+    let report = json(&format!(
+        "report {} --no-simulation -o {} --json",
+        at("all.jsonl"),
+        at("r.md")
+    ));
+    assert_eq!(report["has"]["runs"], 2, "{report}");
+    // `--no-store` is for what keeps evidence.
+    assert!(!shown("evidence --help").contains("--no-store"));
+}
+
+/// Ratios of times and of speeds are told apart.
+#[test]
+fn a_comparison_says_which_way_its_ratios_go() {
+    let text = shown_whatever_is_noted("compare cpu/m16n16 cpu/m32n32 --on tiny --device cpu --no-store --budget 0.01");
+    assert!(
+        text.contains("B / A: ratio of times, the median over the rounds"),
+        "{text}"
+    );
+    assert!(text.contains("below 1 is faster"), "{text}");
 }
