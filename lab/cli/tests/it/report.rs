@@ -103,7 +103,11 @@ fn reports_of_files_name_their_form_and_what_is_in_them() {
     let at = folder.path();
     let ran = run(&mut there(at, &format!("report {PUBLISHED} -o report.html")));
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
-    assert!(ran.stdout.starts_with("report.html: 1 run, "), "{}", ran.stdout);
+    assert!(
+        ran.stdout.starts_with("report.html: ") && ran.words().contains(" published figures"),
+        "{}",
+        ran.stdout
+    );
     let page = std::fs::read_to_string(at.join("report.html")).unwrap();
     assert!(page.starts_with("<!DOCTYPE html>") && page.contains("cpu-vs-torch"));
     let ran = run(&mut there(at, &format!("report {PUBLISHED} -o report.md")));
