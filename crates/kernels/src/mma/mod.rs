@@ -279,8 +279,8 @@ impl Config {
             heads: self.tile_heads(),
             least: self.stages - 1,
         };
-        // One row of one sequence in a contiguous cache: one range on nearly each SM, as [`Self::split_for`]. Others have
-        // lengths that the host does not know, or were not timed so (run `serve-even`).
+        // One row of one sequence in a contiguous cache: one range on nearly each SM, as in `split_for`. Lengths of
+        // several may differ, where this was slower; others were not timed (run `serve-even`).
         let (heads, sms) = (self.heads_and_tiles(problem).0.max(1), chip.sms as usize);
         let in_use = sms / heads * heads;
         let is_alone = problem.batch() * problem.seq_len_q() == 1

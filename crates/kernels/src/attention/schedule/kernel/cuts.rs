@@ -203,11 +203,11 @@ impl<'k> Context<'k> {
     }
 }
 
-/// Tiles of the last round that all cost the same, where each can be cut into as many pieces as there are blocks for it.
+/// Tiles of the last round that all cost the same, where each is cut into as many pieces as there are blocks for it.
 struct Alike<'k> {
     exist: Val<'k, bool>,
     cost: Val<'k, u32>,
-    /// Pieces of a tile, and K blocks of one; the last may have less.
+    /// Pieces of a tile, and K blocks of one; the last may have fewer.
     pieces: Val<'k, u32>,
     piece: Val<'k, u32>,
 }
