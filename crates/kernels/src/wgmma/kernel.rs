@@ -144,7 +144,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 let overlap = next.exists() & any & next.sees_first_block(group.index);
                 group.last_output(any, overlap);
                 if self.shape.split {
-                    // Late: at the start it cost up to 1.2 us (run `overlap-h100`). With a schedule that was not timed.
+                    // Late: at the start it cost up to 1.2 us (run `overlap-h100`). With a schedule it is the same.
                     k.if_((!next.exists()).uniform(), || self.shape.begin_next_launch(k));
                 }
                 // Read again, so that no register holds it meanwhile.

@@ -13,6 +13,7 @@ use super::*;
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{FULLY_MASKED, Place, Tile};
 
+mod alike;
 mod l2;
 mod splits;
 
@@ -201,13 +202,16 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
     }
     // The rest.
     let each = total.div_ceil(grid as u64).max(least);
-    let begins: Vec<u64> = (0..grid)
+    let mut begins: Vec<u64> = (0..grid)
         .scan(start, |at, block| {
             let begin = *at;
             *at += each.saturating_sub(loads[block]).max(least);
             Some(begin.min(total))
         })
         .collect();
+    if let Some(cuts) = alike::cuts(&line[next..], [total, each, least], grid, dealt).filter(|_| whole_ranges == 0) {
+        begins = cuts.iter().map(|cut| (start + cut).min(total)).collect();
+    }
     for (number, of_line) in line.iter().enumerate().skip(next) {
         let tile = &of_line.1;
         let (blocks, end) = (tile.order.count as u64, start + cost(tile));

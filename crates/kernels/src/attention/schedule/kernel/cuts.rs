@@ -4,7 +4,7 @@ use flashcore_ir::Val;
 
 use super::line::LineTile;
 use super::{BEHIND, Context, ITEM, LOAD, NUMBER, POSITION, Ranges, TILES_BEFORE};
-use crate::attention::schedule::{EVEN, ROUND_TILES};
+use crate::attention::schedule::{EVEN, ROUND_TILES, UNEVEN};
 use crate::attention::scheduler::TILE_COST;
 
 impl<'k> Context<'k> {
@@ -40,6 +40,8 @@ impl<'k> Context<'k> {
             });
         }
         let is_even = (ranges.dealt | ranges.whole).eq(0);
+        let alike = self.alike(row_tiles, [cost, largest, each], ranges);
+        let first_left = last_round.get();
         k.for_uniform(0, grid, self.threads, |first| {
             let i = first + k.thread_idx();
             let exists = i.lt(grid);
@@ -66,6 +68,7 @@ impl<'k> Context<'k> {
                 position.set(last_round + sum.before);
                 last_round.add_assign(sum.all);
             });
+            k.if_(alike.exist.uniform(), || position.set(alike.cut(i, first_left)));
             // The first cut of the last round is there already where there are others before it, and read.
             let is_new = exists & (i.ne(0) | ranges.whole.eq(0));
             k.if_(is_new.divergent(), || {
@@ -83,6 +86,28 @@ impl<'k> Context<'k> {
             self.cuts.at(TILES_BEFORE, i).store(all);
         });
         ranges
+    }
+
+    /// Whether and how tiles are cut that all cost the same. With ranges of equal length in their place, some blocks
+    /// would have pieces of two tiles, and pieces of several heads would begin at different keys.
+    fn alike(
+        &self,
+        row_tiles: Val<'k, u32>,
+        [cost, largest, each]: [Val<'k, u32>; 3],
+        ranges: Ranges<'k>,
+    ) -> Alike<'k> {
+        let all = row_tiles * self.heads;
+        let left = all - (ranges.dealt * self.grid).min(all);
+        let pieces = (self.grid / left.max(1)).max(1);
+        let piece = (largest - TILE_COST as u32 + (pieces - 1)) / pieces;
+        let piece = piece.max(self.least);
+        let is_short = ranges.dealt.fma(largest, piece).le(each + each / UNEVEN);
+        Alike {
+            exist: cost.eq(row_tiles * largest) & ranges.whole.eq(0) & left.ne(0) & is_short,
+            cost: largest,
+            pieces,
+            piece,
+        }
     }
 
     /// How many rounds there are, and whether tiles are dealt. A block's share of the costs is that of so many of the
@@ -175,5 +200,24 @@ impl<'k> Context<'k> {
         // Where a block has one range, as many items are before its own as tiles and cuts before it.
         let first_item = ranges.dealt.fma(i + 1, here - ranges.dealt * self.grid) + i;
         self.cuts.at(ITEM, i).store(first_item);
+    }
+}
+
+/// Tiles of the last round that all cost the same, where each is cut into as many pieces as there are blocks for it.
+struct Alike<'k> {
+    exist: Val<'k, bool>,
+    cost: Val<'k, u32>,
+    /// Pieces of a tile, and K blocks of one; the last may have fewer.
+    pieces: Val<'k, u32>,
+    piece: Val<'k, u32>,
+}
+
+impl<'k> Alike<'k> {
+    /// Where a block's piece begins; `start` is where the first tile does.
+    fn cut(&self, block: Val<'k, u32>, start: Val<'k, u32>) -> Val<'k, u32> {
+        let tile = block / self.pieces;
+        let piece = block - tile * self.pieces;
+        let past = (piece * self.piece + TILE_COST as u32).min(self.cost);
+        tile.fma(self.cost, start) + piece.eq(0).select(0u32, past)
     }
 }

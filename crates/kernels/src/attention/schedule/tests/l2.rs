@@ -206,6 +206,6 @@ fn chunks_read_keys_and_values_about_once() {
         let in_one = reads_and_makespan(&in_ranges(&problem, &schedule, &line, 1, 0).items, bytes).0;
         let text = format!("{batch} of {rows} rows: {reads:.2} (span {span:.3}), one range each {in_one:.2}");
         println!("{text}");
-        assert!(reads < most && span < 1.02 && in_one > 1.9, "{text}");
+        assert!(reads < most && span < 1.04 && in_one > 1.9, "{text}");
     }
 }
