@@ -175,6 +175,49 @@ def test_no_rows_and_no_keys(device):
             flash_attn_varlen_func(q, k, k, *starts, 5, 3)
 
 
+EMPTY = {  # K's shape, lengths, and what is said of them; None: they are served
+    "no keys": ((2, 0, 2, 16), {"cache_seqlens": [0, 0]}, None),
+    "no keys, selected": ((5, 0, 2, 16), {"cache_seqlens": [0, 0], "cache_batch_idx": [1, 3]}, None),
+    "keys of a cache without": ((2, 0, 2, 16), {"cache_seqlens": [9, 13]}, "has 13, but k, of shape"),
+    "of one sequence": ((2, 0, 2, 16), {"cache_seqlens": [0]}, "has 1 entries"),
+    "pages of no key": ((3, 0, 2, 16), {"cache_seqlens": [9, 13], "page_table": [[0], [1]]}, r"k_cache has shape \(3, 0"),
+    "no pages": ((0, 8, 2, 16), {"cache_seqlens": [9, 13], "page_table": [[0], [1]]}, r"k_cache has shape \(0, 8"),
+    "a table of no page": ((3, 8, 2, 16), {"cache_seqlens": [0, 0], "page_table": [[], []]}, r"page_table has shape \(2, 0"),
+    "no sequence": ((0, 7, 2, 16), {"cache_seqlens": [0, 0]}, r"k has shape \[0, 7, 2, 16\]"),
+    "packed keys": ((0, 2, 16), {"cu_seqlens_k": [0, 0, 0]}, None),
+    "keys that are not there": ((0, 2, 16), {"cu_seqlens_k": [0, 7, 3]}, "cu_seqlens_k has 7, but k, of shape"),
+    "starts of one sequence": ((0, 2, 16), {"cu_seqlens_k": [0, 0]}, "cu_seqlens_k has 2 entries"),
+    "starts below 0": ((0, 2, 16), {"cu_seqlens_k": [0, -1, 0]}, "cu_seqlens_k decreases from 0 to -1"),
+    "two dimensions": ((0, 2), {"cache_seqlens": [0, 0]}, r"k has shape \(0, 2\); it has 3 dimensions"),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_caches_without_keys_are_checked(case):
+    shape, lengths, says = EMPTY[case]
+    q, k = torch.randn(2, 1, 4, 16), torch.randn(shape)
+    lengths = {name: ragged.int32(values) for name, values in lengths.items()}
+
+    def call():
+        if "cu_seqlens_k" in lengths:
+            starts = ragged.int32([0, 1, 2])
+            return flash_attn_varlen_func(q[:, 0], k, k, starts, lengths["cu_seqlens_k"], 1, 0, return_attn_probs=True)
+        return flash_attn_with_kvcache(q, k, k, **lengths, return_softmax_lse=True)[:2]
+
+    if says is None:
+        out, lse = call()
+        assert (out == 0).all() and torch.isneginf(lse).all()
+    else:
+        with pytest.raises((ValueError, RuntimeError), match=says):
+            call()
+
+
+def test_a_batch_without_sequences():
+    q, k, none = torch.randn(0, 3, 4, 16), torch.randn(5, 7, 2, 16), ragged.int32([])
+    assert flash_attn_with_kvcache(q, k[:0], k[:0], cache_seqlens=none).shape == q.shape
+    assert flash_attn_with_kvcache(q, k, k, cache_seqlens=none, cache_batch_idx=none).shape == q.shape
+
+
 def test_strides_and_tables_of_a_larger_tensor(device):
     dtype, dim = kinds(device)[0]
     parts = ragged.sequences([(1, 20), (1, 37)], device=device, dtype=dtype, dim=dim)

@@ -135,7 +135,7 @@ def test_calls_without_rows_or_keys_are_empty_or_zero(size):
     [
         (lambda q, k, v: (q, k, torch.ones(2, 7, 2, 16)), r"v has shape \(2, 7, 2, 16\)"),
         (lambda q, k, v: (q, k[:1], v[:1]), r"k has shape \(1, 0, 2, 16\); its batch"),
-        (lambda q, k, v: (q[..., :8], k, v), "its head_dim must be that of q"),
+        (lambda q, k, v: (q[..., :8], k, v), "its batch and head_dim must be those of q"),
         (lambda q, k, v: (q[:, :, :3], k, v), "its heads divide q's"),
         (lambda q, k, v: (q, k.half(), v), "k holds torch.float16"),
         (lambda q, k, v: (q.double(), k.double(), v.double()), "q holds torch.float64; allowed are float16"),

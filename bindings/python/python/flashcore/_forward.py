@@ -101,7 +101,7 @@ def _flash_attn_forward(
     options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap, sm_margin)
     options |= {"batch_invariant": batch_invariant}
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    table = _kvcache.table_of(batch, page_table, kv_batch_idx)
+    table = _kvcache.table_of(batch, k, page_table, kv_batch_idx)
     scales = (q_descale, k_descale, v_descale)
     if k_new is not None or v_new is not None:
         _lengths.refuse_fp8(q, scales)

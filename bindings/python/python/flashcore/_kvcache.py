@@ -15,11 +15,16 @@ import torch
 __all__ = ["first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
 
 
-def table_of(batch: int, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None) -> torch.Tensor | None:
+def table_of(
+    batch: int, k: torch.Tensor, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None
+) -> torch.Tensor | None:
     """The table of a cache whose sequences `batch_idx` selects; None for a contiguous cache in its own order."""
-    if page_table is not None and page_table.dim() != 2:
-        shape = tuple(page_table.shape)
-        raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages)")
+    if page_table is not None:
+        if page_table.dim() != 2 or page_table.shape[1] == 0:
+            shape = tuple(page_table.shape)
+            raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages), 1 page or more")
+        if 0 in k.shape[:2]:
+            raise ValueError(f"k_cache has shape {tuple(k.shape)}; with page_table it has 1 page and 1 key a page or more")
     if batch_idx is None:
         return page_table
     if batch_idx.dtype != torch.int32 or batch_idx.shape != (batch,):
