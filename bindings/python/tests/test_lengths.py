@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore import _operators  # noqa: E402, F401  (registers them)
+from flashcore import _kvcache, _operators  # noqa: E402, F401  (registers them)
 from flashcore.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 
 NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
@@ -276,6 +276,16 @@ def test_errors_name_the_argument(change, error, says):
         flash_attn_varlen_func(q, k, k, **{**given, **change})
 
 
+def test_selected_sequences_outside_the_cache_have_no_pages(device):
+    """Where values stay on the device, as on a GPU and while a model is traced."""
+    table, selected = (ragged.int32(x, device) for x in ([[4, 5], [6, 7]], [1, 9, -1, -(2**31), 2**31 - 1]))
+    k = torch.empty(8, 4, 2, 16, device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        found = _kvcache.table_of(5, k, table, selected)
+    assert found.tolist() == [[6, 7]] + 4 * [[-1, -1]]
+
+
 def test_a_window_may_be_a_tensor_of_two():
     q, k = torch.randn(5, 4, 16), torch.randn(7, 2, 16)
     given = {"cu_seqlens_q": I32([0, 2, 5]), "cu_seqlens_k": I32([0, 3, 7]), "max_seqlen_q": 5, "max_seqlen_k": 7}
@@ -302,8 +312,16 @@ def test_a_window_may_be_a_tensor_of_two():
         ({"scheduler_metadata": I32([1, 2])}, NotImplementedError, "^scheduler_metadata is given"),
         ({"rotary_cos": torch.ones(8, 4)}, ValueError, "rotary_cos is given without k and v"),
         ({"cu_seqlens_k_new": I32([0, 1])}, ValueError, "cu_seqlens_k_new is given without k and v"),
-        ({"cache_batch_idx": I32([0])}, ValueError, "cache_batch_idx holds torch.int32 of shape"),
-        ({"cache_leftpad": I32([0])}, ValueError, "cache_leftpad has shape"),
+        ({"cache_batch_idx": I32([0])}, ValueError, r"cache_batch_idx holds torch.int32 of shape \(1,\)"),
+        ({"cache_batch_idx": I32([0, 1]).long()}, ValueError, "cache_batch_idx holds torch.int64 .* must be an int32"),
+        ({"cache_batch_idx": I32([0, 1]).to("meta")}, ValueError, "cache_batch_idx holds .* on meta; .* on cpu"),
+        ({"cache_batch_idx": [0, 1]}, TypeError, "cache_batch_idx is a list; it must be an int32 tensor"),
+        ({"cache_batch_idx": I32([0, 7])}, ValueError, "cache_batch_idx has 7 for sequence 1; the cache has 2"),
+        ({"cache_batch_idx": I32([-1, 0])}, ValueError, "cache_batch_idx has -1 for sequence 0; the cache has 2"),
+        ({"cache_batch_idx": I32([0, 4]), "page_table": None}, ValueError, "cache_batch_idx has 4 .* the cache has 4"),
+        ({"page_table": I32([[0, 1]])[:0], "cache_batch_idx": I32([0, 0])}, ValueError, r"page_table has shape \(0, 2\)"),
+        ({"cache_leftpad": I32([0])}, ValueError, r"cache_leftpad holds torch.int32 of shape \(1,\)"),
+        ({"cache_leftpad": I32([0, 0]).long()}, ValueError, "cache_leftpad holds torch.int64"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

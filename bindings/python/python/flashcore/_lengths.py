@@ -78,10 +78,7 @@ def attend(
         if seqused_k is None:
             seqused_k = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
         if leftpad is not None:
-            if leftpad.dtype != torch.int32 or leftpad.shape != (batch,):
-                raise ValueError(
-                    f"cache_leftpad has shape {tuple(leftpad.shape)}; it must be int32 of shape {(batch,)}"
-                )
+            _kvcache.check_int32("cache_leftpad", leftpad, (batch,), q.device)
             table = _kvcache.whole_sequences(k) if table is None else table
             k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
             seqused_k = (seqused_k - leftpad).clamp(min=0)
