@@ -16,12 +16,11 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import _fakes, _native
+from . import _checks, _fakes, _native
 
-# What both FlashCore and PyTorch's SDPA serve.
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
 _HEAD_DIMS = range(8, 257, 8)
-_MOST_SCALE = 1e5  # the largest that is tested
+_MOST_SCALE = _checks.MOST_SCALE
 
 
 def _register() -> None:
