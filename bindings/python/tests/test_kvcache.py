@@ -373,6 +373,36 @@ def test_errors_name_the_argument(change, says):
     assert cache.k_cache[0, 5:].isnan().all(), "rows were written before the error"
 
 
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"q": (4, 1, 3, 16)}, "3 query heads are not a multiple of 2 K/V heads"),
+        ({"q": (4, 1, 4, 8)}, r"k(_cache)? has shape \(4, 40, 2, 16\); this problem needs \(4, 40, 2, 8\)"),
+        ({"q": (4, 4, 16)}, "q has 3 dimensions; it must have 4"),
+        ({"q": torch.ones(4, 1, 4, 16).half()}, "k(_cache)? holds torch.float32 and q torch.float16"),
+        ({"v_cache": (4, 40, 1, 16)}, "v(_cache)? has shape"),
+        ({"cache_seqlens": ragged.int32(LENGTHS).long()}, "(cache_seqlens|seqused_k) holds torch.int64"),
+        ({"cu_seqlens_q": ragged.starts([1] * 4), "q": (4, 4, 16)}, "max_seqlen_q was not given"),
+        ({"cache_leftpad": ragged.int32([0] * 3)}, "cache_leftpad holds torch.int32 of shape"),
+        ({"softmax_scale": -1.0}, "softmax_scale is -1.0"),
+        ({"softcap": -2.0}, "softcap is -2.0"),
+        ({"window_size": (1.5, 0)}, "window_size has 1.5"),
+        ({"sm_margin": 3}, "sm_margin is 3; the CPU has no multiprocessors"),
+        ({"batch_invariant": 0}, "batch_invariant is 0"),
+    ],
+    ids=str,
+)
+def test_a_refused_call_leaves_the_cache_as_it_was(change, says):
+    cache = Cache("cpu", None)
+    k = cache.draw(4, 1, 2, 16)
+    given = {"q": cache.draw(4, 1, 4, 16), "k_cache": cache.k_cache, "v_cache": cache.v_cache, "k": k, "v": k}
+    given |= cache.arguments()
+    given |= {name: torch.ones(x) if isinstance(x, tuple) and len(x) > 2 else x for name, x in change.items()}
+    with pytest.raises((ValueError, RuntimeError, NotImplementedError), match=says):
+        flash_attn_with_kvcache(**given)
+    assert cache.k_cache[0, 5:].isnan().all(), "rows were written before the error"
+
+
 def test_leftpad_over_a_cache_of_heads_first(device):
     cache = Cache(device, None, leftpad=(2, 0, 9, 20))
     k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (cache.k_cache, cache.v_cache))

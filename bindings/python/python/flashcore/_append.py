@@ -22,7 +22,7 @@ def append(
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     *,
-    cache_seqlens: torch.Tensor | None,
+    cache_seqlens: torch.Tensor,
     cu_seqlens_k_new: torch.Tensor | None = None,
     cache_batch_idx: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
@@ -45,8 +45,6 @@ def append(
     """
     if k is None or v is None:
         raise ValueError(f"{'k' if k is None else 'v'} is not given, but the other of k and v is")
-    if cache_seqlens is None:
-        raise ValueError("cache_seqlens is not given, but k is: it says where k goes")
     _check_rows("k", k, k_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     _check_rows("v", v, v_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     none = cache_seqlens.new_empty(0)

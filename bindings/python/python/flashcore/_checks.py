@@ -119,6 +119,16 @@ def numbers(softmax_scale: float, softcap: float) -> None:
             _check(holds, lambda: f"softcap is {softcap}; it must be finite, from 1e-5 to 1e3, or 0 for no cap")
 
 
+def settings(q: torch.Tensor, window: tuple[int, int], sm_margin: int, batch_invariant: int | None) -> None:
+    """Options of a schedule, and sides of the window."""
+    for name, given in (("left", window[0]), ("right", window[1])):
+        _check(isinstance(given, int), lambda: f"window_size has {given} on the {name}; both sides are ints")
+    on_the_cpu = "the CPU has no multiprocessors" if q.device.type == "cpu" else "it is at least 0"
+    _check(sm_margin == 0 or (sm_margin > 0 and q.device.type != "cpu"), lambda: f"sm_margin is {sm_margin}; {on_the_cpu}")
+    if batch_invariant is not None:
+        _check(batch_invariant >= 1, lambda: f"batch_invariant is {batch_invariant}; a split has 1 key or more")
+
+
 def on_one_device(q: torch.Tensor, of_q: str, /, **others: torch.Tensor) -> None:
     """All tensors must be on q's device."""
     for name, x in others.items():

@@ -103,10 +103,16 @@ def _flash_attn_forward(
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     table = _kvcache.table_of(batch, k, page_table, kv_batch_idx)
     scales = (q_descale, k_descale, v_descale)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "table": table, "leftpad": leftpad_k}
+    lengths |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if k_new is not None or v_new is not None:
         _lengths.refuse_fp8(q, scales)
         if cu_seqlens_k is not None:
             raise ValueError("cu_seqlens_k is given with k; packed sequences have no room for new keys")
+        if seqused_k is None:
+            raise ValueError("cache_seqlens is not given, but k is: it says where k goes")
+        if not torch.compiler.is_compiling():  # then fake kernels check
+            _lengths.check_cache(q, k, v, seqused_k=seqused_k, **lengths, **options)
         q, seqused_k = _append.append(
             q,
             k,
@@ -130,18 +136,6 @@ def _flash_attn_forward(
             if given is not None:
                 raise ValueError(f"{name} is given without k and v, to which it applies")
     out, lse = _lengths.attend(
-        q,
-        k,
-        v,
-        scales=scales,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        table=table,
-        leftpad=leftpad_k,
-        **options,
+        q, k, v, scales=scales, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, **lengths, **options
     )
     return out, lse, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)

@@ -22,9 +22,9 @@ def table_of(
     if page_table is not None:
         shape = tuple(page_table.shape)
         if len(shape) != 2 or shape[1] == 0 or (shape[0] == 0 and batch > 0):
-            raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages), without a 0")
+            raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages), without 0")
         if 0 in k.shape[:2]:
-            raise ValueError(f"k_cache has shape {tuple(k.shape)}; with page_table it has 1 page and 1 key a page or more")
+            raise ValueError(f"k_cache has shape {tuple(k.shape)}; with page_table, pages and keys of a page are not 0")
     if batch_idx is None:
         return page_table
     check_int32("cache_batch_idx", batch_idx, (batch,), k.device)
@@ -77,6 +77,17 @@ def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return (*views, rows)
 
 
+def row_views(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """`row_pages` of a padded cache, which must have them."""
+    views = row_pages(k, v)
+    if views is None:
+        raise NotImplementedError(
+            "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a "
+            "whole number of rows apart, the same in both"
+        )
+    return views
+
+
 def pages_of_one_key(
     k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, leftpad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -85,13 +96,7 @@ def pages_of_one_key(
     Nothing of the cache is copied. The table has an entry for each key.
     """
     pages, size = k.shape[:2]
-    views = row_pages(k, v)
-    if views is None:
-        raise NotImplementedError(
-            "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a "
-            "whole number of rows apart, the same in both"
-        )
-    k, v, rows_a_page = views
+    k, v, rows_a_page = row_views(k, v)
     capacity = table.shape[1] * size
     keys = leftpad[:, None] + torch.arange(capacity, dtype=torch.int32, device=k.device)
     page = table.gather(1, (keys // size).clamp(0, table.shape[1] - 1).long())

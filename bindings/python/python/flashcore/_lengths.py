@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _kvcache
+from . import _checks, _kvcache
 from ._operators import forward, forward_kvcache, forward_varlen
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -89,6 +89,39 @@ def attend(
         options |= {"seqused_k": seqused_k, "block_table": table, "max_seqlen_k": bound_k}
         out, lse = forward_kvcache(q, k, v, **options)
     return (out, lse) if unpack is None else unpack(out, lse)
+
+
+def check_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None,
+    seqused_q: torch.Tensor | None,
+    seqused_k: torch.Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    table: torch.Tensor | None,
+    leftpad: torch.Tensor | None,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float,
+    sm_margin: int,
+    batch_invariant: int | None,
+    **_: Any,
+) -> None:
+    """Raises for what `attend` would raise for after the cache has changed, as far as the host knows it."""
+    none = torch.empty(0, dtype=torch.int32)
+    _checks.cache(q, k, v, *(none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table)))
+    _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
+    _checks.settings(q, window, sm_margin, batch_invariant)
+    if cu_seqlens_q is not None:
+        bound("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None:
+        bound("max_seqlen_k", max_seqlen_k)
+    if leftpad is not None:
+        _kvcache.check_int32("cache_leftpad", leftpad, tuple(seqused_k.shape), q.device)
+        _kvcache.row_views(k, v)
 
 
 def refuse_fp8(q: torch.Tensor, scales: tuple[torch.Tensor | None, ...]) -> None:
