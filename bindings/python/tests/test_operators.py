@@ -89,7 +89,7 @@ def test_fp8_with_scales():
     out_want, lse_want = flashcore.attention(q, k, v, k_scale=k_scale, return_lse=True)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, out_want) and torch.equal(lse, lse_want)
-    with pytest.raises(RuntimeError, match=r"k_scale holds f32 of shape \[2, 4\].*\[2, 2\]"):
+    with pytest.raises(RuntimeError, match=r"k_descale holds f32 of shape \[2, 4\].*\[2, 2\]"):
         flash_attn_func(q, k, v, k_descale=torch.ones(2, 4))
     with pytest.raises(RuntimeError, match="float8_e4m3fn tensors have scales, and no others"):
         torch.ops.flashcore.fwd(q, k, v, 1.0, False, -1, -1, 0.0, False)

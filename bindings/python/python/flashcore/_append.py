@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from . import _operators  # noqa: F401  (registers the operator)
+from . import _names, _operators  # noqa: F401  (the latter registers the operator)
 
 __all__ = ["append"]
 
 _append_kv = torch.ops.flashcore.append_kv.default
 
 
+@_names.rename(k="k_new", v="v_new")
 def append(
     q: torch.Tensor,
     k_cache: torch.Tensor,

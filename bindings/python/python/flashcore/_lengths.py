@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
 
-from . import _checks, _kvcache
+from . import _checks, _kvcache, _names
 from ._operators import forward, forward_kvcache, forward_varlen
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -35,8 +36,11 @@ def attend(
     `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with
     pages of a sequence each. `options` are those that all operators have.
     """
-    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
-    if all(given is None for given in lengths):
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q}
+    lengths |= {"seqused_k": seqused_k, "table": table, "leftpad": leftpad}
+    given = {name: x for name, x in lengths.items() if x is not None}
+    _names.check_tensors(q, k, v, **given)
+    if not given:
         if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == k.dim() == 4:
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
                 return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
@@ -47,6 +51,8 @@ def attend(
 
     unpack = None
     if cu_seqlens_q is None and (seqused_q is not None or cu_seqlens_k is not None):
+        if q.dim() != 4:
+            raise ValueError(f"q has shape {tuple(q.shape)}; without cu_seqlens_q it is [batch, seq, heads, head_dim]")
         batch, rows, heads, head_dim = q.shape
         cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
         q, max_seqlen_q = q.reshape(batch * rows, heads, head_dim), rows
@@ -71,7 +77,7 @@ def attend(
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "deterministic": deterministic}
         out, lse = forward_varlen(q, k, v, seqused_q=seqused_q, seqused_k=seqused_k, **options)
     else:
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        batch = batch_of(q, cu_seqlens_q)
         if batch == 0 and cu_seqlens_q is None:
             return _no_rows(q, k[:0], v[:0], options.get("sinks"))
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
@@ -136,6 +142,17 @@ def refuse_fp8(q: torch.Tensor, scales: tuple[torch.Tensor | None, ...]) -> None
             raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
 
 
+def batch_of(q: torch.Tensor, cu_seqlens_q: torch.Tensor | None) -> int:
+    """How many sequences q has."""
+    if cu_seqlens_q is None:
+        if q.dim() == 0:
+            raise ValueError("q has no dimensions; it is [batch, seq, heads, head_dim]")
+        return q.shape[0]
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
+        raise ValueError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}; it must be int32 of shape (batch + 1,)")
+    return cu_seqlens_q.shape[0] - 1
+
+
 def bound(name: str, given: Any) -> int:
     """A bound of lengths, which the host must know."""
     if given is None:
@@ -144,6 +161,10 @@ def bound(name: str, given: Any) -> int:
         if given.device.type != "cpu":
             raise TypeError(f"{name} is a tensor on {given.device}; give an int: reading it would wait for the device")
         given = int(given)
+    if not isinstance(given, (numbers.Integral, torch.SymInt)):
+        raise TypeError(f"{name} is a {type(given).__name__}; it must be an int")
+    if given < 0:
+        raise ValueError(f"{name} is {given}; it is a bound of lengths, at least 0")
     return given
 
 

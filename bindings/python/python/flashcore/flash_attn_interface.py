@@ -16,9 +16,11 @@ of the log-sum-exp, of float8 tensors or through a cache raises, and so do secon
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 
-from . import _lengths
+from . import _lengths, _names
 from ._backward import _flash_attn_backward
 from ._forward import _flash_attn_forward, check, common_options, sides
 
@@ -34,6 +36,10 @@ __all__ = [
 ]
 
 
+_of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
+
+
+@_of_scales
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -116,6 +122,7 @@ def flash_attn_func(
     return (out, lse) if return_attn_probs else out
 
 
+@_of_scales
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
     softmax_scale: float | None = None,
@@ -232,6 +239,16 @@ def flash_attn_varlen_func(
     return (out, lse) if return_attn_probs else out
 
 
+@_names.rename(
+    k="k_cache",
+    k_new="k",
+    kv_batch_idx="cache_batch_idx",
+    leftpad_k="cache_leftpad",
+    seqlens_rotary="rotary_seqlens",
+    seqused_k="cache_seqlens",
+    v="v_cache",
+    v_new="v",
+)
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -314,7 +331,7 @@ def flash_attn_with_kvcache(
         qv,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
-        seqused_k=_on_device(cache_seqlens, q, cu_seqlens_q),
+        seqused_k=_on_device(cache_seqlens, (q, k_cache, v_cache), cu_seqlens_q),
         max_seqlen_q=max_seqlen_q,
         page_table=page_table,
         kv_batch_idx=cache_batch_idx,
@@ -342,12 +359,18 @@ def flash_attn_with_kvcache(
 
 
 def _on_device(
-    cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cu_seqlens_q: torch.Tensor | None
+    cache_seqlens: int | torch.Tensor | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor | None:
     if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
         return cache_seqlens
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if not isinstance(cache_seqlens, (numbers.Integral, torch.SymInt)):
+        given = type(cache_seqlens).__name__
+        raise TypeError(f"seqused_k is a {given}; it must be an int or an int32 tensor of shape (batch,)")
+    _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
+    batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
+    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=tensors[0].device)
 
 
 def flash_attn_combine(
