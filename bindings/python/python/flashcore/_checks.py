@@ -123,8 +123,9 @@ def settings(q: torch.Tensor, window: tuple[int, int], sm_margin: int, batch_inv
     """Options of a schedule, and sides of the window."""
     for name, given in (("left", window[0]), ("right", window[1])):
         _check(isinstance(given, int), lambda: f"window_size has {given} on the {name}; both sides are ints")
-    on_the_cpu = "the CPU has no multiprocessors" if q.device.type == "cpu" else "it is at least 0"
-    _check(sm_margin == 0 or (sm_margin > 0 and q.device.type != "cpu"), lambda: f"sm_margin is {sm_margin}; {on_the_cpu}")
+    _check(sm_margin >= 0, lambda: f"sm_margin is {sm_margin}; it is at least 0")
+    on_cpu = q.device.type == "cpu"
+    _check(sm_margin == 0 or not on_cpu, lambda: f"sm_margin is {sm_margin}; the CPU has no multiprocessors")
     if batch_invariant is not None:
         _check(batch_invariant >= 1, lambda: f"batch_invariant is {batch_invariant}; a split has 1 key or more")
 

@@ -40,6 +40,8 @@ def attend(
     lengths |= {"seqused_k": seqused_k, "table": table, "leftpad": leftpad}
     given = {name: x for name, x in lengths.items() if x is not None}
     _names.check_tensors(q, k, v, **given)
+    if max_seqlen_q is not None and cu_seqlens_q is None:
+        _check_bound_of_equal(q, max_seqlen_q)
     if not given:
         if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == k.dim() == 4:
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
@@ -123,6 +125,8 @@ def check_cache(
     _checks.settings(q, window, sm_margin, batch_invariant)
     if cu_seqlens_q is not None:
         bound("max_seqlen_q", max_seqlen_q)
+    elif max_seqlen_q is not None:
+        _check_bound_of_equal(q, max_seqlen_q)
     if max_seqlen_k is not None:
         bound("max_seqlen_k", max_seqlen_k)
     if leftpad is not None:
@@ -166,6 +170,12 @@ def bound(name: str, given: Any) -> int:
     if given < 0:
         raise ValueError(f"{name} is {given}; it is a bound of lengths, at least 0")
     return given
+
+
+def _check_bound_of_equal(q: torch.Tensor, max_seqlen_q: Any) -> None:
+    """Raises for a bound that equal lengths do not fulfil; it has no other use."""
+    if bound("max_seqlen_q", max_seqlen_q) < (q.shape[1] if q.dim() == 4 else 0):
+        raise ValueError(f"max_seqlen_q is {max_seqlen_q}; q has {q.shape[1]} rows a sequence: leave it out")
 
 
 def _no_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:

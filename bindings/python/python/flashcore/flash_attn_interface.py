@@ -295,7 +295,8 @@ def flash_attn_with_kvcache(
         ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written on a GPU, and an error on the CPU.
     rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]``, optional
         With `k`: rotates it at `rotary_seqlens` (`cache_seqlens` unless given) and on, and q at the same positions if
-        the mask is causal or has a window, else all of q at the first of them. Without tables, positions have no use.
+        the mask is causal or has a window, else all of q at the first of them. Without tables, positions are ignored,
+        as FlashAttention-3 does.
     cache_seqlens : int or int32 Tensor ``[batch]``, optional
         Keys of each sequence in the cache; all unless given.
     cache_batch_idx : int32 Tensor ``[batch]``, optional
@@ -305,7 +306,7 @@ def flash_attn_with_kvcache(
     page_table : int32 Tensor ``[batch, max_pages]``, optional
         The pages of each sequence. -1 is none, where no query sees its keys.
     cu_seqlens_q, max_seqlen_q : int32 Tensor ``[batch + 1]`` and int
-        For packed queries, as of `flash_attn_varlen_func`.
+        For packed queries, as of `flash_attn_varlen_func`; of others the bound is checked.
     rotary_interleaved : bool
         Whether pairs are columns 0 and 1, 2 and 3, ..., or columns 0 and ``rotary_dim / 2``, ...
     scheduler_metadata : Tensor, optional
