@@ -3,8 +3,9 @@
 //! Nothing is linked, so one wheel serves every PyTorch that has these functions, and none. Their
 //! contracts are those of PyTorch's header `torch/csrc/inductor/aoti_torch/c/shim.h`.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
 
 use flashcore::DType;
 use libloading::Library;
@@ -75,13 +76,28 @@ pub(crate) struct Libtorch {
     cuda: Option<CudaFunctions>,
 }
 
-/// Calls a function that returns whether it failed; it has then printed why.
+/// PyTorch's function for the message of what failed last on this thread, since 2.13; before, it prints that.
+type What = unsafe extern "C-unwind" fn() -> *const c_char;
+static WHAT: OnceLock<What> = OnceLock::new();
+
+/// The error of a function that failed just now.
+fn failed(name: &str) -> Error {
+    // SAFETY: the function has no arguments.
+    let why = WHAT.get().map(|what| unsafe { what() }).filter(|why| !why.is_null());
+    match why {
+        // SAFETY: a string that ends with 0 and lasts until the next exception of this thread.
+        Some(why) => unsafe { CStr::from_ptr(why) }.to_string_lossy().trim_end().into(),
+        None => format!("{name} failed; PyTorch has printed why").into(),
+    }
+}
+
+/// Calls a function that returns whether it failed.
 macro_rules! call {
     ($table:expr, $name:ident($($arg:expr),*)) => {
         // SAFETY: handles are alive, pointers point to what the header asks for, and names end with 0.
         match unsafe { ($table.$name)($($arg),*) } {
             0 => Ok(()),
-            _ => Err(Error::from(concat!("aoti_torch_", stringify!($name), " failed; PyTorch has printed why"))),
+            _ => Err(failed(concat!("aoti_torch_", stringify!($name)))),
         }
     };
 }
@@ -94,7 +110,12 @@ impl Libtorch {
             // SAFETY: PyTorch's import has run the initialisers of its libraries already.
             unsafe { Library::new(path) }.map(|library| &*Box::leak(Box::new(library)))
         };
-        let functions = Functions::load(open(path)?)?;
+        let library = open(path)?;
+        let functions = Functions::load(library)?;
+        // SAFETY: the type is that of PyTorch's header.
+        if let Ok(what) = unsafe { library.get::<What>(b"torch_exception_get_what_without_backtrace") } {
+            WHAT.get_or_init(|| *what);
+        }
         let cuda = cuda_path.map(|path| CudaFunctions::load(open(path)?)).transpose()?;
         Ok(Libtorch { functions, cuda })
     }
@@ -157,7 +178,8 @@ impl Libtorch {
         Ok(stream.addr())
     }
 
-    /// Uninitialised memory for a tensor; `dtype`: bytes if `None`.
+    /// Uninitialised memory for a tensor; `dtype`: bytes if `None`. Python makes an error that says "out of memory"
+    /// `torch.OutOfMemoryError`.
     pub(crate) fn empty<const N: usize>(
         &self,
         shape: [usize; N],
@@ -165,6 +187,8 @@ impl Libtorch {
         dtype: Option<DType>,
         place: Place,
     ) -> Result<Tensor<'_>, Error> {
+        let size = dtype.map_or(1, DType::size_bytes);
+        let bytes = shape.iter().fold(size, |bytes, &n| bytes.saturating_mul(n));
         let (shape, steps) = (shape.map(|n| n as i64), strides.as_ptr());
         let number = |&(known, number): &(DType, i32)| (Some(known) == dtype).then_some(number);
         let dtype = DTYPES.iter().find_map(number).unwrap_or(BYTES);
@@ -173,10 +197,17 @@ impl Libtorch {
             Place::Cuda(ordinal) => (CUDA, i32::try_from(ordinal)?),
         };
         let (f, sizes, mut handle) = (&self.functions, shape.as_ptr(), null_mut());
-        call!(
+        let made = call!(
             f,
             empty_strided(N as i64, sizes, steps, dtype, kind, index, &mut handle)
-        )?;
+        );
+        made.map_err(|why| {
+            let likely = match kind == CUDA && WHAT.get().is_none() {
+                true => ", most likely that the device is out of memory",
+                false => "",
+            };
+            format!("cannot allocate {bytes} bytes on {place} for a tensor of shape {shape:?}: {why}{likely}")
+        })?;
         Ok(Tensor { torch: self, handle })
     }
 

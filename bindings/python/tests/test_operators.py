@@ -11,7 +11,8 @@ import reference
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import flash_attn_interface as fa3  # noqa: E402  (needs PyTorch)
+from flashcore import _names  # noqa: E402  (needs PyTorch)
+from flashcore import flash_attn_interface as fa3  # noqa: E402
 from flashcore.flash_attn_interface import flash_attn_func, flash_attn_qkvpacked_func  # noqa: E402
 
 NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
@@ -325,6 +326,45 @@ def test_many_calls_keep_no_memory():
         call(), fail()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
     assert grown < 8 * 1024, f"{grown} KiB; the outputs of all calls are {1000 * 32} KiB"
+
+
+OUT_OF_MEMORY = """
+import resource, torch
+from flashcore.flash_attn_interface import flash_attn_func
+q = torch.empty(1, 1 << 22, 1, 8, dtype=torch.float16).expand(1, 1 << 22, 256, 8)
+k = torch.zeros(1, 1, 1, 8, dtype=torch.float16)
+with open("/proc/self/statm") as used:
+    limit = int(used.read().split()[0]) * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    flash_attn_func(q, k, k)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/statm is Linux's")
+def test_memory_that_is_not_there_is_named():
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("cannot allocate 4294967296 bytes on cpu for a tensor of shape [1, 256, 4194304]: ")
+    assert "can't allocate memory" in done.stdout + done.stderr  # PyTorch before 2.13 prints its message
+
+
+def test_a_gpu_that_is_out_of_memory_has_pytorchs_type():
+    def operator(says):
+        raise RuntimeError(says)
+
+    says = "cannot allocate 64 bytes on cuda:0 for a tensor of shape [64]: CUDA out of memory. Tried to allocate 2 MiB"
+    with pytest.raises(torch.OutOfMemoryError, match="^cannot allocate 64 bytes on cuda:0"):
+        _names.typed(operator, says)
+    for says in ("cannot allocate 64 bytes on cpu: can't allocate memory", "k holds f32"):
+        with pytest.raises(RuntimeError, match=says) as raised:
+            _names.typed(operator, says)
+        assert type(raised.value) is RuntimeError
+    if NO_CUDA is None:
+        q = torch.zeros(1, 1 << 20, 1, 8, dtype=torch.float16, device="cuda").expand(1, 1 << 20, 1 << 15, 8)
+        with pytest.raises(torch.OutOfMemoryError, match="on cuda:0"):
+            flash_attn_func(q, q[:, :1, :1], q[:, :1, :1])
 
 
 def test_importing_flashcore_imports_neither_torch_nor_the_driver():

@@ -1,4 +1,5 @@
-"""Errors that name an argument as the function does that the caller called."""
+"""Errors as PyTorch's callers know them: the names of arguments are those of the function that was called, and a GPU
+that is out of memory has a type of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["check_tensors", "rename"]
+__all__ = ["check_tensors", "rename", "typed"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -40,3 +41,13 @@ def check_tensors(q: object, k: object, v: object, /, **optional: object) -> Non
     for name, x in {"q": q, "k": k, "v": v, **optional}.items():
         if not isinstance(x, torch.Tensor) and not (x is None and name in optional):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
+
+
+def typed(operator: Any, *inputs: Any) -> Any:
+    """An operator's results; its errors, which are `RuntimeError`, have PyTorch's type where a GPU is out of memory."""
+    try:
+        return operator(*inputs)
+    except RuntimeError as error:
+        if str(error).startswith("cannot allocate ") and "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from None
+        raise

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import _checks, _fakes, _native
+from . import _checks, _fakes, _names, _native
 
 _DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
 _HEAD_DIMS = range(8, 257, 8)
@@ -59,13 +59,13 @@ class _Differentiable(torch.autograd.Function):
             gradients = (None, None, None)
         else:
             operator = _bwd_varlen if lengths else _bwd
-            gradients = operator(_readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
+            gradients = _names.typed(operator, _readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
         return (None, None, *gradients, *(None for _ in range(ctx.inputs - 3)))
 
 
 def _below_autograd(operator: Any, keys: Any, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+        return _names.typed(operator.redispatch, keys & torch._C._after_autograd_keyset, *inputs)
 
 
 def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -77,7 +77,7 @@ def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *res
     if torch.compiler.is_compiling() or _records(q, k, v) or forward_ad._current_level >= 0:
         return operator(q, k, v, *rest)
     with torch._C._AutoDispatchBelowAutograd():
-        return operator(q, k, v, *rest)
+        return _names.typed(operator, q, k, v, *rest)
 
 
 def _autograd_of(operator: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
@@ -249,8 +249,8 @@ def forward_bhsd(
         softmax_scale = query.shape[-1] ** -0.5
     options = (softmax_scale, causal, window_left, -1, softcap)
     if rows is None:
-        return _fwd_bhsd(query, key, value, *options)
-    return _fwd_kvcache_rows(query, key, value, *rows, *options)
+        return _names.typed(_fwd_bhsd, query, key, value, *options)
+    return _names.typed(_fwd_kvcache_rows, query, key, value, *rows, *options)
 
 
 def forward_varlen(
@@ -381,7 +381,8 @@ def backward(
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
-    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options, deterministic, sm_margin)
+    options += (deterministic, sm_margin)
+    return _names.typed(_bwd, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *options)
 
 
 def backward_varlen(
@@ -409,9 +410,10 @@ def backward_varlen(
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
     absent = _absent(q, seqused_q, seqused_k)
-    return _bwd_varlen(
-        _readable(dout), q, k, v, _readable(out), lse.contiguous(), _dense(cu_seqlens_q), _dense(seqused_q, absent),
-        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options, deterministic, sm_margin,
+    lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
+    return _names.typed(
+        _bwd_varlen, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *lengths, *options, deterministic,
+        sm_margin,
     )  # fmt: skip
 
 
