@@ -19,8 +19,11 @@ use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
-/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once: it holds compiled
-/// kernels and recent plans.
+/// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
+const MOST_KNOWN: usize = 16;
+
+/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept. Of many, the
+/// oldest go that ask for a kernel or leave multiprocessors.
 pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
     type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
@@ -44,6 +47,14 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(attention) = find(&known) {
         return Ok(attention); // another thread was faster
+    }
+    let of_place = known.iter().filter(|((of, ..), _)| *of == place);
+    if of_place.count() >= MOST_KNOWN {
+        let is_special =
+            |(of, kernel, sm_margin): &(Place, Option<_>, u32)| *of == place && (kernel.is_some() || *sm_margin > 0);
+        if let Some(oldest) = known.iter().position(|(of, _)| is_special(of)) {
+            known.remove(oldest); // calls that run hold it, too
+        }
     }
     let attention = Arc::new(attention);
     known.push((wanted, attention.clone()));
