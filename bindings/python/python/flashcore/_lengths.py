@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _checks, _kvcache, _names
+from . import _checks, _kvcache
 from ._operators import forward, forward_kvcache, forward_varlen
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -36,13 +36,10 @@ def attend(
     `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with
     pages of a sequence each. `options` are those that all operators have.
     """
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "seqused_q": seqused_q}
-    lengths |= {"seqused_k": seqused_k, "table": table, "leftpad": leftpad}
-    given = {name: x for name, x in lengths.items() if x is not None}
-    _names.check_tensors(q, k, v, **given)
     if max_seqlen_q is not None and cu_seqlens_q is None:
         _check_bound_of_equal(q, max_seqlen_q)
-    if not given:
+    lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
+    if all(given is None for given in lengths):
         if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == k.dim() == 4:
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
                 return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be

@@ -38,8 +38,8 @@ def rename(**names: str) -> Callable[[Function], Function]:
 
 def check_tensors(q: object, k: object, v: object, /, **optional: object) -> None:
     """Raises for what is no tensor; optional ones may be None."""
-    for name, x in {"q": q, "k": k, "v": v, **optional}.items():
-        if not isinstance(x, torch.Tensor) and not (x is None and name in optional):
+    for name, x in (("q", q), ("k", k), ("v", v), *optional.items()):
+        if not isinstance(x, torch.Tensor) and (x is not None or name not in optional):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
 
 

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from . import _checks, _fakes, _names, _native
 
 _DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
-_HEAD_DIMS = range(8, 257, 8)
+_HEAD_DIMS = _checks.HEAD_DIMS
 _MOST_SCALE = _checks.MOST_SCALE
 
 

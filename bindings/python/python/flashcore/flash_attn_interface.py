@@ -114,6 +114,7 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
+    _names.check_tensors(q, k, v)
     check(qv, attention_chunk, num_splits)
     options = common_options(softmax_scale, causal, window_size, softcap, sm_margin)
     scales = (q_descale, k_descale, v_descale)
@@ -220,16 +221,16 @@ def flash_attn_varlen_func(
     softmax_lse : Tensor ``[heads, total_q]``, only with `return_attn_probs`
         float32, natural logarithm; without `cu_seqlens_q` ``[batch, heads, seq_q]``.
     """
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    lengths |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    _names.check_tensors(q, k, v, **lengths)
     check(qv, attention_chunk, num_splits)
     out, lse = _lengths.attend(
         q,
         k,
         v,
         scales=(q_descale, k_descale, v_descale),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
+        **lengths,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         deterministic=deterministic,
