@@ -70,10 +70,15 @@ functions! { CudaFunctions {
     get_current_cuda_stream(i32, *mut *mut c_void) -> i32;
 } }
 
+/// Writes the number of threads that PyTorch's own kernels have.
+type GetNumThreads = unsafe extern "C-unwind" fn(*mut u32) -> i32;
+
 /// PyTorch's functions.
 pub(crate) struct Libtorch {
     functions: Functions,
     cuda: Option<CudaFunctions>,
+    /// Releases before 2.10 have none.
+    get_num_threads: Option<GetNumThreads>,
 }
 
 /// PyTorch's function for the message of what failed last on this thread, since 2.13; before, it prints that.
@@ -117,7 +122,13 @@ impl Libtorch {
             WHAT.get_or_init(|| *what);
         }
         let cuda = cuda_path.map(|path| CudaFunctions::load(open(path)?)).transpose()?;
-        Ok(Libtorch { functions, cuda })
+        // SAFETY: the type is that of PyTorch's header `torch/csrc/stable/c/shim.h`.
+        let get_num_threads = unsafe { library.get::<GetNumThreads>(b"torch_get_num_threads") };
+        Ok(Libtorch {
+            functions,
+            cuda,
+            get_num_threads: get_num_threads.ok().map(|found| *found),
+        })
     }
 
     /// Adds operators to a namespace, each a schema with its kernel for CPU tensors, and CUDA tensors
@@ -168,6 +179,14 @@ impl Libtorch {
     pub(crate) fn records_gradients(&self) -> bool {
         // SAFETY: it reads a flag of this thread.
         unsafe { (self.functions.grad_mode_is_enabled)() }
+    }
+
+    /// How many threads PyTorch's own kernels have in a call from this thread, if it says so.
+    pub(crate) fn num_threads(&self) -> Option<usize> {
+        let mut threads = 0;
+        // SAFETY: it writes a number.
+        let failed = unsafe { (self.get_num_threads?)(&mut threads) };
+        (failed == 0 && threads > 0).then_some(threads as usize)
     }
 
     /// The handle of PyTorch's current stream on a device.

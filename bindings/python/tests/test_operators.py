@@ -1,5 +1,6 @@
 """PyTorch's operators and FlashAttention-3's functions, on CPU tensors and, where there is one, on a CUDA device."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -365,6 +366,29 @@ def test_a_gpu_that_is_out_of_memory_has_pytorchs_type():
         q = torch.zeros(1, 1 << 20, 1, 8, dtype=torch.float16, device="cuda").expand(1, 1 << 20, 1 << 15, 8)
         with pytest.raises(torch.OutOfMemoryError, match="on cuda:0"):
             flash_attn_func(q, q[:, :1, :1], q[:, :1, :1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
+@pytest.mark.parametrize("rayon", [None, "2"])
+def test_calls_on_the_cpu_have_pytorchs_threads(monkeypatch, rayon):
+    script = """if True:
+        import os, torch
+        from flashcore.flash_attn_interface import flash_attn_func
+
+        q, counts = torch.ones(1, 256, 4, 16, requires_grad=True), []
+        for threads in (len(os.sched_getaffinity(0)), 1):
+            torch.set_num_threads(threads)
+            flash_attn_func(q, q, q).sum().backward()
+            names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+            counts.append(sum(name.startswith("flashcore-") for name in names))
+        print(counts)
+    """
+    one_is_less = len(os.sched_getaffinity(0)) > 1
+    counts = [0, 1 if rayon is None and one_is_less else 0]
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    if rayon is not None:
+        monkeypatch.setenv("RAYON_NUM_THREADS", rayon)
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == str(counts)
 
 
 def test_importing_flashcore_imports_neither_torch_nor_the_driver():
