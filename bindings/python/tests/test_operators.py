@@ -391,6 +391,33 @@ def test_calls_on_the_cpu_have_pytorchs_threads(monkeypatch, rayon):
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == str(counts)
 
 
+
+@pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
+@pytest.mark.parametrize("seq_q", [1, 33])
+def test_cuda_graph_trees(seq_q, device="cuda"):
+    """`torch.compile(mode="reduce-overhead")`: later steps replay a graph, with other tensors and lengths."""
+    from torch._dynamo.utils import counters
+
+    def step(q, k, v, lengths):
+        q = q * 0.5
+        return flash_attn_func(q, k, v, causal=True), fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    q, k, v = tensors(device, "float16", seq_q=seq_q, dim=64, dim_v=64)
+    with torch.inference_mode():
+        for at in range(5):
+            q, k, v = (torch.roll(x, 1, 1) for x in (q, k, v))
+            lengths = torch.tensor([40 + at, 50 - 9 * at], dtype=torch.int32, device=device)
+            torch.compiler.cudagraph_mark_step_begin()
+            for out, eager in zip(compiled(q, k, v, lengths), step(q, k, v, lengths)):
+                assert torch.equal(out, eager)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+
 def test_importing_flashcore_imports_neither_torch_nor_the_driver():
     if not sys.platform.startswith("linux"):
         pytest.skip("/proc/self/maps is Linux's")
