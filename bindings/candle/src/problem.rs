@@ -46,17 +46,19 @@ pub(crate) fn problem(
         },
     };
     let four = |place: usize, expected| four_dimensions(TENSORS[place], tensors[place].1, expected, expected == PACKED);
-    let (q, k, v) = (four(0, of_q)?, four(1, of_kv)?, four(2, of_kv)?);
+    let (mut q, mut k, mut v) = (four(0, of_q)?, four(1, of_kv)?, four(2, of_kv)?);
+    // No problem is empty: what has no rows is checked as if it had one. A cache has pages.
+    let mut is_empty = one_row(&mut q);
+    if of_kv != PAGES && k.shape[..2] == v.shape[..2] {
+        is_empty |= one_row(&mut k);
+        one_row(&mut v);
+    }
     let [q_batch, q_rows, heads, head_dim] = q.shape;
     let [kv_batch, kv_rows, kv_heads, _] = k.shape;
     let seq_len_kv = match lengths {
         Lengths::Equal => kv_rows,
         Lengths::Varlen(lengths) => lengths.max_seqlen_k,
     };
-    if q_batch == 0 || q_rows == 0 || kv_batch == 0 || kv_rows == 0 || kv_heads == 0 {
-        return Ok(None);
-    }
-
     let builder = Problem::builder().heads(heads, kv_heads).head_dim(head_dim);
     let builder = builder.layouts(q, k, v, flashcore::Layout::bshd(q.shape));
     let builder = builder.dtype(match dtype {
@@ -105,15 +107,28 @@ pub(crate) fn problem(
                 ("max_seqlen_q", lengths.max_seqlen_q),
                 ("max_seqlen_k", lengths.max_seqlen_k),
             ] {
-                at_least_one(argument, max)?;
+                at_least_one(argument, max.max(usize::from(is_empty)))?;
             }
             let total = q_rows;
             let builder = builder.batch(batch).q_lengths(QLengths::Packed { total, used: false });
             let builder = builder.kv_lengths(keys);
-            builder.seq_len_q(lengths.max_seqlen_q).seq_len_kv(seq_len_kv)
+            builder
+                .seq_len_q(lengths.max_seqlen_q.max(1))
+                .seq_len_kv(seq_len_kv.max(1))
         }
     };
-    Ok(Some(builder.build()?))
+    let problem = builder.build()?;
+    Ok((!is_empty).then_some(problem))
+}
+
+/// Gives a tensor without rows or batches one of them; whether it had none.
+fn one_row(layout: &mut flashcore::Layout) -> bool {
+    let rows = &mut layout.shape[..2];
+    let is_empty = rows.contains(&0);
+    for n in rows {
+        *n = (*n).max(1);
+    }
+    is_empty
 }
 
 /// A tensor's layout; packed rows are those of a batch of one.

@@ -19,8 +19,11 @@ use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
 
-/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once: it holds compiled
-/// kernels and recent plans.
+/// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
+const MOST_KNOWN: usize = 16;
+
+/// The `Attention` of a device and a kernel that leaves multiprocessors to other work, made once and kept. Of many, the
+/// oldest go that ask for a kernel or leave multiprocessors.
 pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u32) -> Result<Arc<Attention>, Error> {
     type Known = Vec<((Place, Option<KernelId>, u32), Arc<Attention>)>;
     static KNOWN: RwLock<Known> = RwLock::new(Vec::new());
@@ -44,6 +47,14 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     if let Some(attention) = find(&known) {
         return Ok(attention); // another thread was faster
+    }
+    let of_place = known.iter().filter(|((of, ..), _)| *of == place);
+    if of_place.count() >= MOST_KNOWN {
+        let is_special =
+            |(of, kernel, sm_margin): &(Place, Option<_>, u32)| *of == place && (kernel.is_some() || *sm_margin > 0);
+        if let Some(oldest) = known.iter().position(|(of, _)| is_special(of)) {
+            known.remove(oldest); // calls that run hold it, too
+        }
     }
     let attention = Arc::new(attention);
     known.push((wanted, attention.clone()));
@@ -327,30 +338,35 @@ impl<'py> Call<'py> {
         tensors.lse = lse.map(slice);
         tensors.scales = self.scales.on_device(context, problem)?;
         [tensors.sinks, tensors.alibi_slopes] = self.head_values.on_device(context);
-        let attention = &*self.attention;
-        let bytes = py
-            .detach(|| attention.workspace_bytes(problem, tensors.alignment()))
-            .map_err(raise)?;
+        let (attention, frees_in_order) = (&*self.attention, self.framework.frees_in_stream_order());
+        let run = |tensors: &DeviceTensors| {
+            attention.forward_on(stream, problem, tensors)?;
+            if !frees_in_order {
+                stream.synchronize()?;
+            }
+            Ok(())
+        };
+        // Most problems need no workspace: Python's lock is given away once.
+        let bytes = py.detach(|| match attention.workspace_bytes(problem, tensors.alignment())? {
+            0 => run(&tensors).map(|()| 0),
+            bytes => Ok(bytes),
+        });
+        let bytes = bytes.map_err(raise)?;
+        if bytes == 0 {
+            return Ok(());
+        }
         let bytes = usize::try_from(bytes).map_err(|_| value(format!("a workspace of {bytes} bytes is too large")))?;
         let (theirs, ours);
-        if bytes > 0 && self.framework.frees_in_stream_order() {
+        if frees_in_order {
             theirs = self.empty(like, &[1, 1, 1, bytes], false, "uint8")?;
             let address = theirs.call_method0("data_ptr")?.extract()?;
             // SAFETY: `bytes` bytes on q's device, which the library takes back in stream order.
             tensors.workspace = Some(unsafe { DeviceSlice::from_raw(context, address, bytes) });
-        } else if bytes > 0 {
+        } else {
             ours = DeviceBuffer::new(context, bytes).map_err(|error| raise(error.into()))?;
             tensors.workspace = Some(ours.as_slice());
         }
-        let wait = !self.framework.frees_in_stream_order();
-        py.detach(|| {
-            attention.forward_on(stream, problem, &tensors)?;
-            if wait {
-                stream.synchronize()?;
-            }
-            Ok(())
-        })
-        .map_err(raise)
+        py.detach(|| run(&tensors)).map_err(raise)
     }
 }
 

@@ -2,6 +2,7 @@
 //! gradients. They are looked up only if the program has already imported them.
 
 use flashcore::DType;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
@@ -55,6 +56,32 @@ fn torch_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     module_of(&TORCH, ("torch", "Tensor"), object)
 }
 
+/// What calls need of PyTorch, looked up once: an attribute takes longer than its use. `None` for what this release
+/// does not have.
+struct OfTorch {
+    /// A device's number to the handle of its current stream. `torch.cuda.current_stream` makes an object of it.
+    raw_stream: Option<Py<PyAny>>,
+    fp8: Option<Py<PyAny>>,
+    uint8: Option<Py<PyAny>>,
+    is_grad_enabled: Option<Py<PyAny>>,
+}
+
+impl OfTorch {
+    fn get(torch: &Bound<'_, PyAny>) -> &'static OfTorch {
+        static FOUND: PyOnceLock<OfTorch> = PyOnceLock::new();
+        let find = |of: &Bound<'_, PyAny>, name| of.getattr(name).ok().map(Bound::unbind);
+        FOUND.get_or_init(torch.py(), || OfTorch {
+            raw_stream: torch
+                .getattr("_C")
+                .ok()
+                .and_then(|inner| find(&inner, "_cuda_getCurrentRawStream")),
+            fp8: find(torch, "float8_e4m3fn"),
+            uint8: find(torch, "uint8"),
+            is_grad_enabled: find(torch, "is_grad_enabled"),
+        })
+    }
+}
+
 /// The library that a tensor belongs to.
 pub(crate) enum Framework<'py> {
     Torch(Bound<'py, PyAny>),
@@ -79,11 +106,14 @@ impl<'py> Framework<'py> {
     /// The handle of the library's current stream; the legacy default stream where none is known.
     pub(crate) fn current_stream(&self, ordinal: u32) -> PyResult<usize> {
         match self {
-            Framework::Torch(torch) => torch
-                .getattr("cuda")?
-                .call_method1("current_stream", (ordinal,))?
-                .getattr("cuda_stream")?
-                .extract(),
+            Framework::Torch(torch) => match &OfTorch::get(torch).raw_stream {
+                Some(raw_stream) => raw_stream.bind(torch.py()).call1((ordinal,))?.extract(),
+                None => torch
+                    .getattr("cuda")?
+                    .call_method1("current_stream", (ordinal,))?
+                    .getattr("cuda_stream")?
+                    .extract(),
+            },
             Framework::CuPy(cupy) => {
                 let cuda = cupy.getattr("cuda")?;
                 let device = cuda.call_method1("Device", (ordinal,))?;
@@ -199,16 +229,21 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
     let Some(torch) = torch_of(object) else {
         return Ok(object.clone());
     };
+    let py = object.py();
     // DLPack exports the memory and says nothing of the bit.
-    if object.call_method0("is_neg")?.is_truthy()? {
+    if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Err(value(format!(
             "{name} is a lazily negated view: its memory holds values of the other sign; give {name}.resolve_neg()"
         )));
     }
-    if !object.getattr("requires_grad")?.is_truthy()? {
+    if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
         return Ok(object.clone());
     }
-    if torch.call_method0("is_grad_enabled")?.is_truthy()? {
+    let recorded = match &OfTorch::get(&torch).is_grad_enabled {
+        Some(is_grad_enabled) => is_grad_enabled.bind(py).call0()?.is_truthy()?,
+        None => true,
+    };
+    if recorded {
         return Err(value(format!(
             "{name} requires a gradient, and flashcore.attention computes the forward pass only; for gradients call \
              flashcore.flash_attn_interface.flash_attn_func, else call this under torch.no_grad(), or give {name}.detach()"
@@ -221,10 +256,12 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
 /// it through DLPack.
 pub(crate) fn fp8_as_bytes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(torch) = torch_of(object) else { return Ok(None) };
-    match torch.getattr("float8_e4m3fn") {
-        Ok(fp8) if object.getattr("dtype")?.is(&fp8) => {
-            object.call_method1("view", (torch.getattr("uint8")?,)).map(Some)
-        }
+    match OfTorch::get(&torch) {
+        OfTorch {
+            fp8: Some(fp8),
+            uint8: Some(uint8),
+            ..
+        } if object.getattr(intern!(object.py(), "dtype"))?.is(fp8) => object.call_method1("view", (uint8,)).map(Some),
         _ => Ok(None),
     }
 }

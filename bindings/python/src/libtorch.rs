@@ -3,8 +3,9 @@
 //! Nothing is linked, so one wheel serves every PyTorch that has these functions, and none. Their
 //! contracts are those of PyTorch's header `torch/csrc/inductor/aoti_torch/c/shim.h`.
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
 
 use flashcore::DType;
 use libloading::Library;
@@ -69,19 +70,39 @@ functions! { CudaFunctions {
     get_current_cuda_stream(i32, *mut *mut c_void) -> i32;
 } }
 
+/// Writes the number of threads that PyTorch's own kernels have.
+type GetNumThreads = unsafe extern "C-unwind" fn(*mut u32) -> i32;
+
 /// PyTorch's functions.
 pub(crate) struct Libtorch {
     functions: Functions,
     cuda: Option<CudaFunctions>,
+    /// Releases before 2.10 have none.
+    get_num_threads: Option<GetNumThreads>,
 }
 
-/// Calls a function that returns whether it failed; it has then printed why.
+/// PyTorch's function for the message of what failed last on this thread, since 2.13; before, it prints that.
+type What = unsafe extern "C-unwind" fn() -> *const c_char;
+static WHAT: OnceLock<What> = OnceLock::new();
+
+/// The error of a function that failed just now.
+fn failed(name: &str) -> Error {
+    // SAFETY: the function has no arguments.
+    let why = WHAT.get().map(|what| unsafe { what() }).filter(|why| !why.is_null());
+    match why {
+        // SAFETY: a string that ends with 0 and lasts until the next exception of this thread.
+        Some(why) => unsafe { CStr::from_ptr(why) }.to_string_lossy().trim_end().into(),
+        None => format!("{name} failed; PyTorch has printed why").into(),
+    }
+}
+
+/// Calls a function that returns whether it failed.
 macro_rules! call {
     ($table:expr, $name:ident($($arg:expr),*)) => {
         // SAFETY: handles are alive, pointers point to what the header asks for, and names end with 0.
         match unsafe { ($table.$name)($($arg),*) } {
             0 => Ok(()),
-            _ => Err(Error::from(concat!("aoti_torch_", stringify!($name), " failed; PyTorch has printed why"))),
+            _ => Err(failed(concat!("aoti_torch_", stringify!($name)))),
         }
     };
 }
@@ -94,9 +115,20 @@ impl Libtorch {
             // SAFETY: PyTorch's import has run the initialisers of its libraries already.
             unsafe { Library::new(path) }.map(|library| &*Box::leak(Box::new(library)))
         };
-        let functions = Functions::load(open(path)?)?;
+        let library = open(path)?;
+        let functions = Functions::load(library)?;
+        // SAFETY: the type is that of PyTorch's header.
+        if let Ok(what) = unsafe { library.get::<What>(b"torch_exception_get_what_without_backtrace") } {
+            WHAT.get_or_init(|| *what);
+        }
         let cuda = cuda_path.map(|path| CudaFunctions::load(open(path)?)).transpose()?;
-        Ok(Libtorch { functions, cuda })
+        // SAFETY: the type is that of PyTorch's header `torch/csrc/stable/c/shim.h`.
+        let get_num_threads = unsafe { library.get::<GetNumThreads>(b"torch_get_num_threads") };
+        Ok(Libtorch {
+            functions,
+            cuda,
+            get_num_threads: get_num_threads.ok().map(|found| *found),
+        })
     }
 
     /// Adds operators to a namespace, each a schema with its kernel for CPU tensors, and CUDA tensors
@@ -149,6 +181,14 @@ impl Libtorch {
         unsafe { (self.functions.grad_mode_is_enabled)() }
     }
 
+    /// How many threads PyTorch's own kernels have in a call from this thread, if it says so.
+    pub(crate) fn num_threads(&self) -> Option<usize> {
+        let mut threads = 0;
+        // SAFETY: it writes a number.
+        let failed = unsafe { (self.get_num_threads?)(&mut threads) };
+        (failed == 0 && threads > 0).then_some(threads as usize)
+    }
+
     /// The handle of PyTorch's current stream on a device.
     pub(crate) fn current_stream(&self, ordinal: u32) -> Result<usize, Error> {
         let cuda = self.cuda.as_ref().ok_or("this PyTorch has no CUDA")?;
@@ -157,7 +197,8 @@ impl Libtorch {
         Ok(stream.addr())
     }
 
-    /// Uninitialised memory for a tensor; `dtype`: bytes if `None`.
+    /// Uninitialised memory for a tensor; `dtype`: bytes if `None`. Python makes an error that says "out of memory"
+    /// `torch.OutOfMemoryError`.
     pub(crate) fn empty<const N: usize>(
         &self,
         shape: [usize; N],
@@ -165,6 +206,8 @@ impl Libtorch {
         dtype: Option<DType>,
         place: Place,
     ) -> Result<Tensor<'_>, Error> {
+        let size = dtype.map_or(1, DType::size_bytes);
+        let bytes = shape.iter().fold(size, |bytes, &n| bytes.saturating_mul(n));
         let (shape, steps) = (shape.map(|n| n as i64), strides.as_ptr());
         let number = |&(known, number): &(DType, i32)| (Some(known) == dtype).then_some(number);
         let dtype = DTYPES.iter().find_map(number).unwrap_or(BYTES);
@@ -173,10 +216,17 @@ impl Libtorch {
             Place::Cuda(ordinal) => (CUDA, i32::try_from(ordinal)?),
         };
         let (f, sizes, mut handle) = (&self.functions, shape.as_ptr(), null_mut());
-        call!(
+        let made = call!(
             f,
             empty_strided(N as i64, sizes, steps, dtype, kind, index, &mut handle)
-        )?;
+        );
+        made.map_err(|why| {
+            let likely = match kind == CUDA && WHAT.get().is_none() {
+                true => ", most likely that the device is out of memory",
+                false => "",
+            };
+            format!("cannot allocate {bytes} bytes on {place} for a tensor of shape {shape:?}: {why}{likely}")
+        })?;
         Ok(Tensor { torch: self, handle })
     }
 

@@ -191,6 +191,15 @@ def test_kernel_by_id():
     reference.check(out, reference.attention(q, k, v)[0], "float32")
 
 
+def test_more_kernels_than_are_kept():
+    q = np.random.default_rng(0).standard_normal((1, 4, 1, 8), np.float32)
+    want = flashcore.attention(q, q, q)
+    for _ in range(2):
+        for rows in range(16, 16 * 41, 16):
+            out = flashcore.attention(q, q, q, kernel=f"cpu/m{rows}n4")
+            np.testing.assert_allclose(out, want, atol=1e-6)
+
+
 def test_plan_and_explain():
     q, k, v = tensors((1, 128, 128, 4, 2, 64), "float16")
     plan = flashcore.plan(q, k, v, causal=True)

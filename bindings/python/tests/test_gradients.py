@@ -377,5 +377,5 @@ def test_whether_the_same_bits_are_asked_for_reaches_the_operators(monkeypatch):
         flash_attn_func(q, q, q, deterministic=deterministic).backward(dout)
         packed = [x[0] for x in (q, q, q)]
         flash_attn_varlen_func(*packed, starts, starts, 8, 8, deterministic=deterministic).backward(dout[0])
-    # PyTorch leaves out trailing arguments that are as the schema has them.
-    assert all(given in ((), (False,)) for given in asked[:2]) and asked[2:] == [(True,), (True,)], asked
+    # PyTorch's dispatcher leaves out trailing arguments that are as the schema has them.
+    assert [bool(given and given[0]) for given in asked] == [False, False, True, True], asked

@@ -227,7 +227,7 @@ def test_a_page_that_is_missing_is_named():
     cache = Cache("cpu", 8)
     cache.table[2, 33 // 8] = -1
     k = cache.draw(4, 1, 2, cache.dim)
-    with pytest.raises(RuntimeError, match="block_table has -1 in entry 4 of sequence 2, which gets new rows there"):
+    with pytest.raises(RuntimeError, match="page_table has -1 in entry 4 of sequence 2, which gets new rows there"):
         flash_attn_with_kvcache(cache.draw(4, 1, 4, cache.dim), cache.k_cache, cache.v_cache, k, k, **cache.arguments())
 
 
@@ -370,6 +370,36 @@ def test_errors_name_the_argument(change, says):
     given |= {name: torch.ones(x) if isinstance(x, tuple) else x for name, x in change.items()}
     with pytest.raises(ValueError, match=says):
         flash_attn_with_kvcache(cache.draw(4, 1, 4, 16), cache.k_cache, cache.v_cache, **given)
+    assert cache.k_cache[0, 5:].isnan().all(), "rows were written before the error"
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"q": (4, 1, 3, 16)}, "3 query heads are not a multiple of 2 K/V heads"),
+        ({"q": (4, 1, 4, 8)}, r"k_cache has shape \(4, 40, 2, 16\); this problem needs \(4, 40, 2, 8\)"),
+        ({"q": (4, 4, 16)}, "q has 3 dimensions; it must have 4"),
+        ({"q": torch.ones(4, 1, 4, 16).half()}, "k_cache holds torch.float32 and q torch.float16"),
+        ({"v_cache": (4, 40, 1, 16)}, "v_cache has shape"),
+        ({"cache_seqlens": ragged.int32(LENGTHS).long()}, "cache_seqlens holds torch.int64"),
+        ({"cu_seqlens_q": ragged.starts([1] * 4), "q": (4, 4, 16)}, "max_seqlen_q was not given"),
+        ({"cache_leftpad": ragged.int32([0] * 3)}, "cache_leftpad holds torch.int32 of shape"),
+        ({"softmax_scale": -1.0}, "softmax_scale is -1.0"),
+        ({"softcap": -2.0}, "softcap is -2.0"),
+        ({"window_size": (1.5, 0)}, "window_size has 1.5"),
+        ({"sm_margin": 3}, "sm_margin is 3; the CPU has no multiprocessors"),
+        ({"batch_invariant": 0}, "batch_invariant is 0"),
+    ],
+    ids=lambda of: next(iter(of)) if isinstance(of, dict) else "",
+)
+def test_a_refused_call_leaves_the_cache_as_it_was(change, says):
+    cache = Cache("cpu", None)
+    k = cache.draw(4, 1, 2, 16)
+    given = {"q": cache.draw(4, 1, 4, 16), "k_cache": cache.k_cache, "v_cache": cache.v_cache, "k": k, "v": k}
+    given |= cache.arguments()
+    given |= {name: torch.ones(x) if isinstance(x, tuple) and len(x) > 2 else x for name, x in change.items()}
+    with pytest.raises((ValueError, RuntimeError, NotImplementedError), match=says):
+        flash_attn_with_kvcache(**given)
     assert cache.k_cache[0, 5:].isnan().all(), "rows were written before the error"
 
 

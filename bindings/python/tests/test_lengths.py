@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-from flashcore import _operators  # noqa: E402, F401  (registers them)
+from flashcore import _kvcache, _operators  # noqa: E402, F401  (registers them)
 from flashcore.flash_attn_interface import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache  # noqa: E402
 
 NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
@@ -175,6 +175,49 @@ def test_no_rows_and_no_keys(device):
             flash_attn_varlen_func(q, k, k, *starts, 5, 3)
 
 
+EMPTY = {  # K's shape, lengths, and what is said of them; None: they are served
+    "no keys": ((2, 0, 2, 16), {"cache_seqlens": [0, 0]}, None),
+    "no keys, selected": ((5, 0, 2, 16), {"cache_seqlens": [0, 0], "cache_batch_idx": [1, 3]}, None),
+    "keys of a cache without": ((2, 0, 2, 16), {"cache_seqlens": [9, 13]}, "cache_seqlens has 13, but k_cache, of"),
+    "of one sequence": ((2, 0, 2, 16), {"cache_seqlens": [0]}, "has 1 entries"),
+    "pages of no key": ((3, 0, 2, 16), {"cache_seqlens": [9, 13], "page_table": [[0], [1]]}, r"k_cache has shape \(3, 0"),
+    "no pages": ((0, 8, 2, 16), {"cache_seqlens": [9, 13], "page_table": [[0], [1]]}, r"k_cache has shape \(0, 8"),
+    "a table of no page": ((3, 8, 2, 16), {"cache_seqlens": [0, 0], "page_table": [[], []]}, r"page_table has shape \(2, 0"),
+    "no sequence": ((0, 7, 2, 16), {"cache_seqlens": [0, 0]}, r"k_cache has shape \[0, 7, 2, 16\]"),
+    "packed keys": ((0, 2, 16), {"cu_seqlens_k": [0, 0, 0]}, None),
+    "keys that are not there": ((0, 2, 16), {"cu_seqlens_k": [0, 7, 3]}, "cu_seqlens_k has 7, but k, of shape"),
+    "starts of one sequence": ((0, 2, 16), {"cu_seqlens_k": [0, 0]}, "cu_seqlens_k has 2 entries"),
+    "starts below 0": ((0, 2, 16), {"cu_seqlens_k": [0, -1, 0]}, "cu_seqlens_k decreases from 0 to -1"),
+    "two dimensions": ((0, 2), {"cache_seqlens": [0, 0]}, r"k_cache has shape \(0, 2\); it has 3 dimensions"),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_caches_without_keys_are_checked(case):
+    shape, lengths, says = EMPTY[case]
+    q, k = torch.randn(2, 1, 4, 16), torch.randn(shape)
+    lengths = {name: ragged.int32(values) for name, values in lengths.items()}
+
+    def call():
+        if "cu_seqlens_k" in lengths:
+            starts = ragged.int32([0, 1, 2])
+            return flash_attn_varlen_func(q[:, 0], k, k, starts, lengths["cu_seqlens_k"], 1, 0, return_attn_probs=True)
+        return flash_attn_with_kvcache(q, k, k, **lengths, return_softmax_lse=True)[:2]
+
+    if says is None:
+        out, lse = call()
+        assert (out == 0).all() and torch.isneginf(lse).all()
+    else:
+        with pytest.raises((ValueError, RuntimeError), match=says):
+            call()
+
+
+def test_a_batch_without_sequences():
+    q, k, none = torch.randn(0, 3, 4, 16), torch.randn(5, 7, 2, 16), ragged.int32([])
+    assert flash_attn_with_kvcache(q, k[:0], k[:0], cache_seqlens=none).shape == q.shape
+    assert flash_attn_with_kvcache(q, k, k, cache_seqlens=none, cache_batch_idx=none).shape == q.shape
+
+
 def test_strides_and_tables_of_a_larger_tensor(device):
     dtype, dim = kinds(device)[0]
     parts = ragged.sequences([(1, 20), (1, 37)], device=device, dtype=dtype, dim=dim)
@@ -213,7 +256,7 @@ I32 = ragged.int32
         ({"seqused_k": I32([3, 5])}, RuntimeError, "seqused_k has 5 for sequence 1; allowed are 0 to 4"),
         ({"seqused_q": I32([3])}, RuntimeError, "seqused_q has 1 entries"),
         ({"max_seqlen_q": None}, ValueError, "max_seqlen_q was not given"),
-        ({"max_seqlen_k": -1}, RuntimeError, "a bound of lengths is -1"),
+        ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k is -1; it is a bound"),
         ({"qv": 3}, NotImplementedError, "^qv is "),
         ({"attention_chunk": 3}, NotImplementedError, "^attention_chunk is 3"),
         ({"sm_margin": 3}, RuntimeError, "^sm_margin is 3; the CPU has no multiprocessors"),
@@ -233,6 +276,16 @@ def test_errors_name_the_argument(change, error, says):
         flash_attn_varlen_func(q, k, k, **{**given, **change})
 
 
+def test_selected_sequences_outside_the_cache_have_no_pages(device):
+    """Where values stay on the device, as on a GPU and while a model is traced."""
+    table, selected = (ragged.int32(x, device) for x in ([[4, 5], [6, 7]], [1, 9, -1, -(2**31), 2**31 - 1]))
+    k = torch.empty(8, 4, 2, 16, device=device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        found = _kvcache.table_of(5, k, table, selected)
+    assert found.tolist() == [[6, 7]] + 4 * [[-1, -1]]
+
+
 def test_a_window_may_be_a_tensor_of_two():
     q, k = torch.randn(5, 4, 16), torch.randn(7, 2, 16)
     given = {"cu_seqlens_q": I32([0, 2, 5]), "cu_seqlens_k": I32([0, 3, 7]), "max_seqlen_q": 5, "max_seqlen_k": 7}
@@ -243,13 +296,13 @@ def test_a_window_may_be_a_tensor_of_two():
 @pytest.mark.parametrize(
     "change, error, says",
     [
-        ({"page_table": I32([[0, 1]])}, RuntimeError, "block_table has 1 rows; it must have one for each of 2"),
-        ({"page_table": I32([[0, 1], [2, 9]])}, RuntimeError, "block_table has 9 in entry 1 of sequence 1"),
-        ({"page_table": I32([[0, -1], [2, 3]])}, RuntimeError, "block_table has -1 in entry 1 of sequence 0, no page"),
+        ({"page_table": I32([[0, 1]])}, RuntimeError, "page_table has 1 rows; it must have one for each of 2"),
+        ({"page_table": I32([[0, 1], [2, 9]])}, RuntimeError, "page_table has 9 in entry 1 of sequence 1"),
+        ({"page_table": I32([[0, -1], [2, 3]])}, RuntimeError, "page_table has -1 in entry 1 of sequence 0, no page"),
         ({"page_table": I32([0, 1])}, ValueError, r"page_table has shape \(2,\); it must be int32 of shape"),
         ({"window_size": (3,)}, ValueError, r"window_size is \(3,\); it must be a pair"),
-        ({"cache_seqlens": I32([6, 9])}, RuntimeError, "seqused_k has 9 for sequence 1; allowed are 0 to 8"),
-        ({"cache_seqlens": I32([6])}, RuntimeError, "seqused_k has 1 entries"),
+        ({"cache_seqlens": I32([6, 9])}, RuntimeError, "cache_seqlens has 9 for sequence 1; allowed are 0 to 8"),
+        ({"cache_seqlens": I32([6])}, RuntimeError, "cache_seqlens has 1 entries"),
         ({"cu_seqlens_q": I32([0, 1])}, ValueError, "max_seqlen_q was not given"),
         (
             {"cu_seqlens_q": I32([0, 1]), "max_seqlen_q": 1},
@@ -259,8 +312,16 @@ def test_a_window_may_be_a_tensor_of_two():
         ({"scheduler_metadata": I32([1, 2])}, NotImplementedError, "^scheduler_metadata is given"),
         ({"rotary_cos": torch.ones(8, 4)}, ValueError, "rotary_cos is given without k and v"),
         ({"cu_seqlens_k_new": I32([0, 1])}, ValueError, "cu_seqlens_k_new is given without k and v"),
-        ({"cache_batch_idx": I32([0])}, ValueError, "cache_batch_idx holds torch.int32 of shape"),
-        ({"cache_leftpad": I32([0])}, ValueError, "cache_leftpad has shape"),
+        ({"cache_batch_idx": I32([0])}, ValueError, r"cache_batch_idx holds torch.int32 of shape \(1,\)"),
+        ({"cache_batch_idx": I32([0, 1]).long()}, ValueError, "cache_batch_idx holds torch.int64 .* must be an int32"),
+        ({"cache_batch_idx": I32([0, 1]).to("meta")}, ValueError, "cache_batch_idx holds .* on meta; .* on cpu"),
+        ({"cache_batch_idx": [0, 1]}, TypeError, "cache_batch_idx is a list; it must be a tensor"),
+        ({"cache_batch_idx": I32([0, 7])}, ValueError, "cache_batch_idx has 7 for sequence 1; the cache has 2"),
+        ({"cache_batch_idx": I32([-1, 0])}, ValueError, "cache_batch_idx has -1 for sequence 0; the cache has 2"),
+        ({"cache_batch_idx": I32([0, 4]), "page_table": None}, ValueError, "cache_batch_idx has 4 .* the cache has 4"),
+        ({"page_table": I32([[0, 1]])[:0], "cache_batch_idx": I32([0, 0])}, ValueError, r"page_table has shape \(0, 2\)"),
+        ({"cache_leftpad": I32([0])}, ValueError, r"cache_leftpad holds torch.int32 of shape \(1,\)"),
+        ({"cache_leftpad": I32([0, 0]).long()}, ValueError, "cache_leftpad holds torch.int64"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

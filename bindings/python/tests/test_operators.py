@@ -1,5 +1,6 @@
 """PyTorch's operators and FlashAttention-3's functions, on CPU tensors and, where there is one, on a CUDA device."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import reference
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcore import flash_attn_interface as fa3  # noqa: E402  (needs PyTorch)
+from flashcore import _names  # noqa: E402  (needs PyTorch)
+from flashcore import flash_attn_interface as fa3  # noqa: E402
 from flashcore.flash_attn_interface import flash_attn_func, flash_attn_qkvpacked_func  # noqa: E402
 
 NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
@@ -89,7 +91,7 @@ def test_fp8_with_scales():
     out_want, lse_want = flashcore.attention(q, k, v, k_scale=k_scale, return_lse=True)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, out_want) and torch.equal(lse, lse_want)
-    with pytest.raises(RuntimeError, match=r"k_scale holds f32 of shape \[2, 4\].*\[2, 2\]"):
+    with pytest.raises(RuntimeError, match=r"k_descale holds f32 of shape \[2, 4\].*\[2, 2\]"):
         flash_attn_func(q, k, v, k_descale=torch.ones(2, 4))
     with pytest.raises(RuntimeError, match="float8_e4m3fn tensors have scales, and no others"):
         torch.ops.flashcore.fwd(q, k, v, 1.0, False, -1, -1, 0.0, False)
@@ -135,7 +137,7 @@ def test_calls_without_rows_or_keys_are_empty_or_zero(size):
     [
         (lambda q, k, v: (q, k, torch.ones(2, 7, 2, 16)), r"v has shape \(2, 7, 2, 16\)"),
         (lambda q, k, v: (q, k[:1], v[:1]), r"k has shape \(1, 0, 2, 16\); its batch"),
-        (lambda q, k, v: (q[..., :8], k, v), "its head_dim must be that of q"),
+        (lambda q, k, v: (q[..., :8], k, v), "its batch and head_dim must be those of q"),
         (lambda q, k, v: (q[:, :, :3], k, v), "its heads divide q's"),
         (lambda q, k, v: (q, k.half(), v), "k holds torch.float16"),
         (lambda q, k, v: (q.double(), k.double(), v.double()), "q holds torch.float64; allowed are float16"),
@@ -325,6 +327,95 @@ def test_many_calls_keep_no_memory():
         call(), fail()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
     assert grown < 8 * 1024, f"{grown} KiB; the outputs of all calls are {1000 * 32} KiB"
+
+
+OUT_OF_MEMORY = """
+import resource, torch
+from flashcore.flash_attn_interface import flash_attn_func
+q = torch.empty(1, 1 << 22, 1, 8, dtype=torch.float16).expand(1, 1 << 22, 256, 8)
+k = torch.zeros(1, 1, 1, 8, dtype=torch.float16)
+with open("/proc/self/statm") as used:
+    limit = int(used.read().split()[0]) * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    flash_attn_func(q, k, k)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/statm is Linux's")
+def test_memory_that_is_not_there_is_named():
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("cannot allocate 4294967296 bytes on cpu for a tensor of shape [1, 256, 4194304]: ")
+    assert "can't allocate memory" in done.stdout + done.stderr  # PyTorch before 2.13 prints its message
+
+
+def test_a_gpu_that_is_out_of_memory_has_pytorchs_type():
+    def operator(says):
+        raise RuntimeError(says)
+
+    says = "cannot allocate 64 bytes on cuda:0 for a tensor of shape [64]: CUDA out of memory. Tried to allocate 2 MiB"
+    with pytest.raises(torch.OutOfMemoryError, match="^cannot allocate 64 bytes on cuda:0"):
+        _names.typed(operator, says)
+    for says in ("cannot allocate 64 bytes on cpu: can't allocate memory", "k holds f32"):
+        with pytest.raises(RuntimeError, match=says) as raised:
+            _names.typed(operator, says)
+        assert type(raised.value) is RuntimeError
+    if NO_CUDA is None:
+        q = torch.zeros(1, 1 << 20, 1, 8, dtype=torch.float16, device="cuda").expand(1, 1 << 20, 1 << 15, 8)
+        with pytest.raises(torch.OutOfMemoryError, match="on cuda:0"):
+            flash_attn_func(q, q[:, :1, :1], q[:, :1, :1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
+@pytest.mark.parametrize("rayon", [None, "2"])
+def test_calls_on_the_cpu_have_pytorchs_threads(monkeypatch, rayon):
+    script = """if True:
+        import os, torch
+        from flashcore.flash_attn_interface import flash_attn_func
+
+        q, counts = torch.ones(1, 256, 4, 16, requires_grad=True), []
+        for threads in (len(os.sched_getaffinity(0)), 1):
+            torch.set_num_threads(threads)
+            flash_attn_func(q, q, q).sum().backward()
+            names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+            counts.append(sum(name.startswith("flashcore-") for name in names))
+        print(counts)
+    """
+    one_is_less = len(os.sched_getaffinity(0)) > 1
+    counts = [0, 1 if rayon is None and one_is_less else 0]
+    monkeypatch.delenv("RAYON_NUM_THREADS", raising=False)
+    if rayon is not None:
+        monkeypatch.setenv("RAYON_NUM_THREADS", rayon)
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == str(counts)
+
+
+
+@pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
+@pytest.mark.parametrize("seq_q", [1, 33])
+def test_cuda_graph_trees(seq_q, device="cuda"):
+    """`torch.compile(mode="reduce-overhead")`: later steps replay a graph, with other tensors and lengths."""
+    from torch._dynamo.utils import counters
+
+    def step(q, k, v, lengths):
+        q = q * 0.5
+        return flash_attn_func(q, k, v, causal=True), fa3.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    q, k, v = tensors(device, "float16", seq_q=seq_q, dim=64, dim_v=64)
+    with torch.inference_mode():
+        for at in range(5):
+            q, k, v = (torch.roll(x, 1, 1) for x in (q, k, v))
+            lengths = torch.tensor([40 + at, 50 - 9 * at], dtype=torch.int32, device=device)
+            torch.compiler.cudagraph_mark_step_begin()
+            for out, eager in zip(compiled(q, k, v, lengths), step(q, k, v, lengths)):
+                assert torch.equal(out, eager)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+    assert counters["stats"]["unique_graphs"] == 1
+
 
 
 def test_importing_flashcore_imports_neither_torch_nor_the_driver():

@@ -251,6 +251,47 @@ def test_the_context_manager_restores_what_was():
     fc.deactivate()
 
 
+@pytest.mark.skipif(not hasattr(torch._C, "_set_sdp_priority_order"), reason="this PyTorch has no order of backends")
+@pytest.mark.parametrize("on_gpu", [False, pytest.param(True, marks=cuda)])
+def test_the_flash_backend_is_the_first(monkeypatch, on_gpu):
+    """On H100 and H200 PyTorch would choose cuDNN's."""
+    flash, efficient, math, cudnn = 1, 2, 0, 3
+    get, put = torch._C._get_sdp_priority_order, torch._C._set_sdp_priority_order
+    later = []
+    if on_gpu:
+        q, k, v = tensors(dim=64, dtype=torch.float16, device="cuda")
+        sdpa(q, k, v)
+    else:
+        monkeypatch.setattr(fc, "_waits", [])
+        monkeypatch.setattr(torch.cuda, "_lazy_call", later.append)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    own = get()
+    rest = [x for x in own if x not in (flash, efficient, math, cudnn)]
+    try:
+        for before in ([cudnn, flash, efficient, math, *rest], [efficient, cudnn, math, flash, *rest]):
+            put(before)
+            with fc.activated(strict=True):
+                for call in later:  # PyTorch begins to use a GPU
+                    call()
+                assert get() == [flash, *(x for x in before if x != flash)]
+                if on_gpu:
+                    counted = Counted(monkeypatch)
+                    sdpa(q, k, v)
+                    assert counted.calls == 1
+            assert get() == before
+        with fc.activated():
+            for call in later:
+                call()
+            put([math, flash, *(x for x in own if x not in (math, flash))])
+        assert get()[0] == math, "an order that was chosen meanwhile stays"
+        for call in later:  # when it is not active any more
+            call()
+        assert get()[0] == math
+        assert len(later) == (not on_gpu)
+    finally:
+        put(own)
+
+
 @pytest.mark.skipif(fc._registry is None, reason="this PyTorch has no list of flash attention implementations")
 def test_pytorchs_own_switch():
     from torch.nn import attention

@@ -188,3 +188,31 @@ fn pages_that_do_not_fit() {
         "{error}"
     );
 }
+
+#[test]
+fn tensors_without_rows_are_checked() {
+    let empty = |heads, dim| of(&[0, heads, dim], DType::F32);
+    let (q, none) = (
+        &of(&[6, 2, 16], DType::F32),
+        &Tensor::new(&[0u32, 0], &Device::Cpu).unwrap(),
+    );
+    let sums = &Tensor::new(&[0u32, 6], &Device::Cpu).unwrap();
+    let call = |k: &Tensor, sums_k: &Tensor| flash_attn_varlen(q, k, k, sums, sums_k, 6, 0, 1.0, false);
+    let out = call(&empty(1, 16), none).unwrap().flatten_all().unwrap();
+    assert!(out.to_vec1::<f32>().unwrap().iter().all(|&x| x == 0.0));
+    refused(
+        call(&empty(1, 16), &Tensor::new(0u32, &Device::Cpu).unwrap()),
+        "seqlens_k has shape []; it must be [batch + 1], at least two entries",
+    );
+    let error = call(&empty(1, 8), none).unwrap_err().to_string();
+    assert!(error.starts_with("k has shape [1, 1, 1, 8]"), "{error}");
+    let table = &Tensor::new(&[[0u32]], &Device::Cpu).unwrap();
+    for (shape, page, says) in [([3, 0, 1, 16], 0, "page_size is 0"), ([0, 32, 1, 16], 32, "pages is 0")] {
+        let cache = &of(&shape, DType::F32);
+        let paged = flash_attn_varlen_paged_windowed(
+            q, cache, cache, sums, sums, table, None, 6, 6, 1.0, None, None, page, None,
+        );
+        let error = paged.unwrap_err().to_string();
+        assert!(error.starts_with(says), "{error}");
+    }
+}

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from . import _operators  # noqa: F401  (registers the operator)
+from . import _names, _operators  # noqa: F401  (the latter registers the operator)
 
 __all__ = ["append"]
 
-# It writes its arguments and returns nothing.
-torch.library.register_fake("flashcore::append_kv", lambda *arguments: None)
 _append_kv = torch.ops.flashcore.append_kv.default
 
 
+@_names.rename(k="k_new", v="v_new")
 def append(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -24,7 +23,7 @@ def append(
     k: torch.Tensor | None,
     v: torch.Tensor | None,
     *,
-    cache_seqlens: torch.Tensor | None,
+    cache_seqlens: torch.Tensor,
     cu_seqlens_k_new: torch.Tensor | None = None,
     cache_batch_idx: torch.Tensor | None = None,
     page_table: torch.Tensor | None = None,
@@ -47,8 +46,6 @@ def append(
     """
     if k is None or v is None:
         raise ValueError(f"{'k' if k is None else 'v'} is not given, but the other of k and v is")
-    if cache_seqlens is None:
-        raise ValueError("cache_seqlens is not given, but k is: it says where k goes")
     _check_rows("k", k, k_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     _check_rows("v", v, v_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     none = cache_seqlens.new_empty(0)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from . import _lengths
+from . import _lengths, _names
 from ._forward import common_options
 from ._operators import backward, backward_varlen
 
 __all__: list[str] = []
 
 
+@_names.rename(lse="softmax_lse", seqused_k="sequed_k", seqused_q="sequed_q")
 def _flash_attn_backward(
     dout: torch.Tensor,
     q: torch.Tensor,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _append, _kvcache, _lengths
+from . import _append, _kvcache, _lengths, _names
 
 __all__ = ["check", "common_options", "sides"]
 
@@ -45,6 +45,17 @@ def common_options(
     return options | {"sm_margin": sm_margin}
 
 
+@_names.rename(
+    block_table="page_table",
+    cache_batch_idx="kv_batch_idx",
+    cache_leftpad="leftpad_k",
+    cache_seqlens="seqused_k",
+    k_cache="k",
+    k_scale="k_descale",
+    q_scale="q_descale",
+    v_cache="v",
+    v_scale="v_descale",
+)
 def _flash_attn_forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -100,13 +111,24 @@ def _flash_attn_forward(
         _refuse("scheduler_metadata", scheduler_metadata, "only that of flashcore's get_scheduler_metadata is served")
     options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap, sm_margin)
     options |= {"batch_invariant": batch_invariant}
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    table = _kvcache.table_of(batch, page_table, kv_batch_idx)
+    _names.check_tensors(
+        q, k, v, k_new=k_new, v_new=v_new, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        cu_seqlens_k_new=cu_seqlens_k_new, seqused_q=seqused_q, seqused_k=seqused_k, page_table=page_table,
+        kv_batch_idx=kv_batch_idx, leftpad_k=leftpad_k, rotary_cos=rotary_cos, rotary_sin=rotary_sin,
+        seqlens_rotary=seqlens_rotary,
+    )  # fmt: skip
+    table = _kvcache.table_of(_lengths.batch_of(q, cu_seqlens_q), k, page_table, kv_batch_idx)
     scales = (q_descale, k_descale, v_descale)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "table": table, "leftpad": leftpad_k}
+    lengths |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if k_new is not None or v_new is not None:
         _lengths.refuse_fp8(q, scales)
         if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k is given with k; packed sequences have no room for new keys")
+            raise ValueError("cu_seqlens_k is given with k_new; packed sequences have no room for new keys")
+        if seqused_k is None:
+            raise ValueError("seqused_k is not given, but k_new is: it says where k_new goes")
+        if not torch.compiler.is_compiling():  # then fake kernels check
+            _lengths.check_cache(q, k, v, seqused_k=seqused_k, **lengths, **options)
         q, seqused_k = _append.append(
             q,
             k,
@@ -128,20 +150,8 @@ def _flash_attn_forward(
         needs_keys = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cu_seqlens_k_new": cu_seqlens_k_new}
         for name, given in needs_keys.items():
             if given is not None:
-                raise ValueError(f"{name} is given without k and v, to which it applies")
+                raise ValueError(f"{name} is given without k_new and v_new, to which it applies")
     out, lse = _lengths.attend(
-        q,
-        k,
-        v,
-        scales=scales,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        table=table,
-        leftpad=leftpad_k,
-        **options,
+        q, k, v, scales=scales, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, **lengths, **options
     )
     return out, lse, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)

@@ -12,22 +12,39 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
+__all__ = ["check_int32", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
 
 
-def table_of(batch: int, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None) -> torch.Tensor | None:
+def table_of(
+    batch: int, k: torch.Tensor, page_table: torch.Tensor | None, batch_idx: torch.Tensor | None
+) -> torch.Tensor | None:
     """The table of a cache whose sequences `batch_idx` selects; None for a contiguous cache in its own order."""
-    if page_table is not None and page_table.dim() != 2:
+    if page_table is not None:
         shape = tuple(page_table.shape)
-        raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages)")
+        if len(shape) != 2 or shape[1] == 0 or (shape[0] == 0 and batch > 0):
+            raise ValueError(f"page_table has shape {shape}; it must be int32 of shape (batch, max_pages), without 0")
+        if 0 in k.shape[:2]:
+            raise ValueError(f"k_cache has shape {tuple(k.shape)}; with page_table, pages and keys of a page are not 0")
     if batch_idx is None:
         return page_table
-    if batch_idx.dtype != torch.int32 or batch_idx.shape != (batch,):
-        raise ValueError(
-            f"cache_batch_idx holds {batch_idx.dtype} of shape {tuple(batch_idx.shape)}; it must be int32 of shape "
-            f"{(batch,)}"
-        )
-    return batch_idx[:, None] if page_table is None else page_table.index_select(0, batch_idx)
+    check_int32("cache_batch_idx", batch_idx, (batch,), k.device)
+    count = k.shape[0] if page_table is None else page_table.shape[0]
+    is_there = (batch_idx >= 0) & (batch_idx < count)
+    if k.device.type == "cpu" and not torch.compiler.is_compiling() and not is_there.all():
+        b = int(is_there.int().argmin())
+        raise ValueError(f"cache_batch_idx has {int(batch_idx[b])} for sequence {b}; the cache has {count} sequences")
+    if page_table is None:
+        return batch_idx[:, None]  # kernels look at no page outside the cache
+    return torch.where(is_there[:, None], page_table.index_select(0, batch_idx.clamp(0, max(count - 1, 0))), -1)
+
+
+def check_int32(name: str, given: object, shape: tuple[int, ...], device: torch.device) -> None:
+    """Raises for anything but an int32 tensor of this shape and place."""
+    expected = f"it must be an int32 tensor of shape {shape} on {device}"
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name} is a {type(given).__name__}; {expected}")
+    if given.dtype != torch.int32 or given.shape != shape or given.device != device:
+        raise ValueError(f"{name} holds {given.dtype} of shape {tuple(given.shape)} on {given.device}; {expected}")
 
 
 def whole_sequences(cache: torch.Tensor) -> torch.Tensor:
@@ -60,6 +77,17 @@ def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return (*views, rows)
 
 
+def row_views(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """`row_pages` of a padded cache, which must have them."""
+    views = row_pages(k, v)
+    if views is None:
+        raise NotImplementedError(
+            "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a "
+            "whole number of rows apart, the same in both"
+        )
+    return views
+
+
 def pages_of_one_key(
     k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, leftpad: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -68,13 +96,7 @@ def pages_of_one_key(
     Nothing of the cache is copied. The table has an entry for each key.
     """
     pages, size = k.shape[:2]
-    views = row_pages(k, v)
-    if views is None:
-        raise NotImplementedError(
-            "cache_leftpad is given; it is served where the pages of k_cache and v_cache, or their sequences, are a "
-            "whole number of rows apart, the same in both"
-        )
-    k, v, rows_a_page = views
+    k, v, rows_a_page = row_views(k, v)
     capacity = table.shape[1] * size
     keys = leftpad[:, None] + torch.arange(capacity, dtype=torch.int32, device=k.device)
     page = table.gather(1, (keys // size).clamp(0, table.shape[1] - 1).long())

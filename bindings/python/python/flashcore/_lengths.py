@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
 
-from . import _kvcache
+from . import _checks, _kvcache
 from ._operators import forward, forward_kvcache, forward_varlen
 
 Results = tuple[torch.Tensor, torch.Tensor]
@@ -35,13 +36,13 @@ def attend(
     `deterministic` is for gradients, which a cache has none of. `table` is the page table, of a contiguous cache with
     pages of a sequence each. `options` are those that all operators have.
     """
+    if max_seqlen_q is not None and cu_seqlens_q is None:
+        _check_bound_of_equal(q, max_seqlen_q)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
     if all(given is None for given in lengths):
-        if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == 4:
+        if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == k.dim() == 4:
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
-                if k.dim() != 4 or q.shape[0] != k.shape[0]:
-                    raise ValueError(f"k has shape {tuple(k.shape)}; its batch must be that of q, {tuple(q.shape)}")
-                return _no_keys(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
+                return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
     refuse_fp8(q, scales)
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
@@ -49,6 +50,8 @@ def attend(
 
     unpack = None
     if cu_seqlens_q is None and (seqused_q is not None or cu_seqlens_k is not None):
+        if q.dim() != 4:
+            raise ValueError(f"q has shape {tuple(q.shape)}; without cu_seqlens_q it is [batch, seq, heads, head_dim]")
         batch, rows, heads, head_dim = q.shape
         cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
         q, max_seqlen_q = q.reshape(batch * rows, heads, head_dim), rows
@@ -56,23 +59,31 @@ def attend(
             out.view(batch, rows, heads, -1),
             lse.view(heads, batch, rows).transpose(0, 1).contiguous(),
         )
-    if k.numel() == 0:  # tensors without keys are no problem's
-        out, lse = _no_keys(q, k, v, options.get("sinks"))
-    elif cu_seqlens_k is not None:
+    for name, x in (("k", k), ("v", v)):
+        if x.dim() != (4 if cu_seqlens_k is None else 3):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it has 3 dimensions with cu_seqlens_k, else 4")
+    if k.shape[-3] == 0:  # no problem is without keys: one that no sequence has
+        for name, counts in (("cu_seqlens_k", cu_seqlens_k), ("seqused_k", seqused_k)):
+            known = counts is not None and counts.device.type == "cpu" and not torch.compiler.is_compiling()
+            if known and (counts > 0).any():
+                raise ValueError(f"{name} has {int(counts.max())}, but k, of shape {tuple(k.shape)}, has no keys")
+        if seqused_k is None and cu_seqlens_k is None:
+            seqused_k = torch.zeros(k.shape[0], dtype=torch.int32, device=q.device)
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
+    if cu_seqlens_k is not None:
         options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         options |= {"max_seqlen_k": bound("max_seqlen_k", max_seqlen_k)}
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "deterministic": deterministic}
         out, lse = forward_varlen(q, k, v, seqused_q=seqused_q, seqused_k=seqused_k, **options)
     else:
-        batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        batch = batch_of(q, cu_seqlens_q)
+        if batch == 0 and cu_seqlens_q is None:
+            return _no_rows(q, k[:0], v[:0], options.get("sinks"))
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
         if seqused_k is None:
             seqused_k = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
         if leftpad is not None:
-            if leftpad.dtype != torch.int32 or leftpad.shape != (batch,):
-                raise ValueError(
-                    f"cache_leftpad has shape {tuple(leftpad.shape)}; it must be int32 of shape {(batch,)}"
-                )
+            _kvcache.check_int32("cache_leftpad", leftpad, (batch,), q.device)
             table = _kvcache.whole_sequences(k) if table is None else table
             k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
             seqused_k = (seqused_k - leftpad).clamp(min=0)
@@ -83,6 +94,41 @@ def attend(
         options |= {"seqused_k": seqused_k, "block_table": table, "max_seqlen_k": bound_k}
         out, lse = forward_kvcache(q, k, v, **options)
     return (out, lse) if unpack is None else unpack(out, lse)
+
+
+def check_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor | None,
+    seqused_q: torch.Tensor | None,
+    seqused_k: torch.Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    table: torch.Tensor | None,
+    leftpad: torch.Tensor | None,
+    softmax_scale: float | None,
+    window: tuple[int, int],
+    softcap: float,
+    sm_margin: int,
+    batch_invariant: int | None,
+    **_: Any,
+) -> None:
+    """Raises for what `attend` would raise for after the cache has changed, as far as the host knows it."""
+    none = torch.empty(0, dtype=torch.int32)
+    _checks.cache(q, k, v, *(none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table)))
+    _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
+    _checks.settings(q, window, sm_margin, batch_invariant)
+    if cu_seqlens_q is not None:
+        bound("max_seqlen_q", max_seqlen_q)
+    elif max_seqlen_q is not None:
+        _check_bound_of_equal(q, max_seqlen_q)
+    if max_seqlen_k is not None:
+        bound("max_seqlen_k", max_seqlen_k)
+    if leftpad is not None:
+        _kvcache.check_int32("cache_leftpad", leftpad, tuple(seqused_k.shape), q.device)
+        _kvcache.row_views(k, v)
 
 
 def refuse_fp8(q: torch.Tensor, scales: tuple[torch.Tensor | None, ...]) -> None:
@@ -97,6 +143,17 @@ def refuse_fp8(q: torch.Tensor, scales: tuple[torch.Tensor | None, ...]) -> None
             raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
 
 
+def batch_of(q: torch.Tensor, cu_seqlens_q: torch.Tensor | None) -> int:
+    """How many sequences q has."""
+    if cu_seqlens_q is None:
+        if q.dim() == 0:
+            raise ValueError("q has no dimensions; it is [batch, seq, heads, head_dim]")
+        return q.shape[0]
+    if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
+        raise ValueError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}; it must be int32 of shape (batch + 1,)")
+    return cu_seqlens_q.shape[0] - 1
+
+
 def bound(name: str, given: Any) -> int:
     """A bound of lengths, which the host must know."""
     if given is None:
@@ -105,10 +162,21 @@ def bound(name: str, given: Any) -> int:
         if given.device.type != "cpu":
             raise TypeError(f"{name} is a tensor on {given.device}; give an int: reading it would wait for the device")
         given = int(given)
+    if not isinstance(given, (numbers.Integral, torch.SymInt)):
+        raise TypeError(f"{name} is a {type(given).__name__}; it must be an int")
+    if given < 0:
+        raise ValueError(f"{name} is {given}; it is a bound of lengths, at least 0")
     return given
 
 
-def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:
+def _check_bound_of_equal(q: torch.Tensor, max_seqlen_q: Any) -> None:
+    """Raises for a bound that equal lengths do not fulfil; it has no other use."""
+    if bound("max_seqlen_q", max_seqlen_q) < (q.shape[1] if q.dim() == 4 else 0):
+        raise ValueError(f"max_seqlen_q is {max_seqlen_q}; q has {q.shape[1]} rows a sequence: leave it out")
+
+
+def _no_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None) -> Results:
+    """The results where there is no query or no key."""
     if q.dtype not in _DTYPES:
         raise ValueError(f"q holds {q.dtype}; allowed are float16, bfloat16, float32 and float8_e4m3fn")
     for name, x in (("k", k), ("v", v)):
@@ -116,15 +184,15 @@ def _no_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Ten
             raise ValueError(f"{name} holds {x.dtype} on {x.device}; q holds {q.dtype} on {q.device}")
     if k.shape[:-1] != v.shape[:-1]:
         raise ValueError(f"v has shape {tuple(v.shape)}; all but its head_dim must be those of k, {tuple(k.shape)}")
-    heads, kv_heads = q.shape[-2], k.shape[-2]
-    if q.shape[-1] != k.shape[-1] or kv_heads == 0 or heads % kv_heads != 0:
+    (batch, rows, heads, head_dim), kv_heads = q.shape, k.shape[2]
+    if k.shape[0] != batch or k.shape[3] != head_dim or 0 in (heads, kv_heads, head_dim) or heads % kv_heads != 0:
         raise ValueError(
-            f"k has shape {tuple(k.shape)}; its head_dim must be that of q, {tuple(q.shape)}, and its heads divide q's"
+            f"k has shape {tuple(k.shape)}; its batch and head_dim must be those of q, {tuple(q.shape)}, and its heads "
+            "divide q's"
         )
-    shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
     dtype = torch.bfloat16 if q.dtype == torch.float8_e4m3fn else q.dtype
-    out = q.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=dtype)
+    out = q.new_zeros((batch, rows, heads, v.shape[3]), dtype=dtype)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         out = out + sum(x[..., :0].sum() for x in (q, k, v))  # sums of nothing: gradients of 0
-    lse = q.new_full(shape, float("-inf"), dtype=torch.float32)
-    return out, lse if sinks is None else lse.copy_(sinks.float().view(-1, 1).expand(shape))
+    lse = q.new_full((batch, heads, rows), float("-inf"), dtype=torch.float32)
+    return out, lse if sinks is None else lse.copy_(sinks.float().view(-1, 1).expand(lse.shape))

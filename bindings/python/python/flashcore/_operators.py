@@ -2,8 +2,7 @@
 ``::fwd_kvcache.rows``, which `forward_bhsd` calls, ``::fwd_varlen`` and ``::fwd_kvcache``, which `forward_varlen` and
 `forward_kvcache` call, and the gradients of ``fwd`` and ``fwd_varlen``, ``::bwd`` and ``::bwd_varlen``.
 
-Schemas and kernels are registered by the compiled half (``src/operators``), so that a call does not come back to
-Python. The formulas of autograd are here; shapes for tracing are in ``_fakes``.
+The compiled half (``src/operators``) registers schemas and kernels; the formulas of autograd are here.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import forward_ad
 
-from . import _fakes, _native
+from . import _checks, _fakes, _names, _native
 
-# What both FlashCore and PyTorch's SDPA serve.
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_HEAD_DIMS = range(8, 257, 8)
-_MOST_SCALE = 1e5  # the largest that is tested
+_DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
+_HEAD_DIMS = _checks.HEAD_DIMS
+_MOST_SCALE = _checks.MOST_SCALE
 
 
 def _register() -> None:
@@ -32,20 +30,19 @@ def _register() -> None:
 
 
 class _Differentiable(torch.autograd.Function):
-    """An operator with gradients, on q, k, v, lengths if there are any, and numbers.
+    """An operator with gradients, on q, k, v, and lengths if there are any.
 
-    `torch.library.register_autograd` would do, if it did not complete the arguments of each call by its schema: that
-    takes longer than the rest of the call.
+    `torch.library.register_autograd` would complete the arguments of each call by its schema, which takes longer than
+    the rest of the call. Each argument takes time, so the numbers are one.
     """
 
     @staticmethod
-    def forward(ctx: Any, operator: Any, keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        output = _below_autograd(operator, keys, inputs)
-        count, of_backward = (3, 8) if operator is _fwd else (7, 9)
-        ctx.inputs = len(inputs)
+    def forward(ctx: Any, call: tuple[Any, Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        run, numbers = call
+        output = _below_autograd(run, *tensors, *numbers)
         ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
-        ctx.save_for_backward(*inputs[:count], *output)
-        ctx.numbers = inputs[count : count + of_backward]  # all but split_keys
+        ctx.save_for_backward(*tensors, *output)
+        ctx.numbers = numbers[: 8 if len(tensors) == 3 else 9]  # all but split_keys
         return output
 
     @staticmethod
@@ -56,17 +53,19 @@ class _Differentiable(torch.autograd.Function):
                 "alone, or use lse.detach()"
             )
         q, k, v, *lengths, out, lse = ctx.saved_tensors
-        if dout is None:
-            gradients = (None, None, None)
-        else:
+        gradients = (None, None, None)
+        if dout is not None:
             operator = _bwd_varlen if lengths else _bwd
-            gradients = operator(_readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
-        return (None, None, *gradients, *(None for _ in range(ctx.inputs - 3)))
+            gradients = _names.typed(operator, _readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
+        return (None, *gradients, *(None for _ in lengths))
 
 
-def _below_autograd(operator: Any, keys: Any, inputs: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+_differentiable = super(torch.autograd.Function, _Differentiable).apply  # type: ignore[misc]
+
+
+def _below_autograd(run: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     with torch._C._AutoDispatchBelowAutograd():
-        return operator.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+        return _names.typed(run, *args)
 
 
 def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -74,15 +73,20 @@ def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 
 def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
-    """An operator's results. Without a gradient the dispatcher's way through Python is left out, which takes 5 us."""
-    if torch.compiler.is_compiling() or _records(q, k, v) or forward_ad._current_level >= 0:
+    """An operator's results. The dispatcher's way through Python is left out where it can be: it takes 5 us and more."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return operator(q, k, v, *rest)
-    with torch._C._AutoDispatchBelowAutograd():
+    if not _records(q, k, v):
+        return _below_autograd(operator, q, k, v, *rest)
+    lengths = 0 if operator is _fwd else 4 if operator is _fwd_varlen else None
+    plain = type(q) is type(k) is type(v) is torch.Tensor and not torch._C._are_functorch_transforms_active()
+    if lengths is None or not plain:
         return operator(q, k, v, *rest)
+    return _differentiable((operator, rest[lengths:]), q, k, v, *rest[:lengths])
 
 
-def _autograd_of(operator: Any) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """The kernel of an operator for the dispatcher's key Autograd."""
+def _autograd_of(operator: Any, count: int) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The kernel of an operator of so many tensors for the dispatcher's key Autograd."""
 
     def kernel(keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs[:3]):
@@ -90,14 +94,15 @@ def _autograd_of(operator: Any) -> Callable[..., tuple[torch.Tensor, torch.Tenso
                 "a derivative in forward mode is asked for, such as by torch.func.jvp, which flashcore does not compute: "
                 "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
             )
+        run = lambda *args: operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
         if _records(*inputs[:3]):
             if torch._C._are_functorch_transforms_active():
                 raise NotImplementedError(
                     "a gradient is asked for by a transform of torch.func, such as grad or vmap, which flashcore does not "
                     "serve: use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
                 )
-            return _Differentiable.apply(operator, keys, *inputs)
-        return _below_autograd(operator, keys, inputs)
+            return _Differentiable.apply((run, inputs[count:]), *inputs[:count])
+        return _below_autograd(run, *inputs)
 
     return kernel
 
@@ -141,8 +146,8 @@ _bwd = torch.ops.flashcore.bwd.default
 _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 
 _library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
-for _name, _operator in (("fwd", _fwd), ("fwd_varlen", _fwd_varlen)):
-    _library.impl(_name, _autograd_of(_operator), "Autograd", with_keyset=True)
+for _name, _operator, _count in (("fwd", _fwd, 3), ("fwd_varlen", _fwd_varlen, 7)):
+    _library.impl(_name, _autograd_of(_operator, _count), "Autograd", with_keyset=True)
 for _name in ("fwd.bhsd", "fwd_kvcache.rows"):  # they raise where gradients are recorded
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
@@ -250,8 +255,8 @@ def forward_bhsd(
         softmax_scale = query.shape[-1] ** -0.5
     options = (softmax_scale, causal, window_left, -1, softcap)
     if rows is None:
-        return _fwd_bhsd(query, key, value, *options)
-    return _fwd_kvcache_rows(query, key, value, *rows, *options)
+        return _names.typed(_fwd_bhsd, query, key, value, *options)
+    return _names.typed(_fwd_kvcache_rows, query, key, value, *rows, *options)
 
 
 def forward_varlen(
@@ -382,7 +387,8 @@ def backward(
     """
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
-    return _bwd(_readable(dout), q, k, v, _readable(out), lse.contiguous(), *options, deterministic, sm_margin)
+    options += (deterministic, sm_margin)
+    return _names.typed(_bwd, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *options)
 
 
 def backward_varlen(
@@ -410,9 +416,10 @@ def backward_varlen(
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
     absent = _absent(q, seqused_q, seqused_k)
-    return _bwd_varlen(
-        _readable(dout), q, k, v, _readable(out), lse.contiguous(), _dense(cu_seqlens_q), _dense(seqused_q, absent),
-        _dense(cu_seqlens_k), _dense(seqused_k, absent), *options, deterministic, sm_margin,
+    lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
+    return _names.typed(
+        _bwd_varlen, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *lengths, *options, deterministic,
+        sm_margin,
     )  # fmt: skip
 
 

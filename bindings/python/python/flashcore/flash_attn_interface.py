@@ -16,11 +16,14 @@ of the log-sum-exp, of float8 tensors or through a cache raises, and so do secon
 
 from __future__ import annotations
 
+import numbers
+
 import torch
 
-from . import _lengths
+from . import _lengths, _names
 from ._backward import _flash_attn_backward
 from ._forward import _flash_attn_forward, check, common_options, sides
+from ._operators import forward
 
 __all__ = [
     "_flash_attn_backward",
@@ -34,6 +37,10 @@ __all__ = [
 ]
 
 
+_of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
+
+
+@_of_scales
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -108,14 +115,19 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
+    _names.check_tensors(q, k, v)
     check(qv, attention_chunk, num_splits)
     options = common_options(softmax_scale, causal, window_size, softcap, sm_margin)
     scales = (q_descale, k_descale, v_descale)
     options |= {"deterministic": deterministic, "batch_invariant": batch_invariant}
-    out, lse = _lengths.attend(q, k, v, scales=scales, **options)
+    # Nothing is asked of lengths where there are none, which takes the host a quarter of a call.
+    tensors = isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    full = tensors and (torch.compiler.is_compiling() or (q.numel() > 0 and k.numel() > 0))
+    out, lse = (forward if full else _lengths.attend)(q, k, v, scales=scales, **options)
     return (out, lse) if return_attn_probs else out
 
 
+@_of_scales
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
     softmax_scale: float | None = None,
@@ -213,16 +225,16 @@ def flash_attn_varlen_func(
     softmax_lse : Tensor ``[heads, total_q]``, only with `return_attn_probs`
         float32, natural logarithm; without `cu_seqlens_q` ``[batch, heads, seq_q]``.
     """
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    lengths |= {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    _names.check_tensors(q, k, v, **lengths)
     check(qv, attention_chunk, num_splits)
     out, lse = _lengths.attend(
         q,
         k,
         v,
         scales=(q_descale, k_descale, v_descale),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
+        **lengths,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         deterministic=deterministic,
@@ -232,6 +244,16 @@ def flash_attn_varlen_func(
     return (out, lse) if return_attn_probs else out
 
 
+@_names.rename(
+    k="k_cache",
+    k_new="k",
+    kv_batch_idx="cache_batch_idx",
+    leftpad_k="cache_leftpad",
+    seqlens_rotary="rotary_seqlens",
+    seqused_k="cache_seqlens",
+    v="v_cache",
+    v_new="v",
+)
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -278,7 +300,8 @@ def flash_attn_with_kvcache(
         ``[total_new, kv_heads, head_dim]``. Rows that do not fit are not written on a GPU, and an error on the CPU.
     rotary_cos, rotary_sin : Tensor ``[positions, rotary_dim / 2]``, optional
         With `k`: rotates it at `rotary_seqlens` (`cache_seqlens` unless given) and on, and q at the same positions if
-        the mask is causal or has a window, else all of q at the first of them. Without tables, positions have no use.
+        the mask is causal or has a window, else all of q at the first of them. Without tables, positions are ignored,
+        as FlashAttention-3 does.
     cache_seqlens : int or int32 Tensor ``[batch]``, optional
         Keys of each sequence in the cache; all unless given.
     cache_batch_idx : int32 Tensor ``[batch]``, optional
@@ -288,7 +311,7 @@ def flash_attn_with_kvcache(
     page_table : int32 Tensor ``[batch, max_pages]``, optional
         The pages of each sequence. -1 is none, where no query sees its keys.
     cu_seqlens_q, max_seqlen_q : int32 Tensor ``[batch + 1]`` and int
-        For packed queries, as of `flash_attn_varlen_func`.
+        For packed queries, as of `flash_attn_varlen_func`; of others the bound is checked.
     rotary_interleaved : bool
         Whether pairs are columns 0 and 1, 2 and 3, ..., or columns 0 and ``rotary_dim / 2``, ...
     scheduler_metadata : Tensor, optional
@@ -314,7 +337,7 @@ def flash_attn_with_kvcache(
         qv,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
-        seqused_k=_on_device(cache_seqlens, q, cu_seqlens_q),
+        seqused_k=_on_device(cache_seqlens, (q, k_cache, v_cache), cu_seqlens_q),
         max_seqlen_q=max_seqlen_q,
         page_table=page_table,
         kv_batch_idx=cache_batch_idx,
@@ -342,12 +365,18 @@ def flash_attn_with_kvcache(
 
 
 def _on_device(
-    cache_seqlens: int | torch.Tensor | None, q: torch.Tensor, cu_seqlens_q: torch.Tensor | None
+    cache_seqlens: int | torch.Tensor | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cu_seqlens_q: torch.Tensor | None,
 ) -> torch.Tensor | None:
     if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
         return cache_seqlens
-    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if not isinstance(cache_seqlens, (numbers.Integral, torch.SymInt)):
+        given = type(cache_seqlens).__name__
+        raise TypeError(f"seqused_k is a {given}; it must be an int or an int32 tensor of shape (batch,)")
+    _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
+    batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
+    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=tensors[0].device)
 
 
 def flash_attn_combine(

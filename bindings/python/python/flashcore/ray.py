@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import select
+import shlex
 import shutil
 import socket
 import socketserver
@@ -120,11 +121,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="flashcore.ray", description=__doc__.splitlines()[0])
     parser.add_argument("--address", default="auto", help="of the cluster, as ray.init takes it")
     parser.add_argument("--workers", type=int, help="how many [default: one for each GPU]")
-    parser.add_argument("--flashcore", default=shutil.which("flashcore"), help="the command on every node")
+    parser.add_argument("--flashcore", help="the command on every node, quoted as for a shell")
     parser.add_argument("--device", default="cuda:0", help="of each worker: cuda:0, cpu or replay:FILE")
     parser.add_argument("tune", nargs=argparse.REMAINDER, help="tune and its arguments")
     options = parser.parse_args()
-    if options.flashcore is None:
+    command = shlex.split(options.flashcore or "") or [shutil.which("flashcore")]
+    if command == [None]:
         parser.error("there is no command flashcore on the PATH: name it with --flashcore")
     if options.tune[:1] != ["tune"]:
         parser.error("the arguments of the search begin with tune")
@@ -136,12 +138,13 @@ def main() -> int:
     count = options.workers or int(ray.cluster_resources().get("GPU", 0))
     if count < 1:
         parser.error("the cluster has no GPU: say how many --workers, and their --device")
-    command = options.flashcore.split()
-    with tempfile.TemporaryDirectory() as folder, Cluster(ray, f"{folder}/workers", command, on_gpus) as cluster:
+    place = "/tmp" if len(tempfile.gettempdir().split()) > 1 else None  # tune splits a worker's command at spaces
+    with tempfile.TemporaryDirectory(dir=place) as folder, Cluster(ray, f"{folder}/ray", command, on_gpus) as cluster:
         threading.Thread(target=cluster.serve_forever, daemon=True).start()
         devices = ",".join([options.device] * count)
-        workers = f"{sys.executable} -m flashcore.ray --connect {folder}/workers"
-        search = subprocess.run([command[-1], *options.tune, "--device", devices, "--workers", workers])
+        worker = [sys.executable, "-m", "flashcore.ray", "--connect", f"{folder}/ray"]
+        pathlib.Path(folder, "worker").write_text(f"exec {shlex.join(worker)}\n")
+        search = subprocess.run([command[-1], *options.tune, "--device", devices, "--workers", f"sh {folder}/worker"])
         cluster.shutdown()
     return search.returncode
 

@@ -6,11 +6,11 @@
     ...     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 What is replaced is PyTorch's flash kernel and its gradients, for CPU and CUDA tensors: the calls that PyTorch gives to
-it are computed by FlashCore. PyTorch chooses among its backends as before. What it gives to another one neither warns
-nor raises: on CUDA devices a call with a mask, for example, and on the CPU one with dropout, of tensors that do not have
-four dimensions, or whose last dimension is not contiguous.
-``torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`` makes it choose this one. Importing this module changes
-nothing but the list of implementations that `torch.nn.attention.activate_flash_attention_impl` knows.
+it are computed by FlashCore. For CUDA tensors this backend becomes the first in PyTorch's order while FlashCore is
+active, since on H100 and H200 cuDNN's is the first. What PyTorch gives to another one neither warns nor raises: on CUDA
+devices a call with a mask, for example, and on the CPU one with dropout, of tensors that do not have four dimensions, or
+whose last dimension is not contiguous. Importing this module changes nothing but the list of implementations that
+`torch.nn.attention.activate_flash_attention_impl` knows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.nn.attention
 
-from ._operators import backward, forward, slow_backward, unserved
+from ._operators import _call, _fwd, _prepared, backward, slow_backward, unserved
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
@@ -53,12 +53,33 @@ class _Replacement:
             warnings.filterwarnings("ignore", message="(?s).*[Oo]verriding a previously registered kernel")
             for (key, name), kernel in kernels.items():
                 self.library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        self.orders: tuple[list[int], list[int]] | None = None
+        if torch.cuda.is_initialized():
+            self.prefer()
+        elif not _waits:
+            _waits.append(True)
+            torch.cuda._lazy_call(_prefer_later)
+
+    def prefer(self) -> None:
+        """Makes the flash backend the first in PyTorch's order."""
+        if not hasattr(torch._C, "_set_sdp_priority_order"):
+            return
+        if torch.cuda.is_available():  # the first choice on a GPU sets the order
+            x = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
+            torch._fused_sdp_choice(x, x, x)
+        before = torch._C._get_sdp_priority_order()
+        flash = int(torch.nn.attention.SDPBackend.FLASH_ATTENTION)
+        self.orders = before, [flash, *(backend for backend in before if backend != flash)]
+        torch._C._set_sdp_priority_order(self.orders[1])
 
     def remove(self) -> None:
         global _active
         if self.library is not None:
             self.library._destroy()
         self.library = None
+        if self.orders is not None and torch._C._get_sdp_priority_order() == self.orders[1]:  # nobody chose another
+            torch._C._set_sdp_priority_order(self.orders[0])
+        self.orders = None
         _active = None
 
     def cpu(
@@ -185,6 +206,21 @@ def _strided_as(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 _deterministic = torch.are_deterministic_algorithms_enabled
 
 
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None,
+    is_causal: bool,
+    window: tuple[int, int],
+    out_bhsd: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operator without what SDPA does not have: looking for it takes the host a tenth of a call."""
+    scale, q, k, v = _prepared(q, k, v, scale)
+    results = _call(_fwd, q, k, v, scale, is_causal, *window, 0.0, out_bhsd, _deterministic(), 0, 0)
+    return results  # type: ignore[no-any-return]
+
+
 def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -194,10 +230,9 @@ def _attend(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of ``[batch, heads, seq, head_dim]``; the output is strided as ``torch.empty_like(query)``."""
-    options: dict[str, Any] = {"softmax_scale": scale, "causal": is_causal, "window": window}
     out_bhsd = query.stride(1) >= query.stride(2)
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    out, lse = forward(q, k, v, **options, out_bhsd=out_bhsd, deterministic=_deterministic())
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    out, lse = forward(q, k, v, scale, is_causal, window, out_bhsd)
     out = out.transpose(1, 2)
     if query.shape[0] > 1 and query.stride(0) < max(query.stride(1), query.stride(2)):
         out = _strided_as(out, query)  # the batch is not the outermost dimension; the operator writes it as that
@@ -263,6 +298,14 @@ def _refused(
     return True
 
 
+_waits: list[bool] = []  # whether PyTorch calls `_prefer_later` once it begins to use GPUs
+
+
+def _prefer_later() -> None:
+    if _active is not None:
+        _active.prefer()
+
+
 def _install() -> _Replacement:
     global _active
     _active = _Replacement()
@@ -281,7 +324,7 @@ def is_active() -> bool:
 def activate(*, strict: bool = False) -> None:
     """Computes `scaled_dot_product_attention` with FlashCore from now on, in all threads.
 
-    Semantics are PyTorch's: ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. Gradients are
+    On GPUs PyTorch tries its flash backend, which is FlashCore, before others then. Semantics are PyTorch's: ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. Gradients are
     computed too. PyTorch's own kernel computes what FlashCore does not serve: dropout, masks, float64, head_dim that is
     not a multiple of 8 up to 256, a scale that is not above 0 and at most 1e5, and training on a GPU where FlashCore's
     kernel for the gradients uses no tensor cores. The first call for each reason warns.

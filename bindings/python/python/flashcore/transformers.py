@@ -5,7 +5,8 @@
     >>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fc_attention")
 
 It serves full and causal attention, sliding windows, soft caps, grouped heads, padded batches, packed sequences that
-come with ``cu_seq_lens_q``, dynamic caches and static caches, whose length may be on the device. It serves training.
+come with ``cu_seq_lens_q``, dynamic caches, static caches, whose length may be on the device, and the paged caches of
+continuous batching (`generate_batch`). It serves training.
 Custom masks and dropout go to Transformers' ``sdpa`` with one warning for each reason, or raise if strict; so does
 training where FlashCore's kernel for gradients on a GPU uses no tensor cores (f32).
 """
@@ -21,7 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
-from . import _padding
+from . import _continuous, _padding
 from ._operators import forward, forward_bhsd, forward_kvcache, forward_varlen, slow_backward, unserved
 
 __all__ = ["NAME", "register"]
@@ -34,7 +35,7 @@ _warned: set[str] = set()
 
 
 def register(*, strict: bool = False) -> None:
-    """Makes ``attn_implementation="fc_attention"`` known to Transformers.
+    """Makes ``attn_implementation="fc_attention"`` known to Transformers, its continuous batching included.
 
     Parameters
     ----------
@@ -45,6 +46,7 @@ def register(*, strict: bool = False) -> None:
     _strict = strict
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
+    _continuous.admit(NAME, attention)
 
 
 @torch.compiler.assume_constant_result  # so that a compiled model warns when it is traced
@@ -214,6 +216,8 @@ def attention(
             out = forward_bhsd(query, key, value, scaling, causal, window[0], softcap or 0.0, rows)
             if out is not None:
                 return out, None
+    if kwargs.get("cache") is not None and kwargs.get("write_index") is not None:
+        key, value, kwargs = _continuous.of_paged(module, key, value, kwargs)
     for name in ("position_bias", "cache", "head_mask") if kwargs else ():  # no kernel serves them
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"{name} is given; {NAME} does not serve it: use another attn_implementation")
@@ -253,6 +257,8 @@ def attention(
         if keys_in_use is not None:
             lengths = keys_in_use.reshape(-1)
             return forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=k.shape[1], **options)[0], None
+        if packed and kwargs.get("block_table") is not None:
+            return _continuous.step(query, key, value, kwargs, options), None
         options["deterministic"] = deterministic
         if packed:
             return _packed(q, k, v, kwargs, options), None
@@ -265,7 +271,8 @@ def attention(
     if softcap is not None:
         raise NotImplementedError(f"{why}, and softcap is given, which sdpa does not serve: use eager")
     if packed and attention_mask is None:
-        raise NotImplementedError(f"{why}, and cu_seq_lens_q is given, which sdpa does not serve: leave it out")
+        instead = "leave it out, or use sdpa for continuous batching"
+        raise NotImplementedError(f"{why}, and cu_seq_lens_q is given, which sdpa does not serve: {instead}")
     if attention_mask is None and causal:
         attention_mask = _bottom_right(query, key, sliding_window, keys_in_use)
     if padding is not None:

@@ -8,6 +8,7 @@ use flashcore::{
     ProblemError, TensorView, TensorViewMut,
 };
 
+use super::threads::on_threads;
 use super::{HeadValues, Rows, backward};
 use crate::call::attention_on;
 use crate::head_values::read;
@@ -146,8 +147,10 @@ impl Call<'_> {
         if let Some(slopes) = &slopes {
             q = q.with_alibi_slopes(slopes);
         }
-        let inputs = [q, k, v];
-        Ok(attention.forward_lengths(problem, inputs, &self.host_lengths(), o, lse)?)
+        let (inputs, lengths) = ([q, k, v], self.host_lengths());
+        Ok(on_threads(self.torch.num_threads(), || {
+            attention.forward_lengths(problem, inputs, &lengths, o, lse)
+        })?)
     }
 
     fn backward_on_host(&self, attention: &flashcore::Attention, gradients: [*mut u8; 4]) -> Result<(), Error> {
@@ -170,7 +173,10 @@ impl Call<'_> {
             dk: host_view_mut("dk", dtype, &layouts.dk, dk)?,
             dv: host_view_mut("dv", dtype, &layouts.dv, dv)?,
         };
-        Ok(attention.backward_lengths(problem, &tensors, &self.host_lengths(), gradients)?)
+        let lengths = self.host_lengths();
+        Ok(on_threads(self.torch.num_threads(), || {
+            attention.backward_lengths(problem, &tensors, &lengths, gradients)
+        })?)
     }
 }
 

@@ -95,9 +95,9 @@ pub(super) fn packed_kinds(
             total: total_q,
             used: q_used,
         },
-        max_q: bound(numbers[5])?,
+        max_q: bound("max_seqlen_q", numbers[5])?,
         kv: KvLengths::Packed { total, used },
-        max_kv: bound(numbers[6])?,
+        max_kv: bound("max_seqlen_k", numbers[6])?,
     };
     let arrays = [Some(cu_seqlens_q), seqused_q, Some(cu_seqlens_k), seqused_k].map(|given| given.map(array));
     let [cu_seqlens_q, seqused_q, cu_seqlens_k, seqused_k] = arrays;
@@ -155,10 +155,14 @@ fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
                 pages,
                 max_pages,
             };
-            (kv, bound(numbers[6])?.min(page_size * max_pages))
+            (kv, bound("max_seqlen_k", numbers[6])?.min(page_size * max_pages))
         }
     };
-    let max_q = if packed { bound(numbers[5])? } else { q_shape[1] };
+    let max_q = if packed {
+        bound("max_seqlen_q", numbers[5])?
+    } else {
+        q_shape[1]
+    };
     let kinds = Kinds {
         batch,
         q,
@@ -314,7 +318,7 @@ impl Kinds {
             }
         });
         let lse = lse.transpose()?;
-        if o_layout.num_elements() == 0 || self.batch == 0 {
+        if rows == 0 || self.batch == 0 {
             return Ok((out, lse)); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
@@ -356,9 +360,9 @@ fn sequences(name: &str, starts: &Numbers<1>) -> Result<usize, Error> {
 }
 
 /// A bound that the caller gave, at least 1.
-fn bound(bits: u64) -> Result<usize, Error> {
+fn bound(name: &str, bits: u64) -> Result<usize, Error> {
     match usize::try_from(bits as i64) {
         Ok(bound) => Ok(bound.max(1)),
-        Err(_) => Err(format!("a bound of lengths is {}; it is at least 0", bits as i64).into()),
+        Err(_) => Err(format!("{name} is {}; it is a bound of lengths, at least 0", bits as i64).into()),
     }
 }

@@ -7,6 +7,7 @@ mod append;
 pub(crate) mod backward;
 mod call;
 mod lengths;
+mod threads;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;

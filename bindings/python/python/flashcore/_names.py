@@ -1,0 +1,53 @@
+"""Errors as PyTorch's callers know them: the names of arguments are those of the function that was called, and a GPU
+that is out of memory has a type of its own."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+__all__ = ["check_tensors", "rename", "typed"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def rename(**names: str) -> Callable[[Function], Function]:
+    """Decorates a function: in the messages of what it raises, each of these words becomes the other one."""
+    words = re.compile(rf"\b({'|'.join(names)})\b")
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except (TypeError, ValueError, RuntimeError) as error:
+                inside = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+                if inside and error.args and isinstance(error.args[0], str):
+                    error.args = (words.sub(lambda word: names[word[0]], error.args[0]), *error.args[1:])
+                raise
+
+        return cast(Function, call)
+
+    return decorate
+
+
+def check_tensors(q: object, k: object, v: object, /, **optional: object) -> None:
+    """Raises for what is no tensor; optional ones may be None."""
+    for name, x in (("q", q), ("k", k), ("v", v), *optional.items()):
+        if not isinstance(x, torch.Tensor) and (x is not None or name not in optional):
+            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
+
+
+def typed(operator: Any, *inputs: Any) -> Any:
+    """An operator's results; its errors, which are `RuntimeError`, have PyTorch's type where a GPU is out of memory."""
+    try:
+        return operator(*inputs)
+    except RuntimeError as error:
+        if str(error).startswith("cannot allocate ") and "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from None
+        raise

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Times what calls of attention cost the host, at the mission and at a step of decoding. Needs a GPU.
+
+usage: host_times.py [--rounds N] [--calls N] [--only WORD]   (one JSON row a line)
+
+A round is a queue of calls while the device is idle, few enough that none waits for a place in it; the device is
+waited for between rounds. Ways take turns, and a row has the median of the rounds of each, with the least and the
+greatest tenth. `part` rows are what a call of `flashcore.attention` does, done from Python.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+
+import flashcore
+import flashcore.torch
+import torch
+from flashcore import _operators
+from flashcore.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+SHAPES = {"mission": (1, 512, 512, 8, 8, 64), "decode": (1, 1, 4096, 32, 8, 128)}
+
+
+def ways(shape):
+    """Name, whether gradients are recorded, and the function of each way to call; where it needs a context, that."""
+    batch, seq_q, seq_kv, heads, kv_heads, head_dim = SHAPES[shape]
+    options = {"dtype": torch.bfloat16, "device": "cuda"}
+    q = torch.randn(batch, seq_q, heads, head_dim, **options)
+    k, v = (torch.randn(batch, seq_kv, kv_heads, head_dim, **options) for _ in range(2))
+    out = torch.empty_like(q)
+    bhsd = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    grads = [x.clone().requires_grad_() for x in (q, k, v)]
+    bhsd_grads = [x.clone().requires_grad_() for x in bhsd]
+    lengths = torch.full((batch,), seq_kv, dtype=torch.int32, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    scale = head_dim**-0.5
+    fwd, fwd_bhsd = torch.ops.flashcore.fwd.default, torch.ops.flashcore.fwd.bhsd
+    numbers = (scale, False, -1, -1, 0.0)
+
+    yield "attention(out=)", False, lambda: flashcore.attention(q, k, v, out=out)
+    yield "attention(out=, stream=)", False, lambda: flashcore.attention(q, k, v, out=out, stream=stream)
+    yield "attention()", False, lambda: flashcore.attention(q, k, v)
+    yield "flash_attn_func", False, lambda: flash_attn_func(q, k, v)
+    yield "flash_attn_with_kvcache", False, lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+    yield "forward", False, lambda: _operators.forward(q, k, v)
+    yield "forward_bhsd", False, lambda: _operators.forward_bhsd(*bhsd, None, False, -1, 0.0)
+    yield "ops.fwd", False, lambda: fwd(q, k, v, *numbers, False)
+    yield "ops.fwd.bhsd", False, lambda: fwd_bhsd(*bhsd, *numbers)
+    yield "flash_attn_func", True, lambda: flash_attn_func(*grads)
+    yield "ops.fwd", True, lambda: fwd(*grads, *numbers, False)
+    for recorded, tensors in ((False, bhsd), (True, bhsd_grads)):
+        run = lambda tensors=tensors: sdpa(*tensors, enable_gqa=heads != kv_heads)
+        yield "sdpa on flashcore", recorded, run, flashcore.torch.activated
+        for name in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+            backend = getattr(SDPBackend, name)
+            yield f"sdpa {name.split('_')[0].lower()}", recorded, run, lambda backend=backend: sdpa_kernel(backend)
+    yield "part: torch.cuda.current_stream", False, lambda: torch.cuda.current_stream(0).cuda_stream
+    yield "part: 4 is_neg, requires_grad", False, lambda: [(x.is_neg(), x.requires_grad) for x in (q, k, v, out)]
+    yield "part: 4 dtype", False, lambda: [x.dtype for x in (q, k, v, out)]
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        yield "part: 4 exchange api", False, lambda: [x.__dlpack_c_exchange_api__ for x in (q, k, v, out)]
+    yield "part: 4 __dlpack_device__", False, lambda: [x.__dlpack_device__() for x in (q, k, v, out)]
+    yield "part: 4 __dlpack__", False, lambda: [x.__dlpack__(max_version=(1, 0)) for x in (q, k, v, out)]
+    yield "part: 1 empty_like", False, lambda: torch.empty_like(q)
+    yield "part: 1 launch (zero_ of 1 element)", False, lambda: lengths.zero_()
+    yield "part: a lambda", False, lambda: None
+
+
+def measured(found, rounds, calls):
+    """The microseconds a call of each round, for each way."""
+    times = {key: [] for key in found}
+    for number in range(rounds + 3):
+        for (name, recorded), (run, *context) in found.items():
+            with torch.inference_mode(not recorded), context[0]() if context else contextlib.nullcontext():
+                torch.cuda.synchronize()
+                started = time.perf_counter_ns()
+                for _ in range(calls):
+                    run()
+                taken = time.perf_counter_ns() - started
+                torch.cuda.synchronize()
+            if number >= 3:
+                times[name, recorded].append(taken / calls / 1e3)
+    return times
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--only", default="", help="ways whose name has this word")
+    options = parser.parse_args()
+    about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for shape in SHAPES:
+        found = {(name, recorded): rest for name, recorded, *rest in ways(shape) if options.only in name}
+        for (name, recorded), times in measured(found, options.rounds, options.calls).items():
+            times.sort()
+            row = {"shape": shape, "way": name, "autograd": recorded, "host_us": round(statistics.median(times), 2)}
+            tenth = len(times) // 10
+            row["tenths"] = [round(times[tenth], 2), round(times[-1 - tenth], 2)]
+            print(json.dumps({**row, **about}), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
