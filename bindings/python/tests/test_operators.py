@@ -363,9 +363,13 @@ def test_a_gpu_that_is_out_of_memory_has_pytorchs_type():
             _names.typed(operator, says)
         assert type(raised.value) is RuntimeError
     if NO_CUDA is None:
-        q = torch.zeros(1, 1 << 20, 1, 8, dtype=torch.float16, device="cuda").expand(1, 1 << 20, 1 << 15, 8)
-        with pytest.raises(torch.OutOfMemoryError, match="on cuda:0"):
-            flash_attn_func(q, q[:, :1, :1], q[:, :1, :1])
+        q = torch.zeros(1, 1 << 20, 1, 8, dtype=torch.float16, device="cuda").expand(1, 1 << 20, 64, 8)
+        torch.cuda.set_per_process_memory_fraction(1e-3)  # the output takes 1 GiB
+        try:
+            with pytest.raises(torch.OutOfMemoryError, match="^cannot allocate .* on cuda:0"):
+                flash_attn_func(q, q[:, :1, :1], q[:, :1, :1])
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads")
