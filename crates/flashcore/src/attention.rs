@@ -71,8 +71,9 @@ pub struct Output {
 ///
 /// The first call for a new kernel compiles it (0.1–0.5 s, or under a millisecond from the driver's
 /// disk cache); [`warmup`](Attention::warmup) does that ahead of time. Problems that differ only in
-/// lengths, strides, mask or scale share a kernel. A new problem for a compiled kernel costs its
-/// plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per tile
+/// strides or scale share a kernel, and those that differ in lengths do where the same config is
+/// chosen for them ([`plan`](Attention::plan) says which). A new problem for a compiled kernel
+/// costs its plan and, for family `wgmma`, a copy of the scheduler's work list to the device (32 B per tile
 /// of rows). Both are kept for the 64 problems used last.
 #[derive(Debug)]
 pub struct Attention {
@@ -286,7 +287,9 @@ impl Attention {
     }
 
     /// Compiles what these problems need and copies their tables to the device, so that no later
-    /// call waits for a compiler, and calls can be captured. The CPU has nothing to compile.
+    /// call waits for a compiler, and calls can be captured. That is for tensors whose address is a
+    /// multiple of 16 bytes, as allocations are; others, and [`Attention::combine`], compile at
+    /// their first call. The CPU has nothing to compile.
     ///
     /// # Errors
     /// The first problem that cannot be computed, and why.

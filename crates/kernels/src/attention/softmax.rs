@@ -13,7 +13,7 @@ use crate::family::{Lever, LeverValue};
 /// When the maximum of a row, which its exponentials are relative to, follows its largest score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rescale {
-    /// At every K block, as in the FlashAttention papers.
+    /// Whenever a K block has a larger one, as in the FlashAttention papers.
     Always,
     /// When a score is far above it.
     Conditional,
