@@ -395,7 +395,6 @@ def test_calls_on_the_cpu_have_pytorchs_threads(monkeypatch, rayon):
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == str(counts)
 
 
-
 @pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))
 @pytest.mark.parametrize("seq_q", [1, 33])
 def test_cuda_graph_trees(seq_q, device="cuda"):
@@ -421,7 +420,6 @@ def test_cuda_graph_trees(seq_q, device="cuda"):
     assert counters["stats"]["unique_graphs"] == 1
 
 
-
 def test_importing_flashcore_imports_neither_torch_nor_the_driver():
     if not sys.platform.startswith("linux"):
         pytest.skip("/proc/self/maps is Linux's")
@@ -436,3 +434,18 @@ def test_results_equal_those_of_attention():
     again, lse_again = flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
     assert torch.equal(out, again) and torch.equal(lse, lse_again)
     assert np.isfinite(lse.numpy()).all()
+
+
+def test_a_trace_of_a_recorded_call_has_the_operator():
+    q, k, v = (x.requires_grad_() for x in tensors(seq_q=8, seq_kv=8))
+    traced = torch.jit.trace(lambda q, k, v: flash_attn_func(q, k, v, causal=True), (q, k, v))
+    assert "flashcore::fwd" in str(traced.graph)
+    assert torch.equal(traced(q, k, v), flash_attn_func(q, k, v, causal=True))
+
+
+def test_numbers_of_numpy_are_taken_where_new_keys_are():
+    q, k, v = tensors(seq_q=1, seq_kv=16)
+    new = dict(k=k[:, :1], v=v[:, :1], cache_seqlens=3, causal=True)
+    plain = fa3.flash_attn_with_kvcache(q, k.clone(), v.clone(), softmax_scale=0.25, window_size=(2, 0), **new)
+    given = dict(softmax_scale=np.float64(0.25), softcap=np.float32(0), window_size=(np.int64(2), 0))
+    assert torch.equal(fa3.flash_attn_with_kvcache(q, k.clone(), v.clone(), **given, **new), plain)

@@ -58,7 +58,7 @@ pub enum ProblemError {
     Tensor { tensor: &'static str, message: String },
     /// The host cannot hold the tensors.
     #[error(
-        "this takes about {needed} of the host's memory, and {had}; take fewer sequences or heads, or shorter ones"
+        "the tensors need about {needed} of the host's memory; {had}: take fewer sequences or heads, or shorter ones"
     )]
     HostMemory { needed: String, had: String },
     /// An unknown problem name.

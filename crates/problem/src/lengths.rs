@@ -202,7 +202,8 @@ impl Sequence<'_> {
         self.pages.is_none()
     }
 
-    /// Whether some row sees two keys or more. The outputs of others are zeros or rows of V, whatever the scores are.
+    /// Whether some row sees two keys or more. Without sinks the outputs of others are zeros or rows of V, whatever the
+    /// scores are.
     pub fn mixes_keys(&self) -> bool {
         (0..self.len_q).any(|row| self.keys.keys(row).len() > 1)
     }

@@ -118,7 +118,7 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         return Ok(Outcome::Clean);
     }
     let problem = args.problem.problem()?;
-    let case = Case::new(args.problem.label(&problem), problem.clone());
+    let case = args.problem.case(&problem);
     let device = machine::device(&args.device, Besides::Cpu)?;
     let (ids, own) = args.own.ids(&args.kernel)?;
     let (card, chosen) = plans(args, &ids, &problem, &device)?;

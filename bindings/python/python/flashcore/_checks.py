@@ -7,6 +7,7 @@ size may be a symbol: `torch._check` notes for later what is not known yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -147,7 +148,7 @@ def numbers(softmax_scale: float, softcap: float) -> None:
 def settings(q: torch.Tensor, window: tuple[int, int], sm_margin: int, batch_invariant: int | None) -> None:
     """Options of a schedule, and sides of the window."""
     for name, given in (("left", window[0]), ("right", window[1])):
-        _check(isinstance(given, int), lambda: f"window_size has {given} on the {name}; both sides are ints")
+        _check(isinstance(given, (Integral, torch.SymInt)), lambda: f"window_size has {given} on the {name}; both sides are ints")
     _check(sm_margin >= 0, lambda: f"sm_margin is {sm_margin}; it is at least 0")
     on_cpu = q.device.type == "cpu"
     _check(sm_margin == 0 or not on_cpu, lambda: f"sm_margin is {sm_margin}; the CPU has no multiprocessors")
@@ -184,4 +185,4 @@ def _listed(dtypes: tuple[torch.dtype, ...]) -> str:
 
 def _check(holds: Any, says: Callable[[], str]) -> None:
     if holds is not True:
-        torch._check(holds, says)
+        torch._check(holds if isinstance(holds, (bool, torch.SymBool)) else bool(holds), says)  # numpy has its own bool

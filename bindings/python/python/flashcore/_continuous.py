@@ -50,10 +50,10 @@ def admit(name: str, attention: Callable[..., Any]) -> None:
 
 def _answering(asks: Callable[..., bool], names: tuple[str, ...]) -> Callable[..., bool]:
     def is_flash_attention_requested(
-        config: Any = None, requested_attention_implementation: str | None = None, version: Any = None
+        config: Any = None, requested_attention_implementation: str | None = None, *more: Any, **others: Any
     ) -> bool:
         asked = requested_attention_implementation if config is None else config._attn_implementation
-        return asked in names or asks(config, requested_attention_implementation, version)
+        return asked in names or asks(config, requested_attention_implementation, *more, **others)
 
     is_flash_attention_requested.flashcore = True  # type: ignore[attr-defined]
     return is_flash_attention_requested

@@ -74,7 +74,7 @@ def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
 
 def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
     """An operator's results. The dispatcher's way through Python is left out where it can be: it takes 5 us and more."""
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or forward_ad._current_level >= 0:
         return operator(q, k, v, *rest)
     if not _records(q, k, v):
         return _below_autograd(operator, q, k, v, *rest)

@@ -324,8 +324,9 @@ def is_active() -> bool:
 def activate(*, strict: bool = False) -> None:
     """Computes `scaled_dot_product_attention` with FlashCore from now on, in all threads.
 
-    On GPUs PyTorch tries its flash backend, which is FlashCore, before others then. Semantics are PyTorch's: ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. Gradients are
-    computed too. PyTorch's own kernel computes what FlashCore does not serve: dropout, masks, float64, head_dim that is
+    On GPUs PyTorch then tries its flash backend, which is FlashCore, before the others. Semantics are PyTorch's:
+    ``is_causal`` is aligned top-left, and ``enable_gqa`` shares K/V heads. Gradients are computed too. PyTorch's own
+    flash kernel computes what FlashCore does not serve: dropout, masks, float64, head_dim that is
     not a multiple of 8 up to 256, a scale that is not above 0 and at most 1e5, and training on a GPU where FlashCore's
     kernel for the gradients uses no tensor cores. The first call for each reason warns.
 

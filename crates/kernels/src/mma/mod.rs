@@ -279,8 +279,9 @@ impl Config {
             heads: self.tile_heads(),
             least: self.stages - 1,
         };
-        // One row of one sequence in a contiguous cache: one range on nearly each SM, as in `split_for`. Lengths of
-        // several may differ, where this was slower; others were not timed (run `serve-even`).
+        // One row of one sequence in a contiguous cache: one range on nearly each SM, as `split_for` has it without
+        // lengths. Lengths of several may differ, where this was slower; other head sizes and fewer ranges were not
+        // timed (run `serve-even`).
         let (heads, sms) = (self.heads_and_tiles(problem).0.max(1), chip.sms as usize);
         let in_use = sms / heads * heads;
         let is_alone = problem.batch() * problem.seq_len_q() == 1
@@ -290,7 +291,7 @@ impl Config {
             && sms / heads >= 8
             && 100 * in_use >= 95 * sms;
         let at_once = if is_alone { 1 } else { self.min_blocks };
-        Schedule::new(NAME, problem, pieces, chip.sms * at_once).map(Some)
+        Schedule::new(NAME, problem, pieces, chip.sms.saturating_mul(at_once)).map(Some)
     }
 
     /// Which heads share a tile.

@@ -264,7 +264,7 @@ impl Engine {
             let why = "gradients are compared with float64 alone";
             return Ok(Found {
                 out,
-                is_trivial: !mixes_keys || out.zeros_pass,
+                is_trivial: !mixes_keys && problem.sinks().is_none() || out.zeros_pass,
                 masked_rows: saved.lse.contains(&f32::NEG_INFINITY),
                 seen: witness.map(|_| Seen::Not(why.to_string())),
             });
@@ -283,7 +283,7 @@ impl Engine {
         }
         Ok(Found {
             out,
-            is_trivial: !mixes_keys || out.zeros_pass,
+            is_trivial: !mixes_keys && problem.sinks().is_none() || out.zeros_pass,
             masked_rows: want.iter().any(|row| row.lse == f64::NEG_INFINITY),
             seen,
         })

@@ -23,6 +23,9 @@ pub struct Body {
     scopes_seen: u32,
 }
 
+/// Blocks in blocks, each of which is a call of the reader.
+const MOST_NESTED: usize = 256;
+
 impl Body {
     pub(super) fn read(text: &str, entry: &PtxEntry) -> Result<Body, PtxError> {
         let mut body = Body {
@@ -65,6 +68,10 @@ impl Body {
             match words.peek() {
                 None => return Err(unfinished),
                 Some(Word::Mark('}')) => return Ok(()),
+                Some(Word::Mark('{')) if self.scopes.len() > MOST_NESTED => {
+                    let why = format!("blocks are nested more than {MOST_NESTED} deep");
+                    return Err(PtxError::not_understood("this block", why, line));
+                }
                 Some(Word::Mark('{')) => {
                     words.at += 1;
                     self.scopes_seen += 1;

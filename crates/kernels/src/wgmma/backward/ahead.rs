@@ -6,8 +6,9 @@
 //! first scores. A word for each head counts the blocks that have prepared rows of it. Blocks of that head wait until
 //! all have, which is long before they start.
 //!
-//! Blocks start in the order of their numbers, as CUB's scan assumes, too. A block waits only for blocks with smaller
-//! numbers, and for what these do before they wait for any other. So blocks cannot deadlock.
+//! Blocks start in the order of their numbers. GPUs do so and CUB's scan assumes it, too, but CUDA does not promise it:
+//! in another order these blocks would wait for ever. A block waits only for blocks with smaller numbers, and for what
+//! these do before they wait for any other. So blocks cannot deadlock.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
@@ -54,10 +55,11 @@ pub(super) fn prepares_ahead(problem: &Problem, config: &Config, width: u32, hea
 }
 
 /// How many heads later: between the last block that prepares rows of a head and the first block of that head, as many
-/// blocks start as run at a time.
-pub(super) fn heads_ahead(tiles: usize, heads_at_once: u32, sms: u32) -> u32 {
-    let running = (sms as usize).div_ceil(tiles) as u32;
-    (heads_at_once + running).next_multiple_of(heads_at_once)
+/// blocks start as run at a time. None if there are not as many heads.
+pub(super) fn heads_ahead(tiles: usize, heads_at_once: u32, sms: u32, all_heads: usize) -> Option<u32> {
+    let running = (sms as usize).div_ceil(tiles);
+    let heads = (heads_at_once as usize + running).next_multiple_of(heads_at_once as usize);
+    (heads < all_heads).then_some(heads as u32)
 }
 
 /// What a thread of the last warpgroup has loaded: words of O and dO of some rows, and the log-sum-exp of one.

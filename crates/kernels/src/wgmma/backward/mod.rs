@@ -151,8 +151,8 @@ pub(super) fn plan(
     let tiles = problem.seq_len_kv().div_ceil(tile_keys(config) as usize);
     let at_once = heads_at_once(problem, width(&shape));
     let ahead = prepares_ahead(problem, config, width(&shape), at_once)
-        .then(|| heads_ahead(tiles, at_once, chip.sms))
-        .filter(|&heads| (heads as usize) < kv_heads);
+        .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
+        .flatten();
     let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
     let workspace = match ahead {
         None => workspace,

@@ -161,6 +161,8 @@ fn later_heads_are_prepared_ahead() {
     // 132 SMs run the four tiles of 33 heads at a time.
     assert_eq!([34, 35].map(|heads| is_ahead(heads, 512)), [false, true]);
     assert_eq!([2048, 2049].map(|seq_len| is_ahead(64, seq_len)), [true, false]);
+    // As the cost model asks, whose card has an SM for each block.
+    assert_eq!(ahead::heads_ahead(1, 8, u32::MAX, 64), None);
 }
 
 /// Bulk copies of statistics, and sums of dQ, read and add to what threads of other blocks have stored: a thread that
