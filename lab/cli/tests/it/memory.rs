@@ -14,7 +14,7 @@ fn problems_beyond_the_host_memory_are_refused() {
         let ran = run(Command::new("sh").args(["-c", &limited]));
         assert_eq!(ran.code, 1, "{command}: {}{}", ran.stdout, ran.stderr);
         let words = ran.words();
-        assert!(words.contains("of the host's memory, and"), "{command}: {words}");
+        assert!(words.contains("of the host's memory; "), "{command}: {words}");
         assert!(words.contains("take fewer sequences or heads"), "{command}: {words}");
         assert!(
             !words.contains("backtrace") && !words.contains("panicked"),
