@@ -175,10 +175,10 @@ impl<'k> ScoreMod<'k> {
         self.softcap_scale.map(|_| (-score).fma(score, 1.0))
     }
 
-    /// With soft cap or ALiBi: scores in some registers, not yet scaled, are capped, and their `biases` subtracted.
+    /// With soft cap or ALiBi: what scores in some registers become: scaled, capped, less their `biases`.
     /// `head_scale` is that of a head's products.
     #[track_caller]
-    pub(crate) fn cap(
+    pub(crate) fn apply(
         &self,
         scores: &RowTile<'k>,
         registers: std::ops::Range<u32>,

@@ -290,7 +290,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     fn cap(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
             let (registers, biases) = (RowTile::registers(step..step + 1), self.biases.get(m));
-            self.params.score_mod.cap(scores, registers.clone(), None, biases);
+            self.params.score_mod.apply(scores, registers.clone(), None, biases);
             self.tap(Tap::Scores, m, registers, |register| scores.var(register).get());
         }
     }

@@ -240,7 +240,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     pub(super) fn cap(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
         let scale = self.scales.as_ref().map(|scales| scales.scores);
-        score_mod.cap(&self.scores, registers.clone(), scale, rows.biases.as_ref());
+        score_mod.apply(&self.scores, registers.clone(), scale, rows.biases.as_ref());
         for register in registers {
             self.tap(Tap::Scores, register, || {
                 let score = self.scores.var(register).get();
@@ -341,7 +341,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
-    // ---- Taps -----------------------------------------------------------------------------------------
+    // ---- ALiBi and taps -------------------------------------------------------------------------------
 
     /// Before an iteration of a tile, with ALiBi and in builds with a tap.
     #[track_caller]

@@ -169,7 +169,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     pub(super) fn start_dk(&self, ds_stage: Val<'k, u32>) {
         self.product("dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
-            let held = if self.part == Part::Scores { self.p } else { self.ds };
+            let held = if self.part == Part::Dk { self.p } else { self.ds };
             match held.steps() {
                 0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(ds_stage), q, true),
                 _ => self.k.wgmma_rs(self.dk.0, &held.operands(), q, true),

@@ -16,10 +16,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let k = self.k;
         // No product reads K any more.
         self.meet();
-        if self.part != Part::Values {
+        if self.part != Part::Dv {
             self.store_dk(tile, self.context.k.tile, k.constant(0));
         }
-        if self.part != Part::Scores {
+        if self.part != Part::Dk {
             self.store_dv(tile);
         }
         // Shared memory must outlive the copies that read it.

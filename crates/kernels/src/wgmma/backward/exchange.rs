@@ -103,7 +103,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.start_dq(stage);
         };
         let last = tile.order.count - 1;
-        if self.part == Part::Values {
+        if self.part == Part::Dv {
             let step = |i: Val<'k, i32>, is_last: bool| {
                 self.values(exchange, || self.mask_some(tile, m_block(i)));
                 k.if_(i.gt(0).uniform(), || finish_dq(i - 1));

@@ -161,8 +161,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         |name, warps, part| Role::new(name, warps, move || context.consume(k, part)).registers(consumer_registers);
     let mut roles = vec![Role::new("producer", 4, || context.produce(k)).registers(producer_registers)];
     match shares.shares_products {
-        false => roles.push(role("consumer", consumers, Part::Keys)),
-        true => roles.extend([role("values", 4, Part::Values), role("scores", 4, Part::Scores)]),
+        false => roles.push(role("consumer", consumers, Part::Both)),
+        true => roles.extend([role("dv", 4, Part::Dv), role("dk", 4, Part::Dk)]),
     }
     k.roles(roles);
     if cluster > 1 {
@@ -175,12 +175,12 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
 /// What a warpgroup computes besides its part of dQ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// All of 64 keys.
-    Keys,
-    /// P and dV.
-    Values,
-    /// dS and dK.
-    Scores,
+    /// dK and dV of 64 keys.
+    Both,
+    /// dV, and P for it and for the other.
+    Dv,
+    /// dK, and dS for it and for dQ.
+    Dk,
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
