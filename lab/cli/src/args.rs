@@ -11,7 +11,7 @@ use flashcore_bench::{Case, problem_file};
 use flashcore_ir::{Chip, PROFILES, Profile, Target};
 use flashcore_problem::{Lengths, NAMED_PROBLEMS, ProblemBuilder};
 
-use crate::{Failure, in_place, machine};
+use crate::{Failure, in_place, machine, style};
 
 /// The problem: a name, and flags that override its fields.
 #[derive(Args, Clone, Debug)]
@@ -183,17 +183,26 @@ impl ProblemArgs {
         in_place::is_of_kernels(path).then_some(path)
     }
 
-    /// The named problem with its sequences, or a problem that flags changed, named by its shape.
+    /// The named problem with its sequences, or a problem that flags changed, named by its shape; a note says if the
+    /// sequences of a file are left out so.
     pub(crate) fn case(&self, problem: &Problem) -> Case {
+        let unchanged = Case::new(problem.to_string(), problem.clone());
         match case(&self.name) {
             Ok(case) if case.problem == *problem => case,
-            _ => Case::new(problem.to_string(), problem.clone()),
+            Ok(case) if problem.has_lengths() && (case.sequences != unchanged.sequences || case.values.is_some()) => {
+                style::note("flags change the problem, so the file's lengths of sequences are not used");
+                unchanged
+            }
+            _ => unchanged,
         }
     }
 
     /// The name of the problem, or its shape if flags changed it.
     pub(crate) fn label(&self, problem: &Problem) -> String {
-        self.case(problem).name
+        match case(&self.name) {
+            Ok(case) if case.problem == *problem => case.name,
+            _ => problem.to_string(),
+        }
     }
 
     /// The values that a file gives for the lengths of the problem.
@@ -371,6 +380,8 @@ pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
     use clap::Parser;
 
     #[derive(Parser)]
@@ -442,6 +453,19 @@ mod tests {
             assert!(window(text).unwrap_err().contains("L,R"), "{text}");
         }
         assert_eq!(window("inf, 16"), Ok(Mask::window(None, Some(16))));
+    }
+
+    #[test]
+    fn peers_are_those_of_the_python_package() {
+        let python = include_str!("../../../bindings/python/python/flashcore/peers.py");
+        let (_, rest) = python.split_once("SDPA = {").unwrap();
+        let (sdpa, rest) = rest.split_once('}').unwrap();
+        let (names, _) = rest.split_once("# Those that have a backward pass").unwrap();
+        let quoted = |text: &'static str| text.split('"').skip(1).step_by(2);
+        let theirs: BTreeSet<&str> = quoted(sdpa).step_by(2).chain(quoted(names)).collect();
+        let others = ["all", "none", "torch/sdpa", "torch/baddbmm"];
+        let ours = PEERS.into_iter().filter(|name| !others.contains(name));
+        assert_eq!(ours.collect::<BTreeSet<_>>(), theirs);
     }
 
     #[test]

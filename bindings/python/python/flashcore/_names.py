@@ -1,5 +1,5 @@
-"""Errors as PyTorch's callers know them: the names of arguments are those of the function that was called, and a GPU
-that is out of memory has a type of its own."""
+"""Errors as PyTorch's callers know them: they name arguments as the called function does, and where a GPU is out of
+memory they are `torch.OutOfMemoryError`."""
 
 from __future__ import annotations
 

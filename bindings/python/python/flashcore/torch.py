@@ -77,7 +77,7 @@ class _Replacement:
         if self.library is not None:
             self.library._destroy()
         self.library = None
-        if self.orders is not None and torch._C._get_sdp_priority_order() == self.orders[1]:  # nobody chose another
+        if self.orders is not None and torch._C._get_sdp_priority_order() == self.orders[1]:  # not changed since
             torch._C._set_sdp_priority_order(self.orders[0])
         self.orders = None
         _active = None

@@ -74,8 +74,8 @@ const FEW_RANGES: u32 = 512;
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
 pub(crate) const MOST_BLOCKS: u32 = 2048;
 
-/// Up to so many sequences and row tiles are in shared memory. With the cuts they take 45 of the 48 KB that a block may
-/// declare on every card.
+/// Up to so many sequences and row tiles are in shared memory. With the cuts they take 45 of the 48 KB that a block has
+/// on every card without asking for more.
 const MOST_SHARED: u32 = 1024;
 
 /// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to
@@ -87,7 +87,8 @@ const ROUND_TILES: u32 = 4;
 const EVEN: [u32; 2] = [7, 8];
 
 /// Part of a block's share of the work by which the longest may exceed it where tiles that cost the same are cut into
-/// equal pieces. With a tenth more (5 sequences of 4,096 keys) nothing was gained (run `serve-even`).
+/// equal pieces. With a tenth more (5 sequences of 4,096 keys) nothing was gained (run `serve-even`). A rest of a tile
+/// that is too short for a piece makes the last one longer, which is not counted.
 const UNEVEN: u32 = 32;
 
 /// Words of a block's range of items: its first, and one past the last.

@@ -67,6 +67,13 @@ fn run_shows_the_lengths_that_it_compares_and_times() {
     assert_ne!(lengths["judged"], lengths["timed"]);
     // Two products of 2 heads over 120 keys.
     assert_eq!(answer["flops"].as_f64(), Some(4.0 * 2.0 * 120.0 * 32.0));
+    let changed = flashcore(&format!("{command} --head-dim 64"));
+    let note = "note: flags change the problem, so the file's lengths of sequences are not used";
+    assert!(
+        changed.words().contains(note) && !shown.words().contains("note: flags"),
+        "{}",
+        changed.stderr
+    );
     std::fs::remove_file(path).expect("removed");
 }
 

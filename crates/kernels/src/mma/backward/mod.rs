@@ -79,7 +79,7 @@ struct Default {
 const TABLE: &[Default] = &[
     Default { head_dim: 64, softcap: 64, lengths: 0, in_order: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
     Default { head_dim: 64, softcap: 64, lengths: 64, in_order: 64, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows" },
-    Default { head_dim: 128, softcap: 128, lengths: 96, in_order: 96, id: "m64n128-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV of 32 keys: a warp reads half as much of Q and dO" },
+    Default { head_dim: 128, softcap: 128, lengths: 96, in_order: 96, id: "m64n128-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV of 32 keys" },
     Default { head_dim: 128, softcap: 64, lengths: 0, in_order: 112, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, in less shared memory" },
     Default { head_dim: 128, softcap: 128, lengths: 128, in_order: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp and 32 query rows, in 99 KB" },
     Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },

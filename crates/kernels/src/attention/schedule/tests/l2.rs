@@ -206,6 +206,8 @@ fn chunks_read_keys_and_values_about_once() {
         let in_one = reads_and_makespan(&in_ranges(&problem, &schedule, &line, 1, 0).items, bytes).0;
         let text = format!("{batch} of {rows} rows: {reads:.2} (span {span:.3}), one range each {in_one:.2}");
         println!("{text}");
-        assert!(reads < most && span < 1.04 && in_one > 1.9, "{text}");
+        // Equal pieces may be that much longer than a block's share.
+        let longest = 1.0 + 1.0 / f64::from(UNEVEN) + 0.002;
+        assert!(reads < most && span < longest && in_one > 1.9, "{text}");
     }
 }
