@@ -1,4 +1,7 @@
-"""Transformers' continuous batching with `fc_attention`: `generate_batch` of tiny models on the CPU."""
+"""Transformers' continuous batching with `fc_attention`: `generate_batch` of tiny models.
+
+On a machine with a GPU it takes no model on the CPU.
+"""
 
 import inspect
 import types
@@ -35,13 +38,14 @@ MODELS = {
     ),
 }
 NEW = 10
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(params=MODELS)
 def model(request):
     kind, config = MODELS[request.param]
     torch.manual_seed(0)
-    return kind(config).eval()
+    return kind(config).eval().to(DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +67,7 @@ def greedy():
 
 def one_by_one(model):
     model.set_attn_implementation("eager")
-    ids = [torch.tensor([prompt]) for prompt in prompts()]
+    ids = [torch.tensor([prompt], device=DEVICE) for prompt in prompts()]
     return [model.generate(x, generation_config=greedy())[0, x.shape[1] :].tolist() for x in ids]
 
 
@@ -96,7 +100,7 @@ def test_what_is_not_served_raises_with_its_name():
     for strict in (True, False):
         fc.register(strict=strict)
         fc._warned.clear()
-        results = in_batches(transformers.LlamaForCausalLM(config).eval())
+        results = in_batches(transformers.LlamaForCausalLM(config).eval().to(DEVICE))
         assert all("head_dim is 12" in str(result.error) for result in results)
 
 

@@ -264,7 +264,8 @@ def test_the_flash_backend_is_the_first(monkeypatch, on_gpu):
     else:
         monkeypatch.setattr(fc, "_waits", [])
         monkeypatch.setattr(torch.cuda, "_lazy_call", later.append)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        for asked in ("is_available", "is_initialized"):
+            monkeypatch.setattr(torch.cuda, asked, lambda: False)
     own = get()
     rest = [x for x in own if x not in (flash, efficient, math, cudnn)]
     try:

@@ -217,6 +217,19 @@ impl fmt::Display for Target {
 }
 
 impl Limits {
+    /// Bytes of shared memory that each of `blocks` blocks may use where an SM runs them at a time.
+    ///
+    /// ```
+    /// use flashcore_ir::Target;
+    /// assert_eq!(Target::Sm80.limits().shared_per_block_of(2), 164 * 1024 / 2 - 1024);
+    /// ```
+    pub fn shared_per_block_of(&self, blocks: u32) -> u32 {
+        let share = self.shared_per_sm / blocks.max(1);
+        share
+            .saturating_sub(self.shared_reserved_per_block)
+            .min(self.shared_per_block)
+    }
+
     /// Registers that a thread can have at launch where the blocks that an SM runs at a time have
     /// `threads` together: what ptxas allots kernels with `.maxntid` and `.minnctapersm` that set
     /// registers later.

@@ -263,9 +263,7 @@ impl Config {
 
     /// Bytes of shared memory that a block may have.
     fn room(&self) -> u32 {
-        let limits = Target::Sm90a.limits();
-        let share = limits.shared_per_sm / self.min_blocks.max(1) - limits.shared_reserved_per_block;
-        share.min(limits.shared_per_block)
+        Target::Sm90a.limits().shared_per_block_of(self.min_blocks)
     }
 
     /// Refuses more blocks an SM than its shared memory has room for.

@@ -204,4 +204,8 @@ fn what_it_does_not_have_is_refused_with_a_remedy() {
         "132096 B of dynamic shared memory; sm_89 allows 101376 B; rows 64 to 32 saves 24576 B"
     );
     assert!(refusal("mma/m64n128-w1x8-s2-b1-qsh-xor", 256, Target::Sm90a).starts_with("at least "));
+    assert_eq!(
+        refusal("mma/m32n128-w2x2-s2-b2-qsh-xor", 64, Target::Sm89),
+        "min_blocks is 2; allowed: fewer: a block needs 61952 B of shared memory, and each may have 50176"
+    );
 }

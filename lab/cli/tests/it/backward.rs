@@ -73,7 +73,8 @@ fn the_simulator_checks_and_finds() {
 fn explain_shows_the_steps() {
     for (profile, main) in [
         ("h200", "wgmma/m128n128-s2-pingpong"),
-        ("l4", "mma/m64n128-w1x8-s2-b1-qsh-xor"),
+        ("a100", "mma/m32n128-w2x2-s2-b2-qsh-xor"),
+        ("l4", "mma/m64n128-w1x8-s2-b1-qsh-xor"), // no room for two blocks of the other
     ] {
         let text = shown(&format!("explain mission --backward --profile {profile}"));
         for step in ["Step 1 of 3", "Step 3 of 3", "backward on", "preprocess", main] {

@@ -77,6 +77,7 @@ struct Default {
 /// next one is for cards with less.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
+    Default { head_dim: 64, softcap: 0, lengths: 64, in_order: 0, id: "m32n128-w2x2-s2-b2-qsh-xor", why: "two blocks an SM, in which two warps share the columns of dK and dV of 64 keys" },
     Default { head_dim: 64, softcap: 64, lengths: 0, in_order: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
     Default { head_dim: 64, softcap: 64, lengths: 64, in_order: 64, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows" },
     Default { head_dim: 128, softcap: 128, lengths: 96, in_order: 96, id: "m64n128-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV of 32 keys" },
@@ -309,9 +310,16 @@ fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Res
     })
 }
 
-/// Refuses what does not fit before the kernel is written down. The plan checks again against the ledger.
+/// Refuses what does not fit, or not as often as min_blocks says, before the kernel is written down. The plan checks
+/// again against the ledger.
 fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, target: Target) -> Result<(), Refusal> {
-    let Config { rows, cols, stages, .. } = *config;
+    let Config {
+        rows,
+        cols,
+        stages,
+        min_blocks,
+        ..
+    } = *config;
     let owned = tile_bytes(cols, tiling.columns, 1) + tile_bytes(cols, tiling.columns_v, 1);
     let walked = tile_bytes(rows, tiling.columns, stages) + tile_bytes(rows, tiling.columns_v, stages - 1);
     let exchanged = match (tiling.shares_columns(), deterministic) {
@@ -320,6 +328,11 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
         (false, true) => 0,
     };
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
+    let room = target.limits().shared_per_block_of(min_blocks);
+    if min_blocks > 1 && needed > room {
+        let allowed = format!("fewer: a block needs {needed} B of shared memory, and each may have {room}");
+        return Err(Refusal::lever("min_blocks", min_blocks, allowed));
+    }
     Refusal::check_shared_memory(needed, target, || match (stages, rows) {
         (3.., _) => format!(
             "stages {stages} to {} saves {} B",
