@@ -276,7 +276,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     /// whatever the row; rows are a power of two of at most 128 bytes there.
     #[track_caller]
     pub fn across(&self, at: SharedPtr<'k, E>, cols: u32) -> SharedPtr<'k, E> {
-        if self.shape.swizzle == Swizzle::None {
+        if self.shape.swizzle == Swizzle::None || cols == 0 {
             return at.plus(cols as i32);
         }
         let (bytes, row_bytes) = (cols * E::BYTES, self.row_stride() * E::BYTES);

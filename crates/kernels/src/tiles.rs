@@ -128,12 +128,7 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
     #[track_caller]
     pub(crate) fn across(&self, place: SharedPtr<'k, E>, cols: u32) -> SharedPtr<'k, E> {
         let (slab, within) = (cols / self.tile.cols(), cols % self.tile.cols());
-        let place = if within == 0 {
-            place
-        } else {
-            self.tile.across(place, within)
-        };
-        self.tile.ahead(place, slab)
+        self.tile.ahead(self.tile.across(place, within), slab)
     }
 
     #[track_caller]
@@ -338,8 +333,8 @@ impl<'k, E: MmaElement> StagedFragments<'k, E> {
 impl<'k, E: MmaElement> Fragments<'k, E> {
     #[track_caller]
     fn new(tile: HeadTile<'k, E>, first: SharedPtr<'k, E>) -> Self {
-        let mut places = vec![first];
-        for step in 1..tile.tile.cols() / STEP {
+        let mut places = Vec::new();
+        for step in 0..tile.tile.cols() / STEP {
             places.push(tile.tile.across(first, step * STEP));
         }
         Fragments { tile, places }

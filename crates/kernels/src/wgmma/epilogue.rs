@@ -70,11 +70,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             storers.one_lane(|| k.bulk_wait_read(pending));
             storers.sync();
             for column in (0..width).step_by(ACC_COLS as usize) {
-                let at = if column == 0 {
-                    place
-                } else {
-                    out_tile.across(place, column)
-                };
+                let at = out_tile.across(place, column);
                 let tile = (slab * width + column) / ACC_COLS;
                 for (half, norm) in norms.into_iter().enumerate() {
                     // Copies read whole slabs, and store what the tensor has of them.

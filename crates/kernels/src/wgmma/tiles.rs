@@ -83,7 +83,7 @@ pub(super) fn load_operand<'k, E: Element>(
     for first in (0..cols).step_by(slab as usize) {
         let place = place(first);
         for column in (0..slab.min(cols - first)).step_by(chunk as usize) {
-            let at = if column == 0 { place } else { tile.across(place, column) };
+            let at = tile.across(place, column);
             for half in 0..2 {
                 let words = tile.down(at, 8 * half).load_words(1, Cache::Default);
                 held.word(2 * (first + column) / chunk + half).set(words[0]);
