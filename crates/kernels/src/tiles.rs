@@ -103,11 +103,6 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         HeadTile { tile, head_dim, slabs }
     }
 
-    /// Elements from one stage to the next.
-    pub(crate) fn stage_elements(&self) -> u32 {
-        self.slabs * self.tile.stage_bytes() / E::BYTES
-    }
-
     /// The place of column `col + within` of a row in the first stage; `within` does not leave the slab of `col`.
     #[track_caller]
     pub(crate) fn at_column(&self, row: Val<'k, u32>, col: u32, within: Val<'k, u32>) -> SharedPtr<'k, E> {
@@ -201,11 +196,6 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         }
     }
 
-    /// As [`HeadTile::stage_elements`].
-    pub(crate) fn stage_elements(&self) -> u32 {
-        self.tile.stage_elements()
-    }
-
     /// Whether every thread has as many chunks.
     pub(crate) fn are_whole(&self) -> bool {
         self.tile.tile.rows().is_multiple_of(self.row_step)
@@ -248,49 +238,17 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
         });
     }
 
-    /// Where this thread's first chunk of a head's first rows is, of pages where the head is: what [`Self::copy`]
-    /// starts from.
+    /// Copies of a tensor's head into the tile.
     #[track_caller]
-    pub(crate) fn source(&self, tensor: &TensorParam<'k, E>, head: GlobalPtr<'k, E>) -> GlobalPtr<'k, E> {
-        match tensor.is_paged() {
+    pub(crate) fn of_head(self, tensor: TensorParam<'k, E>, head: GlobalPtr<'k, E>) -> HeadCopies<'k, E> {
+        let source = match tensor.is_paged() {
             true => head,
             false => tensor.row(head, self.row).offset(self.col),
-        }
-    }
-
-    /// The same for rows `first..` of the head that `source` is in; those at or past `end`, and those on no page,
-    /// become zero. Without an `end`, all exist.
-    #[track_caller]
-    pub(crate) fn copy(
-        &self,
-        stage: Val<'k, u32>,
-        tensor: &TensorParam<'k, E>,
-        source: GlobalPtr<'k, E>,
-        first: Val<'k, u32>,
-        end: Option<Val<'k, u32>>,
-    ) {
-        if tensor.is_paged() {
-            return self.copy_rows(stage, |row| {
-                let (at, on_page) = tensor.key_row(source, first + row);
-                let in_sequence = end.map(|end| (first + row).lt(end));
-                (at, in_sequence.into_iter().chain(on_page).reduce(|a, b| a & b))
-            });
-        }
-        let place = self.place.offset(stage);
-        let step = tensor.seq_stride.mul_wide(self.row_step * E::BYTES);
-        let mut src = source.offset_strided(first, tensor.seq_stride);
-        for past in (0..self.tile.tile.rows()).step_by(self.row_step as usize) {
-            if past > 0 {
-                src = src.advance(step);
-            }
-            let exists = end.map(|end| (first + self.row + past).lt(end));
-            let dst = self.tile.tile.down(place, past);
-            if past + self.row_step <= self.tile.tile.rows() {
-                self.copy_row(dst, src, exists);
-            } else {
-                let mine = (self.row + past).lt(self.tile.tile.rows());
-                self.k.if_(mine.divergent(), || self.copy_row(dst, src, exists));
-            }
+        };
+        HeadCopies {
+            chunks: self,
+            tensor,
+            source,
         }
     }
 
@@ -304,6 +262,54 @@ impl<'k, E: MmaElement> Chunks<'k, E> {
             };
             let from = src.plus((slab * self.tile.tile.cols()) as i32);
             self.k.cp_async(self.tile.tile.ahead(dst, slab), from, bytes);
+        }
+    }
+}
+
+/// The rows of a head on their way into the stages of a tile.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadCopies<'k, E> {
+    chunks: Chunks<'k, E>,
+    tensor: TensorParam<'k, E>,
+    /// Where the thread's first chunk of the head's first rows is; of pages where the head is.
+    source: GlobalPtr<'k, E>,
+}
+
+impl<'k, E: MmaElement> HeadCopies<'k, E> {
+    /// Elements before the stage that an iteration has.
+    #[track_caller]
+    pub(crate) fn stage(&self, iteration: Val<'k, i32>) -> Val<'k, u32> {
+        let HeadTile { tile, slabs, .. } = self.chunks.tile;
+        iteration.reinterpret::<u32>() % (tile.stages() / slabs) * (slabs * tile.stage_bytes() / E::BYTES)
+    }
+
+    /// Starts copying the rows from `first` on into the stage that begins after so many elements. Those at or past
+    /// `end`, and those on no page, become zero. Without an `end`, all exist.
+    #[track_caller]
+    pub(crate) fn start(&self, stage: Val<'k, u32>, first: Val<'k, u32>, end: Option<Val<'k, u32>>) {
+        let HeadCopies { chunks, tensor, source } = self;
+        if tensor.is_paged() {
+            return chunks.copy_rows(stage, |row| {
+                let (at, on_page) = tensor.key_row(*source, first + row);
+                let in_sequence = end.map(|end| (first + row).lt(end));
+                (at, in_sequence.into_iter().chain(on_page).reduce(|a, b| a & b))
+            });
+        }
+        let (place, tile, row_step) = (chunks.place.offset(stage), chunks.tile.tile, chunks.row_step);
+        let step = tensor.seq_stride.mul_wide(row_step * E::BYTES);
+        let mut src = source.offset_strided(first, tensor.seq_stride);
+        for past in (0..tile.rows()).step_by(row_step as usize) {
+            if past > 0 {
+                src = src.advance(step);
+            }
+            let exists = end.map(|end| (first + chunks.row + past).lt(end));
+            let dst = tile.down(place, past);
+            if past + row_step <= tile.rows() {
+                chunks.copy_row(dst, src, exists);
+            } else {
+                let mine = (chunks.row + past).lt(tile.rows());
+                chunks.k.if_(mine.divergent(), || chunks.copy_row(dst, src, exists));
+            }
         }
     }
 }

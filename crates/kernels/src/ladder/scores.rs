@@ -150,9 +150,8 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: Levers, head_dim: u32)
         (q_tile, q, q_head, first_row, seq_len_q),
         (k_tile, keys, k_head, first_key, seq_len_kv),
     ] {
-        let chunks = tile.chunks(k);
-        let source = chunks.source(&tensor, head);
-        chunks.copy(k.constant(0), &tensor, source, first, Some(end));
+        let copies = tile.chunks(k).of_head(tensor, head);
+        copies.start(k.constant(0), first, Some(end));
     }
     k.cp_async_commit();
     k.cp_async_wait(0);

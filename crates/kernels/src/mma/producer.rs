@@ -1,7 +1,7 @@
 //! The block's rows and K blocks, and K and V on their way into shared memory.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
+use flashcore_ir::{KernelBuilder, Val};
 
 use super::Config;
 use crate::attention::block_range::{BlockOrder, block_range, share};
@@ -10,7 +10,7 @@ use crate::attention::query_rows::QueryRows;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
 use crate::attention::split::Split;
-use crate::tiles::{Chunks, HeadTile};
+use crate::tiles::{HeadCopies, HeadTile};
 
 pub(super) struct Block<'k> {
     pub(super) rows: QueryRows<'k>,
@@ -136,9 +136,8 @@ pub(super) struct Ring<'k, 'p, E> {
     params: &'p Params<'k, E>,
     levers: &'p Config,
     pub(super) n_blocks: BlockOrder<Val<'k, i32>>,
-    /// Of K and V, the thread's chunks, and where its first one of the first rows is; of pages, where the head is.
-    chunks: [Chunks<'k, E>; 2],
-    sources: [GlobalPtr<'k, E>; 2],
+    /// Of K and V.
+    copies: [HeadCopies<'k, E>; 2],
 }
 
 impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
@@ -152,15 +151,16 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
     ) -> Self {
         let n_blocks = block.n_blocks(params, levers);
         let chunks = tiles.map(|tile| tile.chunks(k));
-        let sources = [(0, &params.k), (1, &params.v)];
-        let sources = sources.map(|(i, tensor)| chunks[i].source(tensor, tensor.head(block.rows.batch, block.kv_head)));
+        let copies = [(0, params.k), (1, params.v)].map(|(i, tensor)| {
+            let head = tensor.head(block.rows.batch, block.kv_head);
+            chunks[i].of_head(tensor, head)
+        });
         Ring {
             k,
             params,
             levers,
             n_blocks,
-            chunks,
-            sources,
+            copies,
         }
     }
 
@@ -176,7 +176,7 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
     /// Elements before the stage of K, 0, or V, 1, that an iteration has.
     #[track_caller]
     pub(super) fn stage(&self, which: usize, n_block: Val<'k, i32>) -> Val<'k, u32> {
-        n_block.reinterpret::<u32>() % self.levers.stages * self.chunks[which].stage_elements()
+        self.copies[which].stage(n_block)
     }
 
     /// Starts the copies of an iteration, if there is one, and closes the group.
@@ -187,8 +187,8 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             self.k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
                 let first = self.first_key(n_block, edges);
                 let stages = [0, 1].map(|which| self.stage(which, n_block));
-                for (i, tensor) in [&self.params.k, &self.params.v].into_iter().enumerate() {
-                    self.chunks[i].copy(stages[i], tensor, self.sources[i], first, end);
+                for (copies, stage) in self.copies.iter().zip(stages) {
+                    copies.start(stage, first, end);
                 }
             });
             self.k.cp_async_commit();

@@ -19,7 +19,7 @@ use crate::attention::lengths::TensorParam;
 use crate::attention::params::Shape;
 use crate::mma::Config;
 use crate::mma::producer::Edges;
-use crate::tiles::{Chunks, HeadTile};
+use crate::tiles::{HeadCopies, HeadTile};
 
 /// Rows of two tensors in shared memory: K and V, or Q and dO.
 pub(super) type Pair<T> = [T; 2];
@@ -190,9 +190,9 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
     /// Starts the copies of the tiles that the block owns; rows past the end become zero.
     fn copy_owned(&self, tensors: Pair<TensorParam<'k, E>>) {
         for (tile, tensor) in self.owned.iter().zip(tensors) {
-            let (chunks, head) = (tile.chunks(self.k), tensor.head(self.batch, self.head));
-            let source = chunks.source(&tensor, head);
-            chunks.copy(self.k.constant(0), &tensor, source, self.first, Some(self.owned_len));
+            let chunks = tile.chunks(self.k);
+            let copies = chunks.of_head(tensor, tensor.head(self.batch, self.head));
+            copies.start(self.k.constant(0), self.first, Some(self.owned_len));
         }
         self.k.cp_async_commit();
     }
@@ -227,9 +227,7 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
 struct Ring<'k, 'c, E> {
     context: &'c Context<'k, 'c, E>,
     order: BlockOrder<Val<'k, i32>>,
-    tensors: Pair<TensorParam<'k, E>>,
-    chunks: Pair<Chunks<'k, E>>,
-    sources: Pair<GlobalPtr<'k, E>>,
+    copies: Pair<HeadCopies<'k, E>>,
     /// Where the numbers of the head's query rows begin.
     head_row: Val<'k, u32>,
     len: Val<'k, u32>,
@@ -243,14 +241,11 @@ impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
         head_row: Val<'k, u32>,
     ) -> Self {
         let chunks = context.walked.map(|tile| tile.chunks(context.k));
-        let source = |i: usize| chunks[i].source(&tensors[i], tensors[i].head(context.batch, head));
         Ring {
             context,
             // Anew for each head, so that it takes no registers while rows see all keys.
             order: context.order(),
-            tensors,
-            sources: [source(0), source(1)],
-            chunks,
+            copies: [0, 1].map(|i: usize| chunks[i].of_head(tensors[i], tensors[i].head(context.batch, head))),
             head_row,
             len: context.seen.len.reinterpret(),
         }
@@ -269,10 +264,7 @@ impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
     /// Where the tiles of an iteration are, in elements from the first stage.
     #[track_caller]
     fn stages(&self, i: Val<'k, i32>) -> Pair<Val<'k, u32>> {
-        let stages = self.context.levers.stages;
-        let stage =
-            |tile: usize, stages: u32| i.reinterpret::<u32>() % stages * self.context.walked[tile].stage_elements();
-        [stage(0, stages), stage(1, stages - 1)]
+        [0, 1].map(|which: usize| self.copies[which].stage(i))
     }
 
     /// The stage of an iteration's numbers.
@@ -332,7 +324,6 @@ impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
 
     #[track_caller]
     fn copy(&self, which: usize, i: Val<'k, i32>, edges: Edges) {
-        let (stage, tensor, source) = (self.stages(i)[which], &self.tensors[which], self.sources[which]);
-        self.chunks[which].copy(stage, tensor, source, self.row(i, edges), Some(self.len));
+        self.copies[which].start(self.stages(i)[which], self.row(i, edges), Some(self.len));
     }
 }
