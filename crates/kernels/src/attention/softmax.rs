@@ -38,7 +38,19 @@ impl Rescale {
     )
     .searched(3);
 
-    /// How many powers of two a score may be above its row's maximum before that is raised, where scores are looked at.
+    /// How `mma` raises maxima, in powers of two: the threshold, if there is one, and what is added to a row's largest
+    /// score to get its maximum. With speculative softmax that lets later scores exceed the largest by as much and one
+    /// more: P is then about 2⁻⁶, where fp16 still holds what is 2⁻⁸ of the largest to its full precision.
+    pub(crate) fn of_warps(self) -> (Option<f32>, f32) {
+        match self {
+            Rescale::Always | Rescale::Never => (None, 0.0),
+            Rescale::Conditional => (Some(LARGEST_POWER), 0.0),
+            Rescale::Speculative => (Some(0.0), 6.0),
+        }
+    }
+
+    /// How many powers of two a score may be above its row's maximum before `wgmma` raises that, where it looks at the
+    /// scores.
     pub(crate) fn threshold<E: Probability>(self) -> f32 {
         match self {
             Rescale::Always | Rescale::Never => 0.0,
@@ -47,8 +59,8 @@ impl Rescale {
         }
     }
 
-    /// Powers of two that are added to a row's largest score to get its maximum, 0 or negative: probabilities are at
-    /// most `2^LARGEST_POWER` until a maximum is raised.
+    /// Powers of two that `wgmma` adds to a row's largest score to get its maximum, 0 or negative: P is at most
+    /// `2^LARGEST_POWER` until a maximum is raised.
     pub(crate) fn max_offset<E: Probability>(self) -> f32 {
         self.threshold::<E>() - LARGEST_POWER
     }
@@ -262,7 +274,7 @@ pub(crate) fn pack_exponentials<'k, E: Probability>(
     sums
 }
 
-/// Powers of two that a probability may have in 16-bit elements.
+/// Powers of two that a probability may have in 16-bit elements: fp16 and the f32 sums hold them without loss.
 const LARGEST_POWER: f32 = 8.0;
 
 /// Elements of Q, K and V, and so of P: how probabilities become operands A, and how large they may be.

@@ -9,7 +9,7 @@ use flashcore_ir::fragment::AOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::producer::Block;
-use super::{Config, Rescale};
+use super::Config;
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
@@ -17,15 +17,6 @@ use crate::attention::score_mod::TileBias;
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::tiles::{Fragments, STEP, padded};
-
-/// With conditional rescaling a row's maximum stays until a score is this many powers of two above it.
-/// Probabilities then reach 2⁸, which fp16 and the f32 sums hold without loss.
-const RESCALE_THRESHOLD: f32 = 8.0;
-
-/// With speculative softmax a row's maximum is put this many powers of two above its largest score, so that
-/// later scores may exceed that by as many and one more. Probabilities then lie about 2⁻⁶, where
-/// fp16 still holds what is 2⁻⁸ of the largest to its full precision.
-const MAX_OFFSET: f32 = 6.0;
 
 /// Steps of Q that registers hold at most: with all 16 of head_dim 256, ptxas 13 spills two registers on sm_80 to
 /// sm_89.
@@ -319,11 +310,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.k.verb("raise_maxima", || {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
-            let (threshold, max_offset) = match self.levers.rescale {
-                Rescale::Always | Rescale::Never => (None, 0.0),
-                Rescale::Conditional => (Some(RESCALE_THRESHOLD), 0.0),
-                Rescale::Speculative => (Some(0.0), MAX_OFFSET),
-            };
+            let (threshold, max_offset) = self.levers.rescale.of_warps();
             let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
             let raise = || raise_maxima(&self.rows, &largest, max_offset, rescale_output);
             match threshold {
