@@ -67,9 +67,29 @@ pub(crate) struct TileBias<'k> {
 
 impl<'k> TileBias<'k> {
     #[track_caller]
-    pub(crate) fn new(row: RowBias<'k>) -> Self {
+    fn new(row: RowBias<'k>) -> Self {
         let first = row.slope.builder().var_unwritten("alibi_first");
         TileBias { row, first }
+    }
+
+    /// Those of the rows of a lane in row blocks of 16, if there are any. `of(m, half)` gives that of a row; where heads
+    /// are not `packed`, all rows are of the head of the first one.
+    #[track_caller]
+    pub(crate) fn of_lane(
+        row_blocks: u32,
+        packed: bool,
+        of: impl Fn(usize, usize) -> Option<RowBias<'k>>,
+    ) -> Vec<[TileBias<'k>; 2]> {
+        let Some(first) = of(0, 0) else { return Vec::new() };
+        let of_block = |m: usize| {
+            let rows = [0, 1].map(|half| match (m, half) {
+                (0, 0) => first,
+                _ if packed => of(m, half).unwrap_or(first),
+                _ => first.below((16 * m + 8 * half) as i32),
+            });
+            rows.map(TileBias::new)
+        };
+        (0..row_blocks as usize).map(of_block).collect()
     }
 
     /// Goes to the K block whose first column of the lane is `key`.

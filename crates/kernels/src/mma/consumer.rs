@@ -8,8 +8,8 @@ use std::ops::Range;
 use flashcore_ir::fragment::AOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
-use super::producer::Block;
 use super::Config;
+use super::producer::Block;
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
@@ -124,21 +124,12 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     pub(super) fn load_biases(&mut self) {
         let (rows, score_mod) = (&self.block.rows, &self.params.score_mod);
-        let of = |m: usize, half: usize| {
-            let row = self.row(m, half);
-            score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
-        };
-        let Some(first) = self.shape.alibi.then(|| of(0, 0)).flatten() else {
-            return;
-        };
-        let of_block = |m: usize| {
-            let halves = [0, 1].map(|half| match self.levers.pack_heads {
-                true => of(m, half).unwrap_or(first),
-                false => first.below((16 * m + 8 * half) as i32),
+        if self.shape.alibi {
+            self.biases = TileBias::of_lane(self.levers.row_blocks(), self.levers.pack_heads, |m, half| {
+                let row = self.row(m, half);
+                score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
             });
-            halves.map(TileBias::new)
-        };
-        self.biases = (0..self.scores.len()).map(of_block).collect();
+        }
     }
 
     /// Before a K block that begins at `first_key`, with ALiBi and in builds with a tap.

@@ -70,7 +70,7 @@ pub(super) fn release(stage: Consumer<'_>) {
 pub(super) struct TileRows<'t, 'k> {
     pub(super) tile: &'t WorkItem<'k>,
     band: &'t Band<Val<'k, i32>>,
-    biases: Option<[TileBias<'k>; 2]>,
+    biases: Vec<[TileBias<'k>; 2]>,
 }
 
 pub(super) struct Warpgroup<'k, 'p, E: Probability> {
@@ -240,7 +240,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     pub(super) fn cap(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
         let scale = self.scales.as_ref().map(|scales| scales.scores);
-        score_mod.apply(&self.scores, registers.clone(), scale, rows.biases.as_ref());
+        score_mod.apply(&self.scores, registers.clone(), scale, rows.biases.first());
         for register in registers {
             self.tap(Tap::Scores, register, || {
                 let score = self.scores.var(register).get();
@@ -256,19 +256,12 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn rows_of<'t>(&self, params: &'t RowParams<'k>, tile: &'t WorkItem<'k>) -> TileRows<'t, 'k> {
         let rows = &self.lane_rows;
-        let of_half = |half| {
+        let biases = TileBias::of_lane(1, rows.packing != Packing::NONE, |_, half| {
             let (head, query) = (rows.head(tile.head(), half), rows.query(tile.first_query(), half));
             params.score_mod.bias(tile.batch(), head, query)
-        };
-        let biases = of_half(0).and_then(|first| match rows.packing {
-            Packing::NONE => Some([first, first.below(8)]),
-            _ => Some([first, of_half(1)?]),
         });
-        TileRows {
-            tile,
-            band: &params.band,
-            biases: biases.map(|biases| biases.map(TileBias::new)),
-        }
+        let band = &params.band;
+        TileRows { tile, band, biases }
     }
 
     /// Scores that a row does not see become −∞.
@@ -347,7 +340,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn begin_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>) {
         let tile = rows.tile;
-        if let Some(biases) = &rows.biases {
+        if let Some(biases) = rows.biases.first() {
             let key = tile.first_key(n_block) + lane_column(self.k);
             biases.iter().for_each(|bias| bias.begin(key));
         }
