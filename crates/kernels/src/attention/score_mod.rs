@@ -169,9 +169,18 @@ impl<'k> ScoreMod<'k> {
         })
     }
 
-    /// Whether [`cap`](Self::cap) applies the scale of a head's products.
-    pub(crate) fn scales(&self) -> bool {
+    /// Whether [`apply`](Self::apply) applies the scale of a head's products.
+    fn scales(&self) -> bool {
         !self.is_identity()
+    }
+
+    /// A score after [`apply`](Self::apply), by `head_scale` if that has not applied it.
+    #[track_caller]
+    pub(crate) fn scaled(&self, score: Var<'k, f32>, head_scale: Option<Var<'k, f32>>) -> Val<'k, f32> {
+        match head_scale {
+            Some(scale) if !self.scales() => score * scale.get(),
+            _ => score.get(),
+        }
     }
 
     /// Whether scores are the products of Q and K: [`cap`](Self::cap) then has nothing to do.

@@ -13,7 +13,6 @@ use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
-use crate::attention::params::RowParams;
 use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
@@ -22,16 +21,14 @@ use crate::attention::softmax::{
     Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
 };
 use crate::attention::tap::Tap;
-use crate::attention::tensor_rows::Storers;
+use crate::attention::tensor_rows::{Sequence, Storers};
 
 /// The last read of a stage of Q, after which it is released.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum QRead {
-    /// There is none: the warpgroup has no rows in the tile.
-    NoRows,
     /// The copy to registers, if these hold all columns.
     Load,
-    /// The last scores of the tile. As soon as can be, where the next Q has no other stage to go to.
+    /// The last scores of the tile: as soon as can be, where the next Q has no other stage to go to.
     LastScores,
     /// The end of the tile, which is soon enough where there are two stages.
     TileEnd,
@@ -39,23 +36,18 @@ pub(super) enum QRead {
 
 /// A stage of Q, a warpgroup's or the tile's: the one place that releases it.
 pub(super) struct QStage<'k> {
-    consumer: Consumer<'k>,
+    pub(super) stage: Consumer<'k>,
     last_read: QRead,
 }
 
 impl<'k> QStage<'k> {
-    #[track_caller]
-    pub(super) fn wait(&self) {
-        self.consumer.wait();
-    }
-
     /// Releases the stage if this was the last read of it, and `last` holds where it is given.
     #[track_caller]
     pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
         match last {
-            _ if read != QRead::NoRows && read != self.last_read => {}
-            Some(last) => last.builder().if_(last.uniform(), || release(self.consumer)),
-            None => release(self.consumer),
+            _ if read != self.last_read => {}
+            Some(last) => last.builder().if_(last.uniform(), || release(self.stage)),
+            None => release(self.stage),
         }
     }
 }
@@ -66,10 +58,17 @@ pub(super) fn release(stage: Consumer<'_>) {
     stage.advance();
 }
 
+/// Passes over a stage that nothing reads.
+#[track_caller]
+pub(super) fn skip(stage: Consumer<'_>) {
+    stage.wait();
+    release(stage);
+}
+
 /// The tile at work, the keys that its rows see, and ALiBi's biases of the lane's, if there are any.
 pub(super) struct TileRows<'t, 'k> {
     pub(super) tile: &'t WorkItem<'k>,
-    band: &'t Band<Val<'k, i32>>,
+    band: Band<Val<'k, i32>>,
     biases: Vec<[TileBias<'k>; 2]>,
 }
 
@@ -118,7 +117,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
-        let consumer = match packing.is_of_tiles() {
+        let stage = match packing.is_of_tiles() {
             true => context.q_pipeline.consumer(),
             false => context.q_pipeline.consumer_of(index, levers.warpgroups()),
         };
@@ -139,7 +138,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             lane_rows: LaneRows { first, packing },
             storers: Storers::new(packing, warp, index),
             q: QStage {
-                consumer,
+                stage,
                 last_read: match () {
                     () if q_held.steps() == q_rows.steps() => QRead::Load,
                     () if levers.q_stages(shape) == 1 => QRead::LastScores,
@@ -193,7 +192,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.consumer.stage(), row, column + first)
+                tile.at_stage(self.q.stage.stage(), row, column + first)
             });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
             // for loads: without the fence the copy that fills the stage next may overtake them.
@@ -216,7 +215,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.consumer.stage()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.stage.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();
@@ -243,24 +242,20 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         score_mod.apply(&self.scores, registers.clone(), scale, rows.biases.first());
         for register in registers {
             self.tap(Tap::Scores, register, || {
-                let score = self.scores.var(register).get();
-                match scale {
-                    Some(scale) if !score_mod.scales() => score * scale.get(),
-                    _ => score,
-                }
+                score_mod.scaled(self.scores.var(register), scale)
             });
         }
     }
 
-    /// The rows of a tile, whose sequence has these `params`.
+    /// The rows of a tile, as they are in its sequence.
     #[track_caller]
-    pub(super) fn rows_of<'t>(&self, params: &'t RowParams<'k>, tile: &'t WorkItem<'k>) -> TileRows<'t, 'k> {
-        let rows = &self.lane_rows;
+    pub(super) fn rows_of<'t>(&self, tile: &'t WorkItem<'k>) -> TileRows<'t, 'k> {
+        let (rows, params) = (&self.lane_rows, Sequence::of(self.context.params, tile).params);
         let biases = TileBias::of_lane(1, rows.packing != Packing::NONE, |_, half| {
             let (head, query) = (rows.head(tile.head(), half), rows.query(tile.first_query(), half));
             params.score_mod.bias(tile.batch(), head, query)
         });
-        let band = &params.band;
+        let band = params.band;
         TileRows { tile, band, biases }
     }
 

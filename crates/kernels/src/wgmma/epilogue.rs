@@ -8,7 +8,7 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Cache, Element, SharedTile};
 
 use super::consumer::Warpgroup;
-use super::tiles::padded;
+use super::tiles::{padded, slab_count};
 use crate::attention::epilogue::Total;
 use crate::attention::params::RowParams;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
@@ -20,24 +20,22 @@ use crate::attention::tensor_rows::{Sequence, TensorRows};
 impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store(&self, tile: &WorkItem<'k>) {
-        let store_rows = || {
-            if let Some((out_tile, rows)) = &self.context.out {
-                self.store_rows(tile, *out_tile, rows);
-            }
-        };
-        match &self.context.partials {
-            None => store_rows(),
-            Some(partials) if self.context.out.is_none() => self.store_partials(tile, partials),
+        match (&self.context.out, &self.context.partials) {
+            (None, None) => {}
+            (Some(out), None) => self.store_rows(tile, out),
+            (None, Some(partials)) => self.store_partials(tile, partials),
             // Of tiles whole and in pieces.
-            Some(partials) => self.k.if_else(tile.slot().eq(0).uniform(), store_rows, || {
-                self.store_partials(tile, partials)
-            }),
+            (Some(out), Some(partials)) => {
+                let piece = || self.store_partials(tile, partials);
+                let is_whole = tile.slot().eq(0).uniform();
+                self.k.if_else(is_whole, || self.store_rows(tile, out), piece);
+            }
         }
     }
 
     /// Stores them whole. Copies run on; a slab is written again once the copy that reads it is done.
     #[track_caller]
-    fn store_rows(&self, tile: &WorkItem<'k>, out_tile: SharedTile<'k, E::Out>, rows: &TensorRows<'k>) {
+    fn store_rows(&self, tile: &WorkItem<'k>, (out_tile, rows): &(SharedTile<'k, E::Out>, TensorRows<'k>)) {
         let k = self.k;
         let sequence = Sequence::of(self.context.params, tile);
         let norms = [0, 1].map(|half| {
@@ -56,9 +54,9 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let (place, storers) = (out_tile.at(self.lane_rows.first, lane_column(k)), &self.storers);
         let first = tile.part_at(storers.part, storers.rows);
         let to = rows.queries(&sequence).at(first);
-        let width = out_tile.cols();
-        let columns = padded(self.context.shape.head_dim_v, E::Out::BYTES);
-        let slabs = self.out_slabs();
+        let (width, head_dim_v) = (out_tile.cols(), self.context.shape.head_dim_v);
+        let columns = padded(head_dim_v, E::Out::BYTES);
+        let slabs = slab_count(head_dim_v, E::Out::BYTES);
         for slab in 0..slabs {
             let stage = slab % out_tile.stages();
             // The copy that reads this stage is the oldest under way; but where stages do not divide slabs, the first
@@ -94,17 +92,10 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     /// What a warpgroup without rows does while the others of its block store theirs together.
     #[track_caller]
     pub(super) fn store_nothing(&self) {
-        for _ in 0..self.out_slabs() {
+        for _ in 0..slab_count(self.context.shape.head_dim_v, E::Out::BYTES) {
             self.storers.sync();
             self.storers.sync();
         }
-    }
-
-    /// Slabs of the output's columns.
-    fn out_slabs(&self) -> u32 {
-        let columns = padded(self.context.shape.head_dim_v, E::Out::BYTES);
-        let width = self.context.out.as_ref().map(|(tile, _)| tile.cols());
-        width.map_or(0, |width| columns.div_ceil(width))
     }
 
     #[track_caller]
@@ -128,14 +119,6 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
                 let head_dim_v = context.shape.head_dim_v;
                 partial.store_row(&self.out, half, column, head_dim_v, &row.max, sum);
             });
-        }
-    }
-
-    /// After the last Q tile: shared memory must outlive the copies that read it.
-    #[track_caller]
-    pub(super) fn end(&self) {
-        if self.context.out.is_some() {
-            self.storers.one_lane(|| self.k.bulk_wait_read(0));
         }
     }
 

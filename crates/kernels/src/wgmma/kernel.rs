@@ -9,7 +9,7 @@ use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
 use super::Config;
-use super::consumer::{QRead, TileRows, Warpgroup, release};
+use super::consumer::{QRead, TileRows, Warpgroup, release, skip};
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::WARPGROUP_ROWS;
@@ -18,7 +18,7 @@ use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{Probability, Rescale};
 use crate::attention::split::Partials;
-use crate::attention::tensor_rows::{RowsOf, Sequence, TensorRows};
+use crate::attention::tensor_rows::{RowsOf, TensorRows};
 
 /// What producer and consumers have in common.
 pub(super) struct Context<'k, 'p, E: Probability> {
@@ -139,7 +139,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 let (first, n_blocks) = (tile.fully_masked(group.index), tile.n_blocks());
                 let any = first.lt(n_blocks);
                 k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, any));
-                k.if_(any.uniform(), || group.n_blocks(&tile, first));
+                k.if_(any.uniform(), || group.main_loop(&tile, first));
                 let next = list.next();
                 let overlap = next.exists() & any & next.sees_first_block(group.index);
                 group.last_output(any, overlap);
@@ -158,7 +158,10 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 scope.break_if((!next.exists()).uniform());
             });
         });
-        group.end();
+        if self.out.is_some() {
+            // Shared memory must outlive the copies that read it.
+            group.storers.one_lane(|| k.bulk_wait_read(0));
+        }
     }
 }
 
@@ -170,19 +173,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let k = self.k;
         // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it
         // may wait for the next Q.
-        k.if_((!any).uniform(), || {
-            self.q.wait();
-            self.q.passed(QRead::NoRows, None);
-        });
+        k.if_((!any).uniform(), || skip(self.q.stage));
         k.for_uniform(0, skipped, 1, |_| {
             self.with_tensor_cores(|| ());
-            for stage in [self.keys, self.values] {
-                stage.wait();
-                release(stage);
-            }
+            skip(self.keys);
+            skip(self.values);
         });
         k.if_(any.uniform(), || {
-            self.q.wait();
+            self.q.stage.wait();
             self.load_q();
             self.keys.wait();
             self.start_scores();
@@ -193,15 +191,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
 
     /// All K blocks of a Q tile, from its first scores on, but for the last output.
     #[track_caller]
-    fn n_blocks(&self, tile: &WorkItem<'k>, first: Val<'k, u32>) {
+    fn main_loop(&self, tile: &WorkItem<'k>, first: Val<'k, u32>) {
         let (k, masked) = (self.k, tile.masked());
         if let (Some(scales), Some(head)) = (&self.context.scales, &self.scales) {
             head.load(scales, &self.context.params.score_mod, tile.batch(), tile.kv_head());
         }
         let (second, n_blocks) = (first + 1, tile.n_blocks());
         self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
-        let params = &Sequence::of(self.context.params, tile).params;
-        let rows = &self.rows_of(params, tile);
+        let rows = &self.rows_of(tile);
         self.begin_block(rows, first);
         // The softmax of the first scores sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
@@ -273,13 +270,13 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             // No warpgroup waits for the tensor cores while Q goes to registers.
             let q_first = with_scores && self.q_held.steps() > 0;
             if q_first {
-                self.q.wait();
+                self.q.stage.wait();
                 self.load_q();
             }
             self.with_tensor_cores(|| {
                 if with_scores {
                     if !q_first {
-                        self.q.wait();
+                        self.q.stage.wait();
                     }
                     self.keys.wait();
                     self.start_scores();

@@ -58,7 +58,7 @@ fn with(config: &str, problem: ProblemBuilder) -> Plan {
 const FAULTS: &[Fault] = &[
     // Barriers and their counts.
     Fault { name: "nobody waits for the mbarriers to be made", operator: Operator::DropBarrier,
-        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "self.q.wait()", of: "`q.full`" },
+        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "self.q.consumer.wait()", of: "`q.full`" },
     Fault { name: "the block's barrier waits for a warp that is not there", operator: Operator::CountMore,
         place: "start_pipelines", object: "", found: Some(FindingKind::Deadlock), at: "start_pipelines", of: "" },
     Fault { name: "the scheduler barrier is for a warp fewer", operator: Operator::CountBarrier,
@@ -124,19 +124,19 @@ const FAULTS: &[Fault] = &[
     Fault { name: "a group of products is never closed", operator: Operator::DropCommit,
         place: "O += P*V", object: "", found: Some(FindingKind::InFlight), at: "", of: "out" },
     Fault { name: "output is overwritten while it is stored", operator: Operator::DropAsyncWait,
-        place: "bulk_wait_read(pending)", object: "", found: Some(FindingKind::Race), at: "self.store_rows(", of: "out_tile" },
+        place: "bulk_wait_read(pending)", object: "", found: Some(FindingKind::Race), at: "group.store(", of: "out_tile" },
     Fault { name: "a block ends while its output is stored", operator: Operator::DropAsyncWait,
         place: "bulk_wait_read(0)", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
     Fault { name: "a group of stores is never closed", operator: Operator::DropCommit,
         place: "k.bulk_commit()", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
     Fault { name: "a lane stores what its warp has not written yet", operator: Operator::DropWarpBarrier,
-        place: "self.store_rows(", object: "", found: Some(FindingKind::Race), at: "", of: "out_tile" },
+        place: "group.store(", object: "", found: Some(FindingKind::Race), at: "", of: "out_tile" },
 
     // Fences.
     Fault { name: "no fence: mbarriers are not made known to copies", operator: Operator::DropFence,
         place: "start_pipelines", object: "", found: Some(FindingKind::MissingFence), at: "load_tma", of: "" },
     Fault { name: "no proxy fence: copies do not see what threads wrote", operator: Operator::DropFence,
-        place: "self.store_rows(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "out_tile" },
+        place: "group.store(", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "out_tile" },
     Fault { name: "no wgmma fence after registers were written", operator: Operator::DropFence,
         place: "S = Q*K", object: "", found: Some(FindingKind::MissingFence), at: "S = Q*K", of: "scores" },
 
