@@ -145,8 +145,18 @@ impl<'k> WorkList<'k> {
         }
     }
 
+    /// Runs `compute` for this item and those after it; it gives the next one.
     #[track_caller]
-    pub(crate) fn advance(&self) {
+    pub(crate) fn for_each(&self, compute: impl Fn() -> NextItem<'k>) {
+        self.k.loop_(|scope| {
+            let next = compute();
+            self.advance();
+            scope.break_if((!next.exists()).uniform());
+        });
+    }
+
+    #[track_caller]
+    fn advance(&self) {
         match self.end {
             None => self.this.add_assign(self.k.grid_dim(0)),
             Some(_) => self.this.add_assign(1),

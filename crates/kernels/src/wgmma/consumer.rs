@@ -36,7 +36,7 @@ pub(super) enum QRead {
 
 /// A stage of Q, a warpgroup's or the tile's: the one place that releases it.
 pub(super) struct QStage<'k> {
-    pub(super) stage: Consumer<'k>,
+    pub(super) consumer: Consumer<'k>,
     last_read: QRead,
 }
 
@@ -46,8 +46,8 @@ impl<'k> QStage<'k> {
     pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
         match last {
             _ if read != self.last_read => {}
-            Some(last) => last.builder().if_(last.uniform(), || release(self.stage)),
-            None => release(self.stage),
+            Some(last) => last.builder().if_(last.uniform(), || release(self.consumer)),
+            None => release(self.consumer),
         }
     }
 }
@@ -107,9 +107,8 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (levers, shape, params) = (context.levers, context.shape, context.params);
         let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
         let index = warp / 4;
-        let barrier = levers
-            .pingpong
-            .then(|| WarpSchedulerBarrier::new(index, levers.warpgroups()));
+        let groups = levers.warpgroups();
+        let barrier = levers.pingpong.then(|| WarpSchedulerBarrier::new(index, groups));
         let scales = E::SCALED.then(|| HeadFactors::new(k));
         let scale = match &scales {
             Some(scales) => Scale::OfHead(scales.exponents),
@@ -117,9 +116,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
-        let stage = match packing.is_of_tiles() {
+        let consumer = match packing.is_of_tiles() {
             true => context.q_pipeline.consumer(),
-            false => context.q_pipeline.consumer_of(index, levers.warpgroups()),
+            false => context.q_pipeline.consumer_of(index, groups),
         };
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
@@ -138,7 +137,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             lane_rows: LaneRows { first, packing },
             storers: Storers::new(packing, warp, index),
             q: QStage {
-                stage,
+                consumer,
                 last_read: match () {
                     () if q_held.steps() == q_rows.steps() => QRead::Load,
                     () if levers.q_stages(shape) == 1 => QRead::LastScores,
@@ -192,7 +191,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.stage.stage(), row, column + first)
+                tile.at_stage(self.q.consumer.stage(), row, column + first)
             });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
             // for loads: without the fence the copy that fills the stage next may overtake them.
@@ -215,7 +214,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.stage.stage()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.consumer.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();

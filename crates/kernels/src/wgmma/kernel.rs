@@ -134,7 +134,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         list.if_any(|| {
             // Whether the first scores of this tile have been computed with the tile before.
             let ahead = k.var(0u32);
-            k.loop_(|scope| {
+            list.for_each(|| {
                 let tile = list.this();
                 let (first, n_blocks) = (tile.fully_masked(group.index), tile.n_blocks());
                 let any = first.lt(n_blocks);
@@ -154,8 +154,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                     false => k.if_(any.uniform(), store),
                 }
                 ahead.set(overlap.select(1u32, 0u32));
-                list.advance();
-                scope.break_if((!next.exists()).uniform());
+                next
             });
         });
         if self.out.is_some() {
@@ -173,14 +172,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let k = self.k;
         // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it
         // may wait for the next Q.
-        k.if_((!any).uniform(), || skip(self.q.stage));
+        k.if_((!any).uniform(), || skip(self.q.consumer));
         k.for_uniform(0, skipped, 1, |_| {
             self.with_tensor_cores(|| ());
             skip(self.keys);
             skip(self.values);
         });
         k.if_(any.uniform(), || {
-            self.q.stage.wait();
+            self.q.consumer.wait();
             self.load_q();
             self.keys.wait();
             self.start_scores();
@@ -270,13 +269,13 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             // No warpgroup waits for the tensor cores while Q goes to registers.
             let q_first = with_scores && self.q_held.steps() > 0;
             if q_first {
-                self.q.stage.wait();
+                self.q.consumer.wait();
                 self.load_q();
             }
             self.with_tensor_cores(|| {
                 if with_scores {
                     if !q_first {
-                        self.q.stage.wait();
+                        self.q.consumer.wait();
                     }
                     self.keys.wait();
                     self.start_scores();

@@ -23,14 +23,12 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             let list = self.work.list(k, self.levers.tiling(self.shape.packing));
             let all = (1 << self.levers.cluster) - 1;
             let cluster = (self.levers.cluster > 1).then(|| (k.cluster_rank(), k.constant(all)));
-            list.if_any(|| {
-                k.loop_(|scope| {
-                    let next = list.next();
-                    self.copy_tile(k, &list.this(), cluster, q_and_keys, values);
-                    list.advance();
-                    scope.break_if((!next.exists()).uniform());
-                });
-            });
+            let copy = || {
+                let next = list.next();
+                self.copy_tile(k, &list.this(), cluster, q_and_keys, values);
+                next
+            };
+            list.if_any(|| list.for_each(copy));
         };
         if self.is_paged() {
             k.if_(warp.eq(0).uniform(), || copy_tiles(q_and_keys, None));
