@@ -12,7 +12,7 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
 use super::warp::Warp;
-use super::{Part, Tiling};
+use super::{Outputs, Tiling};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
 use crate::attention::gradients::{BackwardParams, dq_sums};
 use crate::attention::lengths::TensorParam;
@@ -30,7 +30,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
     pub(super) tiling: Tiling,
-    pub(super) part: Part,
+    pub(super) outputs: Outputs,
     pub(super) params: BackwardParams<'k, E>,
     pub(super) owned: Pair<HeadTile<'k, E>>,
     pub(super) walked: Pair<HeadTile<'k, E>>,
@@ -45,21 +45,21 @@ pub(super) struct Context<'k, 'p, E> {
     seen: Band<Val<'k, i32>>,
 }
 
-pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, part: Part) {
+pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, outputs: Outputs) {
     k.min_blocks_per_sm(levers.min_blocks);
     if levers.max_registers > 0 {
         k.max_registers(levers.max_registers);
     }
     let params = BackwardParams::<E>::declare(k, shape);
-    let written = part.written().iter();
+    let written = outputs.written().iter();
     let written = written.map(|name| TensorParam::declare(k, name, k.param_ptr_mut(name)));
     let written: Vec<_> = written.collect();
-    let sums = part.adds_dq().then(|| dq_sums(k));
+    let sums = outputs.adds_dq().then(|| dq_sums(k));
 
     let tiling = Tiling::new(levers, shape);
     let tile = |name, rows, head_dims, stages| HeadTile::widened(k, name, rows, head_dims, stages, levers.swizzled);
     let [keys, values] = [[shape.head_dim, tiling.columns], [shape.head_dim_v, tiling.columns_v]];
-    let [owned, walked] = part.tile_names();
+    let [owned, walked] = outputs.tile_names();
     let owned = [
         tile(owned[0], levers.cols, keys, 1),
         tile(owned[1], levers.cols, values, 1),
@@ -72,7 +72,7 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
     let numbers = ["lse_tile", "delta_tile"].map(|name| k.shared_tile(name, row_numbers));
 
     let rows = &params.rows;
-    let (most, heads) = match part.owns_keys() {
+    let (most, heads) = match outputs.owns_keys() {
         true => (rows.seq_len_kv, rows.num_heads / rows.group_size),
         false => (rows.seq_len_q, rows.num_heads),
     };
@@ -81,7 +81,7 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
     let (batch, head) = (batch_head / heads, batch_head % heads);
     let params = params.of_sequence(batch);
     let rows = &params.rows;
-    let (owned_len, seen) = match part.owns_keys() {
+    let (owned_len, seen) = match outputs.owns_keys() {
         true => (rows.seq_len_kv, rows.band.inverse(rows.seq_len_q.reinterpret())),
         false => (rows.seq_len_q, rows.band),
     };
@@ -90,7 +90,7 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
         levers,
         shape,
         tiling,
-        part,
+        outputs,
         owned,
         walked,
         numbers,
@@ -109,10 +109,10 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
     fn compute(&self, written: &[TensorParam<'k, E>], sums: Option<GlobalPtr<'k, f32>>) {
         let (k, rows) = (self.k, &self.params.rows);
         let [q, keys] = [[self.params.q, self.params.dout], [self.params.k, self.params.v]];
-        let (owned, walked) = if self.part.owns_keys() { (keys, q) } else { (q, keys) };
+        let (owned, walked) = if self.outputs.owns_keys() { (keys, q) } else { (q, keys) };
         self.copy_owned(owned);
         let warp = Warp::new(self);
-        if self.part.owns_keys() {
+        if self.outputs.owns_keys() {
             k.for_uniform(0u32, rows.group_size, 1, |i| {
                 let q_head = self.head.fma(rows.group_size, i);
                 self.main_loop(&warp, walked, q_head, q_head, sums);
@@ -164,15 +164,15 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
             warp.dp(second);
             k.scheduling_fence();
             warp.differentiate(ring.numbers_at(i), (edges == Edges::Checked).then_some(row));
-            if self.part.owns_keys() && !self.tiling.shares_columns() {
+            if self.outputs.owns_keys() && !self.tiling.shares_columns() {
                 warp.add_second(second);
-                if !self.part.adds_dq() {
+                if !self.outputs.adds_dq() {
                     k.scheduling_fence();
                 }
             }
             // dS is there, and P if warps exchange it.
             k.barrier();
-            if self.part.owns_keys() && self.tiling.shares_columns() {
+            if self.outputs.owns_keys() && self.tiling.shares_columns() {
                 warp.add_second(second);
                 k.barrier();
             }
@@ -283,25 +283,15 @@ impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
     /// Starts copying an iteration's tile of Q with the numbers of its rows, if there is one, and closes the group.
     #[track_caller]
     fn start_first(&self, i: Val<'k, i32>, edges: Edges) {
-        let Context {
-            k,
-            levers,
-            part,
-            numbers,
-            ..
-        } = self.context;
+        let (context, k) = (self.context, self.context.k);
         k.verb("start_first", || {
             k.if_(i.lt(self.order.count).uniform(), || {
                 self.copy(0, i, edges);
-                if part.owns_keys() {
-                    let per_tile = levers.rows / 4;
+                if context.outputs.owns_keys() {
+                    let per_tile = context.levers.rows / 4;
                     let (tile, chunk) = (k.thread_idx() / per_tile, k.thread_idx() % per_tile * 4u32);
-                    let places = self
-                        .context
-                        .params
-                        .statistics
-                        .places(self.head_row + self.row(i, edges));
-                    for (which, (to, from)) in numbers.iter().zip(places).enumerate() {
+                    let (statistics, first) = (&context.params.statistics, self.head_row + self.row(i, edges));
+                    for (which, (to, from)) in context.numbers.iter().zip(statistics.places(first)).enumerate() {
                         k.if_(tile.eq(which as u32).divergent(), || {
                             k.cp_async(to.at_stage(self.numbers_at(i), 0, chunk), from.offset(chunk), None);
                         });

@@ -117,24 +117,24 @@ pub fn defaults() -> impl Iterator<Item = (Config, usize)> {
         .filter_map(|row| Some((Config::from_id(row.id)?, row.head_dim)))
 }
 
-/// What a main kernel computes.
+/// Which gradients a main kernel computes.
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum Outputs {
     /// dK and dV of the keys that a block owns, and what these add to dQ.
     All,
     /// The same without dQ.
-    Keys,
+    DkDv,
     /// dQ of the query rows that a block owns.
-    Queries,
+    Dq,
 }
 
-impl Part {
+impl Outputs {
     fn owns_keys(self) -> bool {
-        self != Part::Queries
+        self != Outputs::Dq
     }
 
     fn adds_dq(self) -> bool {
-        self == Part::All
+        self == Outputs::All
     }
 
     /// The gradients that it stores.
@@ -238,29 +238,29 @@ pub(super) fn plan(
     let levers = Values::from(*config);
     let dq_columns = if problem.deterministic() { 0 } else { tiling.columns };
     let workspace = Workspace::new(NAME, problem, dq_columns)?;
-    let step = |family, part: Part, build| {
-        let (len, heads) = match part.owns_keys() {
+    let step = |family, outputs: Outputs, build| {
+        let (len, heads) = match outputs.owns_keys() {
             true => (problem.seq_len_kv(), problem.num_kv_heads()),
             false => (problem.seq_len_q(), problem.num_heads()),
         };
         let blocks = len.div_ceil(config.cols as usize) * heads * problem.batch();
         let grid = grid(NAME, [blocks, 1, 1])?;
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
-        let launch = gradients::launch(problem, &shape, workspace, &kernel, grid, part.written());
+        let launch = gradients::launch(problem, &shape, workspace, &kernel, grid, outputs.written());
         Ok::<_, Refusal>(Step { kernel, launch })
     };
     let (main, then) = match problem.deterministic() {
         true => (
-            step("mma dkdv", Part::Keys, |levers, shape| {
-                build(levers, shape, "dkdv", Part::Keys)
+            step("mma dkdv", Outputs::DkDv, |levers, shape| {
+                build(levers, shape, "dkdv", Outputs::DkDv)
             })?,
-            step("mma dq", Part::Queries, |levers, shape| {
-                build(levers, shape, "dq", Part::Queries)
+            step("mma dq", Outputs::Dq, |levers, shape| {
+                build(levers, shape, "dq", Outputs::Dq)
             })?,
         ),
         false => (
-            step("mma backward", Part::All, |levers, shape| {
-                build(levers, shape, "backward", Part::All)
+            step("mma backward", Outputs::All, |levers, shape| {
+                build(levers, shape, "backward", Outputs::All)
             })?,
             dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?,
         ),
@@ -269,12 +269,12 @@ pub(super) fn plan(
     Ok((vec![before], main, vec![then]))
 }
 
-fn build(levers: &Values, shape: &Shape, what: &str, part: Part) -> Result<Kernel, BuildErrors> {
+fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result<Kernel, BuildErrors> {
     let config = Config::from(*levers);
     let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
     Kernel::build(name, config.threads(), |k| match shape.dtype {
-        DType::F16 => kernel::body::<f16>(k, &config, shape, part),
-        _ => kernel::body::<bf16>(k, &config, shape, part),
+        DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
+        _ => kernel::body::<bf16>(k, &config, shape, outputs),
     })
 }
 

@@ -59,7 +59,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             k,
             levers,
             tiling,
-            part,
+            outputs,
             owned,
             walked,
             ..
@@ -100,9 +100,9 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             }
         };
         let shared = tiling.shares_columns();
-        let p = exchanged("p", part.owns_keys() && !shared, part.owns_keys() && shared);
-        let ds = exchanged("ds", !shared, shared || part.adds_dq());
-        let dq = ds.tile.filter(|_| part.adds_dq()).map(|ds_tile| {
+        let p = exchanged("p", outputs.owns_keys() && !shared, outputs.owns_keys() && shared);
+        let ds = exchanged("ds", !shared, shared || outputs.adds_dq());
+        let dq = ds.tile.filter(|_| outputs.adds_dq()).map(|ds_tile| {
             let (row_warp, column_warp) = (warp / tiling.dq_warps[1], warp % tiling.dq_warps[1]);
             let first_row = row_warp * (STEP * tiling.dq_row_blocks());
             let keys = owned[0].shared_columns((a_row, a_col), (column_warp, tiling.dq_warps[1]));
@@ -117,7 +117,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         });
         let both = [0, 1];
         let [columns, columns_v] = [tiling.columns, tiling.columns_v].map(|columns| columns / levers.warps);
-        let numbers = blocks.clone().filter(|_| !part.owns_keys()).flat_map(|_| both);
+        let numbers = blocks.clone().filter(|_| !outputs.owns_keys()).flat_map(|_| both);
         Warp {
             k,
             context,
@@ -129,7 +129,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             walked_columns: both.map(|i| walked[i].shared_columns((a_row, a_col), (column_warp, levers.warps))),
             scores: tiles("scores", tiling.walked_rows),
             dp: tiles("dp", tiling.walked_rows),
-            sums: match part.owns_keys() {
+            sums: match outputs.owns_keys() {
                 true => [zeros("dk", columns), zeros("dv", columns_v)],
                 false => [zeros("dq", columns), Vec::new()],
             },
@@ -208,7 +208,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             for tile in 0..context.tiling.walked_rows / ACC_COLS {
                 let column = ACC_COLS * tile;
                 let of_walked = context
-                    .part
+                    .outputs
                     .owns_keys()
                     .then(|| numbers.map(|at| at.plus(column as i32).load_words(2, Cache::Default)));
                 for m in 0..self.scores.len() {
@@ -313,20 +313,14 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
 
     /// Stores the sums, rounded, through the bytes of the owned tiles. No warp may still read these.
     pub(super) fn store(&self, written: &[TensorParam<'k, E>]) {
-        let Context {
-            k,
-            levers,
-            shape,
-            owned,
-            ..
-        } = *self.context;
-        let scale = self.context.params.softmax_scale;
+        let (k, context) = (self.k, self.context);
+        let (owned, scale) = (context.owned, context.params.softmax_scale);
         for (i, tile) in owned.iter().enumerate().take(written.len()) {
             let column = self.column_warp.fma(STEP, lane_column(k));
             let place = tile.place(self.lane_owned, column);
             for (m, sum) in self.sums[i].iter().enumerate() {
                 for acc in 0..sum.tiles() {
-                    let at = tile.across(place, STEP * levers.warps * (acc / 2) + ACC_COLS * (acc % 2));
+                    let at = tile.across(place, STEP * context.levers.warps * (acc / 2) + ACC_COLS * (acc % 2));
                     for half in 0..2 {
                         let pair = sum.pair(acc, half).map(|value| match i {
                             0 => value * scale,
@@ -340,16 +334,15 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         }
         k.barrier();
         for (i, (tile, tensor)) in owned.iter().zip(written).enumerate() {
-            let first = match self.context.part.owns_keys() {
-                true => self.context.params.first.k,
-                false => self.context.params.first.q,
-            };
-            let tensor = tensor.starting_at(first);
-            let head = tensor.head(self.context.batch, self.context.head);
-            let head_dim = [shape.head_dim, shape.head_dim_v][i];
+            let tensor = tensor.starting_at(match context.outputs.owns_keys() {
+                true => context.params.first.k,
+                false => context.params.first.q,
+            });
+            let head = tensor.head(context.batch, context.head);
+            let head_dim = [context.shape.head_dim, context.shape.head_dim_v][i];
             tile.chunks(k).for_each(|row, column, place| {
-                let row = self.context.first + row;
-                let exists = row.lt(self.context.owned_len) & column.lt(head_dim);
+                let row = context.first + row;
+                let exists = row.lt(context.owned_len) & column.lt(head_dim);
                 k.if_(exists.divergent(), || {
                     let words = place.load_words(4, Cache::Default);
                     tensor.row(head, row).offset(column).store_words(&words, Cache::Default);
