@@ -18,8 +18,8 @@ use super::epilogue::{Sinks, Total, log_sum_exp};
 use super::lengths::TensorParam;
 use super::params::{RowParams, Shape, add_lse, add_rows, add_tensor};
 use super::query_rows::{QueryRows, TileHeads};
-use super::schedule::{Combined, Pieces, Schedule};
 use super::split::{self, Partial, Partials};
+use super::stream_k::{Combined, Pieces, Schedule};
 use crate::Refusal;
 use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
@@ -172,7 +172,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     });
 }
 
-/// The same for the tiles that a [schedule](super::schedule) has in pieces: block `(x, y)` merges some rows of the tile
+/// The same for the tiles that a [schedule](super::stream_k) has in pieces: block `(x, y)` merges some rows of the tile
 /// that begins in block `y` of the main kernel, if one does.
 fn listed_body<E: MmaElement + Widen>(
     k: &KernelBuilder,

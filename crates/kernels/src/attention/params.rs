@@ -36,7 +36,7 @@ pub(crate) struct Shape {
     pub tap: Option<Tap>,
     /// Whether blocks share the keys of a row and leave [partials](super::split) of its output.
     pub split: bool,
-    /// Whether blocks take their work from a [schedule](super::schedule), and leave partials of tiles in pieces.
+    /// Whether blocks take their work from a [schedule](super::stream_k), and leave partials of tiles in pieces.
     pub listed: bool,
     /// Rows of the boxes in which pages are copied, if they are.
     pub page_rows: u32,

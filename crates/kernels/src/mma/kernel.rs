@@ -4,7 +4,7 @@
 //! K block. K and V come through a ring of stages filled by asynchronous copies.
 //!
 //! Where lengths are on the device, blocks may work through lists of items, each a Q tile or a piece of one, made by a
-//! [schedule](crate::attention::schedule).
+//! [schedule](crate::attention::stream_k).
 //!
 //! K blocks that need a mask come first, so that the long loop over the others has none. One barrier per K block says
 //! both that the block has arrived and that its predecessor's stage may be overwritten.
@@ -15,8 +15,8 @@ use super::consumer::{Warp, WarpPlace};
 use super::producer::{Block, Edges, Ring};
 use super::{Config, Rescale};
 use crate::attention::params::{Params, Shape};
-use crate::attention::schedule::Items;
 use crate::attention::softmax::SixteenBits;
+use crate::attention::stream_k::Items;
 use crate::tiles::{HeadTile, StagedFragments, a_lane, b_lane};
 
 pub(super) fn body<E: SixteenBits>(k: &KernelBuilder, levers: &Config, shape: &Shape) {

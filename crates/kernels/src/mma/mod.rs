@@ -21,7 +21,7 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid, launch};
 use crate::attention::query_rows::TileHeads;
-use crate::attention::schedule::{Pieces, Schedule};
+use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Lever, Values, lever_values};

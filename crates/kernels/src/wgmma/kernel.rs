@@ -13,11 +13,11 @@ use super::consumer::{QRead, TileRows, Warpgroup, release, skip};
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::WARPGROUP_ROWS;
-use crate::attention::schedule::Work;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{Probability, Rescale};
 use crate::attention::split::Partials;
+use crate::attention::stream_k::Work;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 
 /// What producer and consumers have in common.

@@ -1,5 +1,5 @@
 //! The work item: a Q tile of a head and its K blocks, or some of them, in eight words. The host and a kernel
-//! ([`schedule`](super::super::schedule)) write the same words, from one function over [`Index`].
+//! ([`stream_k`](super::super::stream_k)) write the same words, from one function over [`Index`].
 
 use std::array;
 

@@ -6,8 +6,8 @@ use super::line::LineTile;
 use super::{Context, ITEM, NUMBER, POSITION, Ranges, TILES_BEFORE};
 use crate::attention::lengths::SequenceRows;
 use crate::attention::query_rows::{QueryRows, TileHeads};
-use crate::attention::schedule::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
 use crate::attention::scheduler::{Place, TILE_COST, WORDS};
+use crate::attention::stream_k::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
 
 impl<'k> Context<'k> {
     /// The first tile of a range, and its items.

@@ -4,8 +4,8 @@ use flashcore_ir::Val;
 
 use super::line::LineTile;
 use super::{BEHIND, Context, ITEM, LOAD, NUMBER, POSITION, Ranges, TILES_BEFORE};
-use crate::attention::schedule::{EVEN, ROUND_TILES, UNEVEN};
 use crate::attention::scheduler::TILE_COST;
+use crate::attention::stream_k::{EVEN, ROUND_TILES, UNEVEN};
 
 impl<'k> Context<'k> {
     /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block
