@@ -443,20 +443,20 @@ impl<'k, E: Widen> Params<'k, E> {
                 let width = bytes.min(pairs * E::BYTES);
                 table.offset(pair).load_f32s(pairs, width, Cache::ReadOnly)
             });
-            let turned =
+            let rotated =
                 |i: usize, a: Val<'k, f32>, b: Val<'k, f32>| [a * cos[i] - b * sin[i], a * sin[i] + b * cos[i]];
             if self.kinds.interleaved {
                 let at = |x: GlobalPtr<'k, E>| x.offset(pair * 2u32);
                 let x = at(from).load_f32s(2 * pairs, bytes, Cache::Default);
                 let pairs = x.chunks(2).enumerate();
-                let x: Vec<_> = pairs.flat_map(|(i, pair)| turned(i, pair[0], pair[1])).collect();
+                let x: Vec<_> = pairs.flat_map(|(i, pair)| rotated(i, pair[0], pair[1])).collect();
                 at(to).store_f32s(&x, bytes, Cache::Default);
                 return;
             }
             let halves = |x: GlobalPtr<'k, E>| [x.offset(pair), x.offset(pair + dim / 2)];
             let [a, b] = halves(from).map(|half| half.load_f32s(pairs, bytes, Cache::Default));
             let both = a.iter().zip(&b).enumerate();
-            let (a, b): (Vec<_>, Vec<_>) = both.map(|(i, (&a, &b))| turned(i, a, b)).map(|[a, b]| (a, b)).unzip();
+            let (a, b): (Vec<_>, Vec<_>) = both.map(|(i, (&a, &b))| rotated(i, a, b)).map(|[a, b]| (a, b)).unzip();
             let [first, second] = halves(to);
             first.store_f32s(&a, bytes, Cache::Default);
             second.store_f32s(&b, bytes, Cache::Default);

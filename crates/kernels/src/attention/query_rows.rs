@@ -223,7 +223,7 @@ impl Packing {
     /// The packed heads of a problem in tiles of so many rows, each in so many splits, on so many SMs. Whole queries
     /// share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows together,
     /// each takes 0.5 to 0.9 us longer (run `serve-chunks`), so no more rounds may be left than were timed: four, and
-    /// one under causal masks, whose tiles are dealt evenly already. With lengths on the device they were not tried.
+    /// one under causal masks, whose tiles are assigned evenly already. With lengths on the device they were not tried.
     /// Which rows share a warp decides when maxima are raised, so what must not depend on the batch goes without.
     pub(crate) fn for_tiles(problem: &Problem, rows: u32, splits: u32, sms: u32) -> Packing {
         let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));

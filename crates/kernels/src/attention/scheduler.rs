@@ -2,7 +2,7 @@
 //! persistent kernel reads.
 //!
 //! Lists are made greedily, longest tile first (LPT): the longest Q tile that is left goes to the block with the least
-//! to do. Heads are dealt in rounds: K and V of those of a round fit into the L2 cache. A kernel reads the next item
+//! to do. Heads are assigned in rounds: K and V of those of a round fit into the L2 cache. A kernel reads the next item
 //! while it works on this one, so that copies for the next tile begin before this one ends.
 
 use std::cmp::Reverse;
@@ -189,7 +189,7 @@ fn visible(seen: &KeyRange, packing: Packing) -> impl Fn(i64) -> (i64, i64) {
     }
 }
 
-/// The clusters of a grid, and what is dealt to them.
+/// The clusters of a grid, and what is assigned to them.
 #[derive(Clone, Copy)]
 struct Clusters {
     count: usize,
@@ -202,7 +202,7 @@ struct Clusters {
     /// Clusters' worth of heads, of all batches, and how many of them share K and V.
     all_heads: usize,
     sharing: usize,
-    /// Rounds that heads are dealt in.
+    /// Rounds that heads are assigned in.
     rounds: usize,
 }
 
@@ -246,7 +246,7 @@ impl Clusters {
     /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and
     /// the cluster of each head: the one with the least to do, and of several the first. `costs` are those of a head's
     /// items, the longest first.
-    fn deal(&self, costs: &[u64], mut each: impl FnMut(usize, usize, &[usize])) {
+    fn assign(&self, costs: &[u64], mut each: impl FnMut(usize, usize, &[usize])) {
         // Each in turn, while clusters have nothing to do.
         let alone = costs.len() * self.all_heads <= self.count;
         let (mut loads, mut next) = (Loads::new(self.count.min(MOST_CLUSTERS)), 0);
@@ -261,7 +261,7 @@ impl Clusters {
                     chosen.extend(next..next + items);
                     next += items;
                 } else {
-                    loads.deal(alike[0], items as u64, |clusters| loads::add_to(&mut chosen, clusters));
+                    loads.assign(alike[0], items as u64, |clusters| loads::add_to(&mut chosen, clusters));
                 }
                 for of_place in chosen.chunks_exact(heads) {
                     each(place, of_round.start, of_place);
@@ -318,7 +318,7 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
     let mut list: Vec<[u32; WORDS]> = Vec::with_capacity(longest * blocks);
     let mut next: Vec<usize> = (0..blocks).step_by(cluster).collect();
-    clusters.deal(&costs, |place, first_head, chosen| {
+    clusters.assign(&costs, |place, first_head, chosen| {
         let (_, Reverse(index), split) = order[place];
         let of_tile = &items[(index * splits + split) * clusters.tiles..][..clusters.tiles];
         for (&chosen, &[first, head]) in chosen.iter().zip(&places[first_head..]) {

@@ -72,8 +72,8 @@ impl<'k> TileBias<'k> {
         TileBias { row, first }
     }
 
-    /// Those of the rows of a lane in row blocks of 16, if there are any. `of(m, half)` gives that of a row; where heads
-    /// are not `packed`, all rows are of the head of the first one.
+    /// Those of the rows of a lane in row blocks of 16, if there are any. `of(m, half)` gives that of a row. Where
+    /// heads are not `packed`, all rows are of the head of the first one.
     #[track_caller]
     pub(crate) fn of_lane(
         row_blocks: u32,

@@ -7,10 +7,10 @@
 //! other.
 //!
 //! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is
-//! little work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, the blocks are
-//! dealt tiles one by one, as many as leave no block with more than its share. The rest of the line is cut into a range
-//! for each block, which makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round
-//! into a range for each block of the main kernel. So all blocks are in one round at a time, and read K and V of few
+//! little work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, tiles go to
+//! blocks round-robin, as many as leave no block with more than its share. The rest of the line is cut into a range for
+//! each block, which makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round into a
+//! range for each block of the main kernel. So all blocks are in one round at a time, and read K and V of few
 //! heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of the largest tiles in each range. Cuts
 //! are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round
 //! falls into is computed in pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a
@@ -20,8 +20,8 @@
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
 //! sequences, of one head), and G blocks:
 //!
-//! - A block has at most its dealt tiles, those that begin in its ranges, and the one that its last range begins in: at
-//!   most `H·T + G` items, those of a block next to each other.
+//! - A block has at most its round-robin tiles, those that begin in its ranges, and the one that its last range begins
+//!   in: at most `H·T + G` items, those of a block next to each other.
 //! - The pieces of a tile that begins in block `i` have slots `2·i + 1`, `2·i + 2`, … in key order. The next tile in
 //!   pieces begins in the block of the last piece or a later one, so no two share a slot, and there are fewer than
 //!   `2·G`.
@@ -82,7 +82,7 @@ const MOST_SHARED: u32 = 1024;
 /// one tile uneven, which the last round must make up for.
 const ROUND_TILES: u32 = 4;
 
-/// Least ratio of the mean cost of tiles to the largest one for which blocks are dealt tiles one by one, however many
+/// Least ratio of the mean cost of tiles to the largest one for which tiles go to blocks round-robin, however many
 /// there are: with such costs that keeps the blocks at the same tiles.
 const EVEN: [u32; 2] = [7, 8];
 

@@ -71,7 +71,7 @@ pub(super) fn step(problem: &Problem, cols: u32, kernels: &KernelCache) -> Resul
     Ok(Step { kernel, launch })
 }
 
-/// A block turns a tile: a thread four keys by 16 columns at a time.
+/// A block transposes a tile: a thread four keys by 16 columns at a time.
 fn body(k: &KernelBuilder, cols: u32, head_dim_v: u32) {
     let v = TensorParam::<E4M3>::declare(k, "v", k.param_ptr("v"));
     let out = k.param_ptr_mut::<E4M3>("workspace");
@@ -97,7 +97,7 @@ fn body(k: &KernelBuilder, cols: u32, head_dim_v: u32) {
         });
         for word in 0..CHUNK / 4 {
             let four = [0, 1, 2, 3].map(|key: usize| rows[key][word as usize].get());
-            for (byte, keys) in turned(four).into_iter().enumerate() {
+            for (byte, keys) in transposed(four).into_iter().enumerate() {
                 let column = column + (4 * word + byte as u32);
                 let to = out.offset(column * cols + place);
                 to.store_words(&[keys.reinterpret()], Cache::Default);
@@ -106,9 +106,9 @@ fn body(k: &KernelBuilder, cols: u32, head_dim_v: u32) {
     });
 }
 
-/// Four words of four bytes, turned: byte `j` of word `i` becomes byte `i` of word `j`.
+/// Four words of four bytes, transposed: byte `j` of word `i` becomes byte `i` of word `j`.
 #[track_caller]
-fn turned<'k>([a, b, c, d]: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
+fn transposed<'k>([a, b, c, d]: [Val<'k, u32>; 4]) -> [Val<'k, u32>; 4] {
     let ab = [0x5140, 0x7362].map(|s: u32| a.prmt(b, s));
     let cd = [0x5140, 0x7362].map(|s: u32| c.prmt(d, s));
     [0, 1, 2, 3].map(|byte: usize| {

@@ -186,7 +186,7 @@ fn with_table(plan: &Plan, change: impl Fn(&mut [u32])) -> Plan {
 const WORDS: usize = 8;
 
 #[test]
-fn splits_that_are_dealt_out_wrong_are_found() {
+fn splits_that_are_assigned_wrong_are_found() {
     let problem = chunk().build().unwrap();
     let whole = Plan::new(&problem, &KERNELS[0].parse().unwrap(), Target::Sm90a).unwrap();
     assert_eq!(check(&with_table(&whole, |_| ()), 1).verdict, Verdict::Clean);

@@ -1,4 +1,4 @@
-//! The load of each cluster while items are dealt. Clusters with equal loads are one set.
+//! The load of each cluster while items are assigned. Clusters with equal loads are one set.
 
 /// Clusters by number.
 pub(super) type Set = [u64; MOST_CLUSTERS / 64];
@@ -41,9 +41,9 @@ impl Loads {
         }
     }
 
-    /// Deals items of as much work, more than none, each to the first of the clusters with the least to do. `dealt`
-    /// gets the clusters of the next items, one for each, in order.
-    pub(super) fn deal(&mut self, cost: u64, mut left: u64, mut dealt: impl FnMut(&Set)) {
+    /// Assigns items of as much work, more than none, each to the first of the clusters with the least to do.
+    /// `assigned` gets the clusters of the next items, one for each, in order.
+    pub(super) fn assign(&mut self, cost: u64, mut left: u64, mut assigned: impl FnMut(&Set)) {
         while left > 0 {
             let loads = &self.loads[self.first..];
             let Some(least) = loads.first().map(|first| first.load) else {
@@ -52,7 +52,7 @@ impl Loads {
             let of_least = loads.iter().take_while(|of| of.load == least);
             let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
             let taken = first_of(all, left);
-            dealt(&taken);
+            assigned(&taken);
             left -= taken.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
             // Those that are left with the least to do stay in front.
             let mut place = self.first;

@@ -132,8 +132,8 @@ impl Work {
         cost(blocks, items).div_ceil(self.clusters.count as u64)
     }
 
-    /// The cost of the block with most to do. Lists are dealt by K blocks and [`TILE_COST`], here as many items at a
-    /// time as are dealt alike.
+    /// The cost of the block with most to do. Lists are assigned by K blocks and [`TILE_COST`], here as many items at a
+    /// time as are assigned alike.
     pub(crate) fn most(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
         let (count, heads) = (self.clusters.count as u64, self.clusters.all_heads);
         if let [(blocks, items)] = self.of_head[..] {
@@ -146,7 +146,7 @@ impl Work {
         let mut loads = Loads::new(self.clusters.count);
         for heads in self.clusters.heads_of_rounds() {
             for &(blocks, items) in &self.of_head {
-                loads.deal(blocks + TILE_COST, items * heads.len() as u64, |_| ());
+                loads.assign(blocks + TILE_COST, items * heads.len() as u64, |_| ());
             }
         }
         let costs = loads.all().map(|(load, items)| cost(load - TILE_COST * items, items));

@@ -78,8 +78,8 @@ struct Context<'k> {
 #[derive(Clone, Copy)]
 struct Ranges<'k> {
     /// Tiles that each block has one by one, before all ranges.
-    dealt: Val<'k, u32>,
-    /// 1 if tiles are dealt.
+    round_robin: Val<'k, u32>,
+    /// 1 if tiles go round-robin.
     rounds: Val<'k, u32>,
     /// Ranges of whole tiles: those of all rounds but the last.
     whole: Val<'k, u32>,
@@ -91,7 +91,7 @@ const POSITION: u32 = 0;
 const NUMBER: u32 = 1;
 const TILES_BEFORE: u32 = 2;
 const ITEM: u32 = 3;
-/// Of each block, in the words that its first items take later: what its dealt tiles cost.
+/// Of each block, in the words that its first items take later: what its round-robin tiles cost.
 const LOAD: u32 = ITEM;
 
 /// Cuts behind the last one that a search may read.
@@ -133,7 +133,7 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         cuts: k.shared_tile("cuts", TileShape::new(4, tiles.most_ranges + BEHIND)),
     };
     if !tiles.one_each {
-        // Those of dealt tiles are added to them.
+        // Those of round-robin tiles are added to them.
         k.for_divergent(k.thread_idx(), context.grid, threads, |block| {
             context.cuts.at(LOAD, block).store(0u32);
         });

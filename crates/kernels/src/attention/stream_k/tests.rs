@@ -161,8 +161,8 @@ fn on_host(problem: &Problem, schedule: &Schedule, lengths: &Lengths<Vec<i32>>) 
     }
 }
 
-/// Blocks have `dealt` tiles one by one; or the line has several rounds.
-fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64>)], rounds: u64, dealt: u64) -> Lists {
+/// Each block has `ahead` tiles before its ranges; or the line has several rounds.
+fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64>)], rounds: u64, ahead: u64) -> Lists {
     let (grid, least) = (schedule.grid as usize, u64::from(schedule.pieces.least.max(1)));
     let words = |([batch, head, number], tile): &([u32; 3], Tile<i64>), slot: usize| {
         let kv_head = head / problem.group_size() as u32;
@@ -183,7 +183,7 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
         combined: vec![[0; 3]; schedule.combined() as usize],
     };
     let (mut start, mut next, mut loads) = (0, 0, vec![0; grid]);
-    for (number, of_line) in line[..dealt as usize * grid].iter().enumerate() {
+    for (number, of_line) in line[..ahead as usize * grid].iter().enumerate() {
         loads[number % grid] += cost(&of_line.1);
         lists.items[number % grid].push(words(of_line, 0));
         (start, next) = (start + cost(&of_line.1), next + 1);
@@ -209,7 +209,7 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
             Some(begin.min(total))
         })
         .collect();
-    if let Some(cuts) = alike::cuts(&line[next..], [total, each, least], grid, dealt).filter(|_| whole_ranges == 0) {
+    if let Some(cuts) = alike::cuts(&line[next..], [total, each, least], grid, ahead).filter(|_| whole_ranges == 0) {
         begins = cuts.iter().map(|cut| (start + cut).min(total)).collect();
     }
     for (number, of_line) in line.iter().enumerate().skip(next) {
@@ -308,7 +308,7 @@ fn drawn(seed: u64) -> (Problem, Pieces, u32) {
 
 #[test]
 fn the_kernel_makes_the_lists_of_the_host() {
-    let (mut in_pieces, mut empty, mut in_several_rounds, mut dealt) = (0, 0, 0, 0);
+    let (mut in_pieces, mut empty, mut in_several_rounds, mut round_robin) = (0, 0, 0, 0);
     for seed in 0..70 {
         let (problem, pieces, grid) = drawn(seed);
         let schedule = Schedule::new("test", &problem, pieces, grid).unwrap();
@@ -321,11 +321,11 @@ fn the_kernel_makes_the_lists_of_the_host() {
         let line = line(&problem, pieces, &lengths);
         let of_round = |rounds| in_ranges(&problem, &schedule, &line, rounds, 0) == expected;
         in_several_rounds += usize::from((2..9).any(of_round) && !of_round(1));
-        dealt += usize::from(!(1..9).any(of_round));
+        round_robin += usize::from(!(1..9).any(of_round));
     }
     assert!(
-        in_pieces > 100 && empty > 20 && in_several_rounds > 4 && dealt > 8,
-        "{in_pieces} tiles in pieces, {empty} blocks without items, {in_several_rounds} in several rounds, {dealt} dealt"
+        in_pieces > 100 && empty > 20 && in_several_rounds > 4 && round_robin > 8,
+        "{in_pieces} tiles in pieces, {empty} blocks without items, {in_several_rounds} in several rounds, {round_robin} round-robin"
     );
 }
 

@@ -8,7 +8,7 @@ use crate::attention::scheduler::TILE_COST;
 use crate::attention::stream_k::{EVEN, ROUND_TILES, UNEVEN};
 
 impl<'k> Context<'k> {
-    /// Where each range begins on the line: behind tiles that are dealt, or ranges of whole tiles, one for each block
+    /// Where each range begins on the line: behind round-robin tiles, or ranges of whole tiles, one for each block
     /// that makes up for what these leave its work uneven by.
     pub(super) fn cut(&self, row_tiles: Val<'k, u32>, cost: Val<'k, u32>, largest: Val<'k, u32>) -> Ranges<'k> {
         let (k, grid) = (self.k, self.grid);
@@ -19,18 +19,18 @@ impl<'k> Context<'k> {
         let of_largest = share / largest;
         let ranges = match self.tiles.one_each {
             true => Ranges {
-                dealt: of_largest,
+                round_robin: of_largest,
                 rounds: k.constant(1),
                 whole: k.constant(0),
             },
             false => self.rounds(row_tiles, cost, largest, of_largest),
         };
         let last_round = k.var(0u32);
-        k.if_(ranges.dealt.ne(0).uniform(), || {
+        k.if_(ranges.round_robin.ne(0).uniform(), || {
             if !self.tiles.one_each {
-                self.add_dealt(ranges.dealt);
+                self.add_round_robin(ranges.round_robin);
             }
-            let (next, all) = (ranges.dealt * grid, row_tiles * self.heads);
+            let (next, all) = (ranges.round_robin * grid, row_tiles * self.heads);
             let start = self.tile_numbered(next.min(all.max(1) - 1)).start;
             last_round.set(next.eq(all).select(total, start));
         });
@@ -39,7 +39,7 @@ impl<'k> Context<'k> {
                 last_round.set(self.cut_rounds(row_tiles, total, ranges));
             });
         }
-        let is_even = (ranges.dealt | ranges.whole).eq(0);
+        let is_even = (ranges.round_robin | ranges.whole).eq(0);
         let alike = self.alike(row_tiles, [cost, largest, each], ranges);
         let first_left = last_round.get();
         k.for_uniform(0, grid, self.threads, |first| {
@@ -51,7 +51,7 @@ impl<'k> Context<'k> {
                 let load = k.var(0u32);
                 match self.tiles.one_each {
                     // A tile is found sooner than threads that share the tiles meet.
-                    true => k.for_uniform(0, ranges.dealt, 1, |round| {
+                    true => k.for_uniform(0, ranges.round_robin, 1, |round| {
                         load.add_assign(self.tile_numbered(round.fma(grid, i)).cost);
                     }),
                     false => {
@@ -97,11 +97,11 @@ impl<'k> Context<'k> {
         ranges: Ranges<'k>,
     ) -> Alike<'k> {
         let all = row_tiles * self.heads;
-        let left = all - (ranges.dealt * self.grid).min(all);
+        let left = all - (ranges.round_robin * self.grid).min(all);
         let pieces = (self.grid / left.max(1)).max(1);
         let piece = (largest - TILE_COST as u32 + (pieces - 1)) / pieces;
         let piece = piece.max(self.least);
-        let is_short = ranges.dealt.fma(largest, piece).le(each + each / UNEVEN);
+        let is_short = ranges.round_robin.fma(largest, piece).le(each + each / UNEVEN);
         Alike {
             exist: cost.eq(row_tiles * largest) & ranges.whole.eq(0) & left.ne(0) & is_short,
             cost: largest,
@@ -110,8 +110,8 @@ impl<'k> Context<'k> {
         }
     }
 
-    /// How many rounds there are, and whether tiles are dealt. A block's share of the costs is that of so many of the
-    /// largest tiles.
+    /// How many rounds there are, and whether tiles go round-robin. A block's share of the costs is that of so many of
+    /// the largest tiles.
     fn rounds(
         &self,
         row_tiles: Val<'k, u32>,
@@ -122,10 +122,10 @@ impl<'k> Context<'k> {
         let rounds = (of_largest / ROUND_TILES).max(1).min(self.most_rounds);
         // Whether the mean cost is this much or more.
         let even = (largest * EVEN[0] + (EVEN[1] - 1)) / EVEN[1];
-        let deals = rounds.eq(1) | cost.ge(row_tiles * even);
-        let rounds = deals.select(1u32, rounds);
+        let is_even = rounds.eq(1) | cost.ge(row_tiles * even);
+        let rounds = is_even.select(1u32, rounds);
         Ranges {
-            dealt: deals.select(of_largest, 0u32),
+            round_robin: is_even.select(of_largest, 0u32),
             rounds,
             whole: (rounds - 1) * self.grid,
         }
@@ -147,10 +147,10 @@ impl<'k> Context<'k> {
         self.cuts.at(POSITION, ranges.whole).load()
     }
 
-    /// Adds up what the dealt tiles of each block cost.
-    fn add_dealt(&self, dealt: Val<'k, u32>) {
+    /// Adds up what the round-robin tiles of each block cost.
+    fn add_round_robin(&self, round_robin: Val<'k, u32>) {
         let (k, grid) = (self.k, self.grid);
-        k.for_divergent(k.thread_idx(), dealt * grid, self.threads, |number| {
+        k.for_divergent(k.thread_idx(), round_robin * grid, self.threads, |number| {
             let cost = self.tile_numbered(number).cost;
             let block = number - self.by_grid.quotient(number) * grid;
             self.cuts.at(LOAD, block).reduce_add(cost);
@@ -198,7 +198,7 @@ impl<'k> Context<'k> {
         let range = ranges.whole + i;
         self.store_cut(range, [cut, here + range, before]);
         // Where a block has one range, as many items are before its own as tiles and cuts before it.
-        let first_item = ranges.dealt.fma(i + 1, here - ranges.dealt * self.grid) + i;
+        let first_item = ranges.round_robin.fma(i + 1, here - ranges.round_robin * self.grid) + i;
         self.cuts.at(ITEM, i).store(first_item);
     }
 }

@@ -33,8 +33,8 @@ impl<'k> Context<'k> {
         let one_range = || {
             k.if_(is_last.uniform(), || {
                 k.for_divergent(k.thread_idx(), grid, self.threads, |block| {
-                    let first = self.cuts.at(ITEM, block).load() - ranges.dealt;
-                    store(block, first, ranges.dealt + self.tiles_of(block)[1]);
+                    let first = self.cuts.at(ITEM, block).load() - ranges.round_robin;
+                    store(block, first, ranges.round_robin + self.tiles_of(block)[1]);
                 });
             });
         };
@@ -113,31 +113,31 @@ impl<'k> Context<'k> {
     /// The items, and what is to be combined.
     pub(super) fn write_items(&self, row_tiles: Val<'k, u32>, ranges: Ranges<'k>) {
         let (k, lane) = (self.k, self.k.lane());
-        let dealt = ranges.dealt * self.grid;
+        let round_robin = ranges.round_robin * self.grid;
         let count = row_tiles * self.heads + ranges.whole + self.grid;
         let writers = (k.grid_dim(0) - 1).max(1);
         let share = self.by_writers.quotient(count + (writers - 1));
         let first = k.block_idx(0) * share;
         let end = (first + share).min(count);
         k.for_uniform(first + (k.thread_idx() - lane), end, self.threads, |first| {
-            // Tile `k` of range `i` is number `k + i` here; some are in no range. Tiles that are dealt come first.
+            // Tile `k` of range `i` is number `k + i` here; some are in no range. Round-robin tiles come first.
             let index = first + lane;
             let round = self.by_grid.quotient(index);
-            let is_dealt = index.lt(dealt);
-            let range = is_dealt.select(index - round * self.grid, self.range_of_lane(first));
-            let tile = is_dealt.select(index, index - range);
+            let is_round_robin = index.lt(round_robin);
+            let range = is_round_robin.select(index - round * self.grid, self.range_of_lane(first));
+            let tile = is_round_robin.select(index, index - range);
             let [before, tiles_end] = [range, range + 1].map(|range| self.cuts.at(TILES_BEFORE, range).load());
-            let exists = index.lt(end) & (is_dealt | tile.lt(tiles_end));
+            let exists = index.lt(end) & (is_round_robin | tile.lt(tiles_end));
             // No cut is inside a split.
             let begins_in = match self.splits {
-                None => self.begins_in(range, tile, exists & !is_dealt & tile.lt(before)),
+                None => self.begins_in(range, tile, exists & !is_round_robin & tile.lt(before)),
                 Some(_) => range,
             };
             k.if_(exists.divergent(), || {
                 let first_item = self.cuts.at(ITEM, range).load();
                 let in_range = first_item + (tile - self.tiles_of(range)[0]);
-                let place = is_dealt.select(first_item - ranges.dealt + round, in_range);
-                self.write_item(ranges, [place, range, tile, begins_in], is_dealt);
+                let place = is_round_robin.select(first_item - ranges.round_robin + round, in_range);
+                self.write_item(ranges, [place, range, tile, begins_in], is_round_robin);
             });
         });
     }
@@ -164,15 +164,15 @@ impl<'k> Context<'k> {
         &self,
         ranges: Ranges<'k>,
         [place, range, number, begins_in]: [Val<'k, u32>; 4],
-        is_dealt: Val<'k, bool>,
+        is_round_robin: Val<'k, bool>,
     ) {
         let k = self.k;
         let tile = self.tile_numbered(number);
         // The range of K blocks on the line, after what the tile costs besides.
         let (first, end) = (tile.start + TILE_COST as u32, tile.start + tile.cost);
         let [range_begins, range_ends] = [range, range + 1].map(|range| self.cuts.at(POSITION, range).load());
-        let begins = is_dealt.select(first, range_begins.max(first));
-        let ends = is_dealt.select(end, range_ends.min(end));
+        let begins = is_round_robin.select(first, range_begins.max(first));
+        let ends = is_round_robin.select(end, range_ends.min(end));
 
         let in_sequence_rows = self.params.rows_in_sequence(tile.batch);
         let (params, _) = self.params.with_rows(in_sequence_rows);
@@ -219,7 +219,7 @@ impl<'k> Context<'k> {
             true => range,
             false => range - self.by_grid.quotient(range) * self.grid,
         };
-        let is_first = place.eq(self.cuts.at(ITEM, block).load() - ranges.dealt);
+        let is_first = place.eq(self.cuts.at(ITEM, block).load() - ranges.round_robin);
         k.if_(is_first.divergent(), || {
             self.store_first(block, &[&words[..], &of_sequence].concat())
         });

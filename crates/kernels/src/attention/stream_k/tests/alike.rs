@@ -3,15 +3,15 @@
 use super::*;
 
 /// Where blocks begin among tiles that are left for the last round, if all of the line cost the same, a block has
-/// `dealt` before, and none would be much longer than `each`.
+/// `round_robin` before, and none would be much longer than `each`.
 pub(super) fn cuts(
     left: &[([u32; 3], Tile<i64>)],
     [total, each, least]: [u64; 3],
     grid: usize,
-    dealt: u64,
+    round_robin: u64,
 ) -> Option<Vec<u64>> {
     let largest = left.iter().map(|(_, tile)| cost(tile)).max()?;
-    let all = left.len() as u64 + dealt * grid as u64;
+    let all = left.len() as u64 + round_robin * grid as u64;
     if left.len() > grid || total != largest * all {
         return None;
     }
@@ -24,7 +24,7 @@ pub(super) fn cuts(
             number => tile + (number * piece + TILE_COST).min(largest),
         }
     };
-    (dealt * largest + piece <= each + each / u64::from(UNEVEN)).then(|| (0..grid).map(cut).collect())
+    (round_robin * largest + piece <= each + each / u64::from(UNEVEN)).then(|| (0..grid).map(cut).collect())
 }
 
 /// The K blocks of the items of each block, for so many sequences of a row and as many keys each.
@@ -68,7 +68,7 @@ fn blocks_have_equal_pieces_of_one_tile() {
     }
     // 24 blocks would have nothing to do, and the others a tenth more.
     assert!(blocks_of_items(5, 4096, 264).iter().any(|items| items.len() == 2));
-    // A whole tile is dealt to each block, and another whole one to most.
+    // Each block has a whole tile round-robin, and another whole one to most.
     let whole = blocks_of_items(64, 4096, 264);
     assert!(whole.iter().flatten().all(|&blocks| blocks == 64));
 }

@@ -173,7 +173,7 @@ fn rounds_read_keys_and_values_about_once() {
     }
 }
 
-/// Chunks of 64 to 512 rows over caches of 4,096 keys: tiles of a head are dealt to blocks at the same time, which read
+/// Chunks of 64 to 512 rows over caches of 4,096 keys: tiles of a head go to blocks at the same time, which read
 /// its keys and values once. Ranges of the line have them one after the other, and read them as often.
 #[test]
 fn chunks_read_keys_and_values_about_once() {
