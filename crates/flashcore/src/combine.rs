@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use flashcore_cuda::{DeviceBuffer, DeviceSlice};
 #[cfg(feature = "cuda")]
-use flashcore_kernels::merge;
+use flashcore_kernels::merge_states;
 use flashcore_problem::{Part, Problem, Tensor};
 
 use crate::attention::Backend;
@@ -130,7 +130,7 @@ impl Attention {
                 let named = |buffer: &str| {
                     let of =
                         |names: [&str; flashcore_problem::MOST_PARTS]| names.iter().position(|name| *name == buffer);
-                    match (of(merge::OUTS), of(merge::LSES)) {
+                    match (of(merge_states::OUTS), of(merge_states::LSES)) {
                         (Some(part), _) => Some(parts[part].out),
                         (_, Some(part)) => Some(parts[part].lse),
                         _ if buffer == "out" => Some(out),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flashcore_ir::{BufferSpec, Chip, Kernel};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, merge, select_with};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step, append, merge_states, select_with};
 use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 
 use crate::plans::Plans;
@@ -209,7 +209,7 @@ impl CudaAttention {
         alignment: u32,
         named: impl Fn(&str) -> Option<DeviceSlice<'a>>,
     ) -> Result<(), Error> {
-        let step = merge::step(problem, parts, alignment, &self.kernels).map_err(|refusal| Error::Refused {
+        let step = merge_states::step(problem, parts, alignment, &self.kernels).map_err(|refusal| Error::Refused {
             kernel: "merge".to_string(),
             refusal: Box::new(refusal),
         })?;

@@ -9,7 +9,7 @@ pub mod attention;
 pub mod config;
 pub mod family;
 pub mod ladder;
-pub mod merge;
+pub mod merge_states;
 pub mod mma;
 pub mod near;
 pub mod plan;

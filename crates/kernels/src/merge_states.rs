@@ -1,4 +1,5 @@
-//! Merging attention over parts of the keys: one launch, which any GPU runs.
+//! Merging attention over parts of the keys, which FlashInfer calls `merge_states`: one launch, which any GPU runs. The
+//! partials of split-KV, which a plan makes itself, are merged by `combine` (`attention/combine.rs`).
 //!
 //! A thread has `CHUNK` columns of a row. It reads the log-sum-exp of the row in every part and weighs the outputs by
 //! them: `out = Σ exp(lse_i − lse)·out_i` with `lse = ln Σ exp(lse_i)`. There is nothing to tune: all of it waits for
@@ -30,10 +31,10 @@ pub const LSES: [&str; MOST_PARTS] = ["lse0", "lse1", "lse2", "lse3", "lse4", "l
 /// and `lse` if the problem asks for it.
 ///
 /// ```
-/// use flashcore_kernels::{KernelCache, merge};
+/// use flashcore_kernels::{KernelCache, merge_states};
 /// use flashcore_problem::Problem;
 /// let problem = Problem::builder().heads(32, 8).seq_len(512).head_dim(128).return_lse(true).build()?;
-/// let step = merge::step(&problem, 2, 16, &KernelCache::default())?;
+/// let step = merge_states::step(&problem, 2, 16, &KernelCache::default())?;
 /// assert_eq!(step.kernel.name(), "merge_p2_fp16_d128_v16_lse");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
