@@ -18,6 +18,8 @@ mod tiles;
 mod transpose;
 mod warp_scheduler;
 
+use std::sync::Arc;
+
 use flashcore_ir::{Arg, Chip, E4M3, Kernel, Launch, Table, Target, TensorBox};
 use flashcore_problem::{DType, Direction, Layout, Problem};
 use half::{bf16, f16};
@@ -55,6 +57,61 @@ pub(crate) fn plan(
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }
+    check(problem, config, chip)?;
+    let packing = config.packing(problem, chip.sms);
+    let listed = problem.has_lengths();
+    let whole = Shape {
+        listed,
+        page_rows: page_rows(NAME, problem, config.cols)?,
+        ..Shape::new(problem, ALIGNMENT, tap).overlapping(listed || config.splits > 1, chip.target)
+    };
+    let shape = Shape {
+        packing,
+        ..whole.in_splits(config.splits)
+    };
+    check_shape(problem, config, &shape)?;
+    let kernel = build(config, shape, kernels)?;
+
+    // For one tile a block, a caller passes `u32::MAX` SMs.
+    let at_once = chip.sms.saturating_mul(config.min_blocks);
+    let schedule = listed.then(|| schedule(problem, config, packing, at_once));
+    let schedule = schedule.transpose()?;
+    let (blocks, table) = match &schedule {
+        Some(schedule) => (schedule.grid, None),
+        None => {
+            let (tiling, seen) = (config.tiling(packing), key_range(problem, tap));
+            let (blocks, table) = work_lists(problem, tiling, &seen, at_once);
+            (blocks, Some(Arg::Table(Table::new(table))))
+        }
+    };
+    let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
+    add_tensors(&mut launch, &kernel, problem, config, &shape)?;
+    if let Some(schedule) = &schedule {
+        schedule.add_to_main(&mut launch);
+    }
+    add_rows(&mut launch, problem, &shape);
+    if shape.dtype == DType::E4M3 {
+        HeadScales::add_to_launch(&mut launch, problem);
+    }
+    launch.args.extend(table);
+
+    let (mut before, mut then) = (Vec::new(), Vec::new());
+    if shape.dtype == DType::E4M3 {
+        before.push(transpose::step(problem, config.cols, kernels)?);
+    }
+    if shape.split {
+        then.push(combine::step(problem, &whole, config.splits, kernels)?);
+    }
+    if let Some(schedule) = &schedule {
+        before.push(schedule.step(problem, &shape, kernels)?);
+        let shape = Shape { page_rows: 0, ..whole };
+        then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
+    }
+    Ok((before, Step { kernel, launch }, then))
+}
+
+/// Refuses what the family does not serve, whatever its kernel.
+fn check(problem: &Problem, config: &Config, chip: Chip) -> Result<(), Refusal> {
     check_problem(problem, NAME, &[DType::F16, DType::BF16, DType::E4M3])?;
     if chip.target != Target::Sm90a {
         let remedy = match problem.dtype() {
@@ -67,26 +124,17 @@ pub(crate) fn plan(
     config.rescale.check_forward(NAME)?;
     split::check(problem, config.splits)?;
     if config.pack_heads && problem.group_size() > Packing::MOST {
-        let what = format!(
-            "{} packed heads: a warpgroup has {} rows",
-            problem.group_size(),
-            Packing::MOST
-        );
+        let (heads, most) = (problem.group_size(), Packing::MOST);
+        let what = format!("{heads} packed heads: a warpgroup has {most} rows");
         return Err(Refusal::unsupported(NAME, what, "leave out -gqa"));
     }
-    let packing = config.packing(problem, chip.sms);
-    let listed = problem.has_lengths();
-    let whole = Shape {
-        listed,
-        page_rows: page_rows(NAME, problem, config.cols)?,
-        ..Shape::new(problem, ALIGNMENT, tap).overlapping(listed || config.splits > 1, chip.target)
-    };
-    let shape = Shape {
-        packing,
-        ..whole.in_splits(config.splits)
-    };
-    if listed {
-        check_listed(config, &shape)?;
+    Ok(())
+}
+
+/// Refuses what a kernel of this shape does not serve.
+fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), Refusal> {
+    if shape.listed {
+        check_listed(config, shape)?;
     }
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
@@ -100,79 +148,55 @@ pub(crate) fn plan(
             return Err(Refusal::lever("splits", config.splits, "1 for e4m3"));
         }
     }
-    let tiles = problem.seq_len_q().div_ceil(packing.queries_in(config.rows) as usize);
+    let queries = shape.packing.queries_in(config.rows) as usize;
+    let tiles = problem.seq_len_q().div_ceil(queries);
     let key_tiles = problem.seq_len_kv().div_ceil(config.cols as usize);
     let (batch, heads) = (problem.batch(), problem.num_heads());
     if batch.max(heads).max(tiles).max(key_tiles) >= scheduler::MOST {
         let what = format!("{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
-        return Err(Refusal::unsupported(
-            NAME,
-            what,
-            "split the problem: it counts to 65535 of each",
-        ));
+        let remedy = "split the problem: it counts to 65535 of each";
+        return Err(Refusal::unsupported(NAME, what, remedy));
     }
-    config.check_registers(&shape)?;
-    config.check_blocks(&shape)?;
+    config.check_registers(shape)?;
+    config.check_blocks(shape)
+}
 
+fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Kernel>, Refusal> {
     // How many splits there are is the table's to say.
     let (family, levers) = (NAME, Values::from(Config { splits: 1, ..*config }));
-    let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
+    kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let (name, config) = (shape.kernel_name(&FAMILY.id(levers)), &Config::from(*levers));
         Kernel::build(name, config.threads(), |k| match shape.dtype {
             DType::F16 => kernel::body::<f16>(k, config, shape),
             DType::E4M3 => kernel::body::<E4M3>(k, config, shape),
             _ => kernel::body::<bf16>(k, config, shape),
         })
-    })?;
-    // For one tile a block, a caller passes `u32::MAX` SMs.
-    let at_once = chip.sms.saturating_mul(config.min_blocks);
-    let schedule = listed
-        .then(|| schedule(problem, config, packing, at_once))
-        .transpose()?;
-    let (blocks, table) = match &schedule {
-        Some(schedule) => (schedule.grid, None),
-        None => {
-            let (tiling, seen) = (config.tiling(packing), key_range(problem, tap));
-            let (blocks, table) = work_lists(problem, tiling, &seen, at_once);
-            (blocks, Some(table))
-        }
-    };
-    let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
+    })
+}
+
+/// Adds Q, K, V, and the output or the partials of it.
+fn add_tensors(
+    launch: &mut Launch,
+    kernel: &Kernel,
+    problem: &Problem,
+    config: &Config,
+    shape: &Shape,
+) -> Result<(), Refusal> {
     let dtype = problem.dtype();
-    let queries = RowsOf::queries(&shape.lengths, packing);
+    let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
-    add_tensor(&mut launch, &kernel, dtype, "q", problem.q_layout(), queries)?;
-    add_tensor(&mut launch, &kernel, dtype, "k", problem.k_layout(), keys)?;
-    let mut before = match shape.dtype {
-        DType::E4M3 => {
-            add_transposed(&mut launch, &kernel, Transposed::new(problem, config.cols))?;
-            vec![transpose::step(problem, config.cols, kernels)?]
-        }
-        _ => {
-            add_tensor(&mut launch, &kernel, dtype, "v", problem.v_layout(), keys)?;
-            Vec::new()
-        }
-    };
-    let mut then = Vec::new();
+    add_tensor(launch, kernel, dtype, "q", problem.q_layout(), queries)?;
+    add_tensor(launch, kernel, dtype, "k", problem.k_layout(), keys)?;
+    match dtype {
+        DType::E4M3 => add_transposed(launch, kernel, Transposed::new(problem, config.cols))?,
+        _ => add_tensor(launch, kernel, dtype, "v", problem.v_layout(), keys)?,
+    }
     if shape.split {
-        split::add_to_launch(&mut launch, problem, config.splits, true);
+        split::add_to_launch(launch, problem, config.splits, true);
         launch.args.push(Arg::U32(config.splits));
-        then.push(combine::step(problem, &whole, config.splits, kernels)?);
-    } else {
-        add_tensor(&mut launch, &kernel, dtype, "out", problem.o_layout(), queries)?;
+        return Ok(());
     }
-    if let Some(schedule) = &schedule {
-        schedule.add_to_main(&mut launch);
-        before.push(schedule.step(problem, &shape, kernels)?);
-        let shape = Shape { page_rows: 0, ..whole };
-        then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
-    }
-    add_rows(&mut launch, problem, &shape);
-    if shape.dtype == DType::E4M3 {
-        HeadScales::add_to_launch(&mut launch, problem);
-    }
-    launch.args.extend(table.map(|table| Arg::Table(Table::new(table))));
-    Ok((before, Step { kernel, launch }, then))
+    add_tensor(launch, kernel, dtype, "out", problem.o_layout(), queries)
 }
 
 /// Refuses what no work lists made on the device serve.
