@@ -11,7 +11,7 @@ use super::softmax::RowMax;
 pub(crate) struct MaskedRow<'k> {
     pub row: Val<'k, u32>,
     /// First that it sees, and one past the last.
-    keys: (Val<'k, i32>, Val<'k, i32>),
+    pub keys: (Val<'k, i32>, Val<'k, i32>),
     bias: Option<RowBias<'k>>,
     pub max: RowMax<'k>,
     pub sum: Var<'k, f32>,

@@ -7,8 +7,8 @@
 use flashcore_ir::{KernelBuilder, Widen};
 
 use super::common::{load_key, load_row};
+use crate::attention::masked_row::MaskedRow;
 use crate::attention::params::{Params, Shape};
-use crate::attention::softmax::RowMax;
 use crate::attention::tap::{Place, Tap};
 
 /// Widest slice of output columns a thread keeps in registers.
@@ -50,12 +50,10 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
         let k_head = params.k.head(batch, kv_head);
         let v_head = params.v.head(batch, kv_head).offset(slice * columns);
 
-        let max = RowMax::new(k, params.score_mod.exponent_scale);
-        let sum = k.var(0.0);
+        let state = MaskedRow::new(k, &params, batch, head, row);
+        let (max, (first, end)) = (state.max, state.keys);
         let acc: Vec<_> = (0..columns).map(|_| k.var(0.0)).collect();
 
-        let bias = params.score_mod.bias(batch, head, row);
-        let (first, end) = params.visible_keys(row);
         k.for_divergent(first, end, 1, |key| {
             let key = key.reinterpret::<u32>();
             let (k_row, on_page) = params.k.key_row(k_head, key);
@@ -71,8 +69,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                     dot.fma_assign(q, k);
                 }
             });
-            let score = params.score_mod.score(dot.get());
-            let score = bias.map_or(score, |bias| bias.subtract(score, key));
+            let score = state.score(&params, || key, dot.get());
             let tap = |tap, value| {
                 if params.taps(tap) {
                     let place = Place { batch_head, row, key };
@@ -85,7 +82,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
             let rescale = max.raise(score, 0.0);
             let p = max.exp(score);
             tap(Tap::Probabilities, p);
-            sum.set(rescale.fma(sum, p));
+            state.sum.set(rescale.fma(state.sum, p));
             for c in (0..columns).step_by(8) {
                 let v = load_key(v_row.plus(c as i32), on_page, 8, shape);
                 for (acc, &v) in acc[c as usize..].iter().zip(&v) {
@@ -94,7 +91,7 @@ pub(super) fn body<E: Widen>(k: &KernelBuilder, threads: u32, shape: &Shape) {
                 }
             }
         });
-        let total = params.total(|| head, max.offset.get(), sum.get());
+        let total = params.total(|| head, max.offset.get(), state.sum.get());
         let norm = total.norm();
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
         let out_row = params
