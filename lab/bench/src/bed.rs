@@ -9,8 +9,8 @@ use flashcore_problem::{InputKind, Inputs, Lengths, Problem, Tensor};
 use crate::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS, Inspect, Inspection, Output, Rig, Rows, Run, Seen};
 use crate::gpu::Launching;
 use crate::{
-    Answers, BenchError, Case, Expected, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch, Subject,
-    Telemetry, Trouble, draw, draw_with, measure,
+    BenchError, Case, Expected, ExpectedOutputs, Measurement, Mode, Observer, Options, PeerTensors, Result, Stopwatch,
+    Subject, Telemetry, Trouble, draw, draw_with, measure,
 };
 
 /// Two sets of tensors of a problem ("places"), and the queue that work on them goes into. Candidates are timed at
@@ -85,18 +85,18 @@ pub trait Bed {
     }
 }
 
-/// Inputs for the seeds that inspections ask for, and the right answers. Where the problem has lengths, all have the
+/// Inputs for the seeds that inspections ask for, and the right expected. Where the problem has lengths, all have the
 /// same.
 #[derive(Debug, Default)]
 pub struct Drawn {
     lengths: Option<Lengths<Vec<i32>>>,
     rows: Rows,
     inputs: BTreeMap<u64, Inputs>,
-    answers: Answers,
+    expected: ExpectedOutputs,
 }
 
 impl Drawn {
-    /// Draws the inputs and computes the answers in float64.
+    /// Draws the inputs and computes the expected in float64.
     pub fn new(case: &Case) -> Result<Drawn> {
         let mut drawn = Drawn::uninspected(case)?;
         // All inputs at once, and one answer.
@@ -104,7 +104,7 @@ impl Drawn {
         case.problem.check_host_memory(held, 1, 0)?;
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
             let inputs = drawn.draw(&case.problem, seed)?;
-            drawn.answers.add(&case.problem, seed, &inputs)?;
+            drawn.expected.add(&case.problem, seed, &inputs)?;
             drawn.inputs.insert(seed, inputs);
         }
         Ok(drawn)
@@ -254,7 +254,7 @@ impl Rig for LocalRig<'_, '_> {
     }
 
     fn expected(&self, seed: u64) -> &Expected {
-        self.drawn.answers.of(seed)
+        self.drawn.expected.of(seed)
     }
 
     fn rows(&self) -> Option<&Rows> {
@@ -267,7 +267,7 @@ impl Rig for LocalRig<'_, '_> {
     }
 
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble> {
-        let expected = self.drawn.answers.of(seed);
+        let expected = self.drawn.expected.of(seed);
         let problem = self.bench.bed.problem();
         if place == 0
             && let Some(answer) = self.bench.subjects[self.candidate].answer()?

@@ -31,7 +31,6 @@
 //! ```
 
 mod agreement;
-mod answers;
 pub mod bed;
 mod case;
 pub mod chart;
@@ -61,6 +60,7 @@ pub mod problems;
 pub mod profile;
 mod protocol;
 pub mod python;
+mod reference;
 mod report;
 mod rungs;
 mod scores;
@@ -79,7 +79,6 @@ pub mod trial;
 mod verdict;
 
 pub use agreement::Agreement;
-pub use answers::{Answers, draw, draw_with, expected};
 pub use bed::{Bed, Workbench};
 pub use error::{BenchError, Result};
 pub use expected::Expected;
@@ -95,6 +94,7 @@ pub use patience::Needs;
 pub use peers::{Absent, PeerPlace, PeerSource, PeerTensor, PeerTensors, PeerType};
 pub use problems::Case;
 pub use protocol::Stop;
+pub use reference::{ExpectedOutputs, draw, draw_with, expected};
 pub use report::{CaseResult, Report, SEEDS_GAIN, SEEDS_SHAPES, SeedsRule, SeedsShape};
 pub use rungs::{Rung, rungs};
 pub use session::{Request, Watcher, run};

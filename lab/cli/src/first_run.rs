@@ -5,7 +5,7 @@ use flashcore::{Device, Problem};
 use flashcore_bench::Case;
 use serde_json::json;
 
-use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, answer, list, simulated, style, without_gpu};
+use crate::{CODE, Card, DIM, Failure, HEAD, Outcome, Page, judged_run, list, simulated, style, without_gpu};
 
 pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     if as_json {
@@ -19,15 +19,15 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
     let case = Case::new("mission", problem.clone());
-    let answer = answer::compute(device, &case, None, InputKind::Normal, 0)?;
+    let run = judged_run::compute(device, &case, None, InputKind::Normal, 0)?;
     let spinner = style::spinner("predicting");
     let predicted = (!has_gpu).then(|| without_gpu::predicted(&problem));
     drop(spinner);
     let mut page = Page::default();
-    page.heading(format_args!("Attention on {}", answer.device), &problem);
-    answer.add(&mut page, predicted.as_deref());
+    page.heading(format_args!("Attention on {}", run.device), &problem);
+    run.add(&mut page, predicted.as_deref());
     page.print();
-    let mut outcome = Outcome::of(answer.gate.passed());
+    let mut outcome = Outcome::of(run.gate.passed());
 
     let mut page = Page::default();
     if !has_gpu {
@@ -66,21 +66,21 @@ pub(crate) fn run(as_json: bool) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// The answer and, where there is no GPU, the check of the GPU kernel, as one object.
+/// The judged run and, where there is no GPU, the check of the GPU kernel, as one object.
 fn json_run() -> Result<Outcome, Failure> {
     let problem = Problem::named("mission")?;
     let device = Device::best();
     let has_gpu = matches!(device, Device::Cuda(_));
     let case = Case::new("mission", problem.clone());
-    let answer = answer::compute(device, &case, None, InputKind::Normal, 0)?;
+    let run = judged_run::compute(device, &case, None, InputKind::Normal, 0)?;
     let simulated = (!has_gpu).then(|| {
         let plan = simulated::plan(&problem, Card::default(), None)?.plan;
         simulated::check(&plan, &simulated::options(InputKind::Normal, 0))
     });
     let simulated = simulated.transpose()?;
     let checked = simulated.as_ref().map(simulated::json);
-    style::print_json(&json!({ "answer": answer.json(&problem, Some("mission")), "simulated": checked }));
-    let outcome = Outcome::of(answer.gate.passed());
+    style::print_json(&json!({ "answer": run.json(&problem, Some("mission")), "simulated": checked }));
+    let outcome = Outcome::of(run.gate.passed());
     Ok(match simulated {
         Some(report) if outcome == Outcome::Clean => simulated::outcome(&report),
         _ => outcome,

@@ -1,6 +1,5 @@
 //! The `flashcore` command: one file per subcommand.
 
-mod answer;
 mod args;
 mod bench;
 mod chart;
@@ -16,6 +15,7 @@ mod foreign;
 mod gate;
 mod given;
 mod in_place;
+mod judged_run;
 mod kbench;
 mod kernels;
 mod levers;

@@ -5,9 +5,11 @@ use flashcore::{Error, KernelId, Problem};
 use flashcore_check::CheckOptions;
 use serde_json::json;
 
-use crate::answer::Answer;
+use crate::judged_run::JudgedRun;
 use crate::machine::Besides;
-use crate::{Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, answer, kernels, machine, simulated, style};
+use crate::{
+    Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, judged_run, kernels, machine, simulated, style,
+};
 
 /// Compute a problem on a device, compare the output with float64, and time it
 ///
@@ -81,21 +83,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<Outcome, Failure> {
     }
     let device = machine::device(&args.device, Besides::CpuAndSim)?;
     let case = args.problem.case(&problem);
-    let answer = answer::compute(device, &case, kernel, inputs, seed)?;
+    let run = judged_run::compute(device, &case, kernel, inputs, seed)?;
     let name = Some(case.name.as_str()).filter(|name| *name != problem.to_string());
-    Ok(report(&answer, &problem, name, args.json))
+    Ok(report(&run, &problem, name, args.json))
 }
 
-/// Prints an answer. A reader that has gone changes nothing: printing does not fail.
-fn report(answer: &Answer, problem: &Problem, name: Option<&str>, as_json: bool) -> Outcome {
-    let json = || answer.json(problem, name);
+/// Prints a judged run. A reader that has gone changes nothing: printing does not fail.
+fn report(run: &JudgedRun, problem: &Problem, name: Option<&str>, as_json: bool) -> Outcome {
+    let json = || run.json(problem, name);
     style::show(as_json, json, || {
         let named = name.map_or(String::new(), |name| format!("{name}: "));
-        let mut page = Page::new(format_args!("{named}{HEAD}{problem}{HEAD:#} on {}", answer.device));
-        answer.add(&mut page, None);
+        let mut page = Page::new(format_args!("{named}{HEAD}{problem}{HEAD:#} on {}", run.device));
+        run.add(&mut page, None);
         page
     });
-    Outcome::of(answer.gate.passed())
+    Outcome::of(run.gate.passed())
 }
 
 #[cfg(test)]
@@ -107,7 +109,7 @@ mod tests {
     #[test]
     fn a_wrong_answer_is_a_finding_however_it_is_printed() {
         let problem = Problem::named("tiny").unwrap();
-        let mut answer = answer::compute(
+        let mut run = judged_run::compute(
             flashcore::Device::Cpu,
             &Case::new("tiny", problem.clone()),
             None,
@@ -115,10 +117,10 @@ mod tests {
             1,
         )
         .unwrap();
-        assert_eq!(report(&answer, &problem, None, true), Outcome::Clean);
-        answer.gate.out.passed = false;
+        assert_eq!(report(&run, &problem, None, true), Outcome::Clean);
+        run.gate.out.passed = false;
         for as_json in [false, true] {
-            assert_eq!(report(&answer, &problem, None, as_json), Outcome::Findings);
+            assert_eq!(report(&run, &problem, None, as_json), Outcome::Findings);
         }
     }
 }

@@ -11,7 +11,7 @@ use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};
 use flashcore_sim::{Class, Progress};
 use serde_json::{Value, json};
 
-use crate::{Card, Failure, Outcome, Page, answer, progress, style};
+use crate::{Card, Failure, Outcome, Page, judged_run, progress, style};
 
 /// The plan tables of a card; an architecture has none.
 pub(crate) fn plans(card: Card) -> Result<Plans, Failure> {
@@ -100,7 +100,7 @@ pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     }
     page.field("verdict", render::summary(report, Palette::COLOUR));
     if let Some(gate) = &report.gate {
-        answer::add_gate(page, gate, false);
+        judged_run::add_gate(page, gate, false);
         let sizes = report.steps.iter().map(|step| {
             let blocks = style::count(step.blocks, "block");
             format!("{blocks} of {}", style::count(step.warps, "warp"))

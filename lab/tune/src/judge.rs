@@ -2,7 +2,7 @@
 //! candidate.
 
 use flashcore_bench::defences::{AFTERWARDS_SEED, INSPECTION_SEEDS};
-use flashcore_bench::{Answers, Expected, draw, expected};
+use flashcore_bench::{Expected, ExpectedOutputs, draw, expected};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Problem, ProblemBuilder, ProblemError, Tolerance, compare_lse};
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ pub(crate) struct Judge {
     pool: Vec<u64>,
     /// Seed of inputs that no candidate gets before the finals.
     pub(crate) of_finals: u64,
-    answers: Answers,
+    outputs: ExpectedOutputs,
     /// Of other shapes, grouped by shape.
     pub(crate) cases: Vec<Adversary>,
 }
@@ -37,8 +37,8 @@ impl Judge {
     pub(crate) fn new(problem: &Problem, seed: u64) -> Result<Judge, TuneError> {
         let mut rng = Rng::stream(seed, 11);
         let pool: Vec<u64> = (0..POOL).map(|_| rng.next_u64() >> 8).collect();
-        let mut answers = Answers::default();
-        answers.add_all(problem, &pool, |seed| draw(problem, InputKind::Normal, seed))?;
+        let mut outputs = ExpectedOutputs::default();
+        outputs.add_all(problem, &pool, |seed| draw(problem, InputKind::Normal, seed))?;
         let mut hard = Vec::new();
         for (shape, kinds) in shapes(problem)? {
             let seeded = kinds.into_iter().map(|kind| (shape.clone(), kind, rng.next_u64() >> 8));
@@ -58,7 +58,7 @@ impl Judge {
             problem: problem.clone(),
             pool,
             of_finals: rng.next_u64() >> 8,
-            answers,
+            outputs,
             cases,
         })
     }
@@ -68,7 +68,7 @@ impl Judge {
             problem: problem.clone(),
             pool: vec![0; POOL],
             of_finals: 0,
-            answers: Answers::default(),
+            outputs: ExpectedOutputs::default(),
             cases: Vec::new(),
         }
     }
@@ -92,7 +92,7 @@ impl Judge {
     }
 
     pub(crate) fn expected(&self, seed: u64) -> &Expected {
-        self.answers.of(seed)
+        self.outputs.of(seed)
     }
 }
 

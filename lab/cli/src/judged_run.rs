@@ -19,7 +19,7 @@ use crate::{BAD, Failure, GOOD, Page, bench, machine, style, whole};
 /// Time for all rounds, milliseconds; a single run may take longer.
 const BUDGET_MS: f64 = 1_000.0;
 
-pub(crate) struct Answer {
+pub(crate) struct JudgedRun {
     pub(crate) device: String,
     plan: PlanSummary,
     pub(crate) gate: Gate,
@@ -71,7 +71,7 @@ fn method(measured: &Measured, samples: usize) -> String {
     format!("{samples} {clock}, by the protocol of `bench`{unsettled}")
 }
 
-impl Answer {
+impl JudgedRun {
     pub(crate) fn add(&self, page: &mut Page, predicted: Option<&str>) {
         add_gate(page, &self.gate, true);
         if let Some(Judged { judged, timed }) = &self.lengths {
@@ -203,7 +203,7 @@ pub(crate) fn compute(
     kernel: Option<KernelId>,
     inputs: InputKind,
     seed: u64,
-) -> Result<Answer, Failure> {
+) -> Result<JudgedRun, Failure> {
     let attention = match kernel {
         Some(kernel) => Attention::with_kernel(device, kernel)?,
         None => Attention::new(device),
@@ -235,7 +235,7 @@ pub(crate) fn compute(
         })
     });
     let timed = measured.and_then(|measured| Some((measured.summary?, measured)));
-    Ok(Answer {
+    Ok(JudgedRun {
         device: attention.device().to_string(),
         notes: attention.plans()?.notes().iter().map(ToString::to_string).collect(),
         plan,

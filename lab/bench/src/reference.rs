@@ -1,4 +1,4 @@
-//! Inputs on the host and the right answers for them, fast enough for problems of a hundred million elements.
+//! Inputs on the host and the expected outputs for them, fast enough for problems of a hundred million elements.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use rayon::prelude::*;
 
 use crate::{Expected, Result};
 
-/// Operations up to which every element of the answer is computed: some tenths of a second.
+/// Operations up to which every element of the output is computed: some tenths of a second.
 const WHOLE_FLOPS: f64 = 1e9;
-/// Heads from which rows are taken where only some rows of the answer are computed.
+/// Heads from which rows are taken where only some rows of the output are computed.
 const ROW_HEADS: usize = 8;
 /// Rows of each of these heads: the first, the last and others between.
 const ROWS_A_HEAD: usize = 16;
@@ -158,32 +158,32 @@ fn draw_dense(dtype: DType, layout: &Layout, scales: &[f32], seed: u64, stream: 
     tensor
 }
 
-/// Right answers by seed, every element or some rows of them.
+/// Expected outputs by seed, every element or some rows of them.
 #[derive(Debug, Default)]
-pub struct Answers {
+pub struct ExpectedOutputs {
     by_seed: BTreeMap<u64, Expected>,
 }
 
-impl Answers {
-    /// Computes the answer for the inputs of a seed.
+impl ExpectedOutputs {
+    /// Computes the output for the inputs of a seed.
     pub fn add(&mut self, problem: &Problem, seed: u64, inputs: &Inputs) -> Result<()> {
         self.by_seed.insert(seed, expected(problem, seed, inputs)?);
         Ok(())
     }
 
-    /// Computes the answers for several seeds, whose inputs `draw` makes. Small problems are computed in parallel,
+    /// Computes the outputs for several seeds, whose inputs `draw` makes. Small problems are computed in parallel,
     /// large ones one after the other, so that only one set of inputs is in memory.
     pub fn add_all(&mut self, problem: &Problem, seeds: &[u64], draw: impl Fn(u64) -> Inputs + Sync) -> Result<()> {
-        let answer = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
-        let answers: Result<Vec<_>> = match is_small(problem) {
-            true => seeds.par_iter().map(answer).collect(),
-            false => seeds.iter().map(answer).collect(),
+        let output = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
+        let outputs: Result<Vec<_>> = match is_small(problem) {
+            true => seeds.par_iter().map(output).collect(),
+            false => seeds.iter().map(output).collect(),
         };
-        self.by_seed.extend(answers?);
+        self.by_seed.extend(outputs?);
         Ok(())
     }
 
-    /// The answer for a seed. For a seed that was not added it has no rows.
+    /// The output for a seed. For a seed that was not added it has no rows.
     pub fn of(&self, seed: u64) -> &Expected {
         static NONE: Expected = Expected::Forward(Vec::new());
         self.by_seed.get(&seed).unwrap_or(&NONE)
@@ -194,7 +194,7 @@ fn is_small(problem: &Problem) -> bool {
     problem.flops() <= WHOLE_FLOPS
 }
 
-/// The right answer for inputs of a seed: every row of a small problem, otherwise rows that the seed draws.
+/// The expected output for inputs of a seed: every row of a small problem, otherwise rows that the seed draws.
 pub fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expected> {
     if problem.direction() == Direction::Backward {
         return Ok(Expected::Backward(right_gradients(problem, inputs, seed)?));
@@ -331,12 +331,12 @@ mod tests {
             .unwrap();
         for (problem, seeds) in [(small, vec![3, 9, 4]), (large, vec![2])] {
             let of_seed = |seed| draw(&problem, InputKind::Normal, seed);
-            let (mut together, mut each) = (Answers::default(), Answers::default());
+            let (mut together, mut each) = (ExpectedOutputs::default(), ExpectedOutputs::default());
             together.add_all(&problem, &seeds, of_seed).unwrap();
             for &seed in &seeds {
                 each.add(&problem, seed, &of_seed(seed)).unwrap();
             }
-            let shown = |answers: &Answers| format!("{:?}", answers.by_seed);
+            let shown = |outputs: &ExpectedOutputs| format!("{:?}", outputs.by_seed);
             assert_eq!(together.by_seed.len(), seeds.len());
             assert_eq!(shown(&together), shown(&each));
         }
