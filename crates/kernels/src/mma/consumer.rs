@@ -101,7 +101,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
         let tiles = levers.keys_per_warp() / ACC_COLS;
         let words = || (0..2 * tiles).map(|_| k.var_unwritten("p")).collect();
-        Warp {
+        let mut warp = Warp {
             k,
             params,
             levers,
@@ -117,19 +117,15 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             rows,
             biases: Vec::new(),
             tapped_key: shape.tap.map(|_| k.var_unwritten("tapped_key")),
-        }
-    }
-
-    /// Loads the slopes of the rows, with ALiBi.
-    #[track_caller]
-    pub(super) fn load_biases(&mut self) {
-        let (rows, score_mod) = (&self.block.rows, &self.params.score_mod);
-        if self.shape.alibi {
-            self.biases = TileBias::of_lane(self.levers.row_blocks(), self.levers.pack_heads, |m, half| {
-                let row = self.row(m, half);
-                score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
+        };
+        if shape.alibi {
+            let rows = &block.rows;
+            warp.biases = TileBias::of_lane(levers.row_blocks(), levers.pack_heads, |m, half| {
+                let row = warp.row(m, half);
+                params.score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
             });
         }
+        warp
     }
 
     /// Before a K block that begins at `first_key`, with ALiBi and in builds with a tap.

@@ -31,7 +31,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         match &self.block.keys {
             Keys::All => whole(),
             Keys::Split(_) => piece(),
-            Keys::Item(item) => self.k.if_else(item.slot().ne(0).uniform(), piece, whole),
+            Keys::Item(item, _) => self.k.if_else(item.slot().ne(0).uniform(), piece, whole),
         }
     }
 
@@ -108,7 +108,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
                 let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
                 Some(partials.at(batch_head.fma(params.seq_len_q, query), split.index, split.count))
             }
-            Keys::Item(item) => {
+            Keys::Item(item, _) => {
                 let rows = k.constant(self.levers.rows);
                 Some(partials.at(item.slot() - 1, row - self.block.first_row, rows))
             }

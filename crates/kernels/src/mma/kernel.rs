@@ -12,7 +12,7 @@
 use flashcore_ir::KernelBuilder;
 
 use super::consumer::{Warp, WarpPlace};
-use super::producer::{Block, Edges, Ring};
+use super::producer::{Block, Edges, Keys, Ring};
 use super::{Config, Rescale};
 use crate::attention::params::{Params, Shape};
 use crate::attention::softmax::SixteenBits;
@@ -69,7 +69,6 @@ fn compute<'k, E: SixteenBits>(
     let k_place = k_tile.staged_fragments(row + place.first_key, col);
 
     let mut warp = Warp::new(k, params, block, place, levers, shape, q_place);
-    warp.load_biases();
     if levers.q_in_registers {
         // Q's group of copies is the oldest.
         k.cp_async_wait(levers.stages - 1);
@@ -80,10 +79,10 @@ fn compute<'k, E: SixteenBits>(
 
     // Late: at the start it cost up to 1.2 us (runs `overlap-h100` and `serve-late`).
     let begin_next = || shape.begin_next_launch(k);
-    match block.is_last {
-        None if shape.split => begin_next(),
-        None => {}
-        Some(is_last) => k.if_(is_last.uniform(), begin_next),
+    match &block.keys {
+        Keys::All => {}
+        Keys::Split(_) => begin_next(),
+        Keys::Item(_, is_last) => k.if_(is_last.uniform(), begin_next),
     }
     // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.
     if !levers.q_in_registers {

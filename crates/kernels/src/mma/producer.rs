@@ -17,8 +17,6 @@ pub(super) struct Block<'k> {
     pub(super) kv_head: Val<'k, u32>,
     pub(super) first_row: Val<'k, u32>,
     pub(super) keys: Keys<'k>,
-    /// Of an item, whether the block has none after it.
-    pub(super) is_last: Option<Val<'k, bool>>,
 }
 
 /// Which K blocks of its rows a block computes.
@@ -26,8 +24,8 @@ pub(super) enum Keys<'k> {
     All,
     /// Its split of them.
     Split(Split<'k>),
-    /// Those of an item, which may be a piece.
-    Item(WorkItem<'k>),
+    /// Those of an item, which may be a piece, and whether the block has no item after it.
+    Item(WorkItem<'k>, Val<'k, bool>),
 }
 
 impl<'k> Block<'k> {
@@ -65,7 +63,6 @@ impl<'k> Block<'k> {
             kv_head,
             first_row,
             keys: split.map_or(Keys::All, Keys::Split),
-            is_last: None,
         };
         (params, block)
     }
@@ -86,8 +83,7 @@ impl<'k> Block<'k> {
             rows: QueryRows::new(&params, levers.tile_heads(), [batch, item.head()]),
             kv_head: item.kv_head(),
             first_row: item.first_row(),
-            keys: Keys::Item(item),
-            is_last: Some(is_last),
+            keys: Keys::Item(item, is_last),
         };
         (params, block)
     }
@@ -107,7 +103,7 @@ impl<'k> Block<'k> {
     pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
         let speculative = levers.rescale == Rescale::Speculative;
         let first_masked = |part: BlockOrder<_>| if speculative { part.first_masked() } else { part };
-        if let Keys::Item(item) = &self.keys {
+        if let Keys::Item(item, _) = &self.keys {
             return first_masked(item.order());
         }
         let last_row = (self.first_row + (levers.rows - 1)).min(self.rows.count - 1);
