@@ -1,6 +1,7 @@
 //! [`Attention::tune`]: times kernels on this device and keeps the fastest, as `flashcore tune` does, within a program.
 
 mod bed;
+mod expected;
 mod search;
 
 use std::path::Path;
@@ -110,8 +111,9 @@ impl Attention {
     /// `flashcore tune` does, for a server at its start.
     ///
     /// The budget is shared equally by the problems. A search begins at the default and tries kernels
-    /// near it, then kernels near the fastest. Each is compiled, its output is compared with float64
-    /// on some rows, and only then it is timed in turns with the fastest so far. At the end the
+    /// near it, then kernels near the fastest. Each is compiled, its output, or its gradients of a
+    /// [backward problem](Problem::backward), are compared with float64 on some rows, and only then it
+    /// is timed in turns with the fastest so far. At the end the
     /// fastest is compared with the default; it is taken if it is faster by 1 % or more, at 99 %
     /// confidence. A search may exceed its share by the time in which one kernel compiles.
     ///
@@ -162,7 +164,7 @@ impl Attention {
         for problem in problems {
             let class = PlanClass::of(problem).ok_or_else(|| Error::CannotTune {
                 what: problem.to_string(),
-                remedy: "plan tables are for dense forward problems of equal lengths without offsets; leave it out",
+                remedy: "plan tables are for dense tensors of equal lengths without offsets; leave it out",
             })?;
             if !self.plans()?.rows(problem).is_empty() {
                 tuned.known.push(problem.clone());

@@ -16,10 +16,10 @@ fn every_kernel_of_a_shipped_table_is_clean() {
             let KernelId::Gpu(config) = row.kernel else {
                 panic!("{}, row {number}", named.name)
             };
-            if looked.contains(&(config, of.head_dim, of.mask)) {
+            if looked.contains(&(config, of.direction, of.head_dim, of.mask)) {
                 continue;
             }
-            looked.push((config, of.head_dim, of.mask));
+            looked.push((config, of.direction, of.head_dim, of.mask));
             // Odd, more than a tile of keys, and less than two of rows.
             let problem = Problem::builder()
                 .heads(2, if of.heads == of.kv_heads { 2 } else { 1 })
@@ -28,6 +28,8 @@ fn every_kernel_of_a_shipped_table_is_clean() {
                 .head_dim_v(of.head_dim_v)
                 .dtype(of.dtype)
                 .mask(of.mask)
+                .direction(of.direction)
+                .deterministic(of.deterministic)
                 .build()
                 .unwrap();
             let plan = Plan::new(&problem, &config, target).unwrap();

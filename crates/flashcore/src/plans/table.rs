@@ -44,11 +44,18 @@ impl fmt::Display for PlanDevice {
     }
 }
 
-/// The problems that a row is for: those of the measured problem's dtype, columns, mask, batch and
-/// heads, and of its lengths or slightly shorter ones ([`PlanClass::serves`]).
+/// The problems that a row is for: those of the measured problem's direction, dtype, columns, mask,
+/// batch and heads, and of its lengths or slightly shorter ones ([`PlanClass::serves`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanClass {
+    /// Which way it is computed. Forward where a row does not say it, as rows from before there were
+    /// others do not.
+    #[serde(default, skip_serializing_if = "is_forward")]
+    pub direction: Direction,
+    /// Whether gradients must be the same bits in every run; never of a forward problem.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub deterministic: bool,
     /// Element type of Q, K and V, by name.
     #[serde(serialize_with = "to_text", deserialize_with = "dtype_of_name")]
     pub dtype: DType,
@@ -78,24 +85,26 @@ pub struct PlanClass {
     /// Whether scores have ALiBi's bias.
     #[serde(default)]
     pub alibi: bool,
-    /// Whether the log-sum-exp is returned.
+    /// Whether the log-sum-exp is written; never of a backward problem, which reads it.
     #[serde(default)]
     pub lse: bool,
-    /// Whether tensors lie as `[batch, heads, seq, head_dim]`, rather than `[batch, seq, heads,
-    /// head_dim]`.
+    /// Whether tensors, gradients too, lie as `[batch, heads, seq, head_dim]`, rather than `[batch,
+    /// seq, heads, head_dim]`.
     #[serde(default)]
     pub bhsd: bool,
 }
 
 impl PlanClass {
     /// The class of a problem; `None` for those that no table is for: with tensors that are not
-    /// dense, offsets of the mask, lengths on the device, or of the backward direction.
+    /// dense or lie in different orders, offsets of the mask, or lengths on the device.
     ///
     /// ```
     /// use flashcore::Problem;
     /// use flashcore::plans::PlanClass;
     /// let class = PlanClass::of(&Problem::named("llama8b-prefill-8k")?).expect("a dense problem");
     /// assert_eq!((class.heads, class.kv_heads, class.seq_q), (32, 8, 8192));
+    /// let backward = Problem::named("llama8b-prefill-8k")?.backward()?;
+    /// assert_eq!(class.serves(&PlanClass::of(&backward).expect("a dense problem")), None);
     /// # Ok::<(), flashcore::Error>(())
     /// ```
     pub fn of(problem: &Problem) -> Option<PlanClass> {
@@ -105,10 +114,15 @@ impl PlanClass {
             problem.v_layout(),
             problem.o_layout(),
         ];
+        let gradients = problem.gradient_layouts();
+        let gradients = gradients
+            .into_iter()
+            .flat_map(|all| [&all.dout, &all.dq, &all.dk, &all.dv]);
+        let layouts: Vec<&Layout> = layouts.into_iter().chain(gradients).collect();
         let lies = |order: fn([usize; 4]) -> Layout| layouts.iter().all(|layout| **layout == order(layout.shape));
         let bshd = lies(Layout::bshd);
-        let forward = problem.direction() == Direction::Forward;
-        let plain = forward && problem.q_offset() == 0 && problem.kv_offset() == 0;
+        let direction = problem.direction();
+        let plain = problem.q_offset() == 0 && problem.kv_offset() == 0;
         if problem.has_lengths() || problem.batch_invariant().is_some() || !plain || !(bshd || lies(Layout::bhsd)) {
             return None;
         }
@@ -118,6 +132,8 @@ impl PlanClass {
             mask.align = CausalAlign::BottomRight;
         }
         Some(PlanClass {
+            direction,
+            deterministic: direction == Direction::Backward && problem.deterministic(),
             dtype: problem.dtype(),
             head_dim: problem.head_dim(),
             head_dim_v: problem.head_dim_v(),
@@ -130,7 +146,7 @@ impl PlanClass {
             softcap: problem.softcap().is_some(),
             sinks: problem.sinks().is_some(),
             alibi: problem.alibi().is_some(),
-            lse: problem.return_lse(),
+            lse: problem.writes_lse(),
             bhsd: !bshd,
         })
     }
@@ -166,8 +182,15 @@ impl PlanClass {
     fn order(&self) -> impl Ord + use<> {
         let shape = [self.head_dim, self.head_dim_v];
         let counts = [self.seq_kv, self.seq_q, self.batch, self.heads, self.kv_heads];
-        let rest = [self.softcap, self.lse, self.bhsd, self.sinks, self.alibi];
-        (self.dtype, shape, self.mask.to_string(), counts, rest)
+        let rest = [
+            self.softcap,
+            self.lse,
+            self.bhsd,
+            self.sinks,
+            self.alibi,
+            self.deterministic,
+        ];
+        (self.direction, self.dtype, shape, self.mask.to_string(), counts, rest)
     }
 }
 
@@ -193,6 +216,8 @@ impl fmt::Display for PlanClass {
             (self.alibi, " alibi"),
             (self.lse, " lse"),
             (self.bhsd, " bhsd"),
+            (self.deterministic, " deterministic"),
+            (!is_forward(&self.direction), " backward"),
         ] {
             line += if unusual { what } else { "" };
         }
@@ -379,6 +404,14 @@ impl PlanTable {
             "{{\n  \"format\": {PLAN_FORMAT},\n  \"device\": {device},\n  \"rows\": {rows}\n}}\n"
         ))
     }
+}
+
+fn is_forward(direction: &Direction) -> bool {
+    *direction == Direction::Forward
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn to_text<T: fmt::Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use flashcore_problem::bulk::Census;
-use flashcore_problem::{
-    InputKind, Inputs, Problem, ReferenceRow, Tensor, Tolerance, compare, compare_lse, reference_rows,
-};
+use flashcore_problem::{InputKind, Inputs, Problem, Tensor};
 
+use super::expected::Expected;
 use super::search::{self, Bed, Unfit};
 use super::{TuneProgress, TuneSearch};
 use crate::attention::Backend;
@@ -28,12 +26,13 @@ pub(super) fn search(
     watch: &mut dyn FnMut(TuneProgress<'_>),
 ) -> Result<TuneSearch, Error> {
     let began = Instant::now();
-    let inputs = Inputs::generate(problem, InputKind::Normal, SEED);
+    // The beds compute what a backward pass reads by a forward pass.
+    let inputs = Inputs::before_forward(problem, InputKind::Normal, SEED);
     let expected = Expected::new(problem, &inputs)?;
     match backend {
         #[cfg(feature = "cpu")]
         Backend::Cpu(_) => search::search(
-            &mut host::HostBed::new(problem, inputs, expected, began),
+            &mut host::HostBed::new(problem, inputs, expected, began)?,
             problem,
             default,
             share,
@@ -64,50 +63,12 @@ pub(super) fn driver(device: &Device) -> String {
     }
 }
 
-/// Right rows of a problem's output.
-struct Expected(Vec<ReferenceRow>);
-
-impl Expected {
-    /// Of the first and the last row, and one in the middle, of the first and the last head.
-    fn new(problem: &Problem, inputs: &Inputs) -> Result<Expected, Error> {
-        let last = [problem.batch() - 1, problem.num_heads() - 1];
-        let last_row = problem.seq_len_q() - 1;
-        let mut rows: Vec<[usize; 3]> = Vec::new();
-        for [batch, head] in [[0, 0], last] {
-            rows.extend([0, last_row / 2, last_row].map(|row| [batch, head, row]));
-        }
-        rows.sort_unstable();
-        rows.dedup();
-        let lengths = inputs.lengths.as_slices();
-        let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(Tensor::view);
-        Ok(Expected(reference_rows(problem, &q, &k, &v, &lengths, &rows)?))
-    }
-
-    /// Whether an output that was poison before has these rows, and every element was written and is a number.
-    fn check(&self, problem: &Problem, out: &Tensor, lse: Option<&[f32]>) -> Result<(), Unfit> {
-        let compared = |found: Result<flashcore_problem::Comparison, _>| {
-            let found = found.map_err(|error| Unfit::Failed(Error::Problem(error)))?;
-            match found.passed {
-                true => Ok(()),
-                false => Err(Unfit::Wrong(format!("its output is wrong: {found}"))),
-            }
-        };
-        compared(compare(problem, &out.view(), &self.0, Tolerance::of(problem.dtype())))?;
-        let view = out.view();
-        let rows = (0..problem.batch()).flat_map(|batch| (0..problem.seq_len_q()).map(move |row| (batch, row)));
-        let census = rows.fold(Census::default(), |all, (batch, row)| {
-            all.and(Census::of_row(&view, batch, row))
-        });
-        if census.unwritten + census.nan > 0 {
-            let Census { unwritten, nan, .. } = census;
-            let reason = format!("its output is wrong: {unwritten} elements were not written, {nan} are NaN");
-            return Err(Unfit::Wrong(reason));
-        }
-        match lse {
-            Some(lse) => compared(compare_lse(problem, lse, &self.0, Tolerance::of(problem.dtype()))),
-            None => Ok(()),
-        }
-    }
+/// What a problem writes, before it is written.
+fn poisoned(problem: &Problem) -> Vec<Tensor> {
+    let outputs = problem.outputs().into_iter();
+    outputs
+        .map(|(_, dtype, layout)| Tensor::poisoned(dtype, layout))
+        .collect()
 }
 
 /// What an error says of the kernel that was opened. One of the device shows again in what comes next.
@@ -130,35 +91,71 @@ fn runs_of(us: f64) -> u32 {
 #[cfg(feature = "cpu")]
 mod host {
     use flashcore_cpu::CpuConfig;
+    use flashcore_problem::{BackwardTensors, Gradients};
 
     use super::*;
+    use crate::plans::Plans;
 
     pub(super) struct HostBed<'p> {
         problem: &'p Problem,
         inputs: Inputs,
         expected: Expected,
-        out: Tensor,
+        outs: Vec<Tensor>,
         lse: Option<Vec<f32>>,
         opened: Vec<(KernelId, Attention)>,
         began: Instant,
     }
 
     impl<'p> HostBed<'p> {
-        pub(super) fn new(problem: &'p Problem, inputs: Inputs, expected: Expected, began: Instant) -> HostBed<'p> {
-            HostBed {
+        pub(super) fn new(
+            problem: &'p Problem,
+            mut inputs: Inputs,
+            expected: Expected,
+            began: Instant,
+        ) -> Result<HostBed<'p>, Error> {
+            let Inputs { q, k, v, saved, .. } = &mut inputs;
+            if let Some(saved) = saved {
+                let attention = Attention::with_plans(Device::Cpu, Plans::none());
+                let (forward, lse) = (problem.forward(), Some(&mut saved.lse[..]));
+                attention.forward_into(&forward, &*q, &*k, &*v, &mut saved.out, lse)?;
+            }
+            Ok(HostBed {
                 problem,
                 inputs,
                 expected,
-                out: Tensor::poisoned(problem.out_dtype(), *problem.o_layout()),
-                lse: problem.return_lse().then(|| vec![f32::NAN; problem.lse_len()]),
+                outs: poisoned(problem),
+                lse: problem.writes_lse().then(|| vec![f32::NAN; problem.lse_len()]),
                 opened: Vec::new(),
                 began,
-            }
+            })
         }
 
         fn run(&mut self, attention: &Attention) -> Result<(), Error> {
-            let Inputs { q, k, v, .. } = &self.inputs;
-            attention.forward_into(self.problem, q, k, v, &mut self.out, self.lse.as_deref_mut())
+            let Inputs {
+                q,
+                k,
+                v,
+                lengths,
+                saved,
+            } = &self.inputs;
+            match (&mut self.outs[..], saved) {
+                ([dq, dk, dv], Some(saved)) => {
+                    let tensors = BackwardTensors {
+                        q: q.view(),
+                        k: k.view(),
+                        v: v.view(),
+                        out: saved.out.view(),
+                        lse: &saved.lse,
+                        dout: saved.dout.view(),
+                    };
+                    let gradients = Gradients::from([dq, dk, dv].map(Tensor::view_mut));
+                    attention.backward_lengths(self.problem, &tensors, &lengths.as_slices(), gradients)
+                }
+                (outs, _) => {
+                    let lse = self.lse.as_deref_mut();
+                    attention.forward_into(self.problem, q, k, v, &mut outs[0], lse)
+                }
+            }
         }
     }
 
@@ -180,9 +177,9 @@ mod host {
 
         fn open(&mut self, kernel: KernelId) -> Result<(), Unfit> {
             let attention = Attention::with_kernel(Device::Cpu, kernel).map_err(unfit)?;
-            self.out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
+            self.outs = poisoned(self.problem);
             self.run(&attention).map_err(unfit)?;
-            self.expected.check(self.problem, &self.out, self.lse.as_deref())?;
+            self.expected.check(self.problem, &self.outs, self.lse.as_deref())?;
             self.opened.push((kernel, attention));
             Ok(())
         }
@@ -217,7 +214,8 @@ mod gpu {
 
     use super::*;
     use crate::cuda::{Context, CudaAttention, DeviceBuffer, Event, Graph, Stream};
-    use crate::{DeviceTensors, HeadValueBuffers, ScaleBuffers};
+    use crate::plans::Plans;
+    use crate::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers};
 
     /// A kernel, and a batch of its runs in a graph, so that the host does not limit it.
     struct Opened {
@@ -240,7 +238,11 @@ mod gpu {
         inputs: [DeviceBuffer; 3],
         scales: Option<ScaleBuffers>,
         head_values: HeadValueBuffers,
-        out: DeviceBuffer,
+        /// O and dO, which a backward pass reads.
+        saved: Option<[DeviceBuffer; 2]>,
+        /// What the problem writes, in the order of [`Problem::outputs`].
+        outs: Vec<DeviceBuffer>,
+        /// Written, or read by a backward pass.
         lse: Option<DeviceBuffer>,
         events: [Event; 2],
         kernels: KernelCache,
@@ -263,9 +265,17 @@ mod gpu {
             let views = tensors.map(Tensor::view);
             let scales = ScaleBuffers::upload(&stream, views.each_ref())?;
             let head_values = HeadValueBuffers::upload(&stream, problem, &views[0])?;
-            let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
+            let outs = problem.outputs().into_iter().map(|(_, dtype, layout)| {
+                let bytes = layout.span() * dtype.size_bytes();
+                DeviceBuffer::new(context, bytes)
+            });
+            let saved = inputs.saved.as_ref().map(|saved| {
+                let dout = DeviceBuffer::from_host(&stream, saved.dout.bytes())?;
+                let bytes = problem.o_layout().span() * problem.out_dtype().size_bytes();
+                Ok::<_, Error>([DeviceBuffer::new(context, bytes)?, dout])
+            });
             let lse = problem.return_lse().then_some(problem.lse_len() * size_of::<f32>());
-            Ok(GpuBed {
+            let bed = GpuBed {
                 problem,
                 expected,
                 context: context.clone(),
@@ -274,27 +284,59 @@ mod gpu {
                 inputs: [q?, k?, v?],
                 scales,
                 head_values,
-                out: DeviceBuffer::new(context, bytes)?,
+                saved: saved.transpose()?,
+                outs: outs.collect::<Result<_, _>>()?,
                 lse: lse.map(|bytes| DeviceBuffer::new(context, bytes)).transpose()?,
                 events: [Event::new(context)?, Event::new(context)?],
                 kernels: KernelCache::default(),
                 opened: Vec::new(),
                 began,
                 stream,
-            })
+            };
+            if let Some([out, _]) = &bed.saved {
+                // What a backward pass reads.
+                let attention = Attention::with_plans(Device::Cuda(context.clone()), Plans::none());
+                let forward = problem.forward();
+                let workspace = bed.workspace(&attention, &forward)?;
+                attention.forward_on(&bed.stream, &forward, &bed.tensors(out, &workspace))?;
+                bed.stream.synchronize()?;
+            }
+            Ok(bed)
         }
 
-        fn run(&self, attention: &Attention, workspace: &DeviceBuffer, stream: &Stream) -> Result<(), Error> {
+        fn workspace(&self, attention: &Attention, problem: &Problem) -> Result<DeviceBuffer, Error> {
+            let bytes = attention.workspace_bytes(problem, 16)?;
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            Ok(DeviceBuffer::new(&self.context, bytes)?)
+        }
+
+        /// All but gradients.
+        fn tensors<'a>(&'a self, out: &'a DeviceBuffer, workspace: &'a DeviceBuffer) -> DeviceTensors<'a> {
             let [q, k, v] = self.inputs.each_ref().map(DeviceBuffer::as_slice);
-            let tensors = DeviceTensors {
+            DeviceTensors {
                 lse: self.lse.as_ref().map(DeviceBuffer::as_slice),
                 scales: self.scales.as_ref().map(ScaleBuffers::as_slices),
                 sinks: self.head_values.sinks(),
                 alibi_slopes: self.head_values.alibi_slopes(),
                 workspace: Some(workspace.as_slice()),
-                ..DeviceTensors::new(q, k, v, self.out.as_slice())
+                ..DeviceTensors::new(q, k, v, out.as_slice())
+            }
+        }
+
+        fn run(&self, attention: &Attention, workspace: &DeviceBuffer, stream: &Stream) -> Result<(), Error> {
+            let (Some([out, dout]), [dq, dk, dv]) = (&self.saved, &self.outs[..]) else {
+                return attention.forward_on(stream, self.problem, &self.tensors(&self.outs[0], workspace));
             };
-            attention.forward_on(stream, self.problem, &tensors)
+            let tensors = DeviceTensors {
+                gradients: Some(DeviceGradients {
+                    dout: dout.as_slice(),
+                    dq: dq.as_slice(),
+                    dk: dk.as_slice(),
+                    dv: dv.as_slice(),
+                }),
+                ..self.tensors(out, workspace)
+            };
+            attention.backward_on(stream, self.problem, &tensors)
         }
 
         fn us(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
@@ -309,8 +351,7 @@ mod gpu {
         fn opened(&self, kernel: KernelId) -> Result<Opened, Error> {
             let attention = Attention::with_kernel(Device::Cuda(self.context.clone()), kernel)?;
             let attention = attention.with_sm_margin(self.sm_margin)?;
-            let bytes = attention.workspace_bytes(self.problem, 16)?;
-            let workspace = DeviceBuffer::new(&self.context, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+            let workspace = self.workspace(&attention, self.problem)?;
             let run = |stream: &Stream| self.run(&attention, &workspace, stream);
             // The first run loads the code.
             run(&self.stream)?;
@@ -328,20 +369,22 @@ mod gpu {
 
         /// Runs a kernel over poison, and compares what it wrote.
         fn check(&self, opened: &Opened) -> Result<(), Unfit> {
-            let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
+            let mut outs = poisoned(self.problem);
+            let written = self.lse.as_ref().filter(|_| self.problem.writes_lse());
             let mut read = || -> Result<Option<Vec<f32>>, Error> {
-                for written in [Some(&self.out), self.lse.as_ref()].into_iter().flatten() {
-                    written.as_slice().fill(&self.stream, POISON)?;
+                for buffer in self.outs.iter().chain(written) {
+                    buffer.as_slice().fill(&self.stream, POISON)?;
                 }
                 opened.graph.launch(&self.stream)?;
-                self.out.as_slice().copy_to_host(&self.stream, out.bytes_mut())?;
-                let lse = self.lse.as_ref().map(|lse| lse.to_vec::<f32>(&self.stream));
-                let lse = lse.transpose()?;
+                for (buffer, out) in self.outs.iter().zip(&mut outs) {
+                    buffer.as_slice().copy_to_host(&self.stream, out.bytes_mut())?;
+                }
+                let lse = written.map(|lse| lse.to_vec::<f32>(&self.stream)).transpose()?;
                 self.stream.synchronize()?;
                 Ok(lse)
             };
             let lse = read().map_err(Unfit::Failed)?;
-            self.expected.check(self.problem, &out, lse.as_deref())
+            self.expected.check(self.problem, &outs, lse.as_deref())
         }
     }
 

@@ -5,6 +5,7 @@ mod backward;
 mod calls;
 mod combine;
 mod plans;
+mod plans_backward;
 mod tune;
 
 /// The GPU; without one the test is skipped and says why.

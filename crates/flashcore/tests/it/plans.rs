@@ -12,13 +12,13 @@ use flashcore_ir::{Profile, Target};
 use flashcore_kernels::{KernelCache, Plan, select, select_among};
 use tempfile::TempDir;
 
-const H200: &str = r#"{"name":"NVIDIA H200","target":"sm_90a","units":132}"#;
+pub(crate) const H200: &str = r#"{"name":"NVIDIA H200","target":"sm_90a","units":132}"#;
 
-fn h200() -> PlanDevice {
+pub(crate) fn h200() -> PlanDevice {
     serde_json::from_str(H200).unwrap()
 }
 
-fn row(problem: &Problem, kernel: &str) -> PlanRow {
+pub(crate) fn row(problem: &Problem, kernel: &str) -> PlanRow {
     PlanRow {
         problem: PlanClass::of(problem).unwrap(),
         kernel: kernel.parse().unwrap(),
@@ -31,7 +31,7 @@ fn row(problem: &Problem, kernel: &str) -> PlanRow {
     }
 }
 
-fn named(name: &str, device: PlanDevice, rows: &[PlanRow]) -> NamedTable {
+pub(crate) fn named(name: &str, device: PlanDevice, rows: &[PlanRow]) -> NamedTable {
     let mut table = PlanTable::new(device);
     rows.iter().for_each(|row| table.put(row.clone()));
     NamedTable {
@@ -64,8 +64,8 @@ impl Folder {
     }
 }
 
-const TILE: &str = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
-const OTHER: &str = "mma/m64n128-w4x1-s2-b1-qreg-xor-cond";
+pub(crate) const TILE: &str = "mma/m64n64-w4x1-s2-b1-qreg-xor-cond";
+pub(crate) const OTHER: &str = "mma/m64n128-w4x1-s2-b1-qreg-xor-cond";
 
 #[test]
 fn a_row_serves_its_own_problems_and_slightly_shorter_ones() {
@@ -351,6 +351,8 @@ fn shipped_tables_can_be_used_row_by_row() {
                 .head_dim_v(of.head_dim_v)
                 .dtype(of.dtype)
                 .mask(of.mask)
+                .direction(of.direction)
+                .deterministic(of.deterministic)
                 .build()
                 .unwrap();
             assert_eq!(PlanClass::of(&problem).as_ref(), Some(of));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use flashcore::plans::{PlanSetting, PlanTarget, Plans, read_table};
 #[cfg(feature = "cuda")]
 use flashcore::{Alibi, DType, Mask};
-use flashcore::{Attention, Device, Error, Problem, TuneProgress};
+use flashcore::{Attention, Device, Error, Problem, QLengths, TuneProgress};
 
 /// More than any machine needs: a search ends when nothing near the fastest is left.
 const BUDGET: Duration = Duration::from_secs(3600);
@@ -83,9 +83,40 @@ fn what_cannot_be_tuned_is_said_before_anything_is_timed() {
         error.contains("cpu/m64n128") && error.contains("Attention::new"),
         "{error}"
     );
-    let backward = problem(128).backward().unwrap();
-    let error = untuned().tune(&[problem(128), backward], BUDGET).unwrap_err();
+    let packed = QLengths::Packed {
+        total: 300,
+        used: false,
+    };
+    let packed = Problem::builder()
+        .batch(4)
+        .heads(2, 1)
+        .head_dim(64)
+        .seq_len(128)
+        .q_lengths(packed);
+    let (mut attention, packed) = (untuned(), packed.build().unwrap());
+    let watch = &mut |_: TuneProgress<'_>| panic!("something was timed");
+    let error = attention
+        .tune_watched(&[problem(128), packed], BUDGET, watch)
+        .unwrap_err();
     assert!(matches!(error, Error::CannotTune { .. }), "{error}");
+}
+
+#[test]
+fn a_backward_pass_is_tuned_for_itself() {
+    let (mut attention, forward) = (untuned(), problem(128));
+    let backward = forward.backward().unwrap();
+    let before = attention.plan(&forward).unwrap().kernel();
+    let tuned = attention.tune(std::slice::from_ref(&backward), BUDGET).unwrap();
+    let found = &tuned.searches[0];
+    assert!(found.timed > 1 && found.left_out.is_empty(), "{found:?}");
+    let plan = attention.plan(&backward).unwrap();
+    assert_eq!(plan.kernel(), found.kernel);
+    assert!(plan.why().contains("what this program tuned"), "{}", plan.why());
+    // The forward pass has no row.
+    let plan = attention.plan(&forward).unwrap();
+    assert_eq!((plan.kernel(), plan.row()), (before, None));
+    let again = attention.tune(&[backward, forward], BUDGET).unwrap();
+    assert_eq!((again.known.len(), again.searches.len()), (1, 1));
 }
 
 #[test]
@@ -106,12 +137,14 @@ fn a_table_of_another_device_is_not_overwritten() {
 /// Candidates are timed with the tensors and on the multiprocessors that the problem will have.
 #[cfg(feature = "cuda")]
 #[test]
-fn a_gpu_is_tuned_with_sinks_alibi_and_a_margin() {
+fn a_gpu_is_tuned_with_sinks_alibi_and_a_margin_and_backward() {
     let Some(device) = crate::gpu() else { return };
     let problem = Problem::builder().heads(8, 2).head_dim(64).mask(Mask::CAUSAL);
     let problem = problem.sinks(DType::F32).alibi(Alibi::Heads).seq_len(1462);
     let problem = problem.build().unwrap();
-    for margin in [0, 16] {
+    let backward = Problem::builder().heads(8, 2).head_dim(128).mask(Mask::CAUSAL);
+    let backward = backward.seq_len(1000).build().unwrap().backward().unwrap();
+    for (problem, margin) in [(problem.clone(), 0), (problem, 16), (backward, 0)] {
         let attention = Attention::with_plans(device.clone(), Plans::none());
         let mut attention = attention.with_sm_margin(margin).unwrap();
         let mut timed = 0;

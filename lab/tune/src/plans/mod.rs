@@ -66,7 +66,7 @@ pub fn row(
     let class = PlanClass::of(problem);
     let (gain, interval) = gain_of(ratio);
     Ok(PlanRow {
-        problem: class.ok_or("tables are for dense tensors without offsets or packed sequences only")?,
+        problem: class.ok_or("tables are for dense tensors of one order, without offsets or packed sequences, only")?,
         kernel: kernel.parse().map_err(|error: flashcore::Error| error.to_string())?,
         against: against.to_string(),
         gain,

@@ -123,6 +123,30 @@ fn what_a_search_found_is_what_the_library_uses() {
 }
 
 #[test]
+fn the_winner_of_a_backward_search_is_used_for_backward_passes_alone() {
+    let folder = folder("backward");
+    let backward = problem(100).backward().unwrap();
+    let start = heuristics(&backward, &host()).unwrap().to_string();
+    let (mut header, mut board) = found(&start, "cpu/m48n36");
+    header.problem = backward.clone();
+    header.default = Some(DefaultKernel::of(&backward, &device_of(&host()), &Plans::none()).unwrap());
+    let row = of_board(&header, &board).unwrap();
+    let kept = keep(&folder, &header, row).unwrap();
+    assert_eq!((kept.place.number, kept.used.kernel.as_str()), (1, "cpu/m48n36"));
+    let plans = Plans::find(&PlanSetting::User, Some(&folder), &PlanTarget::from(&Device::Cpu)).unwrap();
+    let attention = Attention::with_plans(Device::cpu(), plans);
+    assert_eq!(attention.plan(&backward).unwrap().row(), Some(0));
+    assert_eq!(attention.plan(&problem(100)).unwrap().row(), None);
+    // A row of the forward pass stands next to it.
+    let place = put(&folder, &device_of(&host()), of(100, "cpu/m48n48")).unwrap();
+    assert_eq!(read_table(&place.file).unwrap().table.rows().count(), 2);
+    // The margin is that of forward passes.
+    board.rows[0].ratio = Some(ratio(0.637, 0.998));
+    assert!(of_board(&header, &board).unwrap_err().contains("too uncertain"));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn a_gain_that_noise_can_make_is_no_row() {
     let start = heuristics(&problem(100), &host()).unwrap().to_string();
     let (header, mut board) = found(&start, "cpu/m48n36");

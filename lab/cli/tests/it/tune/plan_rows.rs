@@ -1,5 +1,6 @@
 //! Which kernel a search begins at, and what is used from then on: rows of plan tables.
 
+use flashcore::plans::PlanDevice;
 use flashcore_bench::{DeviceIdentity, Interval, Ratio};
 use flashcore_problem::Problem;
 use flashcore_tune::plans;
@@ -59,6 +60,82 @@ fn a_winner_is_what_is_used_from_then_on() {
         Some(0),
         "{listed:#}"
     );
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+#[test]
+fn a_backward_winner_is_used_for_backward_passes() {
+    let home = folder("backward-plans");
+    let problem = "tiny --seq 64 --heads 2 --head-dim 64";
+    let backward = format!("{problem} --backward");
+    let (start, forward) = (chosen(&backward, &home, "shipped"), chosen(problem, &home, ""));
+    made_up(&home, &json!({ start["kernel"].as_str().unwrap(): 2000 }));
+    let typed = format!("tune {backward} --device cpu --strategy hill --budget 3 --json");
+    let run = json(&mut flashcore(&typed, &home));
+    let winner = &run["board"]["winner"];
+    assert_ne!(*winner, start["kernel"], "{run:#}");
+    let row = &run["plan"]["row"];
+    assert_eq!(
+        (&row["kernel"], &row["problem"]["direction"]),
+        (winner, &"backward".into())
+    );
+    assert_eq!(run["plan"]["used"], *winner);
+    let used = chosen(&backward, &home, "");
+    assert_eq!(used["kernel"], *winner);
+    assert!(used["why"].as_str().unwrap().starts_with("row 1 of "), "{used}");
+    assert_eq!(chosen(problem, &home, "")["kernel"], forward["kernel"]);
+    let listed = flashcore("plans", &home).output().unwrap();
+    let listed = words(&String::from_utf8(listed.stdout).unwrap());
+    assert!(listed.contains("B1 H2/2 Sq64 Skv64 D64 fp16 full backward"), "{listed}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
+
+/// `explain` names the row that a backward pass has its kernel from, or why it cannot run.
+#[test]
+fn explain_names_the_row_of_a_backward_pass() {
+    let home = folder("explained");
+    let of_plans = home.join("flashcore/plans");
+    let device = PlanDevice {
+        name: "NVIDIA H200".to_string(),
+        target: "sm_90a".to_string(),
+        units: 132,
+    };
+    let problem = Problem::named("mission-backward").unwrap();
+    let ratio = Ratio {
+        value: 0.9,
+        interval: Interval { lo: 0.89, hi: 0.91 },
+        of_medians: 0.9,
+        rounds: 9,
+    };
+    let explained = |words: &str| {
+        let words = format!("explain mission --profile h200 --json {words}");
+        json(&mut flashcore(&words, &home))
+    };
+    for (kernel, runs) in [
+        ("mma/m64n128-w1x8-s2-b1-qsh-xor", true),
+        ("wgmma/m64n128-s2-free", false),
+    ] {
+        let (when, of) = (("1a2b3c4d5e6f", 0), DeviceIdentity::cpu());
+        let row = plans::row(&problem, kernel, "wgmma/m128n128-s2-pingpong", &ratio, &of, when).unwrap();
+        plans::put(&of_plans, &device, row).unwrap();
+        let found = explained("--backward");
+        assert_eq!(found["kernel"] == kernel, runs, "{found:#}");
+        let of_row = &found["plans"]["row"]["row"];
+        assert_eq!(of_row["problem"]["direction"] == "backward", runs, "{found:#}");
+        let text = flashcore("explain mission --backward --profile h200", &home)
+            .output()
+            .unwrap();
+        let text = words(&String::from_utf8(text.stdout).unwrap());
+        let said = match runs {
+            true => "row 1 of ".to_string(),
+            false => format!("{kernel} (row 1 of "),
+        };
+        assert!(text.contains(&said), "{text}");
+        let forward = explained("");
+        assert_ne!(forward["kernel"], kernel);
+        // The shipped table has a row for that.
+        assert!(forward["plans"]["row"]["row"]["problem"]["direction"].is_null());
+    }
     std::fs::remove_dir_all(&home).unwrap();
 }
 
