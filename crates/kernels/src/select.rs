@@ -197,7 +197,7 @@ fn candidates(problem: &Problem, chip: Chip, alignment: u32) -> impl Iterator<It
     let wide = (alignment >= mma::ALIGNMENT).then_some(problem);
     let wgmma = wide
         .into_iter()
-        .flat_map(move |problem| wgmma::proposals(problem, chip));
+        .flat_map(move |problem| wgmma::each_proposal(problem, chip));
     let wgmma = wgmma.map(move |proposal| {
         let why = format!(
             "the default of family wgmma for problems of head_dim {head_dim} and {} keys on {target}: {}",

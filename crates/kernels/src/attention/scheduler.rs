@@ -12,7 +12,8 @@ use std::sync::Arc;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
-use super::query_rows::Packing;
+use super::block_range::Divisor;
+use super::query_rows::{Packing, WARPGROUP_ROWS};
 use loads::{Loads, MOST_CLUSTERS};
 
 mod item;
@@ -20,7 +21,7 @@ mod loads;
 mod price;
 
 pub(crate) use item::{FULLY_MASKED, MOST, Place, Tile, WORDS, WorkItem};
-pub(crate) use price::{Tiles, Work};
+pub(crate) use price::{Least, Tiles, Work};
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;
@@ -181,11 +182,62 @@ impl<'k> NextItem<'k> {
 }
 
 /// First key that a row sees, and one past the last.
+#[cfg(test)]
 fn visible(seen: &KeyRange, packing: Packing) -> impl Fn(i64) -> (i64, i64) {
     let seen = *seen;
     move |row| {
         let keys = seen.keys(packing.query_of(row as usize));
         (keys.start as i64, keys.end as i64)
+    }
+}
+
+/// Where the queries of a tile's rows lie, from its first one on: the same in all tiles of a problem, so that none of
+/// them divides.
+struct TileQueries {
+    packing: Packing,
+    /// Rows and queries of a tile.
+    rows: usize,
+    queries: usize,
+    /// Those of the last row of each warpgroup.
+    of_groups: Vec<usize>,
+}
+
+impl TileQueries {
+    /// Of tiles of so many rows, a multiple of those that whole queries share.
+    fn new(packing: Packing, rows: usize) -> TileQueries {
+        const GROUP: usize = WARPGROUP_ROWS as usize;
+        TileQueries {
+            packing,
+            rows,
+            queries: packing.queries_in(rows as u32) as usize,
+            of_groups: (GROUP - 1..rows)
+                .step_by(GROUP)
+                .map(|row| packing.query_of(row))
+                .collect(),
+        }
+    }
+
+    /// Query of the first row of a tile.
+    fn first(&self, tile: usize) -> usize {
+        tile * self.queries
+    }
+
+    /// That of the last row of a tile, which is below `end`.
+    fn last(&self, tile: usize, end: usize) -> usize {
+        match (tile + 1) * self.rows <= end {
+            true => self.first(tile) + self.of_groups[self.of_groups.len() - 1],
+            false => self.packing.query_of(end - 1),
+        }
+    }
+
+    /// That of row `row` of a tile.
+    fn of(&self, tile: usize, row: usize) -> usize {
+        let of_tile = match (row + 1) % WARPGROUP_ROWS as usize {
+            0 => self.of_groups[row / WARPGROUP_ROWS as usize],
+            1 if row == 0 => 0,
+            _ => self.packing.query_of(row),
+        };
+        self.first(tile) + of_tile
     }
 }
 
@@ -243,32 +295,24 @@ impl Clusters {
         (0..self.rounds).map(move |round| first(round)..first(round + 1))
     }
 
-    /// Calls `each` for the items of each place in `costs` in turn, with the first of its heads, of all batches, and
-    /// the cluster of each head: the one with the least to do, and of several the first. `costs` are those of a head's
-    /// items, the longest first.
-    fn assign(&self, costs: &[u64], mut each: impl FnMut(usize, usize, &[usize])) {
-        // Each in turn, while clusters have nothing to do.
-        let alone = costs.len() * self.all_heads <= self.count;
-        let (mut loads, mut next) = (Loads::new(self.count.min(MOST_CLUSTERS)), 0);
-        let mut chosen = Vec::with_capacity(costs.len() * self.all_heads.div_ceil(self.rounds));
-        for of_round in self.heads_of_rounds() {
-            let heads = of_round.len();
-            let mut place = 0;
+    /// The cluster that each item is assigned to: the one with the least to do, and of several the first. `costs` are
+    /// those of a head's items, the longest first. Items come round by round, and of a round those of the first cost
+    /// for all of its heads, then those of the next.
+    fn assign(&self, costs: &[u64]) -> Vec<u32> {
+        let items = costs.len() * self.all_heads;
+        // Each has one, while clusters have nothing to do.
+        if items <= self.count {
+            return (0..items as u32).collect();
+        }
+        let mut loads = Loads::new(self.count.min(MOST_CLUSTERS), false);
+        let mut assigned = Vec::with_capacity(items);
+        for heads in self.heads_of_rounds() {
             for alike in costs.chunk_by(|a, b| a == b) {
-                let items = alike.len() * heads;
-                chosen.clear();
-                if alone {
-                    chosen.extend(next..next + items);
-                    next += items;
-                } else {
-                    loads.assign(alike[0], items as u64, |clusters| loads::add_to(&mut chosen, clusters));
-                }
-                for of_place in chosen.chunks_exact(heads) {
-                    each(place, of_round.start, of_place);
-                    place += 1;
-                }
+                let items = (alike.len() * heads.len()) as u64;
+                loads.assign(alike[0], items, |clusters| loads::add_to(&mut assigned, clusters));
             }
         }
+        assigned
     }
 }
 
@@ -282,14 +326,22 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let end = tiling.packing.rows_of(problem.seq_len_q()) as i64;
     let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
     // Those of head 0, for each of a cluster's neighbouring Q tiles.
-    let mut items: Vec<[u32; WORDS]> = Vec::with_capacity(clusters.per_head * splits * clusters.tiles);
+    let mut items: Vec<[u32; WORDS]> = Vec::with_capacity(clusters.per_head * splits * clusters.tiles + 1);
     let mut order: Vec<(Reverse<u64>, Reverse<usize>, usize)> = Vec::with_capacity(clusters.per_head * splits);
+    let (queries, block) = (TileQueries::new(tiling.packing, rows), Divisor::from(tiling.cols));
     for index in 0..clusters.per_head {
         let first = (index * rows) as i64;
-        let whole = Tile::new(visible(seen, tiling.packing), first, end, rows as u32, tiling.cols);
+        let visible = |row: i64| {
+            let keys = seen.keys(queries.of(index, (row - first) as usize));
+            (keys.start as i64, keys.end as i64)
+        };
+        let whole = Tile::new(visible, first, end, rows as u32, block);
         for split in 0..splits {
-            let tile = whole.split(split, splits, past);
-            order.push((Reverse(cost(&tile)), Reverse(index), split));
+            let tile = match splits {
+                1 => &whole, // it is not copied
+                _ => &whole.split(split, splits, past),
+            };
+            order.push((Reverse(cost(tile)), Reverse(index), split));
             items.extend((0..clusters.tiles).map(|neighbour| {
                 let place = Place {
                     batch: 0,
@@ -308,35 +360,52 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let costs: Vec<u64> = order.iter().map(|&(Reverse(cost), ..)| cost).collect();
     let (blocks, packed) = (cluster * clusters.count, tiling.packing.heads() as usize);
     let heads = tiling.heads(problem).0 / clusters.heads;
-    // Divided once for all items of a head.
+    // Divided once for all items of a head. The heads of a cluster follow each other.
     let place_of = |number: usize| {
         let (batch, head) = (number / heads, number % heads * clusters.heads * packed);
-        item::head_words([batch, head, head / problem.group_size()])
+        let [first, second] = item::head_words([batch, head, head / problem.group_size()]);
+        (0..clusters.heads as u32).map(move |other| [first, second + other])
     };
-    let places: Vec<[u32; 2]> = (0..clusters.all_heads).map(place_of).collect();
-    // Item `n` of block `b` is the `n * blocks + b`th.
+    let mut places: Vec<[u32; 2]> = (0..clusters.all_heads).flat_map(place_of).collect();
+    // Which item of which of these heads comes at each place of the table: item `n` of block `b` is the `n * blocks +
+    // b`th. The table is then written once, from its beginning to its end. The end of a list is past the last of both.
+    let none = [items.len() as u32, places.len() as u32];
     let longest = (costs.len() * clusters.all_heads).div_ceil(clusters.count) + 2;
-    let mut list: Vec<[u32; WORDS]> = Vec::with_capacity(longest * blocks);
+    let mut placed: Vec<[u32; 2]> = Vec::with_capacity(longest * blocks);
     let mut next: Vec<usize> = (0..blocks).step_by(cluster).collect();
-    clusters.assign(&costs, |place, first_head, chosen| {
-        let (_, Reverse(index), split) = order[place];
-        let of_tile = &items[(index * splits + split) * clusters.tiles..][..clusters.tiles];
-        for (&chosen, &[first, head]) in chosen.iter().zip(&places[first_head..]) {
-            let at = next[chosen];
-            next[chosen] += blocks;
-            if at >= list.len() {
-                list.resize(list.len() + blocks, [END; WORDS]);
-            }
-            for (rank, item) in list[at..at + cluster].iter_mut().enumerate() {
-                // A cluster has several heads, or several tiles, or neither.
-                let (other, neighbour) = (rank.min(clusters.heads - 1), rank.min(clusters.tiles - 1));
-                *item = of_tile[neighbour];
-                item::set_head(item, [first, head + other as u32]);
+    let chosen = clusters.assign(&costs);
+    let mut chosen = chosen.iter();
+    for of_round in clusters.heads_of_rounds() {
+        for &(_, Reverse(index), split) in &order {
+            let item = (index * splits + split) * clusters.tiles;
+            for (head, &chosen) in of_round.clone().zip(chosen.by_ref()) {
+                let at = next[chosen as usize];
+                next[chosen as usize] += blocks;
+                if at >= placed.len() {
+                    placed.resize(placed.len() + blocks, none);
+                }
+                if cluster == 1 {
+                    placed[at] = [item as u32, head as u32];
+                    continue;
+                }
+                // A cluster has several heads, or several tiles.
+                for (rank, placed) in placed[at..at + cluster].iter_mut().enumerate() {
+                    let (other, neighbour) = (rank.min(clusters.heads - 1), rank.min(clusters.tiles - 1));
+                    *placed = [(item + neighbour) as u32, (head * clusters.heads + other) as u32];
+                }
             }
         }
-    });
-    list.resize(list.len() + blocks, [END; WORDS]);
-    (blocks as u32, list.as_flattened().into())
+    }
+    placed.resize(placed.len() + blocks, none);
+    items.push([END; WORDS]);
+    places.push([0; 2]);
+    let item_at = |&[item, head]: &[u32; 2]| {
+        let mut item = items[item as usize];
+        item::set_head(&mut item, places[head as usize]);
+        item
+    };
+    let list: Arc<[[u32; WORDS]]> = placed.iter().map(item_at).collect();
+    (blocks as u32, bytemuck::cast_slice_arc(list))
 }
 
 fn cost(tile: &Tile<i64>) -> u64 {

@@ -4,14 +4,17 @@
 //! keys are split, a model of times decides ([`times`]).
 
 mod lengths;
+mod rank;
 mod times;
+
+use std::iter;
 
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
+use self::rank::{Priced, by_rank};
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::{Tiles, Tiling, Work};
 use crate::attention::softmax::Rescale;
 use crate::size::Size;
 
@@ -302,13 +305,43 @@ pub struct Proposal {
 /// head_dim to 64), or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the
 /// backward pass there is one for each head size.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
-    let chip = chip.into();
+    each_proposal(problem, chip.into()).collect()
+}
+
+/// The same, each worked out when those before it were refused: to rank them all takes as long as the choice.
+pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> impl Iterator<Item = Proposal> {
+    let Rows { known, ranked, rest } = rows(problem, chip);
+    let ranked = iter::once_with(move || by_rank(ranked, problem, chip.sms)).flatten();
+    let rows = ranked.chain(rest);
+    let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
+    known.into_iter().chain(rows)
+}
+
+/// What is proposed, in this order.
+#[derive(Default)]
+struct Rows {
+    known: Vec<Proposal>,
+    /// By when the busiest SM is done.
+    ranked: Vec<Priced>,
+    rest: Vec<Priced>,
+}
+
+impl Rows {
+    fn known(known: Vec<Proposal>) -> Rows {
+        Rows {
+            known,
+            ..Rows::default()
+        }
+    }
+}
+
+fn rows(problem: &Problem, chip: Chip) -> Rows {
     let dtype = problem.dtype();
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     if problem.direction() == Direction::Backward {
         return match chip.target {
-            Target::Sm90a => backward::proposals(problem),
-            _ => Vec::new(),
+            Target::Sm90a => Rows::known(backward::proposals(problem)),
+            _ => Rows::default(),
         };
     }
     let tiles = |rows: usize| problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(rows);
@@ -319,10 +352,10 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     // others, most of them causal with few keys, 0.97 to 1.17.
     let share = if head_dim <= 64 && causal { 7 } else { 5 };
     if chip.target != Target::Sm90a || Size::of(problem, chip) == Size::Decode && dtype != DType::E4M3 {
-        return Vec::new();
+        return Rows::default();
     }
     if problem.has_lengths() {
-        return lengths::with_lengths(problem, chip);
+        return Rows::known(lengths::with_lengths(problem, chip));
     }
     // Batch-invariant problems are split where rows are few, in family mma.
     let of_16_bits = dtype != DType::E4M3;
@@ -337,7 +370,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
         whole.filter(|whole| much && whole.ps <= times::most_ps(problem) && problem.head_dim() == problem.head_dim_v());
     let timed = split.or(whole).map(|timed| timed.proposal(problem));
     if !much && of_16_bits {
-        return timed.into_iter().collect();
+        return Rows::known(timed.into_iter().collect());
     }
     let tiles = tiles(128);
     let serves = |row: &&Default| {
@@ -357,95 +390,14 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
     let packed: Vec<Priced> = packing.map(Priced::packed).collect();
     ranked.extend(packed);
-    // If the model chose whole tiles, rows are there for what a compiler refuses: to rank them would take as long as
-    // the choice.
-    if timed.is_none_or(|timed| timed.config.splits > 1) {
-        rank(&mut ranked, problem, chip.sms);
-    }
-    let rows = ranked.into_iter().chain(rows.into_iter().map(Priced::of));
-    let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
-    timed.into_iter().chain(rows).collect()
-}
-
-/// A config and its time of a tile per key ([`Default::cost_per_key`]).
-#[derive(Clone, Copy)]
-struct Priced {
-    config: Config,
-    why: &'static str,
-    cost_per_key: u64,
-}
-
-impl Priced {
-    fn of(row: &Default) -> Priced {
-        Priced {
-            config: row.config,
-            why: row.why,
-            cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
-        }
-    }
-
-    /// The cost of so many K blocks in so many items.
-    fn cost(&self, blocks: u64, items: u64) -> u64 {
-        self.cost_per_key * (blocks * u64::from(self.config.cols) + TILE_KEYS * items)
-    }
-
-    /// What a block costs once.
-    fn begin(&self, problem: &Problem) -> u64 {
-        match self.config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS {
-            true => self.cost_per_key * PAIR_KEYS,
-            false => 0,
-        }
-    }
-
-    /// When the busiest SM is done.
-    fn most(&self, problem: &Problem, work: &Work) -> u64 {
-        self.begin(problem) + work.most(|blocks, items| self.cost(blocks, items))
-    }
-
-    /// The same if all SMs had as much to do.
-    fn mean(&self, problem: &Problem, work: &Work) -> u64 {
-        self.begin(problem) + work.mean(|blocks, items| self.cost(blocks, items))
-    }
-
-    fn packed(&self) -> Priced {
-        Priced {
-            config: packed(self.config),
-            why: PACKED_WHY,
-            cost_per_key: self.cost_per_key / 100 * PACKED_PERCENT,
-        }
-    }
-}
-
-/// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is
-/// ranked by that: to make its lists, only to drop them, would be most of the time that a new length costs.
-fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
-    // Rows with the same tiles of queries share these.
-    let mut known: Vec<(Tiling, Tiles)> = Vec::new();
-    let work = |row: &Priced| {
-        let tiling = row.config.tiling(row.config.packing(problem, sms));
-        let rows_alone = Tiling { cols: 0, ..tiling };
-        let place = known.iter().position(|(of, _)| *of == rows_alone);
-        let place = place.unwrap_or_else(|| {
-            known.push((rows_alone, Tiles::new(problem, tiling, sms)));
-            known.len() - 1
-        });
-        known[place].1.work(tiling.cols)
+    // If the model chose whole tiles, rows are there for what a compiler refuses.
+    let rest = rows.into_iter().map(Priced::of);
+    let (ranked, rest) = match timed.is_none_or(|timed| timed.config.splits > 1) {
+        true => (ranked, rest.collect()),
+        false => (Vec::new(), ranked.into_iter().chain(rest).collect()),
     };
-    let works: Vec<Work> = rows.iter().map(work).collect();
-    let with_works = rows.iter().zip(&works);
-    let mut costs: Vec<u64> = with_works.map(|(row, work)| row.mean(problem, work)).collect();
-    let mut places: Vec<usize> = (0..rows.len()).collect();
-    places.sort_by_key(|&place| costs[place]);
-    let mut best = u64::MAX;
-    for place in places {
-        if costs[place] <= best {
-            costs[place] = rows[place].most(problem, &works[place]);
-            best = best.min(costs[place]);
-        }
-    }
-    let mut ranked: Vec<(u64, Priced)> = costs.into_iter().zip(rows.iter().copied()).collect();
-    ranked.sort_by_key(|(cost, _)| *cost);
-    rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
+    let known = timed.into_iter().collect();
+    Rows { known, ranked, rest }
 }
 
 /// Every config of the table for a dtype, whatever else the problem is, and the largest head_dim and head_dim_v that it

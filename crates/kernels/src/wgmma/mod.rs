@@ -42,6 +42,7 @@ use transpose::Transposed;
 pub use crate::attention::params::ALIGNMENT;
 pub use backward::defaults as backward_defaults;
 pub use config::{Config, FAMILY};
+pub(crate) use defaults::each_proposal;
 pub use defaults::{Proposal, defaults, proposals};
 
 /// The family's name in ids.

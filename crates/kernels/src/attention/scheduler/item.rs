@@ -1,11 +1,9 @@
 //! The work item: a Q tile of a head and its K blocks, or some of them, in eight words. The host and a kernel
 //! ([`stream_k`](super::super::stream_k)) write the same words, from one function over [`Index`].
 
-use std::array;
-
 use flashcore_ir::Val;
 
-use super::super::block_range::{BlockOrder, BlockRange, Index, share};
+use super::super::block_range::{BlockOrder, BlockRange, Divisor, Index, share};
 use super::super::query_rows::Packing;
 
 /// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low
@@ -79,7 +77,8 @@ impl<I: Index> Tile<I> {
     /// The tile of `rows` rows, those below `end` of a head, that begins at row `first`; `visible` gives the first key
     /// that a row sees, and one past the last.
     #[track_caller]
-    pub(crate) fn new(visible: impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: u32) -> Tile<I> {
+    pub(crate) fn new(visible: impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: impl Into<Divisor>) -> Tile<I> {
+        let cols = cols.into();
         let number = |value: u32| first.constant(value as i32);
         let last = (first + number(rows)).at_most(end) - number(1);
         let range = Tile::range(&visible, first, end, rows, cols);
@@ -87,23 +86,29 @@ impl<I: Index> Tile<I> {
         let of_group = |group: u32| {
             let first = first + number(64 * group);
             let end_key = visible((first + number(63)).at_most(last)).1;
-            let end_block = (end_key + number(cols - 1)).floor_div(number(cols));
+            let end_block = (end_key + number(cols.number() - 1)).div_by(cols);
             let out_of_range = I::select(order.masked_low.is(number(0)), range.end - end_block, number(0));
             let fully_masked = out_of_range.at_most(order.masked).at_most(order.count - number(1));
             I::select(first.is_below(end), fully_masked, number(NO_ROWS))
         };
         let groups = rows.div_ceil(64);
         debug_assert!(groups <= MOST_GROUPS as u32, "{rows} rows");
-        let fully_masked = array::from_fn(|group| match group as u32 {
-            0 if groups == 1 => Some(number(0)),
-            group => (group < groups).then(|| of_group(group)),
-        });
+        let mut fully_masked = [None; MOST_GROUPS];
+        for (group, skipped) in (0..groups).zip(&mut fully_masked) {
+            *skipped = Some(if groups == 1 { number(0) } else { of_group(group) });
+        }
         Tile { order, fully_masked }
     }
 
     /// The K blocks alone.
     #[track_caller]
-    pub(crate) fn range(visible: &impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: u32) -> BlockRange<I> {
+    pub(crate) fn range(
+        visible: &impl Fn(I) -> (I, I),
+        first: I,
+        end: I,
+        rows: u32,
+        cols: impl Into<Divisor>,
+    ) -> BlockRange<I> {
         let last = (first + first.constant(rows as i32)).at_most(end) - first.constant(1);
         BlockRange::between(visible(first), visible(last), cols)
     }

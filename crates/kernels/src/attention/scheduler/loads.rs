@@ -6,13 +6,17 @@ pub(super) type Set = [u64; MOST_CLUSTERS / 64];
 /// Clusters that have several items, at most: no GPU has so many SMs.
 pub(super) const MOST_CLUSTERS: usize = 256;
 
+/// Sets that there is room for without another allocation.
+const ROOM: usize = 128;
+
 const NONE: Set = [0; MOST_CLUSTERS / 64];
 
-/// Clusters with as much to do in as many items.
+/// Clusters with as much to do in as many items, and how many they are.
 #[derive(Clone, Copy)]
 struct Load {
     load: u64,
     items: u64,
+    count: u64,
     clusters: Set,
 }
 
@@ -21,10 +25,13 @@ pub(super) struct Loads {
     /// Those from `first` on.
     loads: Vec<Load>,
     first: usize,
+    /// What an item counts: 0 if nobody asks for how many there are, so that clusters with as much to do are one set.
+    item: u64,
 }
 
 impl Loads {
-    pub(super) fn new(count: usize) -> Loads {
+    /// `counts_items`: whether [`Self::all`] is asked for items.
+    pub(super) fn new(count: usize, counts_items: bool) -> Loads {
         let below = |most: usize| match most {
             0 => 0,
             most => u64::MAX >> (64 - most.min(64)),
@@ -33,11 +40,15 @@ impl Loads {
         let all = Load {
             load: 0,
             items: 0,
+            count: count as u64,
             clusters,
         };
+        let mut loads = Vec::with_capacity(ROOM);
+        loads.push(all);
         Loads {
-            loads: vec![all],
+            loads,
             first: 0,
+            item: u64::from(counts_items),
         }
     }
 
@@ -49,32 +60,66 @@ impl Loads {
             let Some(least) = loads.first().map(|first| first.load) else {
                 return;
             };
-            let of_least = loads.iter().take_while(|of| of.load == least);
-            let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
-            let taken = first_of(all, left);
+            let (taken, count) = match loads.get(1) {
+                Some(next) if next.load == least => self.assign_to_all(least, cost, left),
+                _ => self.assign_to_first(cost, left),
+            };
             assigned(&taken);
-            left -= taken.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
-            // Those that are left with the least to do stay in front.
-            let mut place = self.first;
-            for _ in 0..with_least {
-                let of = self.loads[place];
-                let rest = std::array::from_fn(|word| of.clusters[word] & !taken[word]);
-                if rest != NONE {
-                    self.loads[place].clusters = rest;
-                    place += 1;
-                } else if place == self.first {
-                    self.first += 1;
-                    place += 1;
-                } else {
-                    self.loads.remove(place);
-                }
-                self.add(Load {
-                    load: least + cost,
-                    items: of.items + 1,
-                    clusters: std::array::from_fn(|word| of.clusters[word] & taken[word]),
-                });
-            }
+            left -= count;
         }
+    }
+
+    /// Assigns up to `left` items to the first set, which has less to do than all others: to whom, and how many.
+    fn assign_to_first(&mut self, cost: u64, left: u64) -> (Set, u64) {
+        let of = &mut self.loads[self.first];
+        let mut added = *of;
+        if of.count <= left {
+            self.first += 1;
+        } else {
+            (added.clusters, added.count) = (first_of(of.clusters, left), left);
+            of.count -= left;
+            let taken = &added.clusters;
+            of.clusters
+                .iter_mut()
+                .zip(taken)
+                .for_each(|(rest, taken)| *rest &= !taken);
+        }
+        let assigned = (added.clusters, added.count);
+        (added.load, added.items) = (added.load + cost, added.items + self.item);
+        self.add(added);
+        assigned
+    }
+
+    /// The same for all sets with as much to do as the first.
+    fn assign_to_all(&mut self, least: u64, cost: u64, left: u64) -> (Set, u64) {
+        let of_least = self.loads[self.first..].iter().take_while(|of| of.load == least);
+        let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
+        let taken = first_of(all, left);
+        // Those that are left with the least to do stay in front.
+        let mut place = self.first;
+        for _ in 0..with_least {
+            let of = self.loads[place];
+            let clusters: Set = std::array::from_fn(|word| of.clusters[word] & taken[word]);
+            let count = size(&clusters);
+            if count < of.count {
+                let rest = &mut self.loads[place];
+                rest.clusters = std::array::from_fn(|word| of.clusters[word] & !taken[word]);
+                rest.count -= count;
+                place += 1;
+            } else if place == self.first {
+                self.first += 1;
+                place += 1;
+            } else {
+                self.loads.remove(place);
+            }
+            self.add(Load {
+                load: least + cost,
+                items: of.items + self.item,
+                count,
+                clusters,
+            });
+        }
+        (taken, size(&taken))
     }
 
     /// What each has to do, and in how many items.
@@ -84,7 +129,7 @@ impl Loads {
 
     /// Adds clusters to those with as much to do. An empty set is dropped.
     fn add(&mut self, added: Load) {
-        if added.clusters == NONE {
+        if added.count == 0 {
             return;
         }
         let key = |of: &Load| (of.load, of.items);
@@ -93,7 +138,10 @@ impl Loads {
             place -= 1;
         }
         match self.loads[self.first..place].last_mut() {
-            Some(of) if key(of) == key(&added) => of.clusters = both(of.clusters, added.clusters),
+            Some(of) if key(of) == key(&added) => {
+                of.clusters = both(of.clusters, added.clusters);
+                of.count += added.count;
+            }
             _ => self.loads.insert(place, added),
         }
     }
@@ -101,6 +149,11 @@ impl Loads {
 
 fn both(a: Set, b: Set) -> Set {
     std::array::from_fn(|word| a[word] | b[word])
+}
+
+/// How many there are in a set.
+fn size(set: &Set) -> u64 {
+    set.iter().map(|word| u64::from(word.count_ones())).sum()
 }
 
 /// The first `count` of a set, or all of it.
@@ -119,11 +172,11 @@ fn first_of(mut set: Set, count: u64) -> Set {
 }
 
 /// Adds the clusters of a set to a list, in order.
-pub(super) fn add_to(list: &mut Vec<usize>, set: &Set) {
+pub(super) fn add_to(list: &mut Vec<u32>, set: &Set) {
     for (word, &bits) in set.iter().enumerate() {
         let mut rest = bits;
         while rest != 0 {
-            list.push(64 * word + rest.trailing_zeros() as usize);
+            list.push(64 * word as u32 + rest.trailing_zeros());
             rest &= rest - 1;
         }
     }

@@ -4,14 +4,37 @@ use std::cmp::Reverse;
 
 use flashcore_problem::Problem;
 
+use super::super::block_range::Divisor;
 use super::loads::Loads;
-use super::{Clusters, TILE_COST, Tiling};
+use super::{Clusters, TILE_COST, TileQueries, Tiling};
 
 /// The items of a tiling, by how much there is to do for each.
 pub(crate) struct Work {
     clusters: Clusters,
     /// K blocks of an item, and how many items of a head have as many; the longest first.
     of_head: Vec<(u64, u64)>,
+}
+
+/// What there is to do at least, whatever K blocks are.
+pub(crate) struct Least {
+    /// Keys and number of all items.
+    pub keys: u64,
+    pub items: u64,
+    /// Clusters that share them.
+    pub clusters: u64,
+}
+
+impl Least {
+    /// Of a tiling without splits, for so many pairs of a query and a key that it sees in a head.
+    pub(crate) fn of(problem: &Problem, tiling: Tiling, sms: u32, pairs: u64) -> Least {
+        let clusters = Clusters::new(problem, tiling, sms);
+        let queries = tiling.packing.queries_in(clusters.tiles as u32 * tiling.rows);
+        Least {
+            keys: pairs * clusters.all_heads as u64 / u64::from(queries),
+            items: (clusters.all_heads * clusters.per_head) as u64,
+            clusters: clusters.count as u64,
+        }
+    }
 }
 
 /// The tiles of so many rows, and the keys that they see.
@@ -35,21 +58,16 @@ impl Tiles {
         let clusters = Clusters::new(problem, tiling, sms);
         let seen = problem.key_range();
         let end = tiling.packing.rows_of(problem.seq_len_q());
-        let keys_of = |row: usize| seen.keys(tiling.packing.query_of(row));
         let rows = clusters.tiles * tiling.rows as usize;
-        let of_tile = |tile: usize, count: u64| {
-            let first = keys_of(tile * rows).start;
-            let past = keys_of(((tile + 1) * rows).min(end) - 1).end;
-            (first as u32, past as u32, count)
-        };
-        let of_head: Vec<(u32, u32, u64)> = match keys_of(0) == keys_of(end - 1) {
+        let queries = TileQueries::new(tiling.packing, rows);
+        let first_of = |tile: usize| seen.keys(queries.first(tile));
+        let last_of = |tile: usize| seen.keys(queries.last(tile, end));
+        let of_tile = |tile: usize, count: u64| (first_of(tile).start as u32, last_of(tile).end as u32, count);
+        let of_head: Vec<(u32, u32, u64)> = match first_of(0) == last_of(clusters.per_head - 1) {
             true => vec![of_tile(0, clusters.per_head as u64)],
             false => (0..clusters.per_head).rev().map(|tile| of_tile(tile, 1)).collect(),
         };
-        let edge = |tile: usize| {
-            let past = |row: usize| keys_of(row).end as u32;
-            (past(tile * rows), past(((tile + 1) * rows).min(end) - 1))
-        };
+        let edge = |tile: usize| (first_of(tile).end as u32, last_of(tile).end as u32);
         let edges = (0..clusters.per_head.min(EDGES)).map(edge).collect();
         let keys = of_head
             .iter()
@@ -85,11 +103,10 @@ impl Tiles {
 
     /// With K blocks of so many keys.
     pub(crate) fn work(&self, cols: u32) -> Work {
-        let splits = u64::from(self.tiling.splits);
+        let (splits, cols) = (u64::from(self.tiling.splits), Divisor::from(cols));
         let mut of_head: Vec<(u64, u64)> = Vec::with_capacity(self.of_head.len());
         for &(first, past, tiles) in &self.of_head {
-            // Numbers of 32 bits are divided in half the time.
-            let blocks = u64::from((past.div_ceil(cols) - first / cols).max(1));
+            let blocks = u64::from((cols.ceil_div(past) - cols.floor_div(first)).max(1));
             let (each, longer) = if splits == 1 {
                 (blocks, 0)
             } else {
@@ -143,7 +160,7 @@ impl Work {
         if self.all().1 <= count {
             return cost(self.of_head[0].0, 1);
         }
-        let mut loads = Loads::new(self.clusters.count);
+        let mut loads = Loads::new(self.clusters.count, true);
         for heads in self.clusters.heads_of_rounds() {
             for &(blocks, items) in &self.of_head {
                 loads.assign(blocks + TILE_COST, items * heads.len() as u64, |_| ());

@@ -270,20 +270,16 @@ proptest! {
         costs.sort_unstable_by_key(|cost| Reverse(*cost));
         let (all_heads, rounds) = (groups * sharing, rounds.min(groups));
         let clusters = Clusters { count, heads: 1, tiles: 1, per_head: costs.len(), all_heads, sharing, rounds };
-        let mut assigned = Vec::new();
-        clusters.assign(&costs, |place, first, chosen| {
-            assigned.extend(chosen.iter().enumerate().map(|(head, &cluster)| (place, first + head, cluster)));
-        });
+        let assigned = clusters.assign(&costs);
+        prop_assert_eq!(assigned.len(), costs.len() * all_heads);
         let mut loads = vec![0; count];
-        for &(place, _, cluster) in &assigned {
-            let first = (0..count).min_by_key(|&cluster| loads[cluster]);
-            prop_assert_eq!(Some(cluster), first);
-            loads[cluster] += costs[place];
-        }
         // Round by round, longest items first; as many heads in each, or those of one more K/V head.
-        let round_of = |head: usize| clusters.heads_of_rounds().position(|heads| heads.contains(&head));
-        let in_order = assigned.is_sorted_by_key(|&(place, head, _)| (round_of(head), place, head));
-        prop_assert!(in_order && assigned.len() == costs.len() * all_heads);
+        let of_round = |heads: Range<usize>| costs.iter().flat_map(move |cost| heads.clone().map(move |_| *cost));
+        for (cost, &cluster) in clusters.heads_of_rounds().flat_map(of_round).zip(&assigned) {
+            let first = (0..count).min_by_key(|&cluster| loads[cluster]);
+            prop_assert_eq!(Some(cluster as usize), first);
+            loads[cluster as usize] += cost;
+        }
         let least = groups / rounds * sharing;
         prop_assert!(clusters.heads_of_rounds().all(|heads| heads.len() == least || heads.len() == least + sharing));
     }

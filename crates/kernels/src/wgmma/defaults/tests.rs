@@ -4,6 +4,7 @@ use flashcore_problem::{KvLengths, Mask, QLengths};
 
 use super::super::FAMILY;
 use super::*;
+use crate::attention::scheduler::Tiles;
 use crate::{Config as AnyConfig, Plan};
 
 #[test]
@@ -83,8 +84,13 @@ fn the_best_row_is_found_without_all_lists() {
                 row.most(&problem, &tiles.work(tiling.cols))
             };
             let best = rows.iter().min_by_key(exact).unwrap().config;
-            rank(&mut rows, &problem, MEASURED_SMS as u32);
-            assert_eq!(rows[0].config, best, "{problem}");
+            let ranked: Vec<Config> = by_rank(rows.clone(), &problem, MEASURED_SMS as u32)
+                .map(|row| row.config)
+                .collect();
+            assert_eq!(ranked[0], best, "{problem}");
+            // The first, which is found by itself, is the first of all.
+            rank::rank(&mut rows, &problem, MEASURED_SMS as u32);
+            assert!(rows.iter().map(|row| row.config).eq(ranked), "{problem}");
         }
     }
 }

@@ -1,0 +1,177 @@
+//! Rows of the table by when the busiest SM is done.
+
+use std::iter;
+
+use flashcore_problem::Problem;
+
+use super::{Config, Default, PACKED_PERCENT, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, TILE_KEYS, packed};
+use crate::attention::scheduler::{Least, Tiles, Tiling, Work};
+
+/// A config and its time of a tile per key ([`Default::cost_per_key`]).
+#[derive(Clone, Copy)]
+pub(super) struct Priced {
+    pub(super) config: Config,
+    pub(super) why: &'static str,
+    pub(super) cost_per_key: u64,
+}
+
+impl Priced {
+    pub(super) fn of(row: &Default) -> Priced {
+        Priced {
+            config: row.config,
+            why: row.why,
+            cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
+        }
+    }
+
+    /// The cost of so many K blocks in so many items.
+    fn cost(&self, blocks: u64, items: u64) -> u64 {
+        self.cost_per_key * (blocks * u64::from(self.config.cols) + TILE_KEYS * items)
+    }
+
+    /// What a block costs once.
+    fn begin(&self, problem: &Problem) -> u64 {
+        match self.config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS {
+            true => self.cost_per_key * PAIR_KEYS,
+            false => 0,
+        }
+    }
+
+    /// When the busiest SM is done.
+    pub(super) fn most(&self, problem: &Problem, work: &Work) -> u64 {
+        self.begin(problem) + work.most(|blocks, items| self.cost(blocks, items))
+    }
+
+    /// The same if all SMs had as much to do.
+    fn mean(&self, problem: &Problem, work: &Work) -> u64 {
+        self.begin(problem) + work.mean(|blocks, items| self.cost(blocks, items))
+    }
+
+    /// What [`Self::mean`] is at least, by the pairs of a query and a key that it sees in a head: a tile sees no fewer
+    /// keys than its queries on average.
+    fn least(&self, problem: &Problem, sms: u32, pairs: u64) -> u64 {
+        let tiling = self.config.tiling(self.config.packing(problem, sms));
+        let Least { keys, items, clusters } = Least::of(problem, tiling, sms, pairs);
+        let cost = self.cost_per_key.saturating_mul(keys + TILE_KEYS * items);
+        self.begin(problem) + cost / clusters
+    }
+
+    pub(super) fn packed(&self) -> Priced {
+        Priced {
+            config: packed(self.config),
+            why: PACKED_WHY,
+            cost_per_key: self.cost_per_key / 100 * PACKED_PERCENT,
+        }
+    }
+}
+
+/// Rows by when the busiest SM is done, the first of them without the price of all others.
+pub(super) fn by_rank(mut rows: Vec<Priced>, problem: &Problem, sms: u32) -> impl Iterator<Item = Priced> {
+    let first = first(&rows, problem, sms);
+    let others = iter::once_with(move || {
+        rank(&mut rows, problem, sms);
+        rows.into_iter().skip(1)
+    });
+    first.into_iter().chain(others.flatten())
+}
+
+/// Tiles by how they are made; those of rows with the same tiles of queries are the same.
+#[derive(Default)]
+struct Known(Vec<(Tiling, Tiles)>);
+
+impl Known {
+    fn work(&mut self, row: &Priced, problem: &Problem, sms: u32) -> Work {
+        let tiling = row.config.tiling(row.config.packing(problem, sms));
+        let rows_alone = Tiling { cols: 0, ..tiling };
+        let place = self.0.iter().position(|(of, _)| *of == rows_alone);
+        let place = place.unwrap_or_else(|| {
+            self.0.push((rows_alone, Tiles::new(problem, tiling, sms)));
+            self.0.len() - 1
+        });
+        self.0[place].1.work(tiling.cols)
+    }
+}
+
+/// The row whose busiest SM is done first, of several the first: that of [`rank`]. Most rows are behind it by
+/// [`Priced::least`] already.
+fn first(rows: &[Priced], problem: &Problem, sms: u32) -> Option<Priced> {
+    let pairs = pairs(problem);
+    let least = |place: usize| (rows[place].least(problem, sms, pairs), place);
+    let mut places: Vec<(u64, usize)> = (0..rows.len()).map(least).collect();
+    places.sort_unstable();
+    let (mut known, mut best) = (Known::default(), (u64::MAX, usize::MAX));
+    for (least, place) in places {
+        if least > best.0 {
+            break;
+        }
+        let row = &rows[place];
+        let work = known.work(row, problem, sms);
+        if row.mean(problem, &work) <= best.0 {
+            best = best.min((row.most(problem, &work), place));
+        }
+    }
+    rows.get(best.1).copied()
+}
+
+/// Pairs of a query and a key that it sees, of a head.
+fn pairs(problem: &Problem) -> u64 {
+    let seen = problem.key_range();
+    let (queries, keys) = (problem.seq_len_q() as i64, seen.seq_len_kv as i64);
+    // Keys before `query + offset`, of all queries.
+    let before = |offset: i64| {
+        let rises = (-offset).clamp(0, queries);
+        let all = (keys - offset).clamp(rises, queries);
+        (all - rises) * (rises + all - 1 + 2 * offset) / 2 + (queries - all) * keys
+    };
+    (before(i64::from(seen.hi) + 1) - before(i64::from(seen.lo))) as u64
+}
+
+/// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is
+/// ranked by that: to make its lists, only to drop them, would be most of the time that a new length costs.
+pub(super) fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
+    let mut known = Known::default();
+    let works: Vec<Work> = rows.iter().map(|row| known.work(row, problem, sms)).collect();
+    let with_works = rows.iter().zip(&works);
+    let mut costs: Vec<u64> = with_works.map(|(row, work)| row.mean(problem, work)).collect();
+    let mut places: Vec<usize> = (0..rows.len()).collect();
+    places.sort_by_key(|&place| costs[place]);
+    let mut best = u64::MAX;
+    for place in places {
+        if costs[place] <= best {
+            costs[place] = rows[place].most(problem, &works[place]);
+            best = best.min(costs[place]);
+        }
+    }
+    let mut ranked: Vec<(u64, Priced)> = costs.into_iter().zip(rows.iter().copied()).collect();
+    ranked.sort_by_key(|(cost, _)| *cost);
+    rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_problem::Mask;
+
+    use super::*;
+
+    #[test]
+    fn pairs_are_those_of_all_queries() {
+        let windows = [
+            (None, None),
+            (None, Some(0)),
+            (Some(3), Some(0)),
+            (Some(2), Some(5)),
+            (Some(40), Some(1)),
+        ];
+        for (queries, keys) in [(1, 1), (7, 7), (5, 19), (19, 5), (30, 30)] {
+            for (left, right) in windows {
+                for mask in [Mask::window(left, right), Mask::window(left, right).top_left()] {
+                    let problem = Problem::builder().heads(1, 1).head_dim(64).mask(mask);
+                    let problem = problem.seq_len_q(queries).seq_len_kv(keys).build().unwrap();
+                    let seen = problem.key_range();
+                    let all: usize = (0..queries).map(|query| seen.keys(query).len()).sum();
+                    assert_eq!(pairs(&problem), all as u64, "{problem}");
+                }
+            }
+        }
+    }
+}
