@@ -308,9 +308,6 @@ pub(crate) fn fill_stage<'k, E: Element>(
     fill.advance();
 }
 
-/// Barriers of warpgroups that store their rows together, from this one on: after those of the warp scheduler.
-const STORE_BARRIER: u32 = 4;
-
 /// Those who store a part of a tile together.
 pub(crate) struct Storers<'k> {
     /// Number of the part.
@@ -318,6 +315,7 @@ pub(crate) struct Storers<'k> {
     /// Rows of a part.
     pub rows: u32,
     who: Who,
+    barrier: u32,
 }
 
 /// A warp, or where its rows are no whole box a warpgroup, or all consumers of the block.
@@ -329,15 +327,20 @@ enum Who {
 }
 
 impl<'k> Storers<'k> {
-    /// Of a consumer's warp and warpgroup, by their numbers.
-    pub(crate) fn new(packing: Packing, warp: Val<'k, u32>, warpgroup: Val<'k, u32>) -> Self {
+    /// Of a consumer's warp and warpgroup, by their numbers. Warpgroups meet at the named barriers from `barrier` on.
+    pub(crate) fn new(packing: Packing, [warp, warpgroup]: [Val<'k, u32>; 2], barrier: u32) -> Self {
         let rows = packing.stored_rows();
         let (part, who) = match () {
             () if packing.is_of_tiles() => (warp.builder().constant(0), Who::All { threads: 2 * rows }),
             () if packing.leaves_rows() => (warpgroup, Who::Warpgroup),
             () => (warp, Who::Warp),
         };
-        Storers { part, rows, who }
+        Storers {
+            part,
+            rows,
+            who,
+            barrier,
+        }
     }
 
     /// One lane of them, always the same.
@@ -359,8 +362,8 @@ impl<'k> Storers<'k> {
         let k = self.part.builder();
         match self.who {
             Who::Warp => k.sync_warp(),
-            Who::Warpgroup => k.barrier_among(self.part + STORE_BARRIER, 128),
-            Who::All { threads } => k.barrier_among(self.part + STORE_BARRIER, threads),
+            Who::Warpgroup => k.barrier_among(self.part + self.barrier, 128),
+            Who::All { threads } => k.barrier_among(self.part + self.barrier, threads),
         }
     }
 }

@@ -8,6 +8,7 @@ use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
+use super::barriers;
 use super::kernel::Context;
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
@@ -135,7 +136,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             index,
             warp,
             lane_rows: LaneRows { first, packing },
-            storers: Storers::new(packing, warp, index),
+            storers: Storers::new(packing, [warp, index], barriers::STORE),
             q: QStage {
                 consumer,
                 last_read: match () {

@@ -6,6 +6,7 @@
 //! instructions and descriptors.
 
 mod backward;
+mod barriers;
 mod config;
 mod consumer;
 mod defaults;

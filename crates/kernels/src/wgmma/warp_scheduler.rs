@@ -3,6 +3,8 @@
 
 use flashcore_ir::Val;
 
+use super::barriers::WARP_SCHEDULER;
+
 #[derive(Clone, Copy)]
 pub(super) struct WarpSchedulerBarrier<'k> {
     index: Val<'k, u32>,
@@ -10,8 +12,6 @@ pub(super) struct WarpSchedulerBarrier<'k> {
 }
 
 impl<'k> WarpSchedulerBarrier<'k> {
-    const FIRST: u32 = 1; // barrier 0 is the whole block's
-
     /// The first warpgroup goes first: the last one lets it.
     #[track_caller]
     pub(super) fn new(index: Val<'k, u32>, warpgroups: u32) -> Self {
@@ -26,7 +26,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
     /// Waits for the warpgroup before. Its own warps meet, too.
     #[track_caller]
     pub(super) fn sync(&self) {
-        let (k, barrier) = (self.index.builder(), self.index + Self::FIRST);
+        let (k, barrier) = (self.index.builder(), self.index + WARP_SCHEDULER);
         k.verb("warp_scheduler_barrier_sync", || {
             k.barrier_among(barrier, self.threads())
         });
@@ -40,7 +40,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
         let k = self.index.builder();
         k.verb("warp_scheduler_barrier_arrive", || {
             let last = self.index.eq(self.warpgroups - 1);
-            let next = last.select(Self::FIRST, self.index + (Self::FIRST + 1));
+            let next = last.select(WARP_SCHEDULER, self.index + (WARP_SCHEDULER + 1));
             k.barrier_arrive(next, self.threads());
         });
     }
