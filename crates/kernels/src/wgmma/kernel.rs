@@ -136,13 +136,13 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             let ahead = k.var(0u32);
             list.for_each(|| {
                 let tile = list.this();
-                let (first, n_blocks) = (tile.fully_masked(group.index), tile.n_blocks());
-                let any = first.lt(n_blocks);
-                k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, any));
-                k.if_(any.uniform(), || group.main_loop(&tile, first));
+                let first = tile.fully_masked(group.index);
+                let has_keys = first.lt(tile.n_blocks());
+                k.if_(ahead.get().eq(0).uniform(), || group.first_scores(first, has_keys));
+                k.if_(has_keys.uniform(), || group.main_loop(&tile, first));
                 let next = list.next();
-                let overlap = next.exists() & any & next.sees_first_block(group.index);
-                group.last_output(any, overlap);
+                let overlap = next.exists() & has_keys & next.sees_first_block(group.index);
+                group.last_output(has_keys, overlap);
                 if self.shape.split {
                     // Late: at the start it cost up to 1.2 us (run `overlap-h100`). With a schedule it is the same.
                     k.if_((!next.exists()).uniform(), || self.shape.begin_next_launch(k));
@@ -150,8 +150,8 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 // Read again, so that no register holds it meanwhile.
                 let store = || group.store(&list.this());
                 match self.shape.packing.is_of_tiles() && self.out.is_some() {
-                    true => k.if_else(any.uniform(), store, || group.store_nothing()),
-                    false => k.if_(any.uniform(), store),
+                    true => k.if_else(has_keys.uniform(), store, || group.store_nothing()),
+                    false => k.if_(has_keys.uniform(), store),
                 }
                 ahead.set(overlap.select(1u32, 0u32));
                 next
@@ -168,17 +168,17 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     /// `S = Q·K₀ᵀ` of a Q tile, where the tile before has not computed it. The first `skipped` K blocks are fully
     /// masked for this warpgroup.
     #[track_caller]
-    fn first_scores(&self, skipped: Val<'k, u32>, any: Val<'k, bool>) {
+    fn first_scores(&self, skipped: Val<'k, u32>, has_keys: Val<'k, bool>) {
         let k = self.k;
         // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it
         // may wait for the next Q.
-        k.if_((!any).uniform(), || skip(self.q.consumer));
+        k.if_((!has_keys).uniform(), || skip(self.q.consumer));
         k.for_uniform(0, skipped, 1, |_| {
             self.with_tensor_cores(|| ());
             skip(self.keys);
             skip(self.values);
         });
-        k.if_(any.uniform(), || {
+        k.if_(has_keys.uniform(), || {
             self.q.consumer.wait();
             self.load_q();
             self.keys.wait();
@@ -261,7 +261,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
 
     /// `O += P·V` of the last K block, with the first scores of the next Q tile if they `overlap`.
     #[track_caller]
-    fn last_output(&self, any: Val<'k, bool>, overlap: Val<'k, bool>) {
+    fn last_output(&self, has_keys: Val<'k, bool>, overlap: Val<'k, bool>) {
         let k = self.k;
         let output = |with_scores: bool| {
             // Every product with this Q has been waited for.
@@ -290,7 +290,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             }
         };
         // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
-        let alone = || k.if_(any.uniform(), || output(false));
+        let alone = || k.if_(has_keys.uniform(), || output(false));
         k.if_else(overlap.uniform(), || output(true), alone);
     }
 }
