@@ -100,7 +100,7 @@ pub(crate) struct FirstRows<'k> {
 
 /// The rows of a sequence: where they begin, and how many there are.
 #[derive(Clone, Copy)]
-pub(crate) struct SequenceRows<'k> {
+pub(crate) struct SequenceSpan<'k> {
     pub first: FirstRows<'k>,
     /// Queries.
     pub len_q: Val<'k, u32>,
@@ -108,15 +108,15 @@ pub(crate) struct SequenceRows<'k> {
     pub len_kv: Val<'k, u32>,
 }
 
-impl<'k> SequenceRows<'k> {
-    /// Words that [`SequenceRows::words`] gives.
+impl<'k> SequenceSpan<'k> {
+    /// Words that [`SequenceSpan::words`] gives.
     pub(crate) const WORDS: u32 = 4;
 
     /// The words of rows, or of none where lengths are equal.
     #[track_caller]
     pub(crate) fn words(k: &'k KernelBuilder, rows: Option<Self>) -> [Val<'k, u32>; 4] {
         let zero = k.constant(0);
-        rows.map_or([zero; 4], |SequenceRows { first, len_q, len_kv }| {
+        rows.map_or([zero; 4], |SequenceSpan { first, len_q, len_kv }| {
             [len_q, len_kv, first.q.unwrap_or(zero), first.k.unwrap_or(zero)]
         })
     }
@@ -133,7 +133,7 @@ impl<'k, E: Element> Params<'k, E> {
 
     /// The same with rows that are known.
     #[track_caller]
-    pub(crate) fn with_rows(mut self, batch: Val<'k, u32>, rows: Option<SequenceRows<'k>>) -> Self {
+    pub(crate) fn with_rows(mut self, batch: Val<'k, u32>, rows: Option<SequenceSpan<'k>>) -> Self {
         let (rows, first) = self.rows.with_rows(rows);
         for tensor in [&mut self.q, &mut self.out] {
             *tensor = tensor.starting_at(first.q);
@@ -155,7 +155,7 @@ impl<'k> RowParams<'k> {
 
     /// The rows of a sequence; `None` with equal lengths.
     #[track_caller]
-    pub(crate) fn rows_in_sequence(&self, batch: Val<'k, u32>) -> Option<SequenceRows<'k>> {
+    pub(crate) fn rows_in_sequence(&self, batch: Val<'k, u32>) -> Option<SequenceSpan<'k>> {
         let lengths = self.lengths.as_ref()?;
         let values = &lengths.values;
         let (q, len_q) = rows_of(
@@ -171,18 +171,18 @@ impl<'k> RowParams<'k> {
             values.seqused_k,
         );
         let first = FirstRows { q, k };
-        Some(SequenceRows { first, len_q, len_kv })
+        Some(SequenceSpan { first, len_q, len_kv })
     }
 
-    /// The rows of a sequence from [`SequenceRows::words`]; `None` with equal lengths.
+    /// The rows of a sequence from [`SequenceSpan::words`]; `None` with equal lengths.
     #[track_caller]
-    pub(crate) fn rows_of_words(&self, words: &[Val<'k, u32>]) -> Option<SequenceRows<'k>> {
+    pub(crate) fn rows_of_words(&self, words: &[Val<'k, u32>]) -> Option<SequenceSpan<'k>> {
         let values = &self.lengths.as_ref()?.values;
         let first = FirstRows {
             q: values.cu_seqlens_q.map(|_| words[2]),
             k: values.cu_seqlens_k.map(|_| words[3]),
         };
-        Some(SequenceRows {
+        Some(SequenceSpan {
             first,
             len_q: words[0],
             len_kv: words[1],
@@ -191,12 +191,12 @@ impl<'k> RowParams<'k> {
 
     /// The same as [`RowParams::of_sequence`] with rows that are known; with equal lengths nothing changes.
     #[track_caller]
-    pub(crate) fn with_rows(&self, known: Option<SequenceRows<'k>>) -> (Self, FirstRows<'k>) {
+    pub(crate) fn with_rows(&self, known: Option<SequenceSpan<'k>>) -> (Self, FirstRows<'k>) {
         let mut rows = self.clone();
         let (Some(lengths), Some(known)) = (&self.lengths, known) else {
             return (rows, FirstRows { q: None, k: None });
         };
-        let SequenceRows { first, len_q, len_kv } = known;
+        let SequenceSpan { first, len_q, len_kv } = known;
         if let Some(first) = first.q {
             rows.lse = self.lse.map(|lse| lse.offset(first));
             rows.lse_rows = lengths.total_q.map(Val::reinterpret);

@@ -40,7 +40,7 @@ use flashcore_ir::{Arg, Kernel, Launch};
 use flashcore_problem::{Problem, QLengths};
 
 use super::divisor;
-use super::lengths::{SequenceRows, kinds};
+use super::lengths::{SequenceSpan, kinds};
 use super::params::{Shape, add_rows, push_buffer};
 use super::query_rows::TileHeads;
 use super::scheduler::{MOST, TILE_COST, WORDS};
@@ -96,7 +96,7 @@ const RANGE_WORDS: u32 = 2;
 
 /// Words of the first item of a block, and the rows of its sequence: a kernel loads them at once, while it waits for
 /// its range.
-const FIRST_WORDS: u32 = WORDS as u32 + SequenceRows::WORDS;
+const FIRST_WORDS: u32 = WORDS as u32 + SequenceSpan::WORDS;
 
 /// Words of a tile in pieces: how many there are, the first two words of its items, and the slot of the first.
 const COMBINED_WORDS: u32 = 4;
@@ -254,7 +254,7 @@ impl Schedule {
             combined: next(u64::from(COMBINED_WORDS) * u64::from(self.combined())),
             first_items: next(u64::from(FIRST_WORDS) * grid),
             items: next(WORDS as u64 * items),
-            item_rows: next(u64::from(SequenceRows::WORDS) * items),
+            item_rows: next(u64::from(SequenceSpan::WORDS) * items),
             row_tiles: next(u64::from(ROW_TILE_WORDS) * (row_tiles + 2)),
             first_tiles: next(u64::from(self.batch) + 1),
             end,

@@ -3,7 +3,7 @@
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 
 use super::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
-use crate::attention::lengths::SequenceRows;
+use crate::attention::lengths::SequenceSpan;
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{Tiling, WORDS, WorkItem, WorkList};
 
@@ -70,7 +70,7 @@ impl<'k> Items<'k> {
         }
     }
 
-    /// Runs `body` for each item of the block, which may have none, with the [words](SequenceRows::words) of the rows
+    /// Runs `body` for each item of the block, which may have none, with the [words](SequenceSpan::words) of the rows
     /// of its sequence and whether it is the last item.
     #[track_caller]
     pub(crate) fn for_each(
@@ -93,7 +93,7 @@ impl<'k> Items<'k> {
             body(item, get(of_sequence), next.ge(end));
             k.if_(next.lt(end).uniform(), || {
                 let item = self.items.offset(next * WORDS as u32);
-                let rows = self.item_rows.offset(next * SequenceRows::WORDS);
+                let rows = self.item_rows.offset(next * SequenceSpan::WORDS);
                 let loaded = [item, item.plus(4), rows].into_iter();
                 let loaded = loaded.flat_map(|place| place.load_words(4, Cache::Default));
                 words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));

@@ -4,7 +4,7 @@ use flashcore_ir::{Cache, Val};
 
 use super::line::LineTile;
 use super::{Context, ITEM, NUMBER, POSITION, Ranges, TILES_BEFORE};
-use crate::attention::lengths::SequenceRows;
+use crate::attention::lengths::SequenceSpan;
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::{Place, TILE_COST, WORDS};
 use crate::attention::stream_k::{COMBINED_WORDS, FIRST_WORDS, RANGE_WORDS};
@@ -209,11 +209,11 @@ impl<'k> Context<'k> {
         };
         let words = part.words(at.map(Val::reinterpret), 0, self.tiles.cols);
         let words = words.map(Val::reinterpret);
-        let of_sequence = SequenceRows::words(k, in_sequence_rows);
+        let of_sequence = SequenceSpan::words(k, in_sequence_rows);
         let item = self.items.offset(place * WORDS as u32);
         item.store_words(&words[..4], Cache::Default);
         item.plus(4).store_words(&words[4..], Cache::Default);
-        let item_rows = self.item_rows.offset(place * SequenceRows::WORDS);
+        let item_rows = self.item_rows.offset(place * SequenceSpan::WORDS);
         item_rows.store_words(&of_sequence, Cache::Default);
         let block = match self.tiles.one_each {
             true => range,
