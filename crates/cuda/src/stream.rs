@@ -137,6 +137,15 @@ impl Stream {
         }
     }
 
+    /// Whether a graph is captured from it, by whomever.
+    ///
+    /// # Errors
+    /// A call error.
+    pub fn is_captured(&self) -> Result<bool, CudaError> {
+        // The default stream cannot be captured, and asking it is an error while another one is.
+        Ok(!self.is_legacy_default() && self.context.call(|driver| driver.stream_is_captured(self.handle.0))?)
+    }
+
     /// A kernel in the stream reads these tables: a graph that may run it again keeps them.
     pub(crate) fn hold(&self, tables: &[Arc<DeviceTable>]) -> Result<(), CudaError> {
         if tables.is_empty() {
@@ -146,10 +155,7 @@ impl Stream {
             captured.tables.extend_from_slice(tables);
             return Ok(());
         }
-        // The default stream cannot be captured, and asking it is an error while another one is.
-        let captured_by_others =
-            !self.is_legacy_default() && self.context.call(|driver| driver.stream_is_captured(self.handle.0))?;
-        if captured_by_others {
+        if self.is_captured()? {
             self.context.tables().keep_for_good(tables);
         }
         Ok(())

@@ -13,7 +13,7 @@ use flashcore_problem::{Lengths, Problem, Tensor, TensorView, TensorViewMut};
 #[cfg(feature = "cuda")]
 use crate::DeviceTensors;
 #[cfg(feature = "cuda")]
-use crate::cuda::{CudaAttention, Stream};
+use crate::cuda::{CudaAttention, DeviceSlice, Stream};
 #[cfg(feature = "cpu")]
 use crate::plans::CpuChoice;
 use crate::plans::{PlanError, PlanSummary, PlanTarget, Plans};
@@ -445,6 +445,22 @@ impl Attention {
     /// tensors that have none, a problem that no kernel serves, or a launch that cannot work.
     #[cfg(feature = "cuda")]
     pub fn forward_on(&self, stream: &Stream, problem: &Problem, tensors: &DeviceTensors<'_>) -> Result<(), Error> {
+        self.forward_allocating(stream, problem, tensors, |_| None)
+    }
+
+    /// As [`Attention::forward_on`], with a workspace of so many bytes that is asked for if the plan needs one and the
+    /// tensors have none: the plan is looked up once, where [`Attention::workspace_bytes`] does so before.
+    ///
+    /// # Errors
+    /// As [`Attention::forward_on`].
+    #[cfg(feature = "cuda")]
+    pub fn forward_allocating<'a>(
+        &self,
+        stream: &Stream,
+        problem: &Problem,
+        tensors: &DeviceTensors<'a>,
+        workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
+    ) -> Result<(), Error> {
         match &self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(_) => Err(Error::NotOnCuda {
@@ -452,7 +468,7 @@ impl Attention {
             }),
             Backend::Cuda(cuda) => {
                 problem.check_direction(Direction::Forward)?;
-                cuda.run_on(stream, problem, tensors, self.plans()?)
+                cuda.run_on(stream, problem, tensors, workspace, self.plans()?)
             }
         }
     }

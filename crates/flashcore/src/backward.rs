@@ -132,7 +132,7 @@ impl Attention {
             }),
             Backend::Cuda(cuda) => {
                 problem.check_direction(Direction::Backward)?;
-                cuda.run_on(stream, problem, tensors, self.plans()?)
+                cuda.run_on(stream, problem, tensors, |_| None, self.plans()?)
             }
         }
     }

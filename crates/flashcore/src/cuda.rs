@@ -7,7 +7,7 @@ use flashcore_kernels::{Choice, Config, KernelCache, Plan, Recent, Refusal, Step
 use flashcore_problem::{Append, BackwardTensors, Gradients, Lengths, Problem, TensorView, TensorViewMut};
 
 use crate::plans::Plans;
-use crate::tensors::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers};
+use crate::tensors::{DeviceGradients, DeviceTensors, HeadValueBuffers, ScaleBuffers, Steps};
 use crate::{DeviceAppend, Error};
 
 pub use flashcore_cuda::*;
@@ -72,6 +72,12 @@ pub(crate) struct Prepared {
     functions: Vec<Function>,
     /// Tables that its launches read, on the device.
     _tables: Vec<HeldTables>,
+}
+
+impl Prepared {
+    pub(crate) fn plan(&self) -> &Plan {
+        &self.choice.plan
+    }
 }
 
 /// The launch of an append, and its compiled kernel.
@@ -240,12 +246,13 @@ impl CudaAttention {
         Ok(self.prepare(problem, alignment, plans)?.choice.plan.workspace_bytes())
     }
 
-    /// Enqueues a plan of either direction.
-    pub(crate) fn run_on(
+    /// Enqueues a plan of either direction. `workspace` gives what the plan needs, if the tensors have none.
+    pub(crate) fn run_on<'a>(
         &self,
         stream: &Stream,
         problem: &Problem,
-        tensors: &DeviceTensors<'_>,
+        tensors: &DeviceTensors<'a>,
+        workspace: impl FnOnce(u64) -> Option<DeviceSlice<'a>>,
         plans: &Plans,
     ) -> Result<(), Error> {
         if tensors.scales.is_some() && problem.num_scales() == 0 {
@@ -261,16 +268,22 @@ impl CudaAttention {
         }
         problem.check_given(&tensors.lengths, |slice| slice.len() / size_of::<i32>())?;
         let prepared = self.prepare(problem, tensors.alignment(), plans)?;
+        let mut tensors = *tensors;
+        let bytes = prepared.plan().workspace_bytes();
+        if bytes > 0 && tensors.workspace.is_none() {
+            tensors.workspace = workspace(bytes);
+        }
         let given = |spec: &BufferSpec| memory_of(spec, tensors.named(spec.name));
         // Nothing is enqueued before all of it can be.
         let plan = &prepared.choice.plan;
-        let first = if tensors.reuse_schedule {
-            plan.schedule_steps()
-        } else {
-            0
+        let (all, made) = (prepared.functions.len(), plan.schedule_steps());
+        let (first, end) = match tensors.steps {
+            Steps::All => (0, all),
+            Steps::Schedule => (0, made),
+            Steps::AfterSchedule => (made, all),
         };
-        let mut launches = Vec::with_capacity(prepared.functions.len());
-        for (step, function) in plan.steps().zip(&prepared.functions).skip(first) {
+        let mut launches = Vec::with_capacity(end - first);
+        for (step, function) in plan.steps().zip(&prepared.functions).take(end).skip(first) {
             let buffers = step.launch.buffers.iter().map(given).collect::<Result<Vec<_>, _>>()?;
             check_apart(&step.launch.buffers, |i| buffers[i].address(), |_, _| false)?;
             launches.push(function.prepare(&step.launch, &buffers)?);
@@ -311,7 +324,7 @@ impl CudaAttention {
             workspace: Some(workspace.as_slice()),
             ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), device_out.as_slice())
         };
-        self.run_on(&stream, problem, &tensors, plans)?;
+        self.run_on(&stream, problem, &tensors, |_| None, plans)?;
         device_out.as_slice().copy_to_host(&stream, out.bytes_mut())?;
         if let (Some(lse), Some(device)) = (lse, &device_lse) {
             lse.copy_from_slice(&device.to_vec::<f32>(&stream)?);
@@ -353,7 +366,7 @@ impl CudaAttention {
             }),
             ..DeviceTensors::new(q.as_slice(), k.as_slice(), v.as_slice(), out.as_slice())
         };
-        self.run_on(&stream, problem, &device, plans)?;
+        self.run_on(&stream, problem, &device, |_| None, plans)?;
         for (device, host) in [
             (&dq, &mut gradients.dq),
             (&dk, &mut gradients.dk),

@@ -72,6 +72,8 @@ mod error;
 pub mod files;
 pub mod plans;
 #[cfg(feature = "cuda")]
+mod schedule;
+#[cfg(feature = "cuda")]
 mod tensors;
 mod tune;
 
@@ -93,6 +95,8 @@ pub use flashcore_problem::{
     QLengths, Rotary, RotaryTensors, Sequence, SlotMapping, Tensor, TensorView, TensorViewMut, absmax_scales, bf16,
     f16, quantise,
 };
+#[cfg(feature = "cuda")]
+pub use schedule::Schedule;
 #[cfg(feature = "cuda")]
 pub use tensors::{DeviceGradients, DeviceScales, DeviceTensors, HeadValueBuffers, ScaleBuffers};
 pub use tune::{TuneProgress, TuneSearch, Tuned};

@@ -39,10 +39,20 @@ pub struct DeviceTensors<'a> {
     /// ([`Attention::workspace_bytes`](crate::Attention::workspace_bytes)), starting at a multiple
     /// of 16; most plans ask for none. What it holds does not matter.
     pub workspace: Option<DeviceSlice<'a>>,
-    /// Whether the workspace holds the schedule: [`DeviceTensors::reuse_schedule`].
-    pub(crate) reuse_schedule: bool,
+    /// Which steps run: [`DeviceTensors::make_schedule`], [`DeviceTensors::reuse_schedule`].
+    pub(crate) steps: Steps,
     /// What the backward pass has besides, and only it.
     pub gradients: Option<DeviceGradients<'a>>,
+}
+
+/// The steps of a plan that a call runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Steps {
+    All,
+    /// Those that make the schedule.
+    Schedule,
+    /// All others.
+    AfterSchedule,
 }
 
 /// The gradients of a backward pass in device memory, each in the layout of
@@ -86,7 +96,7 @@ impl<'a> DeviceTensors<'a> {
             alibi_slopes: None,
             lengths: Lengths::default(),
             workspace: None,
-            reuse_schedule: false,
+            steps: Steps::All,
             gradients: None,
         }
     }
@@ -127,19 +137,33 @@ impl<'a> DeviceTensors<'a> {
         )
     }
 
-    /// The workspace still holds the schedule that an earlier call made, and it is used again. Layers
-    /// of a model step do so after the first. Only plans for lengths on the device have a schedule;
-    /// others ignore this.
+    /// The call makes the schedule of its plan in the workspace and computes nothing, for calls that
+    /// [use it](DeviceTensors::reuse_schedule). Of the tensors it reads lengths only. Plans without a
+    /// [schedule](crate::Attention::schedule) do nothing.
+    #[must_use]
+    pub fn make_schedule(self) -> DeviceTensors<'a> {
+        DeviceTensors {
+            steps: Steps::Schedule,
+            ..self
+        }
+    }
+
+    /// The workspace holds the schedule that an earlier call made, and it is used again. Layers of a
+    /// model step do so after the first. Only plans for lengths on the device have a schedule; others
+    /// ignore this.
+    ///
+    /// Lengths should be those that it was made for. Otherwise results are wrong, but no kernel leaves
+    /// its tensors and the workspace (`stale_schedules.rs` of `lab/check`).
     ///
     /// # Safety
-    /// When the work runs, the last call that used this workspace was for the same problem, with the
-    /// same `Attention` and alignment of tensors, and lengths have the values that they had then.
-    /// Otherwise results are wrong, and any memory may be read or written.
+    /// When the work runs, the workspace holds a schedule that a call made whose
+    /// [`Schedule`](crate::Schedule) is equal to this one's, and only calls that made or used it have
+    /// written to the workspace since. Otherwise any memory may be read or written.
     #[allow(unsafe_code)] // kernels trust the schedule
     #[must_use]
     pub unsafe fn reuse_schedule(self) -> DeviceTensors<'a> {
         DeviceTensors {
-            reuse_schedule: true,
+            steps: Steps::AfterSchedule,
             ..self
         }
     }

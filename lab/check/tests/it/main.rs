@@ -32,6 +32,7 @@ mod schedule_rounds;
 mod split_keys;
 mod split_wgmma;
 mod splits;
+mod stale_schedules;
 mod taps;
 mod watch;
 mod wgmma_ahead;

@@ -1,0 +1,261 @@
+//! Schedules that are made once and used by several calls, such as those of a model's layers.
+
+use std::sync::Arc;
+
+use flashcore_ir::{Arg, BufferSpec, Launch};
+use flashcore_kernels::Step;
+use flashcore_problem::Problem;
+
+use crate::attention::Backend;
+use crate::cuda::Prepared;
+use crate::{Attention, Error};
+
+/// Parameters that the kernel of a schedule has and does not read: where pages are, and the scale of scores.
+const NOT_READ: [&str; 5] = ["block_table", "page_size", "pages", "max_pages", "exponent_scale"];
+
+/// What makes the schedule of a plan. Two that are equal leave the same work lists in the same places if lengths are
+/// the same, whatever else the problems differ in: strides, scales, pages.
+#[derive(Clone, Debug)]
+pub struct Schedule(Arc<Prepared>);
+
+impl Schedule {
+    fn steps(&self) -> impl Iterator<Item = &Step> {
+        let plan = self.0.plan();
+        plan.steps().take(plan.schedule_steps())
+    }
+
+    /// Bytes of the workspace that it is made in, and that calls which use it need.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.0.plan().workspace_bytes()
+    }
+
+    /// The id of the kernel whose work it is.
+    pub fn kernel(&self) -> String {
+        self.0.plan().config.to_string()
+    }
+}
+
+impl PartialEq for Schedule {
+    fn eq(&self, other: &Schedule) -> bool {
+        if Arc::ptr_eq(&self.0, &other.0) {
+            return true;
+        }
+        self.workspace_bytes() == other.workspace_bytes()
+            && self.steps().count() == other.steps().count()
+            && self.steps().zip(other.steps()).all(|(a, b)| makes_the_same(a, b))
+    }
+}
+
+/// Whether two steps write the same, from the same lengths.
+fn makes_the_same(a: &Step, b: &Step) -> bool {
+    let of_shape = |launch: &Launch| {
+        let Launch {
+            grid,
+            block,
+            cluster,
+            dynamic_shared_bytes,
+            ..
+        } = *launch;
+        (grid, block, cluster, dynamic_shared_bytes)
+    };
+    let buffers = |(a, b): (&BufferSpec, &BufferSpec)| NOT_READ.contains(&a.name) && a.name == b.name || a == b;
+    let params = a.kernel.params().iter().zip(a.launch.args.iter().zip(&b.launch.args));
+    let mut args = params.filter(|(param, _)| !NOT_READ.contains(&param.name.as_str()));
+    // A kernel's name says what it computes.
+    a.kernel.name() == b.kernel.name()
+        && of_shape(&a.launch) == of_shape(&b.launch)
+        && a.launch.buffers.len() == b.launch.buffers.len()
+        && a.launch.buffers.iter().zip(&b.launch.buffers).all(buffers)
+        && a.launch.args.len() == b.launch.args.len()
+        && args.all(|(_, (a, b)): (_, (&Arg, &Arg))| a == b)
+}
+
+impl Attention {
+    /// The schedule that calls of a problem with tensors of this [alignment](crate::DeviceTensors::alignment) make;
+    /// `None` for plans that need none. Compiles the kernels at their first use.
+    ///
+    /// # Errors
+    /// As [`Attention::workspace_bytes`].
+    pub fn schedule(&self, problem: &Problem, alignment: u32) -> Result<Option<Schedule>, Error> {
+        match &self.backend {
+            #[cfg(feature = "cpu")]
+            Backend::Cpu(_) => Ok(None),
+            Backend::Cuda(cuda) => {
+                let prepared = cuda.prepare(problem, alignment, self.plans()?)?;
+                Ok((prepared.plan().schedule_steps() > 0).then_some(Schedule(prepared)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flashcore_ir::{Chip, Profile, Target};
+    use flashcore_kernels::{KernelCache, Plan, select_with};
+    use flashcore_problem::{DType, KvLengths, Layout, Mask, ProblemBuilder, QLengths};
+
+    use super::*;
+    use crate::plans::{PlanSetting, PlanTarget, Plans};
+
+    fn problem() -> ProblemBuilder {
+        let paged = KvLengths::Paged {
+            page_size: 16,
+            pages: 200,
+            max_pages: 32,
+        };
+        let problem = Problem::builder().batch(5).heads(8, 2).head_dim(64).dtype(DType::BF16);
+        let problem = problem.seq_len_q(1).seq_len_kv(512).kv_lengths(paged);
+        problem.mask(Mask::CAUSAL).return_lse(true)
+    }
+
+    fn step(problem: ProblemBuilder, sms: u32) -> Step {
+        let chip = Chip {
+            target: Target::Sm90a,
+            sms,
+        };
+        let kernel = "mma/m16n64-w1x4-s2-b1-qreg-xor-cond-gqa".parse().unwrap();
+        let plan = Plan::new(&problem.build().unwrap(), &kernel, chip).unwrap();
+        assert_eq!(plan.schedule_steps(), 1);
+        plan.steps().next().unwrap().clone()
+    }
+
+    #[test]
+    fn what_schedules_do_not_depend_on_is_not_compared() {
+        let own = step(problem(), 132);
+        let ptx = own.kernel.to_ptx();
+        // Lines that use a parameter's register; an address is converted where it is loaded.
+        let uses = |name: &str| {
+            let load = ptx
+                .lines()
+                .find(|line| line.contains(&format!("[param_{name}]")))
+                .unwrap();
+            let register = load.split([' ', ',']).find(|word| word.starts_with('%')).unwrap();
+            let words = |line: &str| line.split([' ', ',', ';', '[', ']', '+']).any(|word| word == register);
+            ptx.lines().filter(|line| words(line) && !line.contains("cvta")).count() - 1
+        };
+        for name in NOT_READ {
+            assert_eq!(uses(name), 0, "{name}");
+        }
+        assert!(uses("seq_len_kv") > 0 && uses("key_hi") > 0);
+        let pages = |page_size, pages, max_pages| KvLengths::Paged {
+            page_size,
+            pages,
+            max_pages,
+        };
+        for same in [
+            problem(),
+            problem().softmax_scale(0.5).softcap(20.0),
+            problem().kv_lengths(pages(16, 4_000, 32)),
+            problem().kv_lengths(pages(32, 80, 16)),
+            problem().return_lse(false),
+        ] {
+            assert!(makes_the_same(&own, &step(same, 132)));
+        }
+        for other in [
+            problem().batch(4),
+            problem().heads(16, 4),
+            problem().heads(8, 4),
+            problem().seq_len_q(2),
+            problem().seq_len_kv(511),
+            problem().head_dim(128),
+            problem().mask(Mask::FULL),
+            problem().mask(Mask::window(Some(100), Some(0))),
+            problem().batch_invariant(128),
+        ] {
+            assert!(!makes_the_same(&own, &step(other, 132)));
+        }
+        assert!(!makes_the_same(&own, &step(problem(), 130)));
+    }
+
+    /// What `get_scheduler_metadata` of the Python package plans for, dense tensors, and what calls have.
+    #[test]
+    fn a_schedule_for_dense_tensors_is_that_of_a_call() {
+        let card = PlanTarget::Card(Profile::named("h200").unwrap());
+        let plans = Plans::find(&PlanSetting::Shipped, None, &card).unwrap();
+        let (kernels, mut scheduled) = (KernelCache::default(), 0);
+        let chip = Chip {
+            target: Target::Sm90a,
+            sms: 132,
+        };
+        let plan = |problem: &Problem| {
+            let judge = |_: &Plan| Ok::<_, Error>(Ok(()));
+            let rows = plans.suggestions(problem);
+            let (choice, ()) = select_with(problem, chip, 16, &rows, &kernels, judge).unwrap().unwrap();
+            choice.plan
+        };
+        for (batch, rows, capacity, page_size) in [
+            (5, None, 640, 16),
+            (5, Some(3), 640, 16),
+            (5, None, 640, 1),
+            (9, Some(150), 4096, 16),
+            (4, None, 4096, 16),
+            (64, None, 4096, 16),
+            (16, Some(4), 4096, 16),
+            (7, None, 2048, 128),
+            (5, None, 512, 16),
+            (3, Some(70), 512, 64),
+        ] {
+            for [heads, kv_heads, dim] in [[8, 2, 64], [32, 8, 128], [8, 8, 128], [16, 1, 256]] {
+                let [cache, pages] = [0, 1].map(|paged| {
+                    let max_pages = capacity / page_size;
+                    move |extra: usize| match paged {
+                        0 => ([batch, capacity], KvLengths::Cache),
+                        _ => {
+                            let pages = batch * max_pages + extra;
+                            let kv = KvLengths::Paged {
+                                page_size,
+                                pages,
+                                max_pages,
+                            };
+                            ([pages, page_size], kv)
+                        }
+                    }
+                });
+                for kind in [&cache as &dyn Fn(usize) -> _, &pages] {
+                    let problem = |extra: usize, heads_first: bool, scale: f32| {
+                        let ([outer, inner], kv): ([usize; 2], KvLengths) = kind(extra);
+                        let of_k = [outer, inner, kv_heads, dim];
+                        let k = if heads_first {
+                            Layout::bhsd(of_k)
+                        } else {
+                            Layout::bshd(of_k)
+                        };
+                        let (q_rows, q) = match rows {
+                            None => ([batch, 1], QLengths::Equal),
+                            Some(rows) => (
+                                [1, batch * rows],
+                                QLengths::Packed {
+                                    total: batch * rows,
+                                    used: false,
+                                },
+                            ),
+                        };
+                        let q_layout = Layout::bshd([q_rows[0], q_rows[1], heads, dim]);
+                        let problem = Problem::builder().batch(batch).heads(heads, kv_heads).head_dim(dim);
+                        let problem = problem
+                            .seq_len_q(rows.unwrap_or(1))
+                            .seq_len_kv(capacity)
+                            .dtype(DType::BF16);
+                        let problem = problem.mask(Mask::CAUSAL).return_lse(true).softmax_scale(scale);
+                        let problem = problem.layouts(q_layout, k, k, q_layout).q_lengths(q).kv_lengths(kv);
+                        problem.build().unwrap()
+                    };
+                    let made = plan(&problem(0, false, 1.0));
+                    for call in [problem(0, false, 0.1), problem(300, false, 0.1), problem(0, true, 0.1)] {
+                        let own = plan(&call);
+                        assert_eq!(
+                            (own.config, own.schedule_steps()),
+                            (made.config, made.schedule_steps()),
+                            "{call}"
+                        );
+                        assert_eq!(own.workspace_bytes(), made.workspace_bytes(), "{call}");
+                        let steps = made.steps().zip(own.steps()).take(made.schedule_steps());
+                        steps.for_each(|(made, own)| assert!(makes_the_same(made, own), "{call}"));
+                        scheduled += made.schedule_steps();
+                    }
+                }
+            }
+        }
+        assert!(scheduled > 100, "{scheduled}");
+    }
+}
