@@ -2,22 +2,24 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use flashcore::cuda::{DeviceBuffer, DeviceSlice};
-use flashcore::{
-    Attention, DType, Device, DeviceTensors, Error, KernelId, Layout, Problem, ProblemBuilder, ProblemError,
-    TensorViewMut,
-};
+use dlpark::ffi::DLDevice;
+use flashcore::cuda::{DeviceBuffer, DeviceSlice, Stream};
+use flashcore::{Attention, Device, DeviceTensors, Error, KernelId, Layout, Problem, TensorViewMut};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::error::{forked, raise, type_, value};
+use crate::exchange::Exchange;
 use crate::frameworks::{Framework, dtype_name, without_gradient};
 use crate::head_values::HeadValues;
 use crate::options::{Axes, Options};
+use crate::problem::problem_of;
 use crate::scales::{Given, Scales};
 use crate::stream::{CallStream, handle_of};
 use crate::tensor::{Place, Request, Tensor};
+
+mod plain;
 
 /// How many are kept of a device. Each holds recent plans; the compiled kernels are its context's, which all share.
 const MOST_KNOWN: usize = 16;
@@ -61,39 +63,6 @@ pub(crate) fn attention_on(place: Place, kernel: Option<KernelId>, sm_margin: u3
     Ok(attention)
 }
 
-/// The problem of q, k, v and o with these layouts.
-pub(crate) fn problem_of(dtype: DType, layouts: [&Layout; 4], options: &Options) -> Result<Problem, ProblemError> {
-    builder_of(dtype, layouts, options).build()
-}
-
-/// The same, to be told of other lengths than those of the layouts.
-pub(crate) fn builder_of(dtype: DType, layouts: [&Layout; 4], options: &Options) -> ProblemBuilder {
-    let [q, k, v, o] = layouts;
-    let mut problem = Problem::builder()
-        .batch(q.shape[0])
-        .seq_len_q(q.shape[1])
-        .seq_len_kv(k.shape[1])
-        .heads(q.shape[2], k.shape[2])
-        .head_dim(q.shape[3])
-        .head_dim_v(v.shape[3])
-        .dtype(dtype)
-        .mask(options.mask)
-        .return_lse(options.return_lse)
-        .sinks(options.sinks)
-        .alibi(options.alibi)
-        .layouts(*q, *k, *v, *o);
-    if let Some(softcap) = options.softcap {
-        problem = problem.softcap(softcap);
-    }
-    if let Some(scale) = options.scale {
-        problem = problem.softmax_scale(scale);
-    }
-    if let Some(keys) = options.batch_invariant {
-        problem = problem.batch_invariant(keys);
-    }
-    problem
-}
-
 /// The tensors of a call, imported, and where it will run.
 pub(crate) struct Call<'py> {
     pub(crate) place: Place,
@@ -108,6 +77,8 @@ pub(crate) struct Call<'py> {
     framework: Framework<'py>,
     /// The library's object for `stream`, where that is not its current one.
     foreign_stream: Option<Bound<'py, PyAny>>,
+    /// Where PyTorch's own table allocates.
+    plain: Option<(&'static Exchange, DLDevice)>,
 }
 
 impl<'py> Call<'py> {
@@ -121,6 +92,11 @@ impl<'py> Call<'py> {
     ) -> PyResult<(Call<'py>, Option<Tensor>)> {
         if let Some(why) = forked() {
             return Err(PyRuntimeError::new_err(why));
+        }
+        if scales.iter().all(Option::is_none)
+            && let Some(plain) = Call::gather_plain(inputs, out, stream, options)?
+        {
+            return Ok(plain);
         }
         let request =
             |name: &'static str, object: &Bound<'py, PyAny>| Request::new(name, &without_gradient(name, object)?);
@@ -191,6 +167,7 @@ impl<'py> Call<'py> {
             stream: call_stream,
             framework,
             foreign_stream,
+            plain: None,
         };
         Ok((call, out))
     }
@@ -339,23 +316,27 @@ impl<'py> Call<'py> {
         tensors.scales = self.scales.on_device(context, problem)?;
         [tensors.sinks, tensors.alibi_slopes] = self.head_values.on_device(context);
         let (attention, frees_in_order) = (&*self.attention, self.framework.frees_in_stream_order());
-        let run = |tensors: &DeviceTensors| {
-            attention.forward_on(stream, problem, tensors)?;
-            if !frees_in_order {
-                stream.synchronize()?;
-            }
-            Ok(())
-        };
-        // Most problems need no workspace: Python's lock is given away once.
-        let bytes = py.detach(|| match attention.workspace_bytes(problem, tensors.alignment())? {
-            0 => run(&tensors).map(|()| 0),
-            bytes => Ok(bytes),
+        let plain = self.plain;
+        // Python's lock is given away once, unless its libraries allocate a workspace.
+        let (ran, needed) = py.detach(|| {
+            let (mut needed, mut held) = (0, None);
+            let ran = attention.forward_allocating(stream, problem, &tensors, |bytes| {
+                needed = bytes;
+                let (exchange, device) = plain?;
+                let memory = exchange.allocate(device, usize::try_from(bytes).ok()?)?;
+                let address = memory.validate().ok()?.data_ptr().addr() as u64;
+                held = Some(memory); // until the work is enqueued: PyTorch frees it in the order of the stream
+                // SAFETY: as above; as many bytes as asked for, on q's device.
+                Some(unsafe { DeviceSlice::from_raw(context, address, bytes as usize) })
+            });
+            let needed = if held.is_some() { 0 } else { needed };
+            (ran.and_then(|()| wait(stream, frees_in_order)), needed)
         });
-        let bytes = bytes.map_err(raise)?;
-        if bytes == 0 {
-            return Ok(());
+        if needed == 0 {
+            return ran.map_err(raise);
         }
-        let bytes = usize::try_from(bytes).map_err(|_| value(format!("a workspace of {bytes} bytes is too large")))?;
+        let bytes =
+            usize::try_from(needed).map_err(|_| value(format!("a workspace of {needed} bytes is too large")))?;
         let (theirs, ours);
         if frees_in_order {
             theirs = self.empty(like, &[1, 1, 1, bytes], false, "uint8")?;
@@ -366,8 +347,20 @@ impl<'py> Call<'py> {
             ours = DeviceBuffer::new(context, bytes).map_err(|error| raise(error.into()))?;
             tensors.workspace = Some(ours.as_slice());
         }
-        py.detach(|| run(&tensors)).map_err(raise)
+        py.detach(|| {
+            attention.forward_on(stream, problem, &tensors)?;
+            wait(stream, frees_in_order)
+        })
+        .map_err(raise)
     }
+}
+
+/// Waits for the work of a stream, where a library would take back memory before its end.
+fn wait(stream: &Stream, frees_in_order: bool) -> Result<(), Error> {
+    if !frees_in_order {
+        stream.synchronize()?;
+    }
+    Ok(())
 }
 
 /// Computes softmax(scale * q @ k.T, masked) @ v for every batch and head.

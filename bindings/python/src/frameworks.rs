@@ -20,24 +20,31 @@ static TORCH: PyOnceLock<Library> = PyOnceLock::new();
 static CUPY: PyOnceLock<Library> = PyOnceLock::new();
 static NUMPY: PyOnceLock<Library> = PyOnceLock::new();
 
-/// The module, if the program has imported it and the object is a tensor of it.
+/// A library, if the program has imported it.
+fn library_of<'py>(
+    cell: &'static PyOnceLock<Library>,
+    (module, tensor): (&str, &str),
+    py: Python<'py>,
+) -> Option<&'py Library> {
+    if let Some(library) = cell.get(py) {
+        return Some(library);
+    }
+    let module = imported_modules(py).ok()?.get_item(module).ok()??;
+    let tensor = module.getattr(tensor).ok()?;
+    Some(cell.get_or_init(py, || Library {
+        module: module.unbind(),
+        tensor: tensor.unbind(),
+    }))
+}
+
+/// The module, if the object is a tensor of it.
 fn module_of<'py>(
     cell: &'static PyOnceLock<Library>,
     names: (&str, &str),
     object: &Bound<'py, PyAny>,
 ) -> Option<Bound<'py, PyAny>> {
     let py = object.py();
-    let library = match cell.get(py) {
-        Some(library) => library,
-        None => {
-            let module = imported_modules(py).ok()?.get_item(names.0).ok()??;
-            let tensor = module.getattr(names.1).ok()?;
-            cell.get_or_init(py, || Library {
-                module: module.unbind(),
-                tensor: tensor.unbind(),
-            })
-        }
-    };
+    let library = library_of(cell, names, py)?;
     let is_one = object.is_instance(library.tensor.bind(py)).unwrap_or(false);
     is_one.then(|| library.module.bind(py).clone())
 }
@@ -52,8 +59,15 @@ fn imported_modules(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
     Ok(modules.bind(py))
 }
 
+const TORCHS: (&str, &str) = ("torch", "Tensor");
+
 fn torch_of<'py>(object: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    module_of(&TORCH, ("torch", "Tensor"), object)
+    module_of(&TORCH, TORCHS, object)
+}
+
+/// The class `torch.Tensor`, if the program has imported PyTorch.
+pub(crate) fn torch_tensor(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
+    Some(library_of(&TORCH, TORCHS, py)?.tensor.bind(py))
 }
 
 /// What calls need of PyTorch, looked up once: an attribute takes longer than its use. `None` for what this release
@@ -223,6 +237,14 @@ impl<'py> Framework<'py> {
     }
 }
 
+/// Whether PyTorch records gradients in this thread.
+pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match &OfTorch::get(torch).is_grad_enabled {
+        Some(is_grad_enabled) => is_grad_enabled.bind(torch.py()).call0()?.is_truthy(),
+        None => Ok(true),
+    }
+}
+
 /// Refuses PyTorch tensors that ask for gradients while those are recorded, or whose memory holds other values than
 /// they do; else detaches them.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -239,11 +261,7 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
     if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
         return Ok(object.clone());
     }
-    let recorded = match &OfTorch::get(&torch).is_grad_enabled {
-        Some(is_grad_enabled) => is_grad_enabled.bind(py).call0()?.is_truthy()?,
-        None => true,
-    };
-    if recorded {
+    if records_gradients(&torch)? {
         return Err(value(format!(
             "{name} requires a gradient, and flashcore.attention computes the forward pass only; for gradients call \
              flashcore.flash_attn_interface.flash_attn_func, else call this under torch.no_grad(), or give {name}.detach()"

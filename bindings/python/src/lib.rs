@@ -13,12 +13,14 @@ mod bench;
 mod call;
 mod devices;
 mod error;
+mod exchange;
 mod explain;
 mod frameworks;
 mod head_values;
 mod libtorch;
 mod operators;
 mod options;
+mod problem;
 mod scales;
 mod stream;
 mod tensor;
@@ -36,6 +38,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(devices::why_not_cuda, module)?)?;
     module.add_function(wrap_pyfunction!(operators::register_operators, module)?)?;
     module.add_function(wrap_pyfunction!(operators::backward::slow_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::direct::direct_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::direct::direct_bhsd, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::direct::direct_sdpa, module)?)?;
     #[cfg(feature = "bench")]
     {
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;

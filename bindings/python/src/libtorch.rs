@@ -25,6 +25,7 @@ pub(crate) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, inputs: u6
 const DTYPES: [(DType, i32); 4] = [(DType::F16, 5), (DType::BF16, 15), (DType::F32, 6), (DType::E4M3, 24)];
 const BYTES: i32 = 0;
 const I32: i32 = 3;
+const U64: i32 = 29;
 const CPU: i32 = 0;
 const CUDA: i32 = 1;
 
@@ -206,11 +207,25 @@ impl Libtorch {
         dtype: Option<DType>,
         place: Place,
     ) -> Result<Tensor<'_>, Error> {
-        let size = dtype.map_or(1, DType::size_bytes);
+        let number = |&(known, number): &(DType, i32)| (Some(known) == dtype).then_some(number);
+        let number = DTYPES.iter().find_map(number).unwrap_or(BYTES);
+        self.empty_of(shape, strides, (number, dtype.map_or(1, DType::size_bytes)), place)
+    }
+
+    /// The same for numbers of 64 bits without a sign.
+    pub(crate) fn empty_u64<const N: usize>(&self, shape: [usize; N], place: Place) -> Result<Tensor<'_>, Error> {
+        self.empty_of(shape, [1; N], (U64, size_of::<u64>()), place)
+    }
+
+    fn empty_of<const N: usize>(
+        &self,
+        shape: [usize; N],
+        strides: [i64; N],
+        (dtype, size): (i32, usize),
+        place: Place,
+    ) -> Result<Tensor<'_>, Error> {
         let bytes = shape.iter().fold(size, |bytes, &n| bytes.saturating_mul(n));
         let (shape, steps) = (shape.map(|n| n as i64), strides.as_ptr());
-        let number = |&(known, number): &(DType, i32)| (Some(known) == dtype).then_some(number);
-        let dtype = DTYPES.iter().find_map(number).unwrap_or(BYTES);
         let (kind, index) = match place {
             Place::Cpu => (CPU, 0),
             Place::Cuda(ordinal) => (CUDA, i32::try_from(ordinal)?),

@@ -17,6 +17,7 @@ pub(crate) type Given<'a, 'py> = [Option<&'a Bound<'py, PyAny>>; 3];
 const NAMES: [&str; 3] = ["q_scale", "k_scale", "v_scale"];
 
 /// The scales of a call, imported; `None` for those left out, which are 1.
+#[derive(Default)]
 pub(crate) struct Scales([Option<Values>; 3]);
 
 const EXPECTED: Expected = Expected {

@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::{type_, value};
+use crate::exchange::View;
 use crate::frameworks::fp8_as_bytes;
 use crate::options::Axes;
 use crate::stream::CallStream;
@@ -107,7 +108,8 @@ pub(crate) struct Tensor {
     pub(crate) dtype: DType,
     /// As `[batch, seq, heads, head_dim]`, whatever the caller's order.
     pub(crate) layout: Layout,
-    handle: ImportedDlpack,
+    /// Keeps the memory; a tensor that was only looked at has an object of the caller's for that.
+    handle: Option<ImportedDlpack>,
     first: *mut u8,
 }
 
@@ -146,8 +148,22 @@ impl Tensor {
             place,
             dtype,
             layout,
-            handle,
+            handle: Some(handle),
             first,
+        })
+    }
+
+    /// A tensor that was looked at, of float32, float16 or bfloat16 and with elements.
+    pub(crate) fn of_view(name: &'static str, view: &View, axes: Axes) -> Option<Tensor> {
+        let dtype = dtype_of(name, view.dtype).ok().filter(|dtype| *dtype != DType::E4M3)?;
+        let layout = layout_of(axes.reorder(view.shape), axes.reorder(view.strides));
+        (layout.num_elements() > 0 && !view.first.is_null()).then_some(Tensor {
+            name,
+            place: place_of(name, view.device).ok()?,
+            dtype,
+            layout,
+            handle: None,
+            first: view.first,
         })
     }
 
@@ -167,7 +183,8 @@ impl Tensor {
 
     /// Checks that the tensor is neither read-only nor a copy that the caller would not see.
     pub(crate) fn check_writable(&self) -> PyResult<()> {
-        let flags = self.handle.flags();
+        let Some(handle) = &self.handle else { return Ok(()) };
+        let flags = handle.flags();
         let why = if flags.contains(DlpackFlags::READ_ONLY) {
             "is read-only"
         } else if flags.contains(DlpackFlags::IS_COPIED) {
@@ -330,7 +347,7 @@ pub(crate) fn layout_of(shape: [i64; 4], mut strides: [i64; 4]) -> Layout {
     Layout { shape, strides }
 }
 
-fn place_of(name: &str, device: DLDevice) -> PyResult<Place> {
+pub(crate) fn place_of(name: &str, device: DLDevice) -> PyResult<Place> {
     let kind = device.device_type;
     if kind == DLDeviceType::CPU || kind == DLDeviceType::CUDAHOST {
         return Ok(Place::Cpu);
@@ -344,7 +361,7 @@ fn place_of(name: &str, device: DLDevice) -> PyResult<Place> {
     }
 }
 
-fn dtype_of(name: &str, dtype: DLDataType) -> PyResult<DType> {
+pub(crate) fn dtype_of(name: &str, dtype: DLDataType) -> PyResult<DType> {
     for (known, ours) in [
         (DLDataType::scalar(DLDataTypeCode::FLOAT, 16), DType::F16),
         (DLDataType::scalar(DLDataTypeCode::BFLOAT, 16), DType::BF16),

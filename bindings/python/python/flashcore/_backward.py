@@ -6,7 +6,7 @@ import torch
 
 from . import _lengths, _names
 from ._forward import common_options
-from ._operators import backward, backward_varlen
+from ._gradients import backward, backward_varlen
 
 __all__: list[str] = []
 

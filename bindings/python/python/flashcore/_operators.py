@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd import profiler as autograd_profiler
 
 from . import _checks, _fakes, _names, _native
 
@@ -39,7 +40,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: tuple[Any, Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         run, numbers = call
-        output = _below_autograd(run, *tensors, *numbers)
+        output = run if type(run) is tuple else _below_autograd(run, *tensors, *numbers)  # a tuple: computed already
         ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
         ctx.save_for_backward(*tensors, *output)
         ctx.numbers = numbers[: 8 if len(tensors) == 3 else 9]  # all but split_keys
@@ -56,7 +57,8 @@ class _Differentiable(torch.autograd.Function):
         gradients = (None, None, None)
         if dout is not None:
             operator = _bwd_varlen if lengths else _bwd
-            gradients = _names.typed(operator, _readable(dout), q, k, v, out, lse, *lengths, *ctx.numbers)
+            numbers = ctx.numbers if ctx.numbers[0] is not None else (q.shape[-1] ** -0.5, *ctx.numbers[1:])
+            gradients = _names.typed(operator, _readable(dout), q, k, v, out, lse, *lengths, *numbers)
         return (None, *gradients, *(None for _ in lengths))
 
 
@@ -72,11 +74,74 @@ def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 
+# To look these up takes as long as they do.
+_is_compiling = torch.compiler.is_compiling
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_has_function_mode = torch._C._is_torch_function_mode_enabled
+_has_transforms = torch._C._are_functorch_transforms_active
+_Tensor = torch.Tensor
+
+
+def _is_traced() -> bool:
+    """Whether a program is not run as it is written, or has tangents."""
+    return bool(_is_compiling() or _tracing_state() or forward_ad._current_level >= 0)
+
+
+def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether nothing but a kernel would see a call of an operator with these tensors."""
+    return (
+        type(q) is type(k) is type(v) is _Tensor
+        and not _dispatch_modes()
+        and not _has_function_mode()
+        and not _has_transforms()
+        and not autograd_profiler._is_profiler_enabled  # which lists operators
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # memory holds other values
+    )
+
+
+def direct(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    window: Any,
+    softcap: float,
+    deterministic: bool,
+    sm_margin: int,
+    batch_invariant: int | None,
+    with_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """What `forward` returns for plain tensors, with the least work of the host; None where that must look closer.
+
+    Without `with_lse` there may be no log-sum-exp.
+    """
+    if (
+        _is_traced()
+        or not _is_plain(q, k, v)
+        or type(window) is not tuple
+        or len(window) != 2
+        or (batch_invariant is not None and batch_invariant < 1)
+    ):
+        return None
+    numbers = (softmax_scale, causal, *window, softcap, False, deterministic, sm_margin, batch_invariant or 0)
+    recorded = _records(q, k, v)
+    results = _native.direct_forward(q, k, v, numbers, with_lse or recorded)
+    if recorded and results is not None:
+        return _differentiable((results, numbers), q, k, v)  # type: ignore[no-any-return]
+    return results
+
+
 def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
     """An operator's results. The dispatcher's way through Python is left out where it can be: it takes 5 us and more."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() or forward_ad._current_level >= 0:
+    if _is_traced():
         return operator(q, k, v, *rest)
     if not _records(q, k, v):
+        if operator is _fwd and _is_plain(q, k, v):
+            results = _native.direct_forward(q, k, v, rest, True)
+            if results is not None:
+                return results
         return _below_autograd(operator, q, k, v, *rest)
     lengths = 0 if operator is _fwd else 4 if operator is _fwd_varlen else None
     plain = type(q) is type(k) is type(v) is torch.Tensor and not torch._C._are_functorch_transforms_active()
@@ -255,7 +320,8 @@ def forward_bhsd(
         softmax_scale = query.shape[-1] ** -0.5
     options = (softmax_scale, causal, window_left, -1, softcap)
     if rows is None:
-        return _names.typed(_fwd_bhsd, query, key, value, *options)
+        out = _native.direct_bhsd(query, key, value, options) if _is_plain(query, key, value) else None
+        return _names.typed(_fwd_bhsd, query, key, value, *options) if out is None else out
     return _names.typed(_fwd_kvcache_rows, query, key, value, *rows, *options)
 
 
@@ -358,71 +424,6 @@ def forward_kvcache(
     return _call(_fwd_kvcache, q, k, v, *lengths, *options, *settings)
 
 
-def backward(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    bhsd: bool = False,
-    deterministic: bool = False,
-    sm_margin: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of q, k and v, dense: what `forward` took, what it returned, and the gradient of `out`.
-
-    Parameters
-    ----------
-    bhsd : bool
-        Whether gradients lie in memory as ``[batch, heads, seq, head_dim]``. Their shapes are those of q, k and v.
-    deterministic : bool
-        Whether they are the same bits in every run.
-    sm_margin : int
-        Multiprocessors that are left to other work.
-    """
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
-    options += (deterministic, sm_margin)
-    return _names.typed(_bwd, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *options)
-
-
-def backward_varlen(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_q: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    sm_margin: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of `forward_varlen`. Rows that are of no sequence have a gradient of 0."""
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
-    absent = _absent(q, seqused_q, seqused_k)
-    lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
-    return _names.typed(
-        _bwd_varlen, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *lengths, *options, deterministic,
-        sm_margin,
-    )  # fmt: skip
-
-
 def unserved(query: torch.Tensor, value: torch.Tensor, scale: float | None = None) -> str | None:
     """Why a call that PyTorch's SDPA serves is not served, by its dtype, head_dim and scale; None if it is."""
     if query.dtype not in _DTYPES:
@@ -433,28 +434,6 @@ def unserved(query: torch.Tensor, value: torch.Tensor, scale: float | None = Non
     if scale is not None and not 0.0 < scale <= _MOST_SCALE:
         return f"scale is not above 0 and at most {_MOST_SCALE:g}"  # the same for each: it is warned of once
     return None
-
-
-def slow_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    packed: bool = False,
-    deterministic: bool = False,
-) -> str | None:
-    """Why gradients of tensors ``[batch, seq, heads, head_dim]`` are slow, by the kernel that is chosen for them.
-
-    None on the CPU, where the kernel uses tensor cores, and while a model is traced.
-    """
-    if q.device.type != "cuda" or torch.compiler.is_compiling():
-        return None
-    dtype = str(q.dtype).removeprefix("torch.")
-    options = {"causal": causal, "window": window, "softcap": softcap, "packed": packed, "deterministic": deterministic}
-    return _native.slow_backward(q.device.index, dtype, q.shape, k.shape, v.shape[3], **options)
 
 
 def _readable(gradient: torch.Tensor) -> torch.Tensor:

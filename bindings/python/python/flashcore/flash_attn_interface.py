@@ -17,13 +17,15 @@ of the log-sum-exp, of float8 tensors or through a cache raises, and so do secon
 from __future__ import annotations
 
 import numbers
+from typing import Any
 
 import torch
 
 from . import _lengths, _names
 from ._backward import _flash_attn_backward
+from ._combine import flash_attn_combine
 from ._forward import _flash_attn_forward, check, common_options, sides
-from ._operators import forward
+from ._operators import direct, forward
 
 __all__ = [
     "_flash_attn_backward",
@@ -40,7 +42,6 @@ __all__ = [
 _of_scales = _names.rename(q_scale="q_descale", k_scale="k_descale", v_scale="v_descale")
 
 
-@_of_scales
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -115,15 +116,36 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
-    _names.check_tensors(q, k, v)
-    check(qv, attention_chunk, num_splits)
-    options = common_options(softmax_scale, causal, window_size, softcap, sm_margin)
+    if q_descale is k_descale is v_descale is qv is None and attention_chunk == 0 and num_splits >= 0:
+        options = (softmax_scale, causal, window_size, softcap, deterministic, sm_margin, batch_invariant)
+        results = direct(q, k, v, *options, return_attn_probs)
+        if results is not None:
+            return results if return_attn_probs else results[0]
     scales = (q_descale, k_descale, v_descale)
-    options |= {"deterministic": deterministic, "batch_invariant": batch_invariant}
-    # Nothing is asked of lengths where there are none, which takes the host a quarter of a call.
-    full = torch.compiler.is_compiling() or (q.numel() > 0 and k.numel() > 0)
-    out, lse = (forward if full else _lengths.attend)(q, k, v, scales=scales, **options)
+    options = (softmax_scale, causal, window_size, softcap, sm_margin)
+    wishes = (qv, attention_chunk, num_splits)
+    out, lse = _equal_lengths(q, k, v, scales, wishes, options, deterministic, batch_invariant)
     return (out, lse) if return_attn_probs else out
+
+
+@_of_scales
+def _equal_lengths(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    wishes: tuple[Any, int, int],
+    options: tuple[Any, ...],
+    deterministic: bool,
+    batch_invariant: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results of `flash_attn_func`, for all that it serves."""
+    _names.check_tensors(q, k, v)
+    check(*wishes)
+    how = common_options(*options) | {"deterministic": deterministic, "batch_invariant": batch_invariant}
+    # Nothing is asked of lengths where there are none.
+    full = torch.compiler.is_compiling() or (q.numel() > 0 and k.numel() > 0)
+    return (forward if full else _lengths.attend)(q, k, v, scales=scales, **how)
 
 
 @_of_scales
@@ -376,51 +398,6 @@ def _on_device(
     _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
     batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
     return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=tensors[0].device)
-
-
-def flash_attn_combine(
-    out_partial: torch.Tensor,
-    lse_partial: torch.Tensor,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merges attention over parts of the keys. PyTorch's operations compute it, in float32.
-
-    Parameters
-    ----------
-    out_partial : float32 Tensor ``[parts, batch, seq, heads, head_dim]``
-        What is in a row whose log-sum-exp is -inf does not matter.
-    lse_partial : float32 Tensor ``[parts, batch, seq, heads]``
-    out : Tensor ``[batch, seq, heads, head_dim]``, optional
-        Written, if it is given.
-    out_dtype : torch.dtype, optional
-        Of the output; that of `out`, or else of `out_partial`, unless given.
-
-    Returns
-    -------
-    out : Tensor ``[batch, seq, heads, head_dim]``
-    softmax_lse : float32 Tensor ``[batch, seq, heads]``
-    """
-    for name, given in (("out_partial", out_partial), ("lse_partial", lse_partial)):
-        if given.dtype != torch.float32:
-            raise TypeError(f"{name} holds {given.dtype}; it must be float32")
-    if out_partial.shape[:-1] != lse_partial.shape:
-        raise ValueError(
-            f"lse_partial has shape {tuple(lse_partial.shape)}; for this out_partial it must be "
-            f"{tuple(out_partial.shape[:-1])}"
-        )
-    lse = torch.logsumexp(lse_partial, dim=0)
-    weight = torch.exp(lse_partial - lse).unsqueeze(-1)
-    empty = (lse_partial == float("-inf")).unsqueeze(-1)
-    merged = torch.where(empty, 0.0, weight * out_partial).sum(0)
-    if out is None:
-        return merged.to(out_partial.dtype if out_dtype is None else out_dtype), lse
-    if out.shape != merged.shape or (out_dtype is not None and out.dtype != out_dtype):
-        raise ValueError(
-            f"out holds {out.dtype} of shape {tuple(out.shape)}; it must hold {out_dtype or out.dtype} of shape "
-            f"{tuple(merged.shape)}"
-        )
-    return out.copy_(merged), lse
 
 
 def get_scheduler_metadata(

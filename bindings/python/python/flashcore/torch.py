@@ -15,6 +15,7 @@ whose last dimension is not contiguous. Importing this module changes nothing bu
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ from typing import Any
 import torch
 import torch.nn.attention
 
-from ._operators import _call, _fwd, _prepared, backward, slow_backward, unserved
+from . import _native
+from ._gradients import backward, slow_backward
+from ._operators import _call, _fwd, _prepared, unserved
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
@@ -94,6 +97,10 @@ class _Replacement:
         attn_mask: torch.Tensor | None = None,
         scale: float | None = None,
     ) -> Any:
+        if attn_mask is None:
+            results = _direct(query, key, value, dropout_p, is_causal, scale, False)
+            if results is not None:
+                return results[0], results[1].transpose(1, 2).contiguous().transpose(1, 2)
         if _refused(query, key, value, dropout_p, attn_mask, is_causal, scale):
             rest = {"attn_mask": attn_mask, "scale": scale}
             return self.previous[_CPU].call_boxed(keys, query, key, value, dropout_p, is_causal, **rest)
@@ -137,6 +144,10 @@ class _Replacement:
         *,
         scale: float | None = None,
     ) -> Any:
+        results = _direct(query, key, value, dropout_p, is_causal, scale, True)
+        if results is not None:
+            out, lse, *others = results
+            return out, lse, None, None, query.shape[2], key.shape[2], *others
         if _refused(query, key, value, dropout_p, None, is_causal, scale):
             options = (dropout_p, is_causal, return_debug_mask)
             return self.previous[_CUDA].call_boxed(keys, query, key, value, *options, scale=scale)
@@ -173,6 +184,38 @@ class _Replacement:
         tensors = (grad_out, query, key, value, out)
         gradients = _differentiate(*tensors, logsumexp, is_causal, (-1, -1), scale, bhsd=bhsd)
         return tuple(_strided_as(x, like) for x, like in zip(gradients, (query, key, value)))
+
+
+@functools.lru_cache(256)
+def _slow(
+    device: torch.device, dtype: torch.dtype, of_q: torch.Size, of_k: torch.Size, causal: bool, deterministic: bool
+) -> str | None:
+    """`slow_backward` of shapes ``[batch, heads, seq, head_dim]``, which a training loop asks of a few."""
+    q, k = (torch.empty(shape, dtype=dtype, device="meta").transpose(1, 2) for shape in (of_q, of_k))
+    return slow_backward(q, k, k, device=device, causal=causal, deterministic=deterministic)
+
+
+def _records(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+
+
+def _direct(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    more: bool,
+) -> list[torch.Tensor] | None:
+    """The results of a usual call, with the least work of the host; None where the kernel must look closer."""
+    if dropout_p != 0.0:
+        return None
+    if _records(query, key, value) and _slow(
+        query.device, query.dtype, query.shape, key.shape, is_causal, _deterministic()
+    ):
+        return None
+    return _native.direct_sdpa(query, key, value, scale, is_causal, more)
 
 
 def _top_left(
@@ -282,11 +325,9 @@ def _refused(
     elif query.numel() == 0 or key.numel() == 0:
         why = "a tensor has no elements"
     else:
-        recorded = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        if not gradient and not recorded:
+        if not gradient and not _records(query, key, value):
             return False
-        tensors = (x.transpose(1, 2) for x in (query, key, value))
-        slow = slow_backward(*tensors, causal=is_causal, deterministic=_deterministic())
+        slow = _slow(query.device, query.dtype, query.shape, key.shape, is_causal, _deterministic())
         if slow is None:
             return False
         why = f"a gradient is asked for, and {slow}"

@@ -23,7 +23,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from . import _continuous, _padding
-from ._operators import forward, forward_bhsd, forward_kvcache, forward_varlen, slow_backward, unserved
+from ._gradients import slow_backward
+from ._operators import forward, forward_bhsd, forward_kvcache, forward_varlen, unserved
 
 __all__ = ["NAME", "register"]
 

@@ -13,10 +13,11 @@ use pyo3::prelude::*;
 
 use super::lengths::packed_kinds;
 use super::{Array, Call, Results, Rows, options_of, serve, sm_margin_of};
-use crate::call::{attention_on, builder_of};
+use crate::call::attention_on;
 use crate::error::{raise, type_};
 use crate::frameworks::dtype_name;
 use crate::libtorch::{Error, Libtorch, Tensor};
+use crate::problem::builder_of;
 use crate::tensor::Place;
 
 /// `bhsd`: the memory of gradients is in the order `[batch, heads, seq, head_dim]`.

@@ -12,7 +12,7 @@ use super::threads::on_threads;
 use super::{HeadValues, Rows, backward};
 use crate::call::attention_on;
 use crate::head_values::read;
-use crate::libtorch::{Described, Error, Libtorch};
+use crate::libtorch::{Described, Error, Libtorch, Tensor};
 use crate::tensor::Place;
 
 /// int32 numbers on the tensors' device.
@@ -91,17 +91,32 @@ impl Call<'_> {
                 dv: slice(dv, &layouts.dv),
             });
         }
-        let bytes = usize::try_from(attention.workspace_bytes(problem, tensors.alignment())?)?;
         let workspace;
-        if bytes > 0 {
-            workspace = self.torch.empty([bytes], [1], None, self.place)?;
-            tensors.workspace = Some(slice(workspace.first()?, bytes));
+        if self.gradients.is_some() {
+            let bytes = usize::try_from(attention.workspace_bytes(problem, tensors.alignment())?)?;
+            if bytes > 0 {
+                workspace = self.torch.empty([bytes], [1], None, self.place)?;
+                tensors.workspace = Some(slice(workspace.first()?, bytes));
+            }
+            backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
+            return Ok(attention.backward_on(&stream, problem, &tensors)?);
         }
-        if self.gradients.is_none() {
-            return Ok(attention.forward_on(&stream, problem, &tensors)?);
-        }
-        backward::tell_if_slow(self.torch, attention, problem, tensors.alignment())?;
-        Ok(attention.backward_on(&stream, problem, &tensors)?)
+        let mut made: Result<Option<Tensor<'_>>, Error> = Ok(None);
+        let result = attention.forward_allocating(&stream, problem, &tensors, |bytes| {
+            let allocate = || -> Result<_, Error> {
+                let bytes = usize::try_from(bytes)?;
+                let workspace = self.torch.empty([bytes], [1], None, self.place)?;
+                Ok((slice(workspace.first()?, bytes), workspace))
+            };
+            let (memory, result) = match allocate() {
+                Ok((memory, workspace)) => (Some(memory), Ok(Some(workspace))),
+                Err(why) => (None, Err(why)),
+            };
+            made = result;
+            memory
+        });
+        made.map(drop)?; // the memory, which PyTorch frees in the order of the stream, or why there is none
+        Ok(result?)
     }
 
     /// q, k or v in host memory.

@@ -10,9 +10,9 @@ use std::ptr::null_mut;
 use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
 use super::{Array, BHSD_NAMES, Call, HeadValues, Results, Rows, check_inference, forward_options, options_of, serve};
-use crate::call::builder_of;
 use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
 use crate::options::Options;
+use crate::problem::builder_of;
 
 /// Packed queries, keys and values `[total, heads, head_dim]`.
 pub(super) const VARLEN: &str = "fwd_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor seqused_q, \

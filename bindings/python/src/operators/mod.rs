@@ -6,6 +6,7 @@
 mod append;
 pub(crate) mod backward;
 mod call;
+pub(crate) mod direct;
 mod lengths;
 mod threads;
 
@@ -19,10 +20,10 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use self::call::{Array, Call};
-use crate::call::problem_of;
 use crate::error::forked;
 use crate::libtorch::{Described, Error, Kernel, Libtorch, Tensor};
 use crate::options::{Axes, Options};
+use crate::problem::problem_of;
 use crate::tensor::{Place, layout_of};
 
 static TORCH: OnceLock<Libtorch> = OnceLock::new();
@@ -156,6 +157,18 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
 fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let of = |n: usize| inputs[n].describe::<4>(NAMES[n]).map(Rows::from);
     let tensors = [of(0)?, of(1)?, of(2)?];
+    attend(torch, tensors, &inputs[3..], head_values, numbers, Axes::Bshd)
+}
+
+/// The output, with its dimensions in the order `axes`, and its log-sum-exp.
+fn attend<'a>(
+    torch: &'a Libtorch,
+    tensors: [Rows; 3],
+    scales: &[Tensor],
+    head_values: &[Tensor],
+    numbers: &[u64],
+    axes: Axes,
+) -> Results<'a, 2> {
     let [batch, seq, heads, _] = tensors[0].layout.shape;
     let lse_strides = [(heads * seq) as i64, seq as i64, 1];
     let lse = torch.empty([batch, heads, seq], lse_strides, Some(DType::F32), tensors[0].place)?;
@@ -164,8 +177,11 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
     } else {
         Layout::bshd
     };
-    let options = forward_options(numbers)?;
-    let out = output_of(torch, tensors, &inputs[3..], head_values, dense, Some(&lse), options)?;
+    let options = Options {
+        axes,
+        ..forward_options(numbers)?
+    };
+    let out = output_of(torch, tensors, scales, head_values, dense, Some(&lse), options)?;
     Ok([out, lse])
 }
 
@@ -213,7 +229,11 @@ fn output_of<'a>(
         return Err(format!("q holds {dtype}; float8_e4m3fn tensors have scales, and no others").into());
     }
 
-    let out = torch.empty(o_layout.shape, o_layout.strides, Some(dtype.output()), place)?;
+    let (shape, strides) = (
+        options.axes.reorder(o_layout.shape),
+        options.axes.reorder(o_layout.strides),
+    );
+    let out = torch.empty(shape, strides, Some(dtype.output()), place)?;
     let call = Call {
         torch,
         place,

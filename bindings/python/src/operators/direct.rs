@@ -1,0 +1,277 @@
+//! `flashcore::fwd` and `::fwd.bhsd` for plain tensors of a program that runs as it is written: without PyTorch's
+//! dispatcher, which takes the host as long as the rest of a call. Where anything is unusual the functions return None,
+//! and the operator is called, which serves it or says what is wrong.
+
+use std::ffi::c_void;
+use std::ptr::null;
+
+use flashcore::{DType, Layout};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi::PyCapsule_New;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyList, PyTuple};
+
+use super::{BHSD_NAMES, NAMES, Rows, TORCH, attend, forward_options, options_of, output_of};
+use crate::error::forked;
+use crate::exchange::{Exchange, View};
+use crate::libtorch::{Error, Libtorch, Tensor};
+use crate::options::{Axes, Options};
+use crate::tensor::{dtype_of, layout_of, place_of};
+
+/// `torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs`: the objects of handles.
+static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+
+/// q, k and v on their way to a thread without Python's lock.
+struct Tensors([Rows; 3]);
+
+// SAFETY: the objects whose memory it is live until the call returns, which waits for the closure.
+unsafe impl Send for Tensors {}
+
+impl Tensors {
+    fn of(exchange: &Exchange, objects: [&Bound<'_, PyAny>; 3], axes: Axes) -> Option<Tensors> {
+        let names = match axes {
+            Axes::Bshd => [NAMES[0], NAMES[1], NAMES[2]],
+            Axes::Bhsd => BHSD_NAMES,
+        };
+        if !objects.iter().all(|object| exchange.is_plain(object)) {
+            return None;
+        }
+        let rows = |n: usize| rows_of(names[n], exchange.view(objects[n])?, axes);
+        Some(Tensors([rows(0)?, rows(1)?, rows(2)?]))
+    }
+
+    fn rows(self) -> [Rows; 3] {
+        self.0
+    }
+}
+
+/// A tensor whose rows are dense, and which has elements.
+fn rows_of(name: &'static str, view: View, axes: Axes) -> Option<Rows> {
+    let dtype = dtype_of(name, view.dtype).ok()?;
+    let layout = layout_of(axes.reorder(view.shape), axes.reorder(view.strides));
+    if layout.strides[3] != 1 || layout.num_elements() == 0 || view.first.is_null() || dtype == DType::E4M3 {
+        return None;
+    }
+    Some(Rows {
+        name,
+        dtype,
+        place: place_of(name, view.device).ok()?,
+        layout,
+        first: view.first,
+    })
+}
+
+/// PyTorch's functions, and what makes objects of its handles.
+fn found(py: Python<'_>) -> Option<(&'static Libtorch, &'static Exchange, &'static Py<PyAny>)> {
+    let wrap = WRAP.get_or_init(py, || {
+        let inner = py.import("torch._C._aoti").ok()?;
+        inner
+            .getattr("alloc_tensors_by_stealing_from_void_ptrs")
+            .ok()
+            .map(Bound::unbind)
+    });
+    Some((TORCH.get()?, Exchange::of_torch(py)?, wrap.as_ref()?))
+}
+
+/// The objects of tensors, from their handles for a stack.
+fn objects<'py, const N: usize>(
+    py: Python<'py>,
+    wrap: &Py<PyAny>,
+    handles: [u64; N],
+) -> PyResult<[Bound<'py, PyAny>; N]> {
+    let capsules = PyList::empty(py);
+    for handle in handles {
+        let handle: *mut c_void = std::ptr::with_exposed_provenance_mut(handle as usize);
+        // SAFETY: a handle is not null; the capsule frees nothing, since the handle becomes the function's.
+        capsules.append(unsafe { Bound::from_owned_ptr_or_err(py, PyCapsule_New(handle, null(), None)) }?)?;
+    }
+    let made = wrap.bind(py).call1((capsules,))?.cast_into::<PyList>()?;
+    let made: Vec<_> = made.iter().collect();
+    made.try_into()
+        .map_err(|_| PyRuntimeError::new_err("PyTorch made another number of tensors than it was given"))
+}
+
+/// The usual scale.
+fn scale_of(head_dim: i64) -> u64 {
+    (head_dim as f64).powf(-0.5).to_bits()
+}
+
+/// The numbers of `flashcore::fwd`, in the form of an operator's stack; `None` where one has another type. A scale of
+/// None is the usual one.
+fn numbers_of(numbers: &Bound<'_, PyTuple>, head_dim: i64) -> Option<[u64; 9]> {
+    let get = |n: usize| numbers.get_item(n).ok();
+    let real = |n: usize| get(n)?.extract::<f64>().ok().map(f64::to_bits);
+    let flag = |n: usize| get(n)?.extract::<bool>().ok().map(u64::from);
+    let whole = |n: usize| get(n)?.extract::<i64>().ok().map(|number| number as u64);
+    if numbers.len() != 9 {
+        return None;
+    }
+    let scale = if get(0)?.is_none() {
+        scale_of(head_dim)
+    } else {
+        real(0)?
+    };
+    Some([
+        scale,
+        flag(1)?,
+        whole(2)?,
+        whole(3)?,
+        real(4)?,
+        flag(5)?,
+        flag(6)?,
+        whole(7)?,
+        whole(8)?,
+    ])
+}
+
+/// The output, and the log-sum-exp.
+type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+
+/// `flashcore::fwd` of tensors and its numbers; the log-sum-exp only if it is asked for.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, numbers, with_lse, /))]
+pub(crate) fn direct_forward<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    numbers: &Bound<'py, PyTuple>,
+    with_lse: bool,
+) -> PyResult<Option<Results<'py>>> {
+    forward(py, [q, k, v], Axes::Bshd, with_lse, |tensors| {
+        numbers_of(numbers, tensors.0[0].layout.shape[3] as i64)
+    })
+}
+
+fn forward<'py>(
+    py: Python<'py>,
+    given: [&Bound<'py, PyAny>; 3],
+    axes: Axes,
+    with_lse: bool,
+    numbers: impl FnOnce(&Tensors) -> Option<[u64; 9]>,
+) -> PyResult<Option<Results<'py>>> {
+    let Some((torch, exchange, wrap)) = found(py) else {
+        return Ok(None);
+    };
+    let Some(tensors) = Tensors::of(exchange, given, axes) else {
+        return Ok(None);
+    };
+    let Some(numbers) = numbers(&tensors) else {
+        return Ok(None);
+    };
+    let run = || {
+        if forked().is_some() {
+            return None;
+        }
+        if with_lse {
+            let [out, lse] = attend(torch, tensors.rows(), &[], &[], &numbers, axes).ok()?;
+            return Some((out.into_stack(), Some(lse.into_stack())));
+        }
+        let options = Options {
+            axes,
+            ..forward_options(&numbers).ok()?
+        };
+        let dense = if numbers[5] != 0 { Layout::bhsd } else { Layout::bshd };
+        let out = output_of(torch, tensors.rows(), &[], &[], dense, None, options).ok()?;
+        Some((out.into_stack(), None))
+    };
+    match py.detach(run) {
+        None => Ok(None),
+        Some((out, Some(lse))) => {
+            let [out, lse] = objects(py, wrap, [out, lse])?;
+            Ok(Some((out, Some(lse))))
+        }
+        Some((out, None)) => {
+            let [out] = objects(py, wrap, [out])?;
+            Ok(Some((out, None)))
+        }
+    }
+}
+
+/// `flashcore::fwd.bhsd`, while gradients are not recorded.
+#[pyfunction]
+#[pyo3(signature = (query, key, value, numbers, /))]
+pub(crate) fn direct_bhsd<'py>(
+    py: Python<'py>,
+    query: &Bound<'py, PyAny>,
+    key: &Bound<'py, PyAny>,
+    value: &Bound<'py, PyAny>,
+    numbers: (f64, bool, i64, i64, f64),
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some((torch, exchange, wrap)) = found(py) else {
+        return Ok(None);
+    };
+    let Some(tensors) = Tensors::of(exchange, [query, key, value], Axes::Bhsd) else {
+        return Ok(None);
+    };
+    let (scale, causal, left, right, softcap) = numbers;
+    let options = options_of(&[
+        scale.to_bits(),
+        causal.into(),
+        left as u64,
+        right as u64,
+        softcap.to_bits(),
+    ]);
+    let run = || match forked() {
+        None => {
+            let out = output_of(torch, tensors.rows(), &[], &[], Layout::bshd, None, options);
+            out.ok().map(Tensor::into_stack)
+        }
+        Some(_) => None,
+    };
+    let Some(out) = py.detach(run) else { return Ok(None) };
+    let [out] = objects(py, wrap, [out])?;
+    Ok(Some(out))
+}
+
+/// Attention of `[batch, heads, seq, head_dim]` as PyTorch's flash kernel computes it: the output, strided as
+/// `torch.empty_like(query)`, and its log-sum-exp, and with `more` the three small tensors that PyTorch's kernel for
+/// CUDA tensors returns, whose values are not used. None for what needs a closer look, such as another head_dim of
+/// `value`, or a batch that is not the outermost dimension.
+#[pyfunction]
+#[pyo3(signature = (query, key, value, scale, causal, more, /))]
+pub(crate) fn direct_sdpa<'py>(
+    py: Python<'py>,
+    query: &Bound<'py, PyAny>,
+    key: &Bound<'py, PyAny>,
+    value: &Bound<'py, PyAny>,
+    scale: Option<f64>,
+    causal: bool,
+    more: bool,
+) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+    let numbers = |tensors: &Tensors| {
+        let [q, k, v] = &tensors.0;
+        let [batch, rows, heads, head_dim] = q.layout.shape;
+        let [of_batch, of_row, of_head, _] = q.layout.strides;
+        let is_usual = v.layout.shape[3] == head_dim
+            && !(causal && rows != k.layout.shape[1]) // a mask that is aligned top-left
+            && (batch == 1 || of_batch >= of_row.max(of_head));
+        let bhsd = if rows == 1 || heads == 1 {
+            true
+        } else {
+            of_head >= of_row
+        };
+        let (all, no_cap) = (-1i64 as u64, 0f64.to_bits());
+        let scale = scale.map_or_else(|| scale_of(head_dim as i64), f64::to_bits);
+        is_usual.then_some([scale, causal.into(), all, all, no_cap, bhsd.into(), 0, 0, 0])
+    };
+    let Some((out, Some(lse))) = forward(py, [query, key, value], Axes::Bhsd, true, numbers)? else {
+        return Ok(None);
+    };
+    let mut results = vec![out, lse];
+    let (Some((torch, exchange, wrap)), true) = (found(py), more) else {
+        return Ok(Some(results));
+    };
+    let Some(view) = exchange.view(query) else {
+        return Ok(None);
+    };
+    let (place, dtype) = (place_of("query", view.device)?, dtype_of("query", view.dtype)?);
+    let small = || -> Result<_, Error> {
+        let (two, none) = (torch.empty_u64([2], place)?, torch.empty_u64([], place)?);
+        Ok([two, none, torch.empty([0], [1], Some(dtype), place)?])
+    };
+    let Ok(small) = small() else { return Ok(None) };
+    results.extend(objects(py, wrap, small.map(Tensor::into_stack))?);
+    Ok(Some(results))
+}

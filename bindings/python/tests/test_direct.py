@@ -1,0 +1,155 @@
+"""Calls of plain tensors go round PyTorch's dispatcher; what anything else could see or must resolve does not."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import flashcore  # noqa: E402
+import flashcore.torch as fc  # noqa: E402
+from flashcore import _native, _operators  # noqa: E402
+from flashcore.flash_attn_interface import flash_attn_func  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available() or not flashcore.devices(), reason="there is no GPU"
+))]  # fmt: skip
+fwd = torch.ops.flashcore.fwd.default
+
+
+@pytest.fixture(params=DEVICES)
+def tensors(request):
+    torch.manual_seed(0)
+    return [torch.randn(2, n, h, 64, device=request.param, dtype=torch.bfloat16) for n, h in ((9, 4), (17, 2), (17, 2))]
+
+
+class Counted:
+    def __init__(self, monkeypatch):
+        self.calls = 0
+
+        def counting(*args, **kwargs):
+            self.calls += 1
+            return fwd(*args, **kwargs)
+
+        monkeypatch.setattr(_operators, "_fwd", counting)
+
+
+def test_it_is_what_the_operator_computes(monkeypatch, tensors):
+    q, k, v = tensors
+    for options, numbers in (
+        ({}, (0.125, False, -1, -1, 0.0)),
+        ({"causal": True, "softmax_scale": 0.3}, (0.3, True, -1, -1, 0.0)),
+        ({"window_size": (4, 2), "softcap": 7.0}, (0.125, False, 4, 2, 7.0)),
+    ):
+        want = fwd(q, k, v, *numbers, False)
+        with monkeypatch.context() as patch:
+            counted = Counted(patch)
+            got = flash_attn_func(q, k, v, return_attn_probs=True, **options)
+            assert counted.calls == 0
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a, b, atol=0, rtol=0)
+            assert a.stride() == b.stride() and a.dtype == b.dtype and a.device == b.device
+    with torch.inference_mode():
+        assert flash_attn_func(*tensors).is_inference()
+
+
+def test_gradients_are_recorded(monkeypatch, tensors):
+    grads = []
+    for direct in (True, False):
+        inputs = [x.clone().requires_grad_() for x in tensors]
+        with monkeypatch.context() as patch:
+            if not direct:
+                patch.setattr(_operators, "_is_plain", lambda *tensors: False)
+            out, lse = flash_attn_func(*inputs, causal=True, return_attn_probs=True)
+        assert out.requires_grad and lse.requires_grad
+        out.backward(torch.ones_like(out))
+        grads.append([x.grad for x in inputs])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, atol=0.05, rtol=0.02)
+    with torch.no_grad():
+        assert not flash_attn_func(*inputs).requires_grad
+    with pytest.raises(NotImplementedError, match="a gradient of lse"):
+        flash_attn_func(*inputs, return_attn_probs=True)[1].sum().backward()
+
+
+class Seen:
+    def __init__(self):
+        self.names = []
+
+
+class Dispatch(Seen, TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Function(Seen, TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Dispatch, Function])
+def test_modes_see_the_operator(mode, tensors):
+    want = flash_attn_func(*tensors)
+    with mode() as seen:
+        got = flash_attn_func(*tensors)
+    assert any("flashcore.fwd" in name for name in seen.names), seen.names
+    torch.testing.assert_close(got, want, atol=0, rtol=0)
+
+
+def test_the_profiler_lists_the_operator(tensors):
+    with torch.profiler.profile() as profile:
+        flash_attn_func(*tensors)
+    assert any(event.key == "flashcore::fwd" for event in profile.key_averages())
+
+
+class Derived(torch.Tensor):
+    pass
+
+
+def test_what_is_not_plain_goes_to_the_operator(monkeypatch, tensors):
+    q, k, v = tensors
+    want = flash_attn_func(q, k, v)
+    counted = Counted(monkeypatch)
+    negated = torch._neg_view(-q)
+    assert negated.is_neg()
+    torch.testing.assert_close(flash_attn_func(negated, k, v), want, atol=0, rtol=0)
+    assert counted.calls == 1
+    got = flash_attn_func(q.as_subclass(Derived), k, v)
+    assert counted.calls == 2 and isinstance(got, Derived)
+    spread = torch.empty(*q.shape[:3], 128, dtype=q.dtype, device=q.device)[..., ::2].copy_(q)
+    torch.testing.assert_close(flash_attn_func(spread, k, v), want, atol=0, rtol=0)
+    for wrong in ((q[0], k, v), (q, k.float(), v), (q, k[:1], v), (q[..., :60], k[..., :60], v)):
+        assert _native.direct_forward(*wrong, (None, False, -1, -1, 0.0, False, False, 0, 0), True) is None
+        with pytest.raises(RuntimeError):
+            flash_attn_func(*wrong)
+    assert _native.direct_forward(q, k, v, (None, 1.5, -1, -1, 0.0, False, False, 0, 0), True) is None
+    assert _native.direct_forward(q, k, [1], (None, False, -1, -1, 0.0, False, False, 0, 0), True) is None
+
+
+def test_sdpa(tensors):
+    q, k, v = (x.transpose(1, 2) for x in tensors)
+    with torch.no_grad(), fc.activated(strict=True):
+        for query in (q, q.contiguous()):
+            out = torch.nn.functional.scaled_dot_product_attention(query, k, v, enable_gqa=True)
+            want = flash_attn_func(*tensors)
+            torch.testing.assert_close(out.transpose(1, 2), want, atol=0, rtol=0)
+            assert out.stride() == torch.empty_like(query).stride()
+
+
+def test_attention_refuses_by_name_what_memory_does_not_hold(tensors):
+    q, k, v = tensors
+    with pytest.raises(ValueError, match="^q is a lazily negated view"):
+        flashcore.attention(torch._neg_view(q), k, v)
+    q.requires_grad_()
+    with pytest.raises(ValueError, match="^q requires a gradient"):
+        flashcore.attention(q, k, v)
+    with torch.no_grad():
+        want = flash_attn_func(q, k, v)
+        torch.testing.assert_close(flashcore.attention(q, k, v), want, atol=0, rtol=0)
+        out = torch.empty_like(want)
+        assert flashcore.attention(q, k, v, out=out) is out
+        torch.testing.assert_close(out, want, atol=0, rtol=0)
+        with pytest.raises(ValueError, match="^out shares memory with q"):
+            flashcore.attention(q, k, v, out=q)
