@@ -41,6 +41,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(operators::direct::direct_forward, module)?)?;
     module.add_function(wrap_pyfunction!(operators::direct::direct_bhsd, module)?)?;
     module.add_function(wrap_pyfunction!(operators::direct::direct_sdpa, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::schedule::last_schedule, module)?)?;
     #[cfg(feature = "bench")]
     {
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;

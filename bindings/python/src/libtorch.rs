@@ -217,6 +217,11 @@ impl Libtorch {
         self.empty_of(shape, [1; N], (U64, size_of::<u64>()), place)
     }
 
+    /// The same for so many int32 numbers.
+    pub(crate) fn empty_i32(&self, count: usize, place: Place) -> Result<Tensor<'_>, Error> {
+        self.empty_of([count], [1], (I32, size_of::<i32>()), place)
+    }
+
     fn empty_of<const N: usize>(
         &self,
         shape: [usize; N],
@@ -340,6 +345,12 @@ impl Tensor<'_> {
             shape: shape.map(|n| n as usize), // PyTorch's sizes are not negative
             first: self.first()?.cast(),
         }))
+    }
+
+    /// Where a tensor of one dimension is, and how many elements it has.
+    pub(crate) fn place_and_count(&self, name: &'static str) -> Result<(Place, i64), Error> {
+        let (_, place, [count], _) = self.raw::<1>(name)?;
+        Ok((place, count))
     }
 
     /// PyTorch's number of the dtype, the place, shape and strides.

@@ -437,7 +437,8 @@ def test_metadata_and_wishes_change_nothing(device):
     q = cache.draw(4, 1, 4, cache.dim)
     call = lambda **wish: flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, **cache.arguments(), **wish)
     expected = call()
-    metadata = get_scheduler_metadata(4, 1, CAPACITY, 4, 2, cache.dim, cache.arguments()["cache_seqlens"], page_size=8)
+    sizes = (4, 1, CAPACITY, 4, 2, cache.dim, cache.arguments()["cache_seqlens"])
+    metadata = get_scheduler_metadata(*sizes, qkv_dtype=q.dtype, page_size=8)
     assert metadata.dtype == torch.int32 and metadata.device.type == device
     for wish in [{"scheduler_metadata": metadata}, {"num_splits": 3}, {"pack_gqa": True}]:
         assert torch.equal(call(**wish), expected)

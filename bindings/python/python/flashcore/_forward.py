@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import _append, _kvcache, _lengths, _names
+from . import _append, _kvcache, _lengths, _names, _schedule
 
 __all__ = ["check", "common_options", "sides"]
 
@@ -107,8 +107,7 @@ def _flash_attn_forward(
     check(qv, attention_chunk, num_splits)
     if out_ is not None:
         _refuse("out_", out_, "the output is a new tensor: leave it None")
-    if scheduler_metadata is not None and scheduler_metadata.numel() > 0:
-        _refuse("scheduler_metadata", scheduler_metadata, "only that of flashcore's get_scheduler_metadata is served")
+    schedule = _schedule.given(scheduler_metadata)
     options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap, sm_margin)
     options |= {"batch_invariant": batch_invariant}
     _names.check_tensors(
@@ -152,6 +151,6 @@ def _flash_attn_forward(
             if given is not None:
                 raise ValueError(f"{name} is given without k_new and v_new, to which it applies")
     out, lse = _lengths.attend(
-        q, k, v, scales=scales, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, **lengths, **options
+        q, k, v, scales=scales, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, schedule=schedule, **lengths, **options
     )
     return out, lse, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)

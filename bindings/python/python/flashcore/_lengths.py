@@ -29,6 +29,7 @@ def attend(
     table: torch.Tensor | None = None,
     leftpad: torch.Tensor | None = None,
     deterministic: bool = False,
+    schedule: tuple[torch.Tensor, int] | None = None,
     **options: Any,
 ) -> Results:
     """Attention by the operator that serves these lengths; arguments and results are those of FlashAttention-3.
@@ -39,6 +40,8 @@ def attend(
     if max_seqlen_q is not None and cu_seqlens_q is None:
         _check_bound_of_equal(q, max_seqlen_q)
     lengths = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, table, leftpad)
+    if schedule is not None and (cu_seqlens_k is not None or (seqused_k is None and table is None and leftpad is None)):
+        raise ValueError("scheduler_metadata is given; it is for calls with cache_seqlens or page_table: leave it out")
     if all(given is None for given in lengths):
         if not torch.compiler.is_compiling() and (q.numel() == 0 or k.numel() == 0) and q.dim() == k.dim() == 4:
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
@@ -92,7 +95,7 @@ def attend(
             options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         bound_k = capacity if max_seqlen_k is None else bound("max_seqlen_k", max_seqlen_k)
         options |= {"seqused_k": seqused_k, "block_table": table, "max_seqlen_k": bound_k}
-        out, lse = forward_kvcache(q, k, v, **options)
+        out, lse = forward_kvcache(q, k, v, schedule=schedule, **options)
     return (out, lse) if unpack is None else unpack(out, lse)
 
 

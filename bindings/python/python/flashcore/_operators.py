@@ -191,6 +191,7 @@ _WITHOUT_BACKWARD = {
 }
 _WITHOUT_BACKWARD["bwd_varlen"] = _WITHOUT_BACKWARD["bwd"]
 _WITHOUT_BACKWARD["fwd_kvcache.modified"] = _WITHOUT_BACKWARD["fwd_kvcache"]
+_WITHOUT_BACKWARD["fwd_kvcache.scheduled"] = _WITHOUT_BACKWARD["fwd_kvcache"]
 for _name in ("fwd.modified", "fwd_varlen.modified"):
     _WITHOUT_BACKWARD[_name] = (
         "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
@@ -206,6 +207,7 @@ _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
 _fwd_kvcache_rows = torch.ops.flashcore.fwd_kvcache.rows
 _fwd_modified = torch.ops.flashcore.fwd.modified
 _fwd_varlen_modified = torch.ops.flashcore.fwd_varlen.modified
+_fwd_kvcache_scheduled = torch.ops.flashcore.fwd_kvcache.scheduled
 _fwd_kvcache_modified = torch.ops.flashcore.fwd_kvcache.modified
 _bwd = torch.ops.flashcore.bwd.default
 _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
@@ -213,7 +215,7 @@ _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 _library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
 for _name, _operator, _count in (("fwd", _fwd, 3), ("fwd_varlen", _fwd_varlen, 7)):
     _library.impl(_name, _autograd_of(_operator, _count), "Autograd", with_keyset=True)
-for _name in ("fwd.bhsd", "fwd_kvcache.rows"):  # they raise where gradients are recorded
+for _name in ("fwd.bhsd", "fwd_kvcache.rows", "make_schedule"):  # they raise where gradients are recorded, or have none
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 
@@ -395,6 +397,7 @@ def forward_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     sm_margin: int = 0,
     batch_invariant: int | None = None,
+    schedule: tuple[torch.Tensor, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a cache.
 
@@ -408,6 +411,8 @@ def forward_kvcache(
         The pages of each sequence; -1 for none, where no row sees its keys.
     sinks, alibi_slopes, sm_margin, batch_invariant
         As of `forward`.
+    schedule : (Tensor, int), optional
+        One that was made before (`_schedule.given`), for calls without sinks and slopes.
 
     Returns
     -------
@@ -421,6 +426,9 @@ def forward_kvcache(
     lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
     if sinks is not None or alibi_slopes is not None:
         return _call(_fwd_kvcache_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+    if schedule is not None:
+        made, number = schedule
+        return _call(_fwd_kvcache_scheduled, q, k, v, *lengths, made, *options, *settings, number)
     return _call(_fwd_kvcache, q, k, v, *lengths, *options, *settings)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from . import _lengths, _names
+from . import _lengths, _names, _schedule
 from ._backward import _flash_attn_backward
 from ._combine import flash_attn_combine
 from ._forward import _flash_attn_forward, check, common_options, sides
@@ -336,7 +336,7 @@ def flash_attn_with_kvcache(
     rotary_interleaved : bool
         Whether pairs are columns 0 and 1, 2 and 3, ..., or columns 0 and ``rotary_dim / 2``, ...
     scheduler_metadata : Tensor, optional
-        What `get_scheduler_metadata` returned.
+        What `get_scheduler_metadata` returned for lengths as they are when the call runs.
 
     The other parameters and errors are those of `flash_attn_func`. float8_e4m3fn is served without `cache_seqlens` and
     what follows it only. Writing `k` and `v` with their rotary embedding is one launch before attention. `cache_leftpad`
@@ -422,11 +422,53 @@ def get_scheduler_metadata(
     num_splits: int = 0,
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
+    *,
+    total_q: int | None = None,
+    batch_invariant: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What `flash_attn_with_kvcache` takes as `scheduler_metadata`: an int32 tensor without elements.
+    """The schedule of a step, which `flash_attn_with_kvcache` takes as `scheduler_metadata`: one launch for all layers.
 
-    FlashCore's schedule is made on the device in each call, since it depends on the plan, and that on strides and
-    addresses, which are not among these arguments. The function is here so that programs need not change.
+    Lengths must have the same values when the calls run: where they changed, results are wrong, so whoever changes them
+    makes a new schedule. Calls that share one run one after another, in the stream that it was made in: their partial
+    results are in it, too. A CUDA graph captures calls, and perhaps this function with `out`, which else makes it anew
+    before a replay.
+
+    Parameters
+    ----------
+    max_seqlen_k : int
+        The capacity of the cache, in keys: of its part for a sequence, or of the pages in a row of the table.
+    cache_seqlens : int32 Tensor ``[batch]``
+        As the calls have it: before new keys are appended, whose number `max_seqlen_k_new` or `cu_seqlens_k_new` says.
+    page_size : int, optional
+        Keys of a page; of calls with `cache_batch_idx` and no pages the capacity.
+    total_q : int, optional
+        With `cu_seqlens_q`: rows of q. Without it there is no schedule then, and each call makes its own.
+    batch_invariant : int, optional
+        As the calls have it.
+    out : Tensor, optional
+        What an earlier call with the same arguments returned: the schedule is made there, and returned.
+
+    Returns
+    -------
+    scheduler_metadata : int32 Tensor
+        It counts itself only, not a copy or a part of it, and as long as nothing writes to it. Without elements, which
+        calls take too, where they make no schedule, in compiled functions, and without `out` while a graph is captured.
+        On the CPU it is checked, and has no use.
     """
     check(None, attention_chunk, num_splits)
-    return cache_seqlens.new_empty(0, dtype=torch.int32)
+    if torch.compiler.is_compiling() or (cu_seqlens_q is not None and total_q is None):
+        return cache_seqlens.new_empty(0, dtype=torch.int32)
+    lengths = cache_seqlens
+    if cu_seqlens_k_new is not None:
+        lengths = lengths + cu_seqlens_k_new.diff()
+    elif max_seqlen_k_new > 0:
+        lengths = lengths + max_seqlen_k_new
+    if cache_leftpad is not None:  # calls then have pages of one key
+        lengths, page_size = (lengths - cache_leftpad).clamp(min=0), 1
+    options = common_options(None, causal, window_size, 0.0, sm_margin)
+    return _schedule.make(
+        lengths, cu_seqlens_q, out, qkv_dtype, num_heads_q, num_heads_kv, headdim,
+        headdim if headdim_v is None else headdim_v, page_size or 0, -1 if total_q is None else total_q, 1.0, causal,
+        *options["window"], float(has_softcap), max_seqlen_q, max_seqlen_k, sm_margin, batch_invariant or 0,
+    )  # fmt: skip

@@ -77,6 +77,7 @@ fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results
         lengths: Lengths::default(),
         outputs: [out.first, lse.first],
         gradients: Some(addresses(&dout, &results)?),
+        kept: None,
     };
     call.run()?;
     Ok(results)
@@ -120,6 +121,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
         lengths,
         outputs: [out.first, lse.first],
         gradients: Some(addresses(&dout, &results)?),
+        kept: None,
     };
     call.run()?;
     Ok(results)

@@ -8,6 +8,7 @@ use flashcore::{
     ProblemError, TensorView, TensorViewMut,
 };
 
+use super::schedule::Kept;
 use super::threads::on_threads;
 use super::{HeadValues, Rows, backward};
 use crate::call::attention_on;
@@ -38,10 +39,15 @@ pub(super) struct Call<'a> {
     pub(super) outputs: [*mut u8; 2],
     /// dout, dq, dk and dv of a backward pass.
     pub(super) gradients: Option<[*mut u8; 4]>,
+    /// The schedule that was made for it, if one was given.
+    pub(super) kept: Option<Kept>,
 }
 
 impl Call<'_> {
     pub(super) fn run(&self) -> Result<(), Error> {
+        if let Some(kept) = &self.kept {
+            kept.check(self.place, &self.problem, self.sm_margin)?;
+        }
         let attention = attention_on(self.place, None, self.sm_margin)?;
         match (attention.device(), self.place, self.gradients) {
             (Device::Cuda(context), Place::Cuda(ordinal), _) => self.run_on_cuda(&attention, &context, ordinal),
@@ -90,6 +96,13 @@ impl Call<'_> {
                 dk: slice(dk, &layouts.dk),
                 dv: slice(dv, &layouts.dv),
             });
+        }
+        if let Some(kept) = &self.kept {
+            let (first, bytes) = kept.workspace(attention, &stream, problem, tensors.alignment())?;
+            tensors.workspace = Some(slice(first, bytes));
+            // SAFETY: `kept.workspace` has checked that this memory is where an equal schedule was made, in this stream
+            // or before the graph that it is captured into. Python has checked that nothing else has written there.
+            tensors = unsafe { tensors.reuse_schedule() };
         }
         let workspace;
         if self.gradients.is_some() {

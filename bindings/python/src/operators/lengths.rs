@@ -9,6 +9,7 @@ use std::ptr::null_mut;
 
 use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
+use super::schedule::Kept;
 use super::{Array, BHSD_NAMES, Call, HeadValues, Results, Rows, check_inference, forward_options, options_of, serve};
 use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
 use crate::options::Options;
@@ -44,6 +45,12 @@ pub(super) const KVCACHE_MODIFIED: &str = "fwd_kvcache.modified(Tensor q, Tensor
      float softmax_scale, bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, \
      SymInt max_seqlen_k, int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
 
+/// The same with a schedule that `make_schedule` made, and its number.
+pub(super) const SCHEDULED: &str = "fwd_kvcache.scheduled(Tensor q, Tensor k_cache, Tensor v_cache, \
+     Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, Tensor schedule, float softmax_scale, \
+     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, \
+     int sm_margin, int split_keys, int number) -> (Tensor out, Tensor lse)";
+
 pub(super) unsafe extern "C-unwind" fn forward_varlen_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
     // SAFETY: the schema ends with nine numbers.
     unsafe { serve(stack, inputs, 9, varlen) }
@@ -64,6 +71,11 @@ pub(super) unsafe extern "C-unwind" fn forward_kvcache(stack: *mut u64, inputs: 
     unsafe { serve(stack, inputs, 9, kvcache) }
 }
 
+pub(super) unsafe extern "C-unwind" fn forward_scheduled(stack: *mut u64, inputs: u64, _outputs: u64) {
+    // SAFETY: the schema ends with ten numbers.
+    unsafe { serve(stack, inputs, 10, scheduled) }
+}
+
 pub(super) unsafe extern "C-unwind" fn forward_rows(stack: *mut u64, inputs: u64, _outputs: u64) {
     // SAFETY: the schema ends with five numbers, and has one result.
     unsafe { serve(stack, inputs, 5, rows) }
@@ -73,7 +85,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Result
     let packed = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
     let tensors = [packed(0, "q")?, packed(1, "k")?, packed(2, "v")?];
     let (kinds, lengths) = packed_kinds(&tensors, &inputs[3..7], numbers)?;
-    with_lse(kinds.run(torch, tensors, lengths, &inputs[7..], forward_options(numbers)?)?)
+    with_lse(kinds.run(torch, tensors, lengths, &inputs[7..], forward_options(numbers)?, None)?)
 }
 
 /// Packed sequences, from the tensors of lengths and the numbers of an operator.
@@ -112,6 +124,27 @@ pub(super) fn packed_kinds(
 }
 
 fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+    cache(torch, &inputs[..7], &inputs[7..], numbers, None)
+}
+
+fn scheduled<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+    let (numbers, number) = numbers.split_at(9);
+    cache(
+        torch,
+        &inputs[..7],
+        &[],
+        numbers,
+        Some(Kept::find(&inputs[7], number[0] as i64)?),
+    )
+}
+
+fn cache<'a>(
+    torch: &'a Libtorch,
+    inputs: &[Tensor],
+    head_values: &[Tensor],
+    numbers: &[u64],
+    kept: Option<Kept>,
+) -> Results<'a, 2> {
     let q = match inputs[0].dims()? {
         3 => Rows::from(inputs[0].describe::<3>("q")?),
         _ => Rows::from(inputs[0].describe::<4>("q")?),
@@ -177,7 +210,7 @@ fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         seqused_k: Some(array(seqused_k)),
         block_table: block_table.map(array),
     };
-    with_lse(kinds.run(torch, tensors, lengths, &inputs[7..], forward_options(numbers)?)?)
+    with_lse(kinds.run(torch, tensors, lengths, head_values, forward_options(numbers)?, kept)?)
 }
 
 fn rows<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
@@ -214,7 +247,7 @@ fn rows<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<
         return_lse: false,
         ..options_of(numbers)
     };
-    Ok([kinds.run(torch, [q, k, v], lengths, &[], options)?.0])
+    Ok([kinds.run(torch, [q, k, v], lengths, &[], options, None)?.0])
 }
 
 /// A cache `[batch, kv_heads, capacity, head_dim]` as pages of one key, which may overlap.
@@ -259,10 +292,10 @@ impl From<Described<3>> for Rows {
 /// What a call has besides its tensors: sequences, kinds of lengths, and bounds.
 pub(super) struct Kinds {
     pub(super) batch: usize,
-    q: QLengths,
-    max_q: usize,
-    kv: KvLengths,
-    max_kv: usize,
+    pub(super) q: QLengths,
+    pub(super) max_q: usize,
+    pub(super) kv: KvLengths,
+    pub(super) max_kv: usize,
 }
 
 impl Kinds {
@@ -295,6 +328,7 @@ impl Kinds {
         lengths: Lengths<Array>,
         head_values: &[Tensor],
         mut options: Options,
+        kept: Option<Kept>,
     ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
         let [q, k, v] = &tensors;
         let (place, dtype) = q.agree(&[k, v])?;
@@ -336,6 +370,7 @@ impl Kinds {
             lengths,
             outputs: [out.first()?, lse.as_ref().map_or(Ok(null_mut()), Tensor::first)?],
             gradients: None,
+            kept,
         };
         call.run()?;
         Ok((out, lse))

@@ -8,6 +8,7 @@ pub(crate) mod backward;
 mod call;
 pub(crate) mod direct;
 mod lengths;
+pub(crate) mod schedule;
 mod threads;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +38,7 @@ const BHSD_NAMES: [&str; 3] = ["query", "key", "value"];
 /// 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or `[batch, heads]`; one
 /// of one dimension without elements is not given. `fwd.bhsd` takes tensors `[batch, heads, seq, head_dim]` and gives
 /// `[batch, seq, heads, head_dim]` alone, with the least work of the host.
-const OPERATORS: [(&str, Kernel); 12] = [
+const OPERATORS: [(&str, Kernel); 14] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd, bool deterministic=False, int sm_margin=0, int split_keys=0) \
@@ -66,6 +67,8 @@ const OPERATORS: [(&str, Kernel); 12] = [
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
     (lengths::ROWS, lengths::forward_rows),
+    (lengths::SCHEDULED, lengths::forward_scheduled),
+    (schedule::MAKE, schedule::make_schedule),
     (append::APPEND, append::append),
     (backward::EQUAL, backward::backward),
     (backward::VARLEN, backward::backward_varlen),
@@ -245,6 +248,7 @@ fn output_of<'a>(
         lengths: Lengths::default(),
         outputs: [out.first()?, lse.map_or(Ok(null_mut()), Tensor::first)?],
         gradients: None,
+        kept: None,
     };
     call.run()?;
     Ok(out)
