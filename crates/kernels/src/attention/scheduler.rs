@@ -18,10 +18,10 @@ use loads::{Loads, MOST_CLUSTERS};
 
 mod item;
 mod loads;
-mod price;
+mod makespan;
 
 pub(crate) use item::{FULLY_MASKED, MOST, Place, Tile, WORDS, WorkItem};
-pub(crate) use price::{Least, Tiles, Work};
+pub(crate) use makespan::{Least, Tiles, TilingWork};
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;

@@ -12,7 +12,7 @@ use std::iter;
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
-use self::rank::{Priced, by_rank};
+use self::rank::{Candidate, by_rank};
 use super::{Config, backward};
 use crate::attention::query_rows::Packing;
 use crate::attention::softmax::Rescale;
@@ -313,7 +313,7 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> impl Iterator<Item
     let Rows { known, ranked, rest } = rows(problem, chip);
     let ranked = iter::once_with(move || by_rank(ranked, problem, chip.sms)).flatten();
     let rows = ranked.chain(rest);
-    let rows = rows.map(|Priced { config, why, .. }| Proposal { config, why });
+    let rows = rows.map(|Candidate { config, why, .. }| Proposal { config, why });
     known.into_iter().chain(rows)
 }
 
@@ -322,8 +322,8 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> impl Iterator<Item
 struct Rows {
     known: Vec<Proposal>,
     /// By when the busiest SM is done.
-    ranked: Vec<Priced>,
-    rest: Vec<Priced>,
+    ranked: Vec<Candidate>,
+    rest: Vec<Candidate>,
 }
 
 impl Rows {
@@ -386,12 +386,12 @@ fn rows(problem: &Problem, chip: Chip) -> Rows {
     let first = rows.first().map(|row| (row.head_dim, row.head_dim_v));
     let of_first = |row: &&&Default| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let alternatives = rows.iter().take_while(of_first).count();
-    let mut ranked: Vec<Priced> = rows.drain(..alternatives).map(Priced::of).collect();
+    let mut ranked: Vec<Candidate> = rows.drain(..alternatives).map(Candidate::of).collect();
     let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
-    let packed: Vec<Priced> = packing.map(Priced::packed).collect();
+    let packed: Vec<Candidate> = packing.map(Candidate::packed).collect();
     ranked.extend(packed);
     // If the model chose whole tiles, rows are there for what a compiler refuses.
-    let rest = rows.into_iter().map(Priced::of);
+    let rest = rows.into_iter().map(Candidate::of);
     let (ranked, rest) = match timed.is_none_or(|timed| timed.config.splits > 1) {
         true => (ranked, rest.collect()),
         false => (Vec::new(), ranked.into_iter().chain(rest).collect()),

@@ -163,7 +163,7 @@ fn no_sm_is_busy_long_after_the_others() {
             .unwrap();
         let work = Tiles::new(&problem, TILING, 132).work(64);
         let blocks = |blocks, items| blocks + TILE_COST * items;
-        let (most, mean) = (work.most(blocks), work.mean(blocks));
+        let (most, mean) = (work.makespan(blocks), work.mean(blocks));
         assert!(100 * most <= 112 * mean, "{seq_len}: {most}, {mean} on average");
     }
 }
@@ -233,7 +233,7 @@ fn rows_of_tiles_are_those_of_queries() {
 
 proptest! {
     #[test]
-    fn the_price_of_lists_is_theirs(
+    fn the_makespan_of_lists_is_theirs(
         (batch, kv_heads, group) in (1usize..4, 1usize..9, 1usize..5),
         (seq_q, seq_kv) in (1usize..2500, 1usize..2500),
         (rows, cols, cluster, splits) in (1u32..=3, 2u32..=12, 1u32..=2, 1u32..=5),
@@ -249,8 +249,8 @@ proptest! {
         let of_blocks = |blocks, items| blocks + TILE_COST * items;
         let of_keys = |blocks, items| blocks * u64::from(tiling.cols) + 96 * items;
         let [blocks, keys, items] = most_of_lists(&problem, tiling, sms, of_keys);
-        let price = [work.most(of_blocks), work.most(of_keys), work.most(|_, items| items)];
-        prop_assert_eq!(price, [blocks, keys, items]);
+        let found = [work.makespan(of_blocks), work.makespan(of_keys), work.makespan(|_, items| items)];
+        prop_assert_eq!(found, [blocks, keys, items]);
         prop_assert!(work.mean(of_keys) <= keys);
         let whole = Tiling { splits: 1, ..tiling };
         let tiles = Tiles::new(&problem, whole, sms);

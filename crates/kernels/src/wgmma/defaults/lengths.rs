@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
-use super::{Default, Priced, Proposal, TABLE, can_pack};
+use super::{Candidate, Default, Proposal, TABLE, can_pack};
 use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
@@ -93,7 +93,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
             && !row.config.pack_heads
     };
     // For each key of a head, in half tiles; of prompts, for all keys.
-    let work = |row: &Priced| {
+    let work = |row: &Candidate| {
         let of_tile = row.config.packing(problem, chip.sms);
         let (queries, heads) = (
             u64::from(of_tile.queries_in(row.config.rows)),
@@ -112,19 +112,19 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         };
         row.cost_per_key * tall * covered * keys / (queries * heads)
     };
-    let mut rows: Vec<(usize, u64, Priced)> = Vec::new();
+    let mut rows: Vec<(usize, u64, Candidate)> = Vec::new();
     for row in TABLE.iter().filter(serves) {
         // Rows without a cost come last.
-        let price = |priced: Priced| match row.cost_per_key {
-            Some(_) => (row.head_dim, work(&priced), priced),
-            None => (row.head_dim, u64::MAX, priced),
+        let ranked = |candidate: Candidate| match row.cost_per_key {
+            Some(_) => (row.head_dim, work(&candidate), candidate),
+            None => (row.head_dim, u64::MAX, candidate),
         };
-        rows.extend(whole.then(|| price(Priced::of(row))));
-        rows.extend(packing.then(|| price(Priced::of(row).packed())));
+        rows.extend(whole.then(|| ranked(Candidate::of(row))));
+        rows.extend(packing.then(|| ranked(Candidate::of(row).packed())));
     }
     rows.sort_by_key(|(head_dim, work, _)| (*head_dim, *work));
     let rows = rows
         .into_iter()
-        .map(|(.., Priced { config, why, .. })| Proposal { config, why });
+        .map(|(.., Candidate { config, why, .. })| Proposal { config, why });
     rows.collect()
 }

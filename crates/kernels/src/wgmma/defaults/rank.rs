@@ -5,19 +5,19 @@ use std::iter;
 use flashcore_problem::Problem;
 
 use super::{Config, Default, PACKED_PERCENT, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, TILE_KEYS, packed};
-use crate::attention::scheduler::{Least, Tiles, Tiling, Work};
+use crate::attention::scheduler::{Least, Tiles, Tiling, TilingWork};
 
 /// A config and its time of a tile per key ([`Default::cost_per_key`]).
 #[derive(Clone, Copy)]
-pub(super) struct Priced {
+pub(super) struct Candidate {
     pub(super) config: Config,
     pub(super) why: &'static str,
     pub(super) cost_per_key: u64,
 }
 
-impl Priced {
-    pub(super) fn of(row: &Default) -> Priced {
-        Priced {
+impl Candidate {
+    pub(super) fn of(row: &Default) -> Candidate {
+        Candidate {
             config: row.config,
             why: row.why,
             cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
@@ -38,12 +38,12 @@ impl Priced {
     }
 
     /// When the busiest SM is done.
-    pub(super) fn most(&self, problem: &Problem, work: &Work) -> u64 {
-        self.begin(problem) + work.most(|blocks, items| self.cost(blocks, items))
+    pub(super) fn makespan(&self, problem: &Problem, work: &TilingWork) -> u64 {
+        self.begin(problem) + work.makespan(|blocks, items| self.cost(blocks, items))
     }
 
     /// The same if all SMs had as much to do.
-    fn mean(&self, problem: &Problem, work: &Work) -> u64 {
+    fn mean(&self, problem: &Problem, work: &TilingWork) -> u64 {
         self.begin(problem) + work.mean(|blocks, items| self.cost(blocks, items))
     }
 
@@ -56,8 +56,8 @@ impl Priced {
         self.begin(problem) + cost / clusters
     }
 
-    pub(super) fn packed(&self) -> Priced {
-        Priced {
+    pub(super) fn packed(&self) -> Candidate {
+        Candidate {
             config: packed(self.config),
             why: PACKED_WHY,
             cost_per_key: self.cost_per_key / 100 * PACKED_PERCENT,
@@ -65,8 +65,8 @@ impl Priced {
     }
 }
 
-/// Rows by when the busiest SM is done, the first of them without the price of all others.
-pub(super) fn by_rank(mut rows: Vec<Priced>, problem: &Problem, sms: u32) -> impl Iterator<Item = Priced> {
+/// Rows by when the busiest SM is done, the first of them without the makespan of all others.
+pub(super) fn by_rank(mut rows: Vec<Candidate>, problem: &Problem, sms: u32) -> impl Iterator<Item = Candidate> {
     let first = first(&rows, problem, sms);
     let others = iter::once_with(move || {
         rank(&mut rows, problem, sms);
@@ -80,7 +80,7 @@ pub(super) fn by_rank(mut rows: Vec<Priced>, problem: &Problem, sms: u32) -> imp
 struct Known(Vec<(Tiling, Tiles)>);
 
 impl Known {
-    fn work(&mut self, row: &Priced, problem: &Problem, sms: u32) -> Work {
+    fn work(&mut self, row: &Candidate, problem: &Problem, sms: u32) -> TilingWork {
         let tiling = row.config.tiling(row.config.packing(problem, sms));
         let rows_alone = Tiling { cols: 0, ..tiling };
         let place = self.0.iter().position(|(of, _)| *of == rows_alone);
@@ -93,8 +93,8 @@ impl Known {
 }
 
 /// The row whose busiest SM is done first, of several the first: that of [`rank`]. Most rows are behind it by
-/// [`Priced::least`] already.
-fn first(rows: &[Priced], problem: &Problem, sms: u32) -> Option<Priced> {
+/// [`Candidate::least`] already.
+fn first(rows: &[Candidate], problem: &Problem, sms: u32) -> Option<Candidate> {
     let pairs = pairs(problem);
     let least = |place: usize| (rows[place].least(problem, sms, pairs), place);
     let mut places: Vec<(u64, usize)> = (0..rows.len()).map(least).collect();
@@ -107,7 +107,7 @@ fn first(rows: &[Priced], problem: &Problem, sms: u32) -> Option<Priced> {
         let row = &rows[place];
         let work = known.work(row, problem, sms);
         if row.mean(problem, &work) <= best.0 {
-            best = best.min((row.most(problem, &work), place));
+            best = best.min((row.makespan(problem, &work), place));
         }
     }
     rows.get(best.1).copied()
@@ -128,9 +128,9 @@ fn pairs(problem: &Problem) -> u64 {
 
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is
 /// ranked by that: to make its lists, only to drop them, would be most of the time that a new length costs.
-pub(super) fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
+pub(super) fn rank(rows: &mut [Candidate], problem: &Problem, sms: u32) {
     let mut known = Known::default();
-    let works: Vec<Work> = rows.iter().map(|row| known.work(row, problem, sms)).collect();
+    let works: Vec<TilingWork> = rows.iter().map(|row| known.work(row, problem, sms)).collect();
     let with_works = rows.iter().zip(&works);
     let mut costs: Vec<u64> = with_works.map(|(row, work)| row.mean(problem, work)).collect();
     let mut places: Vec<usize> = (0..rows.len()).collect();
@@ -138,11 +138,11 @@ pub(super) fn rank(rows: &mut [Priced], problem: &Problem, sms: u32) {
     let mut best = u64::MAX;
     for place in places {
         if costs[place] <= best {
-            costs[place] = rows[place].most(problem, &works[place]);
+            costs[place] = rows[place].makespan(problem, &works[place]);
             best = best.min(costs[place]);
         }
     }
-    let mut ranked: Vec<(u64, Priced)> = costs.into_iter().zip(rows.iter().copied()).collect();
+    let mut ranked: Vec<(u64, Candidate)> = costs.into_iter().zip(rows.iter().copied()).collect();
     ranked.sort_by_key(|(cost, _)| *cost);
     rows.iter_mut().zip(ranked).for_each(|(row, (_, ranked))| *row = ranked);
 }

@@ -74,14 +74,14 @@ fn the_best_row_is_found_without_all_lists() {
         for mask in [Mask::FULL, Mask::CAUSAL] {
             let heads = [8, 40, 64][place % 3];
             let problem = problem([1 + place % 4, heads, heads / 8, rows, rows, 128, 128], mask);
-            let priced = |row: &&Default| row.head_dim == 128 && row.cost_per_key.is_some();
-            let mut rows: Vec<Priced> = TABLE.iter().filter(priced).map(Priced::of).collect();
-            let packed: Vec<Priced> = rows.iter().map(Priced::packed).collect();
+            let timed = |row: &&Default| row.head_dim == 128 && row.cost_per_key.is_some();
+            let mut rows: Vec<Candidate> = TABLE.iter().filter(timed).map(Candidate::of).collect();
+            let packed: Vec<Candidate> = rows.iter().map(Candidate::packed).collect();
             rows.extend(packed);
-            let exact = |row: &&Priced| {
+            let exact = |row: &&Candidate| {
                 let tiling = row.config.tiling(row.config.packing(&problem, 132));
                 let tiles = Tiles::new(&problem, tiling, MEASURED_SMS as u32);
-                row.most(&problem, &tiles.work(tiling.cols))
+                row.makespan(&problem, &tiles.work(tiling.cols))
             };
             let best = rows.iter().min_by_key(exact).unwrap().config;
             let ranked: Vec<Config> = by_rank(rows.clone(), &problem, MEASURED_SMS as u32)

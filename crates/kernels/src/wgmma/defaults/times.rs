@@ -259,7 +259,7 @@ impl Candidate<'_> {
     fn timed(&self, best: Option<u64>) -> Option<Timed> {
         let work = self.tiles.work(self.tile.cols);
         let is_behind = |busiest: u64| best.is_some_and(|best| self.ps(busiest) >= best);
-        let busiest = (!is_behind(work.mean(self.cost()))).then(|| work.most(self.cost()))?;
+        let busiest = (!is_behind(work.mean(self.cost()))).then(|| work.makespan(self.cost()))?;
         let ps = self.ps(busiest);
         (!is_behind(busiest)).then_some(Timed { ps, ..self.tile })
     }

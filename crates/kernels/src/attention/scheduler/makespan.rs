@@ -1,4 +1,4 @@
-//! The cost of the busiest block, worked out without work lists. Tilings are compared by it.
+//! The makespan of a tiling: the cost of its busiest block, worked out without work lists. Tilings are compared by it.
 
 use std::cmp::Reverse;
 
@@ -9,7 +9,7 @@ use super::loads::Loads;
 use super::{Clusters, TILE_COST, TileQueries, Tiling};
 
 /// The items of a tiling, by how much there is to do for each.
-pub(crate) struct Work {
+pub(crate) struct TilingWork {
     clusters: Clusters,
     /// K blocks of an item, and how many items of a head have as many; the longest first.
     of_head: Vec<(u64, u64)>,
@@ -96,13 +96,13 @@ impl Tiles {
         (self.clusters.all_heads * self.clusters.per_head) as u64
     }
 
-    /// What [`Work::mean`] is at least with K blocks of so many keys.
+    /// What [`TilingWork::mean`] is at least with K blocks of so many keys.
     pub(crate) fn least(&self, cols: u32, cost: impl Fn(u64, u64) -> u64) -> u64 {
         cost(self.keys / u64::from(cols), self.count()) / self.clusters.count as u64
     }
 
     /// With K blocks of so many keys.
-    pub(crate) fn work(&self, cols: u32) -> Work {
+    pub(crate) fn work(&self, cols: u32) -> TilingWork {
         let (splits, cols) = (u64::from(self.tiling.splits), Divisor::from(cols));
         let mut of_head: Vec<(u64, u64)> = Vec::with_capacity(self.of_head.len());
         for &(first, past, tiles) in &self.of_head {
@@ -121,14 +121,14 @@ impl Tiles {
             }
         }
         of_head.sort_unstable_by_key(|(blocks, _)| Reverse(*blocks));
-        Work {
+        TilingWork {
             clusters: self.clusters,
             of_head,
         }
     }
 }
 
-impl Work {
+impl TilingWork {
     /// K blocks and number of the items of all heads.
     fn all(&self) -> (u64, u64) {
         let heads = self.clusters.all_heads as u64;
@@ -142,16 +142,16 @@ impl Work {
         self.of_head[0].0
     }
 
-    /// What [`Self::most`] would be if every block had the same to do: never more than that, and quicker to work out.
-    /// `cost` is that of so many K blocks in so many items, so much for each of either.
+    /// What [`Self::makespan`] would be if every block had the same to do: never more than that, and quicker to work
+    /// out. `cost` is that of so many K blocks in so many items, so much for each of either.
     pub(crate) fn mean(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
         let (blocks, items) = self.all();
         cost(blocks, items).div_ceil(self.clusters.count as u64)
     }
 
-    /// The cost of the block with most to do. Lists are assigned by K blocks and [`TILE_COST`], here as many items at a
+    /// The cost of the block with most to do. Items are assigned by K blocks and [`TILE_COST`], here as many items at a
     /// time as are assigned alike.
-    pub(crate) fn most(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
+    pub(crate) fn makespan(&self, cost: impl Fn(u64, u64) -> u64) -> u64 {
         let (count, heads) = (self.clusters.count as u64, self.clusters.all_heads);
         if let [(blocks, items)] = self.of_head[..] {
             let items = (items * heads as u64).div_ceil(count);
