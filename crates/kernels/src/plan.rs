@@ -129,7 +129,7 @@ impl Plan {
             main,
             then,
             tap,
-            // Otherwise blocks of `mma` and `wgmma` add to dQ in the order in which they finish.
+            // Otherwise blocks of `mma` and `wgmma` add to dQ, to dK and dV of shared tiles, too, as they come.
             reproducible: !backward || problem.deterministic() || matches!(config, Config::Scalar(_)),
         };
         for step in plan.steps() {

@@ -270,7 +270,9 @@ fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: boo
     let mut turn = 0;
     for head_dims in HEAD_DIMS {
         for dtype in [DType::F16, DType::BF16] {
-            let shape = one_head(head_dims).dtype(dtype).direction(Direction::Backward);
+            // Few tiles of keys, each of many rows: the first proposal of `wgmma` shares them, the second one does not.
+            let shape = one_head(head_dims).seq_len(1024).dtype(dtype);
+            let shape = shape.direction(Direction::Backward);
             let packed = shape.clone().seq_len_q(4).q_lengths(q).kv_lengths(kv);
             let variants = [
                 shape.clone(),
@@ -285,12 +287,12 @@ fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target, full: boo
                 let of_wgmma = wgmma::proposals(&problem, target).into_iter();
                 let of_wgmma = of_wgmma.map(|proposal| Config::Wgmma(proposal.config));
                 let of_mma = mma::proposals(&problem, target).map(|proposal| Config::Mma(proposal.config));
-                for mut configs in [of_wgmma.collect::<Vec<_>>(), of_mma.collect()] {
+                for (mut configs, most) in [(of_wgmma.collect::<Vec<_>>(), 2), (of_mma.collect(), 1)] {
                     turn += 1;
                     // Tiles with too little room leave the problem to the next ones.
                     configs.retain(|config| Plan::new(&problem, config, target).is_ok());
                     if full || turn % 3 == 0 {
-                        configs.truncate(1);
+                        configs.truncate(most);
                         configs.iter().for_each(|config| kernels.add(&problem, *config, target));
                     }
                 }

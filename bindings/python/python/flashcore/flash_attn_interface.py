@@ -87,7 +87,7 @@ def flash_attn_func(
     pack_gqa : bool, optional
         As `num_splits`.
     deterministic : bool
-        Gradients are the same bits in every run. Without it kernels may add to dq in an order that depends on timing;
+        Gradients are the same bits in every run. Without it kernels may add to them in an order that depends on timing;
         with it they may be slower, and a warning says so. The output is the same bits in every run.
     sm_margin : int
         Multiprocessors of the GPU that are left to other work, such as communication: kernels of persistent blocks have

@@ -16,11 +16,16 @@
 //! of these rows. The main kernel defines their order within a tile of rows. If the first block at a tile [stores its
 //! part](Workspace::first_stores), a [`DqSemaphore`] follows the sums, which is zeroed in their place. If the main
 //! kernel [prepares statistics](Workspace::prepared_ahead) of later heads, a count for each head follows the semaphore:
-//! of the blocks that have prepared rows of that head.
+//! of the blocks that have prepared rows of that head. Where several blocks [share a tile of
+//! keys](Workspace::sums_of_keys), sums of dK and dV come last: f32, zeroed by `preprocess`, for rows of keys that are
+//! padded in the same way.
+
+mod keys;
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val};
 use flashcore_problem::{GradientLayouts, Problem, QLengths};
 
+pub(crate) use self::keys::ZeroedSums;
 use super::lengths::{FirstRows, TensorParam};
 use super::params::{RowParams, Shape, add_rows, add_tensor_as, push_buffer};
 use super::score_mod::ScoreMod;
@@ -45,6 +50,9 @@ pub(crate) struct Workspace {
     pub(super) counted_heads: usize,
     /// Of so many heads, the first ones, `preprocess` prepares rows if heads have counts.
     pub(super) first_heads: usize,
+    /// Rows from one K/V head to the next in the sums of dK and dV, and rows of each; 0 where there are no such sums.
+    kv_stride: usize,
+    kv_rows: usize,
 }
 
 impl Workspace {
@@ -78,6 +86,8 @@ impl Workspace {
             first_stores: false,
             counted_heads: 0,
             first_heads: 0,
+            kv_stride: 0,
+            kv_rows: 0,
         })
     }
 
@@ -104,10 +114,15 @@ impl Workspace {
     /// Adds the buffer, and the arguments of [`Statistics`]. Returns the buffer's slot.
     pub(crate) fn add_statistics(&self, launch: &mut Launch, written: bool) -> usize {
         let slot = self.push(launch, written);
+        self.add_statistics_at(launch, slot);
+        slot
+    }
+
+    /// The same in a buffer that is there.
+    pub(crate) fn add_statistics_at(&self, launch: &mut Launch, slot: usize) {
         let pointers = [0, 4 * self.rows as u64].map(|byte_offset| Arg::Buffer { slot, byte_offset });
         launch.args.extend(pointers);
         launch.args.push(Arg::U32(self.stride as u32));
-        slot
     }
 
     /// Adds the address of dQ's sums, if there are any.
@@ -131,13 +146,21 @@ impl Workspace {
     }
 
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
+        let bytes = match self.has_sums_of_keys() {
+            true => self.bytes_before_sums_of_keys() + self.sums_of_keys_bytes(),
+            false => self.own_bytes(),
+        };
+        push_buffer(launch, "workspace", bytes, ALIGN, written)
+    }
+
+    /// Bytes of all but the sums of dK and dV.
+    fn own_bytes(&self) -> usize {
         let semaphore = if self.first_stores {
             4 * (self.rows + self.counted_heads) + ALIGN as usize
         } else {
             0
         };
-        let bytes = self.rows * (8 + 4 * self.dq_columns as usize) + semaphore;
-        push_buffer(launch, "workspace", bytes, ALIGN, written)
+        self.rows * (8 + 4 * self.dq_columns as usize) + semaphore
     }
 }
 

@@ -1,11 +1,11 @@
 //! The step that prepares the [statistics](super::gradients) of query rows from O, dO and the log-sum-exp, and zeros
-//! for the sums of dQ.
+//! for the sums of dQ, and for those of dK and dV where there are any.
 
 use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch, Val, Widen};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
-use super::gradients::{DqSemaphore, PADDING, Statistics, Workspace, add_gradients, dq_sums};
+use super::gradients::{DqSemaphore, PADDING, Statistics, Workspace, ZeroedSums, add_gradients, dq_sums};
 use super::lengths::{TensorParam, row_strides};
 use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid, push_buffer};
 use super::score_mod::LOG2_E;
@@ -113,21 +113,24 @@ pub(crate) fn step(
         shape.vector_bytes,
         workspace.dq_columns,
         u32::from(workspace.first_stores) + u32::from(workspace.counted_heads > 0),
+        u32::from(workspace.has_sums_of_keys()),
     ]);
     let family = "backward preprocess";
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, first_stores, ..] = *levers;
+        let [vector_bytes, dq_columns, first_stores, of_keys, ..] = *levers;
         let zeroed = match (dq_columns, first_stores) {
             (0, _) => String::new(),
             (columns, 0) => format!("_dq{columns}"),
             (columns, 1) => format!("_dq{columns}_semaphore"),
             (columns, _) => format!("_dq{columns}_counted"),
         };
+        let zeroed = if of_keys > 0 { zeroed + "_kv" } else { zeroed };
         let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
+        let zeroed = [dq_columns, first_stores, of_keys];
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, dq_columns, first_stores),
-            DType::F16 => prepare::<f16>(k, shape, dq_columns, first_stores),
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, first_stores),
+            DType::F32 => prepare::<f32>(k, shape, zeroed),
+            DType::F16 => prepare::<f16>(k, shape, zeroed),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, zeroed),
         })
     })?;
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
@@ -147,6 +150,7 @@ pub(crate) fn step(
         launch.args.push(workspace.counts(slot));
         launch.args.push(Arg::U32(workspace.counted_heads as u32));
     }
+    workspace.add_zeroed_sums(&mut launch, slot);
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
@@ -161,16 +165,21 @@ fn block_rows(shape: &Shape) -> u32 {
 }
 
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
-/// `first_stores`: 1 if a semaphore is zeroed in place of the sums, 2 if counts of blocks are, too.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, first_stores: u32) {
+/// `first_stores`: 1 if a semaphore is zeroed in place of the sums, 2 if counts of blocks are, too. `of_keys`: 1 if
+/// sums of dK and dV are zeroed.
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, [dq_columns, first_stores, of_keys]: [u32; 3]) {
     let (first_stores, counts) = (first_stores > 0, first_stores > 1);
     let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout");
     let statistics = Statistics::declare(k, true);
     let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
     let semaphore = first_stores.then(|| DqSemaphore::declare(k));
     let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
+    let of_keys = (of_keys > 0).then(|| ZeroedSums::declare(k));
     let params = RowParams::declare(k, shape);
 
+    if let Some(sums) = of_keys {
+        sums.zero(32 * WARPS);
+    }
     let (row_threads, rows) = (row_threads(shape), block_rows(shape));
     let blocks = (params.seq_len_q + (PADDING - 1)) / PADDING * (PADDING / rows);
     let (block, batch_head) = (k.block_idx(0) % blocks, k.block_idx(0) / blocks);

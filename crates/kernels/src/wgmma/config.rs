@@ -62,7 +62,8 @@ pub struct Config {
     pub rescale: Rescale,
     /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few
     /// tiles and many keys, for a second launch and partials that go through memory. The kernel is the same for all
-    /// values above 1.
+    /// values above 1. In the backward pass splits of the Q tiles of a tile of keys, whose dK and dV are added in
+    /// memory.
     pub splits: u32,
     /// Query heads that share K and V share a Q tile: for few queries a head. The kernel is made for their number.
     pub pack_heads: bool,
@@ -121,7 +122,7 @@ pub(super) const LEVERS: [Lever; 11] = [
         "splits",
         "-k",
         &[1, 2, 3, 4, 8],
-        "blocks that share the keys of a Q tile (split-KV): more blocks, but a second launch",
+        "blocks that share the keys of a Q tile (split-KV), backward the Q tiles of a tile of keys: more blocks, but sums in memory",
     )
     .up_to(MOST_SPLITS),
     Lever::optional(

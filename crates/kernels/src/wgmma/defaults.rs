@@ -340,7 +340,7 @@ fn rows(problem: &Problem, chip: Chip) -> Rows {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     if problem.direction() == Direction::Backward {
         return match chip.target {
-            Target::Sm90a => Rows::known(backward::proposals(problem)),
+            Target::Sm90a => Rows::known(backward::proposals(problem, chip)),
             _ => Rows::default(),
         };
     }

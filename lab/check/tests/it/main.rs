@@ -38,4 +38,5 @@ mod watch;
 mod wgmma_ahead;
 mod wgmma_backward;
 mod wgmma_mutants;
+mod wgmma_split_backward;
 mod wide_caches;

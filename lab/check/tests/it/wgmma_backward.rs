@@ -5,6 +5,7 @@
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::{Chip, Kernel, Target};
+use flashcore_kernels::wgmma::backward_defaults;
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
@@ -91,6 +92,13 @@ fn draw(rng: &mut Rng) -> Problem {
         .unwrap()
 }
 
+/// The default where a block has a tile for itself.
+fn alone(problem: &Problem) -> Config {
+    let widest = problem.head_dim().max(problem.head_dim_v());
+    let mut defaults = backward_defaults().into_iter();
+    Config::Wgmma(defaults.find(|(_, head_dim)| widest <= *head_dim).unwrap().0)
+}
+
 #[test]
 fn random_problems_equal_float64() {
     let (first, count) = (number("FLASHCORE_SEED", 0), number("FLASHCORE_PROBLEMS", 12));
@@ -105,7 +113,8 @@ fn random_problems_equal_float64() {
                 Target::Sm90a,
                 &kernels,
             ),
-            _ => Ok(select(&problem, Target::Sm90a, 16, &kernels).unwrap().plan),
+            (_, 1) => Ok(select(&problem, Target::Sm90a, 16, &kernels).unwrap().plan),
+            _ => Plan::with_cache(&problem, &alone(&problem), Target::Sm90a, &kernels),
         };
         let plan = plan.unwrap();
         assert!(matches!(plan.config, Config::Wgmma(_)), "{problem} by {}", plan.config);

@@ -112,9 +112,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// What one thread of warp `index` of [`Self::dq_warps`] does.
     pub(super) fn send_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>, index: Val<'k, u32>) {
         let sent = k.var(0u32);
-        self.each_head(tile, |_, head_row| {
-            let first_tile = head_row / self.levers.rows;
-            k.for_uniform(k.constant(0i32), tile.q_tiles(), 1, |i| {
+        self.each_head(tile, |walk| {
+            let first_tile = walk.head_row / self.levers.rows;
+            k.for_uniform(walk.from, walk.to, 1, |i| {
                 let m_block = self.q_tile_of(tile, i);
                 let dq_tile = first_tile + m_block.reinterpret::<u32>();
                 match &self.main_loop {

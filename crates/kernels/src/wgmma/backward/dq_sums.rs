@@ -1,15 +1,19 @@
 //! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `mma` have another order
-//! (`mma/backward/dq_sums.rs`).
+//! (`mma/backward/dq_sums.rs`). Where blocks [share tiles of keys](super::split), it makes dK and dV of theirs, too, in
+//! blocks behind those of dQ.
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
 //! rows and 64 columns; warpgroups, and blocks of a cluster, go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Arg, BuildErrors, Cache, Kernel, KernelBuilder, Launch, TileShape, Widen};
+use flashcore_ir::{
+    Arg, BuildErrors, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Widen,
+};
 use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
+use super::split::keys_row;
 use super::{Shares, UNIT, first_stores, named, width};
 use crate::Refusal;
 use crate::attention::gradients::{DqSemaphore, Workspace, add_gradients, head_row};
@@ -32,15 +36,21 @@ pub(super) fn step(
     workspace: Workspace,
     kernels: &KernelCache,
 ) -> Result<Step, Refusal> {
-    let (levers, shape) = (Values::from(*config), *shape);
+    let shape = *shape;
     let (ordered, width) = (problem.deterministic(), width(&shape));
-    let (family, build): (_, fn(&Values, &Shape) -> _) = match first_stores(ordered, width) {
-        true => ("wgmma stored dq", kernel::<true>),
-        false => ("wgmma dq", kernel::<false>),
+    let split = config.splits > 1;
+    let (family, build): (_, fn(&Values, &Shape) -> _) = match (first_stores(ordered, width), split) {
+        (true, false) => ("wgmma stored dq", kernel::<true, false>),
+        (false, false) => ("wgmma dq", kernel::<false, false>),
+        (true, true) => ("wgmma stored dq, dk, dv", kernel::<true, true>),
+        (false, true) => ("wgmma dq, dk, dv", kernel::<false, true>),
     };
+    let levers = Values::from(Config { splits: 1, ..*config });
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
-    let tiles = problem.seq_len_q().div_ceil(config.rows as usize);
-    let blocks = tiles * problem.batch() * problem.num_heads();
+    let tiles = |rows: usize| rows.div_ceil(config.rows as usize);
+    let dq_blocks = tiles(problem.seq_len_q()) * problem.batch() * problem.num_heads();
+    let of_keys = tiles(problem.seq_len_kv()) * problem.batch() * problem.num_kv_heads();
+    let blocks = dq_blocks + if split { 2 * of_keys } else { 0 };
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
     add_gradients(&mut launch, problem, ALIGNMENT, &["dq"]);
     let slot = workspace.push(&mut launch, false);
@@ -48,42 +58,142 @@ pub(super) fn step(
     workspace.add_dq_semaphore(&mut launch, slot);
     launch.args.push(Arg::U32(workspace.stride as u32));
     launch.args.push(Arg::F32(problem.softmax_scale()));
+    if split {
+        add_gradients(&mut launch, problem, ALIGNMENT, &["dk", "dv"]);
+        workspace.add_sums_of_keys(&mut launch, slot);
+        launch
+            .args
+            .extend([dq_blocks, of_keys].map(|blocks| Arg::U32(blocks as u32)));
+    }
     add_rows(&mut launch, problem, &shape);
     Ok(Step { kernel, launch })
 }
 
-/// `STORED`: tiles that no block has come to were not zeroed.
-fn kernel<const STORED: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
-    let name = named(levers, shape, if STORED { "dq_stored" } else { "dq" });
+/// `STORED`: tiles that no block has come to were not zeroed. `SPLIT`: there are sums of dK and dV.
+fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape) -> Result<Kernel, BuildErrors> {
+    let what = if STORED { "dq_stored" } else { "dq" };
+    let name = named(levers, shape, &format!("{what}{}", if SPLIT { "_dk_dv" } else { "" }));
     Kernel::build(name, THREADS, |k| match shape.dtype {
-        DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED),
-        _ => body::<bf16>(k, &Config::from(*levers), shape, STORED),
+        DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED, SPLIT),
+        _ => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
     })
 }
 
-fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape, stored: bool) {
+/// Sums of dK and dV, and the blocks that round them.
+struct OfKeys<'k, E> {
+    gradients: [TensorParam<'k, E>; 2],
+    sums: [GlobalPtr<'k, f32>; 2],
+    stride: Val<'k, u32>,
+    /// Blocks of dQ, which come before those of dK, and the latter.
+    dq_blocks: Val<'k, u32>,
+    dk_blocks: Val<'k, u32>,
+}
+
+impl<'k, E: MmaElement + Widen> OfKeys<'k, E> {
+    /// The arguments are in the order that [`step`] has them.
+    fn declare(k: &'k KernelBuilder) -> Self {
+        OfKeys {
+            gradients: ["dk", "dv"].map(|name| TensorParam::declare(k, name, k.param_ptr_mut(name))),
+            sums: ["dk_sums", "dv_sums"].map(|name| k.param_ptr(name)),
+            stride: k.param("kv_sums_stride"),
+            dq_blocks: k.param("dq_blocks"),
+            dk_blocks: k.param("dk_blocks"),
+        }
+    }
+
+    /// Rounds what a block behind those of dQ has.
+    #[track_caller]
+    fn round(&self, rounded: &Rounded<'k, E>, shape: &Shape, params: &RowParams<'k>, softmax_scale: Val<'k, f32>) {
+        let (k, rows, width) = (rounded.k, rounded.tile.rows(), rounded.tile.cols());
+        let block = k.block_idx(0) - self.dq_blocks;
+        let is_dv = block.ge(self.dk_blocks);
+        let block = is_dv.select(block - self.dk_blocks, block);
+        let tiles = (params.seq_len_kv + (rows - 1)) / rows;
+        let (tile, batch_head) = (block % tiles, block / tiles);
+        let kv_heads = params.num_heads / params.group_size;
+        let (batch, head) = (batch_head / kv_heads, batch_head % kv_heads);
+        let first_row = tile * rows;
+        let (params, first) = params.of_sequence(batch);
+        let sums_row = keys_row(self.stride, kv_heads, batch, head, first) + first_row;
+        params.if_has_row(first_row, params.seq_len_kv, || {
+            let round = |which: usize, scale, head_dim| {
+                let sums = self.sums[which].offset_strided(sums_row, width);
+                rounded.fill(sums, width / ACC_COLS, None, scale);
+                let gradient = self.gradients[which].starting_at(first.k);
+                rounded.store(gradient, [batch, head, first_row], params.seq_len_kv, head_dim);
+            };
+            k.if_else(
+                is_dv.uniform(),
+                || round(1, None, shape.head_dim_v),
+                || round(0, Some(softmax_scale), shape.head_dim),
+            );
+        });
+    }
+}
+
+fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape: &Shape, stored: bool, split: bool) {
     let (rows, Shares { width, .. }) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
     let semaphore = stored.then(|| DqSemaphore::to_read(k));
     let stride = k.param::<u32>("sums_stride");
     let softmax_scale = k.param::<f32>("softmax_scale");
+    let of_keys = split.then(|| OfKeys::<E>::declare(k));
     let params = RowParams::declare(k, shape);
+    let rounded = Rounded::<E>::declare(k, rows, width);
 
-    let tiles = (params.seq_len_q + (rows - 1)) / rows;
-    // The last sums that were added to are in the L2 cache.
-    let block = k.grid_dim(0) - 1 - k.block_idx(0);
-    let (tile, batch_head) = (block % tiles, block / tiles);
-    let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
-    let first_row = tile * rows;
-    let (params, first) = params.of_sequence(batch);
-    let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
-    let sums = sums.offset_strided(sums_row, width);
-    // Padded, so that neither its rows nor its columns fall into one bank.
-    let rounded = k.shared_tile::<E>("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));
-    let (accumulators, units) = (UNIT / ACC_COLS, width / UNIT);
-    params.if_has_row(first_row, params.seq_len_q, || {
-        let any = semaphore.map(|semaphore| semaphore.counts.offset(sums_row).load().gt(0));
+    let round_dq = |blocks: &dyn Fn() -> Val<'k, u32>| {
+        let tiles = (params.seq_len_q + (rows - 1)) / rows;
+        // The last sums that were added to are in the L2 cache.
+        let block = blocks() - 1 - k.block_idx(0);
+        let (tile, batch_head) = (block % tiles, block / tiles);
+        let (batch, head) = (batch_head / params.num_heads, batch_head % params.num_heads);
+        let first_row = tile * rows;
+        let (params, first) = params.of_sequence(batch);
+        let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
+        let sums = sums.offset_strided(sums_row, width);
+        params.if_has_row(first_row, params.seq_len_q, || {
+            let any = semaphore.map(|semaphore| semaphore.counts.offset(sums_row).load().gt(0));
+            rounded.fill(sums, UNIT / ACC_COLS, any, Some(softmax_scale));
+            let dq = dq.starting_at(first.q);
+            rounded.store(dq, [batch, head, first_row], params.seq_len_q, shape.head_dim);
+        });
+    };
+    let Some(of_keys) = of_keys else {
+        return round_dq(&|| k.grid_dim(0));
+    };
+    k.if_else(
+        k.block_idx(0).lt(of_keys.dq_blocks).uniform(),
+        || round_dq(&|| of_keys.dq_blocks),
+        || of_keys.round(&rounded, shape, &params, softmax_scale),
+    );
+}
+
+/// A tile of rows, rounded. A block has one.
+struct Rounded<'k, E> {
+    k: &'k KernelBuilder,
+    tile: SharedTile<'k, E>,
+}
+
+impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
+    fn declare(k: &'k KernelBuilder, rows: u32, width: u32) -> Self {
+        // Padded, so that neither its rows nor its columns fall into one bank.
+        let tile = k.shared_tile("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));
+        Rounded { k, tile }
+    }
+
+    /// Brings sums to it, of which a warp has so many accumulators in a row. Unless there are `any`, zeros.
+    #[track_caller]
+    fn fill(
+        &self,
+        sums: GlobalPtr<'k, f32>,
+        accumulators: u32,
+        any: Option<Val<'k, bool>>,
+        scale: Option<Val<'k, f32>>,
+    ) {
+        let (k, rounded) = (self.k, self.tile);
+        let (rows, width) = (rounded.rows(), rounded.cols());
+        let (columns, units) = (accumulators * ACC_COLS, width / (accumulators * ACC_COLS));
         for first in (0..rows * width / 4).step_by(THREADS as usize) {
             // Four registers of a lane.
             let four = k.thread_idx() + first;
@@ -101,28 +211,43 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, config: &Config, shape: &Shape
             let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
             let warpgroup = warp / 4;
             let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
-            let column = warpgroup % units * UNIT + i * ACC_COLS + lane % 4 * 2;
+            let column = warpgroup % units * columns + i * ACC_COLS + lane % 4 * 2;
             let at = rounded.at(row, column);
             for half in 0..2 {
-                let [a, b] = [0, 1].map(|e| values[2 * half + e] * softmax_scale);
+                let [a, b] = [0, 1].map(|e| {
+                    let value = values[2 * half + e];
+                    scale.map_or(value, |scale| value * scale)
+                });
                 rounded
                     .down(at, 8 * half as u32)
                     .store_words(&[E::pack(a, b)], Cache::Default);
             }
         }
         k.barrier();
-        let dq = dq.starting_at(first.q);
-        let to = dq.head(batch, head);
-        let lanes = width / COLUMNS;
-        for first in (0..rows).step_by((THREADS / lanes) as usize) {
+    }
+
+    /// Stores its rows, those that are among `rows` of the head, from `first_row` on.
+    #[track_caller]
+    fn store(
+        &self,
+        tensor: TensorParam<'k, E>,
+        [batch, head, first_row]: [Val<'k, u32>; 3],
+        rows: Val<'k, u32>,
+        head_dim: u32,
+    ) {
+        let (k, rounded) = (self.k, self.tile);
+        let to = tensor.head(batch, head);
+        let lanes = rounded.cols() / COLUMNS;
+        for first in (0..rounded.rows()).step_by((THREADS / lanes) as usize) {
             let (row, column) = (k.thread_idx() / lanes + first, k.thread_idx() % lanes * COLUMNS);
-            let is_there = (first_row + row).lt(params.seq_len_q) & column.lt(shape.head_dim);
+            let is_there = (first_row + row).lt(rows) & column.lt(head_dim);
             k.if_(is_there.divergent(), || {
                 let words = rounded.at(row, column).load_words(4, Cache::Default);
-                dq.row(to, first_row + row)
+                tensor
+                    .row(to, first_row + row)
                     .offset(column)
                     .store_words(&words, Cache::Default);
             });
         }
-    });
+    }
 }

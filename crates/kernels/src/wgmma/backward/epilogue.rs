@@ -5,15 +5,18 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, SharedTile, Val};
 
 use super::consumer::Warpgroup;
-use super::kernel::Part;
+use super::kernel::{Gradients, Part};
 use super::tile::Tile;
 use crate::attention::row_tile::{ACC_COLS, RowTile};
-use crate::attention::tensor_rows::TensorRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows.
+    /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows. Where blocks share the tile,
+    /// adds them.
     pub(super) fn store_gradients(&self, tile: &Tile<'k>) {
         let k = self.k;
+        if let Some(split) = self.context.split() {
+            return self.add_gradients(split, tile);
+        }
         // No product reads K any more.
         self.meet();
         if self.part != Part::Dv {
@@ -30,14 +33,14 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store_dk(&self, tile: &Tile<'k>, through: SharedTile<'k, E>, stage: Val<'k, u32>) {
         let scale = Some(self.context.softmax_scale);
-        self.store_sum(tile, &self.dk, self.context.dk, scale, through, stage);
+        self.store_sum(tile, &self.dk, 0, scale, through, stage);
     }
 
     /// dV, through the bytes of V, of which a warpgroup reads its own rows alone.
     #[track_caller]
     pub(super) fn store_dv(&self, tile: &Tile<'k>) {
         let stage = self.k.constant(0);
-        self.store_sum(tile, &self.dv, self.context.dv, None, self.context.v.tile, stage);
+        self.store_sum(tile, &self.dv, 1, None, self.context.v.tile, stage);
     }
 
     #[track_caller]
@@ -45,12 +48,15 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         &self,
         tile: &Tile<'k>,
         sum: &RowTile<'k>,
-        rows: TensorRows<'k>,
+        gradient: usize,
         scale: Option<Val<'k, f32>>,
         through: SharedTile<'k, E>,
         stage: Val<'k, u32>,
     ) {
         let k = self.k;
+        let Gradients::Stored(gradients) = &self.context.gradients else {
+            return;
+        };
         for first in (0..through.cols()).step_by(through.slab_cols() as usize) {
             let place = through.at_stage(stage, self.lane_key, self.lane_query + first);
             // Columns past those of the head are not stored.
@@ -76,7 +82,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.sync_warp();
         let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
         self.one_lane(|| {
-            through.store_tma_part(stage, self.key_warp, rows.keys(&tile.sequence).at(at));
+            through.store_tma_part(stage, self.key_warp, gradients[gradient].keys(&tile.sequence).at(at));
             k.bulk_commit();
         });
     }

@@ -21,7 +21,7 @@ use super::Shares;
 use super::consumer::Warpgroup;
 use super::dq::{DqTurn, made, stage};
 use super::kernel::{Operand, Part};
-use super::tile::Tile;
+use super::tile::{Tile, Walk};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
@@ -93,8 +93,9 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// What the Q tiles of a head, of which there are some, add to the three gradients.
-    pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, first_tile: Val<'k, u32>) {
+    pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, walk: &Walk<'k>) {
         let k = self.k;
+        let first_tile = walk.head_row / self.context.levers.rows;
         let m_block = |i| self.context.q_tile_of(tile, i);
         let finish_dq = |i| self.add_dq(exchange.dq_turn, tile, first_tile, m_block(i));
         let start_dq = || {
@@ -102,11 +103,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             exchange.full.at(stage).wait(phase);
             self.start_dq(stage);
         };
-        let last = tile.order.count - 1;
+        let last = walk.to - 1;
         if self.part == Part::Dv {
             let step = |i: Val<'k, i32>, is_last: bool| {
                 self.values(exchange, || self.mask_some(tile, m_block(i)));
-                k.if_(i.gt(0).uniform(), || finish_dq(i - 1));
+                k.if_(i.gt(walk.from).uniform(), || finish_dq(i - 1));
                 if is_last {
                     return start_dq();
                 }
@@ -117,7 +118,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             };
             self.start_scores();
             k.wgmma_wait(0);
-            k.for_uniform(k.constant(0i32), last, 1, |i| step(i, false));
+            k.for_uniform(walk.from, last, 1, |i| step(i, false));
             step(last, true);
             k.wgmma_wait(0);
             finish_dq(last);
@@ -134,7 +135,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 finish_dq(i);
             };
             self.start_dp();
-            k.for_uniform(k.constant(0i32), last, 1, |i| step(i, false));
+            k.for_uniform(walk.from, last, 1, |i| step(i, false));
             step(last, true);
         }
     }

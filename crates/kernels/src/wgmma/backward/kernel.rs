@@ -1,5 +1,6 @@
 //! The main kernel of the backward pass: a block owns the keys of one tile of a K/V head and walks the query rows that
-//! see them, of all heads of its group. dK and dV stay in registers; dQ is added up in global memory.
+//! see them, of all heads of its group. dK and dV stay in registers; dQ is added up in global memory. Where there are
+//! few tiles, several blocks [share one](super::split).
 //!
 //! The products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` in the
 //! registers that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
@@ -17,6 +18,7 @@ use super::ahead::Ahead;
 use super::consumer::Warpgroup;
 use super::exchange::{DS_STAGES, Exchange};
 use super::pingpong::Pingpong;
+use super::split::Split;
 use super::tile::take_ticket;
 use super::{Shares, Variant, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
@@ -43,6 +45,14 @@ pub(super) enum MainLoop<'k, E> {
     Pair(Box<Exchange<'k, E>>),
 }
 
+/// Where dK and dV of a tile go.
+pub(super) enum Gradients<'k> {
+    /// Rows of both, which the block of the tile stores.
+    Stored([TensorRows<'k>; 2]),
+    /// Sums, to which the blocks of the tile add.
+    Added(Split<'k>),
+}
+
 /// What producer and consumers have in common.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
@@ -56,8 +66,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) main_loop: MainLoop<'k, E>,
     pub(super) lse_tile: SharedTile<'k, f32>,
     pub(super) delta_tile: SharedTile<'k, f32>,
-    pub(super) dk: TensorRows<'k>,
-    pub(super) dv: TensorRows<'k>,
+    pub(super) gradients: Gradients<'k>,
     pub(super) statistics: Statistics<'k>,
     pub(super) dq_sums: GlobalPtr<'k, f32>,
     pub(super) softmax_scale: Val<'k, f32>,
@@ -119,7 +128,12 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         true => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, ordered))),
     };
     // A warp stores its own rows.
-    let [dk, dv] = [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of));
+    let gradients = match variant {
+        Variant::Split => Gradients::Added(Split::declare(k)),
+        _ => Gradients::Stored(
+            [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of)),
+        ),
+    };
     let statistics = Statistics::declare(k, ahead);
     let dq_sums = dq_sums(k);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k));
@@ -139,8 +153,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         main_loop,
         lse_tile,
         delta_tile,
-        dk,
-        dv,
+        gradients,
         statistics,
         dq_sums,
         softmax_scale,
@@ -184,12 +197,20 @@ pub(super) enum Part {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+    /// Where the blocks of a tile add, if several share it.
+    pub(super) fn split(&self) -> Option<&Split<'k>> {
+        match &self.gradients {
+            Gradients::Stored(_) => None,
+            Gradients::Added(split) => Some(split),
+        }
+    }
+
     /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
     fn consume(&self, k: &'k KernelBuilder, part: Part) {
         self.with_tile(k, |tile| {
             let ahead = self.load_ahead(k, tile);
             let group = Warpgroup::new(k, self, part);
-            let any = || tile.order.count.gt(0).uniform();
+            let any = || self.any_q_tile(tile).uniform();
             self.k.pipeline.consumer().wait();
             let v = self.v.pipeline.consumer();
             match &self.main_loop {
@@ -204,10 +225,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 MainLoop::Pair(exchange) => {
                     v.wait();
                     exchange.keys.pipeline.consumer().wait();
-                    self.each_head(tile, |_, head_row| {
-                        k.if_(any(), || {
-                            group.head_of_pair(exchange, tile, head_row / self.levers.rows)
-                        });
+                    self.each_head(tile, |walk| {
+                        k.if_(any(), || group.head_of_pair(exchange, tile, &walk));
                     });
                     group.store_gradients(tile);
                 }

@@ -10,6 +10,7 @@ mod exchange;
 mod kernel;
 mod pingpong;
 mod producer;
+mod split;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -26,6 +27,7 @@ use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::query_rows::Packing;
+use crate::attention::scheduler::MOST_SPLITS;
 use crate::attention::softmax::Rescale;
 use crate::attention::tensor_rows::RowsOf;
 use crate::family::{Lever, Values};
@@ -40,8 +42,8 @@ const WIDTHS: [u32; 3] = [64, 128, 256];
 /// What to use where this has no kernel.
 const REMEDY: &str = "families mma and scalar do";
 
-/// The levers as the backward pass has them: K and V stay in shared memory, there is no maximum to rescale to, and a
-/// block has all rows of all heads of a group that see its keys. Which values go together depends on the head size.
+/// The levers as the backward pass has them: K and V stay in shared memory, and there is no maximum to rescale to.
+/// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
 pub(super) const LEVERS: [Lever; super::config::LEVERS.len()] = {
     let [
         rows,
@@ -65,7 +67,7 @@ pub(super) const LEVERS: [Lever; super::config::LEVERS.len()] = {
         rescale.only(&[Rescale::Never as u32]),
         q.only(&[0]),
         gqa.only(&[0]),
-        splits.only(&[1]),
+        splits.only(&[1, 2, 4, 8]).up_to(MOST_SPLITS),
         min_blocks.only(&[1]),
         registers.only(&[0]),
     ]
@@ -116,11 +118,20 @@ const DEFAULTS: [(usize, Proposal); 3] = [
 ];
 
 /// The default of a problem on Hopper; it refuses what has no kernel, and says why.
-pub(super) fn proposals(problem: &Problem) -> Vec<Proposal> {
+pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let default = DEFAULTS.iter().find(|(most, _)| head_dim <= *most);
-    let (_, proposal) = default.unwrap_or(&DEFAULTS[DEFAULTS.len() - 1]);
-    vec![*proposal]
+    let (_, proposal) = *default.unwrap_or(&DEFAULTS[DEFAULTS.len() - 1]);
+    let splits = split::blocks_of_tile(problem, &proposal.config, chip.sms);
+    let shared = (splits > 1).then_some(Proposal {
+        config: Config {
+            splits,
+            ..proposal.config
+        },
+        why: "tiles of keys leave SMs idle, so that blocks share them",
+    });
+    // A driver without PTX 8.1 has no kernel that shares them.
+    shared.into_iter().chain([proposal]).collect()
 }
 
 /// The defaults of the backward pass, each with the head size that it is for.
@@ -128,9 +139,16 @@ pub(super) fn proposals(problem: &Problem) -> Vec<Proposal> {
 /// ```
 /// let ids = flashcore_kernels::wgmma::backward_defaults().map(|(config, head_dim)| (config.to_string(), head_dim));
 /// assert_eq!(ids[1], ("m64n128-s2-pingpong".to_string(), 128));
+/// assert_eq!(ids[4], ("m64n128-s2-pingpong-k4".to_string(), 128));
 /// ```
-pub fn defaults() -> [(Config, usize); 3] {
-    DEFAULTS.map(|(head_dim, proposal)| (proposal.config, head_dim))
+pub fn defaults() -> [(Config, usize); 6] {
+    let of = |place: usize| DEFAULTS[place % DEFAULTS.len()];
+    [0, 1, 2, 3, 4, 5].map(|place| {
+        let (head_dim, Proposal { config, .. }) = of(place);
+        // Where there are few tiles; how many blocks share one depends on the problem.
+        let splits = if place < DEFAULTS.len() { 1 } else { 4 };
+        (Config { splits, ..config }, head_dim)
+    })
 }
 
 /// Preprocess, the main kernel, and what makes dQ of its sums.
@@ -145,43 +163,68 @@ pub(super) fn plan(
     FAMILY.check(&Values::from(*config))?;
     let shape = Shape::new(problem, ALIGNMENT, None);
     check_levers(config, &shape)?;
+    if problem.deterministic() && config.splits > 1 {
+        let allowed = "1 for a deterministic problem: blocks that share a tile add to dK and dV in any order";
+        return Err(Refusal::lever("splits", config.splits, allowed));
+    }
 
     let first_stores = first_stores(problem.deterministic(), width(&shape));
     let kv_heads = problem.batch() * problem.num_kv_heads();
     let tiles = problem.seq_len_kv().div_ceil(tile_keys(config) as usize);
     let at_once = heads_at_once(problem, width(&shape));
-    let ahead = prepares_ahead(problem, config, width(&shape), at_once)
+    let ahead = (config.splits == 1 && prepares_ahead(problem, config, width(&shape), at_once))
         .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
         .flatten();
     let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
-    let workspace = match ahead {
-        None => workspace,
-        Some(heads) => workspace.prepared_ahead(kv_heads, heads as usize),
+    let variant = match (problem.deterministic(), config.splits, ahead) {
+        (true, ..) => Variant::Ordered,
+        (false, 1, None) => Variant::Plain,
+        (false, 1, Some(_)) => Variant::Ahead,
+        _ => Variant::Split,
     };
-    let (family, build): (_, fn(&Values, &Shape) -> _) = match (problem.deterministic(), ahead) {
-        (true, _) => ("wgmma ordered backward", |levers, shape| {
+    let workspace = match (ahead, variant) {
+        (Some(heads), _) => workspace.prepared_ahead(kv_heads, heads as usize),
+        (None, Variant::Split) => workspace.sums_of_keys(NAME, problem)?,
+        _ => workspace,
+    };
+    let (family, build): (_, fn(&Values, &Shape) -> _) = match variant {
+        Variant::Ordered => ("wgmma ordered backward", |levers, shape| {
             main_kernel(levers, shape, Variant::Ordered)
         }),
-        (false, None) => ("wgmma backward", |levers, shape| {
+        Variant::Plain => ("wgmma backward", |levers, shape| {
             main_kernel(levers, shape, Variant::Plain)
         }),
-        (false, Some(_)) => ("wgmma backward ahead", |levers, shape| {
+        Variant::Ahead => ("wgmma backward ahead", |levers, shape| {
             main_kernel(levers, shape, Variant::Ahead)
         }),
+        Variant::Split => ("wgmma split backward", |levers, shape| {
+            main_kernel(levers, shape, Variant::Split)
+        }),
     };
-    let levers = Values::from(*config);
+    // How many blocks share a tile is the launch's to say.
+    let levers = Values::from(Config { splits: 1, ..*config });
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
-    let blocks = tiles * kv_heads * config.cluster as usize;
+    let blocks = tiles * kv_heads * (config.cluster * config.splits) as usize;
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
     let (queries, keys) = (
         RowsOf::queries(&shape.lengths, Packing::NONE),
         RowsOf::keys(&shape.lengths, 0),
     );
     for (name, layout) in tensors(problem).into_iter().flatten() {
+        // The last step writes them.
+        if variant == Variant::Split && matches!(name, "dk" | "dv") {
+            continue;
+        }
         let of = if matches!(name, "q" | "dout") { queries } else { keys };
         add_tensor(&mut launch, &kernel, problem.dtype(), name, &layout, of)?;
     }
-    let slot = workspace.add_statistics(&mut launch, true);
+    // The order of declarations in `kernel.rs`.
+    let slot = workspace.push(&mut launch, true);
+    if variant == Variant::Split {
+        workspace.add_sums_of_keys(&mut launch, slot);
+        launch.args.push(Arg::U32(config.splits));
+    }
+    workspace.add_statistics_at(&mut launch, slot);
     workspace.add_dq_sums(&mut launch, slot);
     workspace.add_dq_semaphore(&mut launch, slot);
     launch.args.push(Arg::F32(problem.softmax_scale()));
@@ -205,6 +248,8 @@ enum Variant {
     Ordered,
     /// Blocks [prepare rows](ahead) of later heads.
     Ahead,
+    /// Several blocks [share a tile](split).
+    Split,
 }
 
 fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kernel, BuildErrors> {
@@ -212,6 +257,7 @@ fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kerne
         Variant::Plain => "backward",
         Variant::Ordered => "backward_ordered",
         Variant::Ahead => "backward_ahead",
+        Variant::Split => "backward_split",
     };
     let (name, config) = (named(levers, shape, what), &Config::from(*levers));
     let threads = 128 * (1 + Shares::new(config, shape).warpgroups);
@@ -279,12 +325,13 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     let usual = Config {
         cluster: if in_pairs { 2 } else { 1 },
         pingpong: !in_pairs && cols > UNIT,
+        splits: config.splits,
         ..tile(rows, cols, config.stages)
     };
     let levers = FAMILY.levers.iter().zip(Values::from(*config));
     for ((lever, given), allowed) in levers.zip(Values::from(usual)) {
         if given != allowed {
-            // Only rows, cols and stages can be chosen.
+            // Only rows, cols, stages and splits can be chosen.
             let allowed = format!(
                 "{} in the backward pass of head_dim {width}: write {}",
                 lever.print(allowed),

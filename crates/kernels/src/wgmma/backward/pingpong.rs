@@ -27,7 +27,7 @@ use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
 use super::dq::{SentDq, made, stage};
 use super::exchange::DS_STAGES;
-use super::tile::Tile;
+use super::tile::{Tile, Walk};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
@@ -60,15 +60,21 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         context.keep_ahead(k, tile, ahead);
         k.wgmma_wait(0);
         let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.shares.warpgroups);
-        context.each_head(tile, |_, _| self.head_in_pingpong(pingpong, barrier, tile));
+        context.each_head(tile, |walk| self.head_in_pingpong(pingpong, barrier, tile, &walk));
         self.end_in_pingpong(pingpong, tile);
     }
 
     /// The Q tiles of a head.
-    fn head_in_pingpong(&self, pingpong: &Pingpong<'k>, barrier: WarpSchedulerBarrier<'k>, tile: &Tile<'k>) {
-        let (k, context, order) = (self.k, self.context, &tile.order);
+    fn head_in_pingpong(
+        &self,
+        pingpong: &Pingpong<'k>,
+        barrier: WarpSchedulerBarrier<'k>,
+        tile: &Tile<'k>,
+        walk: &Walk<'k>,
+    ) {
+        let (k, context) = (self.k, self.context);
         // Of all heads.
-        let last = order.count.reinterpret::<u32>() * context.params.group_size - 1;
+        let last = context.all_q_tiles(tile) - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));
             self.score_gradients_of(pingpong, number, || mask(m_block));
@@ -111,19 +117,16 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.tiles.set(number + 1);
         };
         if context.ordered() {
-            k.for_uniform(k.constant(0i32), order.count, 1, |i| {
-                step(i, &|at| self.mask_some(tile, at))
-            });
+            k.for_uniform(walk.from, walk.to, 1, |i| step(i, &|at| self.mask_some(tile, at)));
         } else {
-            k.for_uniform(k.constant(0i32), order.masked, 1, |i| {
-                step(i, &|at| self.mask(tile, at))
-            });
-            k.for_uniform(order.masked, order.count, 1, |i| step(i, &|_| ()));
+            let masked = tile.masked(walk);
+            k.for_uniform(walk.from, masked, 1, |i| step(i, &|at| self.mask(tile, at)));
+            k.for_uniform(masked, walk.to, 1, |i| step(i, &|_| ()));
         }
     }
 
     /// dQ of the last Q tile. While it is computed, dV is stored, and dK as well where Q has stages that are as large
-    /// as K and dK fills one.
+    /// as K and dK fills one. Where blocks share the tile, both are added.
     fn end_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>) {
         let (k, context, tiles) = (self.k, self.context, self.tiles.get());
         let give_dq = |number| {
@@ -136,6 +139,12 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let through_q = fits && 8 * self.dk.tiles() == q.cols();
         self.start_late_dq(pingpong, tiles - 1);
         k.if_(tiles.gt(1).uniform(), || give_dq(tiles - 2));
+        if let Some(split) = context.split() {
+            self.add_gradients(split, tile);
+            k.wgmma_wait(0);
+            self.keep_late_dq(pingpong, tiles - 1);
+            return give_dq(tiles - 1);
+        }
         self.store_dv(tile);
         if through_q {
             // All warps have written dS of the last tile, and so have read Q of the tile before.

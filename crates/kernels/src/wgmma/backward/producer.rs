@@ -77,15 +77,15 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             self.wait_for_rows(tile);
             k.var(1u32)
         });
-        self.each_head(tile, |head, head_row| {
-            let [lse, delta] = self.statistics.places(head_row);
-            k.for_uniform(k.constant(0i32), tile.q_tiles(), 1, |i| {
+        self.each_head(tile, |walk| {
+            let [lse, delta] = self.statistics.places(walk.head_row);
+            k.for_uniform(walk.from, walk.to, 1, |i| {
                 let row = row_of(i);
                 let at = |of: SequenceRows<'k>| match rank {
-                    None => of.at([row, head, tile.batch]),
+                    None => of.at([row, walk.head, tile.batch]),
                     Some(rank) => {
                         let (part, all) = (rows / self.levers.cluster, (1 << self.levers.cluster) - 1);
-                        of.at([rank.fma(part, row), head, tile.batch])
+                        of.at([rank.fma(part, row), walk.head, tile.batch])
                             .multicast(k.constant(all))
                     }
                 };

@@ -80,6 +80,13 @@ fn refusals() {
             Target::Sm90a,
         ),
         ("shared memory", builder(), "wgmma/m64n128-s4-pingpong", Target::Sm90a),
+        (
+            "splits in order",
+            builder().deterministic(true),
+            "wgmma/m64n128-s2-pingpong-k4",
+            Target::Sm90a,
+        ),
+        ("splits", builder(), "wgmma/m64n128-s2-pingpong-k129", Target::Sm90a),
     ] {
         text += &format!("{name}: {}\n", refusal(builder, id, target));
     }
@@ -100,10 +107,6 @@ fn selected_on_hopper() {
             refusals.map(Refusal::to_string).collect::<Vec<_>>(),
         )
     };
-    let packed = QLengths::Packed {
-        total: 300,
-        used: false,
-    };
     for (head_dim, id) in [
         (64, "wgmma/m128n128-s2-pingpong"),
         (96, "wgmma/m64n128-s2-pingpong"),
@@ -111,7 +114,11 @@ fn selected_on_hopper() {
         (192, "wgmma/m64n64-s2-c2-free"),
         (256, "wgmma/m64n64-s2-c2-free"),
     ] {
-        let builder = builder().head_dim(head_dim).mask(Mask::CAUSAL);
+        let builder = builder().head_dim(head_dim).mask(Mask::CAUSAL).batch(64);
+        let packed = QLengths::Packed {
+            total: 300 * 64,
+            used: false,
+        };
         for other in [builder.clone().deterministic(true), builder.clone().q_lengths(packed)] {
             assert_eq!(chosen(other, Target::Sm90a), (id.to_string(), Vec::new()));
         }
@@ -123,6 +130,42 @@ fn selected_on_hopper() {
         id.starts_with("mma/") && refusals[0].contains("soft cap"),
         "{id}: {refusals:?}"
     );
+}
+
+/// Blocks share tiles where these leave SMs idle: where there are few, or few in the last wave; more of them where
+/// tiles differ in their work. Not where a tile has little work.
+#[test]
+fn few_tiles_are_shared() {
+    let splits = |builder: ProblemBuilder| {
+        let problem = builder.build().unwrap().backward().unwrap();
+        let target = Target::Sm90a;
+        let choice = select(&problem, target, 16, &KernelCache::default()).unwrap();
+        match choice.plan.config {
+            crate::Config::Wgmma(config) => config.splits,
+            _ => 0,
+        }
+    };
+    let of = |heads, kv_heads, seq, mask| builder().heads(heads, kv_heads).seq_len(seq).mask(mask);
+    let causal = Mask::CAUSAL;
+    for (builder, expected) in [
+        (of(32, 1, 4096, Mask::FULL), 4),
+        (of(32, 1, 4096, causal), 8),
+        (of(32, 4, 2048, Mask::FULL), 2),
+        (of(32, 4, 2048, causal), 4),
+        (of(8, 1, 2048, causal).head_dim(256), 8),
+        (of(32, 8, 1024, causal), 3),
+        (of(8, 8, 1024, causal), 2),
+        // More tiles than SMs, with few in the second wave; as many as SMs.
+        (of(32, 4, 4608, Mask::FULL), 8),
+        (of(33, 33, 512, causal), 1),
+        (of(32, 8, 2048, Mask::FULL), 1),
+        (of(32, 8, 8192, causal), 1),
+        (of(4, 4, 300, causal), 1),
+        (of(32, 1, 4096, causal).deterministic(true), 1),
+    ] {
+        let text = format!("{builder:?}");
+        assert_eq!(splits(builder), expected, "{text}");
+    }
 }
 
 /// Heads whose tiles run at the same time: only where tiles differ, and as many as the L2 cache holds.

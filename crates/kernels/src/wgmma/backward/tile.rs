@@ -6,6 +6,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 
 use super::kernel::Context;
+use super::split::Share;
 use super::{UNIT, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange, Index};
 use crate::attention::gradients::DqSemaphore;
@@ -21,6 +22,7 @@ pub(super) struct Tile<'k> {
     pub(super) head: Val<'k, u32>,
     pub(super) tiles: Val<'k, u32>,
     pub(super) kv_head: Val<'k, u32>,
+    pub(super) kv_heads: Val<'k, u32>,
     pub(super) batch: Val<'k, u32>,
     pub(super) sequence: Sequence<'k>,
     /// The query rows that see a key.
@@ -32,6 +34,16 @@ pub(super) struct Tile<'k> {
     /// The iteration that it begins with where no Q tile needs a mask, if the first block at one stores its part of dQ:
     /// blocks that start together come to different Q tiles first, and do not wait for each other. The walk goes round.
     shift: Option<Val<'k, i32>>,
+    /// Of the Q tiles of all heads, those of this block, if several [share the tile](super::split).
+    share: Option<Share<'k>>,
+}
+
+/// A query head, the place of its rows in statistics and sums, and the iterations that the block has of its Q tiles.
+pub(super) struct Walk<'k> {
+    pub(super) head: Val<'k, u32>,
+    pub(super) head_row: Val<'k, u32>,
+    pub(super) from: Val<'k, i32>,
+    pub(super) to: Val<'k, i32>,
 }
 
 /// Query rows of the longest walk that begins at the block's own rows. In a longer one, the wait for the first block is
@@ -109,6 +121,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             }
             Some(ahead) => ahead.tile_of(number, tiles, self.heads_at_once),
         };
+        // The blocks of a tile count as heads of their own.
+        let (head, of_tile) = match self.split() {
+            None => (head, None),
+            Some(split) => (head / split.blocks, Some(head % split.blocks)),
+        };
         let first_key = index * cols;
         let place = self.ahead.map(|ahead| ahead.place_of(head, self.params.num_heads));
         let kv_heads = match place {
@@ -140,18 +157,22 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             let shifts = order.masked.eq(0) & own.lt(order.count) & order.count.le((SHIFTED_ROWS / rows) as i32);
             shifts.select(own, 0)
         });
+        let share = self.split().zip(of_tile);
+        let share = share.map(|(split, index)| split.share(index, order.count, self.params.group_size));
         let tile = Tile {
             index,
             first_key: of_block,
             head,
             tiles,
             kv_head,
+            kv_heads,
             batch,
             seen_by,
             range,
             order,
             next_first,
             shift,
+            share,
             sequence,
         };
         tile.sequence
@@ -159,18 +180,47 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
     }
 
-    /// Calls with each query head of the tile's group, and the place of its rows in statistics and sums.
+    /// Calls with each query head of the tile's group that the block walks.
     #[track_caller]
-    pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(Val<'k, u32>, Val<'k, u32>)) {
+    pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(Walk<'k>)) {
         let (k, group_size) = (tile.batch.builder(), self.params.group_size);
-        k.for_uniform(0u32, group_size, 1, |i| {
+        let (first, end) = match &tile.share {
+            None => (k.constant(0u32), group_size),
+            Some(share) => share.heads(),
+        };
+        k.for_uniform(first, end, 1, |i| {
             let head = tile.kv_head.fma(group_size, i);
             let first = tile.sequence.first();
-            body(
+            let head_row = self.statistics.head_row(self.params.num_heads, tile.batch, head, first);
+            let (from, to) = match &tile.share {
+                None => (k.constant(0i32), tile.q_tiles()),
+                Some(share) => share.iterations(i),
+            };
+            body(Walk {
                 head,
-                self.statistics.head_row(self.params.num_heads, tile.batch, head, first),
-            );
+                head_row,
+                from,
+                to,
+            });
         });
+    }
+
+    /// Q tiles of all heads that the block walks.
+    #[track_caller]
+    pub(super) fn all_q_tiles(&self, tile: &Tile<'k>) -> Val<'k, u32> {
+        match &tile.share {
+            None => tile.q_tiles().reinterpret::<u32>() * self.params.group_size,
+            Some(share) => share.count,
+        }
+    }
+
+    /// Whether the block walks any Q tile.
+    #[track_caller]
+    pub(super) fn any_q_tile(&self, tile: &Tile<'k>) -> Val<'k, bool> {
+        match &tile.share {
+            None => tile.q_tiles().gt(0),
+            Some(share) => share.count.gt(0),
+        }
     }
 
     /// The Q tile of an iteration. Where dQ is added in order, they go upwards: the block of the next keys begins at
@@ -199,6 +249,15 @@ impl<'k> Tile<'k> {
     pub(super) fn rows_that_see(&self, key: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
         let (first, end) = self.seen_by.visible(key.reinterpret());
         (first, key.lt(self.sequence.params.seq_len_kv).select(end, first))
+    }
+
+    /// One past the last iteration of a walk that needs a mask; the first one if there is none.
+    #[track_caller]
+    pub(super) fn masked(&self, walk: &Walk<'k>) -> Val<'k, i32> {
+        match &self.share {
+            None => self.order.masked,
+            Some(_) => self.order.masked.min(walk.to).max(walk.from),
+        }
     }
 
     /// Whether some rows of a Q tile do not see all keys.

@@ -1,0 +1,154 @@
+//! The sums of dK and dV in the workspace, where several blocks of a main kernel share a tile of keys.
+
+use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
+use flashcore_problem::{KvLengths, Problem};
+
+use super::{PADDING, Workspace};
+use crate::Refusal;
+use crate::attention::split::ALIGN;
+
+/// Elements that a thread of `preprocess` zeroes at a time.
+const ZEROED: usize = 4;
+
+impl Workspace {
+    /// With sums of dK and dV, of as many columns as those of dQ.
+    ///
+    /// # Errors
+    /// More elements than `preprocess` counts, in 31 bits.
+    pub(crate) fn sums_of_keys(self, family: &'static str, problem: &Problem) -> Result<Workspace, Refusal> {
+        let padding = PADDING as usize;
+        let (kv_stride, heads) = match problem.kv_lengths() {
+            KvLengths::Packed { total, .. } => {
+                let rows = total.next_multiple_of(padding) + problem.batch() * padding;
+                (rows, problem.num_kv_heads())
+            }
+            _ => {
+                let rows = problem.seq_len_kv().next_multiple_of(padding);
+                (rows, problem.batch() * problem.num_kv_heads())
+            }
+        };
+        let summed = Workspace {
+            kv_stride,
+            kv_rows: kv_stride * heads,
+            ..self
+        };
+        let zeroed = (summed.sums_of_keys_bytes() / 4 / ZEROED) as u64;
+        if zeroed > i32::MAX as u64 {
+            let what = format!("sums of dK and dV of {} keys of all heads", summed.kv_rows);
+            return Err(Refusal::unsupported(family, what, "leave out the splits"));
+        }
+        Ok(summed)
+    }
+
+    /// Whether there are sums of dK and dV.
+    pub(crate) fn has_sums_of_keys(&self) -> bool {
+        self.kv_rows > 0
+    }
+
+    pub(super) fn sums_of_keys_bytes(&self) -> usize {
+        2 * 4 * self.kv_rows * self.dq_columns as usize
+    }
+
+    /// Adds the addresses of dK's sums and of dV's, and the rows from one head to the next.
+    pub(crate) fn add_sums_of_keys(&self, launch: &mut Launch, slot: usize) {
+        let first = self.bytes_before_sums_of_keys();
+        let places = [first, first + self.sums_of_keys_bytes() / 2];
+        let places = places.map(|byte_offset| Arg::Buffer {
+            slot,
+            byte_offset: byte_offset as u64,
+        });
+        launch.args.extend(places);
+        launch.args.push(Arg::U32(self.kv_stride as u32));
+    }
+
+    /// Adds what [`ZeroedSums`] reads, if there are sums of dK and dV.
+    pub(crate) fn add_zeroed_sums(&self, launch: &mut Launch, slot: usize) {
+        if self.has_sums_of_keys() {
+            let byte_offset = self.bytes_before_sums_of_keys() as u64;
+            launch.args.push(Arg::Buffer { slot, byte_offset });
+            let count = self.sums_of_keys_bytes() / 4 / ZEROED;
+            let of_block = count.div_ceil(launch.grid[0] as usize);
+            launch.args.extend([count, of_block].map(|n| Arg::U32(n as u32)));
+        }
+    }
+
+    pub(super) fn bytes_before_sums_of_keys(&self) -> usize {
+        self.own_bytes().next_multiple_of(ALIGN as usize)
+    }
+}
+
+/// Sums of dK and dV that are zeroed. [`Workspace::add_zeroed_sums`] gives the arguments.
+pub(crate) struct ZeroedSums<'k> {
+    first: GlobalPtr<'k, f32>,
+    /// Groups of [`ZEROED`] elements, of all and of a block.
+    count: Val<'k, u32>,
+    of_block: Val<'k, u32>,
+}
+
+impl<'k> ZeroedSums<'k> {
+    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+        ZeroedSums {
+            first: k.param_ptr_mut("kv_sums"),
+            count: k.param("kv_sums_count"),
+            of_block: k.param("kv_sums_of_block"),
+        }
+    }
+
+    /// Zeroes this block's part, with so many threads.
+    #[track_caller]
+    pub(crate) fn zero(&self, threads: u32) {
+        let k = self.count.builder();
+        let zeros = [0; ZEROED].map(|_| k.constant(0f32));
+        let first = k.block_idx(0) * self.of_block;
+        let end = (first + self.of_block).min(self.count);
+        k.for_divergent(first + k.thread_idx(), end, threads, |i| {
+            let place = self.first.offset_strided(i, ZEROED as u32);
+            place.store_words(&zeros, Cache::Default);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Padded rows, counted by heads, and by packed rows.
+    #[test]
+    fn sums_have_their_bytes() {
+        let bytes = |problem: flashcore_problem::ProblemBuilder| {
+            let problem = problem.head_dim(64).build().unwrap();
+            let workspace = Workspace::new("wgmma", &problem, 64).unwrap();
+            let summed = workspace.sums_of_keys("wgmma", &problem).unwrap();
+            assert!(!workspace.has_sums_of_keys() && summed.has_sums_of_keys());
+            summed.sums_of_keys_bytes()
+        };
+        let problem = Problem::builder().batch(2).heads(6, 3).seq_len(200);
+        assert_eq!(bytes(problem.clone()), 2 * 4 * 64 * (2 * 3 * 256));
+        let total = KvLengths::Packed {
+            total: 300,
+            used: false,
+        };
+        assert_eq!(bytes(problem.kv_lengths(total)), 2 * 4 * 64 * 3 * (384 + 2 * 128));
+    }
+
+    /// Few keys are padded to many.
+    #[test]
+    fn more_than_are_counted_are_refused() {
+        let refusal = |batch| {
+            let problem = Problem::builder().batch(batch).heads(512, 512).seq_len(1).head_dim(16);
+            let problem = problem.build().unwrap();
+            let workspace = Workspace::new("wgmma", &problem, 64).unwrap();
+            workspace
+                .sums_of_keys("wgmma", &problem)
+                .err()
+                .map(|refusal| refusal.to_string())
+        };
+        let most = (1 << 31) / (512 * PADDING as usize * 64 / 2);
+        assert_eq!(refusal(most - 1), None);
+        let text = refusal(most).unwrap();
+        assert!(
+            text.contains("67108864 keys") && text.contains("leave out the splits"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! Several blocks for a tile of keys, where tiles leave SMs idle: each walks a share of the Q tiles of all heads of the
+//! group. It adds its dK and dV to f32 sums in the workspace, which `preprocess` zeroes and the
+//! [last step](super::dq_sums) rounds.
+//!
+//! Sums are in the order of the accumulators: 16 keys after the other, of these one accumulator of 8 columns after the
+//! other, of an accumulator lane after lane, four registers each. Threads add their registers once a tile
+//! (`red.global.add.v4.f32`), so that no shared memory is needed.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use flashcore_ir::fragment::MmaElement;
+use flashcore_ir::wgmma::WgmmaElement;
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
+use flashcore_problem::Problem;
+
+use super::consumer::Warpgroup;
+use super::kernel::Part;
+use super::tile::{Tile, q_tiles, tile_of};
+use super::{heads_at_once, tile_keys, width_of};
+use crate::attention::block_range::{Band, share};
+use crate::attention::gradients::{PADDING, head_row};
+use crate::attention::lengths::FirstRows;
+use crate::attention::row_tile::RowTile;
+use crate::wgmma::Config;
+
+/// How many blocks may share a tile by default.
+const BLOCKS: [u32; 8] = [2, 3, 4, 5, 6, 8, 12, 16];
+
+/// What a block takes besides its Q tiles, in Q tiles: its first copies and last products. The same where blocks share
+/// tiles, with their sums.
+const START: i64 = 2;
+const SHARED_START: i64 = 4;
+
+/// Zeros for all sums, and rounding, in Q tiles.
+const SUMS: i64 = 4;
+
+/// Blocks share tiles if that takes less than so many per cent of the time.
+const WORTH: i64 = 90;
+
+/// Most waves of blocks that are tried.
+const WAVES: i64 = 10;
+
+/// How many blocks share a tile by default: as many as end first, if each Q tile takes the same time. Costs are those
+/// of an H200 (`docs/performance-log-backward.md`). With more tiles than twice the blocks that run at a time there is
+/// nothing to gain.
+pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u32 {
+    let (queries, keys) = (problem.seq_len_q() as i64, problem.seq_len_kv() as i64);
+    let cols = tile_keys(config);
+    let tiles = problem.seq_len_kv().div_ceil(cols as usize) as i64;
+    let heads = (problem.batch() * problem.num_kv_heads()) as i64;
+    let at_a_time = i64::from(sms / config.cluster);
+    if problem.deterministic() || problem.has_lengths() || tiles * heads > 2 * at_a_time {
+        return 1;
+    }
+    let range = problem.key_range();
+    let (lo, hi) = (i64::from(range.lo), i64::from(range.hi));
+    let seen_by = Band { lo, hi, len: keys }.inverse(queries);
+    let group = problem.group_size() as i64;
+    let walks: Vec<i64> = (0..tiles)
+        .map(|index| q_tiles(&seen_by, index * i64::from(cols), keys, [config.rows, cols]).0)
+        .map(|range| group * (range.end - range.first).max(0))
+        .collect();
+    let at_once = i64::from(heads_at_once(
+        problem,
+        width_of(problem.head_dim().max(problem.head_dim_v()) as u32),
+    ));
+    let time = |blocks: u32| {
+        let (start, sums) = if blocks > 1 { (SHARED_START, SUMS) } else { (START, 0) };
+        let (blocks, heads) = (i64::from(blocks), heads * i64::from(blocks));
+        let count = tiles * heads;
+        let mut ends: BinaryHeap<Reverse<i64>> = (0..at_a_time.min(count)).map(|_| Reverse(0)).collect();
+        let mut last = 0;
+        for number in 0..count {
+            let (head, index) = tile_of(number, tiles, heads, at_once, false);
+            let (_, walk) = share(walks[index as usize], head % blocks, blocks);
+            let end = ends.pop().map_or(0, |Reverse(end)| end) + start + walk;
+            ends.push(Reverse(end));
+            last = last.max(end);
+        }
+        last + sums
+    };
+    let alone = time(1);
+    let is_worth = |time: i64| 100 * time < WORTH * alone;
+    let least = walks.iter().sum::<i64>() * heads / at_a_time.max(1) + SHARED_START + SUMS;
+    let tried = BLOCKS
+        .into_iter()
+        .filter(|blocks| is_worth(least) && tiles * heads * i64::from(*blocks) <= WAVES * at_a_time);
+    match tried.map(|blocks| (time(blocks), blocks)).min() {
+        Some((time, blocks)) if is_worth(time) => blocks,
+        _ => 1,
+    }
+}
+
+/// Where the blocks of a tile add, and how many there are.
+#[derive(Clone, Copy)]
+pub(super) struct Split<'k> {
+    pub(super) dk_sums: GlobalPtr<'k, f32>,
+    pub(super) dv_sums: GlobalPtr<'k, f32>,
+    /// Rows of the sums from one head to the next.
+    stride: Val<'k, u32>,
+    pub(super) blocks: Val<'k, u32>,
+}
+
+/// The Q tiles of a block, counted through all heads of the group.
+#[derive(Clone, Copy)]
+pub(super) struct Share<'k> {
+    begin: Val<'k, u32>,
+    pub(super) count: Val<'k, u32>,
+    /// Those of a head.
+    of_head: Val<'k, u32>,
+}
+
+impl<'k> Split<'k> {
+    /// [`add_sums_of_keys`](crate::attention::gradients::Workspace::add_sums_of_keys) gives the arguments but the last
+    /// one.
+    pub(super) fn declare(k: &'k KernelBuilder) -> Self {
+        Split {
+            dk_sums: k.param_ptr_mut("dk_sums"),
+            dv_sums: k.param_ptr_mut("dv_sums"),
+            stride: k.param("kv_sums_stride"),
+            blocks: k.param("blocks_of_tile"),
+        }
+    }
+
+    /// The share of one of a tile's blocks.
+    #[track_caller]
+    pub(super) fn share(&self, index: Val<'k, u32>, of_head: Val<'k, i32>, group_size: Val<'k, u32>) -> Share<'k> {
+        let of_head: Val<'k, u32> = of_head.reinterpret();
+        let of = |value: Val<'k, u32>| value.reinterpret::<i32>();
+        let (begin, count) = share(of(of_head * group_size), of(index), of(self.blocks));
+        Share {
+            begin: begin.reinterpret(),
+            count: count.reinterpret(),
+            of_head,
+        }
+    }
+}
+
+impl<'k> Share<'k> {
+    /// The heads of the group from which it has Q tiles: the first one, and one past the last.
+    #[track_caller]
+    pub(super) fn heads(&self) -> (Val<'k, u32>, Val<'k, u32>) {
+        // Not 0, which nothing is divided by: then there are no Q tiles.
+        let of_head = self.of_head.max(1);
+        let end = self.begin + self.count;
+        (self.begin / of_head, (end + (of_head - 1)) / of_head)
+    }
+
+    /// The iterations of a head of the group that it has: the first one, and one past the last.
+    #[track_caller]
+    pub(super) fn iterations(&self, head: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
+        let first = (head * self.of_head).reinterpret::<i32>();
+        let begin = self.begin.reinterpret::<i32>() - first;
+        let end = begin + self.count.reinterpret::<i32>();
+        (begin.max(0), end.min(self.of_head.reinterpret::<i32>()))
+    }
+}
+
+impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+    /// Adds what this warp has of dK and dV of the tile.
+    #[track_caller]
+    pub(super) fn add_gradients(&self, split: &Split<'k>, tile: &Tile<'k>) {
+        if self.part != Part::Dv {
+            self.add_sum(split, tile, &self.dk, split.dk_sums);
+        }
+        if self.part != Part::Dk {
+            self.add_sum(split, tile, &self.dv, split.dv_sums);
+        }
+    }
+
+    #[track_caller]
+    fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k>, sums: GlobalPtr<'k, f32>) {
+        let (k, context) = (self.k, self.context);
+        k.verb("add_sum", || {
+            let first = keys_row(
+                split.stride,
+                tile.kv_heads,
+                tile.batch,
+                tile.kv_head,
+                tile.sequence.first(),
+            );
+            let row = first + tile.first_key + self.key_warp * 16;
+            let place = sums.offset_strided(row, context.shares.width).offset(k.lane() * 4);
+            for i in 0..sum.tiles() {
+                let four = [0, 1, 2, 3].map(|e| sum.var(4 * i + e).get());
+                place.plus(32 * 4 * i as i32).add_four(&four);
+            }
+        });
+    }
+}
+
+/// The place of a K/V head's first row in the sums of dK and dV.
+#[track_caller]
+pub(super) fn keys_row<'k>(
+    stride: Val<'k, u32>,
+    kv_heads: Val<'k, u32>,
+    batch: Val<'k, u32>,
+    kv_head: Val<'k, u32>,
+    first: FirstRows<'k>,
+) -> Val<'k, u32> {
+    let keys = FirstRows { q: first.k, k: None };
+    head_row(stride, kv_heads, batch, kv_head, keys)
+}
+
+/// Why a split needs no condition for the last keys: tiles and sums are padded alike.
+const _: () = assert!(PADDING.is_multiple_of(2 * super::UNIT));
