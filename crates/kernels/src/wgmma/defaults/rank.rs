@@ -95,6 +95,9 @@ impl Known {
 /// The row whose busiest SM is done first, of several the first: that of [`rank`]. Most rows are behind it by
 /// [`Candidate::least`] already.
 fn first(rows: &[Candidate], problem: &Problem, sms: u32) -> Option<Candidate> {
+    if rows.len() < 2 {
+        return rows.first().copied(); // most decode steps have none
+    }
     let pairs = pairs(problem);
     let least = |place: usize| (rows[place].least(problem, sms, pairs), place);
     let mut places: Vec<(u64, usize)> = (0..rows.len()).map(least).collect();
@@ -129,6 +132,9 @@ fn pairs(problem: &Problem) -> u64 {
 /// Sorts rows by when the busiest SM is done. A row that would be behind the best even with equal work for every SM is
 /// ranked by that: to make its lists, only to drop them, would be most of the time that a new length costs.
 pub(super) fn rank(rows: &mut [Candidate], problem: &Problem, sms: u32) {
+    if rows.len() < 2 {
+        return;
+    }
     let mut known = Known::default();
     let works: Vec<TilingWork> = rows.iter().map(|row| known.work(row, problem, sms)).collect();
     let with_works = rows.iter().zip(&works);
