@@ -3,7 +3,6 @@
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
-use crate::attention::params::OTHER_FAMILIES;
 use crate::attention::tap::{self, Tap};
 use crate::step::{KernelCache, Step};
 use crate::{Config, Refusal};
@@ -103,13 +102,6 @@ impl Plan {
             return Err(Refusal::Target { target });
         }
         let backward = problem.direction() == Direction::Backward;
-        if backward && matches!(config, Config::Ladder(_)) {
-            return Err(Refusal::unsupported(
-                config.family(),
-                "the backward pass",
-                OTHER_FAMILIES,
-            ));
-        }
         if backward && tap.is_some() {
             return Err(Refusal::unsupported(config.family(), TAPS, "check its gradients"));
         }

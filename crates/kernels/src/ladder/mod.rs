@@ -12,7 +12,7 @@ mod mma;
 pub mod scores;
 
 use flashcore_ir::Kernel;
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::{DType, Direction, Problem};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -156,6 +156,9 @@ pub(crate) fn plan(
     kernels: &KernelCache,
     tap: Option<Tap>,
 ) -> Result<Step, Refusal> {
+    if problem.direction() == Direction::Backward {
+        return Err(Refusal::unsupported(NAME, "the backward pass", OTHER_FAMILIES));
+    }
     check_lengths(problem, NAME, OTHER_FAMILIES)?;
     check_problem(problem, NAME, &SIXTEEN_BITS)?;
     FAMILY.check(&Values::from(*config))?;
