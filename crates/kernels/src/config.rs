@@ -9,21 +9,58 @@ use thiserror::Error;
 use crate::family::{Family, Values};
 use crate::{ladder, mma, scalar, wgmma};
 
-/// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Config {
-    /// Family `ladder`: kernels as they were on the way to `mma`.
-    Ladder(ladder::Config),
-    /// Family `mma`: `mma.sync` tensor cores, for sm_80 and newer.
-    Mma(mma::Config),
-    /// Family `scalar`: no tensor cores.
-    Scalar(scalar::Config),
-    /// Family `wgmma`: Hopper's asynchronous tensor cores, for sm_90a.
-    Wgmma(wgmma::Config),
+/// Makes [`Config`], [`FAMILIES`] and what converts between them of the families, each with the module that has its
+/// `NAME`, `FAMILY` and `Config`.
+macro_rules! families {
+    ($(#[doc = $what:literal] $variant:ident($module:ident);)*) => {
+        /// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Config {
+            $(#[doc = $what] $variant($module::Config),)*
+        }
+
+        /// Every family.
+        pub const FAMILIES: [Family; [$($module::NAME),*].len()] = [$($module::FAMILY),*];
+
+        impl Config {
+            /// The config with these values of the levers of one of [`FAMILIES`].
+            ///
+            /// ```
+            /// use flashcore_kernels::{Config, mma};
+            /// use flashcore_problem::rng::Rng;
+            /// let config = Config::of(&mma::FAMILY, mma::FAMILY.sample(&mut Rng::new(1)));
+            /// assert_eq!(config.family(), "mma");
+            /// ```
+            ///
+            /// # Panics
+            /// With a family that is not among them.
+            pub fn of(family: &Family, values: Values) -> Config {
+                match family.name {
+                    $($module::NAME => Config::$variant(values.into()),)*
+                    other => unreachable!("family {other} is not among FAMILIES"),
+                }
+            }
+
+            /// Its family, and the values of its levers.
+            pub fn levers(&self) -> (Family, Values) {
+                match *self {
+                    $(Config::$variant(config) => ($module::FAMILY, config.into()),)*
+                }
+            }
+        }
+    };
 }
 
-/// Every family.
-pub const FAMILIES: [Family; 4] = [mma::FAMILY, wgmma::FAMILY, scalar::FAMILY, ladder::FAMILY];
+families! {
+    /// Family `mma`: `mma.sync` tensor cores, for sm_80 and newer.
+    Mma(mma);
+    /// Family `wgmma`: Hopper's asynchronous tensor cores, for sm_90a.
+    Wgmma(wgmma);
+    /// Family `scalar`: no tensor cores.
+    Scalar(scalar);
+    /// Family `ladder`: kernels as they were on the way to `mma`.
+    Ladder(ladder);
+}
 
 const EXAMPLES: &str = "mma/m128n64-w4x1-s2-b2-qreg-xor-cond, scalar/tiled-m32n32-w4-v16, cpu/m128n128";
 
@@ -54,37 +91,6 @@ impl Config {
         });
         all.extend(wgmma::backward_defaults().map(|(config, _)| Config::Wgmma(config)));
         all
-    }
-
-    /// The config with these values of the levers of one of [`FAMILIES`].
-    ///
-    /// ```
-    /// use flashcore_kernels::{Config, mma};
-    /// use flashcore_problem::rng::Rng;
-    /// let config = Config::of(&mma::FAMILY, mma::FAMILY.sample(&mut Rng::new(1)));
-    /// assert_eq!(config.family(), "mma");
-    /// ```
-    ///
-    /// # Panics
-    /// With a family that is not among them.
-    pub fn of(family: &Family, values: Values) -> Config {
-        match family.name {
-            ladder::NAME => Config::Ladder(values.into()),
-            mma::NAME => Config::Mma(values.into()),
-            wgmma::NAME => Config::Wgmma(values.into()),
-            scalar::NAME => Config::Scalar(values.into()),
-            other => unreachable!("family {other} is not among FAMILIES"),
-        }
-    }
-
-    /// Its family, and the values of its levers.
-    pub fn levers(&self) -> (Family, Values) {
-        match *self {
-            Config::Ladder(config) => (ladder::FAMILY, config.into()),
-            Config::Mma(config) => (mma::FAMILY, config.into()),
-            Config::Scalar(config) => (scalar::FAMILY, config.into()),
-            Config::Wgmma(config) => (wgmma::FAMILY, config.into()),
-        }
     }
 
     /// The family's name.

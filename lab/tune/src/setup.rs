@@ -8,7 +8,7 @@ use flashcore_bench::DeviceIdentity;
 use flashcore_bench::micro::rates;
 use flashcore_check::own::Declared;
 use flashcore_ir::{Chip, Profile, Target};
-use flashcore_kernels::Family;
+use flashcore_kernels::{FAMILIES, Family};
 use flashcore_problem::Problem;
 
 use crate::default::DefaultKernel;
@@ -181,9 +181,11 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
         if name == planted::NAME {
             return Ok(planted::FAMILY);
         }
-        let known = "mma, wgmma, scalar, ladder on a GPU; cpu on the host";
         let family = ALL.into_iter().find(|family| family.name == name.as_str());
-        let family = family.ok_or_else(|| TuneError::bad("family", name, known))?;
+        let family = family.ok_or_else(|| {
+            let of_gpus = FAMILIES.map(|family| family.name).join(", ");
+            TuneError::bad("family", name, format!("{of_gpus} on a GPU; cpu on the host"))
+        })?;
         let family = family.of_direction(gate.problem.direction());
         // A search without candidates would report that none is faster.
         match gate.why_not(&family) {
