@@ -80,9 +80,14 @@ pub const FAMILY: Family = Family {
 
 impl From<Config> for Values {
     fn from(config: Config) -> Values {
-        let place = TILES.iter().position(|tile| config.tile == Some(*tile));
+        let Config {
+            tile,
+            warps,
+            vector_bytes,
+        } = config;
+        let place = TILES.iter().position(|known| tile == Some(*known));
         let tile = place.map_or(0, |place| place as u32 + 1);
-        family::padded([tile, config.warps, config.vector_bytes])
+        family::padded([tile, warps, vector_bytes])
     }
 }
 
