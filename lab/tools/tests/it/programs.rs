@@ -11,7 +11,8 @@ use flashcore_tools::fuzz::shrink::shrink;
 
 #[test]
 fn programs_are_clean_and_compute_the_same_under_every_schedule() {
-    for seed in 0..200 {
+    // Beyond the seeds of the corpus, whose programs lack operations that came later.
+    for seed in 400..600 {
         let prepared = Prepared::new(Program::random(seed), TensorSums::Exact).unwrap();
         let answers = [1, 2].map(|schedule| {
             prepared
