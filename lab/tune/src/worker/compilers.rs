@@ -98,9 +98,15 @@ fn kind(problem: &Problem) -> String {
     let group = problem.num_heads() / problem.num_kv_heads();
     let sizes = [problem.head_dim(), problem.head_dim_v(), group];
     let (dtype, direction) = (problem.dtype(), problem.direction());
-    let stored = [problem.return_lse(), problem.softcap().is_some(), problem.has_lengths()];
+    let stored = [
+        problem.return_lse(),
+        problem.softcap().is_some(),
+        problem.alibi().is_some(),
+        problem.has_lengths(),
+    ];
+    let sinks = problem.sinks();
     let lengths = (problem.q_lengths(), problem.kv_lengths());
-    format!("{sizes:?} {dtype} {direction:?} {stored:?} {lengths:?}")
+    format!("{sizes:?} {dtype} {direction:?} {stored:?} {sinks:?} {lengths:?}")
 }
 
 /// A thread that compiles one kernel after another until the queue is closed.
