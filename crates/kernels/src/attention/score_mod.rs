@@ -183,7 +183,7 @@ impl<'k> ScoreMod<'k> {
         }
     }
 
-    /// Whether scores are the products of Q and K: [`cap`](Self::cap) then has nothing to do.
+    /// Whether scores are the products of Q and K: [`apply`](Self::apply) then has nothing to do.
     fn is_identity(&self) -> bool {
         self.softcap_scale.is_none() && self.alibi.is_none()
     }
