@@ -1,13 +1,14 @@
 //! The changes that each operator makes to an instruction.
 
 use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, ClusterInst, FlagInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp,
-    VoteMode, WgmmaA, WgmmaInst,
+    Address, AtomOp, BinOp, BulkInst, ClusterInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp, VoteMode,
+    WgmmaA, WgmmaInst,
 };
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
 use super::Operator as O;
 use super::arithmetic::is_integer;
+use super::removal::removed_by;
 
 /// The changes of one instruction: for each operator, the instructions that replace it.
 pub(super) struct Changes<'a> {
@@ -33,74 +34,6 @@ pub(super) fn changes(inst: &Inst, kernel: &Kernel) -> Vec<(O, Vec<Inst>)> {
     let mut found = changes.found;
     found.retain(|(_, insts)| insts.iter().all(|inst| inst.impossible().is_none()));
     found
-}
-
-/// The operator that removes an instruction. The match is exhaustive: a new instruction does not
-/// compile until its mistakes are listed.
-fn removed_by(inst: &Inst) -> Option<O> {
-    Some(match inst {
-        Inst::Ld { .. } | Inst::LdMatrix { .. } => O::DropLoad,
-        Inst::St { .. }
-        | Inst::StMatrix { .. }
-        | Inst::Flag(FlagInst::StoreRelease { .. } | FlagInst::Add { .. }) => O::DropStore,
-        Inst::CpAsync { .. }
-        | Inst::Bulk(
-            BulkInst::Load { .. }
-            | BulkInst::Store { .. }
-            | BulkInst::LoadBytes { .. }
-            | BulkInst::StoreBytes { .. }
-            | BulkInst::Reduce { .. }
-            | BulkInst::Send { .. },
-        ) => O::DropCopy,
-        Inst::CpAsyncCommit | Inst::Bulk(BulkInst::Commit) | Inst::Wgmma(WgmmaInst::Commit) => O::DropCommit,
-        Inst::CpAsyncWait { .. } | Inst::DependencyWait => O::DropWait,
-        Inst::Bulk(BulkInst::Wait { .. }) | Inst::Wgmma(WgmmaInst::Wait { .. }) => O::DropAsyncWait,
-        Inst::Mma { .. } | Inst::Wgmma(WgmmaInst::Mma { .. }) => O::DropProduct,
-        Inst::BarSync { .. } => O::DropBarrier,
-        Inst::BarWarp { .. } => O::DropWarpBarrier,
-        Inst::BarArrive { .. }
-        | Inst::Mbar(MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. })
-        | Inst::Cluster(ClusterInst::Arrive { .. }) => O::DropArrive,
-        Inst::Fence { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceProxyAsyncGlobal
-        | Inst::FenceMbarrierInit
-        | Inst::Wgmma(WgmmaInst::Fence) => O::DropFence,
-        Inst::Atom { .. } | Inst::AddFour { .. } => O::DropAtomic,
-        Inst::SetMaxRegs { .. } => O::DropRegisters,
-        Inst::Mbar(MbarInst::Init { .. }) => O::DropInit,
-        Inst::Cluster(ClusterInst::Wait { .. }) => O::DropClusterWait,
-        // Their results are changed instead.
-        Inst::Mov { .. }
-        | Inst::Bin { .. }
-        | Inst::Un { .. }
-        | Inst::Fma { .. }
-        | Inst::MadWide { .. }
-        | Inst::Cvt { .. }
-        | Inst::CvtPack { .. }
-        | Inst::Pack { .. }
-        | Inst::Unpack { .. }
-        | Inst::Lop3 { .. }
-        | Inst::Prmt { .. }
-        | Inst::Setp { .. }
-        | Inst::Selp { .. }
-        | Inst::Special { .. }
-        | Inst::Param { .. }
-        | Inst::SharedBase { .. }
-        | Inst::Shfl { .. }
-        | Inst::Vote { .. }
-        | Inst::Redux { .. }
-        | Inst::Elect { .. }
-        | Inst::Flag(FlagInst::LoadAcquire { .. })
-        | Inst::Mbar(MbarInst::Test { .. })
-        | Inst::Cluster(ClusterInst::Mapa { .. })
-        // A trap never runs, a trigger concerns the next launch, a trace the reader, and a prefetch
-        // changes no results.
-        | Inst::TrapIf { .. }
-        | Inst::DependencyTrigger
-        | Inst::Trace { .. }
-        | Inst::Bulk(BulkInst::Prefetch { .. }) => return None,
-    })
 }
 
 /// The values that an instruction reads, in the order of PTX.

@@ -6,6 +6,7 @@
 mod arithmetic;
 mod changes;
 mod operator;
+mod removal;
 
 use std::fmt;
 use std::sync::Arc;
