@@ -61,7 +61,7 @@ enum Part {
 pub struct Constraint {
     /// The lever that a refusal names.
     pub lever: &'static str,
-    /// The rule.
+    /// The rule, which completes "LEVER is VALUE; allowed: ".
     pub rule: &'static str,
     /// Whether values fulfil it.
     pub holds: fn(&Values) -> bool,

@@ -49,7 +49,10 @@ fn add_family(page: &mut Page, family: &Family) {
         page.wrap(indent, format_args!("{:indent$}{DIM}{}{DIM:#}", "", lever.meaning));
     }
     for constraint in family.constraints {
-        page.wrap(6, format_args!("  {DIM}only: {}{DIM:#}", constraint.rule));
+        page.wrap(
+            6,
+            format_args!("  {DIM}rule for {}: {}{DIM:#}", constraint.lever, constraint.rule),
+        );
     }
 }
 
