@@ -20,10 +20,8 @@ use super::tile::Tile;
 use crate::attention::divisor::{self, Divisor};
 use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
+use crate::wgmma::barriers::PREPARED;
 use crate::wgmma::{ALIGNMENT, Config};
-
-/// The barrier at which a later head's rows are prepared: of the warpgroup that does so, and of the warp that says it.
-const PREPARED: u32 = 5;
 
 /// Keys of the longest sequences for which blocks prepare rows ahead: of longer ones, `preprocess` is a small part.
 const MOST_KEYS: usize = 2048;

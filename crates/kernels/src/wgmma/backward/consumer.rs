@@ -13,10 +13,8 @@ use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
+use crate::wgmma::barriers::CONSUMERS;
 use crate::wgmma::tiles::load_operand;
-
-/// The barrier at which consumers meet. Those before it are the whole block's, and those of the main loops.
-const CONSUMERS: u32 = 4;
 
 pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,

@@ -24,12 +24,9 @@ use super::kernel::{Operand, Part};
 use super::tile::{Tile, Walk};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
+use crate::wgmma::barriers::{DS_FULL, P_FULL};
 use crate::wgmma::consumer::release;
 use crate::wgmma::tiles::slabs;
-
-/// The barriers at which P is in shared memory, and this block's dS.
-const P_FULL: u32 = 2;
-const DS_FULL: u32 = 3;
 
 /// Stages of dS.
 pub(super) const DS_STAGES: u32 = 2;
