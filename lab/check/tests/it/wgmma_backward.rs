@@ -400,11 +400,11 @@ fn faults_of_held_operands_are_found() {
 /// Faults of sums in order by head size: what is planted where, and the finding; none where only bits change.
 #[rustfmt::skip]
 const FAULTS_OF_ORDER: &[(usize, Operator, &str, Option<FindingKind>)] = &[
-    (128, Operator::InvertCondition, "wait_for_turn", None),
-    (128, Operator::RelaxFlag, "wait_for_turn", Some(FindingKind::BlockRace)),
-    (128, Operator::RelaxFlag, "pass_turn_on", Some(FindingKind::BlockRace)),
-    (128, Operator::OnlyRead, "pass_turn_on", None),
-    (128, Operator::DropStore, "pass_turn_on", Some(FindingKind::Deadlock)),
+    (128, Operator::InvertCondition, "wait_for_semaphore", None),
+    (128, Operator::RelaxFlag, "wait_for_semaphore", Some(FindingKind::BlockRace)),
+    (128, Operator::RelaxFlag, "release_semaphore", Some(FindingKind::BlockRace)),
+    (128, Operator::OnlyRead, "release_semaphore", None),
+    (128, Operator::DropStore, "release_semaphore", Some(FindingKind::Deadlock)),
     // The first block adds to what was there, others overwrite.
     (128, Operator::InvertCondition, "send_dq", None),
 ];

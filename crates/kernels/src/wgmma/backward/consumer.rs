@@ -8,7 +8,7 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::UNIT;
-use super::kernel::{Context, MainLoop, Part};
+use super::kernel::{Context, MainLoop, Outputs};
 use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
@@ -19,7 +19,7 @@ use crate::wgmma::tiles::load_operand;
 pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'c Context<'k, 'c, E>,
-    pub(super) part: Part,
+    pub(super) outputs: Outputs,
     /// The block's number in its cluster.
     pub(super) rank: Val<'k, u32>,
     /// The warp's number among the consumers, the same in all lanes, and among those that share the keys.
@@ -53,7 +53,7 @@ pub(super) struct Warpgroup<'k, 'c, E> {
 
 impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
-    pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, part: Part) -> Self {
+    pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, outputs: Outputs) -> Self {
         let (rows, shares, shape) = (context.levers.rows, context.shares, context.shape);
         let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
         let index = warp / 4;
@@ -73,7 +73,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         Warpgroup {
             k,
             context,
-            part,
+            outputs,
             rank,
             warp,
             key_warp,
@@ -167,7 +167,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     pub(super) fn start_dk(&self, ds_stage: Val<'k, u32>) {
         self.product("dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
-            let held = if self.part == Part::Dk { self.p } else { self.ds };
+            let held = if self.outputs == Outputs::Dk { self.p } else { self.ds };
             match held.steps() {
                 0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(ds_stage), q, true),
                 _ => self.k.wgmma_rs(self.dk.0, &held.operands(), q, true),

@@ -9,7 +9,7 @@
 //! zeros.
 //!
 //! **In order**: a word for each Q tile says which tile of keys was added last; they go downwards. The warp that sends
-//! a tile waits for its turn, and after its additions have arrived, it passes the turn on. Where threads add, such a
+//! a tile waits for that semaphore, and releases it when its additions have arrived. Where threads add, such a
 //! warp does both for them. So no consumer waits for the L2 cache.
 
 use flashcore_ir::fragment::MmaElement;
@@ -42,10 +42,10 @@ pub(super) struct SentDq<'k> {
     free: MBarriers<'k>,
 }
 
-/// What threads that add dQ in order wait for: their block's turn. Then all consumer warps say that they have added.
+/// What threads that add dQ in order wait for: that the semaphore lets their block add. Then all consumer warps say that they have added.
 #[derive(Clone, Copy)]
-pub(super) struct DqTurn<'k> {
-    turn: MBarriers<'k>,
+pub(super) struct DqOrder<'k> {
+    acquired: MBarriers<'k>,
     added: MBarriers<'k>,
 }
 
@@ -59,12 +59,12 @@ impl<'k> SentDq<'k> {
     }
 }
 
-impl<'k> DqTurn<'k> {
+impl<'k> DqOrder<'k> {
     /// A barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
-        let [turn] = made(k, ["dq.turn"], 1, 1);
+        let [acquired] = made(k, ["dq.acquired"], 1, 1);
         let [added] = made(k, ["dq.added"], 1, 4 * shares.warpgroups);
-        DqTurn { turn, added }
+        DqOrder { acquired, added }
     }
 }
 
@@ -105,7 +105,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn dq_warps(&self) -> u32 {
         match &self.main_loop {
             MainLoop::Pingpong(_) => STAGES,
-            MainLoop::Pair(exchange) => u32::from(exchange.dq_turn.is_some()),
+            MainLoop::Pair(exchange) => u32::from(exchange.dq_order.is_some()),
         }
     }
 
@@ -137,18 +137,18 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             });
                             free.at(stage).arrive();
                             match self.ordered() {
-                                true => self.pass_turn_on(tile, dq_tile),
+                                true => self.release_semaphore(tile, dq_tile),
                                 false => k.if_(first.divergent(), || self.let_others_add(dq_tile)),
                             }
                         });
                     }
                     MainLoop::Pair(exchange) => {
-                        if let Some(DqTurn { turn, added }) = exchange.dq_turn {
+                        if let Some(DqOrder { acquired, added }) = exchange.dq_order {
                             let (stage, phase) = stage(sent.get(), 1);
-                            self.wait_for_turn(tile, dq_tile, m_block);
-                            turn.at(stage).arrive();
+                            self.wait_for_semaphore(tile, dq_tile, m_block);
+                            acquired.at(stage).arrive();
                             added.at(stage).wait(phase);
-                            self.pass_turn_on(tile, dq_tile);
+                            self.release_semaphore(tile, dq_tile);
                         }
                     }
                 }
@@ -169,11 +169,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let k = dq_tile.builder();
         let Some(semaphore) = self.in_any_order() else {
             wait();
-            self.wait_for_turn(tile, dq_tile, m_block);
+            self.wait_for_semaphore(tile, dq_tile, m_block);
             return m_block.lt(tile.next_first);
         };
         // Most blocks come when another one has stored its part, and know that when their own is there.
-        let word = self.turn(semaphore, dq_tile);
+        let word = self.word(semaphore, dq_tile);
         let state = k.var(word.load_acquire());
         wait();
         k.verb("come_to", || {
@@ -196,7 +196,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let k = dq_tile.builder();
         k.verb("let_others_add", || {
             k.bulk_wait(0);
-            self.turn(semaphore, dq_tile).store_release(STORED);
+            self.word(semaphore, dq_tile).store_release(STORED);
         });
     }
 
@@ -206,16 +206,16 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         self.ordered().then(|| m_block.lt(tile.next_first))
     }
 
-    /// Waits for the block of the next tile of keys, whose turn is before this one's, if dQ is added in order.
+    /// Waits for the block of the next tile of keys, which comes before this one, if dQ is added in order.
     #[track_caller]
-    fn wait_for_turn(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
+    fn wait_for_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let Some(semaphore) = self.semaphore else { return };
-        let (k, turn) = (dq_tile.builder(), self.turn(semaphore, dq_tile));
-        k.verb("wait_for_turn", || {
+        let (k, word) = (dq_tile.builder(), self.word(semaphore, dq_tile));
+        k.verb("wait_for_semaphore", || {
             k.if_(m_block.ge(tile.next_first).divergent(), || {
                 // What the block of the next tile of keys leaves.
                 let after = tile.index + 2;
-                k.loop_(|scope| scope.break_if(turn.load_acquire().eq(after).divergent()));
+                k.loop_(|scope| scope.break_if(word.load_acquire().eq(after).divergent()));
             });
             // Bulk additions after it are ordered after theirs.
             k.fence_proxy_async();
@@ -224,21 +224,21 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 
     /// Lets the block of the tile of keys before add to a tile, when what has been added has arrived.
     #[track_caller]
-    fn pass_turn_on(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
+    fn release_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };
         let k = dq_tile.builder();
-        k.verb("pass_turn_on", || {
+        k.verb("release_semaphore", || {
             if let MainLoop::Pingpong(_) = self.main_loop {
                 k.bulk_wait(0);
             }
-            self.turn(semaphore, dq_tile).store_release(tile.index + 1);
+            self.word(semaphore, dq_tile).store_release(tile.index + 1);
         });
     }
 
     /// The word of a Q tile: in order, the tile of keys that was added last, plus 1; in any order 0, [`CLAIMED`] or
     /// [`STORED`].
     #[track_caller]
-    fn turn(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
+    fn word(&self, semaphore: DqSemaphore<'k>, dq_tile: Val<'k, u32>) -> GlobalPtr<'k, u32> {
         let first = dq_tile * self.levers.rows;
         let place = match self.main_loop {
             // Blocks of a cluster have their own columns.
@@ -274,19 +274,19 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// Adds this warp's part of dQ of a tile to the sums in global memory; in order, when the turn has come.
+    /// Adds this warp's part of dQ of a tile to the sums in global memory; in order, once the semaphore lets it.
     #[track_caller]
     pub(super) fn add_dq(
         &self,
-        turn: Option<DqTurn<'k>>,
+        order: Option<DqOrder<'k>>,
         tile: &Tile<'k>,
         first_tile: Val<'k, u32>,
         m_block: Val<'k, i32>,
     ) {
-        match turn {
-            Some(DqTurn { turn, added }) => {
+        match order {
+            Some(DqOrder { acquired, added }) => {
                 let (stage, phase) = stage(self.tiles.get(), 1);
-                turn.at(stage).wait(phase);
+                acquired.at(stage).wait(phase);
                 self.add_registers(tile, first_tile, m_block);
                 self.k.sync_warp();
                 self.one_lane(|| added.at(stage).arrive());

@@ -5,7 +5,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, SharedTile, Val};
 
 use super::consumer::Warpgroup;
-use super::kernel::{Gradients, Part};
+use super::kernel::{Gradients, Outputs};
 use super::tile::Tile;
 use crate::attention::row_tile::{ACC_COLS, RowTile};
 
@@ -19,10 +19,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
         // No product reads K any more.
         self.meet();
-        if self.part != Part::Dv {
+        if self.outputs != Outputs::Dv {
             self.store_dk(tile, self.context.k.tile, k.constant(0));
         }
-        if self.part != Part::Dk {
+        if self.outputs != Outputs::Dk {
             self.store_dv(tile);
         }
         // Shared memory must outlive the copies that read it.

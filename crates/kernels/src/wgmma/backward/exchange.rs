@@ -19,8 +19,8 @@ use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
 
 use super::Shares;
 use super::consumer::Warpgroup;
-use super::dq::{DqTurn, made, stage};
-use super::kernel::{Operand, Part};
+use super::dq::{DqOrder, made, stage};
+use super::kernel::{Operand, Outputs};
 use super::tile::{Tile, Walk};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
@@ -42,7 +42,7 @@ pub(super) struct Exchange<'k, E> {
     ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
     /// Where dQ is added in order.
-    pub(super) dq_turn: Option<DqTurn<'k>>,
+    pub(super) dq_order: Option<DqOrder<'k>>,
 }
 
 impl<'k, E: WgmmaElement> Exchange<'k, E> {
@@ -65,7 +65,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
             ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(DS_STAGES)),
             p_tile: k.shared_tile("p_tile", TileShape::new(levers.rows / 8, 4 * 128)),
             full,
-            dq_turn: ordered.then(|| DqTurn::declare(k, shares)),
+            dq_order: ordered.then(|| DqOrder::declare(k, shares)),
         }
     }
 
@@ -94,14 +94,14 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let k = self.k;
         let first_tile = walk.head_row / self.context.levers.rows;
         let m_block = |i| self.context.q_tile_of(tile, i);
-        let finish_dq = |i| self.add_dq(exchange.dq_turn, tile, first_tile, m_block(i));
+        let finish_dq = |i| self.add_dq(exchange.dq_order, tile, first_tile, m_block(i));
         let start_dq = || {
             let (stage, phase) = stage(self.tiles.get(), DS_STAGES);
             exchange.full.at(stage).wait(phase);
             self.start_dq(stage);
         };
         let last = walk.to - 1;
-        if self.part == Part::Dv {
+        if self.outputs == Outputs::Dv {
             let step = |i: Val<'k, i32>, is_last: bool| {
                 self.values(exchange, || self.mask_some(tile, m_block(i)));
                 k.if_(i.gt(walk.from).uniform(), || finish_dq(i - 1));

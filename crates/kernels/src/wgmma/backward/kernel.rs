@@ -170,12 +170,13 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     };
     k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
     let (producer_registers, consumer_registers) = registers(&shares);
-    let role =
-        |name, warps, part| Role::new(name, warps, move || context.consume(k, part)).registers(consumer_registers);
+    let role = |name, warps, outputs| {
+        Role::new(name, warps, move || context.consume(k, outputs)).registers(consumer_registers)
+    };
     let mut roles = vec![Role::new("producer", 4, || context.produce(k)).registers(producer_registers)];
     match shares.shares_products {
-        false => roles.push(role("consumer", consumers, Part::Both)),
-        true => roles.extend([role("dv", 4, Part::Dv), role("dk", 4, Part::Dk)]),
+        false => roles.push(role("consumer", consumers, Outputs::Both)),
+        true => roles.extend([role("dv", 4, Outputs::Dv), role("dk", 4, Outputs::Dk)]),
     }
     k.roles(roles);
     if cluster > 1 {
@@ -187,7 +188,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
 
 /// What a warpgroup computes besides its part of dQ.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Outputs {
     /// dK and dV of 64 keys.
     Both,
     /// dV, and P for it and for the other.
@@ -206,10 +207,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     }
 
     /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
-    fn consume(&self, k: &'k KernelBuilder, part: Part) {
+    fn consume(&self, k: &'k KernelBuilder, outputs: Outputs) {
         self.with_tile(k, |tile| {
             let ahead = self.load_ahead(k, tile);
-            let group = Warpgroup::new(k, self, part);
+            let group = Warpgroup::new(k, self, outputs);
             let any = || self.any_q_tile(tile).uniform();
             self.k.pipeline.consumer().wait();
             let v = self.v.pipeline.consumer();

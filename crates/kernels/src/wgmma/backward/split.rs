@@ -15,7 +15,7 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 use flashcore_problem::Problem;
 
 use super::consumer::Warpgroup;
-use super::kernel::Part;
+use super::kernel::Outputs;
 use super::tile::{Tile, q_tiles, tile_of};
 use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
@@ -161,10 +161,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Adds what this warp has of dK and dV of the tile.
     #[track_caller]
     pub(super) fn add_gradients(&self, split: &Split<'k>, tile: &Tile<'k>) {
-        if self.part != Part::Dv {
+        if self.outputs != Outputs::Dv {
             self.add_sum(split, tile, &self.dk, split.dk_sums);
         }
-        if self.part != Part::Dk {
+        if self.outputs != Outputs::Dk {
             self.add_sum(split, tile, &self.dv, split.dv_sums);
         }
     }
