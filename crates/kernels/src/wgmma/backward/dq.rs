@@ -42,7 +42,8 @@ pub(super) struct SentDq<'k> {
     free: MBarriers<'k>,
 }
 
-/// What threads that add dQ in order wait for: that the semaphore lets their block add. Then all consumer warps say that they have added.
+/// What threads that add dQ in order wait for: that the semaphore lets their block add. Then all consumer warps say
+/// that they have added.
 #[derive(Clone, Copy)]
 pub(super) struct DqOrder<'k> {
     acquired: MBarriers<'k>,
