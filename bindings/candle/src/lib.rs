@@ -27,7 +27,7 @@
 //! - Scores are `softmax_scale · q·kᵀ`. A `softcap` c above 0 turns them into `c·tanh(score / c)`;
 //!   0 is no cap.
 //! - q, k and v have gradients, except through pages, which is refused. On GPUs, the last bits
-//!   of that of q may differ from run to run.
+//!   of gradients may differ from run to run.
 //! - ALiBi slopes have no gradients, and calls with them none either.
 //!
 //! # Errors

@@ -20,8 +20,8 @@ impl Attention {
     /// `problem` and `output` are those of the forward pass, which returned the log-sum-exp
     /// ([`ProblemBuilder::return_lse`](crate::ProblemBuilder::return_lse)). Gradients have the dtype of
     /// Q, K and V, and their layouts unless [`Problem::gradient_layouts`] has others. Those of K and V
-    /// are summed over the query heads that share a K/V head. The last bits of the gradient of Q may
-    /// differ from run to run, unless the problem is
+    /// are summed over the query heads that share a K/V head. The last bits of gradients may differ
+    /// from run to run, unless the problem is
     /// [`deterministic`](crate::ProblemBuilder::deterministic).
     ///
     /// ```

@@ -113,9 +113,11 @@ impl Attention {
     /// The budget is shared equally by the problems. A search begins at the default and tries kernels
     /// near it, then kernels near the fastest. Each is compiled, its output, or its gradients of a
     /// [backward problem](Problem::backward), are compared with float64 on some rows, and only then it
-    /// is timed in turns with the fastest so far. At the end the
-    /// fastest is compared with the default; it is taken if it is faster by 1 % or more, at 99 %
-    /// confidence. A search may exceed its share by the time in which one kernel compiles.
+    /// is timed in turns with the fastest so far. At the end the fastest is compared with the default;
+    /// it is taken if it is faster by 1 % or more, at 99 % confidence. A search may exceed its share
+    /// by the time in which one kernel compiles, and in which those rows are computed in float64: up
+    /// to some seconds for long backward problems. Of keys of very long ones, dK and dV are not
+    /// compared, only that all of them were written and are numbers.
     ///
     /// A problem that a row of a plan table serves is not tuned again, so a second call with the same
     /// problems does nothing, and one with a [saved](Tuned::save) table continues where the first
@@ -183,7 +185,10 @@ impl Attention {
             watch(TuneProgress::Problem { problem, index, count });
             let share = (budget - now) / (count - index) as u32;
             let default = self.plan(problem)?.kernel();
-            let found = bed::search(&self.backend, problem, default, share, watch)?;
+            let Some(found) = bed::search(&self.backend, problem, default, share, watch)? else {
+                tuned.left.push(problem.clone());
+                continue;
+            };
             let row = PlanRow {
                 problem: class.clone(),
                 kernel: found.kernel,

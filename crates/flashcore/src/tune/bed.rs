@@ -24,11 +24,11 @@ pub(super) fn search(
     default: KernelId,
     share: Duration,
     watch: &mut dyn FnMut(TuneProgress<'_>),
-) -> Result<TuneSearch, Error> {
-    let began = Instant::now();
+) -> Result<Option<TuneSearch>, Error> {
     // The beds compute what a backward pass reads by a forward pass.
     let inputs = Inputs::before_forward(problem, InputKind::Normal, SEED);
     let expected = Expected::new(problem, &inputs)?;
+    let began = Instant::now();
     match backend {
         #[cfg(feature = "cpu")]
         Backend::Cpu(_) => search::search(

@@ -9,8 +9,9 @@ use flashcore_problem::{
 use super::search::Unfit;
 use crate::Error;
 
-/// Operations that a K/V head may take whose keys are compared besides those of the last head: the gradient of a key
+/// Operations that a K/V head may take whose keys are compared, the last one and the first one: the gradient of a key
 /// takes a forward pass, in float64, of all rows that see it.
+const LAST_HEAD_FLOPS: f64 = 5e10;
 const FIRST_HEAD_FLOPS: f64 = 4e9;
 
 /// Right rows of a problem's outputs.
@@ -92,18 +93,19 @@ fn passed(name: &str, found: Result<Comparison, ProblemError>) -> Result<(), Unf
     }
 }
 
-/// Those of these rows of the first and the last query head, and of some keys of the last K/V head; of the first one
-/// too, where that takes little time.
+/// Those of these rows of the first and the last query head, and of some keys of the last and the first K/V head, where
+/// that takes little time.
 fn gradients(problem: &Problem, inputs: &Inputs, rows: &[usize]) -> Result<Gradients<Vec<GradientRow>>, ProblemError> {
     let (heads, kv_heads) = (problem.num_heads(), problem.num_kv_heads());
     let keys = some_of(problem.seq_len_kv());
     let last = (problem.batch() - 1, kv_heads - 1);
-    let mut wanted = vec![(last, heads - 1, &keys[..])];
+    // Two products of the five.
+    let of_head = 0.4 * problem.flops() / (problem.batch() * kv_heads) as f64;
+    let within = |most: f64| if of_head > most { &[] } else { &keys[..] };
+    let mut wanted = vec![(last, heads - 1, within(LAST_HEAD_FLOPS))];
     if problem.batch() * heads > 1 {
-        // Two products of the five.
-        let of_head = 0.4 * problem.flops() / (problem.batch() * kv_heads) as f64;
-        let is_done = last == (0, 0) || of_head > FIRST_HEAD_FLOPS;
-        wanted.push(((0, 0), 0, if is_done { &[] } else { &keys }));
+        let keys = if last == (0, 0) { &[] } else { within(FIRST_HEAD_FLOPS) };
+        wanted.push(((0, 0), 0, keys));
     }
     let mut all = Gradients::<Vec<GradientRow>>::default();
     for (kv_head, head, keys) in wanted {

@@ -303,7 +303,7 @@ pub struct Proposal {
 /// What the table proposes for a problem on a GPU, best first; a [`Target`] stands for its usual card. Nothing but on
 /// Hopper, where problems of 16-bit elements must have 0.5 tiles of 64 rows for each SM (0.7 where causal and of
 /// head_dim to 64), or keys enough to be split, and those of e4m3 are always served. Some may be refused. In the
-/// backward pass there is one for each head size.
+/// backward pass there is one for each head size, or two where blocks may share tiles of keys.
 pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     each_proposal(problem, chip.into()).collect()
 }

@@ -92,8 +92,8 @@ impl Compilers {
     }
 }
 
-/// What of a problem may be baked into a kernel: problems of one kind share it. Lengths, strides, mask and scale are
-/// arguments.
+/// What of a problem may be baked into a kernel: problems of one kind share it, but for a few of the backward pass,
+/// which are then compiled when they are timed. Lengths, strides, mask and scale are arguments.
 fn kind(problem: &Problem) -> String {
     let group = problem.num_heads() / problem.num_kv_heads();
     let sizes = [problem.head_dim(), problem.head_dim_v(), group];
@@ -103,6 +103,7 @@ fn kind(problem: &Problem) -> String {
         problem.softcap().is_some(),
         problem.alibi().is_some(),
         problem.has_lengths(),
+        problem.deterministic(),
     ];
     let sinks = problem.sinks();
     let lengths = (problem.q_lengths(), problem.kv_lengths());

@@ -328,8 +328,11 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
         (false, true) => 0,
     };
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
-    let room = target.limits().shared_per_block_of(min_blocks);
-    if min_blocks > 1 && needed > room {
+    let (room, most) = (
+        target.limits().shared_per_block_of(min_blocks),
+        target.limits().shared_per_block,
+    );
+    if (room + 1..=most).contains(&needed) {
         let allowed = format!("fewer: a block needs {needed} B of shared memory, and each may have {room}");
         return Err(Refusal::lever("min_blocks", min_blocks, allowed));
     }

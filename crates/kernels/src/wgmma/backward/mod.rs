@@ -1,5 +1,5 @@
 //! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and the
-//! [rounding of dQ](dq_sums).
+//! [rounding of dQ](dq_sums), and of dK and dV where blocks [share](split) their tiles.
 
 mod ahead;
 mod consumer;
@@ -117,7 +117,7 @@ const DEFAULTS: [(usize, Proposal); 3] = [
     ),
 ];
 
-/// The default of a problem on Hopper; it refuses what has no kernel, and says why.
+/// What is proposed for a problem on Hopper, best first; [`plan`] refuses what has no kernel, and says why.
 pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let default = DEFAULTS.iter().find(|(most, _)| head_dim <= *most);
