@@ -104,9 +104,13 @@ fn the_library_never_imports_the_lab() {
 /// A key that is there or not, depending on what was found, breaks who reads it: `--json` prints `null`.
 #[test]
 fn json_has_all_its_keys() {
-    // Lines of a protocol, in which a part is sent once; and a problem, whose JSON identifies stored evidence: a
-    // forward problem prints as it did before there was another direction.
-    const MAY_LEAVE_OUT: [&str; 2] = ["lab/tune/src/strategy/outside.rs", "crates/problem/src/problem.rs"];
+    // Lines of a protocol, in which a part is sent once; and a problem and a row of a plan table, whose JSON identifies
+    // stored evidence: those of a forward pass print as they did before there was another direction.
+    const MAY_LEAVE_OUT: [&str; 3] = [
+        "lab/tune/src/strategy/outside.rs",
+        "crates/problem/src/problem.rs",
+        "crates/flashcore/src/plans/table.rs",
+    ];
     let mut sources = Vec::new();
     for folder in ["crates", "lab", "bindings"] {
         files(&root().join(folder), ".rs", &mut sources);
