@@ -30,6 +30,9 @@ def flash_attn_combine(
     out : Tensor ``[batch, seq, heads, head_dim]``
     softmax_lse : float32 Tensor ``[batch, seq, heads]``
     """
+    for name, given in (("out_partial", out_partial), ("lse_partial", lse_partial), ("out", out)):
+        if not isinstance(given, torch.Tensor) and (given is not None or name != "out"):
+            raise TypeError(f"{name} is a {type(given).__name__}; it must be a tensor")
     for name, given in (("out_partial", out_partial), ("lse_partial", lse_partial)):
         if given.dtype != torch.float32:
             raise TypeError(f"{name} holds {given.dtype}; it must be float32")
@@ -38,10 +41,15 @@ def flash_attn_combine(
             f"lse_partial has shape {tuple(lse_partial.shape)}; for this out_partial it must be "
             f"{tuple(out_partial.shape[:-1])}"
         )
-    lse = torch.logsumexp(lse_partial, dim=0)
+    for name, dtype in (("out", None if out is None else out.dtype), ("out_dtype", out_dtype)):
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"{name} {'holds' if name == 'out' else 'is'} {dtype}; it must be a floating-point dtype")
+    empty = lse_partial == float("-inf")
+    no_part = empty.all(0)  # such a row has a weight of 0; its gradients are numbers
+    lse = torch.logsumexp(lse_partial.masked_fill(no_part, 0.0), dim=0)
     weight = torch.exp(lse_partial - lse).unsqueeze(-1)
-    empty = (lse_partial == float("-inf")).unsqueeze(-1)
-    merged = torch.where(empty, 0.0, weight * out_partial).sum(0)
+    merged = (weight * torch.where(empty.unsqueeze(-1), 0.0, out_partial)).sum(0)
+    lse = lse.masked_fill(no_part, float("-inf"))
     if out is None:
         return merged.to(out_partial.dtype if out_dtype is None else out_dtype), lse
     if out.shape != merged.shape or (out_dtype is not None and out.dtype != out_dtype):
