@@ -389,6 +389,14 @@ def test_errors_name_the_argument(change, says):
         ({"window_size": (1.5, 0)}, "window_size has 1.5"),
         ({"sm_margin": 3}, "sm_margin is 3; the CPU has no multiprocessors"),
         ({"batch_invariant": 0}, "batch_invariant is 0"),
+        ({"batch_invariant": 1.5}, "batch_invariant is 1.5; it must be an int"),
+        ({"batch_invariant": 2**40}, "batch_invariant is 1099511627776; .* at most 268435456"),
+        ({"window_size": (2**70, 0)}, "window_size has 1180591620717411303424 on the left"),
+        ({"causal": "x"}, "causal is 'x'; it must be a bool"),
+        ({"softmax_scale": "x"}, "softmax_scale is 'x'; it must be a float"),
+        ({"softcap": "a"}, "softcap is 'a'; it must be a float"),
+        ({"num_splits": "x"}, "num_splits is 'x'; it must be an int"),
+        ({"cache_leftpad": ragged.int32([0, -1, 0, 0])}, "cache_leftpad has -1 for sequence 1; allowed are 0 to 40"),
     ],
     ids=lambda of: next(iter(of)) if isinstance(of, dict) else "",
 )
@@ -398,7 +406,7 @@ def test_a_refused_call_leaves_the_cache_as_it_was(change, says):
     given = {"q": cache.draw(4, 1, 4, 16), "k_cache": cache.k_cache, "v_cache": cache.v_cache, "k": k, "v": k}
     given |= cache.arguments()
     given |= {name: torch.ones(x) if isinstance(x, tuple) and len(x) > 2 else x for name, x in change.items()}
-    with pytest.raises((ValueError, RuntimeError, NotImplementedError), match=says):
+    with pytest.raises((TypeError, ValueError, RuntimeError, NotImplementedError), match=says):
         flash_attn_with_kvcache(**given)
     assert cache.k_cache[0, 5:].isnan().all(), "rows were written before the error"
 
@@ -412,6 +420,22 @@ def test_leftpad_over_a_cache_of_heads_first(device):
     cache.check(out, lse, q, none, none)
     with pytest.raises(NotImplementedError, match="cache_leftpad is given; it is served where"):
         flash_attn_with_kvcache(q, k, cache.v_cache, **cache.arguments())
+
+
+def test_new_keys_count_as_a_write(device):
+    cache = Cache(device, None)
+    q, k = cache.draw(4, 1, 4, 16), cache.draw(4, 1, 2, 16)
+    before = cache.k_cache._version, cache.v_cache._version
+    flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, k, k, **cache.arguments())
+    assert cache.k_cache._version > before[0] and cache.v_cache._version > before[1]
+    x = torch.ones_like(cache.k_cache, requires_grad=True)
+    product = x * cache.k_cache  # needs the cache as it is
+    flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, k, k, **cache.arguments())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with torch.inference_mode():  # its tensors count no writes
+        k_cache, v_cache = cache.k_cache.clone(), cache.v_cache.clone()
+        flash_attn_with_kvcache(q, k_cache, v_cache, k, k, **cache.arguments())
 
 
 def test_compiles_with_new_keys(device):

@@ -257,6 +257,7 @@ I32 = ragged.int32
         ({"seqused_q": I32([3])}, RuntimeError, "seqused_q has 1 entries"),
         ({"max_seqlen_q": None}, ValueError, "max_seqlen_q was not given"),
         ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k is -1; it is a bound"),
+        ({"cu_seqlens_q": I32([])}, ValueError, r"cu_seqlens_q has shape \(0,\)"),
         ({"qv": 3}, NotImplementedError, "^qv is "),
         ({"attention_chunk": 3}, NotImplementedError, "^attention_chunk is 3"),
         ({"sm_margin": 3}, RuntimeError, "^sm_margin is 3; the CPU has no multiprocessors"),
@@ -322,15 +323,33 @@ def test_a_window_may_be_a_tensor_of_two():
         ({"page_table": I32([[0, 1]])[:0], "cache_batch_idx": I32([0, 0])}, ValueError, r"page_table has shape \(0, 2\)"),
         ({"cache_leftpad": I32([0])}, ValueError, r"cache_leftpad holds torch.int32 of shape \(1,\)"),
         ({"cache_leftpad": I32([0, 0]).long()}, ValueError, "cache_leftpad holds torch.int64"),
+        ({"cache_leftpad": I32([0, 9])}, ValueError, "cache_leftpad has 9 for sequence 1; allowed are 0 to 8"),
+        (
+            {"cache_leftpad": I32([1, 0]), "cache_seqlens": I32([6, 9])},
+            ValueError,
+            "^cache_seqlens has 9 for sequence 1; allowed are 0 to 8",
+        ),
+        (
+            {"cache_leftpad": I32([1, 0]), "cache_seqlens": I32([-1, 3])},
+            ValueError,
+            "^cache_seqlens has -1 for sequence 0",
+        ),
+        (
+            {"cache_leftpad": I32([1, 0]), "page_table": None},
+            ValueError,
+            r"^k_cache has shape \(4, 4, 2, 16\); without page_table it holds the 2 sequences",
+        ),
+        ({"cache_seqlens": 2**40}, ValueError, "^cache_seqlens is 1099511627776"),
+        ({"v_cache": torch.randn(3, 4, 2, 16)}, ValueError, r"^v_cache has shape \(3, 4, 2, 16\)"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_errors_of_caches_name_the_argument(change, error, says):
     q, k = torch.randn(2, 1, 4, 16), torch.randn(4, 4, 2, 16)
-    given = {"cache_seqlens": I32([6, 7]), "page_table": I32([[0, 1], [2, 3]])}
-    flash_attn_with_kvcache(q, k, k, **given)
+    given = {"k_cache": k, "v_cache": k, "cache_seqlens": I32([6, 7]), "page_table": I32([[0, 1], [2, 3]])}
+    flash_attn_with_kvcache(q, **given)
     with pytest.raises(error, match=says):
-        flash_attn_with_kvcache(q, k, k, **{**given, **change})
+        flash_attn_with_kvcache(q, **{**given, **change})
 
 
 def test_fp8_is_served_for_equal_lengths_only():

@@ -63,7 +63,13 @@ def _flash_attn_backward(
     for name, given in results.items():
         if given is None:
             raise ValueError(f"{name} was not given; gradients are written to dq, dk and dv: give all three")
-    if k.numel() == 0:  # tensors without keys are no problem's
+    _names.check_tensors(q, k, v)
+    for name, given in {"dout": dout, "out": out, "softmax_lse": softmax_lse, **results}.items():
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"{name} is a {type(given).__name__}; it must be a tensor")
+    if softmax_lse.dtype != torch.float32:
+        raise TypeError(f"softmax_lse holds {softmax_lse.dtype}; it must be float32, as _flash_attn_forward returns it")
+    if k.numel() == 0 or q.numel() == 0:  # tensors without keys or queries are no problem's
         gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
     elif cu_seqlens_q is not None and cu_seqlens_k is not None:
         options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}

@@ -15,6 +15,7 @@ import torch
 HEAD_DIMS = range(8, 257, 8)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 MOST_SCALE = 1e5  # the largest that is tested
+MOST_SPLIT_KEYS = 2**28
 
 
 def attention(
@@ -145,15 +146,45 @@ def numbers(softmax_scale: float, softcap: float) -> None:
             _check(holds, lambda: f"softcap is {softcap}; it must be finite, from 1e-5 to 1e3, or 0 for no cap")
 
 
-def settings(q: torch.Tensor, window: tuple[int, int], sm_margin: int, batch_invariant: int | None) -> None:
-    """Options of a schedule, and sides of the window."""
-    for name, given in (("left", window[0]), ("right", window[1])):
-        _check(isinstance(given, (Integral, torch.SymInt)), lambda: f"window_size has {given} on the {name}; both sides are ints")
+def settings(q: torch.Tensor, sm_margin: int, batch_invariant: int | None) -> None:
+    """Options of a schedule."""
     _check(sm_margin >= 0, lambda: f"sm_margin is {sm_margin}; it is at least 0")
     on_cpu = q.device.type == "cpu"
     _check(sm_margin == 0 or not on_cpu, lambda: f"sm_margin is {sm_margin}; the CPU has no multiprocessors")
     if batch_invariant is not None:
-        _check(batch_invariant >= 1, lambda: f"batch_invariant is {batch_invariant}; a split has 1 key or more")
+        split_keys(batch_invariant)
+
+
+def split_keys(given: Any) -> None:
+    """`batch_invariant`, where it is given."""
+    if type(given) is int and 1 <= given <= MOST_SPLIT_KEYS:
+        return
+    if not isinstance(given, (Integral, torch.SymInt)):
+        raise TypeError(f"batch_invariant is {given!r}; it must be an int")
+    if not 1 <= given <= MOST_SPLIT_KEYS:
+        raise ValueError(
+            f"batch_invariant is {given}; a split has 1 key or more, at most {MOST_SPLIT_KEYS} (None where splits may "
+            "follow the batch)"
+        )
+
+
+def kinds(softmax_scale: Any, causal: Any, window: tuple[Any, Any], softcap: Any, sm_margin: Any) -> None:
+    """Types of the options that all functions have; an operator's error would print its schema."""
+    if not (causal is None or hasattr(type(causal), "__bool__")):
+        raise TypeError(f"causal is {causal!r}; it must be a bool")
+    for name, given in (("left", window[0]), ("right", window[1])):
+        if not (hasattr(type(given), "__index__") or isinstance(given, torch.SymInt)):
+            raise TypeError(f"window_size has {given!r} on the {name}; both sides are ints")
+        if not -(2**63) <= given < 2**63:
+            raise ValueError(f"window_size has {given} on the {name}; both sides are int64, and -1 is all keys")
+    for name, given in (("softmax_scale", softmax_scale), ("softcap", softcap)):
+        if not (hasattr(type(given), "__float__") or isinstance(given, (torch.SymFloat, torch.SymInt))):
+            if given is not None or name == "softcap":
+                raise TypeError(f"{name} is {given!r}; it must be a float{', 0 for no cap' * (name == 'softcap')}")
+    if not (hasattr(type(sm_margin), "__index__") or isinstance(sm_margin, torch.SymInt)):
+        raise TypeError(f"sm_margin is {sm_margin!r}; it must be an int")
+    if not -(2**63) <= sm_margin < 2**63:
+        raise ValueError(f"sm_margin is {sm_margin}; it is a number of multiprocessors")
 
 
 def on_one_device(q: torch.Tensor, of_q: str, /, **others: torch.Tensor) -> None:

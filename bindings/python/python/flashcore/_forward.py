@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
 
-from . import _append, _kvcache, _lengths, _names, _schedule
+from . import _append, _checks, _kvcache, _lengths, _names, _schedule
 
 __all__ = ["check", "common_options", "sides"]
+_FAR = 2**62  # no side of a window is as far
 
 
 def _refuse(name: str, given: object, allowed: str) -> None:
@@ -21,6 +23,8 @@ def check(qv: object, attention_chunk: int, num_splits: int) -> None:
         _refuse("qv", qv, "a second part of the queries is not served: leave it None")
     if attention_chunk != 0:
         _refuse("attention_chunk", attention_chunk, "chunked attention is not served: leave it 0")
+    if type(num_splits) is not int and not isinstance(num_splits, (Integral, torch.SymInt)):
+        raise TypeError(f"num_splits is {num_splits!r}; it must be an int")
     if num_splits < 0:
         raise ValueError(f"num_splits is {num_splits}; it is at least 0, where 0 leaves the choice to the library")
 
@@ -41,6 +45,17 @@ def common_options(
 ) -> dict[str, Any]:
     """The options that all operators have."""
     left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in sides(window_size))
+    usual = (
+        type(causal) is bool
+        and type(left) is type(right) is type(sm_margin) is int
+        and type(softcap) is float
+        and (softmax_scale is None or type(softmax_scale) is float)
+        and -_FAR < left < _FAR
+        and -_FAR < right < _FAR
+        and -_FAR < sm_margin < _FAR
+    )
+    if not usual and not torch.compiler.is_compiling():
+        _checks.kinds(softmax_scale, causal, (left, right), softcap, sm_margin)
     options = {"softmax_scale": softmax_scale, "causal": causal, "window": (left, right), "softcap": softcap}
     return options | {"sm_margin": sm_margin}
 

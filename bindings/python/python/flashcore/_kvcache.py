@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["check_int32", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
+__all__ = ["check_int32", "check_padded", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
 
 
 def table_of(
@@ -75,6 +75,22 @@ def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         for x in (k, v)
     )
     return (*views, rows)
+
+
+def check_padded(
+    k: torch.Tensor, leftpad: torch.Tensor, seqused_k: torch.Tensor, batch: int, table: torch.Tensor | None
+) -> None:
+    """Raises for lengths of a padded cache that do not fit it. Their values are known on the CPU only."""
+    if table is None and k.shape[0] != batch:
+        raise ValueError(f"k_cache has shape {tuple(k.shape)}; without page_table it holds the {batch} sequences of q")
+    capacity = k.shape[1] * (1 if table is None else table.shape[1])
+    for name, given in (("cache_seqlens", seqused_k), ("cache_leftpad", leftpad)):
+        check_int32(name, given, (batch,), k.device)
+        if k.device.type == "cpu" and not torch.compiler.is_compiling():
+            outside = (given < 0) | (given > capacity)
+            if outside.any():
+                b = int(outside.int().argmax())
+                raise ValueError(f"{name} has {int(given[b])} for sequence {b}; allowed are 0 to {capacity}")
 
 
 def row_views(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:

@@ -51,6 +51,9 @@ def attend(
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
 
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts is not None and starts.dim() == 1 and starts.shape[0] == 0:
+            raise ValueError(f"{name} has shape (0,); it must be int32 of shape (batch + 1,), from 0")
     unpack = None
     if cu_seqlens_q is None and (seqused_q is not None or cu_seqlens_k is not None):
         if q.dim() != 4:
@@ -85,8 +88,11 @@ def attend(
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
         if seqused_k is None:
             seqused_k = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
+        if (table is not None or leftpad is not None) and k.shape[:-1] != v.shape[:-1]:
+            of_k = tuple(k.shape)
+            raise ValueError(f"v_cache has shape {tuple(v.shape)}; all but its head_dim must be those of k_cache, {of_k}")
         if leftpad is not None:
-            _kvcache.check_int32("cache_leftpad", leftpad, (batch,), q.device)
+            _kvcache.check_padded(k, leftpad, seqused_k, batch, table)
             table = _kvcache.whole_sequences(k) if table is None else table
             k, v, table = _kvcache.pages_of_one_key(k, v, table, leftpad)
             seqused_k = (seqused_k - leftpad).clamp(min=0)
@@ -112,7 +118,6 @@ def check_cache(
     table: torch.Tensor | None,
     leftpad: torch.Tensor | None,
     softmax_scale: float | None,
-    window: tuple[int, int],
     softcap: float,
     sm_margin: int,
     batch_invariant: int | None,
@@ -122,7 +127,7 @@ def check_cache(
     none = torch.empty(0, dtype=torch.int32)
     _checks.cache(q, k, v, *(none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table)))
     _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
-    _checks.settings(q, window, sm_margin, batch_invariant)
+    _checks.settings(q, sm_margin, batch_invariant)
     if cu_seqlens_q is not None:
         bound("max_seqlen_q", max_seqlen_q)
     elif max_seqlen_q is not None:
@@ -130,7 +135,7 @@ def check_cache(
     if max_seqlen_k is not None:
         bound("max_seqlen_k", max_seqlen_k)
     if leftpad is not None:
-        _kvcache.check_int32("cache_leftpad", leftpad, tuple(seqused_k.shape), q.device)
+        _kvcache.check_padded(k, leftpad, seqused_k, batch_of(q, cu_seqlens_q), table)
         _kvcache.row_views(k, v)
 
 
@@ -167,7 +172,8 @@ def bound(name: str, given: Any) -> int:
         given = int(given)
     if not isinstance(given, (numbers.Integral, torch.SymInt)):
         raise TypeError(f"{name} is a {type(given).__name__}; it must be an int")
-    if given < 0:
+    # Of a symbol that is computed from values a traced program cannot know it.
+    if not torch.compiler.is_compiling() and given < 0:
         raise ValueError(f"{name} is {given}; it is a bound of lengths, at least 0")
     return given
 

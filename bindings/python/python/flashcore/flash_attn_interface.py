@@ -116,7 +116,8 @@ def flash_attn_func(
     RuntimeError
         Shapes, dtypes or devices do not fit, or the device failed.
     """
-    if q_descale is k_descale is v_descale is qv is None and attention_chunk == 0 and num_splits >= 0:
+    plain = q_descale is k_descale is v_descale is qv is None and attention_chunk == 0
+    if plain and type(num_splits) is int and num_splits >= 0:
         options = (softmax_scale, causal, window_size, softcap, deterministic, sm_margin, batch_invariant)
         results = direct(q, k, v, *options, return_attn_probs)
         if results is not None:
@@ -175,11 +176,15 @@ def flash_attn_qkvpacked_func(
 
     The other parameters, the results and the errors are those of `flash_attn_func`.
     """
+    if not isinstance(qkv, torch.Tensor):
+        raise TypeError(f"qkv is a {type(qkv).__name__}; it must be a tensor")
+    if num_heads_q is not None and not isinstance(num_heads_q, (numbers.Integral, torch.SymInt)):
+        raise TypeError(f"num_heads_q is {num_heads_q!r}; it must be an int")
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
     elif qkv.dim() == 4 and num_heads_q is not None:
         kv_heads, rest = divmod(qkv.shape[2] - num_heads_q, 2)
-        if kv_heads < 1 or rest:
+        if num_heads_q < 1 or kv_heads < 1 or rest:
             raise ValueError(f"num_heads_q is {num_heads_q} of {qkv.shape[2]}; as many heads of k as of v must remain")
         q, k, v = qkv.split([num_heads_q, kv_heads, kv_heads], dim=2)
     else:
@@ -395,6 +400,8 @@ def _on_device(
     if not isinstance(cache_seqlens, (numbers.Integral, torch.SymInt)):
         given = type(cache_seqlens).__name__
         raise TypeError(f"seqused_k is a {given}; it must be an int or an int32 tensor of shape (batch,)")
+    if not isinstance(cache_seqlens, torch.SymInt) and not 0 <= cache_seqlens < 2**31:
+        raise ValueError(f"seqused_k is {cache_seqlens}; it is a number of keys, int32")
     _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
     batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
     return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=tensors[0].device)
