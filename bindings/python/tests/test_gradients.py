@@ -326,6 +326,21 @@ def test_packed_sequences_compile():
     torch.testing.assert_close(torch.autograd.grad(compiled(q, k, v), q, dout)[0], want)
 
 
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_bounds_that_a_compiled_function_computes():
+    torch._dynamo.reset()
+    q, k, v, _ = (x.detach().flatten(0, 1) for x in tensors(seq_kv=33))
+
+    def call(q, k, v, starts):
+        longest = int((starts[1:] - starts[:-1]).max())
+        return flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=True)
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for lengths in ([30, 36], [60, 6]):
+        starts = ragged.starts(lengths)
+        torch.testing.assert_close(compiled(q, k, v, starts), call(q, k, v, starts))
+
+
 @cuda
 def test_a_kernel_without_tensor_cores_is_told_once():
     import subprocess

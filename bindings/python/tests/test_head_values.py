@@ -110,3 +110,9 @@ def test_transformers_sinks():
     torch.testing.assert_close(out.double(), torch.from_numpy(want), atol=1e-5, rtol=1e-5)
     with pytest.warns(UserWarning), pytest.raises(NotImplementedError, match="s_aux is given"):
         fc.attention(module, q, k, v, None, is_causal=True, dropout=0.5, s_aux=torch.from_numpy(sinks))
+    trained = torch.nn.Parameter(torch.from_numpy(sinks))
+    with pytest.warns(UserWarning), pytest.raises(NotImplementedError, match=r"s_aux, .* torch\.no_grad"):
+        fc.attention(module, *(x.detach() for x in (q, k, v)), None, is_causal=True, s_aux=trained)
+    with torch.no_grad():
+        again, _ = fc.attention(module, q, k, v, None, is_causal=True, s_aux=trained)
+    assert torch.equal(again, out)

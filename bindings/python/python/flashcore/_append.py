@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _names, _operators  # noqa: F401  (the latter registers the operator)
+from . import _derivatives, _names, _operators  # noqa: F401  (the last registers the operator)
 
 __all__ = ["append"]
 
@@ -58,14 +58,20 @@ def append(
         q = q if q.stride(-1) == 1 else q.contiguous()
         q_out = torch.empty_like(q)
         rotary = (cos.detach(), sin.detach(), q.detach(), q_out, given(cu_seqlens_q), given(seqlens_rotary))
-    recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if recorded and not q_out.requires_grad and not torch.compiler.is_compiling():
-        q_out = q_out.detach().requires_grad_()  # so that the operator of attention refuses to compute gradients
+    _derivatives.refuse_tangents((q, k, v, rotary_cos, rotary_sin))
+    tables = () if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in tables):
+            _derivatives.refuse_transforms()
+            if not q_out.requires_grad:
+                q_out = q_out.detach().requires_grad_()  # so that the operator of attention refuses to compute gradients
     k, v = (x.detach() if x.stride(-1) == 1 else x.detach().contiguous() for x in (k, v))
     _append_kv(
         k_cache, v_cache, k, v, cache_seqlens.contiguous(), given(cu_seqlens_k_new), given(cache_batch_idx),
         given(page_table), seqused_k, *rotary, interleaved, q_at_one_position,
     )  # fmt: skip
+    if not torch.compiler.is_compiling():  # PyTorch then notices a cache that a backward pass needs as it was
+        torch._C._increment_version([x for x in (k_cache, v_cache) if not x.is_inference()])
     return q_out, seqused_k
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.autograd import profiler as autograd_profiler
 
-from . import _checks, _fakes, _names, _native
+from . import _checks, _derivatives, _fakes, _flops, _names, _native
 
 _DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
 _HEAD_DIMS = _checks.HEAD_DIMS
@@ -66,8 +66,7 @@ _differentiable = super(torch.autograd.Function, _Differentiable).apply  # type:
 
 
 def _below_autograd(run: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch._C._AutoDispatchBelowAutograd():
-        return _names.typed(run, *args)
+    return _derivatives.below_autograd(_names.typed, run, *args)  # type: ignore[no-any-return]
 
 
 def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -135,7 +134,7 @@ def direct(
 
 def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
     """An operator's results. The dispatcher's way through Python is left out where it can be: it takes 5 us and more."""
-    if _is_traced():
+    if _is_traced() or _has_transforms():  # a batched tensor does not say that it requires a gradient
         return operator(q, k, v, *rest)
     if not _records(q, k, v):
         if operator is _fwd and _is_plain(q, k, v):
@@ -144,39 +143,30 @@ def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *res
                 return results
         return _below_autograd(operator, q, k, v, *rest)
     lengths = 0 if operator is _fwd else 4 if operator is _fwd_varlen else None
-    plain = type(q) is type(k) is type(v) is torch.Tensor and not torch._C._are_functorch_transforms_active()
-    if lengths is None or not plain:
+    if lengths is None or not type(q) is type(k) is type(v) is torch.Tensor:
         return operator(q, k, v, *rest)
     return _differentiable((operator, rest[lengths:]), q, k, v, *rest[:lengths])
+
+
+def _call_with_values(operator: Any, *inputs: Any) -> Any:
+    """`_call` of an operator that has sinks, slopes or scales: they may require a gradient, which it refuses."""
+    if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return operator(*inputs)
+    return _call(operator, *inputs)
 
 
 def _autograd_of(operator: Any, count: int) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """The kernel of an operator of so many tensors for the dispatcher's key Autograd."""
 
     def kernel(keys: Any, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in inputs[:3]):
-            raise NotImplementedError(
-                "a derivative in forward mode is asked for, such as by torch.func.jvp, which flashcore does not compute: "
-                "use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
-            )
+        _derivatives.refuse_tangents(inputs[:3])
         run = lambda *args: operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
         if _records(*inputs[:3]):
-            if torch._C._are_functorch_transforms_active():
-                raise NotImplementedError(
-                    "a gradient is asked for by a transform of torch.func, such as grad or vmap, which flashcore does not "
-                    "serve: use torch.autograd.grad, or PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
-                )
+            _derivatives.refuse_transforms()
             return _Differentiable.apply((run, inputs[count:]), *inputs[:count])
         return _below_autograd(run, *inputs)
 
     return kernel
-
-
-def _refuse_gradients(name: str, instead: str) -> Callable[..., NoReturn]:
-    def refuse(ctx: Any, *grads: torch.Tensor) -> NoReturn:
-        raise NotImplementedError(f"flashcore::{name} has no backward pass: {instead}")
-
-    return refuse
 
 
 _register()
@@ -196,8 +186,6 @@ for _name in ("fwd.modified", "fwd_varlen.modified"):
     _WITHOUT_BACKWARD[_name] = (
         "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
     )
-for _name, _instead in _WITHOUT_BACKWARD.items():
-    torch.library.register_autograd(f"flashcore::{_name}", _refuse_gradients(_name, _instead))
 
 _fwd = torch.ops.flashcore.fwd.default
 _fwd_scaled = torch.ops.flashcore.fwd.scaled
@@ -212,9 +200,15 @@ _fwd_kvcache_modified = torch.ops.flashcore.fwd_kvcache.modified
 _bwd = torch.ops.flashcore.bwd.default
 _bwd_varlen = torch.ops.flashcore.bwd_varlen.default
 
+_flops.register(torch.ops.flashcore)
 _library = torch.library.Library("flashcore", "IMPL")  # noqa: TOR901
 for _name, _operator, _count in (("fwd", _fwd, 3), ("fwd_varlen", _fwd_varlen, 7)):
     _library.impl(_name, _autograd_of(_operator, _count), "Autograd", with_keyset=True)
+for _name, _instead in _WITHOUT_BACKWARD.items():
+    _packet, _, _overload = _name.partition(".")
+    _operator = getattr(getattr(torch.ops.flashcore, _packet), _overload or "default")
+    _kernel = _derivatives.refusing(_operator, f"flashcore::{_name} has no backward pass: {_instead}")
+    _library.impl(_name, _kernel, "Autograd", with_keyset=True)
 for _name in ("fwd.bhsd", "fwd_kvcache.rows", "make_schedule"):  # they raise where gradients are recorded, or have none
     _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
@@ -270,13 +264,17 @@ def forward(
             if scale is not None:
                 raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
         if sinks is not None or alibi_slopes is not None:
-            return _call(_fwd_modified, q, k, v, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+            values = _modifiers(q, sinks, alibi_slopes)
+            return _call_with_values(_fwd_modified, q, k, v, *values, *options, *settings)
         return _call(_fwd, q, k, v, *options, deterministic, *settings)
     if sinks is not None or alibi_slopes is not None:
         raise NotImplementedError("sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention")
     shape = (k.shape[0], k.shape[2])
+    for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
+        if scale is not None and not isinstance(scale, torch.Tensor):
+            raise TypeError(f"{name} is a {type(scale).__name__}; it must be a float32 tensor of shape {tuple(shape)}")
     given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
-    return _call(_fwd_scaled, q, k, v, *given, *options, *settings)
+    return _call_with_values(_fwd_scaled, q, k, v, *given, *options, *settings)
 
 
 def forward_bhsd(
@@ -374,7 +372,8 @@ def forward_varlen(
     absent = _absent(q, seqused_q, seqused_k)
     lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
     if sinks is not None or alibi_slopes is not None:
-        return _call(_fwd_varlen_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+        values = _modifiers(q, sinks, alibi_slopes)
+        return _call_with_values(_fwd_varlen_modified, q, k, v, *lengths, *values, *options, *settings)
     return _call(_fwd_varlen, q, k, v, *lengths, *options, deterministic, *settings)
 
 
@@ -425,7 +424,8 @@ def forward_kvcache(
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
     lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
     if sinks is not None or alibi_slopes is not None:
-        return _call(_fwd_kvcache_modified, q, k, v, *lengths, *_modifiers(q, sinks, alibi_slopes), *options, *settings)
+        values = _modifiers(q, sinks, alibi_slopes)
+        return _call_with_values(_fwd_kvcache_modified, q, k, v, *lengths, *values, *options, *settings)
     if schedule is not None:
         made, number = schedule
         return _call(_fwd_kvcache_scheduled, q, k, v, *lengths, made, *options, *settings, number)
@@ -463,10 +463,8 @@ def _prepared(
 
 def _settings(sm_margin: int, batch_invariant: int | None) -> tuple[int, int]:
     """What operators of the forward pass take last; splits of 0 keys stand for none."""
-    if batch_invariant is not None and batch_invariant < 1:
-        raise ValueError(
-            f"batch_invariant is {batch_invariant}; a split has 1 key or more (None where splits may follow the batch)"
-        )
+    if batch_invariant is not None:
+        _checks.split_keys(batch_invariant)
     return sm_margin, batch_invariant or 0
 
 

@@ -242,9 +242,10 @@ def attention(
     deterministic = torch.are_deterministic_algorithms_enabled()
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     options: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap or 0.0}
-    if why is None and torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    trains = (q, k, v) if sinks is None else (q, k, v, sinks)
+    if why is None and torch.is_grad_enabled() and any(x.requires_grad for x in trains):
         if sinks is not None:
-            why = "a gradient is asked for with s_aux, sinks"
+            why = "a gradient is asked for with s_aux, sinks (to compute none, call the model under torch.no_grad())"
         elif keys_in_use is not None:
             why = "a gradient is asked for through a cache whose length is on the device"
         elif softcap is None and not (packed and attention_mask is None):  # sdpa could compute it

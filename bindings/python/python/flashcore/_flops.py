@@ -1,0 +1,32 @@
+"""Counts of operations for PyTorch's `FlopCounterMode`, as it counts its own attention: masks are not considered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils import flop_counter
+
+__all__ = ["register"]
+
+
+def register(operators: Any) -> None:
+    """Gives the operators of equal lengths their formulas."""
+    for packet, formula in ((operators.fwd, _forward), (operators.bwd, _backward)):
+        if packet not in flop_counter.flop_registry:
+            flop_counter.register_flop_formula(packet)(formula)
+
+
+def _heads_first(shape: Any) -> tuple[int, ...]:
+    batch, seq, heads, head_dim = shape
+    return batch, heads, seq, head_dim
+
+
+def _forward(q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    shapes = (q, k, v)
+    if isinstance(out_shape, tuple) and len(out_shape) == 2:  # fwd.bhsd alone returns no log-sum-exp
+        shapes = tuple(map(_heads_first, shapes))
+    return flop_counter.sdpa_flop_count(*shapes)
+
+
+def _backward(dout: Any, q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    return flop_counter.sdpa_backward_flop_count(*map(_heads_first, (dout, q, k, v)))
