@@ -31,6 +31,8 @@ def check(qv: object, attention_chunk: int, num_splits: int) -> None:
 
 def sides(window_size: Any) -> Any:
     """`window_size` if it is a pair, or a tensor of two, as FlashAttention's tests give it."""
+    if type(window_size) is tuple and len(window_size) == 2:
+        return window_size
     is_tensor = isinstance(window_size, torch.Tensor) and window_size.dim() == 1
     if not (is_tensor or isinstance(window_size, (tuple, list))) or len(window_size) != 2:
         raise ValueError(
@@ -44,7 +46,9 @@ def common_options(
     softmax_scale: float | None, causal: bool, window_size: Any, softcap: float, sm_margin: int
 ) -> dict[str, Any]:
     """The options that all operators have."""
-    left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in sides(window_size))
+    left, right = sides(window_size)
+    if type(left) is not int or type(right) is not int:
+        left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in (left, right))
     usual = (
         type(causal) is bool
         and type(left) is type(right) is type(sm_margin) is int

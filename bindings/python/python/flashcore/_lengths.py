@@ -51,9 +51,9 @@ def attend(
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
 
-    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if starts is not None and starts.dim() == 1 and starts.shape[0] == 0:
-            raise ValueError(f"{name} has shape (0,); it must be int32 of shape (batch + 1,), from 0")
+    for name, starts in (("q", cu_seqlens_q), ("k", cu_seqlens_k)):
+        if starts is not None and not _checks.is_given(starts):
+            raise ValueError(f"cu_seqlens_{name} has shape (0,); it must be int32 of shape (batch + 1,), from 0")
     unpack = None
     if cu_seqlens_q is None and (seqused_q is not None or cu_seqlens_k is not None):
         if q.dim() != 4:

@@ -39,9 +39,11 @@ def rename(**names: str) -> Callable[[Function], Function]:
 def check_tensors(q: object, k: object, v: object, /, **optional: object) -> None:
     """Raises for what is no tensor; optional ones may be None."""
     for name, x in (("q", q), ("k", k), ("v", v), *optional.items()):
-        if not isinstance(x, torch.Tensor) and (x is not None or name not in optional):
+        if type(x) is torch.Tensor or (x is None and name in optional):
+            continue
+        if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
-        if type(x) is not torch.Tensor and isinstance(x, torch.Tensor) and x.is_nested:
+        if x.is_nested:
             raise NotImplementedError(
                 f"{name} is a nested tensor, which is not served: give x.values() and x.offsets() as int32 to "
                 "flash_attn_varlen_func"

@@ -66,7 +66,8 @@ _differentiable = super(torch.autograd.Function, _Differentiable).apply  # type:
 
 
 def _below_autograd(run: Any, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return _derivatives.below_autograd(_names.typed, run, *args)  # type: ignore[no-any-return]
+    with torch._C._AutoDispatchBelowAutograd():
+        return _names.typed(run, *args)
 
 
 def _records(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
