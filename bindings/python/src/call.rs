@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::error::{forked, raise, type_, value};
 use crate::exchange::Exchange;
-use crate::frameworks::{Framework, dtype_name, without_gradient};
+use crate::frameworks::{Framework, dtype_name, without_gradient, wrote};
 use crate::head_values::HeadValues;
 use crate::options::{Axes, Options};
 use crate::problem::problem_of;
@@ -463,6 +463,7 @@ pub(crate) fn attention<'py>(
     let (mut call, given_out) = Call::gather([q, k, v], scales, out, stream, &options)?;
     call.gather_head_values(sinks, alibi_slopes, &mut options)?;
     let mut problem = call.problem(&options, given_out.as_ref())?;
+    let is_given = out.is_some();
     let (out, mut out_tensor) = match (out, given_out) {
         (Some(out), Some(tensor)) => {
             call.check_out(&tensor)?;
@@ -479,6 +480,9 @@ pub(crate) fn attention<'py>(
     match &call.stream {
         None => call.run_on_host(py, &problem, &mut out_tensor, lse_tensor.as_mut())?,
         Some(stream) => call.run_on_cuda(py, stream, q, &problem, &out_tensor, lse_tensor.as_ref())?,
+    }
+    if is_given {
+        wrote(&out)?;
     }
     if let Some(stream) = &call.foreign_stream {
         let given = scales.into_iter().chain([sinks, alibi_slopes]).flatten();

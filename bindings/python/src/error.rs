@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flashcore::{Error, ProblemError};
 use pyo3::PyErr;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyNotImplementedError, PyRuntimeError, PyTypeError, PyValueError};
 
 /// The exception for an error of the library. Its message is the library's own.
 pub(crate) fn raise(error: Error) -> PyErr {
@@ -38,6 +38,10 @@ pub(crate) fn raise(error: Error) -> PyErr {
 
 pub(crate) fn value(message: impl Into<String>) -> PyErr {
     PyValueError::new_err(message.into())
+}
+
+pub(crate) fn unserved(message: impl Into<String>) -> PyErr {
+    PyNotImplementedError::new_err(message.into())
 }
 
 pub(crate) fn type_(message: impl Into<String>) -> PyErr {

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::error::value;
+use crate::error::{type_, unserved, value};
 use crate::tensor::Place;
 
 /// An imported module and its tensor type.
@@ -19,6 +19,7 @@ struct Library {
 static TORCH: PyOnceLock<Library> = PyOnceLock::new();
 static CUPY: PyOnceLock<Library> = PyOnceLock::new();
 static NUMPY: PyOnceLock<Library> = PyOnceLock::new();
+static MASKED: PyOnceLock<Library> = PyOnceLock::new();
 
 /// A library, if the program has imported it.
 fn library_of<'py>(
@@ -78,6 +79,9 @@ struct OfTorch {
     fp8: Option<Py<PyAny>>,
     uint8: Option<Py<PyAny>>,
     is_grad_enabled: Option<Py<PyAny>>,
+    /// The module of derivatives in forward mode.
+    forward_ad: Option<Py<PyAny>>,
+    increment_version: Option<Py<PyAny>>,
 }
 
 impl OfTorch {
@@ -92,6 +96,14 @@ impl OfTorch {
             fp8: find(torch, "float8_e4m3fn"),
             uint8: find(torch, "uint8"),
             is_grad_enabled: find(torch, "is_grad_enabled"),
+            forward_ad: torch
+                .getattr("autograd")
+                .ok()
+                .and_then(|autograd| find(&autograd, "forward_ad")),
+            increment_version: torch
+                .getattr("_C")
+                .ok()
+                .and_then(|inner| find(&inner, "_increment_version")),
         })
     }
 }
@@ -245,13 +257,51 @@ pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// Refuses PyTorch tensors that ask for gradients while those are recorded, or whose memory holds other values than
+/// PyTorch's module of derivatives in forward mode, if the program computes some now.
+pub(crate) fn forward_mode<'py>(torch: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = torch.py();
+    let Some(forward_ad) = &OfTorch::get(torch).forward_ad else {
+        return Ok(None);
+    };
+    let forward_ad = forward_ad.bind(py).clone();
+    let level: i64 = forward_ad.getattr(intern!(py, "_current_level"))?.extract()?;
+    Ok((level >= 0).then_some(forward_ad))
+}
+
+/// Counts a write to a tensor of PyTorch, which then notices if a backward pass needs it as it was.
+pub(crate) fn wrote(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = tensor.py();
+    let Some(torch) = torch_of(tensor) else { return Ok(()) };
+    // Tensors of inference mode count no writes.
+    if let Some(increment_version) = &OfTorch::get(&torch).increment_version
+        && !tensor.call_method0(intern!(py, "is_inference"))?.is_truthy()?
+    {
+        increment_version.bind(py).call1(((tensor,),))?;
+    }
+    Ok(())
+}
+
+/// Refuses NumPy's masked arrays and PyTorch tensors that ask for derivatives while those are recorded, or whose memory holds other values than
 /// they do; else detaches them.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Some(torch) = torch_of(object) else {
+        if module_of(&MASKED, ("numpy.ma", "MaskedArray"), object).is_some() {
+            return Err(type_(format!(
+                "{name} is a masked array, whose mask attention would not see; give {name}.filled(...)"
+            )));
+        }
         return Ok(object.clone());
     };
     let py = object.py();
+    if let Some(forward_ad) = forward_mode(&torch)? {
+        let dual = forward_ad.call_method1(intern!(py, "unpack_dual"), (object,))?;
+        if !dual.getattr(intern!(py, "tangent"))?.is_none() {
+            return Err(unserved(format!(
+                "{name} has a derivative in forward mode, which flashcore does not compute; give its primal, or use \
+                 PyTorch's scaled_dot_product_attention with SDPBackend.MATH"
+            )));
+        }
+    }
     // DLPack exports the memory and says nothing of the bit.
     if object.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
         return Err(value(format!(
@@ -262,9 +312,14 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
         return Ok(object.clone());
     }
     if records_gradients(&torch)? {
+        let instead = if matches!(name, "sinks" | "alibi_slopes" | "q_scale" | "k_scale" | "v_scale") {
+            "its gradient is not computed: call"
+        } else {
+            "for gradients call flashcore.flash_attn_interface.flash_attn_func, else call"
+        };
         return Err(value(format!(
-            "{name} requires a gradient, and flashcore.attention computes the forward pass only; for gradients call \
-             flashcore.flash_attn_interface.flash_attn_func, else call this under torch.no_grad(), or give {name}.detach()"
+            "{name} requires a gradient, and flashcore.attention computes the forward pass only; {instead} this under \
+             torch.no_grad(), or give {name}.detach()"
         )));
     }
     object.call_method0("detach")

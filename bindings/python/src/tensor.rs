@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 
 use crate::error::{type_, value};
 use crate::exchange::View;
-use crate::frameworks::fp8_as_bytes;
+use crate::frameworks::{fp8_as_bytes, torch_tensor};
 use crate::options::Axes;
 use crate::stream::CallStream;
 
@@ -139,7 +139,8 @@ impl Tensor {
         };
         if first.is_null() && layout.num_elements() > 0 {
             return Err(value(format!(
-                "{name} has shape {:?} but no memory on {place}",
+                "{name} has shape {:?} but no memory on {place}; while PyTorch traces a program, call \
+                 flashcore.flash_attn_interface.flash_attn_func",
                 layout.shape
             )));
         }
@@ -393,11 +394,17 @@ fn dtype_words(dtype: DLDataType) -> String {
 fn refused(name: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = object.py();
     let error_text = error.to_string();
+    let of_torch = torch_tensor(py).is_some_and(|class| object.is_instance(class).unwrap_or(false));
     let message = format!(
-        "{name} ({}) does not give its memory through DLPack: {}",
+        "{name} ({}) does not give its memory through DLPack: {}{}",
         type_name(object),
         // PyTorch adds the frames of its C++.
-        error_text.lines().next().unwrap_or_default()
+        error_text.lines().next().unwrap_or_default(),
+        if of_torch {
+            "; flashcore.flash_attn_interface.flash_attn_func takes PyTorch's traced and wrapped tensors"
+        } else {
+            ""
+        }
     );
     let raised = if error.is_instance_of::<PyTypeError>(py) {
         type_(message)

@@ -34,6 +34,7 @@ CASES = [
     ("integers", (Q, K, V.astype(np.int32)), {}, TypeError, ["v holds int32"]),
     ("byte order", (Q.astype(">f2"), K, V), {}, ValueError, ["q (numpy.ndarray)", "byte order"]),
     ("mixed dtypes", (Q, K.astype(np.float32), V), {}, TypeError, ["k holds f32", "q fp16", "convert"]),
+    ("a masked array", (np.ma.masked_array(Q), K, V), {}, TypeError, ["q is a masked array", "filled"]),
     ("dimensions", (Q[0], K, V), {}, ValueError, ["q has 3 dimensions", "[batch, seq, heads, head_dim]"]),
     ("batches", (Q, zeros(2, 32, 2, 64), V), {}, ValueError, ["k has shape [2, 32, 2, 64]", "[1, 32, 2, 64]"]),
     ("k and v", (Q, K, zeros(1, 31, 2, 64)), {}, ValueError, ["v has shape [1, 31, 2, 64]", "[1, 32, 2, 64]"]),

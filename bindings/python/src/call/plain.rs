@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use super::{Call, attention_on};
 use crate::error::raise;
 use crate::exchange::Exchange;
-use crate::frameworks::{Framework, records_gradients};
+use crate::frameworks::{Framework, forward_mode, records_gradients};
 use crate::head_values::HeadValues;
 use crate::options::Options;
 use crate::scales::Scales;
@@ -27,6 +27,9 @@ impl<'py> Call<'py> {
         let (Framework::Torch(torch), Some(exchange)) = (&framework, Exchange::of_torch(py)) else {
             return Ok(None);
         };
+        if forward_mode(torch)?.is_some() {
+            return Ok(None);
+        }
         let recorded = records_gradients(torch)?;
         let import = |name, object: &Bound<'py, PyAny>| -> PyResult<Option<(Tensor, _)>> {
             if !exchange.is_plain(object)
