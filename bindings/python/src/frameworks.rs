@@ -281,8 +281,8 @@ pub(crate) fn wrote(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Refuses NumPy's masked arrays and PyTorch tensors that ask for derivatives while those are recorded, or whose memory holds other values than
-/// they do; else detaches them.
+/// Refuses NumPy's masked arrays, and PyTorch tensors that ask for derivatives while those are recorded, or whose
+/// memory holds other values than they do; else detaches them.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Some(torch) = torch_of(object) else {
         if module_of(&MASKED, ("numpy.ma", "MaskedArray"), object).is_some() {

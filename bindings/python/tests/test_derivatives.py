@@ -7,7 +7,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from flashcore import _operators  # noqa: E402  (needs PyTorch)
 from flashcore.flash_attn_interface import (  # noqa: E402
-    flash_attn_combine,
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
@@ -111,15 +110,18 @@ def test_attention_counts_its_write(tensors):
         flashcore.attention(q, k, v, out=torch.empty_like(q))
 
 
-def test_combine_of_rows_without_a_part():
-    out, lse = torch.randn(2, 1, 3, 4, 8), torch.randn(2, 1, 3, 4)
-    lse[:, 0, 0] = lse[1, 0, 1] = float("-inf")
-    out[1, 0, 1] = float("nan")
-    out.requires_grad_(), lse.requires_grad_()
-    merged, total = flash_attn_combine(out, lse)
-    (merged.sum() + total[total > float("-inf")].sum()).backward()
-    assert out.grad.isfinite().all() and lse.grad.isfinite().all()
-    assert not out.grad[:, 0, 0].any() and not lse.grad[:, 0, 0].any()
+def test_new_keys_count_as_a_write(tensors):
+    q, k_cache, v_cache = tensors
+    new = {"k": k_cache[:, :1].clone(), "v": v_cache[:, :1].clone(), "cache_seqlens": 3}
+    before = k_cache._version, v_cache._version
+    flash_attn_with_kvcache(q, k_cache, v_cache, **new)
+    assert k_cache._version > before[0] and v_cache._version > before[1]
+    product = torch.ones_like(k_cache, requires_grad=True) * k_cache  # needs the cache as it is
+    flash_attn_with_kvcache(q, k_cache, v_cache, **new)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with torch.inference_mode():  # its tensors count no writes
+        flash_attn_with_kvcache(q, k_cache.clone(), v_cache.clone(), **new)
 
 
 @pytest.mark.parametrize("no_grad", [True, False])

@@ -1,4 +1,4 @@
-"""What flash_attn_with_kvcache does around attention: new keys, rotary embeddings, padding; and flash_attn_combine."""
+"""What flash_attn_with_kvcache does around attention: new keys, rotary embeddings, padding."""
 
 import flashcore
 import numpy as np
@@ -7,8 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import ragged  # noqa: E402  (needs PyTorch)
-import reference  # noqa: E402
-from flashcore.flash_attn_interface import flash_attn_combine, flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
+from flashcore.flash_attn_interface import flash_attn_with_kvcache, get_scheduler_metadata  # noqa: E402
 
 NO_CUDA = flashcore.why_not_cuda() or (None if torch.cuda.is_available() else "this PyTorch sees no CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA)))]
@@ -422,22 +421,6 @@ def test_leftpad_over_a_cache_of_heads_first(device):
         flash_attn_with_kvcache(q, k, cache.v_cache, **cache.arguments())
 
 
-def test_new_keys_count_as_a_write(device):
-    cache = Cache(device, None)
-    q, k = cache.draw(4, 1, 4, 16), cache.draw(4, 1, 2, 16)
-    before = cache.k_cache._version, cache.v_cache._version
-    flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, k, k, **cache.arguments())
-    assert cache.k_cache._version > before[0] and cache.v_cache._version > before[1]
-    x = torch.ones_like(cache.k_cache, requires_grad=True)
-    product = x * cache.k_cache  # needs the cache as it is
-    flash_attn_with_kvcache(q, cache.k_cache, cache.v_cache, k, k, **cache.arguments())
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.sum().backward()
-    with torch.inference_mode():  # its tensors count no writes
-        k_cache, v_cache = cache.k_cache.clone(), cache.v_cache.clone()
-        flash_attn_with_kvcache(q, k_cache, v_cache, k, k, **cache.arguments())
-
-
 def test_compiles_with_new_keys(device):
     cache, other = Cache(device, 8), Cache(device, 8)
     cos, sin = (x.to(device, cache.dtype) for x in (torch.rand(CAPACITY, 4), torch.rand(CAPACITY, 4)))
@@ -468,44 +451,3 @@ def test_metadata_and_wishes_change_nothing(device):
         assert torch.equal(call(**wish), expected)
     with pytest.raises(NotImplementedError, match="^attention_chunk is 3"):
         get_scheduler_metadata(4, 1, CAPACITY, 4, 2, 16, torch.zeros(4), attention_chunk=3)
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("parts", [1, 2, 5, 33])
-def test_combine(device, parts, dtype):
-    generator = torch.Generator().manual_seed(parts)
-    draw = lambda *shape: torch.randn(shape, generator=generator).to(device)
-    out_partial = draw(2 * parts, 3, 4, 7, 24).transpose(2, 3)[:parts]
-    lse_partial = 5 * draw(parts, 3, 8, 7).transpose(-1, -2)[..., :4]
-    lse_partial[parts // 2 :, 0] = float("-inf")
-    out_partial[parts // 2 :, 0] = float("nan")  # of parts without a key
-    lse_partial[:, 2, 3] = float("-inf")
-    out, lse = flash_attn_combine(out_partial, lse_partial, out_dtype=dtype)
-    l, o = lse_partial.double().cpu().numpy(), np.nan_to_num(out_partial.double().cpu().numpy())
-    highest = np.maximum(l.max(0), -1e300)
-    weight = np.exp(l - highest)
-    total = weight.sum(0)
-    want = (weight[..., None] * o).sum(0) / np.where(total > 0, total, 1)[..., None]
-    reference.check(out.double().cpu().numpy(), want, str(dtype or torch.float32).removeprefix("torch."))
-    with np.errstate(divide="ignore"):
-        reference.check_lse(lse.cpu().numpy(), np.where(total > 0, np.log(total) + highest, -np.inf))
-    assert (out[2, 3] == 0).all()
-    given = torch.full_like(out, float("nan"))
-    again, _ = flash_attn_combine(out_partial, lse_partial, out=given)
-    assert again is given and torch.equal(given, out)
-
-
-@pytest.mark.parametrize(
-    "change, error, says",
-    [
-        ({"out_partial": torch.zeros(2, 1, 3, 4, 8).half()}, TypeError, "out_partial holds torch.float16"),
-        ({"lse_partial": torch.zeros(2, 1, 4, 3)}, ValueError, r"lse_partial has shape \(2, 1, 4, 3\).*\(2, 1, 3, 4\)"),
-        ({"out": torch.zeros(1, 3, 4, 7)}, ValueError, "out holds torch.float32 of shape"),
-        ({"out": torch.zeros(1, 3, 4, 8), "out_dtype": torch.float16}, ValueError, "it must hold torch.float16"),
-    ],
-)
-def test_combine_names_the_argument(change, error, says):
-    with pytest.raises(error, match=says):
-        flash_attn_combine(
-            **{"out_partial": torch.zeros(2, 1, 3, 4, 8), "lse_partial": torch.zeros(2, 1, 3, 4), **change}
-        )

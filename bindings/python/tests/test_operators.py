@@ -161,6 +161,40 @@ def test_wishes_about_the_schedule_change_nothing():
 
 
 @pytest.mark.parametrize(
+    "change, error, says",
+    [
+        ({"window_size": (None, 0)}, TypeError, "^window_size has None on the left; both sides are ints"),
+        ({"window_size": (1.0, 2)}, TypeError, "^window_size has 1.0 on the left"),
+        ({"softcap": None}, TypeError, "^softcap is None; it must be a float, 0 for no cap"),
+        ({"causal": "no"}, TypeError, "^causal is 'no'; it must be a bool"),
+        ({"softmax_scale": "x"}, TypeError, "^softmax_scale is 'x'"),
+        ({"num_splits": "x"}, TypeError, "^num_splits is 'x'"),
+        ({"sm_margin": 1.5}, TypeError, "^sm_margin is 1.5"),
+        ({"batch_invariant": 1.5}, TypeError, "^batch_invariant is 1.5"),
+    ],
+    ids=str,
+)
+def test_options_of_another_type_are_named(change, error, says):
+    with pytest.raises(error, match=says):
+        flash_attn_func(*tensors(), **change)
+
+
+def test_other_things_than_tensors_are_named():
+    q, k, v = tensors()
+    with pytest.raises(TypeError, match="^qkv is a list"):
+        flash_attn_qkvpacked_func([1])
+    with pytest.raises(ValueError, match="^num_heads_q is -8 of 12"):
+        flash_attn_qkvpacked_func(torch.ones(2, 3, 12, 16), num_heads_q=-8)
+    with pytest.raises(TypeError, match="^num_heads_q is 8.0"):
+        flash_attn_qkvpacked_func(torch.ones(2, 3, 12, 16), num_heads_q=8.0)
+    with pytest.raises(TypeError, match="^q_descale is a float"):
+        flash_attn_func(*(x.to(torch.float8_e4m3fn) for x in (q, k, v)), q_descale=1.0)
+    nested = torch.nested.nested_tensor([q[0], q[0, :5]], layout=torch.jagged)
+    with pytest.raises(NotImplementedError, match="^q is a nested tensor, .* flash_attn_varlen_func"):
+        flash_attn_func(nested, nested, nested)
+
+
+@pytest.mark.parametrize(
     "change, says",
     [
         (lambda q, k, v: (q.double(), k, v), "q holds float64; allowed are float16"),

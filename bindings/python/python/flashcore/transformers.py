@@ -31,6 +31,10 @@ __all__ = ["NAME", "register"]
 NAME = "fc_attention"
 
 _KEYWORDS = frozenset(("position_bias", "cache", "head_mask", "s_aux", "cu_seq_lens_q"))
+_MASK_OF_COMPILED = (
+    "a mask is needed, in a compiled model also for padding, and for a static cache with sliding windows (do not compile "
+    "such a model, or use a dynamic cache)"
+)
 _strict = False
 _warned: set[str] = set()
 
@@ -313,7 +317,7 @@ def _unserved(
 ) -> str | None:
     """Why ``sdpa`` must compute it; None if FlashCore does."""
     if attention_mask is not None:
-        return "a mask is needed"
+        return _MASK_OF_COMPILED if torch.compiler.is_compiling() else "a mask is needed"
     if dropout != 0.0:
         return "dropout is not 0"
     return unserved(query, value)
