@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import io
+import pickle
 
 import pytest
 
@@ -81,7 +83,7 @@ def test_what_it_was_not_made_for_is_refused_by_name(device):
             with pytest.raises(RuntimeError, match=f"^scheduler_metadata was made with {name.removesuffix(' left')} "):
                 step.run(metadata, **changed)
     made_for = {
-        "batch_size": {"cache_seqlens": step.lengths[:-1]},
+        "batch_size": {"cache_seqlens": step.lengths[:-1], "batch_size": BATCH - 1},
         "max_seqlen_q": {"max_seqlen_q": 2},
         "max_seqlen_k": {"max_seqlen_k": CAPACITY + PAGE},
         "num_heads_q": {"num_heads_q": 16},
@@ -101,28 +103,64 @@ def test_what_it_was_not_made_for_is_refused_by_name(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_copies_parts_and_what_was_written_to_are_refused(device):
+def test_copies_and_parts_are_refused(device):
     step = Step(device, False)
     metadata = step.metadata()
-    for other in (metadata.clone(), metadata[:], metadata.detach(), torch.zeros_like(metadata)):
+    file = io.BytesIO()
+    torch.save(metadata, file)
+    file.seek(0)
+    others = [metadata.clone(), metadata[:], metadata.detach(), torch.zeros_like(metadata), copy.deepcopy(metadata)]
+    others += [pickle.loads(pickle.dumps(metadata)), torch.load(file)]
+    for other in others:
         with pytest.raises(NotImplementedError, match="^scheduler_metadata is given; only that of"):
             step.run(other)
-    copied = copy.copy(metadata)
-    if copied.data_ptr() != metadata.data_ptr():
-        with pytest.raises((NotImplementedError, RuntimeError), match="^scheduler_metadata"):
-            step.run(copied)
-    assert_same(step.run(metadata), step.run())
-    with torch.inference_mode():
-        metadata.zero_()
-    with pytest.raises(ValueError, match="^scheduler_metadata was written to"):
-        step.run(metadata)
-    # Memory that is used again does not count for what was there.
-    address = step.metadata().data_ptr()
+        with pytest.raises(NotImplementedError, match="^out is given; only that of"):
+            step.metadata(out=other)
+    assert_same(step.run(copy.copy(metadata)), step.run())  # another name of the same one
+    number = metadata._flashcore_schedule.schedule.number
+    del metadata, other, others
     gc.collect()
-    again = [torch.zeros_like(metadata) for _ in range(4)]
-    for other in (x for x in again if x.data_ptr() == address):
-        with pytest.raises(NotImplementedError, match="^scheduler_metadata"):
-            step.run(other)
+    with pytest.raises(RuntimeError, match="^scheduler_metadata is given; only that of"):
+        scheduled(step, number)
+
+
+def scheduled(step, number):
+    none, lengths = step.lengths[:0], (step.lengths, step.options["page_table"])
+    arrays = (none, none, *(none if x is None else x for x in lengths))
+    numbers = (DIM**-0.5, True, -1, -1, 0.0, 0, step.capacity, 0, 0, number)
+    return torch.ops.flashcore.fwd_kvcache.scheduled(step.q, *step.layers[0], *arrays, *numbers)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_that_is_handed_out_is_the_schedule(device):
+    step = Step(device, True)
+    metadata = step.metadata()
+    want = step.run()
+    assert metadata.numel() == 1
+    metadata.data.add_(1 << 20)
+    metadata.untyped_storage().fill_(255)
+    metadata.fill_(-1)
+    assert_same(step.run(metadata), want)
+    metadata.resize_(1000).fill_(77)
+    assert_same(step.run(metadata), want)
+    assert_same(scheduled(step, metadata._flashcore_schedule.schedule.number)[:1], want)
+    with pytest.raises(RuntimeError, match="^scheduler_metadata is given; only that of"):
+        scheduled(step, 1 << 40)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_that_cannot_be_made_is_refused(device):
+    step = Step(device, False, 3)
+    metadata = step.metadata()
+    assert step.metadata(out=metadata) is metadata
+    with pytest.raises(ValueError, match="^out is given, but no schedule is made"):
+        step.metadata(total_q=None, out=metadata)
+    with pytest.raises(ValueError, match="^out has no schedule to be made again"):
+        step.metadata(out=step.metadata(total_q=None))
+    with pytest.raises(Exception, match="out is given, but no schedule is made"):
+        torch.compile(step.metadata, fullgraph=True, backend="eager")(out=metadata)
+    with pytest.raises(ValueError, match="^batch_size is 4; cache_seqlens has shape"):
+        step.metadata(batch_size=4)
 
 
 def test_where_there_is_none_calls_make_their_own():

@@ -156,9 +156,11 @@ impl<'a> DeviceTensors<'a> {
     /// its tensors and the workspace (`stale_schedules.rs` of `lab/check`).
     ///
     /// # Safety
-    /// When the work runs, the workspace holds a schedule that a call made whose
+    /// When the work runs, the workspace holds a whole schedule that a call made whose
     /// [`Schedule`](crate::Schedule) is equal to this one's, and only calls that made or used it have
-    /// written to the workspace since. Otherwise any memory may be read or written.
+    /// written to the workspace since. So it is in the stream of that call, or ordered after it, and so
+    /// is every replay of a graph that captures it; nothing makes the schedule anew meanwhile. Otherwise
+    /// any memory may be read or written.
     #[allow(unsafe_code)] // kernels trust the schedule
     #[must_use]
     pub unsafe fn reuse_schedule(self) -> DeviceTensors<'a> {

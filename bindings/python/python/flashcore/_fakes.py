@@ -21,7 +21,7 @@ def register() -> None:
         "fwd": _fwd, "fwd.scaled": _scaled, "fwd.modified": _modified, "fwd.bhsd": _bhsd,
         "fwd_varlen": _varlen, "fwd_varlen.modified": _varlen_modified,
         "fwd_kvcache": _kvcache, "fwd_kvcache.modified": _kvcache_modified, "fwd_kvcache.rows": _rows,
-        "fwd_kvcache.scheduled": _scheduled, "make_schedule": _make_schedule,
+        "fwd_kvcache.scheduled": _kvcache, "make_schedule": _make_schedule,
         "append_kv": _append, "bwd": _bwd, "bwd_varlen": _bwd_varlen,
     }  # fmt: skip
     for name, fake in fakes.items():
@@ -115,15 +115,8 @@ def _empty_rows(q: torch.Tensor, v: torch.Tensor, scale: float, cap: float) -> P
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(shape, dtype=torch.float32)
 
 
-def _scheduled(
-    q: Any, k: Any, v: Any, starts_q: Any, used_q: Any, used_k: Any, table: Any, schedule: Any, *rest: Any
-) -> Pair:
-    _checks.counts(q, tuple(schedule.shape), scheduler_metadata=schedule)
-    return _kvcache(q, k, v, starts_q, used_q, used_k, table, *rest)
-
-
-def _make_schedule(used_k: Any, starts_q: Any, into: Any, number: int, *rest: Any) -> torch.Tensor:
-    return used_k.new_empty(0)  # how long it is only the plan says
+def _make_schedule(used_k: Any, starts_q: Any, number: int, *rest: Any) -> torch.Tensor:
+    return used_k.new_empty(0)  # none: calls make their own
 
 
 def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, *rest: Any) -> None:

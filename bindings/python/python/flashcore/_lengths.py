@@ -29,7 +29,7 @@ def attend(
     table: torch.Tensor | None = None,
     leftpad: torch.Tensor | None = None,
     deterministic: bool = False,
-    schedule: tuple[torch.Tensor, int] | None = None,
+    schedule: int | None = None,
     **options: Any,
 ) -> Results:
     """Attention by the operator that serves these lengths; arguments and results are those of FlashAttention-3.

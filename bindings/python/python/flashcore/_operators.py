@@ -397,7 +397,7 @@ def forward_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     sm_margin: int = 0,
     batch_invariant: int | None = None,
-    schedule: tuple[torch.Tensor, int] | None = None,
+    schedule: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a cache.
 
@@ -411,8 +411,8 @@ def forward_kvcache(
         The pages of each sequence; -1 for none, where no row sees its keys.
     sinks, alibi_slopes, sm_margin, batch_invariant
         As of `forward`.
-    schedule : (Tensor, int), optional
-        One that was made before (`_schedule.given`), for calls without sinks and slopes.
+    schedule : int, optional
+        The number of one that was made before (`_schedule.given`), for calls without sinks and slopes.
 
     Returns
     -------
@@ -428,8 +428,7 @@ def forward_kvcache(
         values = _modifiers(q, sinks, alibi_slopes)
         return _call_with_values(_fwd_kvcache_modified, q, k, v, *lengths, *values, *options, *settings)
     if schedule is not None:
-        made, number = schedule
-        return _call(_fwd_kvcache_scheduled, q, k, v, *lengths, made, *options, *settings, number)
+        return _call(_fwd_kvcache_scheduled, q, k, v, *lengths, *options, *settings, schedule)
     return _call(_fwd_kvcache, q, k, v, *lengths, *options, *settings)
 
 

@@ -439,7 +439,8 @@ def get_scheduler_metadata(
     Lengths must have the same values when the calls run: where they changed, results are wrong, so whoever changes them
     makes a new schedule. Calls that share one run one after another, in the stream that it was made in: their partial
     results are in it, too. A CUDA graph captures calls, and perhaps this function with `out`, which else makes it anew
-    before a replay.
+    before a replay. Replays are in that stream too, or ordered after it (`Stream.wait_stream`): a kernel that reads a
+    schedule while it is written reads and writes any memory. What a graph has captured is kept for the life of the process.
 
     Parameters
     ----------
@@ -454,17 +455,21 @@ def get_scheduler_metadata(
     batch_invariant : int, optional
         As the calls have it.
     out : Tensor, optional
-        What an earlier call with the same arguments returned: the schedule is made there, and returned.
+        What an earlier call with the same arguments returned, with elements: its schedule is made anew.
 
     Returns
     -------
     scheduler_metadata : int32 Tensor
-        It counts itself only, not a copy or a part of it, and as long as nothing writes to it. Without elements, which
-        calls take too, where they make no schedule, in compiled functions, and without `out` while a graph is captured.
-        On the CPU it is checked, and has no use.
+        It stands for the schedule, which is in memory of its own and ends with this object: its element says nothing, and a
+        copy or a part of it stands for none. Without elements, which calls take too, where they make no schedule, in
+        compiled functions, and without `out` while a graph is captured. On the CPU it is checked, and has no use.
     """
     check(None, attention_chunk, num_splits)
+    if cache_seqlens.shape != (batch_size,):
+        raise ValueError(f"batch_size is {batch_size}; cache_seqlens has shape {tuple(cache_seqlens.shape)}")
     if torch.compiler.is_compiling() or (cu_seqlens_q is not None and total_q is None):
+        if out is not None:
+            raise ValueError("out is given, but no schedule is made in a compiled function, nor without total_q")
         return cache_seqlens.new_empty(0, dtype=torch.int32)
     lengths = cache_seqlens
     if cu_seqlens_k_new is not None:

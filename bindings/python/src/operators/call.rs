@@ -101,7 +101,8 @@ impl Call<'_> {
             let (first, bytes) = kept.workspace(attention, &stream, problem, tensors.alignment())?;
             tensors.workspace = Some(slice(first, bytes));
             // SAFETY: `kept.workspace` has checked that this memory is where an equal schedule was made, in this stream
-            // or before the graph that it is captured into. Python has checked that nothing else has written there.
+            // or before the graph that it is captured into, whose replays the caller orders after it (docs/python.md).
+            // Nothing else has its address.
             tensors = unsafe { tensors.reuse_schedule() };
         }
         let workspace;

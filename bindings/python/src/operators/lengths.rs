@@ -45,11 +45,11 @@ pub(super) const KVCACHE_MODIFIED: &str = "fwd_kvcache.modified(Tensor q, Tensor
      float softmax_scale, bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, \
      SymInt max_seqlen_k, int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
 
-/// The same with a schedule that `make_schedule` made, and its number.
+/// The same with the number of a schedule that `make_schedule` made.
 pub(super) const SCHEDULED: &str = "fwd_kvcache.scheduled(Tensor q, Tensor k_cache, Tensor v_cache, \
-     Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, Tensor schedule, float softmax_scale, \
-     bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, \
-     int sm_margin, int split_keys, int number) -> (Tensor out, Tensor lse)";
+     Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, float softmax_scale, bool causal, \
+     int window_left, int window_right, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k, int sm_margin, \
+     int split_keys, int number) -> (Tensor out, Tensor lse)";
 
 pub(super) unsafe extern "C-unwind" fn forward_varlen_modified(stack: *mut u64, inputs: u64, _outputs: u64) {
     // SAFETY: the schema ends with nine numbers.
@@ -129,13 +129,7 @@ fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
 
 fn scheduled<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
     let (numbers, number) = numbers.split_at(9);
-    cache(
-        torch,
-        &inputs[..7],
-        &[],
-        numbers,
-        Some(Kept::find(&inputs[7], number[0] as i64)?),
-    )
+    cache(torch, &inputs[..7], &[], numbers, Some(Kept::find(number[0] as i64)?))
 }
 
 fn cache<'a>(

@@ -1,13 +1,14 @@
 //! `flashcore::make_schedule` and what `::fwd_kvcache.scheduled` is given: the schedule of a step, made once and used
 //! by all layers.
 //!
-//! A kernel trusts the schedule that it reads. So a tensor counts as one only if its memory is where `make_schedule`
-//! made one, which a number says that belongs to the tensor's object: Python keeps it there, and it ends with the
-//! object. That nothing else has written to the memory is seen from PyTorch's count of versions, in Python.
+//! A kernel trusts the schedule that it reads. So its memory, of PyTorch's allocator, is kept here, and no tensor with
+//! it is handed out: what Python has is a number, which an object ends. Only the kernels of calls that are given the
+//! number, and have been checked, write there. The tensor that `make_schedule` returns is a token: Python keeps the
+//! number's object on it, and nothing reads its element.
 
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::collections::{BTreeMap, HashMap};
+use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use flashcore::cuda::{DeviceSlice, Stream};
@@ -17,15 +18,15 @@ use flashcore::{
 use pyo3::prelude::*;
 
 use super::lengths::{Kinds, array};
-use super::{Results, forward_options, serve};
+use super::{Results, TORCH, forward_options, serve};
 use crate::call::attention_on;
 use crate::libtorch::{Error, Libtorch, Tensor};
 use crate::tensor::Place;
 
-/// `into`: a schedule that is made again, whose number is `number`. `page_size` 0: no pages; `total_q` -1: as many rows
-/// of each sequence. `dtype`: 0 float16, 1 bfloat16, 2 float32. The result has no elements if the plan has no schedule,
-/// while a graph is captured, or if there is `into`.
-pub(super) const MAKE: &str = "make_schedule(Tensor seqused_k, Tensor cu_seqlens_q, Tensor into, int number, int dtype, \
+/// `number`: of the schedule that is made again; 0 for a new one. `page_size` 0: no pages; `total_q` -1: as many rows
+/// of each sequence. `dtype`: 0 float16, 1 bfloat16, 2 float32. The result, a token, has one element; none if there was
+/// a number, and where no schedule is made: if the plan has none, and while a graph is captured.
+pub(super) const MAKE: &str = "make_schedule(Tensor seqused_k, Tensor cu_seqlens_q, int number, int dtype, \
      int heads, int kv_heads, int head_dim, int head_dim_v, int page_size, int total_q, float softmax_scale, bool causal, \
      int window_left, int window_right, float softcap, int max_seqlen_q, int max_seqlen_k, int sm_margin, \
      int split_keys) -> Tensor";
@@ -35,19 +36,33 @@ const DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 /// A schedule that was made, and what for.
 struct Made {
     place: Place,
-    address: usize,
-    elements: usize,
     sm_margin: u32,
     problem: Problem,
-    /// On a GPU, and the stream.
-    schedule: Option<(Schedule, usize)>,
+    /// The CPU makes none.
+    on_gpu: Option<OnGpu>,
 }
+
+struct OnGpu {
+    schedule: Schedule,
+    stream: usize,
+    workspace: Workspace,
+}
+
+/// Where a schedule is. PyTorch frees it in the order of the stream that it was made in.
+struct Workspace(Tensor<'static>);
+
+// SAFETY: PyTorch counts a tensor's references with atomics, and any thread may read where it is and free it.
+unsafe impl Send for Workspace {}
+// SAFETY: as above.
+unsafe impl Sync for Workspace {}
 
 /// Those whose objects live, and the number of the last one.
 #[derive(Default)]
 struct All {
     made: HashMap<i64, Arc<Made>>,
     last: i64,
+    /// What graphs use, which may be replayed at any time: kept for the life of the process.
+    captured: BTreeMap<i64, Arc<Made>>,
 }
 
 fn all() -> MutexGuard<'static, All> {
@@ -89,7 +104,6 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<
     let (place, given) = inputs[0].place_and_count("cache_seqlens")?;
     let seqused_k = inputs[0].describe_i32::<1>("cache_seqlens", place)?;
     let starts = inputs[1].describe_i32::<1>("cu_seqlens_q", place)?;
-    let into = inputs[2].describe_i32::<1>("out", place)?;
     let Some(seqused_k) = seqused_k else {
         return Err(format!("cache_seqlens has {given} entries; it has one for each sequence").into());
     };
@@ -105,6 +119,9 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<
     let ([number, sizes @ ..], numbers) = numbers.split_at(8) else {
         return Err("make_schedule has another schema".into()); // it has not
     };
+    let number = *number as i64;
+    let find = || all().made.get(&number).cloned().ok_or(FOREIGN);
+    let before = (number != 0).then(find).transpose()?;
     let size = |n: usize| usize::try_from(sizes[n] as i64).map_err(|_| format!("{} is negative", NAMES[n]));
     let dtype = DTYPES
         .get(sizes[0] as usize)
@@ -146,74 +163,101 @@ fn make<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<
     let layouts = [&q_layout, &k_layout, &v_layout, &o_layout];
     let problem = kinds.builder(dtype, layouts, &options).build()?;
     let attention = attention_on(place, None, sm_margin)?;
-    let mut made = Made {
+    let for_another = "out was made for another problem than it is to be made for: leave it out";
+    let is_as = |before: &Made| (before.place, before.sm_margin, &before.problem) == (place, sm_margin, &problem);
+    if before.as_ref().is_some_and(|before| !is_as(before)) {
+        return Err(for_another.into());
+    }
+    let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) else {
+        let made = || keep(place, sm_margin, problem, None);
+        return Ok([torch.empty_i32(usize::from(before.is_none().then(made).is_some()), place)?]);
+    };
+    // SAFETY: PyTorch's current stream lives as long as PyTorch.
+    let stream = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
+    let is_captured = stream.is_captured()?;
+    let schedule = attention.schedule(&problem, 16)?;
+    let (schedule, new) = match (&before, schedule) {
+        (None, None) => return Ok([torch.empty_i32(0, place)?]),
+        (None, Some(_)) if is_captured => return Ok([torch.empty_i32(0, place)?]), // one only once the graph has run
+        (None, Some(schedule)) => {
+            let torch = TORCH.get().ok_or("PyTorch was not found")?; // it was
+            let elements = usize::try_from(schedule.workspace_bytes().div_ceil(4))?;
+            (schedule, Some(Workspace(torch.empty_i32(elements, place)?)))
+        }
+        (Some(before), schedule) => match (&before.on_gpu, schedule) {
+            (Some(of), Some(schedule)) if of.schedule == schedule => {
+                if of.stream != stream.as_raw() && !is_captured {
+                    return Err("out was made in another stream than this one: make it in that one".into());
+                }
+                (schedule, None)
+            }
+            _ => return Err(for_another.into()),
+        },
+    };
+    let workspace = new.as_ref().or(before
+        .as_ref()
+        .and_then(|before| Some(&before.on_gpu.as_ref()?.workspace)));
+    let Workspace(workspace) = workspace.ok_or(FOREIGN)?; // one of them is there
+    let slice = |first: *mut u8, bytes: usize| {
+        // SAFETY: all memory is on this device, as large as said, and freed in the order of this stream, or kept for
+        // the graph. Nothing is read or written of `nothing` and `unread`.
+        unsafe { DeviceSlice::from_raw(&context, first.addr() as u64, bytes) }
+    };
+    let nothing = slice(null_mut(), 0);
+    // A launch has an argument for the table, which no schedule reads (`NOT_READ` of the library's `schedule.rs`).
+    let unread = slice(without_provenance_mut(16), batch * max_pages * size_of::<i32>());
+    let mut tensors = DeviceTensors::new(nothing, nothing, nothing, nothing);
+    let of = |numbers: Option<_>| {
+        numbers
+            .map(array)
+            .map(|array| slice(array.first.cast(), array.len * size_of::<i32>()))
+    };
+    tensors.lengths = Lengths {
+        cu_seqlens_q: of(starts),
+        seqused_k: of(Some(seqused_k)),
+        block_table: (max_pages > 0).then_some(unread),
+        ..Lengths::default()
+    };
+    tensors.workspace = Some(slice(workspace.first()?, usize::try_from(schedule.workspace_bytes())?));
+    if let (Some(before), true) = (&before, is_captured) {
+        hold(number, before);
+    }
+    attention.forward_on(&stream, &problem, &tensors.make_schedule())?;
+    let token = torch.empty_i32(usize::from(new.is_some()), place)?;
+    if let Some(workspace) = new {
+        let stream = stream.as_raw();
+        keep(
+            place,
+            sm_margin,
+            problem,
+            Some(OnGpu {
+                schedule,
+                stream,
+                workspace,
+            }),
+        );
+    }
+    Ok([token])
+}
+
+/// Gives a schedule its number, for [`last_schedule`].
+fn keep(place: Place, sm_margin: u32, problem: Problem, on_gpu: Option<OnGpu>) {
+    let made = Made {
         place,
-        address: 0,
-        elements: 1, // that of the CPU, which makes none, to be told from none
         sm_margin,
         problem,
-        schedule: None,
+        on_gpu,
     };
-    let (mut stream, mut is_captured) = (None, false);
-    if let (Device::Cuda(context), Place::Cuda(ordinal)) = (attention.device(), place) {
-        // SAFETY: PyTorch's current stream lives as long as PyTorch.
-        let current = unsafe { Stream::from_raw(&context, torch.current_stream(ordinal)?) }?;
-        let Some(schedule) = attention.schedule(&made.problem, 16)? else {
-            return Ok([torch.empty_i32(0, place)?]); // the plan has none
-        };
-        is_captured = current.is_captured()?;
-        if into.is_none() && is_captured {
-            return Ok([torch.empty_i32(0, place)?]); // it would hold one only once the graph has run
-        }
-        made.elements = usize::try_from(schedule.workspace_bytes().div_ceil(4))?;
-        made.schedule = Some((schedule, current.as_raw()));
-        stream = Some((context, current));
-    }
-    let new = match into {
-        None => torch.empty_i32(made.elements, place)?,
-        Some(_) => torch.empty_i32(0, place)?,
-    };
-    made.address = into.map_or(new.first()?.addr(), |into| into.first.addr());
-    if into.is_some() {
-        let before = all().made.get(&(*number as i64)).cloned().ok_or(FOREIGN)?;
-        let elements = into.map_or(0, |into| into.shape[0]);
-        if !before.is_as(&made) || elements != made.elements {
-            return Err("out was made for another problem than it is to be made for: leave it out".into());
-        }
-        let stream_of = |made: &Made| made.schedule.as_ref().map(|(_, stream)| *stream);
-        if stream_of(&before) != stream_of(&made) && !is_captured {
-            return Err("out was made in another stream than this one: make it in that one".into());
-        }
-    }
-    match stream {
-        Some((context, stream)) => {
-            let table = torch.empty_i32(batch * max_pages, place)?; // which is not read
-            let slice = |first: *mut i32, entries: usize| {
-                // SAFETY: all memory is on this device, as large as said, and freed in the order of this stream.
-                unsafe { DeviceSlice::from_raw(&context, first.addr() as u64, entries * size_of::<i32>()) }
-            };
-            let nothing = slice(null_mut(), 0);
-            let mut tensors = DeviceTensors::new(nothing, nothing, nothing, nothing);
-            let of = |numbers: Option<_>| numbers.map(array).map(|array| slice(array.first, array.len));
-            tensors.lengths = Lengths {
-                cu_seqlens_q: of(starts),
-                seqused_k: of(Some(seqused_k)),
-                block_table: (max_pages > 0).then_some(slice(table.first()?.cast(), batch * max_pages)),
-                ..Lengths::default()
-            };
-            tensors.workspace = Some(slice(with_exposed_provenance_mut(made.address), made.elements));
-            attention.forward_on(&stream, &made.problem, &tensors.make_schedule())?;
-        }
-        None => new.zero()?,
-    }
-    if into.is_none() {
-        let mut all = all();
-        all.last += 1;
-        let number = all.last;
-        LAST.set(number);
-        all.made.insert(number, Arc::new(made));
-    }
-    Ok([new])
+    let mut all = all();
+    all.last += 1;
+    let number = all.last;
+    LAST.set(number);
+    all.made.insert(number, Arc::new(made));
+}
+
+/// Keeps what a graph is about to use.
+fn hold(number: i64, made: &Arc<Made>) {
+    all().captured.entry(number).or_insert_with(|| made.clone());
 }
 
 const NAMES: [&str; 7] = [
@@ -227,17 +271,6 @@ const NAMES: [&str; 7] = [
 ];
 
 const FOREIGN: &str = "scheduler_metadata is given; only that of flashcore's get_scheduler_metadata is served";
-
-impl Made {
-    /// Whether the other one may take its place, in another stream too.
-    fn is_as(&self, other: &Made) -> bool {
-        let of = |made: &Made| made.schedule.as_ref().map(|(schedule, _)| schedule.clone());
-        (self.place, self.address, self.elements, self.sm_margin)
-            == (other.place, other.address, other.elements, other.sm_margin)
-            && self.problem == other.problem
-            && of(self) == of(other)
-    }
-}
 
 /// What a caller of `get_scheduler_metadata` says, in the order of [`facts_of`].
 const FACTS: [&str; 14] = [
@@ -281,24 +314,18 @@ fn facts_of(problem: &Problem) -> Facts {
     )
 }
 
-/// A schedule that a call was given.
-pub(super) struct Kept(Arc<Made>);
+/// A schedule that a call was given, and its number.
+pub(super) struct Kept(i64, Arc<Made>);
 
 impl Kept {
-    /// That of a tensor with this number.
-    pub(super) fn find(tensor: &Tensor, number: i64) -> Result<Kept, Error> {
+    pub(super) fn find(number: i64) -> Result<Kept, Error> {
         let made = all().made.get(&number).cloned().ok_or(FOREIGN)?;
-        let (place, _) = tensor.place_and_count("scheduler_metadata")?;
-        let memory = tensor.describe_i32::<1>("scheduler_metadata", place)?.ok_or(FOREIGN)?;
-        if (place, memory.first.addr(), memory.shape[0]) != (made.place, made.address, made.elements) {
-            return Err(FOREIGN.into());
-        }
-        Ok(Kept(made))
+        Ok(Kept(number, made))
     }
 
     /// Refuses the schedule of another problem than the call's.
     pub(super) fn check(&self, place: Place, problem: &Problem, sm_margin: u32) -> Result<(), Error> {
-        let made = &*self.0;
+        let made = &*self.1;
         let same = made.place == place && made.sm_margin == sm_margin && facts_of(&made.problem) == facts_of(problem);
         if same {
             return Ok(());
@@ -331,7 +358,8 @@ impl Kept {
         }
     }
 
-    /// Where the workspace is that holds it, and its bytes, if the call's plan would make the same.
+    /// Where the workspace is that holds it, and its bytes, if the call's plan would make the same. A graph that the
+    /// call is captured into may use it from then on.
     pub(super) fn workspace(
         &self,
         attention: &Attention,
@@ -342,24 +370,29 @@ impl Kept {
         let Some(own) = attention.schedule(problem, alignment)? else {
             return Err("scheduler_metadata is given, but the plan of this call has no schedule: leave it out".into());
         };
-        let Some((made, of)) = &self.0.schedule else {
+        let Some(OnGpu {
+            schedule,
+            stream: of,
+            workspace: Workspace(workspace),
+        }) = &self.1.on_gpu
+        else {
             return Err(FOREIGN.into());
         };
-        if *made != own {
+        if *schedule != own {
             return Err(format!(
                 "scheduler_metadata was made for kernel {}, and the plan of this call, kernel {}, has another schedule, by \
                  total_q, strides or the alignment of its tensors: leave it out",
-                made.kernel(),
+                schedule.kernel(),
                 own.kernel()
             )
             .into());
         }
-        if *of != stream.as_raw() && !stream.is_captured()? {
+        let first = workspace.first()?;
+        if stream.is_captured()? {
+            hold(self.0, &self.1);
+        } else if *of != stream.as_raw() {
             return Err("scheduler_metadata was made in another stream than the call's: make it in this one".into());
         }
-        Ok((
-            with_exposed_provenance_mut(self.0.address),
-            self.0.elements * size_of::<i32>(),
-        ))
+        Ok((first, usize::try_from(schedule.workspace_bytes())?))
     }
 }
