@@ -282,7 +282,7 @@ pub(crate) fn wrote(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 /// Refuses NumPy's masked arrays, and PyTorch tensors that ask for derivatives while those are recorded, or whose
-/// memory holds other values than they do; else detaches them.
+/// memory holds other values than they do; of others an alias, which holds their memory.
 pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Some(torch) = torch_of(object) else {
         if module_of(&MASKED, ("numpy.ma", "MaskedArray"), object).is_some() {
@@ -309,7 +309,7 @@ pub(crate) fn without_gradient<'py>(name: &str, object: &Bound<'py, PyAny>) -> P
         )));
     }
     if !object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
-        return Ok(object.clone());
+        return object.call_method0(intern!(py, "detach")); // holds its memory, whatever `object.data` becomes
     }
     if records_gradients(&torch)? {
         let instead = if matches!(name, "sinks" | "alibi_slopes" | "q_scale" | "k_scale" | "v_scale") {

@@ -15,6 +15,18 @@ use crate::tensor::Place;
 /// An error's message; it becomes Python's `RuntimeError`.
 pub(crate) type Error = Box<dyn std::error::Error>;
 
+/// Memory for a tensor was not there, and why.
+#[derive(Debug)]
+pub(crate) struct NoMemory(String);
+
+impl std::fmt::Display for NoMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoMemory {}
+
 /// A tensor or a library of operators.
 type Handle = *mut c_void;
 
@@ -245,7 +257,9 @@ impl Libtorch {
                 true => ", most likely that the device is out of memory",
                 false => "",
             };
-            format!("cannot allocate {bytes} bytes on {place} for a tensor of shape {shape:?}: {why}{likely}")
+            NoMemory(format!(
+                "cannot allocate {bytes} bytes on {place} for a tensor of shape {shape:?}: {why}{likely}"
+            ))
         })?;
         Ok(Tensor { torch: self, handle })
     }

@@ -1,5 +1,7 @@
 """Calls of plain tensors go round PyTorch's dispatcher; what anything else could see or must resolve does not."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -153,3 +155,57 @@ def test_attention_refuses_by_name_what_memory_does_not_hold(tensors):
         torch.testing.assert_close(out, want, atol=0, rtol=0)
         with pytest.raises(ValueError, match="^out shares memory with q"):
             flashcore.attention(q, k, v, out=q)
+
+
+def test_numbers_for_bools_are_served(monkeypatch, tensors):
+    want = flash_attn_func(*tensors, causal=True, return_attn_probs=True)
+    counted = Counted(monkeypatch)
+    for causal in (True, 1):
+        for a, b in zip(flash_attn_func(*tensors, causal=causal, return_attn_probs=2), want):
+            torch.testing.assert_close(a, b, atol=0, rtol=0)
+    assert counted.calls == 1  # causal=1
+    q, k, v = (x.transpose(1, 2) for x in tensors)
+    with torch.no_grad():
+        out = _operators.forward_bhsd(q, k, v, None, True, -1, 0.0)
+        torch.testing.assert_close(out, want[0], atol=0, rtol=0)
+        assert _native.direct_bhsd(q, k, v, (0.125, 1, -1, -1, 0.0)) is None
+        torch.testing.assert_close(_operators.forward_bhsd(q, k, v, 0.125, 1, -1, 0), want[0], atol=0, rtol=0)
+
+
+def test_memory_that_another_thread_takes_away_is_held():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2048, 4, 64) for _ in range(3))
+    call = {
+        "flash_attn_func": lambda: flash_attn_func(q, k, v),
+        "attention": lambda: flashcore.attention(q, k, v),
+        "bhsd": lambda: _operators.forward_bhsd(*(x.transpose(1, 2) for x in (q, k, v)), None, False, -1, 0.0),
+    }
+    with torch.no_grad():
+        for name, run in call.items():
+            want, data = run(), k.data
+            del data
+            kept, stop = k.clone(), threading.Event()
+
+            def replace():
+                while not stop.is_set():
+                    k.data = kept.clone()  # the same values, in other memory
+                    junk = [torch.full_like(kept, float("nan")) for _ in range(2)]
+                    del junk
+
+            thread = threading.Thread(target=replace)
+            thread.start()
+            try:
+                for _ in range(5):
+                    torch.testing.assert_close(run(), want, atol=0, rtol=0, msg=name)
+            finally:
+                stop.set()
+                thread.join()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_memory_that_there_is_not_is_asked_for_once(monkeypatch, device):
+    q, k, v = (torch.empty(1, 1, 1, 64, device=device, dtype=torch.bfloat16).expand(1, n, 1, 64) for n in (1 << 46, 1, 1))
+    counted = Counted(monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError if device == "cuda" else RuntimeError, match="^cannot allocate"):
+        flash_attn_func(q, k, v)
+    assert counted.calls == 0

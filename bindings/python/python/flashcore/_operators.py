@@ -127,7 +127,7 @@ def direct(
         return None
     numbers = (softmax_scale, causal, *window, softcap, False, deterministic, sm_margin, batch_invariant or 0)
     recorded = _records(q, k, v)
-    results = _native.direct_forward(q, k, v, numbers, with_lse or recorded)
+    results = _names.typed(_native.direct_forward, q, k, v, numbers, bool(with_lse or recorded))
     if recorded and results is not None:
         return _differentiable((results, numbers), q, k, v)  # type: ignore[no-any-return]
     return results
@@ -139,7 +139,7 @@ def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *res
         return operator(q, k, v, *rest)
     if not _records(q, k, v):
         if operator is _fwd and _is_plain(q, k, v):
-            results = _native.direct_forward(q, k, v, rest, True)
+            results = _names.typed(_native.direct_forward, q, k, v, rest, True)
             if results is not None:
                 return results
         return _below_autograd(operator, q, k, v, *rest)
@@ -321,7 +321,8 @@ def forward_bhsd(
         softmax_scale = query.shape[-1] ** -0.5
     options = (softmax_scale, causal, window_left, -1, softcap)
     if rows is None:
-        out = _native.direct_bhsd(query, key, value, options) if _is_plain(query, key, value) else None
+        plain = _is_plain(query, key, value)
+        out = _names.typed(_native.direct_bhsd, query, key, value, options) if plain else None
         return _names.typed(_fwd_bhsd, query, key, value, *options) if out is None else out
     return _names.typed(_fwd_kvcache_rows, query, key, value, *rows, *options)
 

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.nn.attention
 
-from . import _native
+from . import _names, _native
 from ._gradients import backward, slow_backward
-from ._operators import _call, _fwd, _prepared, unserved
+from ._operators import _call, _fwd, _prepared, _records, unserved
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
@@ -195,10 +195,6 @@ def _slow(
     return slow_backward(q, k, k, device=device, causal=causal, deterministic=deterministic)
 
 
-def _records(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    return torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-
-
 def _direct(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -215,7 +211,7 @@ def _direct(
         query.device, query.dtype, query.shape, key.shape, is_causal, _deterministic()
     ):
         return None
-    return _native.direct_sdpa(query, key, value, scale, is_causal, more)
+    return _names.typed(_native.direct_sdpa, query, key, value, scale, is_causal, more)  # type: ignore[no-any-return]
 
 
 def _top_left(

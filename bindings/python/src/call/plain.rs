@@ -1,4 +1,5 @@
-//! PyTorch's plain tensors, in its current stream: they are looked at where they are, without an object for each.
+//! PyTorch's plain CUDA tensors, in its current stream: they are looked at where they are, without an object for each.
+//! On the CPU those objects hold the memory while Python's lock is given away.
 
 use flashcore::Device;
 use pyo3::intern;
@@ -12,7 +13,7 @@ use crate::head_values::HeadValues;
 use crate::options::Options;
 use crate::scales::Scales;
 use crate::stream::{CallStream, handle_of};
-use crate::tensor::Tensor;
+use crate::tensor::{Place, Tensor};
 
 impl<'py> Call<'py> {
     /// As [`Call::gather`] without scales, in PyTorch's current stream; `None` for what that must look closer at.
@@ -54,6 +55,9 @@ impl<'py> Call<'py> {
             },
         };
         let place = q.place;
+        if place == Place::Cpu {
+            return Ok(None);
+        }
         let others = [&k, &v].into_iter().chain(&out);
         if others
             .into_iter()

@@ -1,23 +1,26 @@
 //! `flashcore::fwd` and `::fwd.bhsd` for plain tensors of a program that runs as it is written: without PyTorch's
 //! dispatcher, which takes the host as long as the rest of a call. Where anything is unusual the functions return None,
-//! and the operator is called, which serves it or says what is wrong.
+//! and the operator is called, which serves it or says what is wrong. What the machine got wrong they raise, as the
+//! operator does: it would fail there once more.
 
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null;
 
 use flashcore::{DType, Layout};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi::PyCapsule_New;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple};
 
-use super::{BHSD_NAMES, NAMES, Rows, TORCH, attend, forward_options, options_of, output_of};
+use super::{BHSD_NAMES, NAMES, PANICKED, Rows, TORCH, attend, forward_options, options_of, output_of};
 use crate::error::forked;
 use crate::exchange::{Exchange, View};
-use crate::libtorch::{Error, Libtorch, Tensor};
+use crate::libtorch::{Error, Libtorch, NoMemory, Tensor};
 use crate::options::{Axes, Options};
-use crate::tensor::{dtype_of, layout_of, place_of};
+use crate::tensor::{Place, dtype_of, layout_of, place_of};
 
 /// `torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs`: the objects of handles.
 static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
@@ -25,7 +28,8 @@ static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
 /// q, k and v on their way to a thread without Python's lock.
 struct Tensors([Rows; 3]);
 
-// SAFETY: the objects whose memory it is live until the call returns, which waits for the closure.
+// SAFETY: the memory is there until the call returns, which waits for the closure: on the CPU nothing else has the
+// objects that hold it (`held`), and on a GPU PyTorch frees memory in the order of its streams.
 unsafe impl Send for Tensors {}
 
 impl Tensors {
@@ -34,9 +38,6 @@ impl Tensors {
             Axes::Bshd => [NAMES[0], NAMES[1], NAMES[2]],
             Axes::Bhsd => BHSD_NAMES,
         };
-        if !objects.iter().all(|object| exchange.is_plain(object)) {
-            return None;
-        }
         let rows = |n: usize| rows_of(names[n], exchange.view(objects[n])?, axes);
         Some(Tensors([rows(0)?, rows(1)?, rows(2)?]))
     }
@@ -44,6 +45,55 @@ impl Tensors {
     fn rows(self) -> [Rows; 3] {
         self.0
     }
+}
+
+/// Aliases of tensors on the CPU, which hold their memory while Python's lock is given away: another thread may then
+/// give an object other memory (`k.data = other`). Elsewhere the objects.
+fn held<'py>(exchange: &Exchange, objects: [&Bound<'py, PyAny>; 3]) -> PyResult<Option<[Bound<'py, PyAny>; 3]>> {
+    let hold = |object: &Bound<'py, PyAny>| -> PyResult<Option<Bound<'py, PyAny>>> {
+        let view = exchange.is_plain(object).then(|| exchange.view(object)).flatten();
+        let Some(view) = view else { return Ok(None) };
+        match place_of("", view.device) {
+            Ok(Place::Cpu) => object.call_method0(intern!(object.py(), "detach")).map(Some),
+            Ok(Place::Cuda(_)) => Ok(Some(object.clone())),
+            Err(_) => Ok(None),
+        }
+    };
+    let [q, k, v] = objects;
+    let (Some(q), Some(k), Some(v)) = (hold(q)?, hold(k)?, hold(v)?) else {
+        return Ok(None);
+    };
+    Ok(Some([q, k, v]))
+}
+
+/// What a computation without Python's lock came to, if not results.
+enum Failed {
+    /// The operator is to compute it, or to say what is wrong.
+    Unusual,
+    Certain(String),
+}
+
+/// Computes without Python's lock; `None` where the operator is to be called.
+fn without_lock<T: Send>(py: Python<'_>, compute: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<Option<T>> {
+    let result = py.detach(|| match forked() {
+        Some(_) => Err(Failed::Unusual),
+        None => match catch_unwind(AssertUnwindSafe(compute)) {
+            Ok(Ok(results)) => Ok(results),
+            Ok(Err(error)) if is_certain(&error) => Err(Failed::Certain(error.to_string())),
+            Ok(Err(_)) => Err(Failed::Unusual),
+            Err(_) => Err(Failed::Certain(PANICKED.to_string())),
+        },
+    });
+    match result {
+        Ok(results) => Ok(Some(results)),
+        Err(Failed::Unusual) => Ok(None),
+        Err(Failed::Certain(why)) => Err(PyRuntimeError::new_err(why)),
+    }
+}
+
+/// Whether the operator would fail, too: there was no memory, or the device or its driver failed.
+fn is_certain(error: &Error) -> bool {
+    matches!(error.downcast_ref(), Some(flashcore::Error::Cuda(_))) || error.downcast_ref::<NoMemory>().is_some()
 }
 
 /// A tensor whose rows are dense, and which has elements.
@@ -93,36 +143,57 @@ fn objects<'py, const N: usize>(
 }
 
 /// The usual scale.
-fn scale_of(head_dim: i64) -> u64 {
+fn scale_of(head_dim: usize) -> u64 {
     (head_dim as f64).powf(-0.5).to_bits()
 }
 
-/// The numbers of `flashcore::fwd`, in the form of an operator's stack; `None` where one has another type. A scale of
-/// None is the usual one.
-fn numbers_of(numbers: &Bound<'_, PyTuple>, head_dim: i64) -> Option<[u64; 9]> {
-    let get = |n: usize| numbers.get_item(n).ok();
-    let real = |n: usize| get(n)?.extract::<f64>().ok().map(f64::to_bits);
-    let flag = |n: usize| get(n)?.extract::<bool>().ok().map(u64::from);
-    let whole = |n: usize| get(n)?.extract::<i64>().ok().map(|number| number as u64);
+/// The numbers that operators begin with, in the form of a stack: scale, causal, both sides of the window, soft cap.
+/// `None` where one has another type. A scale of None is the usual one.
+fn first_numbers(numbers: &Bound<'_, PyTuple>, head_dim: usize) -> Option<[u64; 5]> {
+    let scale = match numbers.get_item(0).ok()? {
+        scale if scale.is_none() => scale_of(head_dim),
+        _ => real(numbers, 0)?,
+    };
+    let (left, right) = (whole(numbers, 2)?, whole(numbers, 3)?);
+    Some([scale, flag(numbers, 1)?, left, right, real(numbers, 4)?])
+}
+
+/// The numbers of `flashcore::fwd`.
+fn numbers_of(numbers: &Bound<'_, PyTuple>, head_dim: usize) -> Option<[u64; 9]> {
     if numbers.len() != 9 {
         return None;
     }
-    let scale = if get(0)?.is_none() {
-        scale_of(head_dim)
-    } else {
-        real(0)?
-    };
+    let [scale, causal, left, right, softcap] = first_numbers(numbers, head_dim)?;
+    let (bhsd, deterministic) = (flag(numbers, 5)?, flag(numbers, 6)?);
+    let (sm_margin, split_keys) = (whole(numbers, 7)?, whole(numbers, 8)?);
     Some([
         scale,
-        flag(1)?,
-        whole(2)?,
-        whole(3)?,
-        real(4)?,
-        flag(5)?,
-        flag(6)?,
-        whole(7)?,
-        whole(8)?,
+        causal,
+        left,
+        right,
+        softcap,
+        bhsd,
+        deterministic,
+        sm_margin,
+        split_keys,
     ])
+}
+
+fn real(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
+    numbers.get_item(n).ok()?.extract::<f64>().ok().map(f64::to_bits)
+}
+
+fn flag(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
+    numbers.get_item(n).ok()?.extract::<bool>().ok().map(u64::from)
+}
+
+fn whole(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
+    numbers
+        .get_item(n)
+        .ok()?
+        .extract::<i64>()
+        .ok()
+        .map(|number| number as u64)
 }
 
 /// The output, and the log-sum-exp.
@@ -140,7 +211,7 @@ pub(crate) fn direct_forward<'py>(
     with_lse: bool,
 ) -> PyResult<Option<Results<'py>>> {
     forward(py, [q, k, v], Axes::Bshd, with_lse, |tensors| {
-        numbers_of(numbers, tensors.0[0].layout.shape[3] as i64)
+        numbers_of(numbers, tensors.0[0].layout.shape[3])
     })
 }
 
@@ -154,29 +225,29 @@ fn forward<'py>(
     let Some((torch, exchange, wrap)) = found(py) else {
         return Ok(None);
     };
-    let Some(tensors) = Tensors::of(exchange, given, axes) else {
+    let Some(given) = held(exchange, given)? else {
+        return Ok(None);
+    };
+    let Some(tensors) = Tensors::of(exchange, given.each_ref(), axes) else {
         return Ok(None);
     };
     let Some(numbers) = numbers(&tensors) else {
         return Ok(None);
     };
-    let run = || {
-        if forked().is_some() {
-            return None;
-        }
+    let results = without_lock(py, || {
         if with_lse {
-            let [out, lse] = attend(torch, tensors.rows(), &[], &[], &numbers, axes).ok()?;
-            return Some((out.into_stack(), Some(lse.into_stack())));
+            let [out, lse] = attend(torch, tensors.rows(), &[], &[], &numbers, axes)?;
+            return Ok((out.into_stack(), Some(lse.into_stack())));
         }
         let options = Options {
             axes,
-            ..forward_options(&numbers).ok()?
+            ..forward_options(&numbers)?
         };
         let dense = if numbers[5] != 0 { Layout::bhsd } else { Layout::bshd };
-        let out = output_of(torch, tensors.rows(), &[], &[], dense, None, options).ok()?;
-        Some((out.into_stack(), None))
-    };
-    match py.detach(run) {
+        let out = output_of(torch, tensors.rows(), &[], &[], dense, None, options)?;
+        Ok((out.into_stack(), None))
+    })?;
+    match results {
         None => Ok(None),
         Some((out, Some(lse))) => {
             let [out, lse] = objects(py, wrap, [out, lse])?;
@@ -197,30 +268,26 @@ pub(crate) fn direct_bhsd<'py>(
     query: &Bound<'py, PyAny>,
     key: &Bound<'py, PyAny>,
     value: &Bound<'py, PyAny>,
-    numbers: (f64, bool, i64, i64, f64),
+    numbers: &Bound<'py, PyTuple>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some((torch, exchange, wrap)) = found(py) else {
         return Ok(None);
     };
-    let Some(tensors) = Tensors::of(exchange, [query, key, value], Axes::Bhsd) else {
+    let Some(given) = held(exchange, [query, key, value])? else {
         return Ok(None);
     };
-    let (scale, causal, left, right, softcap) = numbers;
-    let options = options_of(&[
-        scale.to_bits(),
-        causal.into(),
-        left as u64,
-        right as u64,
-        softcap.to_bits(),
-    ]);
-    let run = || match forked() {
-        None => {
-            let out = output_of(torch, tensors.rows(), &[], &[], Layout::bshd, None, options);
-            out.ok().map(Tensor::into_stack)
-        }
-        Some(_) => None,
+    let Some(tensors) = Tensors::of(exchange, given.each_ref(), Axes::Bhsd) else {
+        return Ok(None);
     };
-    let Some(out) = py.detach(run) else { return Ok(None) };
+    let Some(numbers) = first_numbers(numbers, tensors.0[0].layout.shape[3]) else {
+        return Ok(None);
+    };
+    let options = options_of(&numbers);
+    let out = without_lock(py, || {
+        let out = output_of(torch, tensors.rows(), &[], &[], Layout::bshd, None, options)?;
+        Ok(out.into_stack())
+    })?;
+    let Some(out) = out else { return Ok(None) };
     let [out] = objects(py, wrap, [out])?;
     Ok(Some(out))
 }
@@ -253,7 +320,7 @@ pub(crate) fn direct_sdpa<'py>(
             of_head >= of_row
         };
         let (all, no_cap) = (-1i64 as u64, 0f64.to_bits());
-        let scale = scale.map_or_else(|| scale_of(head_dim as i64), f64::to_bits);
+        let scale = scale.map_or_else(|| scale_of(head_dim), f64::to_bits);
         is_usual.then_some([scale, causal.into(), all, all, no_cap, bhsd.into(), 0, 0, 0])
     };
     let Some((out, Some(lse))) = forward(py, [query, key, value], Axes::Bhsd, true, numbers)? else {
@@ -271,7 +338,7 @@ pub(crate) fn direct_sdpa<'py>(
         let (two, none) = (torch.empty_u64([2], place)?, torch.empty_u64([], place)?);
         Ok([two, none, torch.empty([0], [1], Some(dtype), place)?])
     };
-    let Ok(small) = small() else { return Ok(None) };
+    let small = small().map_err(|error| PyRuntimeError::new_err(error.to_string()))?; // there is no memory
     results.extend(objects(py, wrap, small.map(Tensor::into_stack))?);
     Ok(Some(results))
 }

@@ -90,6 +90,8 @@ pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> 
     }
 }
 
+const PANICKED: &str = "flashcore panicked, which is a bug; the message is on standard error";
+
 /// The output, with its log-sum-exp or without, three gradients, or nothing; or why not.
 type Results<'a, const N: usize> = Result<[Tensor<'a>; N], Error>;
 
@@ -122,7 +124,7 @@ unsafe fn serve<const N: usize>(
             return;
         }
         Ok(Err(error)) => error.to_string(),
-        Err(_) => "flashcore panicked, which is a bug; the message is on standard error".to_string(),
+        Err(_) => PANICKED.to_string(),
     };
     torch.raise(&message);
 }
