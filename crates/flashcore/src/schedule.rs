@@ -90,6 +90,8 @@ impl Attention {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use flashcore_ir::{Chip, Profile, Target};
     use flashcore_kernels::{KernelCache, Plan, select_with};
     use flashcore_problem::{DType, KvLengths, Layout, Mask, ProblemBuilder, QLengths};
@@ -109,34 +111,77 @@ mod tests {
     }
 
     fn step(problem: ProblemBuilder, sms: u32) -> Step {
+        step_of("mma/m16n64-w1x4-s2-b1-qreg-xor-cond-gqa", problem, sms)
+    }
+
+    fn step_of(kernel: &str, problem: ProblemBuilder, sms: u32) -> Step {
         let chip = Chip {
             target: Target::Sm90a,
             sms,
         };
-        let kernel = "mma/m16n64-w1x4-s2-b1-qreg-xor-cond-gqa".parse().unwrap();
-        let plan = Plan::new(&problem.build().unwrap(), &kernel, chip).unwrap();
+        let plan = Plan::new(&problem.build().unwrap(), &kernel.parse().unwrap(), chip).unwrap();
         assert_eq!(plan.schedule_steps(), 1);
         plan.steps().next().unwrap().clone()
+    }
+
+    /// How many lines of a kernel use a parameter's register, conversions of addresses apart; `None` if there is no
+    /// such parameter.
+    fn uses(ptx: &str, name: &str) -> Option<usize> {
+        let load = ptx.lines().find(|line| line.contains(&format!("[param_{name}]")))?;
+        let register = load.split([' ', ',']).find(|word| word.starts_with('%')).unwrap();
+        let words = |line: &str| line.split([' ', ',', ';', '[', ']', '+']).any(|word| word == register);
+        Some(ptx.lines().filter(|line| words(line) && !line.contains("cvta")).count() - 1)
+    }
+
+    /// Kernels of schedules differ by family, heads in a tile, kinds of lengths, splits, and how many blocks they have.
+    #[test]
+    fn no_schedule_reads_pages_or_the_scale() {
+        let packed = |total, used| QLengths::Packed { total, used };
+        let problems = [
+            problem(),
+            problem().mask(Mask::FULL),
+            problem().mask(Mask::window(Some(100), Some(3))),
+            problem().batch_invariant(128),
+            problem().batch(300),
+            problem().seq_len_q(70).q_lengths(packed(200, false)),
+            problem().seq_len_q(70).q_lengths(packed(200, true)),
+            problem().kv_lengths(KvLengths::Cache),
+            problem()
+                .seq_len_q(70)
+                .q_lengths(packed(200, true))
+                .kv_lengths(KvLengths::Packed { total: 900, used: true }),
+        ];
+        let kernels = [
+            "mma/m16n64-w1x4-s2-b1-qreg-xor-cond-gqa",
+            "mma/m32n64-w2x1-s3-b2-qsh-xor-always-gqa",
+            "wgmma/m128n32-s2-free-cond",
+            "wgmma/m64n32-s2-free-spec-gqa",
+            "wgmma/m128n64-s2-pingpong-spec-gqa",
+        ];
+        let (mut names, mut found) = (BTreeSet::new(), BTreeSet::new());
+        for kernel in kernels {
+            for problem in &problems {
+                let step = step_of(kernel, problem.clone(), 132);
+                let ptx = step.kernel.to_ptx();
+                for name in NOT_READ {
+                    let uses = uses(&ptx, name);
+                    assert!(uses.is_none_or(|uses| uses == 0), "{}: {name}", step.kernel.name());
+                    found.extend(uses.map(|_| name));
+                }
+                assert!(uses(&ptx, "seq_len_kv").is_some_and(|uses| uses > 0));
+                names.insert(step.kernel.name().to_string());
+            }
+        }
+        assert!(
+            found.len() == NOT_READ.len() && names.len() > 10,
+            "{found:?}, {names:?}"
+        );
     }
 
     #[test]
     fn what_schedules_do_not_depend_on_is_not_compared() {
         let own = step(problem(), 132);
-        let ptx = own.kernel.to_ptx();
-        // Lines that use a parameter's register; an address is converted where it is loaded.
-        let uses = |name: &str| {
-            let load = ptx
-                .lines()
-                .find(|line| line.contains(&format!("[param_{name}]")))
-                .unwrap();
-            let register = load.split([' ', ',']).find(|word| word.starts_with('%')).unwrap();
-            let words = |line: &str| line.split([' ', ',', ';', '[', ']', '+']).any(|word| word == register);
-            ptx.lines().filter(|line| words(line) && !line.contains("cvta")).count() - 1
-        };
-        for name in NOT_READ {
-            assert_eq!(uses(name), 0, "{name}");
-        }
-        assert!(uses("seq_len_kv") > 0 && uses("key_hi") > 0);
+        assert!(uses(&own.kernel.to_ptx(), "key_hi").is_some_and(|uses| uses > 0));
         let pages = |page_size, pages, max_pages| KvLengths::Paged {
             page_size,
             pages,
