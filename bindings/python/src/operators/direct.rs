@@ -29,41 +29,43 @@ static WRAP: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
 struct Tensors([Rows; 3]);
 
 // SAFETY: the memory is there until the call returns, which waits for the closure: on the CPU nothing else has the
-// objects that hold it (`held`), and on a GPU PyTorch frees memory in the order of its streams.
+// objects that hold it ([`Held`]), and on a GPU PyTorch frees memory in the order of its streams.
 unsafe impl Send for Tensors {}
 
+/// Aliases of tensors on the CPU, which hold their memory while Python's lock is given away: another thread may then
+/// give an object other memory (`k.data = other`).
+type Held<'py> = [Option<Bound<'py, PyAny>>; 3];
+
 impl Tensors {
-    fn of(exchange: &Exchange, objects: [&Bound<'_, PyAny>; 3], axes: Axes) -> Option<Tensors> {
+    fn of<'py>(
+        exchange: &Exchange,
+        objects: [&Bound<'py, PyAny>; 3],
+        axes: Axes,
+    ) -> PyResult<Option<(Tensors, Held<'py>)>> {
         let names = match axes {
             Axes::Bshd => [NAMES[0], NAMES[1], NAMES[2]],
             Axes::Bhsd => BHSD_NAMES,
         };
-        let rows = |n: usize| rows_of(names[n], exchange.view(objects[n])?, axes);
-        Some(Tensors([rows(0)?, rows(1)?, rows(2)?]))
+        let look = |n: usize| -> PyResult<Option<(Rows, Option<Bound<'py, PyAny>>)>> {
+            let rows = |object| rows_of(names[n], exchange.view(object)?, axes);
+            let found = exchange.is_plain(objects[n]).then(|| rows(objects[n])).flatten();
+            match found {
+                Some(found) if found.place == Place::Cpu => {
+                    let alias = objects[n].call_method0(intern!(objects[n].py(), "detach"))?;
+                    Ok(rows(&alias).map(|rows| (rows, Some(alias))))
+                }
+                found => Ok(found.map(|rows| (rows, None))),
+            }
+        };
+        let (Some((q, of_q)), Some((k, of_k)), Some((v, of_v))) = (look(0)?, look(1)?, look(2)?) else {
+            return Ok(None);
+        };
+        Ok(Some((Tensors([q, k, v]), [of_q, of_k, of_v])))
     }
 
     fn rows(self) -> [Rows; 3] {
         self.0
     }
-}
-
-/// Aliases of tensors on the CPU, which hold their memory while Python's lock is given away: another thread may then
-/// give an object other memory (`k.data = other`). Elsewhere the objects.
-fn held<'py>(exchange: &Exchange, objects: [&Bound<'py, PyAny>; 3]) -> PyResult<Option<[Bound<'py, PyAny>; 3]>> {
-    let hold = |object: &Bound<'py, PyAny>| -> PyResult<Option<Bound<'py, PyAny>>> {
-        let view = exchange.is_plain(object).then(|| exchange.view(object)).flatten();
-        let Some(view) = view else { return Ok(None) };
-        match place_of("", view.device) {
-            Ok(Place::Cpu) => object.call_method0(intern!(object.py(), "detach")).map(Some),
-            Ok(Place::Cuda(_)) => Ok(Some(object.clone())),
-            Err(_) => Ok(None),
-        }
-    };
-    let [q, k, v] = objects;
-    let (Some(q), Some(k), Some(v)) = (hold(q)?, hold(k)?, hold(v)?) else {
-        return Ok(None);
-    };
-    Ok(Some([q, k, v]))
 }
 
 /// What a computation without Python's lock came to, if not results.
@@ -225,10 +227,7 @@ fn forward<'py>(
     let Some((torch, exchange, wrap)) = found(py) else {
         return Ok(None);
     };
-    let Some(given) = held(exchange, given)? else {
-        return Ok(None);
-    };
-    let Some(tensors) = Tensors::of(exchange, given.each_ref(), axes) else {
+    let Some((tensors, _held)) = Tensors::of(exchange, given, axes)? else {
         return Ok(None);
     };
     let Some(numbers) = numbers(&tensors) else {
@@ -273,10 +272,7 @@ pub(crate) fn direct_bhsd<'py>(
     let Some((torch, exchange, wrap)) = found(py) else {
         return Ok(None);
     };
-    let Some(given) = held(exchange, [query, key, value])? else {
-        return Ok(None);
-    };
-    let Some(tensors) = Tensors::of(exchange, given.each_ref(), Axes::Bhsd) else {
+    let Some((tensors, _held)) = Tensors::of(exchange, [query, key, value], Axes::Bhsd)? else {
         return Ok(None);
     };
     let Some(numbers) = first_numbers(numbers, tensors.0[0].layout.shape[3]) else {
