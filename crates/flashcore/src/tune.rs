@@ -130,7 +130,7 @@ impl Attention {
     ///
     /// let problem = Problem::builder().heads(2, 2).seq_len(64).head_dim(64).build()?;
     /// let mut attention = Attention::with_plans(Device::cpu(), Plans::none());
-    /// let tuned = attention.tune(&[problem.clone()], Duration::from_millis(100))?;
+    /// let tuned = attention.tune(&[problem.clone()], Duration::from_secs(20))?; // it ends when nothing is left to try
     /// assert_eq!(attention.plan(&problem)?.kernel(), tuned.searches[0].kernel);
     /// println!("{}", tuned.table.to_json()?); // what FLASHCORE_PLANS may name
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -146,8 +146,15 @@ fn is_tuned(device: &Device, problem: &Problem, margin: u32) {
         _ => {}
     };
     let budget = Duration::from_secs(5);
-    let tuned = attention.tune_watched(std::slice::from_ref(problem), budget, watch);
-    let found = &tuned.unwrap().searches[0];
+    let tuned = attention
+        .tune_watched(std::slice::from_ref(problem), budget, watch)
+        .unwrap();
+    let Some(found) = tuned.searches.first() else {
+        // A host under load compiles one kernel in that time.
+        assert_eq!((&tuned.left[..], timed), (std::slice::from_ref(problem), 0));
+        assert_eq!(attention.plan(problem).unwrap().row(), None);
+        return;
+    };
     println!(
         "{problem}: {} of {timed} timed, {:.3} less time than {}",
         found.kernel, found.gain, found.default
