@@ -122,7 +122,10 @@ pub(super) fn proposals(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let default = DEFAULTS.iter().find(|(most, _)| head_dim <= *most);
     let (_, proposal) = *default.unwrap_or(&DEFAULTS[DEFAULTS.len() - 1]);
-    let splits = split::blocks_of_tile(problem, &proposal.config, chip.sms);
+    let splits = match check_served(problem, chip) {
+        Ok(()) => split::blocks_of_tile(problem, &proposal.config, chip.sms),
+        Err(_) => 1, // for `plan` to refuse
+    };
     let shared = (splits > 1).then_some(Proposal {
         config: Config {
             splits,
