@@ -40,6 +40,31 @@ def test_vmap_keeps_gradients(tensors):
         out.sum().backward()
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_transforms_of_something_else_change_nothing(tensors):
+    q, k, v = tensors
+    used, padding = I32(6, 7), I32(1, 2)
+    padded = lambda used, padding: flash_attn_with_kvcache(q, k, v, cache_seqlens=used, cache_leftpad=padding)
+    out = torch.vmap(padded)(used.expand(3, 2), padding.expand(3, 2))
+    torch.testing.assert_close(out, padded(used, padding).expand(3, *q.shape))
+    parameter = torch.nn.Parameter(q)
+    cache = lambda: torch.zeros(2, 16, 2, 16)
+    appends = lambda: flash_attn_with_kvcache(parameter, cache(), cache(), k, v, cache_seqlens=used)
+    weighed = torch.vmap(lambda weight: appends() * weight)(torch.ones(2, 1))
+    torch.testing.assert_close(weighed, appends().expand(2, *q.shape))
+
+
+def test_numbers_that_a_compiled_function_computes(tensors, monkeypatch):
+    q, k, v = tensors
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+    call = lambda used: flash_attn_with_kvcache(q, k, v, cache_seqlens=used.max().item())
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for used in (I32(5, 6), I32(3, 8)):
+        torch.testing.assert_close(compiled(used), call(used))
+    call = lambda qkv: flash_attn_func(*qkv.split([4, 2, 2], dim=2), sm_margin=torch.tensor(0))
+    torch.testing.assert_close(call(torch.cat((k, k, k, v), dim=2)), flash_attn_func(torch.cat((k, k), dim=2), k, v))
+
+
 def test_what_is_not_q_k_or_v_has_no_gradient(tensors):
     q, k, v = tensors
     values = torch.zeros(4, requires_grad=True)

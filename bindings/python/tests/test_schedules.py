@@ -243,3 +243,17 @@ def test_compiled_functions_make_their_own():
     call = lambda q, k, v, lengths, metadata: flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, scheduler_metadata=metadata)
     with pytest.raises(Exception, match="scheduler_metadata is given in a compiled function"):
         torch.compile(call, fullgraph=True, backend="eager")(step.q, *step.layers[0], step.lengths, metadata)
+
+
+def test_one_that_nobody_takes_is_not_kept():
+    """A trace calls the operator, not the function that takes its result."""
+    resource = pytest.importorskip("resource", reason="Windows has no getrusage")
+    lengths = torch.tensor([3, 5], dtype=torch.int32)
+    make = lambda lengths: get_scheduler_metadata(2, 5, 16, 4, 2, 16, lengths, torch.float32)
+    traced = torch.jit.trace(make, (lengths,), check_trace=False)
+    run = lambda count: [traced(lengths) for _ in range(count)] and None
+    run(2000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run(20000)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
+    assert grown < 6 * 1024, f"{grown} KiB; 15 MB if all are kept"

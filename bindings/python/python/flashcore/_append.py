@@ -62,7 +62,11 @@ def append(
     tables = () if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         if q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in tables):
-            _derivatives.refuse_transforms()
+            of = torch._C._functorch
+            if not q_out.requires_grad or any(
+                of.is_gradtrackingtensor(x) or of.is_batchedtensor(x) for x in (q, k, v, *tables)
+            ):
+                _derivatives.refuse_transforms()
             if not q_out.requires_grad:
                 q_out = q_out.detach().requires_grad_()  # so that the operator of attention refuses to compute gradients
     k, v = (x.detach() if x.stride(-1) == 1 else x.detach().contiguous() for x in (k, v))

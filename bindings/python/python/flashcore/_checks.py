@@ -6,6 +6,7 @@ size may be a symbol: `torch._check` notes for later what is not known yet.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
@@ -175,7 +176,7 @@ def kinds(softmax_scale: Any, causal: Any, window: tuple[Any, Any], softcap: Any
     for name, given in (("left", window[0]), ("right", window[1])):
         if not (hasattr(type(given), "__index__") or isinstance(given, torch.SymInt)):
             raise TypeError(f"window_size has {given!r} on the {name}; both sides are ints")
-        if not -(2**63) <= given < 2**63:
+        if not isinstance(given, torch.SymInt) and not -(2**63) <= operator.index(given) < 2**63:
             raise ValueError(f"window_size has {given} on the {name}; both sides are int64, and -1 is all keys")
     for name, given in (("softmax_scale", softmax_scale), ("softcap", softcap)):
         if not (hasattr(type(given), "__float__") or isinstance(given, (torch.SymFloat, torch.SymInt))):
@@ -183,7 +184,7 @@ def kinds(softmax_scale: Any, causal: Any, window: tuple[Any, Any], softcap: Any
                 raise TypeError(f"{name} is {given!r}; it must be a float{', 0 for no cap' * (name == 'softcap')}")
     if not (hasattr(type(sm_margin), "__index__") or isinstance(sm_margin, torch.SymInt)):
         raise TypeError(f"sm_margin is {sm_margin!r}; it must be an int")
-    if not -(2**63) <= sm_margin < 2**63:
+    if not isinstance(sm_margin, torch.SymInt) and not -(2**63) <= operator.index(sm_margin) < 2**63:
         raise ValueError(f"sm_margin is {sm_margin}; it is a number of multiprocessors")
 
 

@@ -49,7 +49,7 @@ def common_options(
     left, right = sides(window_size)
     if type(left) is not int or type(right) is not int:
         left, right = (int(side) if isinstance(side, torch.Tensor) else side for side in (left, right))
-    usual = (
+    usual = torch.compiler.is_compiling() or (
         type(causal) is bool
         and type(left) is type(right) is type(sm_margin) is int
         and type(softcap) is float

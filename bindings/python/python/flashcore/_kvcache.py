@@ -66,7 +66,7 @@ def row_pages(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     pages, size, heads, _ = k.shape
     if k.stride(1) == 0:
         return None
-    rows, rest = divmod(k.stride(0), k.stride(1))
+    rows, rest = k.stride(0) // k.stride(1), k.stride(0) % k.stride(1)  # also of SymInts
     if rest or v.stride(0) != rows * v.stride(1):
         return None
     count = (pages - 1) * rows + size
@@ -84,9 +84,14 @@ def check_padded(
     if table is None and k.shape[0] != batch:
         raise ValueError(f"k_cache has shape {tuple(k.shape)}; without page_table it holds the {batch} sequences of q")
     capacity = k.shape[1] * (1 if table is None else table.shape[1])
+    seen = not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
     for name, given in (("cache_seqlens", seqused_k), ("cache_leftpad", leftpad)):
         check_int32(name, given, (batch,), k.device)
-        if k.device.type == "cpu" and not torch.compiler.is_compiling():
+        if seen and k.device.type == "cpu" and type(given) is torch.Tensor:
             outside = (given < 0) | (given > capacity)
             if outside.any():
                 b = int(outside.int().argmax())

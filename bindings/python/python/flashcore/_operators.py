@@ -122,7 +122,7 @@ def direct(
         or not _is_plain(q, k, v)
         or type(window) is not tuple
         or len(window) != 2
-        or (batch_invariant is not None and batch_invariant < 1)
+        or (batch_invariant is not None and (type(batch_invariant) is not int or batch_invariant < 1))
     ):
         return None
     numbers = (softmax_scale, causal, *window, softcap, False, deterministic, sm_margin, batch_invariant or 0)

@@ -69,7 +69,7 @@ def rows_of(key: torch.Tensor, value: torch.Tensor, used: torch.Tensor) -> tuple
     if key.shape[0] > 1:
         if key.stride(2) == 0:
             return None
-        apart, rest = divmod(key.stride(0), key.stride(2))
+        apart, rest = key.stride(0) // key.stride(2), key.stride(0) % key.stride(2)  # also of SymInts
         if rest or value.stride(0) != apart * value.stride(2):
             return None
     return _table(used, apart)

@@ -183,7 +183,8 @@ def flash_attn_qkvpacked_func(
     if qkv.dim() == 5 and qkv.shape[2] == 3:
         q, k, v = qkv.unbind(2)
     elif qkv.dim() == 4 and num_heads_q is not None:
-        kv_heads, rest = divmod(qkv.shape[2] - num_heads_q, 2)
+        both = qkv.shape[2] - num_heads_q
+        kv_heads, rest = both // 2, both % 2
         if num_heads_q < 1 or kv_heads < 1 or rest:
             raise ValueError(f"num_heads_q is {num_heads_q} of {qkv.shape[2]}; as many heads of k as of v must remain")
         q, k, v = qkv.split([num_heads_q, kv_heads, kv_heads], dim=2)
@@ -400,7 +401,8 @@ def _on_device(
     if not isinstance(cache_seqlens, (numbers.Integral, torch.SymInt)):
         given = type(cache_seqlens).__name__
         raise TypeError(f"seqused_k is a {given}; it must be an int or an int32 tensor of shape (batch,)")
-    if not isinstance(cache_seqlens, torch.SymInt) and not 0 <= cache_seqlens < 2**31:
+    known = not (torch.compiler.is_compiling() or isinstance(cache_seqlens, torch.SymInt))
+    if known and not 0 <= cache_seqlens < 2**31:
         raise ValueError(f"seqused_k is {cache_seqlens}; it is a number of keys, int32")
     _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
     batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
@@ -467,9 +469,12 @@ def get_scheduler_metadata(
     check(None, attention_chunk, num_splits)
     if cache_seqlens.shape != (batch_size,):
         raise ValueError(f"batch_size is {batch_size}; cache_seqlens has shape {tuple(cache_seqlens.shape)}")
-    if torch.compiler.is_compiling() or (cu_seqlens_q is not None and total_q is None):
+    unseen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if unseen or (cu_seqlens_q is not None and total_q is None):
         if out is not None:
-            raise ValueError("out is given, but no schedule is made in a compiled function, nor without total_q")
+            raise ValueError(
+                "out is given, but no schedule is made in a compiled or transformed function, nor without total_q"
+            )
         return cache_seqlens.new_empty(0, dtype=torch.int32)
     lengths = cache_seqlens
     if cu_seqlens_k_new is not None:

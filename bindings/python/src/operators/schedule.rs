@@ -251,8 +251,11 @@ fn keep(place: Place, sm_margin: u32, problem: Problem, on_gpu: Option<OnGpu>) {
     let mut all = all();
     all.last += 1;
     let number = all.last;
-    LAST.set(number);
+    // Nothing of Python asked for the one before: a trace or a transform called the operator.
+    let unclaimed = all.made.remove(&LAST.replace(number));
     all.made.insert(number, Arc::new(made));
+    drop(all);
+    drop(unclaimed); // its memory, without the lock
 }
 
 /// Keeps what a graph is about to use.
