@@ -462,9 +462,10 @@ def get_scheduler_metadata(
     Returns
     -------
     scheduler_metadata : int32 Tensor
-        It stands for the schedule, which is in memory of its own and ends with this object: its element says nothing, and a
-        copy or a part of it stands for none. Without elements, which calls take too, where they make no schedule, in
-        compiled functions, and without `out` while a graph is captured. On the CPU it is checked, and has no use.
+        A handle of one element. The schedule itself is in memory of its own, which is freed with this object; the
+        element's value means nothing, and calls refuse clones and slices. The tensor is empty, which calls accept,
+        where calls make no schedule, in compiled functions, and without `out` while a graph is captured. On the CPU
+        it is checked, but not needed.
     """
     check(None, attention_chunk, num_splits)
     if cache_seqlens.shape != (batch_size,):

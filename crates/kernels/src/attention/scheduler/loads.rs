@@ -25,7 +25,7 @@ pub(super) struct Loads {
     /// Those from `first` on.
     loads: Vec<Load>,
     first: usize,
-    /// What an item counts: 0 if nobody asks for how many there are, so that clusters with as much to do are one set.
+    /// What an item adds to `items`: 0 if their number is not needed, so that clusters of equal load are one set.
     item: u64,
 }
 

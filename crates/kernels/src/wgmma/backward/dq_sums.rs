@@ -1,6 +1,6 @@
 //! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `mma` have another order
-//! (`mma/backward/dq_sums.rs`). Where blocks [share tiles of keys](super::split), it makes dK and dV of theirs, too, in
-//! blocks behind those of dQ.
+//! (`mma/backward/dq_sums.rs`). Where blocks [share tiles of keys](super::split), further blocks, after
+//! those for dQ, round the sums of dK and dV.
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
