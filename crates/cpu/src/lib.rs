@@ -186,19 +186,20 @@ fn arch_of(options: &Options<'_>) -> Result<pulp::Arch, CpuError> {
     Ok(arch)
 }
 
-/// The default tile sizes: the number of query rows, 128 to 16, with which the threads finish first.
+/// The default tile sizes: 128 query rows, or fewer if that gives less than four tiles per thread.
 /// The backward pass has tiles of 64 rows and 64 keys.
 pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
     if problem.direction() == Direction::Backward {
         return BACKWARD_CONFIG;
     }
-    // What a tile costs besides its rows, in rows: K and V are widened once for each.
-    const ROWS_A_TILE: usize = 10;
+    const TILES_A_THREAD: usize = 4;
     let one_sequence = problem.of_one_sequence();
     let problem = one_sequence.as_ref().unwrap_or(problem);
     let rows = problem.lse_len();
     let rows = rows * schedule::key_ranges(rows, problem.seq_len_kv());
-    let time = |tile_q: &usize| rows.div_ceil(*tile_q).div_ceil(threads.max(1)) * (tile_q + ROWS_A_TILE);
-    let tile_q = [128, 64, 32, CpuConfig::TILE_Q_STEP].into_iter().min_by_key(time).unwrap_or(128);
+    let tile_q = [128, 64, 32]
+        .into_iter()
+        .find(|tile_q| rows / tile_q >= threads * TILES_A_THREAD)
+        .unwrap_or(CpuConfig::TILE_Q_STEP);
     CpuConfig { tile_q, tile_kv: 128 }
 }
