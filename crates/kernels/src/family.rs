@@ -6,8 +6,8 @@
 
 use std::iter::successors;
 
-use flashcore_problem::Direction;
 use flashcore_problem::rng::Rng;
+use flashcore_problem::{Direction, Problem};
 
 use crate::Refusal;
 
@@ -74,8 +74,8 @@ pub struct Family {
     pub name: &'static str,
     /// Its levers.
     pub levers: &'static [Lever],
-    /// The same levers with the values that a backward pass has, where these are fewer.
-    pub backward: Option<&'static [Lever]>,
+    /// The same levers with the values that a backward pass has, deterministic or not, where these are fewer.
+    pub backward: Option<fn(deterministic: bool) -> &'static [Lever]>,
     /// Which values go together.
     pub constraints: &'static [Constraint],
     /// Query rows times keys of a tile of scores; 0 if there is none.
@@ -238,11 +238,22 @@ pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
 }
 
 impl Family {
-    /// The family as searches for a problem of a direction see it: levers have fewer values in a backward pass. Ids
-    /// are the same.
+    /// The family with the values that its levers have in a direction. Ids are the same.
     pub fn of_direction(self, direction: Direction) -> Family {
+        self.with_values_of(direction, false)
+    }
+
+    /// The family with the values that its levers have for a problem: what a search draws from.
+    pub fn of_problem(self, problem: &Problem) -> Family {
+        self.with_values_of(problem.direction(), problem.deterministic())
+    }
+
+    fn with_values_of(self, direction: Direction, deterministic: bool) -> Family {
         match (direction, self.backward) {
-            (Direction::Backward, Some(levers)) => Family { levers, ..self },
+            (Direction::Backward, Some(levers)) => Family {
+                levers: levers(deterministic),
+                ..self
+            },
             _ => self,
         }
     }

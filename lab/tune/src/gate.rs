@@ -55,9 +55,7 @@ impl Gatekeeper {
             return vec![CPU];
         }
         let families = [mma::FAMILY, wgmma::FAMILY].into_iter();
-        let mut families: Vec<_> = families
-            .map(|family| family.of_direction(self.problem.direction()))
-            .collect();
+        let mut families: Vec<_> = families.map(|family| family.of_problem(&self.problem)).collect();
         families.retain(|family| self.why_not(family).is_none());
         if families.is_empty() {
             families.push(scalar::FAMILY);
@@ -115,6 +113,24 @@ mod tests {
             let gate = Gatekeeper::new(&problem, Some(Target::Sm90a.into()));
             let names: Vec<_> = gate.families().iter().map(|family| family.name).collect();
             assert_eq!(names, ["mma", "wgmma"], "the backward pass of head_dim {head_dim}");
+        }
+        // Of a deterministic one, no block shares a tile of keys.
+        let problem = Problem::builder().heads(4, 2).seq_len(256).head_dim(64);
+        let problem = problem
+            .deterministic(true)
+            .direction(Direction::Backward)
+            .build()
+            .unwrap();
+        let splits = |family: &Family| {
+            family
+                .levers
+                .iter()
+                .find(|lever| lever.name == "splits")
+                .unwrap()
+                .values
+        };
+        for family in Gatekeeper::new(&problem, Some(Target::Sm90a.into())).families() {
+            assert_eq!(splits(&family), [1], "{}", family.name);
         }
         let f32s = Problem::builder()
             .heads(1, 1)

@@ -186,7 +186,7 @@ fn chosen(gate: &Gatekeeper, names: &[String]) -> Result<Vec<Family>, TuneError>
             let of_gpus = FAMILIES.map(|family| family.name).join(", ");
             TuneError::bad("family", name, format!("{of_gpus} on a GPU; cpu on the host"))
         })?;
-        let family = family.of_direction(gate.problem.direction());
+        let family = family.of_problem(&gate.problem);
         // A search without candidates would report that none is faster.
         match gate.why_not(&family) {
             None => Ok(family),

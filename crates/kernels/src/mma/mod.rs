@@ -151,7 +151,7 @@ const LEVERS: [Lever; 13] = [
 pub const FAMILY: Family = Family {
     name: NAME,
     levers: &LEVERS,
-    backward: Some(&backward::LEVERS),
+    backward: Some(|_| &backward::LEVERS),
     constraints: &[
         Constraint {
             lever: "warps",

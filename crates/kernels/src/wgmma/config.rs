@@ -144,7 +144,7 @@ pub(super) const LEVERS: [Lever; 11] = [
 pub const FAMILY: Family = Family {
     name: super::NAME,
     levers: &LEVERS,
-    backward: Some(&backward::LEVERS),
+    backward: Some(backward::levers),
     constraints: &[
         Constraint {
             lever: "pingpong",

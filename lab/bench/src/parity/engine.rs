@@ -220,7 +220,7 @@ impl Engine {
         // Where no config of the drawn family serves the problem, another family is drawn.
         for _ in FAMILIES {
             let of_all = FAMILIES[rng.below(FAMILIES.len())];
-            let family = family.copied().unwrap_or(of_all).of_direction(problem.direction());
+            let family = family.copied().unwrap_or(of_all).of_problem(problem);
             for _ in 0..TRIES {
                 let config = Config::of(&family, family.sample(&mut rng));
                 let Ok(plan) = Plan::new(problem, &config, chip) else {

@@ -44,7 +44,17 @@ const REMEDY: &str = "families mma and scalar do";
 
 /// The levers as the backward pass has them: K and V stay in shared memory, and there is no maximum to rescale to.
 /// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
-pub(super) const LEVERS: [Lever; super::config::LEVERS.len()] = {
+const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MOST_SPLITS);
+
+/// The same of a deterministic pass: blocks that share a tile add to dK and dV in any order.
+const DETERMINISTIC_LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1], 0);
+
+pub(super) fn levers(deterministic: bool) -> &'static [Lever] {
+    if deterministic { &DETERMINISTIC_LEVERS } else { &LEVERS }
+}
+
+/// The levers with these splits, and from 1 to `most_splits`.
+const fn levers_with(split_values: &'static [u32], most_splits: u32) -> [Lever; super::config::LEVERS.len()] {
     let [
         rows,
         cols,
@@ -67,11 +77,11 @@ pub(super) const LEVERS: [Lever; super::config::LEVERS.len()] = {
         rescale.only(&[Rescale::Never as u32]),
         q.only(&[0]),
         gqa.only(&[0]),
-        splits.only(&[1, 2, 4, 8]).up_to(MOST_SPLITS),
+        splits.only(split_values).up_to(most_splits),
         min_blocks.only(&[1]),
         registers.only(&[0]),
     ]
-};
+}
 
 /// A config of the levers that the backward pass has.
 const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
