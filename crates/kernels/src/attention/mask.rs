@@ -23,14 +23,13 @@ pub(crate) fn warp_sees<'k>(
     any.unwrap_or(key0.lt(0)).vote_any()
 }
 
-/// Sets the scores of columns that a row does not see to −∞. `tiles` hold the columns from `first_column` on, and
-/// `sees(m, half)` says which one half of tile `m` sees in this lane: the first, and one past the last.
-///
-/// Columns are keys and rows queries; in a backward pass, columns may be the queries that see a key.
+/// Sets the scores of columns that a row does not see, or where rows are keys is not seen by, to −∞. `tiles` hold the
+/// columns from `first_column` on, and `sees(m, half)` says which of them one half of tile `m` sees in this lane: the
+/// first, and one past the last.
 #[track_caller]
-pub(crate) fn mask_scores<'k>(
+pub(crate) fn mask_scores<'k, Rows: Copy>(
     k: &'k KernelBuilder,
-    tiles: &[RowTile<'k>],
+    tiles: &[RowTile<'k, Rows>],
     sees: impl Fn(usize, usize) -> (Val<'k, i32>, Val<'k, i32>),
     first_column: Val<'k, u32>,
 ) {

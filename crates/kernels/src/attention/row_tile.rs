@@ -1,9 +1,10 @@
 //! Accumulators seen as rows and columns, through [`FragmentLayout`].
 //!
 //! The layout is the same for products of a warp and of a warpgroup, whose warps hold 16 rows each. A lane has values
-//! of two rows, its *halves*: `lane / 4` and eight further down. Rows are queries and columns are keys or columns of
-//! the output; in the backward pass rows are keys.
+//! of two rows, its *halves*: `lane / 4` and eight further down. The type of a tile says what its rows are: queries in
+//! a forward pass, keys in most of a backward pass.
 
+use std::marker::PhantomData;
 use std::ops::{Deref, Range};
 
 use flashcore_ir::fragment::{AOperand, Acc, AccF16, BOperand, FragmentLayout, MMA_M16N8_ACC_F32, MmaElement};
@@ -32,10 +33,19 @@ const fn pair_register(tile: u32, half: u32) -> u32 {
     LAYOUT.regs * tile + 2 * half
 }
 
+/// Rows that are queries, as the softmax, score modifiers, taps and the output have them. Columns of scores are keys.
 #[derive(Clone, Copy)]
-pub(crate) struct RowTile<'k>(pub Acc<'k>);
+pub(crate) struct Queries;
 
-impl<'k> Deref for RowTile<'k> {
+/// Rows that are keys, as in `Sᵀ = K·Qᵀ`, dK and dV. Columns of scores are queries.
+#[derive(Clone, Copy)]
+pub(crate) struct Keys;
+
+/// An accumulator, and what its rows are.
+#[derive(Clone, Copy)]
+pub(crate) struct RowTile<'k, Rows = Queries>(pub Acc<'k>, PhantomData<Rows>);
+
+impl<'k, Rows> Deref for RowTile<'k, Rows> {
     type Target = Acc<'k>;
 
     fn deref(&self) -> &Acc<'k> {
@@ -43,29 +53,33 @@ impl<'k> Deref for RowTile<'k> {
     }
 }
 
-impl<'k> RowTile<'k> {
+/// Registers of some steps of 16 columns.
+pub(crate) fn registers(steps: Range<u32>) -> Range<u32> {
+    2 * LAYOUT.regs * steps.start..2 * LAYOUT.regs * steps.end
+}
+
+/// The half that a register belongs to, and its column from the lane's first.
+pub(crate) fn place(register: u32) -> (usize, u32) {
+    let (row, column) = LAYOUT.at(0, register % LAYOUT.regs, 0);
+    (
+        (row * 2 / LAYOUT.rows) as usize,
+        LAYOUT.cols * (register / LAYOUT.regs) + column,
+    )
+}
+
+impl<'k, Rows: Copy> RowTile<'k, Rows> {
+    pub(crate) fn new(acc: Acc<'k>) -> Self {
+        RowTile(acc, PhantomData)
+    }
+
     /// All steps of 16 columns.
     pub(crate) fn steps(&self) -> Range<u32> {
         0..self.tiles() / 2
     }
 
-    /// Registers of some steps of 16 columns.
-    pub(crate) fn registers(steps: Range<u32>) -> Range<u32> {
-        2 * LAYOUT.regs * steps.start..2 * LAYOUT.regs * steps.end
-    }
-
-    /// The half that a register belongs to, and its column from the lane's first.
-    pub(crate) fn place(register: u32) -> (usize, u32) {
-        let (row, column) = LAYOUT.at(0, register % LAYOUT.regs, 0);
-        (
-            (row * 2 / LAYOUT.rows) as usize,
-            LAYOUT.cols * (register / LAYOUT.regs) + column,
-        )
-    }
-
     /// The lane's values in one of its rows, in some steps of 16 columns, with their columns from the lane's first.
     pub(crate) fn of_row(self, steps: Range<u32>, half: usize) -> impl Iterator<Item = (i32, Var<'k, f32>)> {
-        let registers = Self::registers(steps).map(|register| (register, Self::place(register)));
+        let registers = registers(steps).map(|register| (register, place(register)));
         let in_half = registers.filter(move |(_, (of, _))| *of == half);
         in_half.map(move |(register, (_, column))| (column as i32, self.var(register)))
     }
@@ -130,7 +144,7 @@ impl<'k> Deref for ScoreTiles<'k> {
 
 impl<'k> ScoreTiles<'k> {
     pub(crate) fn new(k: &'k KernelBuilder, row_blocks: u32, tiles: u32, in_f16: bool) -> Self {
-        let rows = (0..row_blocks).map(|m| RowTile(k.acc_unwritten(&format!("s{m}"), tiles)));
+        let rows = (0..row_blocks).map(|m| RowTile::new(k.acc_unwritten(&format!("s{m}"), tiles)));
         let rows = rows.collect();
         let halves = (0..row_blocks).filter(|_| in_f16);
         let halves = halves.map(|m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles));

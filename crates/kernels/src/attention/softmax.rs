@@ -6,7 +6,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
 use half::{bf16, f16};
 
-use super::row_tile::{QUAD, RowTile};
+use super::row_tile::{QUAD, RowTile, place};
 use crate::Refusal;
 use crate::family::{Lever, LeverValue};
 
@@ -227,7 +227,7 @@ pub(crate) fn raise_maxima<'k>(
 pub(crate) fn exponentials<'k>(scores: &RowTile<'k>, rows: &[Row<'k>; 2], tap: impl Fn(u32, Val<'k, f32>)) {
     for register in 0..4 * scores.tiles() {
         let score = scores.var(register);
-        let p = rows[RowTile::place(register).0].max.exp(score.get());
+        let p = rows[place(register).0].max.exp(score.get());
         tap(register, p);
         score.set(p);
     }

@@ -48,7 +48,7 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
 
     let (warp, lane) = (k.thread_idx() / 32u32, k.lane());
     let operands = ScoreOperands::new(k, q_tile, k_tile, warp);
-    let scores = RowTile(k.acc("s", cols / ACC_COLS));
+    let scores: RowTile<'_> = RowTile::new(k.acc("s", cols / ACC_COLS));
     let first = s_tile.at(warp * WARP_ROWS + lane_row(k), lane_column(k));
 
     // This lane's row of the softmax, and its half of the scores.

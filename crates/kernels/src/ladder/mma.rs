@@ -29,8 +29,8 @@ pub(super) fn body<E: MmaElement + Widen>(k: &KernelBuilder, levers: &Config, sh
     let operands = ScoreOperands::new(k, q_tile, k_tile, warp);
     let (row, column) = a_lane(k.lane());
     let v_place = v_tile.fragments(row, column);
-    let scores = RowTile(k.acc("s", levers.cols / ACC_COLS));
-    let out = RowTile(k.acc("out", padded(shape.head_dim_v) / ACC_COLS));
+    let scores = RowTile::new(k.acc("s", levers.cols / ACC_COLS));
+    let out = RowTile::new(k.acc("out", padded(shape.head_dim_v) / ACC_COLS));
 
     // This lane's rows: halves 0 and 1 of the accumulators.
     let first_row = block.first_row + warp * WARP_ROWS + lane_row(k);

@@ -181,7 +181,7 @@ fn tensor_cores<'k, E: MmaElement>(
     scale: Val<'k, f32>,
 ) {
     let warp = k.thread_idx() / 32u32;
-    let scores = RowTile(k.acc("s", levers.tile / ACC_COLS));
+    let scores: RowTile<'_> = RowTile::new(k.acc("s", levers.tile / ACC_COLS));
     ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores.0, q_tile.head_dim);
     let (row, column) = (warp * WARP_ROWS + lane_row(k), lane_column(k));
     for tile in 0..scores.tiles() {

@@ -12,7 +12,7 @@ use super::Config;
 use super::producer::Block;
 use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
-use crate::attention::row_tile::{ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
+use crate::attention::row_tile::{self, ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
 use crate::attention::score_mod::TileBias;
 use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
 use crate::attention::tap::Tap;
@@ -96,7 +96,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     ) -> Self {
         let (mut out, mut rows) = (Vec::new(), Vec::new());
         for m in 0..levers.row_blocks() {
-            out.push(RowTile(k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS)));
+            out.push(RowTile::new(
+                k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS),
+            ));
             rows.extend([(); 2].map(|()| Row::new(k, params.score_mod.exponent_scale)));
         }
         let tiles = levers.keys_per_warp() / ACC_COLS;
@@ -267,7 +269,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     fn cap(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
-            let (registers, biases) = (RowTile::registers(step..step + 1), self.biases.get(m));
+            let (registers, biases) = (row_tile::registers(step..step + 1), self.biases.get(m));
             self.params.score_mod.apply(scores, registers.clone(), None, biases);
             self.tap(Tap::Scores, m, registers, |register| scores.var(register).get());
         }

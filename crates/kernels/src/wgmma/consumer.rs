@@ -115,7 +115,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             Some(scales) => Scale::OfHead(scales.exponents),
             None => Scale::Fixed(params.score_mod.exponent_scale),
         };
-        let acc = |name, columns| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
+        let acc = |name, columns| RowTile::new(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
         let consumer = match packing.is_of_tiles() {
             true => context.q_pipeline.consumer(),

@@ -13,6 +13,10 @@ use crate::attention::lengths::TensorParam;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::tiles::{Fragments, HeadTile, STEP, StagedFragments, a_lane, b_lane, padded};
 
+/// Rows of most accumulators: keys, or queries where [`Outputs::Dq`](super::Outputs::Dq) is computed.
+#[derive(Clone, Copy)]
+struct Owned;
+
 pub(super) struct Warp<'k, 'c, E> {
     k: &'k KernelBuilder,
     context: &'c Context<'k, 'c, E>,
@@ -25,10 +29,10 @@ pub(super) struct Warp<'k, 'c, E> {
     owned: Pair<Fragments<'k, E>>,
     walked_rows: Pair<StagedFragments<'k, E>>,
     walked_columns: Pair<StagedFragments<'k, E>>,
-    scores: Vec<RowTile<'k>>,
-    dp: Vec<RowTile<'k>>,
+    scores: Vec<RowTile<'k, Owned>>,
+    dp: Vec<RowTile<'k, Owned>>,
     /// dK and dV, or dQ and nothing.
-    sums: Pair<Vec<RowTile<'k>>>,
+    sums: Pair<Vec<RowTile<'k, Owned>>>,
     p: Exchanged<'k, E>,
     ds: Exchanged<'k, E>,
     dq: Option<Dq<'k, E>>,
@@ -77,11 +81,11 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
 
         let blocks = 0..tiling.owned_rows / STEP;
         let tiles = |name: &str, columns: u32| -> Vec<_> {
-            let tile = |m| RowTile(k.acc_unwritten(&format!("{name}{m}"), columns / ACC_COLS));
+            let tile = |m| RowTile::new(k.acc_unwritten(&format!("{name}{m}"), columns / ACC_COLS));
             blocks.clone().map(tile).collect()
         };
         let zeros = |name: &str, columns: u32| -> Vec<_> {
-            let tile = |m| RowTile(k.acc(&format!("{name}{m}"), columns / ACC_COLS));
+            let tile = |m| RowTile::new(k.acc(&format!("{name}{m}"), columns / ACC_COLS));
             blocks.clone().map(tile).collect()
         };
         let exchanged = |name: &str, in_registers: bool, in_memory: bool| {
@@ -110,7 +114,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
                 ds: ds_tile.shared_columns((b_row, first_row + b_col), (zero, 1)).at(zero),
                 keys: keys.at(zero),
                 sums: (0..tiling.dq_row_blocks())
-                    .map(|m| RowTile(k.acc_unwritten(&format!("dq{m}"), 2 * tiling.dq_steps())))
+                    .map(|m| RowTile::new(k.acc_unwritten(&format!("dq{m}"), 2 * tiling.dq_steps())))
                     .collect(),
                 first: warp * tiling.dq_elements_per_warp() + k.lane(),
             }
@@ -171,7 +175,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     }
 
     #[track_caller]
-    fn products(&self, to: &[RowTile<'k>], which: usize, stage: Val<'k, u32>, head_dim: u32) {
+    fn products(&self, to: &[RowTile<'k, Owned>], which: usize, stage: Val<'k, u32>, head_dim: u32) {
         let (owned, walked) = (&self.owned[which], self.walked_rows[which].at(stage));
         to.iter().for_each(|tile| tile.zero());
         for column in (0..padded(head_dim)).step_by(STEP as usize) {
@@ -272,9 +276,9 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     /// Adds the product of factors, by step and block of rows, with rows of a tile, of whose columns the warp has one
     /// step in `shared_by`.
     #[track_caller]
-    fn accumulate(
+    fn accumulate<Rows: Copy>(
         &self,
-        to: &[RowTile<'k>],
+        to: &[RowTile<'k, Rows>],
         steps: u32,
         factor: impl Fn(u32, u32) -> AOperand<E>,
         from: &Fragments<'k, E>,

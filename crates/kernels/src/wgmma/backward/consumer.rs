@@ -1,6 +1,6 @@
 //! What a warpgroup computes: scores, their gradients, and its share of what these add to dQ, dK and dV, for 64 keys.
 //!
-//! Rows of its accumulators are keys, columns are query rows; of dQ, rows are query rows.
+//! Rows of its accumulators are keys, of dQ queries.
 
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::Consumer;
@@ -12,7 +12,7 @@ use super::kernel::{Context, MainLoop, Outputs};
 use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
-use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
+use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
 use crate::wgmma::barriers::CONSUMERS;
 use crate::wgmma::tiles::load_operand;
 
@@ -40,11 +40,11 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     k_columns: WgmmaOperand<'k, E>,
     ds_rows: WgmmaOperand<'k, E>,
     ds_keys: WgmmaOperand<'k, E>,
-    pub(super) scores: RowTile<'k>,
-    dp: RowTile<'k>,
+    pub(super) scores: RowTile<'k, Keys>,
+    dp: RowTile<'k, Keys>,
     pub(super) dq: RowTile<'k>,
-    pub(super) dk: RowTile<'k>,
-    pub(super) dv: RowTile<'k>,
+    pub(super) dk: RowTile<'k, Keys>,
+    pub(super) dv: RowTile<'k, Keys>,
     pub(super) p: AVars<'k, E>,
     /// V for dP and dS for dK, where they are held in registers.
     v: AVars<'k, E>,
@@ -58,8 +58,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
         let index = warp / 4;
         let key_warp = if shares.shares_products { warp % 4 } else { warp };
-        let acc = |name, columns: u32| RowTile(k.acc_unwritten(name, columns / ACC_COLS));
-        let sum = |name, head_dim: u32| RowTile(k.acc(name, head_dim.div_ceil(ACC_COLS)));
+        let acc = |name, columns: u32| k.acc_unwritten(name, columns / ACC_COLS);
+        let sum = |name, head_dim: u32| RowTile::new(k.acc(name, head_dim.div_ceil(ACC_COLS)));
         // Steps of 16 columns that have any; the tiles' others are zeros.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let held = |steps| if shares.holds_operands { steps } else { 0 };
@@ -88,9 +88,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             k_columns: context.k.tile.mn_major().slabs(unit % units, 1),
             ds_rows: context.ds_tile.mn_major().slabs(unit / units, 1),
             ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
-            scores: acc("scores", rows),
-            dp: acc("dp", rows),
-            dq: acc("dq", UNIT),
+            scores: RowTile::new(acc("scores", rows)),
+            dp: RowTile::new(acc("dp", rows)),
+            dq: RowTile::new(acc("dq", UNIT)),
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", rows / 16),

@@ -7,7 +7,7 @@ use flashcore_ir::{Cache, SharedTile, Val};
 use super::consumer::Warpgroup;
 use super::kernel::{Gradients, Outputs};
 use super::tile::Tile;
-use crate::attention::row_tile::{ACC_COLS, RowTile};
+use crate::attention::row_tile::{ACC_COLS, Keys, RowTile};
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows. Where blocks share the tile,
@@ -47,7 +47,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn store_sum(
         &self,
         tile: &Tile<'k>,
-        sum: &RowTile<'k>,
+        sum: &RowTile<'k, Keys>,
         gradient: usize,
         scale: Option<Val<'k, f32>>,
         through: SharedTile<'k, E>,

@@ -21,7 +21,7 @@ use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
 use crate::attention::gradients::{PADDING, head_row};
 use crate::attention::lengths::FirstRows;
-use crate::attention::row_tile::RowTile;
+use crate::attention::row_tile::{Keys, RowTile};
 use crate::wgmma::Config;
 
 /// How many blocks may share a tile by default.
@@ -170,7 +170,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     }
 
     #[track_caller]
-    fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k>, sums: GlobalPtr<'k, f32>) {
+    fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k, Keys>, sums: GlobalPtr<'k, f32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_sum", || {
             let first = keys_row(
