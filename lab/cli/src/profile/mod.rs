@@ -1,24 +1,25 @@
 //! `flashcore profile`: hardware counters of kernels and peers, and what simulator and cost model predict of the same
 //! calls.
 
+mod shown;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use flashcore::{Device, Problem};
 use flashcore_bench::own::is_own;
-use flashcore_bench::profile::{
-    self, Goals, KernelProfile, LineRow, Ncu, NcuError, Peers, Predicted, ProfileRecord, Profiler, Said, Verdict,
-};
+use flashcore_bench::profile::{self, Goals, KernelProfile, Ncu, NcuError, Peers, ProfileRecord, Profiler, Said};
 use flashcore_bench::python::Python;
 use flashcore_bench::{Case, DeviceIdentity, LaunchMode, Options, Own, RunIdentity, Store, SubjectInfo};
 use flashcore_kernels::Plan;
 use serde_json::{Value, json};
 
+pub(crate) use self::shown::add_kept;
+use self::shown::{LINES, Shown};
 use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::{
-    BAD, Card, Failure, GOOD, HEAD, Outcome, Page, ProblemArgs, StoreArgs, args, cost, kernels, machine, simulated,
-    style, worker,
+    Card, Failure, HEAD, Outcome, Page, ProblemArgs, StoreArgs, args, cost, kernels, machine, simulated, style, worker,
 };
 
 /// Read a kernel's hardware counters with Nsight Compute, or predict them
@@ -92,19 +93,6 @@ pub(crate) struct ProfileArgs {
     launch: Option<String>,
 }
 
-const LINES: usize = 5;
-
-/// A call that was profiled, predicted, or both.
-struct Shown {
-    subject: SubjectInfo,
-    /// What read the counters; empty where nothing did.
-    tool: String,
-    launches: Vec<KernelProfile>,
-    predicted: Option<Predicted>,
-    /// Why nothing is predicted, where something should be.
-    unpredicted: Option<String>,
-}
-
 pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
     let goals = goals(args)?;
     if let Some(file) = &args.from {
@@ -145,12 +133,9 @@ pub(crate) fn run(args: &ProfileArgs) -> Result<Outcome, Failure> {
         keep(args, &run, &case, &all)?;
         identity = Some(run);
     } else {
-        all.extend(own.iter().map(|own| Shown {
-            subject: SubjectInfo::new(&own.label, LaunchMode::Plain),
-            tool: String::new(),
-            launches: Vec::new(),
-            predicted: None,
-            unpredicted: Some("only FlashCore's kernels are predicted".to_string()),
+        all.extend(own.iter().map(|own| {
+            let subject = SubjectInfo::new(&own.label, LaunchMode::Plain);
+            Shown::predicted(subject, Err("only FlashCore's kernels are predicted".to_string()))
         }));
     }
     let title = format!("{problem} on {}\n{source}", card.title());
@@ -224,17 +209,11 @@ fn plans(args: &ProfileArgs, ids: &[String], problem: &Problem, device: &Device)
 /// A plan before anything is measured.
 fn predicted(plan: &Plan, card: Card) -> Shown {
     let label = plan.config.to_string();
-    let predicted = cost::counters(plan, card, cost::kept_rates(card).as_ref());
-    Shown {
-        subject: SubjectInfo {
-            kernel: Some(label.clone()),
-            ..SubjectInfo::new(label, LaunchMode::Plain)
-        },
-        tool: String::new(),
-        launches: Vec::new(),
-        predicted: predicted.as_ref().ok().cloned(),
-        unpredicted: predicted.err(),
-    }
+    let subject = SubjectInfo {
+        kernel: Some(label.clone()),
+        ..SubjectInfo::new(label, LaunchMode::Plain)
+    };
+    Shown::predicted(subject, cost::counters(plan, card, cost::kept_rates(card).as_ref()))
 }
 
 /// Profiles the kernels, of which `all` has the predictions, and then the peers that are wanted.
@@ -327,174 +306,4 @@ fn show(args: &ProfileArgs, all: &[Shown], goals: &Goals, title: &str, identity:
         }
         page
     });
-}
-
-/// Adds the profiles of a run of the evidence store.
-pub(crate) fn add_kept(page: &mut Page, records: Vec<ProfileRecord>) {
-    for record in records {
-        let (case, tool) = (&record.case, &record.tool);
-        // A problem without a name is named by its sizes.
-        let sizes = Some(format!(": {}", case.problem)).filter(|sizes| sizes[2..] != case.name);
-        let sizes = sizes.unwrap_or_default();
-        page.line(format_args!("\n{HEAD}{}{HEAD:#}{sizes}, by {tool}", case.name));
-        let shown = Shown {
-            predicted: record.predicted,
-            ..Shown::read(record.subject, record.tool, record.launches)
-        };
-        shown.add(page, &Goals::default(), LINES);
-    }
-}
-
-impl Shown {
-    fn read(subject: SubjectInfo, tool: String, launches: Vec<KernelProfile>) -> Shown {
-        Shown {
-            subject,
-            tool,
-            launches,
-            predicted: None,
-            unpredicted: None,
-        }
-    }
-
-    /// One object for each launch; one without counters if nothing was launched.
-    fn json(&self, goals: &Goals) -> Vec<Value> {
-        let of = |launch: Option<&KernelProfile>, predicted: Option<&Predicted>, label: String| {
-            json!({
-                "kernel": label,
-                "subject": self.subject,
-                "rows": profile::rows(launch, predicted),
-                "verdicts": launch.map_or_else(Vec::new, |launch| profile::verdicts(launch, goals)),
-                "lines": profile::lines(launch, predicted),
-                "counters": launch,
-                "prediction": predicted,
-                "unpredicted": self.unpredicted,
-            })
-        };
-        let label = &self.subject.label;
-        let first = of(self.launches.first(), self.predicted.as_ref(), label.clone());
-        let others = self.launches.iter().skip(1);
-        let others = others.map(|launch| of(Some(launch), None, format!("{label}: {}", launch.kernel)));
-        std::iter::once(first).chain(others).collect()
-    }
-
-    /// Adds its launches one after another. The prediction is of the whole plan; of several kernels the first does the
-    /// work.
-    fn add(&self, page: &mut Page, goals: &Goals, lines: usize) {
-        let label = &self.subject.label;
-        let first = (self.launches.first(), self.predicted.as_ref(), label.clone());
-        let others = self.launches.iter().skip(1);
-        let others = others.map(|launch| (Some(launch), None, format!("{label}: {}", launch.kernel)));
-        for (launch, predicted, name) in std::iter::once(first).chain(others) {
-            // Names of templates are long.
-            let name: String = name.chars().take(style::width()).collect();
-            page.line(format_args!("\n{HEAD}{name}{HEAD:#}"));
-            add_launch(page, launch, predicted, goals, lines);
-        }
-        page.fields("predicted", self.unpredicted.as_ref().map(|why| format!("not: {why}")));
-    }
-}
-
-fn add_launch(
-    page: &mut Page,
-    launch: Option<&KernelProfile>,
-    predicted: Option<&Predicted>,
-    goals: &Goals,
-    lines: usize,
-) {
-    let time = |us: Option<f64>| us.map_or("-".to_string(), style::micros);
-    page.dim(format_args!(
-        "{:<24}{:>12}{:>12}",
-        "busy, % of the time", "measured", "predicted"
-    ));
-    let verdicts = launch.map_or_else(Vec::new, |launch| profile::verdicts(launch, goals));
-    for row in profile::rows(launch, predicted) {
-        let share = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{share:.1}"));
-        let verdict = verdicts.iter().find(|verdict| verdict.key == row.key);
-        let (title, measured, predicted) = (row.title, share(row.measured), share(row.predicted));
-        let verdict = verdict.map(goal).unwrap_or_default();
-        page.line(format_args!("  {title:<24}{measured:>12}{predicted:>12}{verdict}"));
-    }
-    let measured = launch.and_then(|launch| launch.get("time_ns")).map(|ns| ns / 1e3);
-    let (measured, of_model) = (time(measured), time(predicted.map(|predicted| predicted.micros)));
-    page.line(format_args!("  {:<24}{measured:>12}{of_model:>12}", "time"));
-    let whole = |value: Option<f64>| value.map_or("-".to_string(), |value| style::whole(value as u64));
-    let counter = |key: &str| whole(launch.and_then(|launch| launch.get(key)));
-    if let Some(launch) = launch {
-        let text = format!(
-            "grid {}, block {}, {} registers a thread, {} B of dynamic shared memory a block",
-            launch.grid,
-            launch.block,
-            counter("registers"),
-            counter("shared_bytes")
-        );
-        page.field("launch", text);
-        let text = format!(
-            "{} of {} shared-memory wavefronts",
-            counter("wavefronts_excess"),
-            counter("wavefronts")
-        );
-        page.field("conflicts", text);
-        let waits = launch.waits();
-        let waits = waits.iter().take(5);
-        let waits = waits.map(|(reason, share)| format!("{} {share:.0} %", reason.replace('_', " ")));
-        page.field("waits", style::list(waits));
-    }
-    if let Some(predicted) = predicted {
-        let (excess, all) = (
-            whole(Some(predicted.wavefronts_excess)),
-            whole(Some(predicted.wavefronts)),
-        );
-        page.field(
-            "simulated",
-            format_args!("{excess} of {all} shared-memory wavefronts by bank conflicts"),
-        );
-        page.field("model", format_args!("{} binds", predicted.binds));
-    }
-    add_lines(page, &profile::lines(launch, predicted), lines);
-}
-
-/// What a verdict adds to the row of its counter.
-fn goal(verdict: &Verdict) -> String {
-    let goal = verdict.goal;
-    match verdict.reached {
-        Some(true) => format!("   {GOOD}goal {goal:.0} reached{GOOD:#}"),
-        Some(false) => format!("   {BAD}below the goal of {goal:.0}{BAD:#}"),
-        None => format!("   goal {goal:.0}: something else binds"),
-    }
-}
-
-/// Adds the lines at which warps were sampled most, with what is predicted of them.
-fn add_lines(page: &mut Page, lines: &[LineRow], most: usize) {
-    let shown: Vec<&LineRow> = lines.iter().filter(|line| matters(line)).take(most).collect();
-    if shown.is_empty() {
-        return;
-    }
-    page.dim(format_args!(
-        "{:>9} {:<10}{:>9}{:>13}{:>13}  line",
-        "samples", "waits for", "model", "conflicts", "simulated"
-    ));
-    for line in shown {
-        let percent = |share: Option<f64>| share.map_or("-".to_string(), |share| format!("{share:.0} %"));
-        let whole = |value: Option<f64>| value.map_or("-".to_string(), |value| style::whole(value.round() as u64));
-        let measured = line.measured.as_ref();
-        let predicted = line.predicted.as_ref();
-        let row = format!(
-            "{:>9} {:<10}{:>9}{:>13}{:>13}  {}:{}  {}",
-            percent(line.samples),
-            measured.and_then(|line| line.waits_for.as_deref()).unwrap_or("-"),
-            percent(predicted.map(|line| line.share)),
-            whole(measured.map(|line| line.wavefronts_excess)),
-            whole(predicted.map(|line| line.wavefronts_excess)),
-            line.file
-                .rsplit_once("/src/")
-                .map_or(line.file.as_str(), |(_, file)| file),
-            line.line,
-            measured.map_or("", |line| line.source.trim()),
-        );
-        page.line(row.chars().take(style::width()).collect::<String>().trim_end());
-    }
-}
-
-fn matters(line: &LineRow) -> bool {
-    line.samples > Some(0.0) || line.predicted.as_ref().is_some_and(|line| line.share > 0.0)
 }
