@@ -9,6 +9,8 @@ use flashcore_kernels::{Config, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
 
+use crate::common::{assert_none, failure};
+
 /// A config of the family that serves the problem; `None` where none of many does, as for rows that repeat. Keys are
 /// not split: that is refused.
 fn draw(problem: &Problem, rng: &mut Rng) -> Option<Plan> {
@@ -52,28 +54,11 @@ fn random_problems_are_within_the_bound() {
         let Some(plan) = draw(&problem, &mut rng) else {
             continue;
         };
-        let options = CheckOptions {
-            inputs: InputKind::ALL[served % InputKind::ALL.len()],
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        if report.verdict != Verdict::Clean {
-            failures.push(format!(
-                "seed {seed}: {problem} by {}, {}\n{report}",
-                plan.config, options.inputs
-            ));
-        }
+        failures.extend(failure(&plan, seed, InputKind::ALL[served % InputKind::ALL.len()]));
         configs.insert(plan.config.to_string());
         served += 1;
     }
-    assert!(
-        failures.is_empty(),
-        "{} failures\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    assert_none(&failures);
     assert!(configs.len() > problems / 2, "{configs:?}");
 }
 

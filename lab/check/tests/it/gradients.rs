@@ -13,17 +13,8 @@ use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, QLengths, RandomLimits, random_backward};
 use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
 
-use crate::common::number;
+use crate::common::{assert_clean, inputs_of, number, seeded};
 use crate::planted::quoted;
-
-fn options(seed: u64, inputs: InputKind) -> CheckOptions {
-    CheckOptions {
-        inputs,
-        seed,
-        first_schedule: seed,
-        ..CheckOptions::default()
-    }
-}
 
 /// The problem of a seed, on every combination of lengths that has a backward pass.
 fn problem(seed: u64) -> Problem {
@@ -50,8 +41,7 @@ fn keys_that_no_row_sees_read_no_statistics() {
         let config = Config::Scalar(scalar::preferred_configs(&problem, 16)[0]);
         let plan = Plan::new(&problem, &config, Target::Sm80).unwrap();
         for seed in 0..3 {
-            let report = check_plan(&plan, &options(seed, InputKind::Normal)).unwrap();
-            assert_eq!(report.verdict, Verdict::Clean, "{problem}\n{report}");
+            assert_clean(&plan, seed, InputKind::Normal);
         }
     }
 }
@@ -65,23 +55,13 @@ fn the_scalar_family_equals_float64() {
         let problem = problem(seed);
         let default = scalar::preferred_configs(&problem, 16)[0];
         let other = (0..200).find_map(|_| Plan::with_cache(&problem, rng.pick(&all)?, Target::Sm80, &kernels).ok());
-        let inputs = match seed % 4 {
-            0 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],
-            _ => InputKind::Normal,
-        };
         let default = Plan::with_cache(&problem, &Config::Scalar(default), Target::Sm80, &kernels).unwrap();
         let plan = if seed % 3 == 0 {
             other.unwrap_or(default)
         } else {
             default
         };
-        let report = check_plan(&plan, &options(seed, inputs)).unwrap();
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "problem {seed}: {problem} by {}\n{report}",
-            plan.config
-        );
+        let report = assert_clean(&plan, seed, inputs_of(seed));
         most = most.max(report.gate.unwrap().out.of_allowed);
     }
     println!("at most {most:.2} of the allowed error");
@@ -159,7 +139,7 @@ fn planted_mistakes_are_found() {
         let found = places.iter().any(|mutation| {
             let mut mutant = plan.clone();
             mutant.steps_mut().nth(step).unwrap().kernel = Arc::new(mutation.apply(&kernel));
-            let report = check_plan(&mutant, &options(3, InputKind::Normal)).unwrap();
+            let report = check_plan(&mutant, &seeded(3, InputKind::Normal)).unwrap();
             seen.push_str(&format!("{mutation}\n{report}\n"));
             is_found(&report, expected)
         });
@@ -182,7 +162,7 @@ fn plans_that_lie_are_found() {
     let check = |change: &dyn Fn(&mut Plan)| {
         let mut mutant = plan.clone();
         change(&mut mutant);
-        check_plan(&mutant, &options(3, InputKind::Normal)).unwrap()
+        check_plan(&mutant, &seeded(3, InputKind::Normal)).unwrap()
     };
     assert_eq!(check(&|_| {}).verdict, Verdict::Clean);
     let unprepared = check(&|plan| plan.before.clear());

@@ -12,7 +12,7 @@ use flashcore_problem::{
     compare, compare_lse, random_problem, reference,
 };
 
-use crate::common::number;
+use crate::common::{assert_clean, inputs_of, number};
 use crate::planted::{check_with, quoted};
 
 /// Few SMs, so that a block has several tiles.
@@ -58,22 +58,7 @@ fn equals_float64(family: &'static str, dtypes: &'static [DType], with_lengths: 
         let Some(plan) = drawn(family, &problem, &mut rng, &kernels) else {
             continue;
         };
-        let options = CheckOptions {
-            inputs: match seed % 4 {
-                0 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],
-                _ => InputKind::Normal,
-            },
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        let by = plan.config;
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "seed {seed}: {problem} by {by}\n{report}"
-        );
+        assert_clean(&plan, seed, inputs_of(seed));
         sinks += usize::from(problem.sinks().is_some());
         biases += usize::from(problem.alibi().is_some());
         splits += usize::from(!plan.then.is_empty());

@@ -18,7 +18,7 @@ use flashcore_problem::{
 use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
 use flashcore_sim::{SimOptions, simulate};
 
-use crate::common::number;
+use crate::common::{assert_none, failure, number};
 
 #[test]
 fn the_rungs_equal_float64() {
@@ -41,26 +41,12 @@ fn the_rungs_equal_float64() {
                 refused += 1;
                 continue;
             };
-            let options = CheckOptions {
-                inputs: kind,
-                seed,
-                first_schedule: seed,
-                ..CheckOptions::default()
-            };
-            let report = check_plan(&plan, &options).unwrap();
-            if report.verdict != Verdict::Clean {
-                failures.push(format!("problem {seed}: {problem} by {config}, {kind}\n{report}"));
-            }
+            failures.extend(failure(&plan, seed, kind));
             *checked.entry(config.to_string()).or_insert(0) += 1;
         }
     }
     println!("{count} problems from seed {first}: {checked:?}, {refused} refused");
-    assert!(
-        failures.is_empty(),
-        "{} failures\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    assert_none(&failures);
     if count >= 100 {
         assert_eq!(checked.len(), configs.len(), "{checked:?}");
     }

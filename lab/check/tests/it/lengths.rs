@@ -17,7 +17,7 @@ use flashcore_problem::{
 };
 use flashcore_sim::{Finding, SimOptions, Written, simulate};
 
-use crate::common::number;
+use crate::common::{assert_clean, number};
 use crate::planted::{check_with, quoted};
 
 /// A config that serves a problem: one of these, with accesses as wide as its strides allow.
@@ -69,19 +69,7 @@ fn equals_float64(limits: &RandomLimits, most_refused: u64, mut plan: impl FnMut
             1 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],
             _ => InputKind::Normal,
         };
-        let options = CheckOptions {
-            inputs,
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "problem {seed}: {problem} by {}\n{report}",
-            plan.config
-        );
+        assert_clean(&plan, seed, inputs);
     }
     assert!(refused <= most_refused, "{refused} refused");
     let least = if most_refused == 0 { 3 * 5 } else { 3 * 4 };

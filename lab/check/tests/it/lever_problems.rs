@@ -12,7 +12,7 @@ use flashcore_kernels::{Config, Plan, Refusal, mma, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
 
-use crate::common::number;
+use crate::common::{assert_none, failure, number};
 
 /// So many problems that every lever must have had two values, and every kind of input its turn.
 const ENOUGH: u64 = 100;
@@ -104,19 +104,7 @@ impl Family {
                 0 => *rng.pick(&InputKind::ALL[1..]).unwrap(),
                 _ => InputKind::Normal,
             };
-            let options = CheckOptions {
-                inputs: kind,
-                seed,
-                first_schedule: seed,
-                ..CheckOptions::default()
-            };
-            let report = check_plan(&plan, &options).unwrap();
-            if report.verdict != Verdict::Clean {
-                failures.push(format!(
-                    "problem {seed}: {problem} by {}, {kind}\n{report}",
-                    plan.config
-                ));
-            }
+            failures.extend(failure(&plan, seed, kind));
             count_levers(&mut seen, &plan.config);
             inputs.insert(kind.name());
         }
@@ -125,12 +113,7 @@ impl Family {
             started.elapsed()
         );
         assert!(4 * served >= 3 * count, "only {served} of {count} problems were served");
-        assert!(
-            failures.is_empty(),
-            "{} failures\n{}",
-            failures.len(),
-            failures.join("\n")
-        );
+        assert_none(&failures);
         if count >= ENOUGH {
             for (lever, values) in &seen {
                 // Scores in fp16 are taken by name only.

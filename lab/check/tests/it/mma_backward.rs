@@ -8,10 +8,10 @@ use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, mma, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, Direction, InputKind, Mask, Problem, RandomLimits, random_backward};
+use flashcore_problem::{DType, Direction, Mask, Problem, RandomLimits, random_backward};
 use flashcore_sim::FindingKind;
 
-use crate::common::number;
+use crate::common::{assert_clean, inputs_of, number};
 use crate::wgmma_mutants::{Fault, find_all};
 
 /// A problem of 16-bit elements, with lengths on the device or without; a third of them deterministic.
@@ -49,23 +49,7 @@ fn random_problems_equal_float64() {
             None => draw(&problem, &kernels, &mut rng),
         };
         assert!(matches!(plan.config, Config::Mma(_)), "{problem} by {}", plan.config);
-        let inputs = match seed % 4 {
-            0 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],
-            _ => InputKind::Normal,
-        };
-        let options = CheckOptions {
-            inputs,
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "problem {seed}: {problem} by {}\n{report}",
-            plan.config
-        );
+        let report = assert_clean(&plan, seed, inputs_of(seed));
         most = most.max(report.gate.unwrap().out.of_allowed);
     }
     println!("at most {most:.2} of the allowed error");

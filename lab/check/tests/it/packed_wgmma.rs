@@ -9,7 +9,7 @@ use flashcore_kernels::{Config, KernelCache, Plan, Refusal, Tap, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, KvLengths, Mask, Problem, ProblemBuilder, QLengths};
 
-use crate::common::number;
+use crate::common::{assert_clean, number};
 use crate::lengths::is_found_in_step;
 use crate::splits::{assert_plan_clean, check};
 
@@ -105,19 +105,7 @@ fn random_problems_equal_float64() {
             0 => *rng.pick(&InputKind::ALL[1..]).unwrap(),
             _ => InputKind::Normal,
         };
-        let options = CheckOptions {
-            inputs,
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        let (problem, config) = (&plan.problem, &plan.config);
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "{seed}: {problem} by {config}\n{report}"
-        );
+        assert_clean(&plan, seed, inputs);
     }
 }
 

@@ -5,13 +5,12 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use flashcore_check::{CheckOptions, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{InputKind, Mask, RandomLimits, random_problem};
 
-use crate::common::number;
+use crate::common::{assert_none, failure, number};
 
 /// Masks as the shares are counted: full, causal, a window on some side.
 fn mask_kind(mask: Mask) -> &'static str {
@@ -52,19 +51,7 @@ fn the_scalar_rungs_equal_float64() {
             _ => InputKind::Normal,
         };
         for plan in std::iter::once(chosen).chain(other) {
-            let options = CheckOptions {
-                inputs: kind,
-                seed,
-                first_schedule: seed,
-                ..CheckOptions::default()
-            };
-            let report = check_plan(&plan, &options).unwrap();
-            if report.verdict != Verdict::Clean {
-                failures.push(format!(
-                    "problem {seed}: {problem} by {}, {kind}\n{report}",
-                    plan.config
-                ));
-            }
+            failures.extend(failure(&plan, seed, kind));
             let rung = if plan.config.to_string().contains("naive") {
                 "naive"
             } else {
@@ -77,12 +64,7 @@ fn the_scalar_rungs_equal_float64() {
         "{count} problems from seed {first} in {:.1?}: {long} long, {masks:?}, {by_rung:?}",
         started.elapsed()
     );
-    assert!(
-        failures.is_empty(),
-        "{} failures\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    assert_none(&failures);
     if count >= 200 {
         assert!(2 * long >= count, "{long} of {count} are long");
         assert!(

@@ -12,7 +12,7 @@ use flashcore_kernels::{Config, Plan, Tap};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, RandomLimits, random_problem};
 
-use crate::common::number;
+use crate::common::{assert_none, failure, number};
 
 fn config(id: &str) -> Config {
     id.parse().unwrap()
@@ -70,30 +70,13 @@ fn every_tap_of_every_family_equals_float64() {
                 let Ok(plan) = Plan::with_tap(&problem, &config(KERNELS[index]), Target::Sm90a, stop) else {
                     continue;
                 };
-                let options = CheckOptions {
-                    inputs: kind,
-                    seed,
-                    first_schedule: seed,
-                    ..CheckOptions::default()
-                };
-                let report = check_plan(&plan, &options).unwrap();
-                if report.verdict != Verdict::Clean {
-                    failures.push(format!(
-                        "problem {seed}: {problem} by {}, {kind}, {stop}\n{report}",
-                        plan.config
-                    ));
-                }
+                failures.extend(failure(&plan, seed, kind));
                 checked[index] += 1;
             }
         }
     }
     println!("{count} problems from seed {first}: {checked:?} taps checked");
-    assert!(
-        failures.is_empty(),
-        "{} failures\n{}",
-        failures.len(),
-        failures.join("\n")
-    );
+    assert_none(&failures);
     if count >= 40 {
         assert!(checked.iter().all(|&n| n > 0), "{checked:?}");
     }

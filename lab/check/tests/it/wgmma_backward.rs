@@ -8,12 +8,10 @@ use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_kernels::wgmma::backward_defaults;
 use flashcore_kernels::{Config, KernelCache, Plan, select};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{
-    DType, GradientLayouts, InputKind, KvLengths, Layout, Mask, Problem, ProblemBuilder, QLengths,
-};
+use flashcore_problem::{DType, GradientLayouts, KvLengths, Layout, Mask, Problem, ProblemBuilder, QLengths};
 use flashcore_sim::FindingKind;
 
-use crate::common::number;
+use crate::common::{assert_clean, inputs_of, number};
 use crate::planted::check_with;
 use crate::wgmma_mutants::{Fault, find_all, place, through};
 
@@ -118,23 +116,7 @@ fn random_problems_equal_float64() {
         };
         let plan = plan.unwrap();
         assert!(matches!(plan.config, Config::Wgmma(_)), "{problem} by {}", plan.config);
-        let inputs = match seed % 4 {
-            0 => InputKind::ALL[seed as usize / 4 % InputKind::ALL.len()],
-            _ => InputKind::Normal,
-        };
-        let options = CheckOptions {
-            inputs,
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "problem {seed}: {problem} by {}\n{report}",
-            plan.config
-        );
+        let report = assert_clean(&plan, seed, inputs_of(seed));
         most = most.max(report.gate.unwrap().out.of_allowed);
     }
     println!("at most {most:.2} of the allowed error");

@@ -2,15 +2,15 @@
 //! share a block has, and faults in them are found.
 
 use flashcore_check::mutate::Operator;
-use flashcore_check::{CheckOptions, Verdict, check_plan};
+use flashcore_check::{CheckOptions, check_plan};
 use flashcore_ir::{Arg, Target};
 use flashcore_kernels::{KernelCache, Plan};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{Mask, Problem};
+use flashcore_problem::{InputKind, Mask, Problem};
 
 use flashcore_sim::FindingKind;
 
-use crate::common::number;
+use crate::common::{assert_clean, number};
 use crate::wgmma_backward::draw;
 use crate::wgmma_mutants::{Fault, find_all};
 
@@ -37,17 +37,7 @@ fn every_share_equals_float64() {
             [2, 3, 5, 8, 16][rng.below(5)],
         );
         let plan = Plan::with_cache(&problem, &id.parse().unwrap(), Target::Sm90a, &kernels).unwrap();
-        let options = CheckOptions {
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "problem {seed}: {problem} by {id}\n{report}"
-        );
+        assert_clean(&plan, seed, InputKind::Normal);
     }
 }
 
