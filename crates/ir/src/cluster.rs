@@ -76,8 +76,8 @@ instructions! {
 }
 
 impl<'k, E: Element> SharedPtr<'k, E> {
-    /// The same place in the shared memory of the block of a rank of the cluster (`mapa`). The
-    /// other block must have started, and must not end before the access is over.
+    /// The same place in the shared memory of the cluster's block `rank` (`mapa`). That block must
+    /// have started, and must not end before the access is over.
     #[track_caller]
     pub fn in_block(self, rank: impl Source<'k, u32>) -> ClusterPtr<'k, E> {
         let addr = self.addr.builder().mapa(self.addr, rank.operand());

@@ -188,7 +188,7 @@ impl KernelBuilder {
         acc
     }
 
-    /// The same without a first value.
+    /// [`Self::acc`] without a first value.
     pub fn acc_unwritten(&self, name: &str, tiles: u32) -> Acc<'_> {
         self.accumulators(name, tiles)
     }
@@ -201,7 +201,7 @@ impl KernelBuilder {
         acc
     }
 
-    /// The same without a first value.
+    /// [`Self::acc_f16`] without a first value.
     pub fn acc_f16_unwritten(&self, name: &str, tiles: u32) -> AccF16<'_> {
         self.accumulators(name, tiles)
     }

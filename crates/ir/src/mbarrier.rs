@@ -197,7 +197,7 @@ impl<'k> MBarrier<'k> {
         })
     }
 
-    /// The same mbarrier in the block of a rank of the cluster.
+    /// The same mbarrier in the cluster's block `rank`.
     #[track_caller]
     pub fn in_block(&self, rank: impl Source<'k, u32>) -> RemoteMBarrier<'k> {
         RemoteMBarrier(MBarrier {

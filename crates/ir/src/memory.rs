@@ -306,8 +306,8 @@ fn values<T: Scalar>(k: &KernelBuilder, first: Reg, count: u32) -> Vec<Val<'_, T
 impl KernelBuilder {
     /// Starts an asynchronous copy of 16 bytes from global to shared memory, past L1.
     ///
-    /// With `src_bytes` (0..=16) only so many bytes are read and the rest is zero-filled, which is
-    /// how tails are handled without a branch. Both addresses are 16-byte aligned. The copy belongs
+    /// With `src_bytes` (0..=16) only the first `src_bytes` are read and the rest is zero-filled,
+    /// which is how tails are handled without a branch. Both addresses are 16-byte aligned. The copy belongs
     /// to the group that the next [`cp_async_commit`](Self::cp_async_commit) closes.
     #[track_caller]
     pub fn cp_async<'k, E: Element>(

@@ -46,8 +46,9 @@ pub struct Pipeline<'k> {
     empty: MBarriers<'k>,
     stages: u32,
     arrivers: u32,
-    /// Lanes of each of them that arrive.
+    /// Lanes of each of these warps that arrive.
     lanes: u32,
+    /// Blocks whose consumers release a stage.
     blocks: u32,
 }
 
@@ -123,8 +124,8 @@ impl KernelBuilder {
 }
 
 impl<'k> Pipeline<'k> {
-    /// The same for stages that copies of all blocks of the cluster fill together (multicast): a
-    /// stage is free when the consumers of every block have released it.
+    /// For stages that the blocks of the cluster fill together (multicast): a stage is free when
+    /// the consumers of every block have released it.
     #[track_caller]
     pub fn across_cluster(self) -> Self {
         let Some(blocks) = self.k.state.borrow().kernel.cluster else {
@@ -135,9 +136,9 @@ impl<'k> Pipeline<'k> {
         Pipeline { blocks, ..self }
     }
 
-    /// The same, where the last `lanes` lanes of a warp release a stage, each for itself, because
-    /// loads read it. One lane would do, but compute-sanitizer's racecheck does not follow
-    /// `sync_warp` to its arrival. Of several lanes that load the same word, it knows the last one.
+    /// For stages that are read by loads: the last `lanes` lanes of each warp release a stage. One
+    /// lane would do, but compute-sanitizer's racecheck does not follow `sync_warp` to its arrival,
+    /// and of several lanes that load the same word, it knows the last one.
     #[track_caller]
     pub fn released_by_lanes(self, lanes: u32) -> Self {
         if !(2..=32).contains(&lanes) {

@@ -24,7 +24,7 @@ pub struct Profile {
     pub dram_gbps: f64,
     /// Tensor-core rate with fp16 inputs and f32 accumulation, TFLOP/s.
     pub tensor_f16_f32acc_tflops: f64,
-    /// The same with fp16 accumulation.
+    /// Tensor-core rate with fp16 inputs and fp16 accumulation, TFLOP/s.
     pub tensor_f16_f16acc_tflops: f64,
     /// f32 rate outside the tensor cores, TFLOP/s (an FMA counts two).
     pub f32_tflops: f64,
@@ -159,7 +159,7 @@ impl Profile {
         PROFILES.iter().find(|p| p.name.eq_ignore_ascii_case(name))
     }
 
-    /// The profile of a device that the driver calls `name` and that has so many SMs.
+    /// The profile of a device that the driver calls `name` and that has `sms` SMs.
     pub fn of_device(name: &str, sms: u32) -> Option<&'static Profile> {
         let words: Vec<String> = name
             .to_ascii_lowercase()

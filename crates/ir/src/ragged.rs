@@ -43,8 +43,8 @@ pub struct EncodedDims {
 }
 
 impl TensorBox {
-    /// The same boxes of a tensor whose dimension `dim` holds the rows of many sequences: [`TensorMap::rows`] says of
-    /// which one a copy is. The hardware's map has two dimensions more, so at most 3 are possible.
+    /// Makes the map ragged: dimension `dim` of the tensor holds the rows of many sequences, and [`TensorMap::rows`]
+    /// names the sequence of a copy. The hardware's map has two dimensions more, so at most 3 are possible.
     pub fn ragged(self, dim: u32) -> TensorBox {
         TensorBox {
             ragged: Some(dim),

@@ -1,7 +1,7 @@
 //! Barriers, fences, and exchanges between the lanes of a warp.
 
 use crate::builder::{KernelBuilder, instructions};
-use crate::inst::{BinOp, Inst, Operand, Scope, ShflMode, Special, VoteMode};
+use crate::inst::{BinOp, FenceInst, Inst, Operand, Scope, ShflMode, Special, VoteMode};
 use crate::types::{Integer, RegClass, Scalar};
 use crate::value::{Source, Val};
 
@@ -14,19 +14,19 @@ instructions! {
     /// Waits for all lanes of the warp, and orders their memory accesses (`bar.warp.sync`).
     sync_warp() = Inst::BarWarp { members: FULL_WARP };
     /// Orders this thread's memory accesses before the fence with those after it.
-    fence(scope: Scope) = Inst::Fence { scope };
+    fence(scope: Scope) = Inst::Fence(FenceInst::Memory(scope));
     /// Orders this thread's accesses to shared memory before it with those of asynchronous copies
     /// and warpgroup products that learn of it: a tile that was written by stores and is then read
     /// by either needs this fence, by those who wrote, before the barrier (`fence.proxy.async`). So
     /// does a stage that was read by loads and is then filled by a copy, by those who read.
-    fence_proxy_async() = Inst::FenceProxyAsync;
+    fence_proxy_async() = Inst::Fence(FenceInst::ProxyAsync);
     /// Orders accesses of threads to global memory that this thread knows of, such as those before a
     /// release that it has acquired, with the asynchronous copies that it starts next
     /// (`fence.proxy.async.global`).
-    fence_proxy_async_global() = Inst::FenceProxyAsyncGlobal;
+    fence_proxy_async_global() = Inst::Fence(FenceInst::ProxyAsyncGlobal);
     /// Makes mbarriers that this thread has just made known to asynchronous copies and, after a
     /// cluster barrier, to the other blocks.
-    fence_mbarrier_init() = Inst::FenceMbarrierInit;
+    fence_mbarrier_init() = Inst::Fence(FenceInst::MbarrierInit);
     /// Waits until the launches that this one depends on have ended and what they wrote is visible
     /// (`griddepcontrol.wait`); before it, nothing that they write may be read. A
     /// [`Launch`](crate::Launch) of the kernel is programmatic then: it may begin before they end.

@@ -244,13 +244,13 @@ impl<'k> TensorMap<'k> {
         self.boxes.rows()
     }
 
-    /// Bytes that a box of each slab of a tile brings, which the tile's rows past the box are no part of.
+    /// Bytes of the boxes that fill a tile, one for each slab. Rows of the tile past the box do not count.
     pub fn bytes_of<E: Element>(&self, tile: &SharedTile<'k, E>) -> u32 {
         self.boxes.bytes() * tile.slabs()
     }
 
-    /// The same for tiles in parts of `rows` rows, of which a box fills the first ones only: a tile of
-    /// 64 rows with boxes of 60, or several such.
+    /// For boxes that fill only the first rows of each part of a tile, such as boxes of 60 rows for
+    /// parts of 64. A tile has one part or more, of `rows` rows each.
     #[track_caller]
     pub fn in_parts_of(self, rows: u32) -> Self {
         if rows < self.box_rows() {

@@ -162,15 +162,14 @@ impl<'k, E: WgmmaElement> SharedTile<'k, E> {
 }
 
 impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
-    /// The same in another stage of the tile.
+    /// The operand in another stage of the tile.
     #[track_caller]
     pub fn stage(self, stage: impl Source<'k, u32>) -> Self {
         self.moved(stage.operand(), self.stage_bytes)
     }
 
-    /// The same from a row of the tile on, a multiple of 8, `rows` of them: a warpgroup's rows of
-    /// Q, or the keys of one half of a tile. Of a tile whose rows are k, `rows` and the row are
-    /// multiples of a step.
+    /// `rows` rows of the operand from row `first` on, such as a warpgroup's rows of Q, or half of
+    /// the keys of a tile. Both are multiples of 8, or of a step where the rows are k.
     #[track_caller]
     pub fn rows(self, first: impl Source<'k, u32>, rows: u32) -> Self {
         let step = E::INPUT.k();
@@ -193,7 +192,7 @@ impl<'k, E: WgmmaElement> WgmmaOperand<'k, E> {
         }
     }
 
-    /// The same of `count` slabs of the tile's columns from one of them on, where k runs along the rows.
+    /// `count` slabs of the tile's columns from slab `first` on. k must run along the rows.
     #[track_caller]
     pub fn slabs(self, first: impl Source<'k, u32>, count: u32) -> Self {
         let columns = self.span / E::BYTES;
@@ -287,7 +286,7 @@ impl KernelBuilder {
         });
     }
 
-    /// The same with operand A from registers, one [`AOperand`] for each step of k.
+    /// [`Self::wgmma_ss`] with operand A from registers, one [`AOperand`] for each step of k.
     #[track_caller]
     pub fn wgmma_rs<'k, E: WgmmaElement>(
         &'k self,

@@ -17,9 +17,10 @@ impl<'k> Lowering<'k> {
         if !exists(inst) {
             return None;
         }
-        self.note(inst);
+        self.note_parameters(inst);
         let rows = self.operands(inst);
         let [d, a, b, c, ..] = rows;
+        let as_it_is = Op::Inst(inst, rows);
         Some(match *inst {
             // PTX compares an immediate to make a predicate.
             Inst::Mov { dst, src } => match dst.class {
@@ -66,30 +67,52 @@ impl<'k> Lowering<'k> {
             }
             Inst::Selp { ty, .. } if ty.bytes() == 8 => Op::Selp64([d, c, a, b]),
             Inst::Selp { .. } => Op::Selp32([d, c, a, b]),
-            Inst::Ld { .. }
-            | Inst::St { .. }
-            | Inst::LdMatrix { .. }
+            // The others run as they are. Some are features that the simulator must be ready for.
+            Inst::Ld { space, dst, .. } => {
+                self.note_granule(space, dst.class.bytes());
+                as_it_is
+            }
+            Inst::St { space, ref src, .. } => {
+                self.note_granule(space, src.bytes());
+                as_it_is
+            }
+            Inst::CpAsync { .. } => {
+                self.program.uses_cp_async = true;
+                as_it_is
+            }
+            Inst::Flag(ref flag) => {
+                self.program.uses_flags |= match flag {
+                    FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. } => true,
+                    FlagInst::Add { release, .. } => *release,
+                };
+                as_it_is
+            }
+            Inst::Atom { space, dst, .. } => {
+                self.program.uses_flags |= space == Space::Global && dst.is_some();
+                as_it_is
+            }
+            Inst::Wgmma(_) => {
+                (self.program.uses_async_proxy, self.program.uses_products) = (true, true);
+                as_it_is
+            }
+            Inst::Bulk(ref bulk) => {
+                self.note_bulk(bulk);
+                as_it_is
+            }
+            Inst::LdMatrix { .. }
             | Inst::StMatrix { .. }
-            | Inst::Atom { .. }
             | Inst::AddFour { .. }
-            | Inst::Flag(_)
-            | Inst::CpAsync { .. }
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
             | Inst::BarWarp { .. }
-            | Inst::Fence { .. }
-            | Inst::FenceProxyAsync
-            | Inst::FenceProxyAsyncGlobal
-            | Inst::FenceMbarrierInit
+            | Inst::Fence(_)
             | Inst::SharedBase { .. }
             | Inst::TrapIf { .. }
             | Inst::DependencyWait
             | Inst::DependencyTrigger
             | Inst::Trace { .. }
             | Inst::SetMaxRegs { .. }
-            | Inst::Bulk(_)
             | Inst::Mbar(_)
-            | Inst::Wgmma(_)
             | Inst::Cluster(_)
             | Inst::BarSync { .. }
             | Inst::BarArrive { .. }
@@ -99,7 +122,7 @@ impl<'k> Lowering<'k> {
             | Inst::Shfl { .. }
             | Inst::Vote { .. }
             | Inst::Redux { .. }
-            | Inst::Elect { .. } => Op::Inst(inst, rows),
+            | Inst::Elect { .. } => as_it_is,
         })
     }
 
@@ -178,14 +201,13 @@ impl<'k> Lowering<'k> {
         }
     }
 
-    /// Notes the features that an instruction uses, and how it accesses the memory of parameters.
-    fn note(&mut self, inst: &Inst) {
-        let program = &mut self.program;
+    /// Notes how an instruction accesses the memory of parameters.
+    fn note_parameters(&mut self, inst: &Inst) {
         for slot in inst.clone().slots() {
             if let Slot::Memory(addr, _, access) | Slot::TensorBox(addr, _, access) = slot
                 && let Object::Param(index) = addr.object
             {
-                let used = &mut program.used[index as usize];
+                let used = &mut self.program.used[index as usize];
                 match access {
                     Access::Read => used.loaded = true,
                     Access::Write => used.stored = true,
@@ -193,65 +215,25 @@ impl<'k> Lowering<'k> {
                 }
             }
         }
-        match inst {
-            Inst::Ld { space, dst, .. } if *space != Space::Global && dst.class.bytes() == 2 => {
-                program.granule_shift = 1;
-            }
-            Inst::St { space, src, .. } if *space != Space::Global && src.bytes() == 2 => program.granule_shift = 1,
-            Inst::CpAsync { .. } => program.uses_cp_async = true,
-            Inst::Flag(FlagInst::LoadAcquire { .. } | FlagInst::StoreRelease { .. }) => program.uses_flags = true,
-            Inst::Flag(FlagInst::Add { release, .. }) => program.uses_flags |= release,
-            Inst::Atom { space, dst, .. } => program.uses_flags |= *space == Space::Global && dst.is_some(),
-            Inst::Wgmma(_) => (program.uses_async_proxy, program.uses_products) = (true, true),
-            Inst::Bulk(BulkInst::Load { .. } | BulkInst::LoadBytes { .. }) => program.uses_async_proxy = true,
-            Inst::Bulk(BulkInst::Send { .. }) => (program.uses_async_proxy, program.sends) = (true, true),
-            Inst::Bulk(BulkInst::Store { .. } | BulkInst::StoreBytes { .. } | BulkInst::Reduce { .. }) => {
+    }
+
+    /// Accesses of two bytes to shared memory are tracked in cells of two bytes.
+    fn note_granule(&mut self, space: Space, bytes: u32) {
+        if space != Space::Global && bytes == 2 {
+            self.program.granule_shift = 1;
+        }
+    }
+
+    fn note_bulk(&mut self, bulk: &BulkInst) {
+        let program = &mut self.program;
+        match bulk {
+            BulkInst::Load { .. } | BulkInst::LoadBytes { .. } => program.uses_async_proxy = true,
+            BulkInst::Send { .. } => (program.uses_async_proxy, program.sends) = (true, true),
+            BulkInst::Store { .. } | BulkInst::StoreBytes { .. } | BulkInst::Reduce { .. } => {
                 (program.uses_async_proxy, program.uses_bulk_stores) = (true, true);
             }
-            Inst::Bulk(BulkInst::Commit | BulkInst::Wait { .. }) => program.uses_bulk_stores = true,
-            Inst::Mov { .. }
-            | Inst::Bin { .. }
-            | Inst::Un { .. }
-            | Inst::Fma { .. }
-            | Inst::MadWide { .. }
-            | Inst::Cvt { .. }
-            | Inst::CvtPack { .. }
-            | Inst::Pack { .. }
-            | Inst::Unpack { .. }
-            | Inst::Lop3 { .. }
-            | Inst::Prmt { .. }
-            | Inst::Setp { .. }
-            | Inst::Selp { .. }
-            | Inst::Special { .. }
-            | Inst::Param { .. }
-            | Inst::SharedBase { .. }
-            | Inst::Ld { .. }
-            | Inst::St { .. }
-            | Inst::CpAsyncCommit
-            | Inst::CpAsyncWait { .. }
-            | Inst::LdMatrix { .. }
-            | Inst::StMatrix { .. }
-            | Inst::Mma { .. }
-            | Inst::Shfl { .. }
-            | Inst::Vote { .. }
-            | Inst::Redux { .. }
-            | Inst::Elect { .. }
-            | Inst::BarSync { .. }
-            | Inst::BarArrive { .. }
-            | Inst::BarWarp { .. }
-            | Inst::Fence { .. }
-            | Inst::FenceProxyAsync
-            | Inst::FenceProxyAsyncGlobal
-            | Inst::FenceMbarrierInit
-            | Inst::AddFour { .. }
-            | Inst::TrapIf { .. }
-            | Inst::SetMaxRegs { .. }
-            | Inst::DependencyWait
-            | Inst::DependencyTrigger
-            | Inst::Mbar(_)
-            | Inst::Bulk(BulkInst::Prefetch { .. })
-            | Inst::Cluster(_)
-            | Inst::Trace { .. } => {}
+            BulkInst::Commit | BulkInst::Wait { .. } => program.uses_bulk_stores = true,
+            BulkInst::Prefetch { .. } => {}
         }
     }
 }
@@ -348,10 +330,7 @@ impl Class {
             | Inst::BarSync { .. }
             | Inst::BarArrive { .. }
             | Inst::BarWarp { .. }
-            | Inst::Fence { .. }
-            | Inst::FenceProxyAsync
-            | Inst::FenceProxyAsyncGlobal
-            | Inst::FenceMbarrierInit
+            | Inst::Fence(_)
             | Inst::SetMaxRegs { .. }
             | Inst::DependencyWait
             | Inst::DependencyTrigger

@@ -1,6 +1,6 @@
 //! The interpreter loop.
 
-use flashcore_ir::inst::{BinOp, Cache, Inst, Scope, Space, Special};
+use flashcore_ir::inst::{BinOp, Cache, FenceInst, Inst, Scope, Space, Special};
 use flashcore_ir::{RegClass, ScalarType};
 use pulp::{Arch, Simd, WithSimd};
 
@@ -358,17 +358,17 @@ fn instruction<'m>(
         }
         Inst::BarWarp { members } => cluster.sync_lanes(warp, pc, members),
         // The simulator never reorders a thread's own accesses.
-        Inst::Fence { scope: Scope::Block } => {}
-        Inst::Fence { scope } => {
+        Inst::Fence(FenceInst::Memory(Scope::Block)) => {}
+        Inst::Fence(FenceInst::Memory(scope)) => {
             warp.asynchronous.remote_store = None;
             if scope == Scope::Device {
                 cluster.fence_gpu(warp);
             }
         }
-        Inst::FenceProxyAsync => cluster.fence_proxy(warp),
+        Inst::Fence(FenceInst::ProxyAsync) => cluster.fence_proxy(warp),
         // Proxies are told apart in shared memory alone.
-        Inst::FenceProxyAsyncGlobal => {}
-        Inst::FenceMbarrierInit => cluster.fence_mbarriers(warp),
+        Inst::Fence(FenceInst::ProxyAsyncGlobal) => {}
+        Inst::Fence(FenceInst::MbarrierInit) => cluster.fence_mbarriers(warp),
         Inst::TrapIf { .. } => cluster.trap_if(warp, pc, first),
         Inst::DependencyWait => cluster.dependency_wait(warp),
         // Only one launch is simulated at a time.

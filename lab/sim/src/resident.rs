@@ -216,10 +216,7 @@ pub(crate) fn changes_the_block(inst: &Inst, class: Class) -> bool {
         Class::Sync => !matches!(
             inst,
             Inst::BarWarp { .. }
-                | Inst::Fence { .. }
-                | Inst::FenceProxyAsync
-                | Inst::FenceProxyAsyncGlobal
-                | Inst::FenceMbarrierInit
+                | Inst::Fence(_)
                 | Inst::DependencyWait
                 | Inst::DependencyTrigger
                 | Inst::Bulk(BulkInst::Wait { .. })

@@ -47,18 +47,23 @@ pub struct KernelBuilder {
 
 #[derive(Debug)]
 pub(crate) struct State {
-    /// What is finished of it: all but the body.
+    /// All of the kernel but its body.
     pub(crate) kernel: KernelParts,
     shared_base: Option<Reg>,
+    /// The blocks that are being written, the innermost last.
     open: Vec<OpenBlock>,
+    /// By block: the block around it. Block 0 is the kernel's body.
     block_parents: Vec<usize>,
+    /// By class and index of a register: the block that made it, outside of which it has no value.
     defined_in: [Vec<usize>; 5],
     site_ids: FxHashMap<Site, SiteId>,
     frame_ids: FxHashMap<Frame, FrameId>,
+    /// The verb that instructions are emitted under.
     frame: Option<FrameId>,
     errors: Vec<BuildError>,
 }
 
+/// A block of structured control flow: a branch, the body of a loop, or the kernel's body.
 #[derive(Debug, Default)]
 struct OpenBlock {
     id: usize,

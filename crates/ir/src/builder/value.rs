@@ -28,7 +28,7 @@ pub trait Source<'k, T: Scalar>: Sized {
     /// The register or immediate that an instruction reads.
     fn operand(self) -> Operand;
 
-    /// The same as a value.
+    /// It as a value.
     fn val(self, k: &'k KernelBuilder) -> Val<'k, T> {
         Val::from_operand(k, self.operand())
     }

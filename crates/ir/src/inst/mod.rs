@@ -139,7 +139,7 @@ pub enum Inst {
         cache: Cache,
     },
     /// Start an asynchronous copy of `bytes` from global to shared memory. With `src_bytes`, only
-    /// so many are read and the rest is zero-filled.
+    /// the first `src_bytes` are read and the rest is zero-filled.
     CpAsync {
         dst: Address,
         src: Address,
@@ -206,8 +206,8 @@ pub enum Inst {
     BarArrive { id: Operand, threads: u32 },
     /// Wait for the named lanes of the warp, and order their memory accesses.
     BarWarp { members: u32 },
-    /// Order this thread's memory accesses before the fence with those after it.
-    Fence { scope: Scope },
+    /// A fence: it orders accesses of this thread.
+    Fence(FenceInst),
     /// Read-modify-write; `dst` receives the old value where asked for (`atom`), otherwise `red`.
     Atom {
         op: AtomOp,
@@ -219,13 +219,6 @@ pub enum Inst {
     },
     /// Add four contiguous f32 registers to as many words of global memory, each atomically.
     AddFour { addr: Address, src: Reg },
-    /// Order this thread's accesses to shared memory before the fence with those of asynchronous
-    /// copies and products (the async proxy) that come to know of it.
-    FenceProxyAsync,
-    /// The same of accesses to global memory.
-    FenceProxyAsyncGlobal,
-    /// Make mbarriers that were made before known to the cluster and to asynchronous copies.
-    FenceMbarrierInit,
     /// True in one lane of the warp, the same one each time.
     Elect { dst: Reg },
     /// Stop the launch where the predicate holds.
@@ -248,6 +241,20 @@ pub enum Inst {
     Cluster(ClusterInst),
     /// Show a value in the simulator under a label; prints nothing on a GPU.
     Trace { label: u32, src: Reg },
+}
+
+/// What a fence orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceInst {
+    /// Memory accesses before the fence with those after it, as threads of this scope see them.
+    Memory(Scope),
+    /// Accesses to shared memory before the fence with those of asynchronous copies and products
+    /// (the async proxy) that come to know of it.
+    ProxyAsync,
+    /// Accesses to global memory, likewise.
+    ProxyAsyncGlobal,
+    /// Mbarriers that were made before become known to the cluster and to asynchronous copies.
+    MbarrierInit,
 }
 
 /// What a store writes: registers, or the same immediate in each place.

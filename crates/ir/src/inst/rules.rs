@@ -1,7 +1,7 @@
 //! Which instructions there are: combinations of fields that PTX does not have, and what each
 //! instruction requires of a target.
 
-use super::{AtomOp, BinOp, Cache, ClusterInst, Cvt, Inst, MmaAcc, MmaInput, Scope, Space, Special};
+use super::{AtomOp, BinOp, Cache, ClusterInst, Cvt, FenceInst, Inst, MmaAcc, MmaInput, Scope, Space, Special};
 use crate::target::Requirement;
 use crate::types::ScalarType;
 
@@ -76,15 +76,13 @@ impl Inst {
             Inst::Wgmma(inst) => (HOPPER_ALONE, inst.impossible()),
             // The barrier is of 7.8; `.release`, `.acquire` and `.relaxed` came later.
             Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
-            | Inst::FenceProxyAsync
-            | Inst::FenceProxyAsyncGlobal
-            | Inst::FenceMbarrierInit
+            | Inst::Fence(FenceInst::ProxyAsync | FenceInst::ProxyAsyncGlobal | FenceInst::MbarrierInit)
             | Inst::Elect { .. } => (HOPPER_8_0, None),
             Inst::Cluster(ClusterInst::Mapa { .. }) | Inst::DependencyWait | Inst::DependencyTrigger => (HOPPER, None),
             // On sm_89 from PTX 8.1 on.
             Inst::CvtPack { ty, .. } => (on_hopper(*ty == E4M3x2), None),
             Inst::Cvt { op, .. } => (on_hopper(*op == Cvt::F16x2FromE4M3x2), None),
-            Inst::Fence { scope } => (on_hopper(*scope == Scope::Cluster), None),
+            Inst::Fence(FenceInst::Memory(scope)) => (on_hopper(*scope == Scope::Cluster), None),
             Inst::Special { which, .. } => match which {
                 Special::ClusterRank | Special::ClusterBlocks => (HOPPER, None),
                 Special::Tid(_)

@@ -35,7 +35,7 @@ impl Access {
 pub enum Slot<'a> {
     /// Contiguous registers: the first, their number, and what is done with them.
     Regs(&'a mut Reg, u32, Access),
-    /// The same for registers of matrices: in braces even where there is one.
+    /// Contiguous registers of matrices, which PTX has in braces even where there is one.
     Matrices(&'a mut Reg, u32, Access),
     /// Two registers that are written, in braces.
     Halves(&'a mut Reg, &'a mut Reg),
@@ -228,10 +228,7 @@ impl Inst {
             }
             Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
             | Inst::CpAsyncCommit
-            | Inst::Fence { .. }
-            | Inst::FenceProxyAsync
-            | Inst::FenceProxyAsyncGlobal
-            | Inst::FenceMbarrierInit
+            | Inst::Fence(_)
             | Inst::DependencyWait
             | Inst::DependencyTrigger => Vec::new(),
         }

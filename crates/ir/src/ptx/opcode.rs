@@ -1,8 +1,8 @@
 //! The opcode of each instruction.
 
 use crate::inst::{
-    AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, FlagInst, Inst, L2Hint, MbarInst, Operand, Scope, StoreSource,
-    UnOp, WgmmaInst,
+    AtomOp, BinOp, BulkInst, Cache, ClusterInst, Cmp, FenceInst, FlagInst, Inst, L2Hint, MbarInst, Operand, Scope,
+    StoreSource, UnOp, WgmmaInst,
 };
 use crate::types::{RegClass, ScalarType};
 
@@ -92,10 +92,10 @@ pub fn opcode(inst: &Inst) -> String {
         Inst::BarSync { .. } => "bar.sync".to_string(),
         Inst::BarArrive { .. } => "bar.arrive".to_string(),
         Inst::BarWarp { .. } => "bar.warp.sync".to_string(),
-        Inst::Fence { scope } => format!("fence.acq_rel.{}", scope.ptx()),
-        Inst::FenceProxyAsync => "fence.proxy.async.shared::cta".to_string(),
-        Inst::FenceProxyAsyncGlobal => "fence.proxy.async.global".to_string(),
-        Inst::FenceMbarrierInit => "fence.mbarrier_init.release.cluster".to_string(),
+        Inst::Fence(FenceInst::Memory(scope)) => format!("fence.acq_rel.{}", scope.ptx()),
+        Inst::Fence(FenceInst::ProxyAsync) => "fence.proxy.async.shared::cta".to_string(),
+        Inst::Fence(FenceInst::ProxyAsyncGlobal) => "fence.proxy.async.global".to_string(),
+        Inst::Fence(FenceInst::MbarrierInit) => "fence.mbarrier_init.release.cluster".to_string(),
         Inst::Elect { .. } => "elect.sync".to_string(),
         Inst::TrapIf { .. } => "trap".to_string(),
         Inst::SetMaxRegs { raise: true, .. } => "setmaxnreg.inc.sync.aligned.u32".to_string(),

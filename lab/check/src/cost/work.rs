@@ -218,10 +218,7 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
         | Inst::BarSync { .. }
         | Inst::BarArrive { .. }
         | Inst::BarWarp { .. }
-        | Inst::Fence { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceProxyAsyncGlobal
-        | Inst::FenceMbarrierInit
+        | Inst::Fence(_)
         | Inst::TrapIf { .. }
         | Inst::SetMaxRegs { .. }
         | Inst::DependencyWait

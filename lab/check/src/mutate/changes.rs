@@ -1,8 +1,8 @@
 //! The changes that each operator makes to an instruction.
 
 use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, ClusterInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp, VoteMode,
-    WgmmaA, WgmmaInst,
+    Address, AtomOp, BinOp, BulkInst, ClusterInst, FenceInst, Major, MbarInst, Scope, ShflMode, Slot, Special, UnOp,
+    VoteMode, WgmmaA, WgmmaInst,
 };
 use flashcore_ir::{Inst, Kernel, Operand, Reg, RegClass, ScalarType};
 
@@ -159,7 +159,7 @@ impl Changes<'_> {
         edit!(self, O::OnlyRead, Inst::Bulk(BulkInst::Wait { read, .. }) => *read = true);
         edit!(self, O::HalfWarp, Inst::Shfl { members, .. } | Inst::Vote { members, .. }
             | Inst::Redux { members, .. } | Inst::BarWarp { members } => *members &= 0xffff);
-        edit!(self, O::NarrowScope, Inst::Fence { scope }
+        edit!(self, O::NarrowScope, Inst::Fence(FenceInst::Memory(scope))
             | Inst::Mbar(MbarInst::Arrive { scope, .. } | MbarInst::Test { scope, .. }) => *scope = Scope::Block);
         edit!(self, O::MoreRegisters, Inst::SetMaxRegs { regs, .. } => *regs += 8);
         edit!(self, O::FewerRegisters, Inst::SetMaxRegs { regs, .. } => *regs = regs.saturating_sub(8));
@@ -332,10 +332,7 @@ impl Changes<'_> {
             | Inst::CpAsyncCommit
             | Inst::CpAsyncWait { .. }
             | Inst::BarWarp { .. }
-            | Inst::Fence { .. }
-            | Inst::FenceProxyAsync
-            | Inst::FenceProxyAsyncGlobal
-            | Inst::FenceMbarrierInit
+            | Inst::Fence(_)
             | Inst::SharedBase { .. }
             | Inst::TrapIf { .. }
             | Inst::DependencyWait

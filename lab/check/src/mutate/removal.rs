@@ -31,11 +31,7 @@ pub(super) fn removed_by(inst: &Inst) -> Option<O> {
         Inst::BarArrive { .. }
         | Inst::Mbar(MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. })
         | Inst::Cluster(ClusterInst::Arrive { .. }) => O::DropArrive,
-        Inst::Fence { .. }
-        | Inst::FenceProxyAsync
-        | Inst::FenceProxyAsyncGlobal
-        | Inst::FenceMbarrierInit
-        | Inst::Wgmma(WgmmaInst::Fence) => O::DropFence,
+        Inst::Fence(_) | Inst::Wgmma(WgmmaInst::Fence) => O::DropFence,
         Inst::Atom { .. } | Inst::AddFour { .. } => O::DropAtomic,
         Inst::SetMaxRegs { .. } => O::DropRegisters,
         Inst::Mbar(MbarInst::Init { .. }) => O::DropInit,

@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use super::operands::UNKNOWN;
 use flashcore_ir::inst::{
-    Address, AtomOp, BinOp, BulkInst, Cache, Cmp, Cvt, FlagInst, Inst, MmaAcc, MmaInput, Operand, Scope, ShflMode,
-    Space, Special, StoreSource, UnOp, VoteMode,
+    Address, AtomOp, BinOp, BulkInst, Cache, Cmp, Cvt, FenceInst, FlagInst, Inst, MmaAcc, MmaInput, Operand, Scope,
+    ShflMode, Space, Special, StoreSource, UnOp, VoteMode,
 };
 use flashcore_ir::ptx::mnemonic;
 use flashcore_ir::types::{Reg, RegClass, ScalarType};
@@ -233,7 +233,7 @@ fn memory() -> Vec<Inst> {
     forms.push(Inst::Bulk(BulkInst::Reduce { dst, src, bytes }));
     let src = reg(RegClass::F32);
     forms.push(Inst::AddFour { addr, src });
-    forms.extend([Inst::FenceProxyAsync, Inst::FenceProxyAsyncGlobal]);
+    forms.extend([FenceInst::ProxyAsync, FenceInst::ProxyAsyncGlobal].map(Inst::Fence));
     forms.push(Inst::Bulk(BulkInst::Commit));
     forms.extend([true, false].map(|read| Inst::Bulk(BulkInst::Wait { pending: 0, read })));
     forms
@@ -283,7 +283,7 @@ fn warps() -> Vec<Inst> {
     }
     forms.extend([None, Some(0)].map(|threads| Inst::BarSync { id, threads }));
     forms.extend([Inst::BarArrive { id, threads: 0 }, Inst::BarWarp { members }]);
-    forms.extend(Scope::ALL.map(|scope| Inst::Fence { scope }));
+    forms.extend(Scope::ALL.map(|scope| Inst::Fence(FenceInst::Memory(scope))));
     forms.extend([Inst::Elect { dst: pred }, Inst::DependencyWait, Inst::DependencyTrigger]);
     forms
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use flashcore_ir::inst::{
-    AtomOp, BinOp, BulkInst, ClusterInst, Cmp, Cvt, FlagInst, MbarInst, MmaAcc, MmaInput, Scope, ShflMode, Space,
-    Special, UnOp, VoteMode, WgmmaA, WgmmaInput, WgmmaInst,
+    AtomOp, BinOp, BulkInst, ClusterInst, Cmp, Cvt, FenceInst, FlagInst, MbarInst, MmaAcc, MmaInput, Scope, ShflMode,
+    Space, Special, UnOp, VoteMode, WgmmaA, WgmmaInput, WgmmaInst,
 };
 use flashcore_ir::sync::FULL_WARP;
 use flashcore_ir::{Inst, Operand, ScalarType};
@@ -59,16 +59,14 @@ pub(crate) fn form(inst: &Inst) -> String {
         Inst::BarSync { threads, .. } => format!("BarSync {}", if threads.is_some() { "some" } else { "all" }),
         Inst::BarArrive { .. } => "BarArrive".to_string(),
         Inst::BarWarp { members } => format!("BarWarp {}", *members == FULL_WARP),
-        Inst::Fence { scope } => format!("Fence {scope:?}"),
+        Inst::Fence(FenceInst::Memory(scope)) => format!("Fence {scope:?}"),
         Inst::Atom { op, ty, space, dst, .. } => {
             format!("{} {op:?} {ty:?} {space:?}", if dst.is_some() { "Atom" } else { "Red" })
         }
         Inst::AddFour { .. } => "AddFour".to_string(),
         Inst::Trace { .. } => "Trace".to_string(),
         Inst::StMatrix { count, transposed, .. } => format!("StMatrix {count} {transposed}"),
-        Inst::FenceProxyAsync => "FenceProxyAsync".to_string(),
-        Inst::FenceProxyAsyncGlobal => "FenceProxyAsyncGlobal".to_string(),
-        Inst::FenceMbarrierInit => "FenceMbarrierInit".to_string(),
+        Inst::Fence(fence) => format!("Fence{fence:?}"),
         Inst::Elect { .. } => "Elect".to_string(),
         Inst::TrapIf { .. } => "TrapIf".to_string(),
         Inst::SetMaxRegs { raise, .. } => format!("SetMaxRegs {raise}"),
