@@ -32,6 +32,7 @@ mod flags;
 mod float;
 mod global;
 mod global_memory;
+mod global_races;
 mod interpreter;
 mod log;
 mod lower;
