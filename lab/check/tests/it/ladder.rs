@@ -4,10 +4,9 @@
 //! `FLASHCORE_SEED` moves to other problems, `FLASHCORE_PROBLEMS` sets how many (50).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use flashcore_check::mutate::{Mutation, Operator, mutations};
-use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan, source};
+use flashcore_check::mutate::Operator;
+use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
 use flashcore_ir::Target;
 use flashcore_kernels::ladder::{self, scores};
 use flashcore_kernels::{Config, KernelCache, Plan};
@@ -15,10 +14,11 @@ use flashcore_problem::{
     DType, InputKind, Inputs, Layout, Mask, POISON, Problem, RandomLimits, Tensor, Tolerance, compare_tap,
     random_problem, reference_scores,
 };
-use flashcore_sim::FindingKind::{self, NeverWritten, OutOfBounds, Race};
+use flashcore_sim::FindingKind::{NeverWritten, OutOfBounds, Race};
 use flashcore_sim::{SimOptions, simulate};
 
 use crate::common::{assert_none, failure, number};
+use crate::planted::{Fault, find_all};
 
 #[test]
 fn the_rungs_equal_float64() {
@@ -101,79 +101,50 @@ fn every_rung_is_clean_at_every_head_size_it_is_made_for() {
     }
 }
 
-/// A mistake, and the finding it must give. Without one, the answer must be wrong.
-struct Planted {
-    id: &'static str,
-    operator: Operator,
-    /// Text of the line that it is planted in, and the memory accessed there.
-    line: &'static str,
-    object: &'static str,
-    /// What is found, and in which memory.
-    found: Option<(FindingKind, &'static str)>,
-}
-
-const HYBRID: &str = "ladder/hybrid-m64n32-w4";
-const MMA: &str = "ladder/mma-m64n32-w4";
+/// Tiles of K and V are read up to the last row, whatever the bound.
+#[rustfmt::skip]
+const FAULTS_OF_HYBRID: &[Fault] = &[
+    Fault { name: "the next tile of K overwrites this one", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(Race), at: "", of: "k_tile" },
+    Fault { name: "products begin before V is there", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(Race), at: "", of: "v_tile" },
+    Fault { name: "scores and probabilities are read by other lanes than wrote them", operator: Operator::DropWarpBarrier,
+        place: "k.sync_warp();", object: "", found: Some(Race), at: "", of: "s_tile" },
+    Fault { name: "scores are not stored", operator: Operator::DropStore,
+        place: "place.store_words(&pair", object: "s_tile", found: Some(NeverWritten), at: "", of: "s_tile" },
+    Fault { name: "the tile of scores is too small", operator: Operator::ShrinkBuffer,
+        place: "let s_tile", object: "s_tile", found: Some(OutOfBounds), at: "", of: "s_tile" },
+    Fault { name: "the tile of V is too small", operator: Operator::ShrinkBuffer,
+        place: "let v_tile", object: "v_tile", found: Some(OutOfBounds), at: "", of: "v_tile" },
+    Fault { name: "rows past the end are stored", operator: Operator::BoundOne,
+        place: "k.if_(row.lt(params.seq_len_q)", object: "", found: Some(OutOfBounds), at: "", of: "out" },
+    Fault { name: "the log-sum-exp of rows past the end is stored", operator: Operator::BoundOne,
+        place: "row.row.lt(params.seq_len_q)", object: "", found: Some(OutOfBounds), at: "", of: "lse" },
+    Fault { name: "no mask", operator: Operator::Unmask,
+        place: "softmax(&row", object: "", found: None, at: "", of: "" },
+    Fault { name: "the output is not stored", operator: Operator::DropStore,
+        place: "store_f32s(&values", object: "out", found: None, at: "", of: "" },
+];
 
 #[rustfmt::skip]
-const PLANTED: &[Planted] = &[
-    // The next tile overwrites this one; products begin before the tile is there.
-    Planted { id: HYBRID, operator: Operator::DropBarrier, line: "k.barrier();", object: "", found: Some((Race, "k_tile")) },
-    Planted { id: HYBRID, operator: Operator::DropBarrier, line: "k.barrier();", object: "", found: Some((Race, "v_tile")) },
-    Planted { id: MMA, operator: Operator::DropBarrier, line: "k.barrier();", object: "", found: Some((Race, "v_tile")) },
-    // Scores are read by lanes other than those that wrote them; so are probabilities.
-    Planted { id: HYBRID, operator: Operator::DropWarpBarrier, line: "k.sync_warp();", object: "", found: Some((Race, "s_tile")) },
-    Planted { id: HYBRID, operator: Operator::DropStore, line: "place.store_words(&pair", object: "s_tile", found: Some((NeverWritten, "s_tile")) },
-    Planted { id: HYBRID, operator: Operator::ShrinkBuffer, line: "let s_tile", object: "s_tile", found: Some((OutOfBounds, "s_tile")) },
-    Planted { id: HYBRID, operator: Operator::ShrinkBuffer, line: "let v_tile", object: "v_tile", found: Some((OutOfBounds, "v_tile")) },
-    Planted { id: MMA, operator: Operator::ShrinkBuffer, line: "let k_tile", object: "k_tile", found: Some((OutOfBounds, "k_tile")) },
-    // Tails of rows and columns unmasked. Tiles of K and V are read up to the last row, whatever the bound.
-    Planted { id: HYBRID, operator: Operator::BoundOne, line: "k.if_(row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
-    Planted { id: HYBRID, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "lse")) },
-    Planted { id: MMA, operator: Operator::BoundOne, line: "row.row.lt(params.seq_len_q)", object: "", found: Some((OutOfBounds, "out")) },
-    // The mask left out; an output or a log-sum-exp never stored.
-    Planted { id: HYBRID, operator: Operator::Unmask, line: "softmax(&row", object: "", found: None },
-    Planted { id: MMA, operator: Operator::Unmask, line: "softmax(row", object: "", found: None },
-    Planted { id: HYBRID, operator: Operator::DropStore, line: "store_f32s(&values", object: "out", found: None },
-    Planted { id: MMA, operator: Operator::DropStore, line: "params.store_lse(", object: "lse", found: None },
+const FAULTS_OF_MMA: &[Fault] = &[
+    Fault { name: "the next tile of V overwrites this one", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(Race), at: "", of: "v_tile" },
+    Fault { name: "the tile of K is too small", operator: Operator::ShrinkBuffer,
+        place: "let k_tile", object: "k_tile", found: Some(OutOfBounds), at: "", of: "k_tile" },
+    Fault { name: "rows past the end are stored", operator: Operator::BoundOne,
+        place: "row.row.lt(params.seq_len_q)", object: "", found: Some(OutOfBounds), at: "", of: "out" },
+    Fault { name: "no mask", operator: Operator::Unmask,
+        place: "softmax(row", object: "", found: None, at: "", of: "" },
+    Fault { name: "the log-sum-exp is not stored", operator: Operator::DropStore,
+        place: "params.store_lse(", object: "lse", found: None, at: "", of: "" },
 ];
 
 #[test]
-fn planted_mistakes_are_found() {
-    for Planted {
-        id,
-        operator,
-        line,
-        object,
-        found,
-    } in PLANTED
-    {
-        let plan = plan(&odd_problem(DType::F16, 40), id);
-        let kernel = &plan.main.kernel;
-        let here = |m: &Mutation| {
-            let quoted = source::quote(m.line.file, m.line.line).unwrap_or_default();
-            m.operator == *operator
-                && quoted.contains(line)
-                && (object.is_empty() || m.object.as_deref() == Some(*object))
-        };
-        let places: Vec<Mutation> = mutations(kernel).into_iter().filter(here).collect();
-        assert!(!places.is_empty(), "{id}: nowhere to plant {operator} at {line}");
-        let mut seen = String::new();
-        let shown = places.iter().any(|mutation| {
-            let mut mutant = plan.clone();
-            mutant.main.kernel = Arc::new(mutation.apply(kernel));
-            let report = check(&mutant);
-            seen.push_str(&format!("{mutation}\n{report}\n"));
-            match found {
-                None => report.verdict == Verdict::Wrong,
-                Some((kind, of)) => report
-                    .findings
-                    .iter()
-                    .any(|f| f.finding.kind == *kind && f.finding.object.as_deref() == Some(*of)),
-            }
-        });
-        assert!(shown, "{id}: {operator} at {line}\n{seen}");
-    }
+fn planted_faults_are_found() {
+    let plan = |id| plan(&odd_problem(DType::F16, 40), id);
+    find_all(&plan("ladder/hybrid-m64n32-w4"), FAULTS_OF_HYBRID);
+    find_all(&plan("ladder/mma-m64n32-w4"), FAULTS_OF_MMA);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use flashcore_problem::{DType, Direction, Mask, Problem, RandomLimits, random_ba
 use flashcore_sim::FindingKind;
 
 use crate::common::{assert_clean, inputs_of, number};
-use crate::wgmma_mutants::{Fault, find_all};
+use crate::planted::{Fault, find_all};
 
 /// A problem of 16-bit elements, with lengths on the device or without; a third of them deterministic.
 fn problem(seed: u64) -> Problem {

@@ -4,17 +4,15 @@
 //! `FLASHCORE_EVERY` says that every Nth mistake is planted (8), from the one that `FLASHCORE_SEED` says (0).
 //! With 1 all are, which takes minutes, and each mistake held to be harmless must have been so somewhere.
 
-use crate::planted;
-
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::{Kernel, Target};
+use flashcore_ir::Target;
 use flashcore_kernels::Plan;
 use flashcore_problem::{InputKind, Mask, Problem};
 use flashcore_sim::FindingKind::{BarrierMismatch, MissingLanes, MissingWait, OutOfBounds, Race};
-use planted::{Planted, assert_found, check_with, quoted};
 
 use crate::common::number;
+use crate::planted::{Fault, check_with, find_all_with, place, quoted};
 
 /// Factor on the usual scale with which scores of normal inputs differ so much that references rise by more than
 /// probabilities can hold, in one row and not in the next.
@@ -169,13 +167,6 @@ fn is_found(mutation: &Mutation, plans: &[(Plan, CheckOptions)]) -> bool {
     })
 }
 
-/// Where a mistake is planted, as text: the kernel's line, then the verbs that it calls.
-fn place(mutation: &Mutation, kernel: &Kernel) -> String {
-    let backtrace = kernel.backtrace(mutation.site);
-    let verbs: Vec<&str> = backtrace.iter().filter_map(|(_, verb)| *verb).collect();
-    format!("{}; {}", quoted(mutation.line), verbs.join(", "))
-}
-
 /// Plants mistakes that must be found, and asserts that they are.
 fn assert_all_found(case: &Case) {
     let plans = case.plans();
@@ -249,29 +240,29 @@ fn the_kernels_as_they_are_are_clean_over_20_schedules() {
 }
 
 #[rustfmt::skip]
-const PLANTED: &[Planted] = &[
-    Planted { name: "no barrier: a tile is read before all of it has arrived", operator: Operator::DropBarrier,
-        line: "ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
-    Planted { name: "no barrier: a stage is refilled while another warp reads it", operator: Operator::DropBarrier,
-        line: "ring.arrive();", object: "", found: Race, at: "ring.refill(", of: "k_tile" },
-    Planted { name: "barrier count: one warp of two", operator: Operator::CountBarrier,
-        line: "ring.arrive();", object: "", found: BarrierMismatch, at: "ring.arrive();", of: "" },
-    Planted { name: "no wait for the copies", operator: Operator::DropWait,
-        line: "ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
-    Planted { name: "a wait for one group too few", operator: Operator::WeakenWait,
-        line: "ring.arrive();", object: "", found: MissingWait, at: "warp.scores(", of: "k_tile" },
-    Planted { name: "a ring of one stage: the tile being read is overwritten", operator: Operator::DropRemainder,
-        line: "ring.refill(", object: "", found: Race, at: "ring.refill(", of: "k_tile" },
-    Planted { name: "an ldmatrix row past the tile", operator: Operator::ShrinkBuffer,
-        line: "let v_tile", object: "v_tile", found: OutOfBounds, at: "ring.refill(", of: "v_tile" },
-    Planted { name: "rows of K past its end are read", operator: Operator::Unmask,
-        line: "ring.refill(", object: "", found: OutOfBounds, at: "ring.refill(", of: "k" },
-    Planted { name: "half a warp's mask in a full warp's exchange", operator: Operator::HalfWarp,
-        line: "self.raise_maxima(", object: "", found: MissingLanes, at: "self.raise_maxima(", of: "" },
+const PLANTED: &[Fault] = &[
+    Fault { name: "no barrier: a tile is read before all of it has arrived", operator: Operator::DropBarrier,
+        place: "ring.arrive();", object: "", found: Some(MissingWait), at: "warp.scores(", of: "k_tile" },
+    Fault { name: "no barrier: a stage is refilled while another warp reads it", operator: Operator::DropBarrier,
+        place: "ring.arrive();", object: "", found: Some(Race), at: "ring.refill(", of: "k_tile" },
+    Fault { name: "barrier count: one warp of two", operator: Operator::CountBarrier,
+        place: "ring.arrive();", object: "", found: Some(BarrierMismatch), at: "ring.arrive();", of: "" },
+    Fault { name: "no wait for the copies", operator: Operator::DropWait,
+        place: "ring.arrive();", object: "", found: Some(MissingWait), at: "warp.scores(", of: "k_tile" },
+    Fault { name: "a wait for one group too few", operator: Operator::WeakenWait,
+        place: "ring.arrive();", object: "", found: Some(MissingWait), at: "warp.scores(", of: "k_tile" },
+    Fault { name: "a ring of one stage: the tile being read is overwritten", operator: Operator::DropRemainder,
+        place: "ring.refill(", object: "", found: Some(Race), at: "ring.refill(", of: "k_tile" },
+    Fault { name: "an ldmatrix row past the tile", operator: Operator::ShrinkBuffer,
+        place: "let v_tile", object: "v_tile", found: Some(OutOfBounds), at: "ring.refill(", of: "v_tile" },
+    Fault { name: "rows of K past its end are read", operator: Operator::Unmask,
+        place: "ring.refill(", object: "", found: Some(OutOfBounds), at: "ring.refill(", of: "k" },
+    Fault { name: "half a warp's mask in a full warp's exchange", operator: Operator::HalfWarp,
+        place: "self.raise_maxima(", object: "", found: Some(MissingLanes), at: "self.raise_maxima(", of: "" },
 ];
 
 #[test]
 fn planted_mistakes_are_found_with_kind_and_line() {
     let (plan, options) = CASES[3].plans().remove(0);
-    assert_found(&plan, PLANTED, &options);
+    find_all_with(&plan, PLANTED, &options);
 }

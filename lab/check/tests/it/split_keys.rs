@@ -1,7 +1,5 @@
 //! Keys split across blocks: parts in the workspace, and `combine` that merges them.
 
-use crate::splits;
-
 use std::sync::Arc;
 
 use flashcore_check::mutate::{Mutation, Operator, mutations};
@@ -12,7 +10,8 @@ use flashcore_kernels::{Config, KernelCache, Plan, Refusal};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder, RandomLimits, random_problem};
 use flashcore_sim::{FindingKind, SimError, SimOptions, simulate};
-use splits::{assert_missing_partials_are_found, assert_plan_clean, check};
+
+use crate::splits::{assert_missing_partials_are_found, assert_plan_clean, check};
 
 /// Each rule of rescaling, warps along rows and along keys, heads packed and not, few and many splits.
 const KERNELS: [&str; 8] = [

@@ -1,7 +1,5 @@
 //! Keys split across blocks in family `wgmma`: parts of a tile's keys, as equal as they can be, some of them empty.
 
-use crate::splits;
-
 use std::sync::Arc;
 
 use flashcore_check::{CheckOptions, Verdict, check_plan};
@@ -9,7 +7,8 @@ use flashcore_ir::{Arg, Chip, Table, Target};
 use flashcore_kernels::{KernelCache, Plan, Refusal, Tap};
 use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder};
 use flashcore_sim::FindingKind;
-use splits::{assert_missing_partials_are_found, assert_plan_clean, check};
+
+use crate::splits::{assert_missing_partials_are_found, assert_plan_clean, check};
 
 /// One to three warpgroups, each rule of rescaling, a cluster, few and many splits.
 const KERNELS: [&str; 6] = [

@@ -13,8 +13,7 @@ use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
 use flashcore_sim::FindingKind;
 
 use crate::common::number;
-use crate::planted::check_with;
-use crate::wgmma_mutants::{place, through};
+use crate::planted::{check_with, place, through};
 
 /// The default, and the smallest tile.
 const CONFIGS: [(&str, usize); 2] = [("wgmma/m128n128-s2-pingpong", 128), ("wgmma/m64n64-s2-free", 64)];

@@ -12,8 +12,7 @@ use flashcore_problem::{DType, GradientLayouts, KvLengths, Layout, Mask, Problem
 use flashcore_sim::FindingKind;
 
 use crate::common::{assert_clean, inputs_of, number};
-use crate::planted::check_with;
-use crate::wgmma_mutants::{Fault, find_all, place, through};
+use crate::planted::{Fault, check_with, find_all, place, through};
 
 /// Rows of at least so many elements, in one order of heads and rows or the other, with gaps of 16 bytes between them.
 fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {

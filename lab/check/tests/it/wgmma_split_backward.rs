@@ -11,8 +11,8 @@ use flashcore_problem::{InputKind, Mask, Problem};
 use flashcore_sim::FindingKind;
 
 use crate::common::{assert_clean, number};
+use crate::planted::{Fault, find_all};
 use crate::wgmma_backward::draw;
-use crate::wgmma_mutants::{Fault, find_all};
 
 fn config(head_dim: usize, splits: usize) -> String {
     let id = match head_dim {
