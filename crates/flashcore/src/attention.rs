@@ -199,6 +199,18 @@ impl Attention {
         self.plans.as_ref().map_err(|error| error.clone().into())
     }
 
+    #[cfg(feature = "cpu")]
+    pub(crate) fn cpu_options(
+        &self,
+        problem: &Problem,
+        fixed: Option<CpuConfig>,
+    ) -> Result<flashcore_cpu::Options<'static>, Error> {
+        Ok(flashcore_cpu::Options {
+            config: Some(self.choose_cpu(problem, fixed)?.config),
+            ..flashcore_cpu::Options::default()
+        })
+    }
+
     /// The levers for a problem on the CPU. A row applies only with the number of threads it was
     /// measured with.
     #[cfg(feature = "cpu")]
@@ -416,10 +428,7 @@ impl Attention {
         match &self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(config) => {
-                let options = flashcore_cpu::Options {
-                    config: Some(self.choose_cpu(problem, *config)?.config),
-                    ..flashcore_cpu::Options::default()
-                };
+                let options = self.cpu_options(problem, *config)?;
                 Ok(flashcore_cpu::attention_with(
                     &options,
                     problem,

@@ -97,10 +97,7 @@ impl Attention {
         match &self.backend {
             #[cfg(feature = "cpu")]
             Backend::Cpu(config) => {
-                let options = flashcore_cpu::Options {
-                    config: Some(self.choose_cpu(problem, *config)?.config),
-                    ..flashcore_cpu::Options::default()
-                };
+                let options = self.cpu_options(problem, *config)?;
                 Ok(flashcore_cpu::backward(
                     &options,
                     problem,

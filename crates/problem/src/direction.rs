@@ -17,7 +17,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::problem::check_tensor;
-use crate::{DType, KvLengths, Layout, Problem, ProblemBuilder, ProblemError, TensorView, TensorViewMut};
+use crate::{
+    DType, Inputs, KvLengths, Layout, Problem, ProblemBuilder, ProblemError, Saved, TensorView, TensorViewMut,
+};
 
 /// Which way a problem is computed.
 ///
@@ -153,6 +155,20 @@ pub struct BackwardTensors<'a> {
     pub lse: &'a [f32],
     /// The gradient of O.
     pub dout: TensorView<'a>,
+}
+
+impl<'a> BackwardTensors<'a> {
+    /// The tensors of generated inputs.
+    pub fn of(inputs: &'a Inputs, saved: &'a Saved) -> BackwardTensors<'a> {
+        BackwardTensors {
+            q: inputs.q.view(),
+            k: inputs.k.view(),
+            v: inputs.v.view(),
+            out: saved.out.view(),
+            lse: &saved.lse,
+            dout: saved.dout.view(),
+        }
+    }
 }
 
 impl Problem {

@@ -96,14 +96,7 @@ fn differentiate(
     saved: &Saved,
     mut gradients: Gradients<TensorViewMut<'_>>,
 ) -> Result<(), CpuError> {
-    let tensors = BackwardTensors {
-        q: inputs.q.view(),
-        k: inputs.k.view(),
-        v: inputs.v.view(),
-        out: saved.out.view(),
-        lse: &saved.lse,
-        dout: saved.dout.view(),
-    };
+    let tensors = BackwardTensors::of(inputs, saved);
     backward(options, problem, &tensors, &inputs.lengths.as_slices(), &mut gradients)
 }
 

@@ -9,14 +9,7 @@ use flashcore_problem::{
 fn compute(options: &Options<'_>, problem: &Problem, inputs: &Inputs) -> Gradients<Tensor> {
     let layouts = problem.gradient_layouts().unwrap();
     let saved = inputs.saved.as_ref().unwrap();
-    let tensors = BackwardTensors {
-        q: inputs.q.view(),
-        k: inputs.k.view(),
-        v: inputs.v.view(),
-        out: saved.out.view(),
-        lse: &saved.lse,
-        dout: saved.dout.view(),
-    };
+    let tensors = BackwardTensors::of(inputs, saved);
     let [mut dq, mut dk, mut dv] =
         [layouts.dq, layouts.dk, layouts.dv].map(|layout| Tensor::poisoned(problem.dtype(), layout));
     let mut views = Gradients {
@@ -159,14 +152,7 @@ fn what_is_not_the_problem_s_is_refused() {
         dk: dk.view_mut(),
         dv: dv.view_mut(),
     };
-    let tensors = BackwardTensors {
-        q: inputs.q.view(),
-        k: inputs.k.view(),
-        v: inputs.v.view(),
-        out: saved.out.view(),
-        lse: &saved.lse,
-        dout: saved.dout.view(),
-    };
+    let tensors = BackwardTensors::of(&inputs, saved);
     let mut refused = |problem: &Problem, tensors: &BackwardTensors<'_>| {
         let lengths = inputs.lengths.as_slices();
         backward(&Options::default(), problem, tensors, &lengths, &mut views)

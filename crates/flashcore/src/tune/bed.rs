@@ -131,28 +131,16 @@ mod host {
         }
 
         fn run(&mut self, attention: &Attention) -> Result<(), Error> {
-            let Inputs {
-                q,
-                k,
-                v,
-                lengths,
-                saved,
-            } = &self.inputs;
-            match (&mut self.outs[..], saved) {
+            let inputs = &self.inputs;
+            match (&mut self.outs[..], &inputs.saved) {
                 ([dq, dk, dv], Some(saved)) => {
-                    let tensors = BackwardTensors {
-                        q: q.view(),
-                        k: k.view(),
-                        v: v.view(),
-                        out: saved.out.view(),
-                        lse: &saved.lse,
-                        dout: saved.dout.view(),
-                    };
+                    let tensors = BackwardTensors::of(inputs, saved);
                     let gradients = Gradients::from([dq, dk, dv].map(Tensor::view_mut));
-                    attention.backward_lengths(self.problem, &tensors, &lengths.as_slices(), gradients)
+                    attention.backward_lengths(self.problem, &tensors, &inputs.lengths.as_slices(), gradients)
                 }
                 (outs, _) => {
                     let lse = self.lse.as_deref_mut();
+                    let Inputs { q, k, v, .. } = inputs;
                     attention.forward_into(self.problem, q, k, v, &mut outs[0], lse)
                 }
             }

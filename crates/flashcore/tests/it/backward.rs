@@ -27,14 +27,7 @@ fn compute(attention: &Attention, problem: &Problem, inputs: &Inputs) -> Gradien
     let (layouts, saved) = (problem.gradient_layouts().unwrap(), inputs.saved.as_ref().unwrap());
     let poisoned = |layout| Tensor::poisoned(problem.dtype(), layout);
     let [mut dq, mut dk, mut dv] = [layouts.dq, layouts.dk, layouts.dv].map(poisoned);
-    let tensors = BackwardTensors {
-        q: inputs.q.view(),
-        k: inputs.k.view(),
-        v: inputs.v.view(),
-        out: saved.out.view(),
-        lse: &saved.lse,
-        dout: saved.dout.view(),
-    };
+    let tensors = BackwardTensors::of(inputs, saved);
     let views: [TensorViewMut<'_>; 3] = [dq.view_mut(), dk.view_mut(), dv.view_mut()];
     let lengths = inputs.lengths.as_slices();
     attention

@@ -345,14 +345,7 @@ fn backward(
     saved: &Saved,
     seed: u64,
 ) -> Result<Comparison, Wrong> {
-    let tensors = BackwardTensors {
-        q: inputs.q.view(),
-        k: inputs.k.view(),
-        v: inputs.v.view(),
-        out: saved.out.view(),
-        lse: &saved.lse,
-        dout: saved.dout.view(),
-    };
+    let tensors = BackwardTensors::of(inputs, saved);
     let outputs = problem.outputs().into_iter();
     let mut outs: Vec<Tensor> = outputs
         .map(|(_, dtype, layout)| Tensor::filled(dtype, layout, POISON))
