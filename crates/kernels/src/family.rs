@@ -84,7 +84,7 @@ pub struct Family {
     pub repeated: Option<(usize, &'static str)>,
 }
 
-/// Places of words.
+/// Values of levers of words: places in the list of words.
 const PLACES: [u32; 20] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19];
 
 impl Lever {
@@ -108,7 +108,7 @@ impl Lever {
         Lever::new(name, Part::Number(letters, None), values, meaning)
     }
 
-    /// The same, where ids leave out the first value.
+    /// A number after letters; ids leave out both for the first value.
     pub const fn optional(
         name: &'static str,
         letters: &'static str,
@@ -230,7 +230,7 @@ impl Lever {
     }
 }
 
-/// The same values with another one at a place.
+/// The values with `value` at place `at`.
 pub(crate) fn with(values: &Values, at: usize, value: u32) -> Values {
     let mut changed = *values;
     changed[at] = value;

@@ -53,7 +53,7 @@ impl Plan {
         Plan::with_cache(problem, config, chip, &KernelCache::default())
     }
 
-    /// The same, taking the kernel from a cache if it is there.
+    /// [`Plan::new`] with a cache of kernels.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -138,7 +138,7 @@ impl Plan {
         self.before.iter().chain(std::iter::once(&self.main)).chain(&self.then)
     }
 
-    /// The same, to be changed.
+    /// [`Self::steps`], mutable.
     pub fn steps_mut(&mut self) -> impl Iterator<Item = &mut Step> {
         let before = self.before.iter_mut();
         before.chain(std::iter::once(&mut self.main)).chain(&mut self.then)

@@ -95,7 +95,7 @@ pub fn select(
     select_among(problem, chip, alignment, &[], kernels)
 }
 
-/// The same, where `suggestions` are tried first, in their order. One that is refused is passed over, and the refusal
+/// [`select()`], where `suggestions` are tried first, in their order. One that is refused is passed over, and the refusal
 /// kept.
 ///
 /// ```
@@ -125,7 +125,7 @@ pub fn select_among(
     }
 }
 
-/// The same, where a further judge has a say on each plan: the compiler of a device, which may have to spill
+/// [`select_among`], where a further judge may refuse each plan: the compiler of a device, which may have to spill
 /// what another one does not. A plan that it refuses is passed over, and the refusal kept.
 ///
 /// # Errors

@@ -69,7 +69,7 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         HeadTile::widened(k, name, rows, [head_dim, padded(head_dim)], stages, swizzled)
     }
 
-    /// The same with zeros up to a number of columns, a multiple of [`STEP`], so that warps can share them evenly.
+    /// A tile whose rows are padded with zeros to `columns`, a multiple of [`STEP`], so that warps share them evenly.
     #[track_caller]
     pub(crate) fn widened(
         k: &'k KernelBuilder,
@@ -154,8 +154,8 @@ impl<'k, E: MmaElement> HeadTile<'k, E> {
         }
     }
 
-    /// The same for a warp that has every `of`-th step of columns, the first of them `warp`: columns are multiples of
-    /// `of · STEP` from there on.
+    /// [`Self::staged_fragments`] of a warp that has every `of`-th step of columns, from step `warp` on. Columns are
+    /// then counted from that step, and are multiples of `of · STEP`.
     #[track_caller]
     pub(crate) fn shared_columns(
         &self,
@@ -283,8 +283,8 @@ impl<'k, E: MmaElement> HeadCopies<'k, E> {
         iteration.reinterpret::<u32>() % (tile.stages() / slabs) * (slabs * tile.stage_bytes() / E::BYTES)
     }
 
-    /// Starts copying the rows from `first` on into the stage that begins after so many elements. Those at or past
-    /// `end`, and those on no page, become zero. Without an `end`, all exist.
+    /// Starts copying the rows from `first` on into the stage that begins `stage` elements past the tile's start. Rows
+    /// from `end` on, and those on no page, become zero. Without an `end`, all exist.
     #[track_caller]
     pub(crate) fn start(&self, stage: Val<'k, u32>, first: Val<'k, u32>, end: Option<Val<'k, u32>>) {
         let HeadCopies { chunks, tensor, source } = self;
@@ -314,6 +314,7 @@ impl<'k, E: MmaElement> HeadCopies<'k, E> {
     }
 }
 
+/// The places of a tile that a lane brings to `ldmatrix`, to load operands of products.
 #[derive(Clone)]
 pub(crate) struct Fragments<'k, E> {
     tile: HeadTile<'k, E>,
@@ -329,7 +330,7 @@ pub(crate) struct StagedFragments<'k, E> {
 }
 
 impl<'k, E: MmaElement> StagedFragments<'k, E> {
-    /// Those of the stage that begins so many elements further on.
+    /// The fragments in the stage that begins `elements` past the first one.
     #[track_caller]
     pub(crate) fn at(&self, elements: Val<'k, u32>) -> Fragments<'k, E> {
         Fragments::new(self.tile, self.first.offset(elements))
@@ -388,7 +389,8 @@ pub(crate) fn a_lane<'k>(lane: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
     (lane % 16, lane / 16 * 8u32)
 }
 
-/// The same with the left and right half of rows 0–7 first: two operands B, one below the other.
+/// Row and column that a lane addresses so that the four 8×8 matrices arrive as left and right half of rows 0–7, then
+/// of rows 8–15: two operands B, one below the other.
 #[track_caller]
 pub(crate) fn b_lane<'k>(lane: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
     (lane % 8 + lane / 16 * 8u32, lane / 8 % 2 * 8u32)

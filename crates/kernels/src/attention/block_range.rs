@@ -7,11 +7,11 @@ use std::ops::{Add, BitAnd, Mul, Sub};
 
 use flashcore_ir::Val;
 
-/// A number that many others are divided by.
+/// A number with its reciprocal, for many divisions by it.
 #[derive(Clone, Copy, Debug)]
 pub struct Divisor {
     number: u32,
-    /// 2^64 through the number, rounded up.
+    /// `2^64 / number`, rounded up.
     reciprocal: u64,
 }
 
@@ -63,7 +63,7 @@ pub trait Index: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = S
     fn mul_add(self, factor: Self, term: Self) -> Self;
     /// The quotient, rounded down, of a number that is not negative by a positive one.
     fn floor_div(self, divisor: Self) -> Self;
-    /// The same by a number that many are divided by; it has 32 bits on the host, as rows and keys have.
+    /// [`Self::floor_div`] by a [`Divisor`]; on the host, `self` must fit into 32 bits, as rows and keys do.
     #[track_caller]
     fn div_by(self, divisor: Divisor) -> Self {
         self.floor_div(self.constant(divisor.number as i32))
@@ -182,7 +182,7 @@ impl<I: Index> Band<I> {
         (first, end.at_least(first))
     }
 
-    /// The same within `0..len`, as [`KeyRange::keys`](flashcore_problem::KeyRange::keys): to count blocks.
+    /// [`Self::visible`] cut to `0..len`, as [`KeyRange::keys`](flashcore_problem::KeyRange::keys): to count blocks.
     #[track_caller]
     pub fn keys(&self, row: I) -> (I, I) {
         let (first, end) = self.visible(row);
@@ -221,7 +221,7 @@ pub fn block_range<I: Index>(band: &Band<I>, first_row: I, last_row: I, block: i
 }
 
 impl<I: Index> BlockRange<I> {
-    /// The same from the keys that the first and the last row see, `(first, end)` each.
+    /// [`block_range`] from the keys that the first and the last row see, `(first, end)` each.
     #[track_caller]
     pub fn between((lowest, whole_end): (I, I), (whole, highest): (I, I), block: impl Into<Divisor>) -> BlockRange<I> {
         let block = block.into();
@@ -319,7 +319,7 @@ impl<I: Index> BlockOrder<I> {
         }
     }
 
-    /// The same with a first block that counts as one that needs a mask, if there is any block.
+    /// The same order, where the first block, if there is one, counts as one that needs a mask.
     #[track_caller]
     pub fn first_masked(self) -> BlockOrder<I> {
         let (zero, one) = (self.count.constant(0), self.count.constant(1));

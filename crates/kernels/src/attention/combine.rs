@@ -27,10 +27,11 @@ use crate::step::{Identity, KernelCache, Step};
 /// Columns of a thread: 16 bytes of a partial.
 const COLUMNS: u32 = 4;
 
+/// Partials that a thread loads before it uses the first.
 const BATCH: u32 = 8;
 
-/// Threads a block, about; more where a row needs them.
-const ABOUT: u32 = 128;
+/// Threads a block should have; more where a row needs them.
+const USUAL_THREADS: u32 = 128;
 
 /// How the threads of a block are laid out: `[group][row][column / 4]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +48,7 @@ impl Threads {
         let groups = splits.div_ceil(BATCH).next_power_of_two().min(8);
         Threads {
             groups,
-            rows: (ABOUT / (groups * row_threads)).max(1),
+            rows: (USUAL_THREADS / (groups * row_threads)).max(1),
             row_threads,
         }
     }
@@ -172,7 +173,7 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     });
 }
 
-/// The same for the tiles that a [schedule](super::stream_k) has in pieces: block `(x, y)` merges some rows of the tile
+/// Combines the tiles that a [schedule](super::stream_k) has in pieces: block `(x, y)` merges some rows of the tile
 /// that begins in block `y` of the main kernel, if one does.
 fn listed_body<E: MmaElement + Widen>(
     k: &KernelBuilder,

@@ -38,7 +38,7 @@ impl<'k> Sinks<'k> {
         }
     }
 
-    /// That of a head, as an exponent of 2.
+    /// The sink of a head as an exponent of 2.
     #[track_caller]
     fn exponent(&self, head: Val<'k, u32>) -> Val<'k, f32> {
         #[track_caller]
@@ -69,14 +69,14 @@ impl<'k> Sinks<'k> {
     }
 }
 
-/// A row after its last key.
+/// Maximum and sum of a row after its last key.
 #[derive(Clone, Copy)]
 pub(crate) struct Total<'k> {
-    /// Of its maximum, as [`RowMax::offset`].
+    /// The maximum, as [`RowMax::offset`].
     pub offset: Val<'k, f32>,
-    /// Of its probabilities, and of its sink.
+    /// The sum of its probabilities and of its sink.
     pub sum: Val<'k, f32>,
-    /// From the maximum without the sink to that with it.
+    /// Factor for an output that is relative to the maximum without the sink.
     rescale: Option<Val<'k, f32>>,
 }
 
@@ -99,7 +99,7 @@ impl<'k> Total<'k> {
         }
     }
 
-    /// What its output, not normalised, is to be multiplied by: 0 where no key was visible.
+    /// Factor that normalises the output of the row: 0 where no key was visible.
     #[track_caller]
     pub(crate) fn norm(&self) -> Val<'k, f32> {
         let norm = self.sum.gt(0.0).select(self.sum.recip(), 0.0);

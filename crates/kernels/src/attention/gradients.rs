@@ -43,12 +43,13 @@ pub(crate) struct Workspace {
     rows: usize,
     /// Columns of the sums of dQ; 0 where there are none.
     pub(super) dq_columns: u32,
-    /// Whether the first block at a tile of the sums stores its part, so that only a [`DqSemaphore`] is zeroed.
+    /// Whether the first block that reaches a tile of the sums stores its part. `preprocess` then zeroes a
+    /// [`DqSemaphore`] in place of the sums.
     pub(super) first_stores: bool,
-    /// How many heads have a count of the blocks that have prepared rows of them: all, or none where `preprocess`
-    /// prepares all rows.
+    /// Number of heads of all batches if the main kernel prepares statistics of later heads and counts, for each head,
+    /// the blocks that have done so; 0 if `preprocess` prepares all rows.
     pub(super) counted_heads: usize,
-    /// Of so many heads, the first ones, `preprocess` prepares rows if heads have counts.
+    /// Number of heads, the first ones, whose rows `preprocess` prepares if [`Self::counted_heads`] is not 0.
     pub(super) first_heads: usize,
     /// Rows from one K/V head to the next in the sums of dK and dV, and rows of each; 0 where there are no such sums.
     kv_stride: usize,
@@ -95,8 +96,8 @@ impl Workspace {
         Workspace { first_stores, ..self }
     }
 
-    /// Of `heads` heads of all batches, `preprocess` prepares rows of the first ones, and the main kernel, whose first
-    /// blocks at a tile store, of the others.
+    /// `preprocess` prepares rows of the first `first` of `heads` heads of all batches, the main kernel those of the
+    /// others.
     pub(crate) fn prepared_ahead(self, heads: usize, first: usize) -> Workspace {
         Workspace {
             counted_heads: heads,
@@ -118,7 +119,7 @@ impl Workspace {
         slot
     }
 
-    /// The same in a buffer that is there.
+    /// Adds the arguments of [`Statistics`] in a buffer that the launch already has.
     pub(crate) fn add_statistics_at(&self, launch: &mut Launch, slot: usize) {
         let pointers = [0, 4 * self.rows as u64].map(|byte_offset| Arg::Buffer { slot, byte_offset });
         launch.args.extend(pointers);
@@ -210,7 +211,7 @@ impl<'k> Statistics<'k> {
         head_row(self.stride, num_heads, batch, head, first)
     }
 
-    /// Those of a head of a sequence, whose first row is at the start.
+    /// The statistics of one head of a sequence: row 0 is its first row.
     #[track_caller]
     pub(crate) fn of_head(
         self,
@@ -222,7 +223,7 @@ impl<'k> Statistics<'k> {
         self.starting_at(self.head_row(num_heads, batch, head, first))
     }
 
-    /// Those from a place on.
+    /// The statistics from place `row` on.
     #[track_caller]
     pub(super) fn starting_at(self, row: Val<'k, u32>) -> Self {
         let [lse, delta] = self.places(row);

@@ -131,7 +131,7 @@ impl<'k, E: Element> Params<'k, E> {
         self.with_rows(batch, rows)
     }
 
-    /// The same with rows that are known.
+    /// The parameters of a sequence whose rows are known.
     #[track_caller]
     pub(crate) fn with_rows(mut self, batch: Val<'k, u32>, rows: Option<SequenceSpan<'k>>) -> Self {
         let (rows, first) = self.rows.with_rows(rows);
@@ -147,7 +147,7 @@ impl<'k, E: Element> Params<'k, E> {
 }
 
 impl<'k> RowParams<'k> {
-    /// The same without tensors, and the first rows of the sequence in them.
+    /// The parameters of a sequence, and where its rows begin in each tensor.
     #[track_caller]
     pub(crate) fn of_sequence(&self, batch: Val<'k, u32>) -> (Self, FirstRows<'k>) {
         self.with_rows(self.rows_in_sequence(batch))
@@ -189,7 +189,7 @@ impl<'k> RowParams<'k> {
         })
     }
 
-    /// The same as [`RowParams::of_sequence`] with rows that are known; with equal lengths nothing changes.
+    /// [`RowParams::of_sequence`] of a sequence whose rows are known; with equal lengths nothing changes.
     #[track_caller]
     pub(crate) fn with_rows(&self, known: Option<SequenceSpan<'k>>) -> (Self, FirstRows<'k>) {
         let mut rows = self.clone();
@@ -343,8 +343,8 @@ impl<'k, E: Element> TensorParam<'k, E> {
     }
 }
 
-/// The last of `count` places, of which there is one or more, whose value is at most `most`; the first if there is
-/// none. Values never fall from one place to the next.
+/// Binary search: the last of `count` places (one or more) whose value is at most `most`, or the first place if there
+/// is none. Values must not fall from one place to the next.
 #[track_caller]
 pub(crate) fn last_at_most<'k>(
     k: &'k KernelBuilder,

@@ -1,4 +1,5 @@
-//! Scores of keys that a row does not see: causal masks, sliding windows and the end of the keys are one [`Band`].
+//! Masks scores of keys that a row does not see: causal masks, sliding windows and the end of the keys are all one
+//! [`Band`].
 
 use flashcore_ir::{KernelBuilder, Val};
 

@@ -14,7 +14,7 @@ use super::split::Partials;
 use super::tap::{self, Tap, TapParams};
 use crate::Refusal;
 
-/// Bytes that addresses and strides are multiples of, where one asynchronous copy moves so many.
+/// Alignment of addresses and strides in bytes for kernels whose asynchronous copies move 16 bytes each.
 pub const ALIGNMENT: u32 = 16;
 
 /// Elements that tensor cores multiply on every target from sm_80 on.
@@ -28,7 +28,7 @@ pub(crate) struct Shape {
     pub dtype: DType,
     pub softcap: bool,
     pub alibi: bool,
-    /// Their dtype, in a kernel that adds them.
+    /// Dtype of the sinks, if the kernel adds them.
     pub sinks: Option<DType>,
     pub lse: bool,
     pub vector_bytes: u32,
@@ -64,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// That of a kernel which reads nothing but lengths.
+    /// The shape of a kernel that reads lengths and no tensors.
     pub(crate) fn of_lengths(lengths: LengthKinds) -> Shape {
         Shape {
             head_dim: 0,
@@ -85,9 +85,9 @@ impl Shape {
         }
     }
 
-    /// The same in a plan of `several` launches or one. Where the target can, each begins while the one before it runs,
-    /// and waits for its end itself: programmatic dependent launch (CUDA C++ Programming Guide). That hides a launch's
-    /// latency.
+    /// Lets the launches of a plan overlap, if it has `several`: each begins while the one before it runs, and waits
+    /// for that one's end itself, which hides the latency of a launch. Programmatic dependent launch (CUDA C++
+    /// Programming Guide); not every target has it.
     pub(crate) fn overlapping(self, several: bool, target: Target) -> Shape {
         Shape {
             overlaps: several && target.limits().cluster_blocks > 1,
@@ -111,8 +111,8 @@ impl Shape {
         }
     }
 
-    /// The same for a kernel of `splits` splits. Where there are several, `combine` adds sinks and stores the
-    /// log-sum-exp.
+    /// The shape of a main kernel in a plan of `splits` splits. If there are several, sinks and log-sum-exp are left to
+    /// `combine`.
     pub(crate) fn in_splits(self, splits: u32) -> Shape {
         let split = splits > 1;
         Shape {
@@ -185,8 +185,7 @@ pub(crate) struct Params<'k, E> {
     pub v: TensorParam<'k, E>,
     pub out: TensorParam<'k, E>,
     pub(super) rows: RowParams<'k>,
-    /// Where a kernel that is split stores its partials, in place of `out` and `lse`, or one that is listed some of
-    /// them.
+    /// Where partials go: those of all rows in a split kernel, those of tiles in pieces in a listed one.
     pub partials: Option<Partials<'k>>,
 }
 
@@ -204,7 +203,7 @@ pub(crate) struct RowParams<'k> {
     pub lse: Option<GlobalPtr<'k, f32>>,
     /// Rows of a head in `lse` where they are packed; else those of the sequence.
     pub(super) lse_rows: Option<Val<'k, u32>>,
-    /// Those of the sequence, after [`Params::of_sequence`]; before, the bounds.
+    /// Lengths of the sequence; before [`Params::of_sequence`], their bounds.
     pub seq_len_q: Val<'k, u32>,
     pub seq_len_kv: Val<'k, u32>,
     pub num_heads: Val<'k, u32>,
@@ -261,7 +260,7 @@ impl<'k> RowParams<'k> {
     }
 }
 
-/// The launch of a kernel: arguments in the order of [`Params::declare`], but for those of parts.
+/// The launch of a kernel: arguments in the order of [`Params::declare`], without those of partials.
 pub(crate) fn launch(problem: &Problem, shape: &Shape, kernel: &Kernel, grid: [u32; 3]) -> Launch {
     let mut launch = Launch::of(kernel, grid);
     let align = shape.vector_bytes;
@@ -304,7 +303,7 @@ pub(crate) fn add_tensor(launch: &mut Launch, problem: &Problem, align: u32, nam
     add_tensor_as(launch, problem, align, name, layout, name == "out");
 }
 
-/// The same for a tensor that is read, or written.
+/// Adds a buffer and strides of a tensor that is only read, or `written`.
 pub(crate) fn add_tensor_as(
     launch: &mut Launch,
     problem: &Problem,

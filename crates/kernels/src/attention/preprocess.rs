@@ -27,7 +27,7 @@ pub(crate) struct RowInputs<'k, E> {
     lse: GlobalPtr<'k, f32>,
 }
 
-/// Those of a head.
+/// [`RowInputs`] of one head.
 pub(crate) struct HeadInputs<'k, E> {
     of: RowInputs<'k, E>,
     out: GlobalPtr<'k, E>,
@@ -45,7 +45,7 @@ impl<'k, E: Element> RowInputs<'k, E> {
         }
     }
 
-    /// Those of a head, where lengths are equal.
+    /// The inputs of one head. Lengths must be equal.
     #[track_caller]
     pub(crate) fn of_head(self, params: &RowParams<'k>, batch: Val<'k, u32>, head: Val<'k, u32>) -> HeadInputs<'k, E> {
         let batch_head = batch.fma(params.num_heads, head);

@@ -7,15 +7,15 @@ use flashcore_problem::Problem;
 use super::lengths::TensorParam;
 use super::params::RowParams;
 
-/// Which rows a tile has, as far as it is baked into a kernel.
+/// Which query heads have rows in one tile, as far as that is baked into a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TileHeads {
-    /// Those of one query head.
+    /// One query head.
     One,
-    /// Those of all heads that share K and V, however many there are: row `i` of all tiles together is query
+    /// All heads that share K and V; their number is a launch argument. Row `i`, counted through all tiles, is query
     /// `i / group_size` of head `i % group_size`.
     Dense,
-    /// The same, but for whole queries in each warpgroup, and a number of heads that the kernel is made for.
+    /// All heads that share K and V; their number is baked in. Each warpgroup has whole queries.
     Warpgroups(Packing),
 }
 
@@ -28,7 +28,7 @@ impl TileHeads {
         }
     }
 
-    /// A number that stands for it among levers.
+    /// The value as a lever, from which [`Self::from_number`] makes it again.
     pub(crate) fn number(self) -> u32 {
         match self {
             TileHeads::One => 0,
@@ -65,7 +65,7 @@ impl TileHeads {
         }
     }
 
-    /// Rows of tiles up to the last one of so many queries.
+    /// Rows, counted through all tiles, up to the last row of query `queries - 1`.
     pub(crate) fn rows_of(self, problem: &Problem, queries: usize) -> usize {
         match self {
             TileHeads::One => queries,
@@ -74,7 +74,7 @@ impl TileHeads {
         }
     }
 
-    /// Query of a row of tiles, of a dead one the last before it.
+    /// Query of a row counted through all tiles; a dead row has the query of the last live row before it.
     #[cfg(test)]
     pub(crate) fn query_of(self, problem: &Problem, row: usize) -> usize {
         match self {
@@ -158,7 +158,7 @@ impl<'k> QueryRows<'k> {
         (self.batch.fma(num_heads, head), query)
     }
 
-    /// Query of a row, of a dead one the last before it.
+    /// Query of a row; a dead row has the query of the last live row before it.
     #[track_caller]
     pub(crate) fn query(&self, row: Val<'k, u32>) -> Val<'k, u32> {
         match self.heads {
@@ -212,7 +212,8 @@ impl Packing {
         }
     }
 
-    /// The same with whole queries in a tile of so many rows: of five heads 192 rows have 38, three times 64 have 36.
+    /// All heads packed, with whole queries in a tile of `rows` rows, not in each warpgroup: 192 rows have 38 queries of
+    /// five heads, three times 64 rows have 36.
     pub(crate) fn in_tiles_of(problem: &Problem, rows: u32) -> Packing {
         Packing {
             shared_rows: rows,
@@ -220,8 +221,8 @@ impl Packing {
         }
     }
 
-    /// The packed heads of a problem in tiles of so many rows, each in so many splits, on so many SMs. Whole queries
-    /// share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows together,
+    /// How a problem's heads are packed in tiles of `rows` rows with `splits` splits of the keys, on `sms` SMs. Whole
+    /// queries share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows together,
     /// each takes 0.5 to 0.9 us longer (run `serve-chunks`), so no more rounds may be left than were timed: four, and
     /// one under causal masks, whose tiles are assigned evenly already. With lengths on the device they were not tried.
     /// Which rows share a warp decides when maxima are raised, so what must not depend on the batch goes without.
@@ -260,7 +261,7 @@ impl Packing {
         self.shared_rows / self.heads
     }
 
-    /// Queries of a tile of so many rows.
+    /// Queries in a tile of `rows` rows.
     pub(crate) const fn queries_in(self, rows: u32) -> u32 {
         match self.heads {
             1 => rows,
@@ -268,13 +269,13 @@ impl Packing {
         }
     }
 
-    /// Rows of tiles up to the last one of so many queries, dead ones before it among them.
+    /// Rows, counted through all tiles and with dead ones, up to the last row of query `queries - 1`.
     pub(crate) const fn rows_of(self, queries: usize) -> usize {
         let whole = self.queries() as usize;
         queries / whole * self.shared_rows as usize + queries % whole * self.heads as usize
     }
 
-    /// Query of a row of tiles, of a dead one the last before it.
+    /// Query of a row counted through all tiles; a dead row has the query of the last live row before it.
     pub(crate) fn query_of(self, row: usize) -> usize {
         if self.heads == 1 {
             return row; // not divided: work lists ask for every tile
@@ -356,8 +357,7 @@ impl<'k> LaneRows<'k> {
         }
     }
 
-    /// The same where rows are stored: those of no query, past the last one of the sequence, are not, and there dead
-    /// rows are.
+    /// [`Self::query`] for stores: a dead row has a query past the end of any sequence, and is not stored.
     #[track_caller]
     pub(crate) fn stored_query(&self, first_query: Val<'k, u32>, half: usize) -> Val<'k, u32> {
         let query = self.query(first_query, half);

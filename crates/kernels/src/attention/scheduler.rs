@@ -198,12 +198,12 @@ struct TileQueries {
     /// Rows and queries of a tile.
     rows: usize,
     queries: usize,
-    /// Those of the last row of each warpgroup.
+    /// Query of the last row of each warpgroup, from the tile's first one on.
     of_groups: Vec<usize>,
 }
 
 impl TileQueries {
-    /// Of tiles of so many rows, a multiple of those that whole queries share.
+    /// For tiles of `rows` rows, a multiple of the rows that whole queries share.
     fn new(packing: Packing, rows: usize) -> TileQueries {
         const GROUP: usize = WARPGROUP_ROWS as usize;
         TileQueries {
@@ -222,7 +222,7 @@ impl TileQueries {
         tile * self.queries
     }
 
-    /// That of the last row of a tile, which is below `end`.
+    /// Query of the last row of a tile that is below `end`.
     fn last(&self, tile: usize, end: usize) -> usize {
         match (tile + 1) * self.rows <= end {
             true => self.first(tile) + self.of_groups[self.of_groups.len() - 1],
@@ -230,7 +230,7 @@ impl TileQueries {
         }
     }
 
-    /// That of row `row` of a tile.
+    /// Query of row `row` of a tile.
     fn of(&self, tile: usize, row: usize) -> usize {
         let of_tile = match (row + 1) % WARPGROUP_ROWS as usize {
             0 => self.of_groups[row / WARPGROUP_ROWS as usize],

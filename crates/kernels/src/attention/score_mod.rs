@@ -40,7 +40,7 @@ pub(crate) struct RowBias<'k> {
 }
 
 impl<'k> RowBias<'k> {
-    /// That of a row so many further down, of the same head.
+    /// The bias of the row `rows` further down in the same head.
     #[track_caller]
     pub(crate) fn below(self, rows: i32) -> Self {
         RowBias {
@@ -72,8 +72,8 @@ impl<'k> TileBias<'k> {
         TileBias { row, first }
     }
 
-    /// Those of the rows of a lane in row blocks of 16, if there are any. `of(m, half)` gives that of a row. Where
-    /// heads are not `packed`, all rows are of the head of the first one.
+    /// The biases of a lane's rows, by row block of 16 and half; empty without ALiBi. `of(m, half)` gives the bias of a
+    /// row. It is called for the first row only, unless heads are `packed`: the others are rows of the same head.
     #[track_caller]
     pub(crate) fn of_lane(
         row_blocks: u32,
@@ -148,7 +148,7 @@ impl<'k> ScoreMod<'k> {
         ]);
     }
 
-    /// The same where the mask's diagonal is so many keys further.
+    /// The modifier of a sequence whose diagonal is `keys` keys further to the right.
     #[track_caller]
     pub(super) fn shifted(mut self, keys: Val<'k, i32>) -> Self {
         if let Some(alibi) = &mut self.alibi {
@@ -169,16 +169,11 @@ impl<'k> ScoreMod<'k> {
         })
     }
 
-    /// Whether [`apply`](Self::apply) applies the scale of a head's products.
-    fn scales(&self) -> bool {
-        !self.is_identity()
-    }
-
-    /// A score after [`apply`](Self::apply), by `head_scale` if that has not applied it.
+    /// A score after [`apply`](Self::apply), times `head_scale` if `apply` has left that out.
     #[track_caller]
     pub(crate) fn scaled(&self, score: Var<'k, f32>, head_scale: Option<Var<'k, f32>>) -> Val<'k, f32> {
         match head_scale {
-            Some(scale) if !self.scales() => score * scale.get(),
+            Some(scale) if self.is_identity() => score * scale.get(),
             _ => score.get(),
         }
     }
@@ -279,12 +274,14 @@ impl<'k> HeadScales<'k> {
     }
 }
 
+/// The [`HeadScales`] of the head at work, in registers.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadFactors<'k> {
-    /// Of products of Q and K.
+    /// From products of Q and K in e4m3 to scores: the scale of Q times that of K.
     pub scores: Var<'k, f32>,
+    /// The scale of V.
     pub values: Var<'k, f32>,
-    /// From products of Q and K, or from what their cap makes of them, to exponents.
+    /// From what [`ScoreMod::apply`] leaves to exponents of 2.
     pub exponents: Var<'k, f32>,
 }
 
@@ -310,9 +307,9 @@ impl<'k> HeadFactors<'k> {
         let scores = q * k;
         self.scores.set(scores);
         self.values.set(v);
-        match score_mod.scales() {
-            true => self.exponents.set(score_mod.exponent_scale),
-            false => self.exponents.set(score_mod.exponent_scale * scores),
+        match score_mod.is_identity() {
+            true => self.exponents.set(score_mod.exponent_scale * scores),
+            false => self.exponents.set(score_mod.exponent_scale),
         }
     }
 }

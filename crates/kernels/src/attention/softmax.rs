@@ -283,7 +283,7 @@ pub(crate) trait Probability: WgmmaElement {
 
     /// With [`Rescale::Conditional`] a row's maximum stays until a score is this many powers of two above it.
     const CONDITIONAL_THRESHOLD: f32;
-    /// The same with [`Rescale::Speculative`], where the scores are looked at.
+    /// The threshold with [`Rescale::Speculative`], in K blocks whose scores are looked at.
     const SPECULATIVE_THRESHOLD: f32;
     /// With [`Rescale::Speculative`] a row's maximum stays while a lane's probabilities in a K block come to no more,
     /// so that none of them is too large for an element.

@@ -29,20 +29,20 @@ use crate::Refusal;
 /// Rows of the smallest box of a page: as many as a swizzle repeats after.
 const LEAST_PAGE_ROWS: usize = 8;
 
-/// How the rows of sequences lie in a tensor.
+/// How the rows of sequences lie in a tensor, and the boxes in which they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowsOf {
-    /// A batch has a sequence.
+    /// One sequence per batch, in boxes of one head.
     Batch,
-    /// The same, copied in boxes of several heads.
+    /// One sequence per batch, in boxes of several heads.
     Heads(Packing),
-    /// Sequences follow each other.
+    /// Packed sequences, in boxes of one head.
     Packed,
-    /// The same, copied in boxes of several heads.
+    /// Packed sequences, in boxes of several heads.
     PackedHeads(Packing),
-    /// A batch has a sequence and room for more.
+    /// A cache: one sequence per batch, which may be shorter than the tensor.
     Cache,
-    /// Pages, copied in boxes of so many rows.
+    /// Pages, in boxes of this many rows of one head.
     Pages(u32),
 }
 
@@ -113,9 +113,9 @@ pub(crate) struct TensorRows<'k> {
 
 /// The sequence of a work item.
 pub(crate) struct Sequence<'k> {
-    /// As they are for it.
+    /// The parameters with the lengths, band and addresses of this sequence.
     pub params: RowParams<'k>,
-    /// Its number and first rows; none with equal lengths, for which nothing is computed.
+    /// Its number and first rows; `None` with equal lengths, where neither is needed.
     place: Option<(Val<'k, u32>, FirstRows<'k>)>,
 }
 
@@ -222,7 +222,7 @@ impl<'k> TensorRows<'k> {
         }
     }
 
-    /// Copies that fill a tile together, where there are several.
+    /// Number of copies that fill a tile of `rows` rows, if pages take several.
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
@@ -308,7 +308,7 @@ pub(crate) fn fill_stage<'k, E: Element>(
     fill.advance();
 }
 
-/// Those who store a part of a tile together.
+/// The threads that store one part of a tile together: a warp, a warpgroup or all consumers.
 pub(crate) struct Storers<'k> {
     /// Number of the part.
     pub part: Val<'k, u32>,
@@ -318,7 +318,7 @@ pub(crate) struct Storers<'k> {
     barrier: u32,
 }
 
-/// A warp, or where its rows are no whole box a warpgroup, or all consumers of the block.
+/// A warp, unless its rows are no whole box: then a warpgroup, or all consumers of the block.
 #[derive(Clone, Copy)]
 enum Who {
     Warp,

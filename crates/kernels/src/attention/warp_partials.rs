@@ -63,7 +63,7 @@ impl<'k> WarpPartials<'k> {
         }
     }
 
-    /// The same where there are so many rows, which may be fewer than the tile has.
+    /// Leaves out rows of the tile from `rows` on, which do not exist.
     pub(crate) fn of_existing(self, rows: Val<'k, u32>) -> Self {
         WarpPartials {
             existing: Some(rows.min(self.rows)),
@@ -71,8 +71,8 @@ impl<'k> WarpPartials<'k> {
         }
     }
 
-    /// Stores what this lane has of warp `warp` along the keys, whose rows begin at `first_row`: of each row how far
-    /// down it is from the lane's first one, its half, output and state.
+    /// Stores this lane's results. Its warp is number `warp` along the keys, and the warp's rows begin at `first_row`.
+    /// `rows` gives of each row its distance from the lane's first row, its half, output and state.
     #[track_caller]
     pub(crate) fn store(
         &self,

@@ -194,7 +194,7 @@ const SCRATCH_REGISTERS: u32 = 16;
 /// The largest cap that is one: a thread has 255 registers at most.
 const MOST_REGISTERS: u32 = 248;
 
-/// Registers a thread that the compiler may take where so many blocks of so many threads are to fit an SM.
+/// Registers per thread that the compiler may use if an SM is to hold `min_blocks` blocks of `threads` threads.
 fn registers_left(threads: u32, min_blocks: u32) -> u32 {
     let blocks = (threads * min_blocks).max(1);
     (65_536 / blocks / 8 * 8).min(255)

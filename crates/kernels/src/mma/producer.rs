@@ -24,7 +24,7 @@ pub(super) enum Keys<'k> {
     All,
     /// Its split of them.
     Split(Split<'k>),
-    /// Those of an item, which may be a piece, and whether the block has no item after it.
+    /// Those of a work item, which may be a piece of a tile, and whether it is the block's last item.
     Item(WorkItem<'k>, Val<'k, bool>),
 }
 
@@ -67,7 +67,7 @@ impl<'k> Block<'k> {
         (params, block)
     }
 
-    /// That of a work item, with the words of the rows of its sequence.
+    /// The block of a work item; `rows` are the words of its sequence's rows.
     #[track_caller]
     pub(super) fn of_item<E: MmaElement>(
         params: Params<'k, E>,

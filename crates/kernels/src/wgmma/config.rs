@@ -187,7 +187,7 @@ lever_values!(Config {
     rows, cols, stages, cluster, pingpong, rescale, q_in_registers, pack_heads, splits, min_blocks, max_registers
 });
 
-/// Registers of a thread that copies, and of one that computes, with so many rows a block and blocks an SM.
+/// Registers of a producer thread and of a consumer thread, for blocks of `rows` rows and `min_blocks` blocks per SM.
 const fn role_registers(rows: u32, min_blocks: u32) -> (u32, u32) {
     match (rows, min_blocks) {
         (64, 1) => (56, 240),
@@ -197,7 +197,7 @@ const fn role_registers(rows: u32, min_blocks: u32) -> (u32, u32) {
     }
 }
 
-/// Registers that a thread that copies has use for.
+/// Registers that a producer thread has use for.
 const PRODUCER_REGISTERS: u32 = 56;
 
 impl Config {
@@ -217,7 +217,7 @@ impl Config {
         128 * (self.warpgroups() + 1)
     }
 
-    /// Registers of a thread that copies, and of one that computes.
+    /// Registers of a producer thread, and of a consumer thread.
     pub(super) fn registers(&self) -> (u32, u32) {
         let (producer, consumer) = role_registers(self.rows, self.min_blocks);
         match self.max_registers {
@@ -229,7 +229,7 @@ impl Config {
         }
     }
 
-    /// How the heads of a problem share tiles on so many SMs. More than [`Packing::MOST`] per K/V head are refused.
+    /// How the heads of a problem share tiles on `sms` SMs. More than [`Packing::MOST`] per K/V head are refused.
     pub(super) fn packing(&self, problem: &Problem, sms: u32) -> Packing {
         match self.pack_heads {
             true => Packing::for_tiles(problem, self.rows, self.splits, sms),

@@ -60,7 +60,7 @@ pub(super) const fn free(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// The same with `warp_scheduler_barrier`.
+/// [`free`] with `warp_scheduler_barrier`.
 const fn pingpong(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         pingpong: true,

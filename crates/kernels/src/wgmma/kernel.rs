@@ -217,7 +217,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// `S = Q·Kᵀ` of one of so many K blocks, `O += P·V` of the one before, and `P = softmax(S)`.
+    /// `S = Q·Kᵀ` of K block `n_block` of `n_blocks`, `O += P·V` of the one before, and `P = softmax(S)`.
     #[track_caller]
     fn n_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>, n_blocks: Val<'k, u32>, masked: bool) {
         let k = self.k;

@@ -94,7 +94,7 @@ impl<'k> ZeroedSums<'k> {
         }
     }
 
-    /// Zeroes this block's part, with so many threads.
+    /// Zeroes this block's part; the block has `threads` threads.
     #[track_caller]
     pub(crate) fn zero(&self, threads: u32) {
         let k = self.count.builder();

@@ -236,7 +236,7 @@ impl<'k> WorkItem<'k> {
         self.high(1) * self.packing.queries_in(self.rows)
     }
 
-    /// Query, head and batch of the first row of part `part`, of so many rows.
+    /// Query, head and batch of the first row of part `part` of the tile; parts have `rows` rows each.
     #[track_caller]
     pub(crate) fn part_at(&self, part: Val<'k, u32>, rows: u32) -> [Val<'k, u32>; 3] {
         let (packing, first_query) = (self.packing, self.first_query());
@@ -276,7 +276,7 @@ impl<'k> WorkItem<'k> {
         masked.select(self.first_masked_key(n_block), whole)
     }
 
-    /// The same where the block needs a mask.
+    /// [`Self::first_key`] of a K block that needs a mask.
     #[track_caller]
     pub(crate) fn first_masked_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
         let past = n_block * self.cols;

@@ -20,7 +20,7 @@ pub(crate) enum Work<'k> {
 }
 
 impl<'k> Work<'k> {
-    /// That of a schedule. [`Schedule::add_to_main`](super::Schedule::add_to_main) gives the arguments.
+    /// The work lists of a schedule. [`Schedule::add_to_main`](super::Schedule::add_to_main) gives the arguments.
     pub(crate) fn listed(k: &'k KernelBuilder) -> Self {
         Work::Listed {
             ranges: k.param_ptr("schedule_ranges"),

@@ -1,7 +1,8 @@
-//! How dQ of a tile comes to its sums in global memory.
+//! How a block's part of dQ of a Q tile is added to the sums in global memory.
 //!
-//! Up to 128 columns the consumers leave it in shared memory, and a warp of the producer's warpgroup sends it from
-//! there, a warp for each stage. Beyond, there is no room for that: threads add their registers.
+//! Up to 128 columns, consumers write it to shared memory, and warps of the producer's warpgroup, one for each stage,
+//! add it from there with bulk copies. With more columns there is no room for that, and consumer threads add their
+//! registers.
 //!
 //! **In any order**, the first block at a Q tile stores its part, and the others add to it: the sums need no zeros. A
 //! word for each Q tile says what has happened to it. A block claims a tile only after its part is in shared memory,
@@ -69,7 +70,7 @@ impl<'k> DqOrder<'k> {
     }
 }
 
-/// Mbarriers that one thread has made, each with so many stages and arrivals; a barrier of the block comes next.
+/// Declares mbarriers with these stages and arrivals, which one thread initialises; a barrier of the block must follow.
 #[track_caller]
 pub(super) fn made<'k, const N: usize>(
     k: &'k KernelBuilder,
@@ -86,7 +87,7 @@ pub(super) fn made<'k, const N: usize>(
     all
 }
 
-/// The stage of a number of tiles before it, and the parity of its phase.
+/// Stage of a tile, and parity of its phase, from the number of tiles before it.
 pub(super) fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<'k, u32>) {
     (tiles % stages, tiles / stages % 2)
 }

@@ -91,7 +91,7 @@ const fn tile(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// The same of two warpgroups that hand the tensor cores over.
+/// Such a config with two warpgroups that hand the tensor cores to each other.
 const fn pingpong_tile(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         pingpong: true,

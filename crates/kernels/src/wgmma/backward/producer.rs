@@ -130,7 +130,7 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         self.finish(numbers, stage, full);
     }
 
-    /// Copies a box of rows to a stage, to which so many statistics come as well.
+    /// Copies a box of rows to a stage, into which statistics are copied as well.
     #[track_caller]
     fn start(&self, rows: BoxAt<'k>, numbers: u32) -> (Val<'k, u32>, MBarrier<'k>) {
         let tile = self.operand.tile;

@@ -27,15 +27,15 @@ use crate::wgmma::Config;
 /// How many blocks may share a tile by default.
 const BLOCKS: [u32; 8] = [2, 3, 4, 5, 6, 8, 12, 16];
 
-/// What a block takes besides its Q tiles, in Q tiles: its first copies and last products. The same where blocks share
-/// tiles, with their sums.
+/// Fixed cost of a block in units of a Q tile: its first copies and last products; with their sums, where blocks share
+/// tiles.
 const START: i64 = 2;
 const SHARED_START: i64 = 4;
 
 /// Zeros for all sums, and rounding, in Q tiles.
 const SUMS: i64 = 4;
 
-/// Blocks share tiles if that takes less than so many per cent of the time.
+/// Blocks share tiles if that takes less than this percentage of the time.
 const WORTH: i64 = 90;
 
 /// Most waves of blocks that are tried.
@@ -107,7 +107,7 @@ pub(super) struct Split<'k> {
 pub(super) struct Share<'k> {
     begin: Val<'k, u32>,
     pub(super) count: Val<'k, u32>,
-    /// Those of a head.
+    /// Q tiles of one head.
     of_head: Val<'k, u32>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Tile<'k> {
     pub(super) index: Val<'k, u32>,
     /// Of this block's keys.
     pub(super) first_key: Val<'k, u32>,
-    /// Of all batches; and the tiles of each head.
+    /// K/V head, counted through all batches, and number of tiles of a head.
     pub(super) head: Val<'k, u32>,
     pub(super) tiles: Val<'k, u32>,
     pub(super) kv_head: Val<'k, u32>,
@@ -31,8 +31,9 @@ pub(super) struct Tile<'k> {
     pub(super) order: BlockOrder<Val<'k, i32>>,
     /// The first Q tile that sees any of the next tile's keys, whose block adds to its dQ first.
     pub(super) next_first: Val<'k, i32>,
-    /// The iteration that it begins with where no Q tile needs a mask, if the first block at one stores its part of dQ:
-    /// blocks that start together come to different Q tiles first, and do not wait for each other. The walk goes round.
+    /// The iteration with which the block begins, if no Q tile needs a mask and the first block at a Q tile stores its
+    /// part of dQ. Blocks that start together then reach different Q tiles first, and do not wait for each other. After
+    /// the last Q tile, the block goes on with the first.
     shift: Option<Val<'k, i32>>,
     /// Of the Q tiles of all heads, those of this block, if several [share the tile](super::split).
     share: Option<Share<'k>>,
@@ -46,8 +47,8 @@ pub(super) struct Walk<'k> {
     pub(super) to: Val<'k, i32>,
 }
 
-/// Query rows of the longest walk that begins at the block's own rows. In a longer one, the wait for the first block is
-/// little, and blocks that are at the same Q tile share it in the L2 cache.
+/// Most query rows with which a block begins at the rows of its own keys' numbers ([`Tile::shift`]). With more, waits
+/// for the first block matter little, and blocks at the same Q tile share it in the L2 cache.
 const SHIFTED_ROWS: u32 = 8192;
 
 /// The K/V head of all batches, and the tile of keys, that a block's number stands for.

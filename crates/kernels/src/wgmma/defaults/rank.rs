@@ -24,7 +24,7 @@ impl Candidate {
         }
     }
 
-    /// The cost of so many K blocks in so many items.
+    /// The cost of `blocks` K blocks in `items` items.
     fn cost(&self, blocks: u64, items: u64) -> u64 {
         self.cost_per_key * (blocks * u64::from(self.config.cols) + TILE_KEYS * items)
     }
@@ -42,7 +42,7 @@ impl Candidate {
         self.begin(problem) + work.makespan(|blocks, items| self.cost(blocks, items))
     }
 
-    /// The same if all SMs had as much to do.
+    /// [`Self::makespan`] if all SMs had as much to do.
     fn mean(&self, problem: &Problem, work: &TilingWork) -> u64 {
         self.begin(problem) + work.mean(|blocks, items| self.cost(blocks, items))
     }

@@ -8,8 +8,8 @@ use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiles, Tiling};
 
-/// Picoseconds of tiles with so many rows, up to a head_dim. A K block of `n` keys takes `n · key + block`; a tile
-/// takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
+/// Times of tiles of `rows` rows, up to a head_dim, in picoseconds. A K block of `n` keys takes `n · key + block`; a
+/// tile takes `n · key + tile` in addition, for its first and last products, which nothing overlaps.
 struct Times {
     head_dim: usize,
     rows: u32,
@@ -136,7 +136,7 @@ impl Times {
         }
     }
 
-    /// Picoseconds of so many K blocks in so many tiles, each of which needs masks in so many sixteenths of a block.
+    /// The time of (K blocks, tiles) in picoseconds. `masked`: sixteenths of a K block that need a mask in each tile.
     fn ps(&self, cols: u32, masked: u64, stages: u32) -> impl Fn(u64, u64) -> u64 + use<> {
         let keys = u64::from(cols) * self.key;
         let percent = if stages == 2 && self.rows > 64 {
@@ -167,7 +167,7 @@ impl Timed {
         self.packing != Packing::NONE
     }
 
-    /// Whether a kernel packs heads like this if keys are in so many splits.
+    /// Whether a kernel packs heads like this if keys are in `splits` splits.
     fn packs_for(&self, problem: &Problem, splits: u32, sms: u32) -> bool {
         !self.packs() || self.packing == Packing::for_tiles(problem, self.times.rows, splits, sms)
     }
@@ -300,7 +300,7 @@ impl Candidate<'_> {
     }
 }
 
-/// How heads may share tiles of so many rows: those that are packed first, most queries first.
+/// How heads may share tiles of `rows` rows: packed ones first, and of these the one with most queries in a tile.
 fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
     let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
     let tiles = |packing: Packing| problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
