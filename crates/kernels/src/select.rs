@@ -95,8 +95,8 @@ pub fn select(
     select_among(problem, chip, alignment, &[], kernels)
 }
 
-/// [`select()`], where `suggestions` are tried first, in their order. One that is refused is passed over, and the refusal
-/// kept.
+/// [`select()`], where `suggestions` are tried first, in their order. One that is refused is passed over, and the
+/// refusal kept.
 ///
 /// ```
 /// use flashcore_ir::Target;

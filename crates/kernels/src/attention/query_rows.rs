@@ -212,8 +212,8 @@ impl Packing {
         }
     }
 
-    /// All heads packed, with whole queries in a tile of `rows` rows, not in each warpgroup: 192 rows have 38 queries of
-    /// five heads, three times 64 rows have 36.
+    /// All heads packed, with whole queries in a tile of `rows` rows, not in each warpgroup: 192 rows have 38 queries
+    /// of five heads, three times 64 rows have 36.
     pub(crate) fn in_tiles_of(problem: &Problem, rows: u32) -> Packing {
         Packing {
             shared_rows: rows,
@@ -222,10 +222,11 @@ impl Packing {
     }
 
     /// How a problem's heads are packed in tiles of `rows` rows with `splits` splits of the keys, on `sms` SMs. Whole
-    /// queries share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows together,
-    /// each takes 0.5 to 0.9 us longer (run `serve-chunks`), so no more rounds may be left than were timed: four, and
-    /// one under causal masks, whose tiles are assigned evenly already. With lengths on the device they were not tried.
-    /// Which rows share a warp decides when maxima are raised, so what must not depend on the batch goes without.
+    /// queries share a tile where that saves a round of tiles on all SMs. As the warpgroups of a tile store its rows
+    /// together, each takes 0.5 to 0.9 us longer (run `serve-chunks`), so no more rounds may be left than were timed:
+    /// four, and one under causal masks, whose tiles are assigned evenly already. With lengths on the device they were
+    /// not tried. Which rows share a warp decides when maxima are raised, so what must not depend on the batch goes
+    /// without.
     pub(crate) fn for_tiles(problem: &Problem, rows: u32, splits: u32, sms: u32) -> Packing {
         let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
         let heads = problem.batch() * problem.num_kv_heads() * splits as usize;

@@ -37,6 +37,7 @@ const REGISTERS_OF_LENGTHS: u32 = 4;
 /// not).
 const REGISTERS_BESIDE_A_PRODUCT: u32 = 30;
 
+/// Bytes of an element of the output.
 pub(super) const OUT_BYTES: u32 = 2;
 
 /// Mbarriers, and what aligning the tiles may cost.
@@ -73,7 +74,7 @@ pub struct Config {
     /// Blocks that an SM runs at a time, its registers and shared memory shared among them: two blocks of one warpgroup
     /// each overlap without waiting for each other.
     pub min_blocks: u32,
-    /// Registers of a thread that computes, 0 for as many as there are. What it leaves the producer gets, up to 56.
+    /// Registers of a consumer thread, 0 for as many as there are. The producer gets what is left, up to 56.
     pub max_registers: u32,
 }
 

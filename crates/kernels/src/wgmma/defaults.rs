@@ -68,7 +68,7 @@ const fn pingpong(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// The same in pairs of blocks that share K and V.
+/// [`pingpong`] in pairs of blocks that share K and V.
 const fn in_pairs(rows: u32, cols: u32, stages: u32) -> Config {
     Config {
         cluster: 2,
@@ -76,7 +76,7 @@ const fn in_pairs(rows: u32, cols: u32, stages: u32) -> Config {
     }
 }
 
-/// The same where the softmax need not wait for the output of the K block before.
+/// A config whose softmax does not wait for the output of the K block before.
 const fn conditional(config: Config) -> Config {
     Config {
         rescale: Rescale::Conditional,
@@ -84,7 +84,7 @@ const fn conditional(config: Config) -> Config {
     }
 }
 
-/// The same with as much of Q in registers as fits.
+/// A config with as much of Q in registers as fits.
 const fn q_held(config: Config) -> Config {
     Config {
         q_in_registers: true,
@@ -92,7 +92,7 @@ const fn q_held(config: Config) -> Config {
     }
 }
 
-/// The same with the query heads of a K/V head in one tile.
+/// A config with the query heads of a K/V head in one tile.
 const fn packed(config: Config) -> Config {
     Config {
         pack_heads: true,
@@ -223,7 +223,7 @@ const TABLE: &[Default] = &[
         config: conditional(pingpong(128, 64, 2)), why: "two warpgroups fill the tensor cores; one by one these rows come out more evenly than in pairs of blocks; a softmax that waits for scores alone evens out short ones", ..ANY },
 ];
 
-/// The same for e4m3, which no other family serves: few tiles have rows of their own.
+/// The table for e4m3. No other family serves e4m3, so problems with few tiles have rows, too.
 #[rustfmt::skip]
 const TABLE_E4M3: &[Default] = &[
     Default { head_dim: 128, most_tiles: Some(99),
@@ -291,7 +291,7 @@ fn table(dtype: DType) -> &'static [Default] {
     }
 }
 
-/// A config that the table proposes, and why it has it there.
+/// A config that the table proposes, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Proposal {
     /// The config.
@@ -308,7 +308,7 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal> {
     each_proposal(problem, chip.into()).collect()
 }
 
-/// The same, each worked out when those before it were refused: to rank them all takes as long as the choice.
+/// [`proposals`], each computed when those before it were refused: to rank them all takes as long as the choice.
 pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> impl Iterator<Item = Proposal> {
     let Rows { known, ranked, rest } = rows(problem, chip);
     let ranked = iter::once_with(move || by_rank(ranked, problem, chip.sms)).flatten();

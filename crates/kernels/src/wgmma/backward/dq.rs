@@ -29,12 +29,12 @@ use crate::wgmma::Config;
 /// Tiles of dQ in shared memory, each of which a warp sends.
 const STAGES: u32 = 2;
 
-/// In any order, what the word of a tile says: a block has begun to store its part, and has stored it. At first it is
-/// 0.
+/// Values of a Q tile's word if blocks add in any order: 0 at first, then a block has begun to store its part, then it
+/// has stored it.
 const CLAIMED: u32 = 1;
 const STORED: u32 = 2;
 
-/// dQ in shared memory, from where it is sent.
+/// A block's part of dQ in shared memory, from where a warp adds it to the sums.
 #[derive(Clone, Copy)]
 pub(super) struct SentDq<'k> {
     tile: SharedTile<'k, f32>,
@@ -43,8 +43,8 @@ pub(super) struct SentDq<'k> {
     free: MBarriers<'k>,
 }
 
-/// What threads that add dQ in order wait for: that the semaphore lets their block add. Then all consumer warps say
-/// that they have added.
+/// Mbarriers for consumer threads that add dQ in order: `acquired` when the semaphore lets their block add, `added`
+/// when all consumer warps have added.
 #[derive(Clone, Copy)]
 pub(super) struct DqOrder<'k> {
     acquired: MBarriers<'k>,
@@ -103,7 +103,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         self.semaphore.filter(|_| !self.ordered())
     }
 
-    /// Warps besides the consumers that have a part in how dQ gets to its sums.
+    /// Number of warps of the producer's warpgroup that add dQ to its sums, or that wait for its semaphore.
     pub(super) fn dq_warps(&self) -> u32 {
         match &self.main_loop {
             MainLoop::Pingpong(_) => STAGES,
@@ -159,8 +159,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Waits for a tile of dQ, and until this block may send it. Returns whether it is the first one at the tile, and
-    /// stores its part.
+    /// Waits for a tile of dQ in shared memory, and until this block may add it. Returns whether this is the first
+    /// block at the tile, which stores its part.
     fn come_to(
         &self,
         tile: &Tile<'k>,
@@ -191,7 +191,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         state.get().eq(0)
     }
 
-    /// Lets other blocks add to a tile, when what this one has stored has arrived.
+    /// Waits until what this block has stored has arrived, and lets other blocks add to the tile.
     #[track_caller]
     fn let_others_add(&self, dq_tile: Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };
@@ -208,7 +208,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         self.ordered().then(|| m_block.lt(tile.next_first))
     }
 
-    /// Waits for the block of the next tile of keys, which comes before this one, if dQ is added in order.
+    /// If dQ is added in order: waits until the block of the next tile of keys, which is before this one, has added.
     #[track_caller]
     fn wait_for_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let Some(semaphore) = self.semaphore else { return };
@@ -224,7 +224,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Lets the block of the tile of keys before add to a tile, when what has been added has arrived.
+    /// Waits until what this block has added has arrived, and lets the block of the tile of keys before it add.
     #[track_caller]
     fn release_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };

@@ -1,6 +1,6 @@
-//! Where dK and dV of 64 keys need two warpgroups, two blocks of a cluster exchange dS: each then computes and adds
-//! half of the columns of dQ, for the 128 keys of both. One that knew its own 64 keys alone would add all columns of dQ
-//! for half as many keys, and the L2 cache could not keep up.
+//! Where dK and dV of 64 keys need two warpgroups, two blocks of a cluster exchange dS. Each block then computes half
+//! of the columns of dQ for the 128 keys of both. Without the exchange a block would add all columns of dQ for its own
+//! 64 keys: twice as many additions, more than the L2 cache takes.
 //!
 //! Warpgroup `values` has P and dV, warpgroup `scores` dS and dK. Products are started ahead, so that the tensor cores
 //! have work while the softmax runs and dS is on its way:
@@ -31,10 +31,10 @@ use crate::wgmma::tiles::slabs;
 /// Stages of dS.
 pub(super) const DS_STAGES: u32 = 2;
 
-/// What a block has of the other one of its cluster.
+/// What a block has of the other block of its cluster.
 #[derive(Clone, Copy)]
 pub(super) struct Exchange<'k, E> {
-    /// The other's keys, in the columns of this block's part of dQ.
+    /// The keys of the other block, in the columns of this block's part of dQ.
     pub(super) keys: Operand<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
     p_tile: SharedTile<'k, f32>,
@@ -89,7 +89,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// What the Q tiles of a head, of which there are some, add to the three gradients.
+    /// Adds what the Q tiles of a head (one or more) contribute to the three gradients.
     pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, walk: &Walk<'k>) {
         let k = self.k;
         let first_tile = walk.head_row / self.context.levers.rows;
@@ -137,7 +137,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         }
     }
 
-    /// P of this thread for the one that has the same elements of dP, and P rounded as dV's operand.
+    /// Writes this thread's P to shared memory, for the thread that has the same elements of dP, and rounds it to dV's
+    /// operand.
     #[track_caller]
     fn give_probabilities(&self, exchange: &Exchange<'k, E>) {
         self.k.verb("give_probabilities", || {
@@ -171,8 +172,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// dS of a Q tile, whose dP is under way, to both blocks. It ends with dK under way.
     ///
-    /// No mbarrier says that a stage of dS is free: dO of this tile has come, so all warpgroups of both blocks have
-    /// given back that of the tile before, as they do once dQ of the one before that, in the same stage, is computed.
+    /// A stage of dS needs no mbarrier to say that it is free. dO has one stage, and dO of this tile has arrived, so
+    /// all warpgroups of both blocks have released dO of the tile before. They release it only when dQ of the tile
+    /// before that, whose dS was in this stage, has been computed.
     fn gradients_of_scores(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
         let stage = || self.tiles % DS_STAGES;

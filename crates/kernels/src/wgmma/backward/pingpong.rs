@@ -1,7 +1,7 @@
 //! Up to 128 columns, warpgroups pingpong as in the forward pass: while products of one run on the tensor cores, the
-//! other computes exponentials and dS. Each has its own keys, but dQ needs the dS of both. So dQ of a Q tile is
-//! computed one tile later, when the other warpgroup, which is half a tile behind or ahead, has long written its dS;
-//! mbarriers by stage of dS say that, and that it has been read.
+//! other computes exponentials and dS. Each warpgroup has its own keys, but dQ needs the dS of both. So dQ of a Q tile
+//! is computed one tile later: the other warpgroup, half a tile behind or ahead, has written its dS by then.
+//! Mbarriers of each stage of dS say that it has been written, and that it has been read.
 //!
 //! | a Q tile, whose scores are there | products under way |
 //! |---|---|
@@ -32,7 +32,7 @@ use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
 
-/// What warpgroups have in common.
+/// The mbarriers and the tile of dQ that warpgroups share.
 #[derive(Clone, Copy)]
 pub(super) struct Pingpong<'k> {
     /// By stage of dS: all consumer warps have written it, and have read it.
@@ -51,7 +51,7 @@ impl<'k> Pingpong<'k> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// What the Q tiles of all heads, of which there are some, add to dQ, and dK and dV of the tile.
+    /// Computes what the Q tiles of all heads (one or more) add to dQ, and dK and dV of the tile of keys.
     pub(super) fn tile_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>, ahead: &Option<LoadedRows<'k, E>>) {
         let (k, context) = (self.k, self.context);
         self.start_scores();
@@ -185,7 +185,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.start_dq(stage);
     }
 
-    /// Keeps that dQ; its dS has been read.
+    /// Writes that dQ to shared memory, and releases its stage of dS.
     #[track_caller]
     fn keep_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
         self.one_lane(|| pingpong.free.at(number % DS_STAGES).arrive());

@@ -16,7 +16,7 @@ use crate::wgmma::Config;
 /// The tile of a block, and the Q tiles that see it.
 pub(super) struct Tile<'k> {
     pub(super) index: Val<'k, u32>,
-    /// Of this block's keys.
+    /// The first of this block's keys.
     pub(super) first_key: Val<'k, u32>,
     /// K/V head, counted through all batches, and number of tiles of a head.
     pub(super) head: Val<'k, u32>,
@@ -35,11 +35,12 @@ pub(super) struct Tile<'k> {
     /// part of dQ. Blocks that start together then reach different Q tiles first, and do not wait for each other. After
     /// the last Q tile, the block goes on with the first.
     shift: Option<Val<'k, i32>>,
-    /// Of the Q tiles of all heads, those of this block, if several [share the tile](super::split).
+    /// This block's share of the Q tiles of all heads, if several blocks [share the tile](super::split).
     share: Option<Share<'k>>,
 }
 
-/// A query head, the place of its rows in statistics and sums, and the iterations that the block has of its Q tiles.
+/// A query head that a block walks: the head, the place of its rows in statistics and sums, and the block's range of
+/// iterations over its Q tiles.
 pub(super) struct Walk<'k> {
     pub(super) head: Val<'k, u32>,
     pub(super) head_row: Val<'k, u32>,
@@ -102,8 +103,8 @@ pub(super) fn take_ticket<'k>(k: &'k KernelBuilder, semaphore: DqSemaphore<'k>, 
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Calls with this block's tile, if its sequence has such keys. Blocks of a cluster have the same, and walk the
-    /// same Q tiles, even if one's keys are past the end.
+    /// Calls `body` with this block's tile, if its sequence is that long. Blocks of a cluster share a tile and walk the
+    /// same Q tiles, even if the keys of one of them are past the end.
     #[track_caller]
     pub(super) fn with_tile(&self, k: &'k KernelBuilder, body: impl FnOnce(&Tile<'k>)) {
         let (Config { rows, cluster, .. }, most_keys) = (*self.levers, self.params.seq_len_kv);
@@ -181,7 +182,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
     }
 
-    /// Calls with each query head of the tile's group that the block walks.
+    /// Calls `body` with each query head of the tile's group that the block walks.
     #[track_caller]
     pub(super) fn each_head(&self, tile: &Tile<'k>, body: impl FnOnce(Walk<'k>)) {
         let (k, group_size) = (tile.batch.builder(), self.params.group_size);
@@ -206,7 +207,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Q tiles of all heads that the block walks.
+    /// Number of Q tiles that the block walks, of all heads.
     #[track_caller]
     pub(super) fn all_q_tiles(&self, tile: &Tile<'k>) -> Val<'k, u32> {
         match &tile.share {
