@@ -273,7 +273,7 @@ impl<'py> Call<'py> {
         let ones = vec![1.0; problem.num_scales()];
         let (q, k, v) = (q.map_err(to_py)?, k.map_err(to_py)?, v.map_err(to_py)?);
         // SAFETY: scales are on the tensors' device, which is the host; else as above.
-        let [mut q, k, v] = unsafe { self.scales.attach([q, k, v], &ones) }?;
+        let [mut q, k, v] = unsafe { self.scales.attach(problem, [q, k, v], &ones) }?;
         // SAFETY: they are on the tensors' device, too.
         let [sinks, slopes] = unsafe { self.head_values.on_host() };
         if let Some(sinks) = &sinks {

@@ -73,6 +73,7 @@ impl Scales {
     /// As [`Values::host_values`].
     pub(crate) unsafe fn attach<'a>(
         &'a self,
+        problem: &Problem,
         mut views: [TensorView<'a>; 3],
         ones: &'a [f32],
     ) -> PyResult<[TensorView<'a>; 3]> {
@@ -85,7 +86,8 @@ impl Scales {
                 Some(scale) => unsafe { scale.host_values() },
                 None => ones,
             };
-            *view = view.with_scales(name, scales).map_err(|error| raise(error.into()))?;
+            let scaled = view.with_scales_of(name, problem.batch(), scales);
+            *view = scaled.map_err(|error| raise(error.into()))?;
         }
         Ok(views)
     }

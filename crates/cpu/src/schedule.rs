@@ -126,7 +126,7 @@ impl Schedule<'_> {
 
     fn item(&self, tile: &Tile<'_>, keys: Range<usize>, ranges: usize, workspace: &mut Workspace) {
         let (problem, sequence) = (self.problem, tile.sequence);
-        let [q, k, v] = &self.tensors;
+        let [q, k, v] = &self.tensors.map(|tensor| tensor.of_sequence(tile.batch));
         let task = TileTask {
             problem,
             q,

@@ -284,7 +284,7 @@ impl ProblemBuilder {
         ];
         // Kernels find pages and sequences of a cache in 64 bits.
         let is_cache = matches!(problem.kv_lengths, KvLengths::Cache | KvLengths::Paged { .. });
-        let is_wide = is_cache && problem.direction == Direction::Forward && problem.dtype != DType::E4M3;
+        let is_wide = is_cache && problem.direction == Direction::Forward;
         let slots = [&mut problem.q, &mut problem.k, &mut problem.v, &mut problem.o];
         for ((slot, (tensor, expected)), given) in slots.into_iter().zip(shapes).zip(self.layouts) {
             let is_wide = is_wide && ["k", "v"].contains(&tensor);
@@ -444,11 +444,6 @@ fn check_lengths(problem: &Problem) -> Result<(), ProblemError> {
             let allowed = "pages of page_size keys must hold seq_len_kv keys: raise it, or lower seq_len_kv";
             return refuse("max_pages", max_pages, allowed);
         }
-    }
-    let scaled = q == QLengths::Equal && matches!(kv, KvLengths::Equal | KvLengths::Cache);
-    if problem.dtype == DType::E4M3 && !scaled {
-        let allowed = "packed and paged tensors are f32, fp16 or bf16 (e4m3 has scales for each entry of the batch)";
-        return refuse("dtype", problem.dtype, allowed);
     }
     Ok(())
 }

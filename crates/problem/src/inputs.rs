@@ -4,7 +4,10 @@ use std::fmt;
 
 use crate::quantise::{absmax_scales, quantise};
 use crate::rng::Rng;
-use crate::{DType, Layout, Lengths, POISON, Problem, ProblemError, Sequence, Tensor, random_lengths, reference_rows};
+use crate::{
+    DType, KvLengths, Layout, Lengths, POISON, Problem, ProblemError, QLengths, Sequence, Tensor, random_lengths,
+    reference_rows,
+};
 
 /// Q, K and V of a problem, in its dtype and layouts, its lengths, and what else a backward problem
 /// reads. Gaps between elements are
@@ -15,7 +18,8 @@ use crate::{DType, Layout, Lengths, POISON, Problem, ProblemError, Sequence, Ten
 /// Inputs of an e4m3 problem are generated in f32, divided by a scale for each (batch, K/V head),
 /// and rounded. A scale is `absmax / 448` times a random factor from 1 to 16: different enough to
 /// expose a wrong one. Small integers use power-of-two scales and stay exact. A tensor with
-/// overlapping elements (broadcast batch) has a single scale.
+/// overlapping elements (broadcast batch) has a single scale. Packed and paged tensors are divided by
+/// one scale for each head; those of a sequence are that times a random factor from 1/2 to 2.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     /// `[batch, seq_len_q, num_heads, head_dim]`.
@@ -360,7 +364,29 @@ fn draw_quantised(
         let largest = scales.iter().copied().fold(0.0, f32::max);
         scales.fill(largest);
     }
-    quantise(tensor, &values.view(), scales)
+    let has_sequences = match place {
+        0 => problem.q_lengths() != QLengths::Equal,
+        _ => matches!(problem.kv_lengths(), KvLengths::Packed { .. } | KvLengths::Paged { .. }),
+    };
+    if !has_sequences {
+        return quantise(tensor, &values.view(), scales);
+    }
+    let (entries, mut of_heads) = (values.layout().shape[0], vec![0f32; heads]);
+    for (i, &scale) in scales.iter().enumerate().take(entries * heads) {
+        of_heads[i % heads] = of_heads[i % heads].max(scale);
+    }
+    if kind == InputKind::SmallIntegers {
+        of_heads.fill(1.0);
+    }
+    let quantised = quantise(tensor, &values.view(), of_heads.repeat(entries))?;
+    let of_sequences = (0..problem.num_scales()).map(|i| {
+        let factor = match kind {
+            InputKind::SmallIntegers => 2f32.powi((i + place) as i32 % 3 - 1),
+            _ => 0.5 + 1.5 * rng.unit(),
+        };
+        of_heads[i % heads] * factor
+    });
+    quantised.with_scales_of(tensor, problem.batch(), of_sequences.collect())
 }
 
 /// Rounds to eight significant bits: f32 sums of up to 256 such elements of one magnitude are exact,

@@ -27,6 +27,7 @@ mod random_lengths;
 pub mod reference;
 mod reference_gradients;
 pub mod rng;
+mod scales;
 pub mod slack;
 pub mod tensor;
 

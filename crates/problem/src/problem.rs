@@ -26,7 +26,8 @@ pub const MAX_SEQ_LEN: usize = 1 << 28;
 /// An attention computation: `O = softmax(scale · Q·Kᵀ, masked) · V` for every batch and head.
 ///
 /// Tensors are `[batch, seq, heads, head_dim]` with any strides ([`Layout`]). For e4m3, each of Q,
-/// K and V has one f32 scale per (batch, K/V head) ([`TensorView::with_scales`]):
+/// K and V has one f32 scale per (batch, K/V head), where a sequence is an entry of the batch
+/// ([`TensorView::with_scales`], [`TensorView::with_scales_of`]):
 /// `O = v_scale · softmax(scale · q_scale · k_scale · Q·Kᵀ, masked) · V`, in bf16.
 ///
 /// Sinks and ALiBi slopes, where the problem has them, are given with Q ([`TensorView::with_sinks`],
@@ -312,7 +313,7 @@ impl Problem {
         check_tensor("v", self.dtype, &self.v, v)?;
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
-            if given != self.num_scales() {
+            if given != self.num_scales() || given > 0 && view.scaled != self.batch {
                 return Err(ProblemError::scales(tensor, given, self.batch, self.num_kv_heads));
             }
         }

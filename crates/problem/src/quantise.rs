@@ -1,6 +1,7 @@
 //! Quantisation of tensors to e4m3.
 
-use crate::tensor::{E4M3_MAX, scale_index, write_element};
+use crate::scales::scale_index;
+use crate::tensor::{E4M3_MAX, write_element};
 use crate::{DType, ProblemError, Tensor, TensorView};
 
 /// Scales that map each head's largest magnitude to e4m3's maximum: `absmax / 448`,

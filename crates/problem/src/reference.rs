@@ -98,7 +98,7 @@ pub fn reference_rows(
         let sequence = &sequences[of.0];
         let keys = match widened.take() {
             Some((before, keys)) if before == of => keys,
-            _ => Keys::widen(k, v, sequence, of.1),
+            _ => Keys::widen(&k.of_sequence(of.0), &v.of_sequence(of.0), sequence, of.1),
         };
         let row = sequence.row_at([b, s]).unwrap_or_default();
         let of_row = Row {
@@ -106,6 +106,7 @@ pub fn reference_rows(
             batch: of.0,
             position: row as i64 + i64::from(sequence.keys.diagonal),
         };
+        let q = &q.of_sequence(of.0);
         results[i] = Some(attend(problem, &keys, q, of_row, sequence.keys.keys(row)));
         widened = Some((of, keys));
     }

@@ -20,7 +20,9 @@ pub struct Tensor {
     // Words of 64 bits align the bytes for every dtype and for 8-byte copies.
     words: Vec<u64>,
     bytes: usize,
-    scales: Option<Vec<f32>>,
+    pub(crate) scales: Option<Vec<f32>>,
+    /// Entries of the batch that the scales are of.
+    pub(crate) scaled: usize,
     pub(crate) head_values: HeadValues<Vec<f32>>,
 }
 
@@ -37,6 +39,7 @@ impl Tensor {
             words: vec![u64::from_ne_bytes([fill; 8]); bytes.div_ceil(8)],
             bytes,
             scales: None,
+            scaled: layout.shape[0],
             head_values: HeadValues::default(),
         }
     }
@@ -121,13 +124,6 @@ impl Tensor {
         }
     }
 
-    /// Attaches scales: see [`TensorView::with_scales`].
-    pub fn with_scales(mut self, tensor: &'static str, scales: Vec<f32>) -> Result<Tensor, ProblemError> {
-        check_scales(tensor, self.dtype, &self.layout, &scales)?;
-        self.scales = Some(scales);
-        Ok(self)
-    }
-
     /// Element type.
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -169,6 +165,7 @@ impl Tensor {
         assert_eq!((self.dtype, self.layout), (other.dtype, other.layout));
         self.words.copy_from_slice(&other.words);
         self.scales.clone_from(&other.scales);
+        self.scaled = other.scaled;
         self.head_values.clone_from(&other.head_values);
     }
 
@@ -179,6 +176,7 @@ impl Tensor {
             layout: self.layout,
             bytes: self.bytes(),
             scales: self.scales(),
+            scaled: self.scaled,
             head_values: self.head_values.as_slices(),
         }
     }
@@ -199,7 +197,9 @@ pub struct TensorView<'a> {
     dtype: DType,
     layout: Layout,
     bytes: &'a [u8],
-    scales: Option<&'a [f32]>,
+    pub(crate) scales: Option<&'a [f32]>,
+    /// Entries of the batch that the scales are of.
+    pub(crate) scaled: usize,
     pub(crate) head_values: HeadValues<&'a [f32]>,
 }
 
@@ -256,32 +256,8 @@ impl<'a> TensorView<'a> {
             layout,
             bytes,
             scales: None,
+            scaled: layout.shape[0],
             head_values: HeadValues::default(),
-        })
-    }
-
-    /// Attaches scales to an e4m3 tensor: each value is the element times its scale. `scales` are
-    /// f32 `[batch, kv_heads]`, dense. Heads share them evenly, so head `h` of Q uses the scale of
-    /// its K/V head. (FlashAttention-3 calls them descale factors.) Errors call the tensor
-    /// `tensor`.
-    ///
-    /// ```
-    /// use flashcore_problem::{DType, Layout, TensorView};
-    /// let bytes = [0x38; 2 * 8]; // 1.0 in e4m3
-    /// let q = TensorView::new("q", DType::E4M3, Layout::bshd([1, 1, 2, 8]), &bytes)?;
-    /// let q = q.with_scales("q", &[0.5, 3.0])?;
-    /// assert_eq!((q.get(0, 0, 0, 7), q.get(0, 0, 1, 7)), (0.5, 3.0));
-    /// # Ok::<(), flashcore_problem::ProblemError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// The tensor is not e4m3, the number of scales does not divide into batch and heads, or a
-    /// scale is not finite and positive.
-    pub fn with_scales(self, tensor: &'static str, scales: &'a [f32]) -> Result<TensorView<'a>, ProblemError> {
-        check_scales(tensor, self.dtype, &self.layout, scales)?;
-        Ok(TensorView {
-            scales: Some(scales),
-            ..self
         })
     }
 
@@ -303,13 +279,6 @@ impl<'a> TensorView<'a> {
     /// The scales, `[batch, kv_heads]`, if any.
     pub fn scales(&self) -> Option<&'a [f32]> {
         self.scales
-    }
-
-    /// The scale of a batch and head; 1 without scales.
-    pub fn scale(&self, b: usize, h: usize) -> f32 {
-        let [batch, _, heads, _] = self.layout.shape;
-        let of_head = |scales: &[f32]| scales[scale_index(scales.len() / batch, heads, b, h)];
-        self.scales.map_or(1.0, of_head)
     }
 
     /// One element times its scale, as f32.
@@ -386,6 +355,7 @@ impl<'a> TensorViewMut<'a> {
             layout: self.layout,
             bytes: self.bytes,
             scales: None,
+            scaled: self.layout.shape[0],
             head_values: HeadValues::default(),
         }
     }
@@ -416,36 +386,6 @@ fn check_buffer(tensor: &'static str, dtype: DType, layout: &Layout, bytes: &[u8
         return Ok(());
     };
     Err(ProblemError::Tensor { tensor, message })
-}
-
-/// Index in `[batch, scale_heads]` of the scale of head `h` of `heads`.
-pub(crate) fn scale_index(scale_heads: usize, heads: usize, b: usize, h: usize) -> usize {
-    b * scale_heads + h / (heads / scale_heads)
-}
-
-fn check_scales(tensor: &'static str, dtype: DType, layout: &Layout, scales: &[f32]) -> Result<(), ProblemError> {
-    if dtype != DType::E4M3 {
-        return Err(ProblemError::DType {
-            tensor,
-            given: dtype,
-            expected: DType::E4M3,
-        });
-    }
-    let [batch, _, heads, _] = layout.shape;
-    let a_batch = scales.len().checked_div(batch).unwrap_or(0);
-    if a_batch == 0 || !scales.len().is_multiple_of(batch) || !heads.is_multiple_of(a_batch) {
-        return Err(ProblemError::scales(tensor, scales.len(), batch, heads));
-    }
-    match scales.iter().position(|scale| !(scale.is_finite() && *scale > 0.0)) {
-        None => Ok(()),
-        Some(index) => Err(ProblemError::Tensor {
-            tensor,
-            message: format!(
-                "scale {index} of {tensor} is {}; scales are finite and above 0 (1 for a head that is all zeros)",
-                scales[index]
-            ),
-        }),
-    }
 }
 
 fn check_index(layout: &Layout, index: [usize; 4]) {

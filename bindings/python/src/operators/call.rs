@@ -140,7 +140,7 @@ impl Call<'_> {
         match self.scales.get(n) {
             None => Ok(view),
             // SAFETY: `scale_of` has checked shape, dtype and density.
-            Some(scale) => view.with_scales(x.name, unsafe {
+            Some(scale) => view.with_scales_of(x.name, self.problem.batch(), unsafe {
                 slice::from_raw_parts(scale.cast(), self.problem.num_scales())
             }),
         }

@@ -200,11 +200,6 @@ fn invalid_kinds_of_lengths() {
             format!("the number of heads of all sequences is {batch}; at most 2147483648 is supported")
         );
     }
-    let fp8 = valid()
-        .seq_len(8)
-        .dtype(DType::E4M3)
-        .q_lengths(QLengths::Packed { total: 9, used: false });
-    assert!(refusal(fp8).starts_with("dtype is e4m3; packed and paged tensors are f32, fp16 or bf16"));
 }
 
 /// Every mistake in the values of lengths names the array, and the entry or sequence.

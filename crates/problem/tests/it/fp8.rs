@@ -320,3 +320,64 @@ fn zero_heads_have_scale_1_and_nan_stays_nan() {
     assert!(fp8.view().get(0, 1, 1, 3).is_nan());
     assert!((fp8.view().get(0, 1, 1, 7) - 8.0).abs() < 1e-6);
 }
+
+/// Packed and paged tensors have scales of sequences: a value is its element times the scale of the sequence that reads
+/// it, and every sequence has another one.
+#[test]
+fn scales_are_those_of_sequences() {
+    use flashcore_problem::{KvLengths, QLengths, random_lengths, reference_rows};
+    let pages = KvLengths::Paged {
+        page_size: 4,
+        pages: 9,
+        max_pages: 3,
+    };
+    for kv_lengths in [KvLengths::Packed { total: 30, used: false }, KvLengths::Cache, pages] {
+        let problem = Problem::builder().batch(3).heads(4, 2).seq_len_q(9).seq_len_kv(12);
+        let problem = problem.head_dim(16).dtype(DType::E4M3).kv_lengths(kv_lengths);
+        let problem = problem
+            .q_lengths(QLengths::Packed { total: 20, used: true })
+            .build()
+            .unwrap();
+        let lengths = random_lengths(&problem, 4);
+        let rows = problem.query_rows(&lengths.as_slices()).unwrap();
+        for kind in [InputKind::Normal, InputKind::SmallIntegers] {
+            let inputs = Inputs::with_lengths(&problem, lengths.clone(), kind, 4).unwrap();
+            let (q, k, v) = (inputs.q.view(), inputs.k.view(), inputs.v.view());
+            problem.check_inputs(&q, &k, &v).unwrap();
+            let scales = v.scales().unwrap();
+            assert_eq!(scales.len(), 6);
+            assert!(
+                (0..2).all(|h| scales[h] != scales[2 + h] && scales[2 + h] != scales[4 + h]),
+                "{scales:?}"
+            );
+            let want = reference_rows(&problem, &q, &k, &v, &lengths.as_slices(), &rows).unwrap();
+            // Outputs are linear in the scale of V, and those of a sequence depend on its own alone.
+            let mut twice = scales.to_vec();
+            twice[2..4].iter_mut().for_each(|scale| *scale *= 2.0);
+            let bare = TensorView::new("v", DType::E4M3, *v.layout(), v.bytes()).unwrap();
+            let doubled = bare.with_scales_of("v", 3, &twice).unwrap();
+            let got = reference_rows(&problem, &q, &k, &doubled, &lengths.as_slices(), &rows).unwrap();
+            let sequences = problem.sequences(&lengths.as_slices()).unwrap();
+            for (want, got) in want.iter().zip(&got) {
+                let [b, _, s] = want.index;
+                let factor = if sequences[1].row_at([b, s]).is_some() {
+                    2.0
+                } else {
+                    1.0
+                };
+                assert!(
+                    want.out.iter().zip(&got.out).all(|(w, g)| w * factor == *g),
+                    "{:?}",
+                    want.index
+                );
+            }
+            let of_batches = bare
+                .with_scales("v", &twice[..2])
+                .map(|v| problem.check_inputs(&q, &k, &v));
+            assert!(
+                matches!(kv_lengths, KvLengths::Packed { .. }).then_some(of_batches.is_ok_and(|all| all.is_err()))
+                    != Some(false)
+            );
+        }
+    }
+}

@@ -43,10 +43,7 @@ fn caches_beyond_32_bit_indices() {
         refusal(strided(1, 1 << 26)),
         "the span of k in elements is 4227858496; at most 2147483648 is supported"
     );
-    for narrow in [
-        many(1 << 20).dtype(DType::E4M3),
-        many(1 << 20).direction(Direction::Backward),
-    ] {
-        assert!(refusal(narrow).starts_with("the number of elements of k is"));
-    }
+    assert!(many(1 << 20).dtype(DType::E4M3).build().is_ok());
+    let narrow = many(1 << 20).direction(Direction::Backward);
+    assert!(refusal(narrow).starts_with("the number of elements of k is"));
 }

@@ -59,7 +59,7 @@ impl Spoil for GpuBed<'_> {
                 .q
                 .copy_to_host(self.stream, bytemuck::cast_slice_mut(&mut values))?;
             q = q
-                .with_scales("q", values)
+                .with_scales_of("q", problem.batch(), values)
                 .map_err(|error| Trouble::new(error.to_string()))?;
         }
         let outputs = problem.outputs().into_iter();

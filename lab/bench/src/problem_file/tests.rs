@@ -147,10 +147,6 @@ fn mistakes_in_lengths_are_named_with_key_and_line() {
             "q_lengths = {packed = {total = 536870912, used = false}}",
             "q_lengths`: total of q_lengths is 536870912; at most 268435456 is supported",
         ),
-        (
-            "q_lengths = {packed = {total = 9, used = false}}\ndtype = \"e4m3\"",
-            "dtype`: dtype is e4m3; packed and paged tensors are",
-        ),
     ] {
         let why = wrong(&format!("[[problems]]\nseq = 8\n{lengths}\n"), true);
         let line = 2 + lengths.lines().count();
