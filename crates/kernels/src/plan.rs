@@ -19,7 +19,7 @@ pub struct Plan {
     /// The architecture it was resolved for.
     pub target: Target,
     /// What runs before the main step: where lengths are on the device the one that makes a schedule of
-    /// them; or the one that transposes V. Of a backward pass the one that prepares statistics of rows.
+    /// them; of e4m3 then the one that transposes V. Of a backward pass the one that prepares statistics of rows.
     pub before: Vec<Step>,
     /// The main step.
     pub main: Step,
@@ -147,9 +147,9 @@ impl Plan {
     /// How many of the first steps depend on nothing but the lengths' values: the work lists that they leave in the
     /// workspace serve all calls with the same ones, such as those of a model's layers.
     pub fn schedule_steps(&self) -> usize {
-        // Before a backward pass, statistics of rows are prepared.
+        // Before a backward pass, statistics of rows are prepared; V is transposed after the schedule.
         match self.problem.direction() {
-            Direction::Forward if self.problem.has_lengths() => self.before.len(),
+            Direction::Forward if self.problem.has_lengths() => self.before.len().min(1),
             _ => 0,
         }
     }

@@ -480,9 +480,10 @@ fn mma_kernels(defaults: &mut Kernels, varied: &mut Kernels, target: Target, ful
             }
             turn += 1;
         }
-        let narrow = shape.clone().dtype(DType::E4M3);
-        for config in proposed(&narrow, target) {
-            defaults.add_shape(&narrow, config, target);
+        let of = |(q, kv)| shape.clone().dtype(DType::E4M3).q_lengths(q).kv_lengths(kv);
+        for narrow in LENGTHS.into_iter().chain([Default::default()]).map(of) {
+            let configs = proposed(&narrow, target).into_iter();
+            configs.for_each(|config| defaults.add_shape(&narrow, config, target));
         }
         // About the default of a large problem.
         let mut all = proposed(&shape, target).into_iter();

@@ -139,8 +139,7 @@ impl<'k, E: Element> Params<'k, E> {
             *tensor = tensor.starting_at(first.q);
         }
         for tensor in [&mut self.k, &mut self.v] {
-            *tensor = tensor.starting_at(first.k);
-            tensor.pages = rows.pages_of(batch);
+            *tensor = tensor.of_keys(&rows, batch, first.k);
         }
         Params { rows, ..self }
     }
@@ -311,6 +310,15 @@ impl<'k, E: Element> TensorParam<'k, E> {
     pub(crate) fn starting_at(self, first: Option<Val<'k, u32>>) -> Self {
         let base = first.map_or(self.base, |first| self.row(self.base, first));
         TensorParam { base, ..self }
+    }
+
+    /// K or V as it is for a sequence with these parameters, whose first key is `first` if sequences follow each other.
+    #[track_caller]
+    pub(crate) fn of_keys(self, rows: &RowParams<'k>, batch: Val<'k, u32>, first: Option<Val<'k, u32>>) -> Self {
+        TensorParam {
+            pages: rows.pages_of(batch),
+            ..self.starting_at(first)
+        }
     }
 
     /// Whether rows are found with [`Self::key_row`] only.

@@ -312,8 +312,12 @@ pub(crate) fn add_tensor_as(
     layout: &Layout,
     written: bool,
 ) {
-    let bytes = layout.span() * problem.dtype().size_bytes();
-    add_buffer(launch, name, bytes, align, written);
+    let dtype = if name == "out" {
+        problem.out_dtype()
+    } else {
+        problem.dtype()
+    };
+    add_buffer(launch, name, layout.span() * dtype.size_bytes(), align, written);
     launch.args.extend(row_strides(layout).map(Arg::U32));
 }
 
@@ -326,7 +330,14 @@ pub(crate) fn add_buffer(launch: &mut Launch, name: &'static str, bytes: usize, 
     launch.args.push(Arg::Buffer { slot, byte_offset: 0 });
 }
 
+/// The slot of a buffer, which is as large as the largest of its parts that were added.
 pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize, align: u32, written: bool) -> usize {
+    if let Some(slot) = launch.buffers.iter().position(|buffer| buffer.name == name) {
+        let buffer = &mut launch.buffers[slot];
+        (buffer.bytes, buffer.align) = (buffer.bytes.max(bytes as u64), buffer.align.max(align));
+        buffer.written |= written;
+        return slot;
+    }
     launch.buffers.push(BufferSpec {
         name,
         bytes: bytes as u64,
@@ -340,10 +351,7 @@ pub(crate) fn push_buffer(launch: &mut Launch, name: &'static str, bytes: usize,
 pub(crate) fn check_dtype(problem: &Problem, family: &'static str, serves: &[DType]) -> Result<(), Refusal> {
     if !serves.contains(&problem.dtype()) {
         let (what, remedy) = match problem.dtype() {
-            DType::E4M3 if problem.has_lengths() => {
-                ("e4m3 tensors", "no family does where lengths differ: use fp16 or bf16")
-            }
-            DType::E4M3 => ("e4m3 tensors", "family wgmma does for equal lengths, on Hopper"),
+            DType::E4M3 => ("e4m3 tensors", "family wgmma does, on Hopper"),
             DType::F32 => ("f32 tensors", "family scalar does"),
             DType::F16 => ("fp16 tensors", "family mma does"),
             DType::BF16 => ("bf16 tensors", "family mma does"),

@@ -261,10 +261,15 @@ impl Schedule {
         }
     }
 
+    /// Bytes of the workspace that it takes, from its start.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.places().end
+    }
+
     /// Adds the workspace, and pointers to parts of it.
     fn add_to_launch(&self, launch: &mut Launch, written: bool, parts: impl FnOnce(&Places) -> Vec<u64>) {
         let places = self.places();
-        let slot = push_buffer(launch, "workspace", places.end as usize, ALIGN, written);
+        let slot = push_buffer(launch, "workspace", self.bytes() as usize, ALIGN, written);
         let pointers = parts(&places).into_iter();
         launch
             .args

@@ -18,7 +18,7 @@ use flashcore_ir::pipeline::Producer;
 use flashcore_ir::ragged::{MOST_ROWS, RaggedRows};
 use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::{Cache, Element, KernelBuilder, SharedTile, TensorBox, TensorMap, Val};
-use flashcore_problem::{KvLengths, Layout, Problem};
+use flashcore_problem::{DType, KvLengths, Layout, Problem};
 
 use super::lengths::{FirstRows, LengthKinds, Pages, row_strides};
 use super::params::RowParams;
@@ -97,7 +97,11 @@ pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> R
     let rows = 1 << page_size.trailing_zeros().min(cols.trailing_zeros());
     if rows < LEAST_PAGE_ROWS {
         let what = format!("pages of {page_size} keys (it copies {LEAST_PAGE_ROWS} at a time, or more)");
-        return Err(Refusal::unsupported(family, what, "family mma does"));
+        let remedy = match problem.dtype() {
+            DType::E4M3 => "no family does for e4m3: use larger pages, or fp16 or bf16",
+            _ => "family mma does",
+        };
+        return Err(Refusal::unsupported(family, what, remedy));
     }
     Ok(rows as u32)
 }
@@ -207,7 +211,7 @@ impl<'k> TensorRows<'k> {
     #[track_caller]
     pub(crate) fn keys(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
         let (params, len) = (&sequence.params, sequence.params.seq_len_kv);
-        match (self.batch_rows, sequence.place) {
+        match (self.batch_rows, sequence.place.filter(|_| self.of != RowsOf::Batch)) {
             (None, Some((_, FirstRows { k: Some(first), .. }))) => SequenceRows::Ragged(self.map.rows(first, len)),
             (Some(batch_rows), Some((batch, _))) => match params.pages_of(batch) {
                 None => SequenceRows::Ragged(self.map.rows(batch * batch_rows, len)),
@@ -381,7 +385,12 @@ pub(crate) struct Flat {
 impl Flat {
     /// # Errors
     /// Batches that are no number of rows apart, and rows beyond what a ragged map counts.
-    pub(crate) fn new(family: &'static str, name: &str, layout: &Layout) -> Result<Flat, Refusal> {
+    pub(crate) fn new(
+        family: &'static str,
+        name: &str,
+        layout: &Layout,
+        remedy: &'static str,
+    ) -> Result<Flat, Refusal> {
         let [batch, seq, _] = row_strides(layout);
         let [batches, rows, ..] = layout.shape.map(|n| n as u64);
         // A row a batch: they are the rows.
@@ -391,13 +400,13 @@ impl Flat {
             let what = format!(
                 "batches or pages of `{name}` that are {batch} elements apart, no multiple of its rows' {stride}"
             );
-            return Err(Refusal::unsupported(family, what, "family mma does"));
+            return Err(Refusal::unsupported(family, what, remedy));
         }
         let batch_rows = if batches > 1 { batch / stride } else { 0 };
         let count = batches.saturating_sub(1) * u64::from(batch_rows) + rows;
         if count > MOST_ROWS {
             let what = format!("`{name}` of {count} rows (at most {MOST_ROWS})");
-            return Err(Refusal::unsupported(family, what, "family mma does"));
+            return Err(Refusal::unsupported(family, what, remedy));
         }
         Ok(Flat {
             stride,

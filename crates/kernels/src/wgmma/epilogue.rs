@@ -106,6 +106,9 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let batch_head = tile.batch().fma(params.num_heads, tile.head());
         for (half, row) in self.rows.iter().enumerate() {
             let sum = row.total();
+            if let Some(scales) = &self.scales {
+                self.out.scale_row(half, scales.values.get());
+            }
             let query = self.lane_rows.stored_query(tile.first_query(), half);
             k.if_(query.lt(params.seq_len_q).divergent(), || {
                 let batch_head = self.lane_rows.head(batch_head, half);

@@ -54,9 +54,10 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let q_stages = rows / stage_rows * levers.q_stages(shape);
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(stage_rows, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
-    let (v_rows, v_cols) = match E::TRANSPOSED {
-        true => (padded(shape.head_dim_v, E::Out::BYTES), cols),
-        false => (cols, shape.head_dim_v),
+    let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
+    let (v_rows, v_cols, values) = match E::TRANSPOSED {
+        true => (padded(shape.head_dim_v, E::Out::BYTES), cols, RowsOf::Batch),
+        false => (cols, shape.head_dim_v, keys),
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
     let out_tile = (!shape.split).then(|| {
@@ -66,11 +67,10 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     // Boxes of rows by one head, or those packed, of a sequence; blocks of a cluster copy a part each, a warp stores
     // its own.
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
-    let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     let out_rows = shape.packing.stored_rows();
     let q_rows = TensorRows::declare(k, "q", q_tile, stage_rows, queries);
     let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
-    let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, keys);
+    let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, values);
     let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
     let partials = (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v));
     let splits = shape.split.then(|| k.param("splits"));

@@ -87,7 +87,12 @@ pub(crate) fn plan(
         }
     };
     let mut launch = Launch::of(&kernel, [blocks, 1, 1]);
-    add_tensors(&mut launch, &kernel, problem, config, &shape)?;
+    let values = Transposed::new(problem, config.cols, schedule.as_ref());
+    add_tensors(&mut launch, &kernel, problem, &values, &shape)?;
+    if shape.split {
+        split::add_to_launch(&mut launch, problem, config.splits, true);
+        launch.args.push(Arg::U32(config.splits));
+    }
     if let Some(schedule) = &schedule {
         schedule.add_to_main(&mut launch);
     }
@@ -98,9 +103,6 @@ pub(crate) fn plan(
     launch.args.extend(table);
 
     let (mut before, mut then) = (Vec::new(), Vec::new());
-    if shape.dtype == DType::E4M3 {
-        before.push(transpose::step(problem, config.cols, kernels)?);
-    }
     if shape.split {
         then.push(combine::step(problem, &whole, config.splits, kernels)?);
     }
@@ -108,6 +110,10 @@ pub(crate) fn plan(
         before.push(schedule.step(problem, &shape, kernels)?);
         let shape = Shape { page_rows: 0, ..whole };
         then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
+    }
+    // After the schedule, which serves other calls too.
+    if shape.dtype == DType::E4M3 {
+        before.push(values.step(problem, &shape, kernels)?);
     }
     Ok((before, Step { kernel, launch }, then))
 }
@@ -136,7 +142,7 @@ fn check(problem: &Problem, config: &Config, chip: Chip) -> Result<(), Refusal> 
 /// Refuses what a kernel of this shape does not serve.
 fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), Refusal> {
     if shape.listed {
-        check_listed(config, shape)?;
+        check_listed(config)?;
     }
     if shape.dtype == DType::E4M3 {
         if !config.cols.is_multiple_of(tiles::step(1)) {
@@ -176,12 +182,12 @@ fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Ker
     })
 }
 
-/// Adds Q, K, V, and the output or the partials of it.
+/// Adds Q, K, V, and the output unless it is split.
 fn add_tensors(
     launch: &mut Launch,
     kernel: &Kernel,
     problem: &Problem,
-    config: &Config,
+    values: &Transposed,
     shape: &Shape,
 ) -> Result<(), Refusal> {
     let dtype = problem.dtype();
@@ -190,23 +196,17 @@ fn add_tensors(
     add_tensor(launch, kernel, dtype, "q", problem.q_layout(), queries)?;
     add_tensor(launch, kernel, dtype, "k", problem.k_layout(), keys)?;
     match dtype {
-        DType::E4M3 => add_transposed(launch, kernel, Transposed::new(problem, config.cols))?,
+        DType::E4M3 => values.add_to_main(launch, boxes(kernel, "v")?),
         _ => add_tensor(launch, kernel, dtype, "v", problem.v_layout(), keys)?,
     }
-    if shape.split {
-        split::add_to_launch(launch, problem, config.splits, true);
-        launch.args.push(Arg::U32(config.splits));
-        return Ok(());
+    match shape.split {
+        true => Ok(()),
+        false => add_tensor(launch, kernel, dtype, "out", problem.o_layout(), queries),
     }
-    add_tensor(launch, kernel, dtype, "out", problem.o_layout(), queries)
 }
 
 /// Refuses what no work lists made on the device serve.
-fn check_listed(config: &Config, shape: &Shape) -> Result<(), Refusal> {
-    if shape.dtype == DType::E4M3 {
-        let what = "e4m3 with packed sequences, caches with lengths or pages";
-        return Err(Refusal::unsupported(NAME, what, "no family does: use fp16 or bf16"));
-    }
+fn check_listed(config: &Config) -> Result<(), Refusal> {
     for (lever, value, why) in [
         (
             "cluster",
@@ -242,17 +242,6 @@ fn boxes(kernel: &Kernel, name: &str) -> Result<TensorBox, Refusal> {
     boxes.ok_or_else(|| Refusal::Build(format!("the kernel has no tensor map `{name}`")))
 }
 
-/// Adds the transposed values and their tensor map, whose dimensions are (keys of a tile, head_dim, tiles, K/V heads).
-fn add_transposed(launch: &mut Launch, kernel: &Kernel, values: Transposed) -> Result<(), Refusal> {
-    let slot = push_buffer(launch, "workspace", values.bytes(), transpose::ALIGN, false);
-    let sizes = vec![values.cols, values.head_dim_v, values.tiles, values.heads];
-    let tile = values.cols * values.head_dim_v;
-    let strides = vec![values.cols, tile, tile * values.tiles];
-    let map = boxes(kernel, "v")?.recipe(slot, 0, sizes, strides);
-    launch.args.push(Arg::TensorMap(map));
-    Ok(())
-}
-
 /// Adds a tensor `[batch, seq, heads, head_dim]` and its tensor map, whose dimensions are (head_dim, seq, heads,
 /// batch) or (head_dim, rows, heads) of a ragged one; with packed heads, heads come before rows.
 fn add_tensor(
@@ -270,10 +259,11 @@ fn add_tensor(
     };
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
-    check_repeated(name, layout, || match dtype {
+    let remedy = match dtype {
         DType::E4M3 => "no other family serves e4m3: copy them, or use the CPU",
         _ => "family mma does",
-    })?;
+    };
+    check_repeated(name, layout, remedy)?;
     // A stride that is never taken must be one that could be.
     let stride = |stride: u32| match stride {
         0 => (columns * bytes as u64).next_multiple_of(16),
@@ -288,7 +278,7 @@ fn add_tensor(
     );
     let flat = match of {
         RowsOf::Batch | RowsOf::Heads(_) => None,
-        _ => Some(Flat::new(NAME, name, layout)?),
+        _ => Some(Flat::new(NAME, name, layout, remedy)?),
     };
     let (mut sizes, mut strides) = match &flat {
         None => (
@@ -313,7 +303,7 @@ fn add_tensor(
 }
 
 /// Refuses strides of 0, which tensor maps do not have.
-fn check_repeated(name: &str, layout: &Layout, remedy: impl Fn() -> &'static str) -> Result<(), Refusal> {
+fn check_repeated(name: &str, layout: &Layout, remedy: &'static str) -> Result<(), Refusal> {
     let counts = layout.shape.into_iter().take(3);
     let repeats = counts
         .zip(row_strides(layout))
@@ -322,5 +312,5 @@ fn check_repeated(name: &str, layout: &Layout, remedy: impl Fn() -> &'static str
         return Ok(());
     }
     let what = format!("rows of `{name}` that repeat (a stride of 0)");
-    Err(Refusal::unsupported(NAME, what, remedy()))
+    Err(Refusal::unsupported(NAME, what, remedy))
 }

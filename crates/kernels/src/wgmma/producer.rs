@@ -1,19 +1,19 @@
 //! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free. Pages
-//! are copied by the lanes of two warps, one for Q and K, one for V.
+//! are copied by the lanes of two warps, one for Q and K, one for V, which look up and copy one each.
 
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
 use flashcore_ir::{KernelBuilder, Val};
 
 use super::kernel::Context;
+use super::transpose::tile_at;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Probability;
 use crate::attention::tensor_rows::{Cluster, Sequence, fill_stage};
 
 impl<'k, E: Probability> Context<'k, '_, E> {
-    /// Copies Q, K and V of each Q tile, in the order in which they are needed: by one thread, or where K and V are in
-    /// pages, by two warps, one for Q and K and one for V, whose lanes look up and copy a page each. Copies of several
-    /// lanes are issued one by one: with pages of 16 keys one warp took longer than the products (run `serve-chunks`).
+    /// Copies Q, K and V of each Q tile, in the order in which they are needed. One warp alone took longer than the
+    /// products with pages of 16 keys (run `serve-chunks`).
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let [q, keys, values] = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|to| to.producer());
@@ -30,13 +30,15 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             };
             list.if_any(|| list.for_each(copy));
         };
-        if self.is_paged() {
-            k.if_(warp.eq(0).uniform(), || copy_tiles(q_and_keys, None));
-            k.if_(warp.eq(1).uniform(), || copy_tiles(None, values));
-        } else {
-            let one_thread = || k.if_(k.elect().divergent(), || copy_tiles(q_and_keys, values));
-            k.if_(warp.eq(0).uniform(), one_thread);
+        let one_thread = |q_and_keys, values| k.if_(k.elect().divergent(), || copy_tiles(q_and_keys, values));
+        if !self.is_paged() {
+            return k.if_(warp.eq(0).uniform(), || one_thread(q_and_keys, values));
         }
+        k.if_(warp.eq(0).uniform(), || copy_tiles(q_and_keys, None));
+        k.if_(warp.eq(1).uniform(), || match E::TRANSPOSED {
+            true => one_thread(None, values),
+            false => copy_tiles(None, values),
+        });
     }
 
     /// Whether K and V are in pages.
@@ -67,10 +69,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             let Some(values) = values else { return };
             let first_key = tile.first_key(n_block);
             let at = match &self.scales {
-                Some(scales) if E::TRANSPOSED => {
-                    let block = first_key / self.levers.cols;
-                    [k.constant(0), block, scales.head(tile.batch(), tile.kv_head())]
-                }
+                Some(scales) if E::TRANSPOSED => tile_at(scales, &sequence, tile, first_key, self.levers.cols),
                 _ => [first_key, tile.kv_head(), tile.batch()],
             };
             fill_stage(cluster, self.v_tile, v_rows, values, at);

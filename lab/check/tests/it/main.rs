@@ -10,6 +10,7 @@ mod cost;
 mod defaults_fit;
 mod f16_scores;
 mod fp8;
+mod fp8_lengths;
 mod gradients;
 mod head_values;
 mod hopper_mutants;

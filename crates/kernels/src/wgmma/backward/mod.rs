@@ -301,7 +301,7 @@ fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
         return refuse("the backward pass of scores with a soft cap".to_string());
     }
     for (name, layout) in tensors(problem).iter().flatten() {
-        check_repeated(name, layout, || "copy them, or use family mma")?;
+        check_repeated(name, layout, "copy them, or use family mma")?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
-use super::{Candidate, Default, Proposal, TABLE, can_pack};
+use super::{Candidate, Default, MEASURED_SMS, Proposal, TABLE, TABLE_E4M3, can_pack};
 use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
@@ -34,7 +34,10 @@ const PROMPT_HEAD_DIMS: RangeInclusive<usize> = 113..=128;
 /// that is the bound, all have as many rows; else half a tile of each is left over. Blocks share the work evenly, so
 /// the row with the least work is the best.
 pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
-    if problem.dtype() == DType::E4M3 || has_few_rows(problem, chip) {
+    if problem.dtype() == DType::E4M3 {
+        return of_e4m3(problem, chip);
+    }
+    if has_few_rows(problem, chip) {
         return Vec::new();
     }
     let usual_rows = usual_rows(problem);
@@ -127,4 +130,25 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         .into_iter()
         .map(|(.., Candidate { config, why, .. })| Proposal { config, why });
     rows.collect()
+}
+
+/// The rows of e4m3, which no other family serves, in the order of the table: heads are packed where the queries of one
+/// do not fill a tile, and tiles of 64 rows are for sequences that fill no others.
+fn of_e4m3(problem: &Problem, chip: Chip) -> Vec<Proposal> {
+    let (usual_rows, head_dim) = (usual_rows(problem), problem.head_dim().max(problem.head_dim_v()));
+    let packs = can_pack(problem) && usual_rows <= *PACKED_QUERIES.end();
+    let (rows, heads) = match packs {
+        true => (usual_rows * problem.group_size(), problem.num_kv_heads()),
+        false => (usual_rows, problem.num_heads()),
+    };
+    let tiles = problem.batch() * heads * rows.div_ceil(128);
+    let is_few = |most: usize| rows <= 64 || tiles * MEASURED_SMS <= most * chip.sms as usize;
+    let serves = |row: &&Default| head_dim <= row.head_dim && row.most_tiles.is_none_or(is_few);
+    let candidates = |row: &Default| {
+        let whole = Candidate::of(row);
+        [packs.then(|| whole.packed()), Some(whole)].into_iter().flatten()
+    };
+    let rows = TABLE_E4M3.iter().filter(serves).flat_map(candidates);
+    rows.map(|Candidate { config, why, .. }| Proposal { config, why })
+        .collect()
 }
