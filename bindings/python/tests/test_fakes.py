@@ -25,16 +25,20 @@ PAGED = {
     "seqused_q": NONE, "seqused_k": int32(4, 5), "block_table": int32(0, 1, 2, 3).view(2, 2), **BOUNDS,
 }  # fmt: skip
 OF_PACKED = {"dout": draw(5, 4, 24), "out": draw(5, 4, 24), "lse": draw(4, 5)}
-FP8 = {name: EQUAL[name].to(torch.float8_e4m3fn) for name in "qkv"}
+SCALES = {f"{x}_scale": torch.ones(2, 2) for x in "qkv"}
+as_fp8 = lambda x: x.to(torch.float8_e4m3fn) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
+scaled = lambda given: {**{name: as_fp8(x) for name, x in given.items()}, **SCALES}
 CALLS = {
     "fwd": {**EQUAL, "out_bhsd": False},
-    "fwd.scaled": {**EQUAL, **FP8, **{f"{x}_scale": torch.ones(2, 2) for x in "qkv"}, "out_bhsd": False},
+    "fwd.scaled": {**scaled(EQUAL), "out_bhsd": False},
     "fwd.modified": {**EQUAL, **HEADS, "out_bhsd": False},
     "fwd.bhsd": BHSD,
     "fwd_varlen": PACKED,
     "fwd_varlen.modified": {**PACKED, **HEADS},
+    "fwd_varlen.scaled": scaled(PACKED),
     "fwd_kvcache": PAGED,
     "fwd_kvcache.modified": {**PAGED, **HEADS},
+    "fwd_kvcache.scaled": scaled(PAGED),
     "fwd_kvcache.rows": {**BHSD, "seqused_k": int32(1, 2), "rows": int32(0, 1, 2, 5, 6, 7).view(2, 3)},
     "bwd": {**OUTPUTS, **EQUAL, "bhsd": False},
     "bwd_varlen": {**OF_PACKED, **PACKED},

@@ -352,13 +352,6 @@ def test_errors_of_caches_name_the_argument(change, error, says):
         flash_attn_with_kvcache(q, **{**given, **change})
 
 
-def test_fp8_is_served_for_equal_lengths_only():
-    q, k = (torch.randn(2, n, 4, 64).to(torch.float8_e4m3fn) for n in (1, 9))
-    assert flash_attn_with_kvcache(q, k, k).dtype == torch.bfloat16
-    with pytest.raises(NotImplementedError, match="q holds torch.float8_e4m3fn"):
-        flash_attn_with_kvcache(q, k, k, cache_seqlens=5)
-
-
 def test_opcheck(device):
     dtype, dim = kinds(device)[0]
     parts = ragged.sequences([(3, 5), (2, 8)], device=device, dtype=dtype, dim=dim)

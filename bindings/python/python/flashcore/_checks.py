@@ -15,6 +15,7 @@ import torch
 
 HEAD_DIMS = range(8, 257, 8)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+FP8 = (torch.float8_e4m3fn,)
 MOST_SCALE = 1e5  # the largest that is tested
 MOST_SPLIT_KEYS = 2**28
 
@@ -80,10 +81,11 @@ def cache(
     seqused_q: torch.Tensor,
     seqused_k: torch.Tensor,
     block_table: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
 ) -> None:
     """A cache and its lengths, as ``flashcore::fwd_kvcache`` takes them."""
     packed = is_given(cu_seqlens_q)
-    attention(q, k, v, dims=(3 if packed else 4, 4))
+    attention(q, k, v, dims=(3 if packed else 4, 4), dtypes=dtypes)
     batch = _sequences("cu_seqlens_q", cu_seqlens_q, q) if packed else q.shape[0]
     counts(q, (batch,), seqused_q=seqused_q, seqused_k=seqused_k)
     if not is_given(block_table):
@@ -102,9 +104,10 @@ def packed(
     seqused_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
     seqused_k: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...] = FLOATS,
 ) -> None:
     """Packed tensors and their lengths."""
-    attention(q, k, v, dims=(3, 3))
+    attention(q, k, v, dims=(3, 3), dtypes=dtypes)
     batch = _sequences("cu_seqlens_q", cu_seqlens_q, q)
     counts(q, (batch + 1,), cu_seqlens_k=cu_seqlens_k)
     counts(q, (batch,), seqused_q=seqused_q, seqused_k=seqused_k)
@@ -135,6 +138,30 @@ def head_values(q: torch.Tensor, batch: int, sinks: torch.Tensor, alibi_slopes: 
     if is_given(alibi_slopes):
         shape = (heads,) if alibi_slopes.dim() == 1 else (batch, heads)
         of_dtype(q, shape, (torch.float32,), alibi_slopes=alibi_slopes)
+
+
+def scales(
+    q: torch.Tensor,
+    given: tuple[torch.Tensor | None, ...],
+    shape: tuple[int, int],
+    sinks: torch.Tensor | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """The scales of q, k and v of float8_e4m3fn, each ``[batch, kv_heads]``, 1 where None; nothing of other dtypes."""
+    names = ("q_descale", "k_descale", "v_descale")
+    if q.dtype not in FP8:
+        for name, scale in zip(names, given):
+            if scale is not None:
+                raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
+        return ()
+    if sinks is not None or alibi_slopes is not None:
+        raise NotImplementedError(
+            "sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention, for equal lengths"
+        )
+    for name, scale in zip(names, given):
+        if scale is not None and not isinstance(scale, torch.Tensor):
+            raise TypeError(f"{name} is a {type(scale).__name__}; it must be a float32 tensor of shape {tuple(shape)}")
+    return tuple(q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in given)
 
 
 def numbers(softmax_scale: float, softcap: float) -> None:

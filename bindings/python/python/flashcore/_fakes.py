@@ -12,16 +12,16 @@ import torch
 from . import _checks
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-_FP8 = (torch.float8_e4m3fn,)
+_FP8 = _checks.FP8
 
 
 def register() -> None:
     """Gives the operators, which are registered, kernels for tensors without values."""
     fakes = {
         "fwd": _fwd, "fwd.scaled": _scaled, "fwd.modified": _modified, "fwd.bhsd": _bhsd,
-        "fwd_varlen": _varlen, "fwd_varlen.modified": _varlen_modified,
+        "fwd_varlen": _varlen, "fwd_varlen.modified": _varlen_modified, "fwd_varlen.scaled": _varlen_scaled,
         "fwd_kvcache": _kvcache, "fwd_kvcache.modified": _kvcache_modified, "fwd_kvcache.rows": _rows,
-        "fwd_kvcache.scheduled": _kvcache, "make_schedule": _make_schedule,
+        "fwd_kvcache.scaled": _kvcache_scaled, "fwd_kvcache.scheduled": _kvcache, "make_schedule": _make_schedule,
         "append_kv": _append, "bwd": _bwd, "bwd_varlen": _bwd_varlen,
     }  # fmt: skip
     for name, fake in fakes.items():
@@ -35,9 +35,13 @@ def _fwd(q: Any, k: Any, v: Any, scale: float, causal: bool, left: int, right: i
 
 def _scaled(q: Any, k: Any, v: Any, q_scale: Any, k_scale: Any, v_scale: Any, scale: float, *rest: Any) -> Pair:
     _checks.attention(q, k, v, dtypes=_FP8)
-    of = (k.shape[0], k.shape[2])
-    _checks.of_dtype(q, of, (torch.float32,), q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    _check_scales(q, k, k.shape[0], q_scale, k_scale, v_scale)
     return _equal(q, k, v, scale, *rest[3:5])
+
+
+def _check_scales(q: Any, k: Any, batch: int, q_scale: Any, k_scale: Any, v_scale: Any) -> None:
+    scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    _checks.of_dtype(q, (batch, k.shape[-2]), (torch.float32,), **scales)
 
 
 def _modified(q: Any, k: Any, v: Any, sinks: Any, slopes: Any, scale: float, *rest: Any) -> Pair:
@@ -96,6 +100,24 @@ def _varlen_modified(
     return _varlen(q, k, v, starts_q, used_q, starts_k, used_k, *rest)
 
 
+def _varlen_scaled(
+    q: Any, k: Any, v: Any, starts_q: Any, used_q: Any, starts_k: Any, used_k: Any, q_scale: Any, k_scale: Any,
+    v_scale: Any, *rest: Any,
+) -> Pair:  # fmt: skip
+    _checks.packed(q, k, v, starts_q, used_q, starts_k, used_k, dtypes=_FP8)
+    _check_scales(q, k, starts_q.shape[0] - 1, q_scale, k_scale, v_scale)
+    return _empty_rows(q, v, rest[0], rest[4])
+
+
+def _kvcache_scaled(
+    q: Any, k: Any, v: Any, starts_q: Any, used_q: Any, used_k: Any, table: Any, q_scale: Any, k_scale: Any,
+    v_scale: Any, *rest: Any,
+) -> Pair:  # fmt: skip
+    _checks.cache(q, k, v, starts_q, used_q, used_k, table, dtypes=_FP8)
+    _check_scales(q, k, used_k.shape[0], q_scale, k_scale, v_scale)
+    return _empty_rows(q, v, rest[0], rest[4])
+
+
 def _kvcache(q: Any, k: Any, v: Any, starts_q: Any, used_q: Any, used_k: Any, table: Any, *rest: Any) -> Pair:
     _checks.cache(q, k, v, starts_q, used_q, used_k, table)
     return _empty_rows(q, v, rest[0], rest[4])
@@ -112,7 +134,8 @@ def _empty_rows(q: torch.Tensor, v: torch.Tensor, scale: float, cap: float) -> P
     _checks.numbers(scale, cap)
     heads = q.shape[-2]
     shape = (heads, q.shape[0]) if q.dim() == 3 else (q.shape[0], heads, q.shape[1])
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(shape, dtype=torch.float32)
+    dtype = torch.bfloat16 if q.dtype in _FP8 else q.dtype
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype), q.new_empty(shape, dtype=torch.float32)
 
 
 def _make_schedule(used_k: Any, starts_q: Any, number: int, *rest: Any) -> torch.Tensor:

@@ -47,7 +47,9 @@ def attend(
             if 0 in (q.shape[0], q.shape[1], k.shape[1]):
                 return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
-    refuse_fp8(q, scales)
+    options |= {"scales": scales}
+    if leftpad is not None and q.dtype == torch.float8_e4m3fn:
+        raise NotImplementedError("cache_leftpad is given, which is not served for float8_e4m3fn: leave it out")
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
 
@@ -75,7 +77,7 @@ def attend(
                 raise ValueError(f"{name} has {int(counts.max())}, but k, of shape {tuple(k.shape)}, has no keys")
         if seqused_k is None and cu_seqlens_k is None:
             seqused_k = torch.zeros(k.shape[0], dtype=torch.int32, device=q.device)
-        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
+        k, v = (_with_a_key(x) for x in (k, v))
     if cu_seqlens_k is not None:
         options |= {"max_seqlen_q": bound("max_seqlen_q", max_seqlen_q)}
         options |= {"max_seqlen_k": bound("max_seqlen_k", max_seqlen_k)}
@@ -121,11 +123,14 @@ def check_cache(
     softcap: float,
     sm_margin: int,
     batch_invariant: int | None,
+    scales: tuple[torch.Tensor | None, ...],
     **_: Any,
 ) -> None:
     """Raises for what `attend` would raise for after the cache has changed, as far as the host knows it."""
     none = torch.empty(0, dtype=torch.int32)
-    _checks.cache(q, k, v, *(none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table)))
+    arrays = (none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table))
+    _checks.cache(q, k, v, *arrays, dtypes=(*_checks.FLOATS, *_checks.FP8))
+    _checks.scales(q, scales, (batch_of(q, cu_seqlens_q), k.shape[2]))
     _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
     _checks.settings(q, sm_margin, batch_invariant)
     if cu_seqlens_q is not None:
@@ -139,16 +144,11 @@ def check_cache(
         _kvcache.row_views(k, v)
 
 
-def refuse_fp8(q: torch.Tensor, scales: tuple[torch.Tensor | None, ...]) -> None:
-    """Raises for what is served for equal lengths only."""
-    if q.dtype == torch.float8_e4m3fn:
-        raise NotImplementedError(
-            "q holds torch.float8_e4m3fn, which is served for equal lengths only: not with cu_seqlens, seqused, "
-            "cache_seqlens, page_table or new keys"
-        )
-    for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
-        if scale is not None:
-            raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
+def _with_a_key(x: torch.Tensor) -> torch.Tensor:
+    """K or V without keys, with one."""
+    if x.dtype == torch.float8_e4m3fn:  # PyTorch has no arithmetic of it
+        return x.new_zeros((*x.shape[:-3], 1, *x.shape[-2:]))
+    return torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1))
 
 
 def batch_of(q: torch.Tensor, cu_seqlens_q: torch.Tensor | None) -> int:

@@ -183,6 +183,7 @@ _WITHOUT_BACKWARD = {
 _WITHOUT_BACKWARD["bwd_varlen"] = _WITHOUT_BACKWARD["bwd"]
 _WITHOUT_BACKWARD["fwd_kvcache.modified"] = _WITHOUT_BACKWARD["fwd_kvcache"]
 _WITHOUT_BACKWARD["fwd_kvcache.scheduled"] = _WITHOUT_BACKWARD["fwd_kvcache"]
+_WITHOUT_BACKWARD["fwd_varlen.scaled"] = _WITHOUT_BACKWARD["fwd_kvcache.scaled"] = _WITHOUT_BACKWARD["fwd.scaled"]
 for _name in ("fwd.modified", "fwd_varlen.modified"):
     _WITHOUT_BACKWARD[_name] = (
         "gradients with sinks or ALiBi slopes are not computed. Call it under torch.no_grad(), or train without them"
@@ -195,6 +196,8 @@ _fwd_varlen = torch.ops.flashcore.fwd_varlen.default
 _fwd_kvcache = torch.ops.flashcore.fwd_kvcache.default
 _fwd_kvcache_rows = torch.ops.flashcore.fwd_kvcache.rows
 _fwd_modified = torch.ops.flashcore.fwd.modified
+_fwd_varlen_scaled = torch.ops.flashcore.fwd_varlen.scaled
+_fwd_kvcache_scaled = torch.ops.flashcore.fwd_kvcache.scaled
 _fwd_varlen_modified = torch.ops.flashcore.fwd_varlen.modified
 _fwd_kvcache_scheduled = torch.ops.flashcore.fwd_kvcache.scheduled
 _fwd_kvcache_modified = torch.ops.flashcore.fwd_kvcache.modified
@@ -260,22 +263,13 @@ def forward(
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, out_bhsd)
     settings = _settings(sm_margin, batch_invariant)
-    if q.dtype != torch.float8_e4m3fn:
-        for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
-            if scale is not None:
-                raise ValueError(f"{name} was given, but q holds {q.dtype}; only float8_e4m3fn has scales")
-        if sinks is not None or alibi_slopes is not None:
-            values = _modifiers(q, sinks, alibi_slopes)
-            return _call_with_values(_fwd_modified, q, k, v, *values, *options, *settings)
-        return _call(_fwd, q, k, v, *options, deterministic, *settings)
+    given = _checks.scales(q, scales, (k.shape[0], k.shape[2]), sinks, alibi_slopes)
+    if given:
+        return _call_with_values(_fwd_scaled, q, k, v, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
-        raise NotImplementedError("sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention")
-    shape = (k.shape[0], k.shape[2])
-    for name, scale in zip(("q_descale", "k_descale", "v_descale"), scales):
-        if scale is not None and not isinstance(scale, torch.Tensor):
-            raise TypeError(f"{name} is a {type(scale).__name__}; it must be a float32 tensor of shape {tuple(shape)}")
-    given = (q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in scales)
-    return _call_with_values(_fwd_scaled, q, k, v, *given, *options, *settings)
+        values = _modifiers(q, sinks, alibi_slopes)
+        return _call_with_values(_fwd_modified, q, k, v, *values, *options, *settings)
+    return _call(_fwd, q, k, v, *options, deterministic, *settings)
 
 
 def forward_bhsd(
@@ -342,6 +336,7 @@ def forward_varlen(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
     deterministic: bool = False,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
@@ -360,8 +355,8 @@ def forward_varlen(
         Bounds of the rows of a sequence.
     deterministic : bool
         Whether gradients are the same bits in every run.
-    sinks, alibi_slopes, sm_margin, batch_invariant
-        As of `forward`.
+    scales, sinks, alibi_slopes, sm_margin, batch_invariant
+        As of `forward`; an entry of the batch is a sequence.
 
     Returns
     -------
@@ -373,6 +368,9 @@ def forward_varlen(
     settings = _settings(sm_margin, batch_invariant)
     absent = _absent(q, seqused_q, seqused_k)
     lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
+    given = _checks.scales(q, scales, (cu_seqlens_q.shape[0] - 1, k.shape[1]), sinks, alibi_slopes)
+    if given:
+        return _call_with_values(_fwd_varlen_scaled, q, k, v, *lengths, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
         values = _modifiers(q, sinks, alibi_slopes)
         return _call_with_values(_fwd_varlen_modified, q, k, v, *lengths, *values, *options, *settings)
@@ -394,6 +392,7 @@ def forward_kvcache(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    scales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None),
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sm_margin: int = 0,
@@ -410,10 +409,10 @@ def forward_kvcache(
         Keys of each sequence.
     block_table : int32 ``[batch, max_pages]``, optional
         The pages of each sequence; -1 for none, where no row sees its keys.
-    sinks, alibi_slopes, sm_margin, batch_invariant
-        As of `forward`.
+    scales, sinks, alibi_slopes, sm_margin, batch_invariant
+        As of `forward_varlen`.
     schedule : int, optional
-        The number of one that was made before (`_schedule.given`), for calls without sinks and slopes.
+        The number of one that was made before (`_schedule.given`), for calls without scales, sinks and slopes.
 
     Returns
     -------
@@ -425,6 +424,11 @@ def forward_kvcache(
     settings = _settings(sm_margin, batch_invariant)
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
     lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
+    given = _checks.scales(q, scales, (seqused_k.shape[0], k.shape[2]), sinks, alibi_slopes)
+    if given:
+        if schedule is not None:
+            raise NotImplementedError("scheduler_metadata is given; calls with float8_e4m3fn make their own: leave it out")
+        return _call_with_values(_fwd_kvcache_scaled, q, k, v, *lengths, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
         values = _modifiers(q, sinks, alibi_slopes)
         return _call_with_values(_fwd_kvcache_modified, q, k, v, *lengths, *values, *options, *settings)

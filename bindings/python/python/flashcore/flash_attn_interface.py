@@ -232,7 +232,7 @@ def flash_attn_varlen_func(
     Parameters
     ----------
     q : Tensor ``[total_q, heads, head_dim]``
-        float16, bfloat16 or float32. Without `cu_seqlens_q` ``[batch, seq_q, heads, head_dim]``.
+        float16, bfloat16, float32 or float8_e4m3fn. Without `cu_seqlens_q` ``[batch, seq_q, heads, head_dim]``.
     k : Tensor ``[total_k, kv_heads, head_dim]``
         Without `cu_seqlens_k` ``[batch, seq_kv, kv_heads, head_dim]``.
     v : Tensor ``[total_k, kv_heads, head_dim_v]``
@@ -243,7 +243,7 @@ def flash_attn_varlen_func(
     seqused_q, seqused_k : int32 Tensor ``[batch]``, optional
         How many of its rows each sequence uses; all unless given.
 
-    The other parameters and errors are those of `flash_attn_func`. float8_e4m3fn is not served.
+    The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn are of sequences.
 
     Returns
     -------
@@ -344,9 +344,10 @@ def flash_attn_with_kvcache(
     scheduler_metadata : Tensor, optional
         What `get_scheduler_metadata` returned for lengths as they are when the call runs.
 
-    The other parameters and errors are those of `flash_attn_func`. float8_e4m3fn is served without `cache_seqlens` and
-    what follows it only. Writing `k` and `v` with their rotary embedding is one launch before attention. `cache_leftpad`
-    and `cache_batch_idx` run PyTorch's operations, several small kernels each.
+    The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
+    `rotary_cos`, `cache_leftpad` and `scheduler_metadata`, are of sequences; new rows are of the same scales. Writing `k`
+    and `v` with their rotary embedding is one launch before attention. `cache_leftpad` and `cache_batch_idx` run
+    PyTorch's operations, several small kernels each.
 
     Returns
     -------

@@ -10,7 +10,9 @@ use std::ptr::null_mut;
 use flashcore::{DType, KvLengths, Layout, Lengths, ProblemBuilder, QLengths};
 
 use super::schedule::Kept;
-use super::{Array, BHSD_NAMES, Call, HeadValues, Results, Rows, check_inference, forward_options, options_of, serve};
+use super::{
+    Array, BHSD_NAMES, Call, HeadValues, Results, Rows, check_inference, forward_options, options_of, scales_of, serve,
+};
 use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
 use crate::options::Options;
 use crate::problem::builder_of;
@@ -44,6 +46,17 @@ pub(super) const KVCACHE_MODIFIED: &str = "fwd_kvcache.modified(Tensor q, Tensor
      Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, Tensor sinks, Tensor alibi_slopes, \
      float softmax_scale, bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, \
      SymInt max_seqlen_k, int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
+
+/// The same of float8_e4m3fn, with scales `[batch, kv_heads]` of q, k and v; the output is bfloat16.
+pub(super) const VARLEN_SCALED: &str = "fwd_varlen.scaled(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, \
+     Tensor seqused_q, Tensor cu_seqlens_k, Tensor seqused_k, Tensor q_scale, Tensor k_scale, Tensor v_scale, \
+     float softmax_scale, bool causal, int window_left, int window_right, float softcap, SymInt max_seqlen_q, \
+     SymInt max_seqlen_k, int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
+
+pub(super) const KVCACHE_SCALED: &str = "fwd_kvcache.scaled(Tensor q, Tensor k_cache, Tensor v_cache, \
+     Tensor cu_seqlens_q, Tensor seqused_q, Tensor seqused_k, Tensor block_table, Tensor q_scale, Tensor k_scale, \
+     Tensor v_scale, float softmax_scale, bool causal, int window_left, int window_right, float softcap, \
+     SymInt max_seqlen_q, SymInt max_seqlen_k, int sm_margin=0, int split_keys=0) -> (Tensor out, Tensor lse)";
 
 /// The same with the number of a schedule that `make_schedule` made.
 pub(super) const SCHEDULED: &str = "fwd_kvcache.scheduled(Tensor q, Tensor k_cache, Tensor v_cache, \
@@ -135,7 +148,7 @@ fn scheduled<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Res
 fn cache<'a>(
     torch: &'a Libtorch,
     inputs: &[Tensor],
-    head_values: &[Tensor],
+    values: &[Tensor],
     numbers: &[u64],
     kept: Option<Kept>,
 ) -> Results<'a, 2> {
@@ -204,7 +217,7 @@ fn cache<'a>(
         seqused_k: Some(array(seqused_k)),
         block_table: block_table.map(array),
     };
-    with_lse(kinds.run(torch, tensors, lengths, head_values, forward_options(numbers)?, kept)?)
+    with_lse(kinds.run(torch, tensors, lengths, values, forward_options(numbers)?, kept)?)
 }
 
 fn rows<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
@@ -314,29 +327,26 @@ impl Kinds {
         builder.q_lengths(self.q).kv_lengths(self.kv)
     }
 
-    /// The output, and its log-sum-exp if the options ask for it.
+    /// The output, and its log-sum-exp if the options ask for it. `values` are sinks and slopes, or three scales.
     fn run<'a>(
         self,
         torch: &'a Libtorch,
         tensors: [Rows; 3],
         lengths: Lengths<Array>,
-        head_values: &[Tensor],
+        values: &[Tensor],
         mut options: Options,
         kept: Option<Kept>,
     ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
         let [q, k, v] = &tensors;
         let (place, dtype) = q.agree(&[k, v])?;
-        if dtype == DType::E4M3 {
-            return Err("q holds e4m3, which is served for equal lengths only; convert the tensors to bfloat16".into());
-        }
         let ([first, rows, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
         let o_layout = Layout::bshd([first, rows, heads, head_dim_v]);
         let packed = self.q != QLengths::Equal;
         let out = if packed {
             let strides = [(heads * head_dim_v) as i64, head_dim_v as i64, 1];
-            torch.empty([rows, heads, head_dim_v], strides, Some(dtype), place)?
+            torch.empty([rows, heads, head_dim_v], strides, Some(dtype.output()), place)?
         } else {
-            torch.empty(o_layout.shape, o_layout.strides, Some(dtype), place)?
+            torch.empty(o_layout.shape, o_layout.strides, Some(dtype.output()), place)?
         };
         let lse = options.return_lse.then(|| match packed {
             true => torch.empty([heads, rows], [rows as i64, 1], Some(DType::F32), place),
@@ -350,8 +360,10 @@ impl Kinds {
             return Ok((out, lse)); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
+        let (scales, head_values) = values.split_at(if values.len() == 3 { 3 } else { 0 });
         let head_values = HeadValues::new(head_values, place, [self.batch, heads], &mut options)?;
         let problem = self.builder(dtype, layouts, &options).build()?;
+        let scales = scales_of(scales, &problem, place)?;
         problem.check_given(&lengths, |array| array.len)?;
         let call = Call {
             torch,
@@ -359,7 +371,7 @@ impl Kinds {
             sm_margin: options.sm_margin,
             problem,
             tensors,
-            scales: Vec::new(),
+            scales,
             head_values,
             lengths,
             outputs: [out.first()?, lse.as_ref().map_or(Ok(null_mut()), Tensor::first)?],

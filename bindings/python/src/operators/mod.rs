@@ -38,7 +38,7 @@ const BHSD_NAMES: [&str; 3] = ["query", "key", "value"];
 /// 0 is batch-invariant. `modified` operators have sinks `[heads]` or ALiBi slopes `[heads]` or `[batch, heads]`; one
 /// of one dimension without elements is not given. `fwd.bhsd` takes tensors `[batch, heads, seq, head_dim]` and gives
 /// `[batch, seq, heads, head_dim]` alone, with the least work of the host.
-const OPERATORS: [(&str, Kernel); 14] = [
+const OPERATORS: [(&str, Kernel); 16] = [
     (
         "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal, int window_left, int window_right, \
          float softcap, bool out_bhsd, bool deterministic=False, int sm_margin=0, int split_keys=0) \
@@ -64,6 +64,8 @@ const OPERATORS: [(&str, Kernel); 14] = [
     ),
     (lengths::VARLEN_MODIFIED, lengths::forward_varlen_modified),
     (lengths::KVCACHE_MODIFIED, lengths::forward_kvcache_modified),
+    (lengths::VARLEN_SCALED, lengths::forward_varlen_modified),
+    (lengths::KVCACHE_SCALED, lengths::forward_kvcache_modified),
     (lengths::VARLEN, lengths::forward_varlen),
     (lengths::KVCACHE, lengths::forward_kvcache),
     (lengths::ROWS, lengths::forward_rows),
@@ -225,14 +227,7 @@ fn output_of<'a>(
     options.return_lse = lse.is_some();
     let head_values = HeadValues::new(head_values, place, [batch, heads], &mut options)?;
     let problem = problem_of(dtype, [&q.layout, &k.layout, &v.layout, &o_layout], &options)?;
-    let scales = scales
-        .iter()
-        .zip(&NAMES[3..])
-        .map(|(scale, name)| scale_of(scale, name, &problem, place));
-    let scales = scales.collect::<Result<Vec<_>, _>>()?;
-    if scales.is_empty() != (problem.num_scales() == 0) {
-        return Err(format!("q holds {dtype}; float8_e4m3fn tensors have scales, and no others").into());
-    }
+    let scales = scales_of(scales, &problem, place)?;
 
     let (shape, strides) = (
         options.axes.reorder(o_layout.shape),
@@ -386,6 +381,16 @@ impl HeadValues {
 }
 
 /// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.
+/// Where the scales of a problem's q, k and v are; none of problems that have none.
+fn scales_of(scales: &[Tensor], problem: &Problem, place: Place) -> Result<Vec<*mut u8>, Error> {
+    if scales.is_empty() != (problem.num_scales() == 0) {
+        let dtype = problem.dtype();
+        return Err(format!("q holds {dtype}; float8_e4m3fn tensors have scales, and no others").into());
+    }
+    let named = scales.iter().zip(&NAMES[3..]);
+    named.map(|(scale, name)| scale_of(scale, name, problem, place)).collect()
+}
+
 fn scale_of(scale: &Tensor, name: &'static str, problem: &Problem, place: Place) -> Result<*mut u8, Error> {
     let scale = scale.describe::<2>(name)?;
     scale.check_f32([problem.batch(), problem.num_kv_heads()], place)?;

@@ -1,0 +1,106 @@
+"""float8 tensors in packed sequences and caches, with scales of each sequence, on the CPU and, where there is one that
+serves them, on a GPU. NaN lies past every end."""
+
+import flashcore
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import ragged  # noqa: E402  (needs PyTorch)
+import reference  # noqa: E402
+from flashcore.flash_attn_interface import (  # noqa: E402
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    get_scheduler_metadata,
+)
+
+HAS_CUDA = not flashcore.why_not_cuda() and torch.cuda.is_available()
+NO_HOPPER = "fp8 is served on Hopper"
+hopper = pytest.mark.skipif(not HAS_CUDA or torch.cuda.get_device_capability() != (9, 0), reason=NO_HOPPER)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=hopper)])
+def device(request):
+    return request.param
+
+
+@pytest.mark.parametrize("form", ["packed", "cache", "pages"])
+def test_fp8_with_scales_of_sequences(device, form):
+    """The values that float8 tensors stand for, in bfloat16: an element times the scale of its sequence and head."""
+    lengths = [(3, 50), (1, 7), (40, 129), (2, 0), (17, 64)]
+    parts = ragged.sequences(lengths, device=device, dtype=torch.float32, dim=64)
+    qs, ks, vs = ([x.to(torch.float8_e4m3fn) for x in xs] for xs in zip(*parts))
+    generator = torch.Generator().manual_seed(1)
+    scales = [(0.25 + torch.rand(len(lengths), 2, generator=generator)).to(device) for _ in range(3)]
+    widened = [
+        [x.float() * scale[b].repeat_interleave(x.shape[1] // 2)[:, None] for b, x in enumerate(xs)]
+        for xs, scale in zip((qs, ks, vs), scales)
+    ]
+    as_bytes = lambda xs: [x.view(torch.uint8) for x in xs]  # PyTorch has no cat, no full and no copies of float8
+    nan = lambda *shape: torch.full(shape, 0x7F, dtype=torch.uint8, device=device)
+    counts = ragged.int32([keys for _, keys in lengths], device)
+    starts_q = ragged.starts([rows for rows, _ in lengths], device)
+    q = torch.cat(as_bytes(qs)).view(torch.float8_e4m3fn)
+    options = {"q_descale": scales[0], "k_descale": scales[1], "v_descale": scales[2], "causal": True}
+    if form == "packed":
+        k, v = (torch.cat([*as_bytes(xs), nan(5, 2, 64)]).view(torch.float8_e4m3fn) for xs in (ks, vs))
+        starts_k = ragged.starts([keys for _, keys in lengths], device)
+        out, lse = flash_attn_varlen_func(q, k, v, starts_q, starts_k, 40, 129, return_attn_probs=True, **options)
+    else:
+        pages = [nan(len(lengths), 144, 2, 64) for _ in range(2)]
+        for whole, xs in zip(pages, (ks, vs)):
+            for b, x in enumerate(as_bytes(xs)):
+                whole[b, : len(x)] = x
+        k, v = (x.view(torch.float8_e4m3fn) for x in pages)
+        options |= {"cu_seqlens_q": starts_q, "max_seqlen_q": 40, "cache_seqlens": counts, "return_softmax_lse": True}
+        if form == "pages":
+            k, v = (x.view(-1, 16, 2, 64) for x in (k, v))
+            options["page_table"] = torch.arange(45, dtype=torch.int32, device=device).view(5, 9)
+        out, lse, *_ = flash_attn_with_kvcache(q, k, v, **options)
+    assert out.dtype == torch.bfloat16
+    at = 0
+    for b, (rows, keys) in enumerate(lengths):
+        want, want_lse = (torch.zeros(rows, 4, 64), torch.full((4, rows), float("-inf")))
+        if keys:
+            one = (x[b][None].cpu().double().numpy() for x in widened)
+            want, want_lse = (torch.from_numpy(x)[0] for x in reference.attention(*one, causal=True))
+        # P is rounded to fp8 on a GPU: some times the values' standard deviation.
+        atol = 8e-3 if device == "cpu" else 0.06 * max(1.0, float(want.abs().max()))
+        part = slice(at, at + rows)
+        torch.testing.assert_close(out[part].cpu().double(), want.double(), atol=atol, rtol=8e-3)
+        torch.testing.assert_close(lse[:, part].cpu().double(), want_lse.double(), atol=0.05, rtol=1e-3)
+        at += rows
+
+
+def test_fp8_caches_take_new_rows(device):
+    draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+    q, new, cache = draw(2, 1, 4, 64), draw(2, 1, 2, 64), draw(2, 32, 2, 64)
+    counts = ragged.int32([5, 31], device)
+    given, whole = (cache.view(torch.uint8).clone().view(torch.float8_e4m3fn) for _ in range(2))
+    for b, count in enumerate((5, 31)):
+        whole.view(torch.uint8)[b, count] = new.view(torch.uint8)[b, 0]
+    metadata = get_scheduler_metadata(2, 1, 32, 4, 2, 64, counts, qkv_dtype=torch.float8_e4m3fn)
+    out = flash_attn_with_kvcache(q, given, given.clone(), new, new, cache_seqlens=counts, scheduler_metadata=metadata)
+    assert torch.equal(given.view(torch.uint8), whole.view(torch.uint8))
+    plain = cache.view(torch.uint8).clone().view(torch.float8_e4m3fn)
+    assert torch.equal(out, flash_attn_with_kvcache(q, whole, _with_rows(plain, new, (5, 31)), cache_seqlens=counts + 1))
+
+
+def _with_rows(cache, new, counts):
+    for b, count in enumerate(counts):
+        cache.view(torch.uint8)[b, count] = new.view(torch.uint8)[b, 0]
+    return cache
+
+
+def test_what_fp8_with_lengths_does_not_take_is_named():
+    q, k = (torch.randn(2, n, 4, 64).to(torch.float8_e4m3fn) for n in (1, 16))
+    table = torch.ones(16, 32)
+    pages = {"page_table": ragged.int32([[0], [1]]), "cache_leftpad": ragged.int32([0, 1])}
+    with pytest.raises(NotImplementedError, match="cache_leftpad is given, which is not served for float8"):
+        flash_attn_with_kvcache(q, k, k, cache_seqlens=5, **pages)
+    with pytest.raises(NotImplementedError, match="rotary_cos is given, but rows of float8_e4m3fn are only copied"):
+        flash_attn_with_kvcache(q, k, k.clone(), q, q, rotary_cos=table, rotary_sin=table, cache_seqlens=5)
+    with pytest.raises(RuntimeError, match=r"k_scale holds f32 of shape \[2, 2\].*\[2, 4\]"):
+        flash_attn_with_kvcache(q, k, k, cache_seqlens=5, k_descale=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="k_descale was given, but q holds torch.float32"):
+        flash_attn_with_kvcache(q.float(), k.float(), k.float(), cache_seqlens=5, k_descale=torch.ones(2, 4))
