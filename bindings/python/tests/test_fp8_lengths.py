@@ -100,7 +100,7 @@ def test_what_fp8_with_lengths_does_not_take_is_named():
         flash_attn_with_kvcache(q, k, k, cache_seqlens=5, **pages)
     with pytest.raises(NotImplementedError, match="rotary_cos is given, but rows of float8_e4m3fn are only copied"):
         flash_attn_with_kvcache(q, k, k.clone(), q, q, rotary_cos=table, rotary_sin=table, cache_seqlens=5)
-    with pytest.raises(RuntimeError, match=r"k_scale holds f32 of shape \[2, 2\].*\[2, 4\]"):
+    with pytest.raises(RuntimeError, match=r"^k_descale holds f32 of shape \[2, 2\].*\[2, 4\]"):
         flash_attn_with_kvcache(q, k, k, cache_seqlens=5, k_descale=torch.ones(2, 2))
     with pytest.raises(ValueError, match="k_descale was given, but q holds torch.float32"):
         flash_attn_with_kvcache(q.float(), k.float(), k.float(), cache_seqlens=5, k_descale=torch.ones(2, 4))
