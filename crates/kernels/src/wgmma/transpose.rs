@@ -165,8 +165,8 @@ fn body(k: &KernelBuilder, cols: u32, shape: &Shape) {
         Some(first) => head.fma(tiles, first / cols + batch),
         None => batch.fma(k.grid_dim(1), head) * tiles,
     };
-    // Rows see keys from the first one's on, to the last one's. Q tiles that see none are computed with the last K block
-    // before them, of which the mask leaves nothing.
+    // Rows see keys from the first one's on, to the last one's. Q tiles that see none are computed with the last K
+    // block before them, of which the mask leaves nothing.
     let (begin, _) = params.band.keys(k.constant(0));
     let (_, end) = params.band.keys((params.seq_len_q.max(1) - 1).reinterpret());
     let (before, end) = (begin.max(1) - 1, end.max(1));

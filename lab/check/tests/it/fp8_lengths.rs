@@ -10,11 +10,11 @@ use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    DType, InputKind, KvLengths, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
+    DType, KvLengths, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
 };
 use flashcore_sim::FindingKind;
 
-use crate::common::number;
+use crate::common::{assert_clean, inputs_of, number};
 use crate::lengths::{PACKED, PAGED_BOXES, is_found_in_step, run_steps};
 
 /// So few that blocks have several tiles, and pieces of tiles.
@@ -58,23 +58,7 @@ fn random_problems_are_within_the_bound() {
         };
         served += 1;
         combinations.insert((problem.q_lengths() == QLengths::Equal, kind(problem.kv_lengths())));
-        let options = CheckOptions {
-            inputs: match served % 4 {
-                1 => InputKind::ALL[served as usize / 4 % InputKind::ALL.len()],
-                _ => InputKind::Normal,
-            },
-            seed,
-            first_schedule: seed,
-            ..CheckOptions::default()
-        };
-        let report = check_plan(&plan, &options).unwrap();
-        let config = plan.config;
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "{}: {problem} by {config}\n{report}",
-            seed - 1
-        );
+        assert_clean(&plan, seed - 1, inputs_of(served));
     }
     assert!(count < 30 || combinations.len() >= 7, "{combinations:?}");
 }
