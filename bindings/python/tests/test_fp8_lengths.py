@@ -92,15 +92,54 @@ def _with_rows(cache, new, counts):
     return cache
 
 
-def test_what_fp8_with_lengths_does_not_take_is_named():
-    q, k = (torch.randn(2, n, 4, 64).to(torch.float8_e4m3fn) for n in (1, 16))
-    table = torch.ones(16, 32)
-    pages = {"page_table": ragged.int32([[0], [1]]), "cache_leftpad": ragged.int32([0, 1])}
-    with pytest.raises(NotImplementedError, match="cache_leftpad is given, which is not served for float8"):
-        flash_attn_with_kvcache(q, k, k, cache_seqlens=5, **pages)
-    with pytest.raises(NotImplementedError, match="rotary_cos is given, but rows of float8_e4m3fn are only copied"):
-        flash_attn_with_kvcache(q, k, k.clone(), q, q, rotary_cos=table, rotary_sin=table, cache_seqlens=5)
-    with pytest.raises(RuntimeError, match=r"^k_descale holds f32 of shape \[2, 2\].*\[2, 4\]"):
-        flash_attn_with_kvcache(q, k, k, cache_seqlens=5, k_descale=torch.ones(2, 2))
-    with pytest.raises(ValueError, match="k_descale was given, but q holds torch.float32"):
-        flash_attn_with_kvcache(q.float(), k.float(), k.float(), cache_seqlens=5, k_descale=torch.ones(2, 4))
+def test_what_fp8_with_lengths_does_not_take_is_named(device):
+    """Before new rows are written: a call that is refused leaves the cache as it was."""
+    draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+    q, cache, new = draw(2, 1, 4, 64), draw(2, 16, 2, 64), draw(2, 1, 2, 64)
+    pages = {"page_table": ragged.int32([[0], [1]], device), "cache_leftpad": ragged.int32([0, 1], device)}
+    table, count = torch.ones(16, 32, device=device), ragged.int32([5, 5], device)
+    sizes = (2, 1, 16, 4, 2, 64, count)
+    made = get_scheduler_metadata(*sizes, qkv_dtype=torch.bfloat16)
+    cases = [
+        (NotImplementedError, "cache_leftpad is given, which is not served for float8", pages),
+        (NotImplementedError, "rotary_cos is given, but rows of float8_e4m3fn", {"rotary_cos": table, "rotary_sin": table}),
+        (RuntimeError, r"k_descale has shape \(2, 4\).*\(2, 2\)", {"k_descale": torch.ones(2, 4, device=device)}),
+        (RuntimeError, "v_descale holds torch.float16", {"v_descale": torch.ones(2, 2, device=device).half()}),
+    ]
+    if made.numel():
+        cases.append((NotImplementedError, "scheduler_metadata is given; calls with float8", {"scheduler_metadata": made}))
+        with pytest.raises(ValueError, match="qkv_dtype is torch.float8_e4m3fn"):
+            get_scheduler_metadata(*sizes, qkv_dtype=torch.float8_e4m3fn, out=made)
+    if device == "cuda":
+        odd = {"k_cache": draw(2, 15, 2, 64), "v_cache": draw(2, 15, 2, 64), "cache_batch_idx": ragged.int32([1, 0], device)}
+        cases.append((RuntimeError, "pages of a multiple of 8 keys, and k_cache has 15", odd))
+    for error, says, change in cases:
+        given = {"k_cache": cache.clone(), "v_cache": cache.clone(), "k": new, "v": new, "cache_seqlens": count, **change}
+        before = [given[name].view(torch.uint8).clone() for name in ("k_cache", "v_cache")]
+        with pytest.raises(error, match=says):
+            flash_attn_with_kvcache(q, **given)
+        after = [given[name].view(torch.uint8) for name in ("k_cache", "v_cache")]
+        assert all(torch.equal(x, y) for x, y in zip(before, after)), says
+    with pytest.raises(RuntimeError, match="^k_descale holds f32 of shape"):
+        flash_attn_with_kvcache(q, cache, cache, cache_seqlens=5, k_descale=torch.ones(2, 4, device=device))
+    wide = [x.to(torch.float32 if device == "cpu" else torch.bfloat16) for x in (q, cache, cache)]
+    with pytest.raises(ValueError, match="k_descale was given, but q holds torch"):
+        flash_attn_with_kvcache(*wide, cache_seqlens=5, k_descale=torch.ones(2, 2, device=device))
+    with pytest.raises(RuntimeError, match="cache_seqlens has 0 dimensions"):
+        flash_attn_with_kvcache(*wide, cache_seqlens=torch.tensor(5, dtype=torch.int32, device=device))
+
+
+def test_fp8_without_keys_and_with_used_rows(device):
+    draw = lambda *shape: torch.randn(*shape, device=device).to(torch.float8_e4m3fn)
+    q, k = draw(5, 4, 64), draw(9, 2, 64)
+    starts, starts_k, used = (ragged.int32(x, device) for x in ([0, 2, 5], [0, 4, 9], [3, 2]))
+    none, lse = flash_attn_varlen_func(q, k[:0], k[:0], starts, 0 * starts, 3, 0, return_attn_probs=True)
+    assert (none == 0).all() and lse.isneginf().all()
+    out = flash_attn_varlen_func(q, k, k, starts, starts_k, 3, 5, seqused_k=used, window_size=(2, 0), softcap=5.0)
+    options = {"window_size": (2, 0), "softcap": 5.0}
+    for first, end, key, count in [(0, 2, 0, 3), (2, 5, 4, 2)]:
+        of = k[key : key + count]
+        want = flash_attn_varlen_func(
+            q[first:end], of, of, starts[:1].new_tensor([0, end - first]), starts.new_tensor([0, count]), 3, 5, **options
+        )
+        torch.testing.assert_close(out[first:end], want, atol=2e-2, rtol=2e-2)

@@ -71,7 +71,7 @@ impl ProblemError {
         let needed = batch * heads;
         let message = format!(
             "{tensor} has {given} scales; its {batch} batches and {heads} K/V heads need {needed} of them, f32 [batch, \
-             kv_heads] (`with_scales`)"
+             kv_heads] (`with_scales`, of packed tensors and pages `with_scales_of`)"
         );
         ProblemError::Tensor { tensor, message }
     }

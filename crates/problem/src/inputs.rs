@@ -381,7 +381,7 @@ fn draw_quantised(
     let quantised = quantise(tensor, &values.view(), of_heads.repeat(entries))?;
     let of_sequences = (0..problem.num_scales()).map(|i| {
         let factor = match kind {
-            InputKind::SmallIntegers => 2f32.powi((i + place) as i32 % 3 - 1),
+            InputKind::SmallIntegers => 2f32.powi((i / heads + i % heads + place) as i32 % 3 - 1),
             _ => 0.5 + 1.5 * rng.unit(),
         };
         of_heads[i % heads] * factor

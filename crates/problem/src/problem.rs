@@ -313,8 +313,15 @@ impl Problem {
         check_tensor("v", self.dtype, &self.v, v)?;
         for (tensor, view) in [("q", q), ("k", k), ("v", v)] {
             let given = view.scales().map_or(0, <[f32]>::len);
-            if given != self.num_scales() || given > 0 && view.scaled != self.batch {
+            if given != self.num_scales() {
                 return Err(ProblemError::scales(tensor, given, self.batch, self.num_kv_heads));
+            }
+            if given > 0 && view.scaled != self.batch {
+                let (scaled, batch) = (view.scaled, self.batch);
+                let message = format!(
+                    "the scales of {tensor} are of {scaled} sequences, and the problem has {batch} (`with_scales_of`)"
+                );
+                return Err(ProblemError::Tensor { tensor, message });
             }
         }
         self.check_head_values(q)

@@ -71,6 +71,9 @@ impl<'a> TensorView<'a> {
     }
 
     /// The same tensor with the scales of a sequence for all of its rows.
+    ///
+    /// # Panics
+    /// There are scales, and none of this sequence.
     pub fn of_sequence(mut self, sequence: usize) -> TensorView<'a> {
         let of_one = |scales: &'a [f32]| {
             let heads = scales.len() / self.scaled;

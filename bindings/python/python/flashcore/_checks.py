@@ -143,7 +143,7 @@ def head_values(q: torch.Tensor, batch: int, sinks: torch.Tensor, alibi_slopes: 
 def scales(
     q: torch.Tensor,
     given: tuple[torch.Tensor | None, ...],
-    shape: tuple[int, int],
+    shape: Callable[[], tuple[int, ...]],
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
@@ -158,10 +158,30 @@ def scales(
         raise NotImplementedError(
             "sinks and alibi_slopes of float8_e4m3fn tensors are served by flashcore.attention, for equal lengths"
         )
+    needed = shape()
     for name, scale in zip(names, given):
         if scale is not None and not isinstance(scale, torch.Tensor):
-            raise TypeError(f"{name} is a {type(scale).__name__}; it must be a float32 tensor of shape {tuple(shape)}")
-    return tuple(q.new_ones(shape, dtype=torch.float32) if x is None else x.contiguous() for x in given)
+            raise TypeError(f"{name} is a {type(scale).__name__}; it must be a float32 tensor of shape {tuple(needed)}")
+    return tuple(q.new_ones(needed, dtype=torch.float32) if x is None else x.contiguous() for x in given)
+
+
+def no_padding(q: torch.Tensor, leftpad: torch.Tensor | None) -> None:
+    """`cache_leftpad` is not served for float8: its pages have a key each."""
+    if leftpad is not None and q.dtype in FP8:
+        raise NotImplementedError("cache_leftpad is given, which is not served for float8_e4m3fn: leave it out")
+
+
+def whole_pages(q: torch.Tensor, k: torch.Tensor, table: torch.Tensor | None) -> None:
+    """Pages of float8 on a GPU have a multiple of 8 keys."""
+    if table is not None and q.dtype in FP8 and q.device.type == "cuda":
+        says = f"float8_e4m3fn is served for pages of a multiple of 8 keys, and k_cache has {k.shape[1]} in a page"
+        _check(k.shape[1] % 8 == 0, lambda: f"{says} (with cache_batch_idx, a page is a sequence's part of the cache)")
+
+
+def no_schedule(q: torch.Tensor, schedule: int | None) -> None:
+    """Calls with float8 make their own schedule."""
+    if schedule is not None and q.dtype in FP8:
+        raise NotImplementedError("scheduler_metadata is given; calls with float8_e4m3fn make their own: leave it out")
 
 
 def numbers(softmax_scale: float, softcap: float) -> None:

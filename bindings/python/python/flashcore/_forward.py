@@ -147,7 +147,8 @@ def _flash_attn_forward(
         if seqused_k is None:
             raise ValueError("seqused_k is not given, but k_new is: it says where k_new goes")
         if not torch.compiler.is_compiling():  # then fake kernels check
-            _lengths.check_cache(q, k, v, seqused_k=seqused_k, scales=scales, **lengths, **options)
+            own = {"seqused_k": seqused_k, "scales": scales, "schedule": schedule}
+            _lengths.check_cache(q, k, v, **own, **lengths, **options)
         q, seqused_k = _append.append(
             q,
             k,

@@ -48,8 +48,7 @@ def attend(
                 return _no_rows(q, k, v, options.get("sinks"))  # no problem is empty; FlashAttention-3's calls may be
         return forward(q, k, v, scales=scales, deterministic=deterministic, **options)
     options |= {"scales": scales}
-    if leftpad is not None and q.dtype == torch.float8_e4m3fn:
-        raise NotImplementedError("cache_leftpad is given, which is not served for float8_e4m3fn: leave it out")
+    _checks.no_padding(q, leftpad)
     if cu_seqlens_k is not None and (table is not None or leftpad is not None):
         raise ValueError("cu_seqlens_k is given with page_table, cache_batch_idx or cache_leftpad; give one of them")
 
@@ -124,13 +123,20 @@ def check_cache(
     sm_margin: int,
     batch_invariant: int | None,
     scales: tuple[torch.Tensor | None, ...],
+    schedule: int | None,
     **_: Any,
 ) -> None:
     """Raises for what `attend` would raise for after the cache has changed, as far as the host knows it."""
     none = torch.empty(0, dtype=torch.int32)
     arrays = (none if x is None else x for x in (cu_seqlens_q, seqused_q, seqused_k, table))
     _checks.cache(q, k, v, *arrays, dtypes=(*_checks.FLOATS, *_checks.FP8))
-    _checks.scales(q, scales, (batch_of(q, cu_seqlens_q), k.shape[2]))
+    _checks.no_padding(q, leftpad)
+    _checks.no_schedule(q, schedule)
+    _checks.whole_pages(q, k, table)
+    shape = (batch_of(q, cu_seqlens_q), k.shape[2])
+    given = _checks.scales(q, scales, lambda: shape)
+    named = dict(zip(("q_descale", "k_descale", "v_descale"), given))
+    _checks.of_dtype(q, shape, (torch.float32,), **named)
     _checks.numbers(1.0 if softmax_scale is None else softmax_scale, softcap)
     _checks.settings(q, sm_margin, batch_invariant)
     if cu_seqlens_q is not None:

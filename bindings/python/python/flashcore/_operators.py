@@ -263,7 +263,7 @@ def forward(
     softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, out_bhsd)
     settings = _settings(sm_margin, batch_invariant)
-    given = _checks.scales(q, scales, (k.shape[0], k.shape[2]), sinks, alibi_slopes)
+    given = _checks.scales(q, scales, lambda: (k.shape[0], k.shape[-2]), sinks, alibi_slopes)
     if given:
         return _call_with_values(_fwd_scaled, q, k, v, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
@@ -368,7 +368,7 @@ def forward_varlen(
     settings = _settings(sm_margin, batch_invariant)
     absent = _absent(q, seqused_q, seqused_k)
     lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
-    given = _checks.scales(q, scales, (cu_seqlens_q.shape[0] - 1, k.shape[1]), sinks, alibi_slopes)
+    given = _checks.scales(q, scales, lambda: (cu_seqlens_q.numel() - 1, k.shape[-2]), sinks, alibi_slopes)
     if given:
         return _call_with_values(_fwd_varlen_scaled, q, k, v, *lengths, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
@@ -424,10 +424,10 @@ def forward_kvcache(
     settings = _settings(sm_margin, batch_invariant)
     absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
     lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
-    given = _checks.scales(q, scales, (seqused_k.shape[0], k.shape[2]), sinks, alibi_slopes)
+    given = _checks.scales(q, scales, lambda: (seqused_k.numel(), k.shape[-2]), sinks, alibi_slopes)
     if given:
-        if schedule is not None:
-            raise NotImplementedError("scheduler_metadata is given; calls with float8_e4m3fn make their own: leave it out")
+        _checks.no_schedule(q, schedule)
+        _checks.whole_pages(q, k, block_table)
         return _call_with_values(_fwd_kvcache_scaled, q, k, v, *lengths, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
         values = _modifiers(q, sinks, alibi_slopes)

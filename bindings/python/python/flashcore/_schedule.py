@@ -37,7 +37,7 @@ def make(
     *numbers: Any,
 ) -> torch.Tensor:
     """The token of a schedule for lengths as they are when it runs; numbers are those of the operator from `heads` on."""
-    if dtype == torch.float8_e4m3fn:
+    if dtype == torch.float8_e4m3fn and out is None:
         return seqused_k.new_empty(0)  # none: calls make their own
     if dtype not in _DTYPES:
         raise ValueError(f"qkv_dtype is {dtype}; schedules are made for float16, bfloat16 and float32")

@@ -345,9 +345,9 @@ def flash_attn_with_kvcache(
         What `get_scheduler_metadata` returned for lengths as they are when the call runs.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
-    `rotary_cos`, `cache_leftpad` and `scheduler_metadata`, are of sequences; new rows are of the same scales. Writing `k`
-    and `v` with their rotary embedding is one launch before attention. `cache_leftpad` and `cache_batch_idx` run
-    PyTorch's operations, several small kernels each.
+    `rotary_cos`, `cache_leftpad` and `scheduler_metadata`, and on a GPU for pages of a multiple of 8 keys, are of
+    sequences; new rows have the same. Writing `k` and `v` with their rotary embedding is one launch before attention.
+    `cache_leftpad` and `cache_batch_idx` run PyTorch's operations, several small kernels each.
 
     Returns
     -------

@@ -360,6 +360,7 @@ impl Kinds {
             return Ok((out, lse)); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
+        // By the schemas: `modified` has two, `scaled` three.
         let (scales, head_values) = values.split_at(if values.len() == 3 { 3 } else { 0 });
         let head_values = HeadValues::new(head_values, place, [self.batch, heads], &mut options)?;
         let problem = self.builder(dtype, layouts, &options).build()?;

@@ -380,8 +380,7 @@ impl HeadValues {
     }
 }
 
-/// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.
-/// Where the scales of a problem's q, k and v are; none of problems that have none.
+/// The addresses of the scales of q, k and v; none of a problem that has none.
 fn scales_of(scales: &[Tensor], problem: &Problem, place: Place) -> Result<Vec<*mut u8>, Error> {
     if scales.is_empty() != (problem.num_scales() == 0) {
         let dtype = problem.dtype();
@@ -391,6 +390,7 @@ fn scales_of(scales: &[Tensor], problem: &Problem, place: Place) -> Result<Vec<*
     named.map(|(scale, name)| scale_of(scale, name, problem, place)).collect()
 }
 
+/// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.
 fn scale_of(scale: &Tensor, name: &'static str, problem: &Problem, place: Place) -> Result<*mut u8, Error> {
     let scale = scale.describe::<2>(name)?;
     scale.check_f32([problem.batch(), problem.num_kv_heads()], place)?;

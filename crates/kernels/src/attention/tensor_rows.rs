@@ -98,7 +98,7 @@ pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> R
     if rows < LEAST_PAGE_ROWS {
         let what = format!("pages of {page_size} keys (it copies {LEAST_PAGE_ROWS} at a time, or more)");
         let remedy = match problem.dtype() {
-            DType::E4M3 => "no family does for e4m3: use larger pages, or fp16 or bf16",
+            DType::E4M3 => "no family does for e4m3: use pages of a multiple of 8 keys, or fp16 or bf16",
             _ => "family mma does",
         };
         return Err(Refusal::unsupported(family, what, remedy));
@@ -211,7 +211,9 @@ impl<'k> TensorRows<'k> {
     #[track_caller]
     pub(crate) fn keys(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
         let (params, len) = (&sequence.params, sequence.params.seq_len_kv);
-        match (self.batch_rows, sequence.place.filter(|_| self.of != RowsOf::Batch)) {
+        // V transposed is no tensor of rows, though sequences are packed.
+        let place = sequence.place.filter(|_| self.of != RowsOf::Batch);
+        match (self.batch_rows, place) {
             (None, Some((_, FirstRows { k: Some(first), .. }))) => SequenceRows::Ragged(self.map.rows(first, len)),
             (Some(batch_rows), Some((batch, _))) => match params.pages_of(batch) {
                 None => SequenceRows::Ragged(self.map.rows(batch * batch_rows, len)),

@@ -1,5 +1,5 @@
 //! The producer: one thread starts the copies of every tile this block computes, as fast as stages become free. Pages
-//! are copied by the lanes of two warps, one for Q and K, one for V, which look up and copy one each.
+//! are looked up and copied by the lanes of two warps, one for Q and K, one for V; V transposed is in none.
 
 use flashcore_ir::inst::L2Hint;
 use flashcore_ir::pipeline::Producer;
@@ -12,8 +12,8 @@ use crate::attention::softmax::Probability;
 use crate::attention::tensor_rows::{Cluster, Sequence, fill_stage};
 
 impl<'k, E: Probability> Context<'k, '_, E> {
-    /// Copies Q, K and V of each Q tile, in the order in which they are needed. One warp alone took longer than the
-    /// products with pages of 16 keys (run `serve-chunks`).
+    /// Copies Q, K and V of each Q tile, in the order in which they are needed. Of pages with 16 keys one warp took
+    /// longer than the products (run `serve-chunks`).
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let [q, keys, values] = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|to| to.producer());

@@ -9,7 +9,8 @@
 //! | packed, `total` rows | of a sequence; `total / cols + batch` tiles each | `first_key / cols + b` |
 //! | others | of all sequences; tiles of `seq_len_kv` keys each | 0 |
 //!
-//! With lengths on the device only tiles with keys that rows see are written, or one, and no key past the end is read.
+//! With lengths on the device only tiles with keys that rows see are written, or one, and none of sequences without
+//! rows. No key past the end is read.
 
 use flashcore_ir::{Arg, Cache, E4M3, GlobalPtr, Kernel, KernelBuilder, Launch, TensorBox, Val};
 use flashcore_problem::{KvLengths, Problem};
@@ -169,14 +170,17 @@ fn body(k: &KernelBuilder, cols: u32, shape: &Shape) {
     // block before them, of which the mask leaves nothing.
     let (begin, _) = params.band.keys(k.constant(0));
     let (_, end) = params.band.keys((params.seq_len_q.max(1) - 1).reinterpret());
-    let (before, end) = (begin.max(1) - 1, end.max(1));
-    let tile = k.var(before.reinterpret::<u32>() / cols + k.block_idx(0));
+    let before = (begin.max(1) - 1).reinterpret::<u32>();
+    let end = params.seq_len_q.eq(0).select(0, end.max(1)).reinterpret::<u32>();
+    let tile = k.var(before / cols + k.block_idx(0));
     k.loop_(|scope| {
-        scope.break_if((tile * cols).ge(end.reinterpret::<u32>()).uniform());
+        scope.break_if((tile * cols).ge(end).uniform());
         let out = out.offset_strided(first_of_all + tile, tile_size);
         transpose_tile(k, [cols, shape.head_dim_v], (&v, values), [tile.get(), keys], out);
         tile.add_assign(k.grid_dim(0));
     });
+    // The next launch, which may have begun, reads them by tensor copies.
+    k.fence_proxy_async_global();
 }
 
 /// A thread transposes four keys by 16 columns at a time.

@@ -284,7 +284,8 @@ fn invalid_scales() {
     let (k, v) = (inputs.k.view(), inputs.v.view());
     assert_eq!(
         p.check_inputs(&bare.view(), &k, &v).unwrap_err().to_string(),
-        "q has 0 scales; its 2 batches and 3 K/V heads need 6 of them, f32 [batch, kv_heads] (`with_scales`)"
+        "q has 0 scales; its 2 batches and 3 K/V heads need 6 of them, f32 [batch, kv_heads] (`with_scales`, of packed tensors \
+         and pages `with_scales_of`)"
     );
     // One scale per head of Q fits the tensor but not the problem.
     let many = bare.view().with_scales("q", &[1.0; 12]).unwrap();
@@ -371,13 +372,27 @@ fn scales_are_those_of_sequences() {
                     want.index
                 );
             }
-            let of_batches = bare
-                .with_scales("v", &twice[..2])
-                .map(|v| problem.check_inputs(&q, &k, &v));
-            assert!(
-                matches!(kv_lengths, KvLengths::Packed { .. }).then_some(of_batches.is_ok_and(|all| all.is_err()))
-                    != Some(false)
-            );
         }
     }
+}
+
+/// As many scales as are needed, but of other sequences.
+#[test]
+fn scales_of_another_batch_are_refused() {
+    use flashcore_problem::QLengths;
+    let problem = Problem::builder().batch(3).heads(6, 2).seq_len(8).head_dim(16);
+    let problem = problem
+        .dtype(DType::E4M3)
+        .q_lengths(QLengths::Packed { total: 20, used: false });
+    let problem = problem.build().unwrap();
+    let inputs = Inputs::generate(&problem, InputKind::Normal, 1);
+    let (k, v) = (inputs.k.view(), inputs.v.view());
+    let bare = TensorView::new("q", DType::E4M3, *problem.q_layout(), inputs.q.bytes()).unwrap();
+    let of_batch = bare.with_scales("q", &[1.0; 6]).unwrap();
+    assert_eq!(
+        problem.check_inputs(&of_batch, &k, &v).unwrap_err().to_string(),
+        "the scales of q are of 1 sequences, and the problem has 3 (`with_scales_of`)"
+    );
+    let of_sequences = bare.with_scales_of("q", 3, &[1.0; 6]).unwrap();
+    assert!(problem.check_inputs(&of_sequences, &k, &v).is_ok());
 }

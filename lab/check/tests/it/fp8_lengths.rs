@@ -10,7 +10,7 @@ use flashcore_ir::{BufferSpec, Chip, Target};
 use flashcore_kernels::{Config, KernelCache, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{
-    DType, KvLengths, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
+    DType, InputKind, KvLengths, Lengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
 };
 use flashcore_sim::FindingKind;
 
@@ -99,7 +99,7 @@ fn the_schedule_alone_is_kept() {
             names.iter().zip(begins).all(|(name, begin)| name.starts_with(begin)),
             "{names:?}"
         );
-        assert_eq!(plan.schedule_steps(), 1);
+        assert_eq!((names.len(), plan.schedule_steps()), (4, 1));
         for step in plan.steps() {
             let workspaces = step.launch.buffers.iter().filter(|spec| spec.name == "workspace");
             assert_eq!(workspaces.count(), 1, "{}", step.kernel.name());
@@ -143,7 +143,7 @@ fn pieces_have_the_scale_of_their_sequence() {
 
 /// Mistakes in the step that transposes V (1) and in the main one (2): what breaks, and where.
 #[rustfmt::skip]
-const PLANTED: [(&str, KvLengths, usize, Operator, &str); 12] = [
+const PLANTED: [(&str, KvLengths, usize, Operator, &str); 15] = [
     ("neighbour's first key", PACKED, 1, Operator::NextAccess, "cu_seqlens_k"),
     ("the keys before", PACKED, 1, Operator::PreviousAccess, "cu_seqlens_k"),
     ("neighbour's number of keys", PACKED, 1, Operator::NextAccess, "seqused_k"),
@@ -153,7 +153,10 @@ const PLANTED: [(&str, KvLengths, usize, Operator, &str); 12] = [
     ("stale page, the next entry", PAGED_BOXES, 1, Operator::NextAccess, "block_table"),
     ("V from its second row on", KvLengths::Cache, 1, Operator::NextAccess, "v"),
     ("tiles are not written", PACKED, 1, Operator::DropStore, "workspace"),
-    ("V of the tile after", PACKED, 2, Operator::RowOff, "fill_stage(cluster, self.v_tile"),
+    ("V of the tile after", PACKED, 2, Operator::HeadOff, "fill_stage(cluster, self.v_tile"),
+    ("V from its second column on", PACKED, 2, Operator::RowOff, "fill_stage(cluster, self.v_tile"),
+    ("tiles of the first sequence in the place of another's", PACKED, 1, Operator::DropAddend, "first / cols + batch"),
+    ("tiles of the first sequence for another", PACKED, 2, Operator::DropAddend, "tile_at(scales, &sequence"),
     ("scales of the next head", PACKED, 2, Operator::NextAccess, "v_scale"),
     ("neighbour's first key in the main step", PACKED, 2, Operator::NextAccess, "cu_seqlens_k"),
 ];
@@ -162,6 +165,21 @@ const PLANTED: [(&str, KvLengths, usize, Operator, &str); 12] = [
 fn planted_mistakes_are_found() {
     for (name, kv_lengths, step, operator, place) in PLANTED {
         is_found_in_step(name, &plan(&shape(kv_lengths)), step, operator, place);
+    }
+    let window = plan(&shape(PACKED).mask(Mask::window(Some(3), Some(0))));
+    let name = "every block begins with the first tile that rows see";
+    is_found_in_step(name, &window, 1, Operator::DropAddend, "before / cols");
+}
+
+/// Blocks take every so many'th tile of a sequence where there are more of them than blocks.
+#[test]
+fn a_block_takes_several_tiles() {
+    for (kv_lengths, blocks) in [(PACKED, 1), (KvLengths::Cache, 1), (PAGED_BOXES, 2)] {
+        let mut plan = plan(&shape(kv_lengths).seq_len_kv(79).mask(Mask::window(Some(30), None)));
+        let transpose = plan.steps_mut().nth(1).unwrap();
+        assert_eq!(transpose.launch.grid[0], 3);
+        transpose.launch.grid[0] = blocks;
+        assert_clean(&plan, 1, InputKind::Normal);
     }
 }
 

@@ -32,12 +32,15 @@ fn end_of_partials(step: &Step) -> i64 {
 
 /// Whether a stale schedule may do so: sequences that overlap write the same rows and partials, and `combine` reads the
 /// partials of a piece that was not computed. Lists are written by none of these steps, and read as they were written.
+/// Of e4m3 the same sequences share tiles of transposed values, and the main kernel reads some that were not written.
 fn is_expected(finding: &Finding, step: &Step) -> bool {
     let object = finding.object.as_deref().unwrap_or_default();
     let end = finding.bytes.map_or(i64::MAX, |(_, end)| end);
     let in_partials = ["split_partials", "split_sums"].contains(&object) && end <= end_of_partials(step);
     match finding.kind {
+        FindingKind::BlockRace if step.kernel.name().contains("transpose_v") => object == "workspace",
         FindingKind::BlockRace => in_partials || ["out", "lse"].contains(&object),
+        FindingKind::NeverWritten if step.kernel.name().contains("e4m3") && object == "v" => true,
         FindingKind::NeverWritten => in_partials && step.kernel.name().contains("combine"),
         _ => false,
     }
@@ -48,7 +51,13 @@ fn run(plan: &Plan, [first, end]: [usize; 2], buffers: &mut Buffers, written: &m
     for step in plan.steps().take(end).skip(first) {
         let specs = &step.launch.buffers;
         for spec in specs {
-            let poison = || vec![POISON; spec.bytes as usize];
+            // Steps use different parts of the workspace.
+            let bytes = if spec.name == "workspace" {
+                plan.workspace_bytes()
+            } else {
+                spec.bytes
+            };
+            let poison = || vec![POISON; bytes as usize];
             buffers.entry(spec.name).or_insert_with(poison);
         }
         let mut options = SimOptions::default();
@@ -117,7 +126,14 @@ const WGMMA: [&str; 3] = [
 ];
 
 /// Of 3 sequences on so few multiprocessors that blocks have several tiles, and pieces of tiles.
-fn plan(config: &str, shape: Shape, kv_lengths: KvLengths, mask: Mask, batch_invariant: Option<usize>) -> Plan {
+fn plan(
+    config: &str,
+    shape: Shape,
+    dtype: DType,
+    kv_lengths: KvLengths,
+    mask: Mask,
+    batch_invariant: Option<usize>,
+) -> Plan {
     let target = if config.starts_with("mma") {
         Target::Sm80
     } else {
@@ -129,11 +145,7 @@ fn plan(config: &str, shape: Shape, kv_lengths: KvLengths, mask: Mask, batch_inv
         .head_dim(shape.head_dim)
         .seq_len_q(shape.rows)
         .seq_len_kv(shape.keys);
-    let problem = problem
-        .dtype(DType::F16)
-        .return_lse(true)
-        .mask(mask)
-        .kv_lengths(kv_lengths);
+    let problem = problem.dtype(dtype).return_lse(true).mask(mask).kv_lengths(kv_lengths);
     let problem = problem.q_lengths(shape.q);
     let problem = match batch_invariant {
         Some(keys) => problem.batch_invariant(keys),
@@ -213,21 +225,27 @@ fn they_touch_no_foreign_memory() {
         .into_iter()
         .flat_map(|config| [DECODING_PAGES, KvLengths::Cache].map(|kv| (config, DECODING, kv)));
     let cases = prompts.chain(wide).chain(decoding).chain([(MMA[0], PROMPTS, PAGED)]);
+    let narrow = [
+        (WGMMA[0], PROMPTS, PACKED),
+        (WGMMA[1], DECODING, DECODING_PAGES),
+        (WGMMA[2], WIDE_PROMPTS, KvLengths::Cache),
+    ];
+    let cases = cases.map(|case| (case, DType::F16));
     let mut in_pieces = 0;
-    for (config, shape, kv_lengths) in cases {
+    for ((config, shape, kv_lengths), dtype) in cases.chain(narrow.map(|case| (case, DType::E4M3))) {
         let masks = [
             (Mask::CAUSAL, None),
             (Mask::FULL, None),
             (Mask::window(Some(3), None), None),
             (Mask::CAUSAL, Some(32)),
         ];
-        let plans = masks.map(|(mask, keys)| plan(config, shape, kv_lengths, mask, keys));
+        let plans = masks.map(|(mask, keys)| plan(config, shape, dtype, kv_lengths, mask, keys));
         let first = rng.below(plans.len()); // all of them in turn
         for round in 0..rounds {
             let plan = &plans[(first + round) % plans.len()];
             assert_eq!(plan.schedule_steps(), 1, "{config}");
             let (mut buffers, mut written) = (draw(&mut rng, shape, kv_lengths), Written::default());
-            let what = format!("{config}, {shape:?}, {kv_lengths:?}, round {round}");
+            let what = format!("{config}, {shape:?}, {kv_lengths:?}, {dtype}, round {round}");
             run(plan, [0, 1], &mut buffers, &mut written, &what);
             for call in 1..3 {
                 buffers.extend(draw(&mut rng, shape, kv_lengths));

@@ -353,7 +353,7 @@ const USAGE: &[(&str, &str)] = &[
 const REFUSED: &[(&str, &str)] = &[
     (
         "explain --dtype e4m3",
-        "scalar does not serve e4m3 tensors; family wgmma does for equal lengths, on Hopper",
+        "scalar does not serve e4m3 tensors; family wgmma does, on Hopper",
     ),
     (
         "explain --profile sm_75",

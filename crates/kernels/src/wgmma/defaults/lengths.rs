@@ -133,7 +133,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
 }
 
 const TRANSPOSED_WHY: &str =
-    "tiles for few rows; each call transposes V first, so that caches in fp16 and bf16 decode in less time";
+    "rows of a sequence do not fill larger tiles; each call transposes V first: fp16 and bf16 decode in less time";
 
 /// The rows of e4m3, which no other family serves, in the order of the table: heads are packed where the queries of one
 /// do not fill a tile, and tiles of 64 rows are for sequences that fill no others.
