@@ -354,6 +354,12 @@ fn draw_quantised(
                 .map(|i| 2f32.powi((first + i) as i32 % 7 - 3))
                 .collect()
         }
+        // Of ones: see [`coarse`].
+        InputKind::HugeLogit | InputKind::RisingScores | InputKind::NegativeScores if place == 0 => {
+            let first = rng.below(5);
+            let power = |i: usize| 2f32.powi(-4 - ((first + i) % 5) as i32);
+            (0..problem.num_scales()).map(power).collect()
+        }
         _ => {
             let mut scales = absmax_scales(&values.view(), heads);
             scales.iter_mut().for_each(|scale| *scale *= 1.0 + 15.0 * rng.unit());
@@ -390,7 +396,8 @@ fn draw_quantised(
 }
 
 /// Rounds to eight significant bits: f32 sums of up to 256 such elements of one magnitude are exact,
-/// so that large scores test the softmax and not the rounding of dot products.
+/// so that large scores test the softmax and not the rounding of dot products. In e4m3 they have four
+/// bits, and Q's ones become powers of two: Hopper keeps 14 bits of a sum.
 fn coarse(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }

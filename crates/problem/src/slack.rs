@@ -11,7 +11,9 @@
 //!    `e_j = 2^-23 · scale · |q|·|k_j|`, and its unnormalised probability a factor of
 //!    `exp(±e_j)`: `exp(max e) · Σ p_j · (exp(e_j) - 1) · |v_j - O|`, at most the largest
 //!    `|v_j - O|`. Hopper accumulates fp8 products in about 14 bits:
-//!    `e_j = 2^-12 · scale · Σ|q·k_j|`. Of a soft-capped score the error is multiplied by the
+//!    `e_j = 2^-12 · scale · Σ|q·k_j|`. It truncates each term of each instruction, so many equal
+//!    products lose more than this, if they have more bits than it keeps: no
+//!    [`InputKind`](crate::InputKind) has such. Of a soft-capped score the error is multiplied by the
 //!    derivative `1 - (s_j/cap)²`, and `2^-23 · |s_j|` added. ALiBi adds `2^-23 · (2·slope·(d + 256) +
 //!    |s_j|)` at a distance of `d`. A sink counts as a key whose value is 0, with an error of
 //!    `2^-23 · |sink|`.

@@ -8,8 +8,9 @@ use flashcore_ir::{Arg, Chip, Target};
 use flashcore_kernels::{Config, Plan, select, wgmma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, InputKind, Problem, RandomLimits, random_problem};
+use flashcore_sim::TensorSums;
 
-use crate::common::{assert_none, failure};
+use crate::common::{assert_none, failure, seeded};
 
 /// A config of the family that serves the problem; `None` where none of many does, as for rows that repeat. Keys are
 /// not split: that is refused.
@@ -60,6 +61,34 @@ fn random_problems_are_within_the_bound() {
     }
     assert_none(&failures);
     assert!(configs.len() > problems / 2, "{configs:?}");
+}
+
+/// As a Hopper card adds products up: it keeps 14 bits of a sum. Scores of products of one sign would lose more than
+/// the bound knows, had these products more bits.
+#[test]
+fn sums_of_hopper_are_within_the_bound() {
+    let chip = Chip {
+        target: Target::Sm90a,
+        sms: 2,
+    };
+    let config = "wgmma/m64n96-s2-free-spec".parse().unwrap();
+    let mut failures = Vec::new();
+    for (seed, inputs) in (0..4).flat_map(|seed| InputKind::ALL.map(|inputs| (seed, inputs))) {
+        let problem = Problem::builder()
+            .heads(1, 1)
+            .seq_len(83)
+            .mask(flashcore_problem::Mask::CAUSAL)
+            .head_dim(240)
+            .dtype(DType::E4M3);
+        let plan = Plan::new(&problem.build().unwrap(), &config, chip).unwrap();
+        let mut options = seeded(seed, inputs);
+        options.sim.tensor_sums = TensorSums::Hopper;
+        let report = check_plan(&plan, &options).unwrap();
+        if report.verdict != Verdict::Clean {
+            failures.push(format!("seed {seed}, {inputs}\n{report}"));
+        }
+    }
+    assert_none(&failures);
 }
 
 fn default_plan() -> Plan {
