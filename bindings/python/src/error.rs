@@ -1,8 +1,12 @@
 //! Errors as Python has them: what the caller got wrong is a `ValueError` or `TypeError`, what the
 //! machine got wrong a `RuntimeError`.
 
+#[cfg(unix)]
+use std::ffi::c_int;
 use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(unix)]
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use flashcore::{Error, ProblemError};
 use pyo3::PyErr;
@@ -51,6 +55,9 @@ pub(crate) fn type_(message: impl Into<String>) -> PyErr {
 /// The process that computed first: it has the threads and the CUDA context. 0: none has.
 static COMPUTES: AtomicU32 = AtomicU32::new(0);
 
+/// Whether this process is known to be that one: a call need not ask the system. A fork forgets it.
+static IS_KNOWN: AtomicBool = AtomicBool::new(false);
+
 /// Whether this process was forked from one that had computed.
 pub(crate) fn is_forked() -> bool {
     ![0, process::id()].contains(&COMPUTES.load(Ordering::Relaxed))
@@ -60,6 +67,14 @@ pub(crate) fn is_forked() -> bool {
 /// fork does not copy, or use a CUDA context that it must not.
 /// The process computes from now on, if it does not yet.
 pub(crate) fn forked() -> Option<String> {
+    match IS_KNOWN.load(Ordering::Relaxed) {
+        true => None,
+        false => looked_up(),
+    }
+}
+
+#[cold]
+fn looked_up() -> Option<String> {
     let here = process::id();
     match COMPUTES.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
         Err(first) if first != here => Some(format!(
@@ -67,6 +82,35 @@ pub(crate) fn forked() -> Option<String> {
              it does not have; start it with spawn or forkserver (multiprocessing.set_start_method), or fork before \
              the first call"
         )),
-        _ => None,
+        _ => {
+            IS_KNOWN.store(forks_are_told(), Ordering::Relaxed);
+            None
+        }
     }
+}
+
+/// Whether the C library calls [`forget`] in the child of each fork from now on.
+fn forks_are_told() -> bool {
+    #[cfg(unix)]
+    {
+        unsafe extern "C" {
+            fn pthread_atfork(
+                prepare: Option<extern "C" fn()>,
+                parent: Option<extern "C" fn()>,
+                child: Option<extern "C" fn()>,
+            ) -> c_int;
+        }
+        static TOLD: OnceLock<bool> = OnceLock::new();
+        // SAFETY: a function of POSIX, with its type; `forget` may run in a child, for it only stores to an atomic.
+        *TOLD.get_or_init(|| unsafe { pthread_atfork(None, None, Some(forget)) } == 0)
+    }
+    #[cfg(not(unix))]
+    {
+        true // there is no fork
+    }
+}
+
+#[cfg(unix)]
+extern "C" fn forget() {
+    IS_KNOWN.store(false, Ordering::Relaxed);
 }
