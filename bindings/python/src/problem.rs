@@ -4,6 +4,13 @@ use flashcore::{DType, Layout, Problem, ProblemBuilder, ProblemError};
 
 use crate::options::Options;
 
+// A field more than these: have `builder_of` set it (or `lengths.rs`, `backward.rs`), and `schedule.rs` compare it for
+// a schedule that is used again; then count it here.
+const _: () = assert!(
+    Problem::FIELDS.len() == 26,
+    "Problem has a field that nothing here knows"
+);
+
 /// The problem of q, k, v and o with these layouts.
 pub(crate) fn problem_of(dtype: DType, layouts: [&Layout; 4], options: &Options) -> Result<Problem, ProblemError> {
     builder_of(dtype, layouts, options).build()

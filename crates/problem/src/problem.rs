@@ -86,6 +86,26 @@ pub struct Problem {
     pub(crate) alibi: Option<Alibi>,
 }
 
+/// The names of the fields; one that is left out here does not compile.
+macro_rules! names {
+    ($($field:ident),* $(,)?) => {
+        impl Problem {
+            /// The names of the fields, by which a crate that knows each of them notices a new one.
+            #[doc(hidden)]
+            pub const FIELDS: &[&str] = {
+                let _ = |Problem { $($field: _),* }: &Problem| ();
+                &[$(stringify!($field)),*]
+            };
+        }
+    };
+}
+
+names! {
+    batch, num_heads, num_kv_heads, seq_len_q, seq_len_kv, head_dim, head_dim_v, dtype, mask, q_offset,
+    kv_offset, softmax_scale, softcap, return_lse, q, k, v, o, q_lengths, kv_lengths, direction, gradients,
+    deterministic, batch_invariant, sinks, alibi
+}
+
 /// A method for each field that returns its value.
 macro_rules! getters {
     ($($(#[$doc:meta])* $field:ident: $type:ty;)*) => {
