@@ -211,13 +211,13 @@ impl<'py> Call<'py> {
     }
 
     /// What the addresses of the tensors are multiples of, in bytes, at most 16.
-    pub(crate) fn alignment(&self) -> u32 {
+    pub(crate) fn alignment(&self, out: Option<&Tensor>) -> u32 {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(Tensor::address);
-        1 << (q | k | v | 16).trailing_zeros()
+        1 << (q | k | v | out.map_or(0, Tensor::address) | 16).trailing_zeros()
     }
 
     /// Checks that `out=` is writable and overlaps no input. The problem has checked all layouts.
-    fn check_out(&self, out: &Tensor) -> PyResult<()> {
+    pub(crate) fn check_out(&self, out: &Tensor) -> PyResult<()> {
         out.check_writable()?;
         for input in [&self.q, &self.k, &self.v] {
             if out.overlaps(input) {

@@ -16,11 +16,11 @@ use crate::options::Options;
 /// flops (of the two products, over visible keys only), and on a GPU also target, grid, block,
 /// cluster, shared_bytes (a block), workspace_bytes, before and then (the names of kernels that run
 /// before and after the one described) and considered: pairs of a kernel and why it was refused
-/// (None: chosen). Takes the arguments of `attention` that matter for it and raises what it would
-/// raise.
+/// (None: chosen). Takes the arguments of `attention` and raises what it would raise; `out` is not written.
 #[pyfunction]
 #[pyo3(signature = (
-    q, k, v, *, causal=false, window=None, softcap=None, scale=None, return_lse=false, kernel=None, layout="bshd",
+    q, k, v, *, causal=false, window=None, softcap=None, scale=None, out=None, return_lse=false, kernel=None,
+    layout="bshd", stream=None, q_scale=None, k_scale=None, v_scale=None, sinks=None, alibi_slopes=None,
 ))]
 #[allow(clippy::too_many_arguments)] // Python's keyword arguments
 pub(crate) fn plan<'py>(
@@ -32,16 +32,26 @@ pub(crate) fn plan<'py>(
     window: Option<&Bound<'py, PyAny>>,
     softcap: Option<f32>,
     scale: Option<f32>,
+    out: Option<&Bound<'py, PyAny>>,
     return_lse: bool,
     kernel: Option<&str>,
     layout: &str,
+    stream: Option<&Bound<'py, PyAny>>,
+    q_scale: Option<&Bound<'py, PyAny>>,
+    k_scale: Option<&Bound<'py, PyAny>>,
+    v_scale: Option<&Bound<'py, PyAny>>,
+    sinks: Option<&Bound<'py, PyAny>>,
+    alibi_slopes: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
-    // Scales change nothing of how it is computed.
-    let (call, _) = Call::gather([q, k, v], [None; 3], None, None, &options)?;
-    let problem = call.problem(&options, None)?;
+    let mut options = Options::parse(causal, window, softcap, scale, return_lse, kernel, layout)?;
+    let (mut call, out) = Call::gather([q, k, v], [q_scale, k_scale, v_scale], out, stream, &options)?;
+    call.gather_head_values(sinks, alibi_slopes, &mut options)?;
+    let problem = call.problem(&options, out.as_ref())?;
+    if let Some(out) = &out {
+        call.check_out(out)?;
+    }
     let attention = &*call.attention;
-    let alignment = call.alignment();
+    let alignment = call.alignment(out.as_ref());
     let summary = py
         .detach(|| attention.plan_aligned(&problem, alignment))
         .map_err(raise)?;

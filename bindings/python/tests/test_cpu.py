@@ -210,6 +210,16 @@ def test_plan_and_explain():
     assert plan["why"] and isinstance(plan["notes"], list)
     text = flashcore.explain(q, k, v, causal=True)
     assert plan["kernel"] in text and plan["why"] in text and plan["problem"] in text
+    sinks, slopes = np.zeros(4, np.float32), np.zeros((1, 4), np.float32)
+    assert "sinks" in flashcore.plan(q, k, v, sinks=sinks)["problem"]
+    assert flashcore.plan(q, k, v, alibi_slopes=slopes)["problem"] != flashcore.plan(q, k, v)["problem"]
+    out = np.zeros_like(q)
+    assert flashcore.plan(q, k, v, out=out)["kernel"] == flashcore.plan(q, k, v)["kernel"] and not out.any()
+    for wrong, says in (({"sinks": sinks[:3]}, "sinks has shape"), ({"out": q}, "out shares memory with q"),
+                        ({"q_scale": sinks[None]}, "q_scale"), ({"stream": 0}, "stream was given")):
+        for function in (flashcore.plan, flashcore.explain, flashcore.attention):
+            with pytest.raises((TypeError, ValueError), match=f"^{says}"):
+                function(q, k, v, **wrong)
 
 
 def test_devices():

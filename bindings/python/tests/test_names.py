@@ -1,5 +1,10 @@
 """Errors name an argument as the function does that was called, on CPU tensors."""
 
+import ast
+import inspect
+from pathlib import Path
+
+import flashcore
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -95,3 +100,15 @@ def test_errors_name_the_callers_argument(function, given, change, says):
 def test_a_call_that_does_not_fit_the_signature_is_not_renamed():
     with pytest.raises(TypeError, match="multiple values for argument 'k'"):
         fa3.flash_attn_with_kvcache(Q, CACHE, CACHE, KV, k=KV)
+
+
+def test_plans_take_what_attention_takes():
+    of = lambda function: inspect.signature(function).parameters.keys()
+    assert of(flashcore.plan) == of(flashcore.attention)
+    stub = ast.parse((Path(flashcore.__file__).parent / "__init__.pyi").read_text())
+    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    for name in ("attention", "plan", "explain"):
+        for function in functions:
+            if function.name == name:
+                given = [arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)]
+                assert given == list(of(flashcore.attention)), name

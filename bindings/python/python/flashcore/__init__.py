@@ -19,7 +19,7 @@ __all__ = ["__version__", "attention", "devices", "explain", "plan", "why_not_cu
 def explain(q, k, v, **options) -> str:
     """How `attention` would compute this call, in words: kernel, reason, and on a GPU the launch and what was refused.
 
-    Takes the arguments of `plan`, and raises what it raises.
+    Takes the arguments of `attention`, and raises what it raises.
     """
     how = plan(q, k, v, **options)
     lines = [f"{how['problem']} on {how['device']}: {how['kernel']}", f"  because {how['why']}"]

@@ -93,9 +93,16 @@ def plan(
     window: Optional[Window] = None,
     softcap: Optional[float] = None,
     scale: Optional[float] = None,
+    out: Optional[SupportsDLPack] = None,
     return_lse: bool = False,
     kernel: Optional[str] = None,
     layout: Layout = "bshd",
+    stream: Union[int, Any, None] = None,
+    q_scale: Optional[SupportsDLPack] = None,
+    k_scale: Optional[SupportsDLPack] = None,
+    v_scale: Optional[SupportsDLPack] = None,
+    sinks: Optional[SupportsDLPack] = None,
+    alibi_slopes: Optional[SupportsDLPack] = None,
 ) -> Plan: ...
 def explain(
     q: SupportsDLPack,
@@ -106,9 +113,16 @@ def explain(
     window: Optional[Window] = None,
     softcap: Optional[float] = None,
     scale: Optional[float] = None,
+    out: Optional[SupportsDLPack] = None,
     return_lse: bool = False,
     kernel: Optional[str] = None,
     layout: Layout = "bshd",
+    stream: Union[int, Any, None] = None,
+    q_scale: Optional[SupportsDLPack] = None,
+    k_scale: Optional[SupportsDLPack] = None,
+    v_scale: Optional[SupportsDLPack] = None,
+    sinks: Optional[SupportsDLPack] = None,
+    alibi_slopes: Optional[SupportsDLPack] = None,
 ) -> str: ...
 def devices() -> list[DeviceInfo]: ...
 def why_not_cuda() -> Optional[str]: ...
