@@ -1,6 +1,7 @@
 """Hugging Face models with `fc_attention`: random tiny ones on the CPU, against Transformers' own attention."""
 
 import collections
+import functools
 import inspect
 import warnings
 
@@ -409,23 +410,55 @@ def test_keys_in_use_mean_the_same_to_sdpa(llama):
     close(out, want.float())
 
 
-def test_steps_of_a_static_cache_are_one_graph(llama):
+def test_steps_of_a_static_cache_are_few_graphs(model_and_own):
+    """One; with sliding windows another from where the window is full."""
     torch._dynamo.reset()
     fc.register(strict=True)
+    model, own = model_and_own
     ids, graphs = tokens(), []
 
     def count(graph, example):
         graphs.append(graph)
         return graph
 
-    want = logits(llama, "sdpa", ids)
-    llama.set_attn_implementation(fc.NAME)
-    compiled = torch.compile(llama, fullgraph=True, backend=count)
-    cache = transformers.StaticCache(config=llama.config, max_cache_len=32)
+    want = logits(model, own, ids)
+    model.set_attn_implementation(fc.NAME)
+    compiled = torch.compile(model, fullgraph=True, backend=count)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
-        for i in range(12):
+        for i in range(16):
             close(compiled(ids[:, i : i + 1], past_key_values=cache).logits, want[:, i : i + 1])
-    assert len(graphs) <= 2  # the first step also allocates the cache
+    # The first step also allocates the cache; a window's counter becomes a variable.
+    assert len(graphs) <= (2 if getattr(model.config, "sliding_window", None) is None else 4)
+
+
+def test_other_masks_of_a_compiled_step_are_made():
+    config = transformers.MistralConfig(**SIZES, sliding_window=8, attn_implementation=fc.NAME)
+    fc.register()
+    seen = lambda batch, head, q, k: k == 0
+    for added in ({}, {"or_mask_function": seen}, {"and_mask_function": seen}, {"block_sequence_ids": torch.zeros(1, 1).long()}):
+        cache = transformers.StaticCache(config=config, max_cache_len=32)
+        cache.update(*(torch.zeros(1, 2, 3, 16) for _ in "kv"), 0)
+        make = lambda x: masking_utils.create_sliding_window_causal_mask(config, x, None, cache, **added)
+        torch._dynamo.reset()
+        try:
+            made = torch.compile(make, fullgraph=True, backend="eager")(torch.zeros(1, 1, 64))
+        except torch._dynamo.exc.Unsupported:  # Transformers' mask itself
+            assert added
+            continue
+        assert made.dtype == (torch.bool if added else torch.int32), added
+    x, keys = torch.zeros(1, 1, 64), torch.zeros(1, 20, 64)
+    across = lambda x: masking_utils.create_bidirectional_sliding_window_mask(config, x, None, encoder_hidden_states=keys)
+    cached = lambda x: masking_utils.create_sliding_window_causal_mask(config, x, None, cache)
+    window = masking_utils.sliding_window_causal_mask_function(8)
+    direct = lambda function: lambda x: fc.mask(1, 1, 8, 3, mask_function=function, local_size=8, config=config)
+    for make in (across, direct(masking_utils.and_masks(window, seen)), direct(functools.partial(window)), cached):
+        config.is_causal = make is not cached
+        torch._dynamo.reset()
+        want = make(x)
+        made = torch.compile(make, fullgraph=True, backend="eager")(x)
+        want = torch.ones_like(made) if want is None or want.dtype != torch.bool else want.expand(made.shape)
+        torch.testing.assert_close(made, want)
 
 
 def test_a_model_compiles(model_and_own):

@@ -20,7 +20,12 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
 
 from . import _continuous, _padding
 from ._gradients import slow_backward
@@ -31,10 +36,8 @@ __all__ = ["NAME", "register"]
 NAME = "fc_attention"
 
 _KEYWORDS = frozenset(("position_bias", "cache", "head_mask", "s_aux", "cu_seq_lens_q"))
-_MASK_OF_COMPILED = (
-    "a mask is needed, in a compiled model also for padding, and for a static cache with sliding windows (do not compile "
-    "such a model, or use a dynamic cache)"
-)
+_MASK_OF_COMPILED = "a mask is needed, in a compiled model also for padding (give it no attention_mask, or do not compile it)"
+_AND = sliding_window_causal_mask_function(1).__name__
 _strict = False
 _warned: set[str] = set()
 
@@ -74,15 +77,23 @@ def _tell(refusal: str, warning: str) -> None:
         warnings.warn(warning, stacklevel=4)
 
 
-def _is_causal(mask_function: Callable[..., Any], local_size: int | None, options: dict[str, Any]) -> bool:
+def _is_causal(
+    mask_function: Callable[..., Any], local_size: int | None, q_length: int, options: dict[str, Any]
+) -> bool:
     """Whether a mask is causal, with the sliding window `local_size` if that is given, and nothing else."""
     if local_size is None:
         return mask_function is causal_mask_function
     if torch.compiler.is_compiling():  # closures cannot be read
         config = options.get("config")
         window, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-        # That may not be skipped where another mask was added.
-        return local_size == window != chunk and options.get("allow_is_causal_skip", False)
+        if not local_size == window != chunk:
+            return False
+        if options.get("allow_is_causal_skip", False):
+            return True
+        # That may not be skipped where another mask was added, nor in steps over a static cache. What is added by "and"
+        # is computed with vmap, and what is added by "or" has that name. Windows of both sides have a word of their own.
+        alone = options.get("use_vmap") is False and "allow_is_bidirectional_skip" not in options
+        return q_length == 1 and alone and getattr(mask_function, "__name__", None) == _AND
     try:
         overlay, causal = _captured(mask_function)["mask_functions"]
         return causal is causal_mask_function and _captured(overlay)["sliding_window"] == local_size
@@ -123,7 +134,7 @@ def mask(
     local_size : int, optional
         The sliding window or chunk that `mask_function` has.
     """
-    causal = _is_causal(mask_function, local_size, options)
+    causal = _is_causal(mask_function, local_size, q_length, options)
     full = mask_function is bidirectional_mask_function and local_size is None
     keys_in_use = None
     if isinstance(q_offset, torch.Tensor):
