@@ -19,7 +19,7 @@ import flashcore
 import flashcore.torch
 import torch
 from flashcore import _operators
-from flashcore.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache
+from flashcore.flash_attn_interface import flash_attn_func, flash_attn_with_kvcache, get_scheduler_metadata
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -46,7 +46,7 @@ def ways(shape):
     yield "attention(out=, stream=)", False, lambda: flashcore.attention(q, k, v, out=out, stream=stream)
     yield "attention()", False, lambda: flashcore.attention(q, k, v)
     yield "flash_attn_func", False, lambda: flash_attn_func(q, k, v)
-    yield "flash_attn_with_kvcache", False, lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths)
+    yield from ways_of_cache(q, k, v, lengths)
     yield "forward", False, lambda: _operators.forward(q, k, v)
     yield "forward_bhsd", False, lambda: _operators.forward_bhsd(*bhsd, None, False, -1, 0.0)
     yield "ops.fwd", False, lambda: fwd(q, k, v, *numbers, False)
@@ -69,6 +69,27 @@ def ways(shape):
     yield "part: 1 empty_like", False, lambda: torch.empty_like(q)
     yield "part: 1 launch (zero_ of 1 element)", False, lambda: lengths.zero_()
     yield "part: a lambda", False, lambda: None
+
+
+def ways_of_cache(q, k, v, lengths):
+    """The same of a step over a cache, in which a key is new or not."""
+    (batch, rows, heads, head_dim), (_, seq_kv, kv_heads, _) = q.shape, k.shape
+    new = [torch.randn(batch, 1, kv_heads, head_dim, dtype=q.dtype, device="cuda") for _ in "kv"]
+    tables = {name: torch.randn(seq_kv, head_dim // 2, dtype=q.dtype, device="cuda") for name in ("rotary_cos", "rotary_sin")}
+    table = torch.arange(batch * seq_kv // 16, dtype=torch.int32, device="cuda").view(batch, -1)
+    pages = [x.view(-1, 16, kv_heads, head_dim) for x in (k, v)]
+    sizes = {"batch_size": batch, "max_seqlen_q": rows, "max_seqlen_k": seq_kv, "num_heads_q": heads}
+    sizes |= {"num_heads_kv": kv_heads, "headdim": head_dim, "page_size": 16, "cache_seqlens": lengths, "causal": True}
+    made = get_scheduler_metadata(**sizes)
+    options = {"cache_seqlens": lengths, "causal": True}
+    before = {**options, "cache_seqlens": lengths - 1}
+    cached = flash_attn_with_kvcache
+    yield "kvcache", False, lambda: cached(q, k, v, **options)
+    yield "kvcache, paged", False, lambda: cached(q, *pages, page_table=table, **options)
+    yield "kvcache, paged, schedule", False, lambda: cached(q, *pages, page_table=table, scheduler_metadata=made, **options)
+    yield "kvcache, new key", False, lambda: cached(q, k, v, *new, **before)
+    yield "kvcache, new key, rotary", False, lambda: cached(q, k, v, *new, **tables, **before)
+    yield "kvcache, paged, new key, rotary", False, lambda: cached(q, *pages, *new, page_table=table, **tables, **before)
 
 
 def measured(found, rounds, calls):

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times Transformers models with `fc_attention` beside `sdpa`, and compares errors of logits. Needs a GPU.
 
-usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,pairs] [--rounds N]
-                             [--dtype bfloat16] [--lock FILE]   (one JSON row a line)
+usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,pairs,continuous]
+                             [--rounds N] [--dtype bfloat16] [--lock FILE]   (one JSON row a line)
 
 MODEL is `llama` (16 layers, 32 heads that share 8, head_dim 64, of the sizes of Llama 3.2 1B), `gemma` (soft cap and
 windows, of the sizes of Gemma 2 2B), `oss` (sinks and windows, attention as in gpt-oss 20B, fewer layers and experts)
@@ -13,7 +13,8 @@ is a forward call over the prompt. `token_ms` is a step of `generate` after the 
 static cache; with a static one Transformers compiles steps by itself. `fc_attention` fills all caches, so that the
 memory of `eager` suffices for long prompts. `pairs` are forward calls of a token with a dynamic cache, for a batch of
 all prompts with padding on the left: the implementations take turns step by step, since a host's speed changes within
-seconds. `speed` is the median of the ratios of neighbours, with its interval of 95 %. `error` is the mean absolute
+seconds. `speed` is the median of the ratios of neighbours, with its interval of 95 %. `continuous_ms` is
+`generate_batch` of 64 prompts of 100 to 2,000 tokens, 64 new ones each. `error` is the mean absolute
 error of logits of a short padded batch against attention in float64. Processes with the same --lock compile side by
 side, and measure one at a time while no other one compiles.
 """
@@ -197,6 +198,16 @@ def pairs(model, implementations, prompts, rounds):
     }
 
 
+def continuous(model):
+    """A function that serves prompts of mixed lengths by continuous batching, and returns the seconds of all."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(100, 2001, (64,), generator=draw).tolist()
+    prompts = [torch.randint(3, ALL["vocab_size"], (length,), generator=draw).tolist() for length in lengths]
+    room = transformers.ContinuousBatchingConfig(block_size=256, num_blocks=1200, max_batch_tokens=4096)
+    until = transformers.GenerationConfig(max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None)
+    return lambda: seconds(lambda: model.generate_batch(prompts, until, continuous_batching_config=room))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=["llama"])
@@ -207,8 +218,8 @@ def main():
     parser.add_argument("--lock", help="a file that processes of one run share")
     options = parser.parse_args()
     wanted = options.measure.split(",")
-    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static", "pairs"}:
-        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic, static or pairs")
+    if unknown := set(wanted) - {"error", "prefill", "dynamic", "static", "pairs", "continuous"}:
+        parser.error(f"--measure {','.join(sorted(unknown))}: give error, prefill, dynamic, static, pairs or continuous")
     prompts = [int(word) for word in options.prompts.split(",") if word]
 
     @contextlib.contextmanager
@@ -254,6 +265,8 @@ def main():
             if "pairs" in wanted:
                 with lock(fcntl.LOCK_EX):
                     row("pairs", lambda: pairs(model, implementations, prompts, options.rounds), prompts=prompts)
+            if "continuous" in wanted:
+                timed("continuous_ms", continuous(model))
             for prompt in prompts:
                 ids = torch.randint(3, ALL["vocab_size"], (1, prompt), device="cuda")
                 if "prefill" in wanted:
