@@ -6,7 +6,7 @@ import torch
 
 from . import _lengths, _names
 from ._forward import common_options
-from ._gradients import backward, backward_varlen
+from ._gradients import backward
 
 __all__: list[str] = []
 
@@ -72,11 +72,11 @@ def _flash_attn_backward(
     if k.numel() == 0 or q.numel() == 0:  # tensors without keys or queries are no problem's
         gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
     elif cu_seqlens_q is not None and cu_seqlens_k is not None:
-        options |= {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        options |= {"seqused_q": sequed_q, "seqused_k": sequed_k}
-        options |= {"max_seqlen_q": _lengths.bound("max_seqlen_q", max_seqlen_q)}
-        options |= {"max_seqlen_k": _lengths.bound("max_seqlen_k", max_seqlen_k)}
-        gradients = backward_varlen(dout, q, k, v, out, softmax_lse, **options)
+        lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        lengths |= {"seqused_q": sequed_q, "seqused_k": sequed_k}
+        lengths |= {"max_seqlen_q": _lengths.bound("max_seqlen_q", max_seqlen_q)}
+        lengths |= {"max_seqlen_k": _lengths.bound("max_seqlen_k", max_seqlen_k)}
+        gradients = backward(dout, q, k, v, out, softmax_lse, lengths=lengths, **options)
     else:
         lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "sequed_q": sequed_q, "sequed_k": sequed_k}
         for name, given in lengths.items():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import _names, _native
-from ._operators import _absent, _bwd, _bwd_varlen, _dense, _prepared, _readable
+from ._arguments import packed, prepared, readable
+from ._operators import _bwd, _bwd_varlen
 
-__all__ = ["backward", "backward_varlen", "slow_backward"]
+__all__ = ["backward", "slow_backward"]
 
 
 def backward(
@@ -25,6 +28,7 @@ def backward(
     bhsd: bool = False,
     deterministic: bool = False,
     sm_margin: int = 0,
+    lengths: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v, dense: what `forward` took, what it returned, and the gradient of `out`.
 
@@ -36,43 +40,16 @@ def backward(
         Whether they are the same bits in every run.
     sm_margin : int
         Multiprocessors that are left to other work.
+    lengths : dict, optional
+        Of packed sequences, what `forward_varlen` took of them. Rows that are of no sequence have a gradient of 0.
     """
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, bhsd)
-    options += (deterministic, sm_margin)
-    return _names.typed(_bwd, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *options)
-
-
-def backward_varlen(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    *,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_q: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
-    sm_margin: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same of `forward_varlen`. Rows that are of no sequence have a gradient of 0."""
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
-    absent = _absent(q, seqused_q, seqused_k)
-    lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
-    return _names.typed(
-        _bwd_varlen, _readable(dout), q, k, v, _readable(out), lse.contiguous(), *lengths, *options, deterministic,
-        sm_margin,
-    )  # fmt: skip
+    softmax_scale, q, k, v = prepared(q, k, v, softmax_scale)
+    tensors = (readable(dout), q, k, v, readable(out), lse.contiguous())
+    options = (softmax_scale, causal, window[0], window[1], softcap)
+    if lengths is None:
+        return _names.typed(_bwd, *tensors, *options, bhsd, deterministic, sm_margin)  # type: ignore[no-any-return]
+    arrays, bounds = packed(q, **lengths)
+    return _names.typed(_bwd_varlen, *tensors, *arrays, *options, *bounds, deterministic, sm_margin)  # type: ignore[no-any-return]
 
 
 def slow_backward(

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd import profiler as autograd_profiler
 
-from . import _checks, _derivatives, _fakes, _flops, _names, _native
+from . import _arguments, _checks, _derivatives, _fakes, _flops, _names, _native
 
 _DTYPES = _checks.FLOATS  # both FlashCore and PyTorch's SDPA serve them
 _HEAD_DIMS = _checks.HEAD_DIMS
@@ -58,7 +58,7 @@ class _Differentiable(torch.autograd.Function):
         if dout is not None:
             operator = _bwd_varlen if lengths else _bwd
             numbers = ctx.numbers if ctx.numbers[0] is not None else (q.shape[-1] ** -0.5, *ctx.numbers[1:])
-            gradients = _names.typed(operator, _readable(dout), q, k, v, out, lse, *lengths, *numbers)
+            gradients = _names.typed(operator, _arguments.readable(dout), q, k, v, out, lse, *lengths, *numbers)
         return (None, *gradients, *(None for _ in lengths))
 
 
@@ -260,14 +260,14 @@ def forward(
     out : ``[batch, seq, heads, head_dim_v]``, of q's dtype (bfloat16 for float8_e4m3fn)
     lse : float32 ``[batch, heads, seq]``, natural logarithm
     """
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
+    softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, out_bhsd)
-    settings = _settings(sm_margin, batch_invariant)
+    settings = _arguments.settings(sm_margin, batch_invariant)
     given = _checks.scales(q, scales, lambda: (k.shape[0], k.shape[-2]), sinks, alibi_slopes)
     if given:
         return _call_with_values(_fwd_scaled, q, k, v, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
-        values = _modifiers(q, sinks, alibi_slopes)
+        values = _arguments.modifiers(q, sinks, alibi_slopes)
         return _call_with_values(_fwd_modified, q, k, v, *values, *options, *settings)
     return _call(_fwd, q, k, v, *options, deterministic, *settings)
 
@@ -326,12 +326,6 @@ def forward_varlen(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    seqused_q: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
@@ -342,17 +336,14 @@ def forward_varlen(
     alibi_slopes: torch.Tensor | None = None,
     sm_margin: int = 0,
     batch_invariant: int | None = None,
+    **lengths: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of packed sequences: q ``[total_q, heads, head_dim]``, k and v ``[total_k, kv_heads, head_dim]``.
 
     Parameters
     ----------
-    cu_seqlens_q, cu_seqlens_k : int32 ``[batch + 1]``
-        First row of each sequence, and the end of the last; from 0.
-    seqused_q, seqused_k : int32 ``[batch]``, optional
-        How many of its rows each sequence uses; all unless given.
-    max_seqlen_q, max_seqlen_k : int
-        Bounds of the rows of a sequence.
+    lengths
+        Those of `_arguments.packed`.
     deterministic : bool
         Whether gradients are the same bits in every run.
     scales, sinks, alibi_slopes, sm_margin, batch_invariant
@@ -363,18 +354,17 @@ def forward_varlen(
     out : ``[total_q, heads, head_dim_v]``. Rows that are of no sequence hold anything.
     lse : float32 ``[heads, total_q]``, natural logarithm
     """
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
-    options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
-    settings = _settings(sm_margin, batch_invariant)
-    absent = _absent(q, seqused_q, seqused_k)
-    lengths = (_dense(cu_seqlens_q), _dense(seqused_q, absent), _dense(cu_seqlens_k), _dense(seqused_k, absent))
-    given = _checks.scales(q, scales, lambda: (cu_seqlens_q.numel() - 1, k.shape[-2]), sinks, alibi_slopes)
+    softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
+    arrays, bounds = _arguments.packed(q, **lengths)
+    options = (softmax_scale, causal, window[0], window[1], softcap, *bounds)
+    settings = _arguments.settings(sm_margin, batch_invariant)
+    given = _checks.scales(q, scales, lambda: (lengths["cu_seqlens_q"].numel() - 1, k.shape[-2]), sinks, alibi_slopes)
     if given:
-        return _call_with_values(_fwd_varlen_scaled, q, k, v, *lengths, *given, *options, *settings)
+        return _call_with_values(_fwd_varlen_scaled, q, k, v, *arrays, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
-        values = _modifiers(q, sinks, alibi_slopes)
-        return _call_with_values(_fwd_varlen_modified, q, k, v, *lengths, *values, *options, *settings)
-    return _call(_fwd_varlen, q, k, v, *lengths, *options, deterministic, *settings)
+        values = _arguments.modifiers(q, sinks, alibi_slopes)
+        return _call_with_values(_fwd_varlen_modified, q, k, v, *arrays, *values, *options, *settings)
+    return _call(_fwd_varlen, q, k, v, *arrays, *options, deterministic, *settings)
 
 
 def forward_kvcache(
@@ -419,18 +409,23 @@ def forward_kvcache(
     out : as q, with the head_dim of v. Rows that are of no sequence hold anything.
     lse : float32 ``[batch, heads, seq_q]``; of packed queries ``[heads, total_q]``
     """
-    softmax_scale, q, k, v = _prepared(q, k, v, softmax_scale)
+    softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
-    settings = _settings(sm_margin, batch_invariant)
-    absent = _absent(q, cu_seqlens_q, seqused_q, block_table)
-    lengths = (_dense(cu_seqlens_q, absent), _dense(seqused_q, absent), _dense(seqused_k), _dense(block_table, absent))
+    settings = _arguments.settings(sm_margin, batch_invariant)
+    absent = _arguments.absent(q, cu_seqlens_q, seqused_q, block_table)
+    lengths = (
+        _arguments.dense(cu_seqlens_q, absent),
+        _arguments.dense(seqused_q, absent),
+        _arguments.dense(seqused_k),
+        _arguments.dense(block_table, absent),
+    )
     given = _checks.scales(q, scales, lambda: (seqused_k.numel(), k.shape[-2]), sinks, alibi_slopes)
     if given:
         _checks.no_schedule(q, schedule)
         _checks.whole_pages(q, k, block_table)
         return _call_with_values(_fwd_kvcache_scaled, q, k, v, *lengths, *given, *options, *settings)
     if sinks is not None or alibi_slopes is not None:
-        values = _modifiers(q, sinks, alibi_slopes)
+        values = _arguments.modifiers(q, sinks, alibi_slopes)
         return _call_with_values(_fwd_kvcache_modified, q, k, v, *lengths, *values, *options, *settings)
     if schedule is not None:
         return _call(_fwd_kvcache_scheduled, q, k, v, *lengths, *options, *settings, schedule)
@@ -447,44 +442,3 @@ def unserved(query: torch.Tensor, value: torch.Tensor, scale: float | None = Non
     if scale is not None and not 0.0 < scale <= _MOST_SCALE:
         return f"scale is not above 0 and at most {_MOST_SCALE:g}"  # the same for each: it is warned of once
     return None
-
-
-def _readable(gradient: torch.Tensor) -> torch.Tensor:
-    """A copy of a gradient whose elements share addresses, such as that of ``out.sum()``, or whose rows are not dense.
-
-    Kernels need dense rows, and the fast ones no shared rows.
-    """
-    return gradient.contiguous() if gradient.stride(-1) != 1 or 0 in gradient.stride() else gradient
-
-
-def _prepared(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None
-) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-    if not q.stride(-1) == k.stride(-1) == v.stride(-1) == 1:
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    # The operator refuses a head_dim of 0.
-    return (q.shape[-1] or 1) ** -0.5 if softmax_scale is None else softmax_scale, q, k, v
-
-
-def _settings(sm_margin: int, batch_invariant: int | None) -> tuple[int, int]:
-    """What operators of the forward pass take last; splits of 0 keys stand for none."""
-    if batch_invariant is not None:
-        _checks.split_keys(batch_invariant)
-    return sm_margin, batch_invariant or 0
-
-
-def _modifiers(
-    q: torch.Tensor, sinks: torch.Tensor | None, alibi_slopes: torch.Tensor | None
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Sinks and slopes as operators take them."""
-    absent = q.new_empty(0, dtype=torch.float32) if sinks is None or alibi_slopes is None else None
-    return _dense(sinks, absent), _dense(alibi_slopes, absent)
-
-
-def _absent(q: torch.Tensor, *given: torch.Tensor | None) -> torch.Tensor | None:
-    """What stands for arrays that are not given, if any is not."""
-    return q.new_empty(0, dtype=torch.int32) if any(x is None for x in given) else None
-
-
-def _dense(given: torch.Tensor | None, absent: torch.Tensor | None = None) -> torch.Tensor | None:
-    return absent if given is None else given.contiguous()

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from . import _names, _native
-from ._operators import _absent, _dense
+from . import _operators  # noqa: F401  (registers the operator)
+from ._arguments import absent, dense
 
 __all__ = ["given", "make"]
 
@@ -44,7 +45,7 @@ def make(
     if out is not None and out.numel() == 0:
         raise ValueError("out has no schedule to be made again: the calls that it was made for have none. Leave it out")
     number = 0 if out is None else _number(out, "out")
-    arrays = (_dense(seqused_k), _dense(cu_seqlens_q, _absent(seqused_k, cu_seqlens_q)))
+    arrays = (dense(seqused_k), dense(cu_seqlens_q, absent(seqused_k, cu_seqlens_q)))
     token = _names.typed(_make, *arrays, number, _DTYPES[dtype], *numbers)
     if out is not None:
         return out

@@ -25,8 +25,9 @@ import torch
 import torch.nn.attention
 
 from . import _names, _native
+from ._arguments import prepared
 from ._gradients import backward, slow_backward
-from ._operators import _call, _fwd, _prepared, _records, unserved
+from ._operators import _call, _fwd, _records, unserved
 
 __all__ = ["activate", "activated", "deactivate", "is_active"]
 
@@ -255,7 +256,7 @@ def forward(
     out_bhsd: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator without what SDPA does not have: looking for it takes the host a tenth of a call."""
-    scale, q, k, v = _prepared(q, k, v, scale)
+    scale, q, k, v = prepared(q, k, v, scale)
     results = _call(_fwd, q, k, v, scale, is_causal, *window, 0.0, out_bhsd, _deterministic(), 0, 0)
     return results  # type: ignore[no-any-return]
 
