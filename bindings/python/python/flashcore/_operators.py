@@ -34,20 +34,20 @@ class _Differentiable(torch.autograd.Function):
     """An operator with gradients, on q, k, v, and lengths if there are any.
 
     `torch.library.register_autograd` would complete the arguments of each call by its schema, which takes longer than
-    the rest of the call. Each argument takes time, so the numbers are one.
+    the rest of the call. Each argument and result takes time, so the numbers are one, and lse is one where it is asked for.
     """
 
     @staticmethod
-    def forward(ctx: Any, call: tuple[Any, Any], *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        run, numbers = call
+    def forward(ctx: Any, call: tuple[Any, Any, bool], *tensors: torch.Tensor) -> Any:
+        run, numbers, with_lse = call
         output = run if type(run) is tuple else _below_autograd(run, *tensors, *numbers)  # a tuple: computed already
         ctx.set_materialize_grads(False)  # so that a gradient of lse can be told from none
         ctx.save_for_backward(*tensors, *output)
-        ctx.numbers = numbers[: 8 if len(tensors) == 3 else 9]  # all but split_keys
-        return output
+        ctx.numbers = numbers
+        return output if with_lse else output[0]
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None) -> tuple[Any, ...]:
         if dlse is not None:
             raise NotImplementedError(
                 "a gradient of lse, the log-sum-exp, is asked for, which flashcore does not compute: return the output "
@@ -57,7 +57,8 @@ class _Differentiable(torch.autograd.Function):
         gradients = (None, None, None)
         if dout is not None:
             operator = _bwd_varlen if lengths else _bwd
-            numbers = ctx.numbers if ctx.numbers[0] is not None else (q.shape[-1] ** -0.5, *ctx.numbers[1:])
+            scale, *numbers = ctx.numbers[: 9 if lengths else 8]  # all but split_keys
+            numbers = (q.shape[-1] ** -0.5 if scale is None else scale, *numbers)
             gradients = _names.typed(operator, _arguments.readable(dout), q, k, v, out, lse, *lengths, *numbers)
         return (None, *gradients, *(None for _ in lengths))
 
@@ -129,8 +130,9 @@ def direct(
     recorded = _records(q, k, v)
     results = _names.typed(_native.direct_forward, q, k, v, numbers, bool(with_lse or recorded))
     if recorded and results is not None:
-        return _differentiable((results, numbers), q, k, v)  # type: ignore[no-any-return]
-    return results
+        results = _differentiable((results, numbers, with_lse), q, k, v)
+        return results if with_lse else (results, None)
+    return results  # type: ignore[no-any-return]
 
 
 def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Any:
@@ -146,7 +148,7 @@ def _call(operator: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *res
     lengths = 0 if operator is _fwd else 4 if operator is _fwd_varlen else None
     if lengths is None or not type(q) is type(k) is type(v) is torch.Tensor:
         return operator(q, k, v, *rest)
-    return _differentiable((operator, rest[lengths:]), q, k, v, *rest[:lengths])
+    return _differentiable((operator, rest[lengths:], True), q, k, v, *rest[:lengths])
 
 
 def _call_with_values(operator: Any, *inputs: Any) -> Any:
@@ -164,7 +166,7 @@ def _autograd_of(operator: Any, count: int) -> Callable[..., tuple[torch.Tensor,
         run = lambda *args: operator.redispatch(keys & torch._C._after_autograd_keyset, *args)
         if _records(*inputs[:3]):
             _derivatives.refuse_transforms()
-            return _Differentiable.apply((run, inputs[count:]), *inputs[:count])
+            return _Differentiable.apply((run, inputs[count:], True), *inputs[:count])
         return _below_autograd(run, *inputs)
 
     return kernel
