@@ -60,15 +60,13 @@ def append(
         rotary = (cos.detach(), sin.detach(), q.detach(), q_out, given(cu_seqlens_q), given(seqlens_rotary))
     _derivatives.refuse_tangents((q, k, v, rotary_cos, rotary_sin))
     tables = () if rotary_cos is None or rotary_sin is None else (rotary_cos, rotary_sin)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        if q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in tables):
-            of = torch._C._functorch
-            if not q_out.requires_grad or any(
-                of.is_gradtrackingtensor(x) or of.is_batchedtensor(x) for x in (q, k, v, *tables)
-            ):
-                _derivatives.refuse_transforms()
-            if not q_out.requires_grad:
-                q_out = q_out.detach().requires_grad_()  # so that the operator of attention refuses to compute gradients
+    recorded = [x for x in (q, k, v, *tables) if x.requires_grad] if torch.is_grad_enabled() else []
+    if recorded and not torch.compiler.is_compiling():
+        of = torch._C._functorch
+        if not q_out.requires_grad or any(of.is_gradtrackingtensor(x) or of.is_batchedtensor(x) for x in (q, k, v, *tables)):
+            _derivatives.refuse_transforms()
+        if not q_out.requires_grad:
+            q_out = q_out.detach().requires_grad_()  # so that the operator of attention refuses to compute gradients
     k, v = (x.detach() if x.stride(-1) == 1 else x.detach().contiguous() for x in (k, v))
     _append_kv(
         k_cache, v_cache, k, v, cache_seqlens.contiguous(), given(cu_seqlens_k_new), given(cache_batch_idx),
@@ -76,6 +74,8 @@ def append(
     )  # fmt: skip
     if not torch.compiler.is_compiling():  # PyTorch then notices a cache that a backward pass needs as it was
         torch._C._increment_version([x for x in (k_cache, v_cache) if not x.is_inference()])
+    elif recorded:  # a sum of nothing that requires a gradient: the operator of attention refuses, too
+        q_out = q_out + sum(x[..., :0].sum() for x in recorded).to(q_out.dtype)  # type: ignore[union-attr]
     return q_out, seqused_k
 
 
