@@ -5,11 +5,15 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 
 use dlpark::Managed;
-use dlpark::ffi::{DLDataType, DLDevice, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor};
+use dlpark::ffi::{
+    DLDataType, DLDataTypeCode, DLDevice, DLManagedTensorVersioned, DLPACK_MAJOR_VERSION, DLPackExchangeAPI, DLTensor,
+};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::frameworks::torch_tensor;
+use crate::input::{DTYPES, I32, Input};
+use crate::tensor::{dtype_of, place_of};
 
 /// The table of `torch.Tensor`, and what is called of it.
 pub(crate) struct Exchange {
@@ -73,17 +77,10 @@ impl Exchange {
     /// What is known of a [plain](Exchange::is_plain) tensor; `None` where it does not have four dimensions, or
     /// memory that can be named.
     pub(crate) fn view(&self, object: &Bound<'_, PyAny>) -> Option<View> {
-        let mut tensor = DLTensor::default();
-        // SAFETY: the object is of the class that the table was found at.
-        let failed = unsafe { (self.view)(object.as_ptr().cast(), &mut tensor) };
-        if failed != 0 {
-            drop(PyErr::take(object.py()));
+        let (tensor, first) = self.look(object)?;
+        if tensor.ndim != 4 {
             return None;
         }
-        if tensor.ndim != 4 || tensor.strides.is_null() {
-            return None;
-        }
-        let offset = usize::try_from(tensor.byte_offset).ok()?;
         // SAFETY: both point to as many numbers as there are dimensions, while the object lives.
         let (shape, strides) = unsafe { (*tensor.shape.cast::<[i64; 4]>(), *tensor.strides.cast::<[i64; 4]>()) };
         Some(View {
@@ -91,8 +88,39 @@ impl Exchange {
             device: tensor.device,
             shape,
             strides,
-            first: tensor.data.cast::<u8>().wrapping_add(offset),
+            first,
         })
+    }
+
+    /// The same with any number of dimensions, and int32 numbers, as operators take it.
+    pub(crate) fn input(&self, object: &Bound<'_, PyAny>) -> Option<Input> {
+        let (tensor, first) = self.look(object)?;
+        let number = if tensor.dtype == DLDataType::scalar(DLDataTypeCode::INT, 32) {
+            I32
+        } else {
+            let ours = dtype_of("", tensor.dtype).ok()?;
+            DTYPES.iter().find(|(known, _)| *known == ours)?.1
+        };
+        let place = place_of("", tensor.device).ok();
+        let (dims, shape, strides) = (tensor.ndim as usize, tensor.shape.cast(), tensor.strides.cast());
+        // SAFETY: both point to as many numbers as there are dimensions, while the object lives.
+        Some(unsafe { Input::new(dims, shape, strides, number, place, first) })
+    }
+
+    /// A tensor with strides, and the address of its first element.
+    fn look(&self, object: &Bound<'_, PyAny>) -> Option<(DLTensor, *mut u8)> {
+        let mut tensor = DLTensor::default();
+        // SAFETY: the object is of the class that the table was found at, or of one derived from it.
+        let failed = unsafe { (self.view)(object.as_ptr().cast(), &mut tensor) };
+        if failed != 0 {
+            drop(PyErr::take(object.py()));
+            return None;
+        }
+        if tensor.ndim < 0 || tensor.strides.is_null() {
+            return None;
+        }
+        let offset = usize::try_from(tensor.byte_offset).ok()?;
+        Some((tensor, tensor.data.cast::<u8>().wrapping_add(offset)))
     }
 
     /// The handle of PyTorch's current stream on a device.

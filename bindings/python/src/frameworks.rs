@@ -8,6 +8,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::{type_, unserved, value};
+use crate::operators::registered;
 use crate::tensor::Place;
 
 /// An imported module and its tensor type.
@@ -251,6 +252,9 @@ impl<'py> Framework<'py> {
 
 /// Whether PyTorch records gradients in this thread.
 pub(crate) fn records_gradients(torch: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if let Some(registered) = registered() {
+        return Ok(registered.records_gradients()); // without a call into Python
+    }
     match &OfTorch::get(torch).is_grad_enabled {
         Some(is_grad_enabled) => is_grad_enabled.bind(torch.py()).call0()?.is_truthy(),
         None => Ok(true),
@@ -272,13 +276,15 @@ pub(crate) fn forward_mode<'py>(torch: &Bound<'py, PyAny>) -> PyResult<Option<Bo
 pub(crate) fn wrote(tensor: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = tensor.py();
     let Some(torch) = torch_of(tensor) else { return Ok(()) };
-    // Tensors of inference mode count no writes.
-    if let Some(increment_version) = &OfTorch::get(&torch).increment_version
-        && !tensor.call_method0(intern!(py, "is_inference"))?.is_truthy()?
-    {
-        increment_version.bind(py).call1(((tensor,),))?;
+    let Some(increment_version) = &OfTorch::get(&torch).increment_version else {
+        return Ok(());
+    };
+    match increment_version.bind(py).call1(((tensor,),)) {
+        Ok(_) => Ok(()),
+        // Tensors of inference mode count no writes, and to ask them first takes as long.
+        Err(_) if tensor.call_method0(intern!(py, "is_inference"))?.is_truthy()? => Ok(()),
+        Err(error) => Err(error),
     }
-    Ok(())
 }
 
 /// Refuses NumPy's masked arrays, and PyTorch tensors that ask for derivatives while those are recorded, or whose

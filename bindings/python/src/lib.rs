@@ -4,7 +4,8 @@
 //! imports the tensors, [`scales`] the scales of fp8 tensors and [`head_values`] sinks and slopes,
 //! [`stream`] finds the CUDA stream, [`frameworks`] allocates the output with PyTorch, CuPy or NumPy,
 //! and [`call`] builds the problem and runs it. [`operators`] are the same for PyTorch's dispatcher,
-//! which they reach through [`libtorch`]. `bench` is the measuring protocol for Python functions.
+//! which they reach through [`libtorch`], and [`input`] is what they are given. `bench` is the
+//! measuring protocol for Python functions.
 
 #![allow(unsafe_code)] // DLPack hands over raw pointers; each block says why it may be believed.
 
@@ -17,6 +18,7 @@ mod exchange;
 mod explain;
 mod frameworks;
 mod head_values;
+mod input;
 mod libtorch;
 mod operators;
 mod options;
@@ -42,6 +44,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(operators::direct::direct_bhsd, module)?)?;
     module.add_function(wrap_pyfunction!(operators::direct::direct_sdpa, module)?)?;
     module.add_function(wrap_pyfunction!(operators::schedule::last_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::step::check_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::step::direct_step, module)?)?;
     #[cfg(feature = "bench")]
     {
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;

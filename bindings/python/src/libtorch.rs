@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use flashcore::DType;
 use libloading::Library;
 
+use crate::input::{BYTES, DTYPES, I32, Input};
 use crate::tensor::Place;
 
 /// An error's message; it becomes Python's `RuntimeError`.
@@ -33,10 +34,7 @@ type Handle = *mut c_void;
 /// An operator's arguments, replaced by its results: numbers by their bits, tensors by handles.
 pub(crate) type Kernel = unsafe extern "C-unwind" fn(stack: *mut u64, inputs: u64, outputs: u64);
 
-/// PyTorch's numbers for dtypes and kinds of devices, which its file format fixes.
-const DTYPES: [(DType, i32); 4] = [(DType::F16, 5), (DType::BF16, 15), (DType::F32, 6), (DType::E4M3, 24)];
-const BYTES: i32 = 0;
-const I32: i32 = 3;
+/// PyTorch's numbers for one more dtype, and for kinds of devices.
 const U64: i32 = 29;
 const CPU: i32 = 0;
 const CUDA: i32 = 1;
@@ -305,194 +303,24 @@ impl Tensor<'_> {
         call!(self.torch.functions, zero_(self.handle))
     }
 
-    /// The number of dimensions.
-    pub(crate) fn dims(&self) -> Result<usize, Error> {
-        let mut dims = 0;
-        call!(self.torch.functions, get_dim(self.handle, &mut dims))?;
-        Ok(usize::try_from(dims)?)
-    }
-
-    /// What is known of a tensor of `N` dimensions, which errors call `name`.
-    pub(crate) fn describe<const N: usize>(&self, name: &'static str) -> Result<Described<N>, Error> {
-        let (number, place, shape, strides) = self.raw::<N>(name)?;
-        let allowed = "allowed are float16, bfloat16, float32 and float8_e4m3fn";
-        let Some(&(dtype, _)) = DTYPES.iter().find(|(_, known)| *known == number) else {
-            return Err(format!("{name} holds {}; {allowed}", dtype_name(number)).into());
-        };
-        let first = self.first()?;
-        Ok(Described {
-            name,
-            dtype,
-            place,
-            shape,
-            strides,
-            first,
-        })
-    }
-
-    /// Whether it has one dimension and no elements, which stands for an argument that was not given.
-    pub(crate) fn is_absent(&self, name: &'static str) -> Result<bool, Error> {
-        Ok(self.dims()? == 1 && self.raw::<1>(name)?.2 == [0])
-    }
-
-    /// The same for int32 numbers, which must lie one after another on `place`; `None` for a tensor
-    /// of one dimension without elements, which stands for an argument that was not given.
-    pub(crate) fn describe_i32<const N: usize>(
-        &self,
-        name: &'static str,
-        place: Place,
-    ) -> Result<Option<Numbers<N>>, Error> {
-        if self.is_absent(name)? {
-            return Ok(None);
-        }
-        let (number, theirs, shape, strides) = self.raw::<N>(name)?;
-        if number != I32 {
-            return Err(format!("{name} holds {}; it must be int32", dtype_name(number)).into());
-        }
-        if theirs != place {
-            return Err(format!("{name} is on {theirs} and q on {place}; move it there").into());
-        }
-        if !is_dense(&shape, &strides) {
-            return Err(format!("{name} is not contiguous; make it so with .contiguous()").into());
-        }
-        Ok(Some(Numbers {
-            shape: shape.map(|n| n as usize), // PyTorch's sizes are not negative
-            first: self.first()?.cast(),
-        }))
-    }
-
-    /// Where a tensor of one dimension is, and how many elements it has.
-    pub(crate) fn place_and_count(&self, name: &'static str) -> Result<(Place, i64), Error> {
-        let (_, place, [count], _) = self.raw::<1>(name)?;
-        Ok((place, count))
-    }
-
-    /// PyTorch's number of the dtype, the place, shape and strides.
-    #[allow(clippy::type_complexity)] // taken apart where it is used
-    fn raw<const N: usize>(&self, name: &'static str) -> Result<(i32, Place, [i64; N], [i64; N]), Error> {
-        let (f, tensor, dims) = (&self.torch.functions, self.handle, self.dims()?);
-        let (mut dtype, mut kind, mut index) = (0, 0, 0);
-        let (mut shape, mut strides) = (null(), null());
-        call!(f, get_sizes(tensor, &mut shape))?;
-        call!(f, get_strides(tensor, &mut strides))?;
+    /// What is known of it. Sizes of more than four dimensions are left out: no operator takes as many.
+    pub(crate) fn input(&self) -> Result<Input, Error> {
+        let (f, tensor) = (&self.torch.functions, self.handle);
+        let (mut dims, mut dtype, mut kind, mut index) = (0, 0, 0, 0);
+        let (mut sizes, mut steps) = (null(), null());
+        call!(f, get_dim(tensor, &mut dims))?;
+        call!(f, get_sizes(tensor, &mut sizes))?;
+        call!(f, get_strides(tensor, &mut steps))?;
         call!(f, get_dtype(tensor, &mut dtype))?;
         call!(f, get_device_type(tensor, &mut kind))?;
         call!(f, get_device_index(tensor, &mut index))?;
-        if dims != N {
-            return Err(format!("{name} has {dims} dimensions; it must have {N}").into());
-        }
         let place = match u32::try_from(index) {
-            _ if kind == CPU => Place::Cpu,
-            Ok(ordinal) if kind == CUDA => Place::Cuda(ordinal),
-            _ => return Err(format!("{name} is on neither the CPU nor a CUDA device; move it to one").into()),
+            _ if kind == CPU => Some(Place::Cpu),
+            Ok(ordinal) if kind == CUDA => Some(Place::Cuda(ordinal)),
+            _ => None,
         };
         // SAFETY: both point to as many numbers as there are dimensions, while the tensor lives.
-        let (shape, strides) = unsafe { (*shape.cast(), *strides.cast()) };
-        Ok((dtype, place, shape, strides))
+        let input = unsafe { Input::new(usize::try_from(dims)?, sizes, steps, dtype, place, self.first()?) };
+        Ok(input)
     }
-}
-
-/// A tensor's type and memory.
-pub(crate) struct Described<const N: usize> {
-    pub(crate) name: &'static str,
-    pub(crate) dtype: DType,
-    pub(crate) place: Place,
-    pub(crate) shape: [i64; N],
-    pub(crate) strides: [i64; N],
-    pub(crate) first: *mut u8,
-}
-
-impl<const N: usize> Described<N> {
-    /// Refuses other numbers than float32 of this shape, one after another on `place`.
-    pub(crate) fn check_f32(&self, shape: [usize; N], place: Place) -> Result<(), Error> {
-        let expected = shape.map(|n| n as i64);
-        let dense = is_dense(&self.shape, &self.strides);
-        if self.dtype == DType::F32 && self.shape == expected && dense && self.place == place {
-            return Ok(());
-        }
-        Err(format!(
-            "{} holds {} of shape {:?} on {}; it must be float32 of shape {expected:?}, contiguous, on {place}",
-            self.name, self.dtype, self.shape, self.place
-        )
-        .into())
-    }
-}
-
-impl<const N: usize> Described<N> {
-    /// Checks that it has one of these dtypes, this shape and place, and is dense.
-    pub(crate) fn check(self, dtypes: &[DType], shape: [usize; N], place: Place) -> Result<Self, Error> {
-        let expected = shape.map(|n| n as i64);
-        let dense = is_dense(&self.shape, &self.strides);
-        if dtypes.contains(&self.dtype) && self.shape == expected && dense && self.place == place {
-            return Ok(self);
-        }
-        let allowed: Vec<&str> = dtypes.iter().map(|dtype| dtype.name()).collect();
-        Err(format!(
-            "{} holds {} of shape {:?} on {}; it must hold {} of shape {expected:?}, contiguous, on {place}",
-            self.name,
-            self.dtype,
-            self.shape,
-            self.place,
-            allowed.join(" or ")
-        )
-        .into())
-    }
-}
-
-impl Described<2> {
-    /// The same, which is dense, as one dimension.
-    pub(crate) fn flat(self) -> Described<1> {
-        Described {
-            name: self.name,
-            dtype: self.dtype,
-            place: self.place,
-            shape: [self.shape.iter().product()],
-            strides: [1],
-            first: self.first,
-        }
-    }
-}
-
-/// The name of a dtype by PyTorch's number, for messages.
-fn dtype_name(number: i32) -> String {
-    let names = [
-        "uint8",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "float16",
-        "float32",
-        "float64",
-        "complex32",
-        "complex64",
-        "complex128",
-        "bool",
-    ];
-    match usize::try_from(number).ok().and_then(|number| names.get(number)) {
-        Some(name) => name.to_string(),
-        None => match number {
-            15 => "bfloat16".to_string(),
-            23 => "float8_e5m2".to_string(),
-            24 => "float8_e4m3fn".to_string(),
-            _ => format!("a dtype with PyTorch's number {number}"),
-        },
-    }
-}
-
-/// Whether elements lie one after another.
-fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
-    let mut dense = 1;
-    shape.iter().zip(strides).rev().all(|(&n, &stride)| {
-        let fits = n == 1 || stride == dense;
-        dense *= n;
-        fits
-    })
-}
-
-/// int32 numbers, dense.
-#[derive(Clone, Copy)]
-pub(crate) struct Numbers<const N: usize> {
-    pub(crate) shape: [usize; N],
-    pub(crate) first: *mut i32,
 }

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from . import _append, _checks, _kvcache, _lengths, _names, _schedule
+from . import _append, _checks, _kvcache, _lengths, _names, _schedule, _step
 
-__all__ = ["check", "common_options", "sides"]
+__all__ = ["check", "common_options", "forward_cached", "sides"]
 _FAR = 2**62  # no side of a window is as far
 
 
@@ -149,6 +149,8 @@ def _flash_attn_forward(
         if not torch.compiler.is_compiling():  # then fake kernels check
             own = {"seqused_k": seqused_k, "scales": scales, "schedule": schedule}
             _lengths.check_cache(q, k, v, **own, **lengths, **options)
+            if schedule is not None:
+                _step.check_schedule(schedule, q, k, v, seqused_k, **lengths, **options)
         q, seqused_k = _append.append(
             q,
             k,
@@ -175,3 +177,46 @@ def _flash_attn_forward(
         q, k, v, scales=scales, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, schedule=schedule, **lengths, **options
     )
     return out, lse, out.new_empty(0, dtype=torch.float32), out.new_empty(0, dtype=torch.float32)
+
+
+@_names.rename(
+    k="k_cache",
+    k_new="k",
+    kv_batch_idx="cache_batch_idx",
+    leftpad_k="cache_leftpad",
+    seqlens_rotary="rotary_seqlens",
+    seqused_k="cache_seqlens",
+    v="v_cache",
+    v_new="v",
+)
+def forward_cached(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *new: torch.Tensor | None,
+    window_size: Any,
+    cache_seqlens: int | torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, ...]:
+    """The results of `flash_attn_with_kvcache`, for all that it serves; names are those of `_flash_attn_forward`."""
+    left, right = sides(window_size)
+    options["seqused_k"] = _on_device(cache_seqlens, (q, k, v), options["cu_seqlens_q"])
+    return _flash_attn_forward(q, k, v, *new, window_size_left=left, window_size_right=right, **options)  # type: ignore[misc,no-any-return]
+
+
+def _on_device(
+    cache_seqlens: int | torch.Tensor | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    cu_seqlens_q: torch.Tensor | None,
+) -> torch.Tensor | None:
+    if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
+        return cache_seqlens
+    if not isinstance(cache_seqlens, (Integral, torch.SymInt)):
+        given = type(cache_seqlens).__name__
+        raise TypeError(f"seqused_k is a {given}; it must be an int or an int32 tensor of shape (batch,)")
+    known = not (torch.compiler.is_compiling() or isinstance(cache_seqlens, torch.SymInt))
+    if known and not 0 <= cache_seqlens < 2**31:
+        raise ValueError(f"seqused_k is {cache_seqlens}; it is a number of keys, int32")
+    _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
+    batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
+    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=tensors[0].device)

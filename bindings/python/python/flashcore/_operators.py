@@ -93,11 +93,18 @@ def _is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether nothing but a kernel would see a call of an operator with these tensors."""
     return (
         type(q) is type(k) is type(v) is _Tensor
-        and not _dispatch_modes()
-        and not _has_function_mode()
-        and not _has_transforms()
-        and not autograd_profiler._is_profiler_enabled  # which lists operators
+        and not _is_observed()
         and not (q.is_neg() or k.is_neg() or v.is_neg())  # memory holds other values
+    )
+
+
+def _is_observed() -> bool:
+    """Whether something sees calls of operators as such."""
+    return bool(
+        _dispatch_modes()
+        or _has_function_mode()
+        or _has_transforms()
+        or autograd_profiler._is_profiler_enabled  # which lists operators
     )
 
 

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from . import _lengths, _names, _schedule
+from . import _lengths, _names, _schedule, _step
 from ._backward import _flash_attn_backward
 from ._combine import flash_attn_combine
-from ._forward import _flash_attn_forward, check, common_options, sides
+from ._forward import _flash_attn_forward, check, common_options, forward_cached
 from ._operators import direct, forward
 
 __all__ = [
@@ -271,16 +271,6 @@ def flash_attn_varlen_func(
     return (out, lse) if return_attn_probs else out
 
 
-@_names.rename(
-    k="k_cache",
-    k_new="k",
-    kv_batch_idx="cache_batch_idx",
-    leftpad_k="cache_leftpad",
-    seqlens_rotary="rotary_seqlens",
-    seqused_k="cache_seqlens",
-    v="v_cache",
-    v_new="v",
-)
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -355,8 +345,16 @@ def flash_attn_with_kvcache(
     softmax_lse : Tensor ``[batch, heads, seq_q]`` or ``[heads, total_q]``, only with `return_softmax_lse`
         Two empty tensors follow it, in the place of FlashAttention-3's partial results.
     """
-    left, right = sides(window_size)
-    results = _flash_attn_forward(
+    plain = qv is q_descale is k_descale is v_descale is cache_batch_idx is cache_leftpad is cu_seqlens_k_new is None
+    if plain and attention_chunk == 0:
+        results = _step.direct(
+            q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved), cache_seqlens,
+            page_table, cu_seqlens_q, max_seqlen_q, (softmax_scale, causal, window_size, softcap),
+            (scheduler_metadata, num_splits, sm_margin, batch_invariant), return_softmax_lse,
+        )  # fmt: skip
+        if results is not None:
+            return results if return_softmax_lse else results[0]
+    results = forward_cached(
         q,
         k_cache,
         v_cache,
@@ -365,7 +363,7 @@ def flash_attn_with_kvcache(
         qv,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k_new=cu_seqlens_k_new,
-        seqused_k=_on_device(cache_seqlens, (q, k_cache, v_cache), cu_seqlens_q),
+        cache_seqlens=cache_seqlens,
         max_seqlen_q=max_seqlen_q,
         page_table=page_table,
         kv_batch_idx=cache_batch_idx,
@@ -378,8 +376,7 @@ def flash_attn_with_kvcache(
         v_descale=v_descale,
         softmax_scale=softmax_scale,
         causal=causal,
-        window_size_left=left,
-        window_size_right=right,
+        window_size=window_size,
         attention_chunk=attention_chunk,
         softcap=softcap,
         rotary_interleaved=rotary_interleaved,
@@ -390,24 +387,6 @@ def flash_attn_with_kvcache(
         batch_invariant=batch_invariant,
     )
     return results if return_softmax_lse else results[0]
-
-
-def _on_device(
-    cache_seqlens: int | torch.Tensor | None,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    cu_seqlens_q: torch.Tensor | None,
-) -> torch.Tensor | None:
-    if cache_seqlens is None or isinstance(cache_seqlens, torch.Tensor):
-        return cache_seqlens
-    if not isinstance(cache_seqlens, (numbers.Integral, torch.SymInt)):
-        given = type(cache_seqlens).__name__
-        raise TypeError(f"seqused_k is a {given}; it must be an int or an int32 tensor of shape (batch,)")
-    known = not (torch.compiler.is_compiling() or isinstance(cache_seqlens, torch.SymInt))
-    if known and not 0 <= cache_seqlens < 2**31:
-        raise ValueError(f"seqused_k is {cache_seqlens}; it is a number of keys, int32")
-    _names.check_tensors(*tensors, cu_seqlens_q=cu_seqlens_q)
-    batch = _lengths.batch_of(tensors[0], cu_seqlens_q)
-    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=tensors[0].device)
 
 
 def get_scheduler_metadata(

@@ -13,7 +13,8 @@ use super::call::{host_view, host_view_mut};
 use super::lengths::array;
 use super::{Array, Results, Rows, serve};
 use crate::call::attention_on;
-use crate::libtorch::{Error, Libtorch, Tensor};
+use crate::input::Input;
+use crate::libtorch::{Error, Libtorch};
 use crate::tensor::Place;
 
 /// New rows `[batch, seq_new, kv_heads, head_dim]`, or with `cu_seqlens_k_new` packed, go behind the first
@@ -30,7 +31,7 @@ pub(super) unsafe extern "C-unwind" fn append(stack: *mut u64, inputs: u64, _out
     unsafe { serve(stack, inputs, 2, compute) }
 }
 
-fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 0> {
+pub(super) fn compute<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 0> {
     let [k_cache, v_cache] = [(0, "k_cache"), (1, "v_cache")].map(|(n, name)| inputs[n].describe::<4>(name));
     let (k_cache, v_cache) = (Rows::from(k_cache?), Rows::from(v_cache?));
     let (k_new, v_new) = (rows(&inputs[2], "k")?, rows(&inputs[3], "v")?);
@@ -65,7 +66,7 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
         *tables = table.shape[0];
     }
     let mut rotary = None;
-    if inputs[9].dims()? == 2 {
+    if inputs[9].dims == 2 {
         let (q, q_out) = (rows(&inputs[11], "q")?, rows(&inputs[12], "q_out")?);
         let (cos, sin) = (
             table_of(&inputs[9], "rotary_cos")?,
@@ -116,15 +117,15 @@ fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Resul
 }
 
 /// Rows of four dimensions, or packed ones of three.
-fn rows(tensor: &Tensor, name: &'static str) -> Result<Rows, Error> {
-    Ok(match tensor.dims()? {
+fn rows(tensor: &Input, name: &'static str) -> Result<Rows, Error> {
+    Ok(match tensor.dims {
         3 => Rows::from(tensor.describe::<3>(name)?),
         _ => Rows::from(tensor.describe::<4>(name)?),
     })
 }
 
 /// A rotary table `[positions, rotary_dim / 2]`.
-fn table_of(tensor: &Tensor, name: &'static str) -> Result<Rows, Error> {
+fn table_of(tensor: &Input, name: &'static str) -> Result<Rows, Error> {
     let table = tensor.describe::<2>(name)?;
     let [positions, half] = table.shape.map(|n| n as usize); // PyTorch's sizes are not negative
     if table.strides != [half as i64, 1] && positions * half > 1 {

@@ -16,6 +16,7 @@ use super::{Array, Call, Results, Rows, options_of, serve, sm_margin_of};
 use crate::call::attention_on;
 use crate::error::{raise, type_};
 use crate::frameworks::dtype_name;
+use crate::input::Input;
 use crate::libtorch::{Error, Libtorch, Tensor};
 use crate::problem::builder_of;
 use crate::tensor::Place;
@@ -41,7 +42,7 @@ pub(super) unsafe extern "C-unwind" fn backward_varlen(stack: *mut u64, inputs: 
     unsafe { serve(stack, inputs, 9, varlen) }
 }
 
-fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 3> {
+fn equal<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 3> {
     let of = |n: usize, name| inputs[n].describe::<4>(name).map(Rows::from);
     let (dout, tensors, out) = (of(0, "dout")?, [of(1, "q")?, of(2, "k")?, of(3, "v")?], of(4, "out")?);
     let [q, k, v] = &tensors;
@@ -83,7 +84,7 @@ fn equal<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results
     Ok(results)
 }
 
-fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 3> {
+fn varlen<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 3> {
     let of = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
     let (dout, tensors, out) = (of(0, "dout")?, [of(1, "q")?, of(2, "k")?, of(3, "v")?], of(4, "out")?);
     let (kinds, lengths): (_, Lengths<Array>) = packed_kinds(&tensors, &inputs[6..10], numbers)?;

@@ -13,7 +13,8 @@ use super::threads::on_threads;
 use super::{HeadValues, Rows, backward};
 use crate::call::attention_on;
 use crate::head_values::read;
-use crate::libtorch::{Described, Error, Libtorch, Tensor};
+use crate::input::Described;
+use crate::libtorch::{Error, Libtorch, Tensor};
 use crate::tensor::Place;
 
 /// int32 numbers on the tensors' device.
@@ -50,17 +51,31 @@ impl Call<'_> {
         }
         let attention = attention_on(self.place, None, self.sm_margin)?;
         match (attention.device(), self.place, self.gradients) {
-            (Device::Cuda(context), Place::Cuda(ordinal), _) => self.run_on_cuda(&attention, &context, ordinal),
+            (Device::Cuda(context), Place::Cuda(ordinal), _) => self.on_cuda(&attention, &context, ordinal, true),
             (_, _, None) => self.forward_on_host(&attention),
             (_, _, Some(gradients)) => self.backward_on_host(&attention, gradients),
         }
     }
 
-    fn run_on_cuda(
+    /// Refuses a schedule that was made for another call, and multiprocessors that are not there to leave; nothing is
+    /// computed.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let attention = attention_on(self.place, None, self.sm_margin)?;
+        let Some(kept) = &self.kept else { return Ok(()) };
+        kept.check(self.place, &self.problem, self.sm_margin)?;
+        match (attention.device(), self.place) {
+            (Device::Cuda(context), Place::Cuda(ordinal)) => self.on_cuda(&attention, &context, ordinal, false),
+            _ => Ok(()),
+        }
+    }
+
+    /// Computes, or only checks the schedule.
+    fn on_cuda(
         &self,
         attention: &flashcore::Attention,
         context: &flashcore::cuda::Context,
         ordinal: u32,
+        computes: bool,
     ) -> Result<(), Error> {
         let (problem, [q, k, v], [out, lse]) = (&self.problem, &self.tensors, self.outputs);
         // SAFETY: all memory is on this device, and is as large as PyTorch's shapes say. PyTorch frees it in the
@@ -104,6 +119,9 @@ impl Call<'_> {
             // or before the graph that it is captured into, whose replays the caller orders after it (docs/python.md).
             // Nothing else has its address.
             tensors = unsafe { tensors.reuse_schedule() };
+        }
+        if !computes {
+            return Ok(());
         }
         let workspace;
         if self.gradients.is_some() {

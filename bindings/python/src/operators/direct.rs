@@ -76,7 +76,10 @@ enum Failed {
 }
 
 /// Computes without Python's lock; `None` where the operator is to be called.
-fn without_lock<T: Send>(py: Python<'_>, compute: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<Option<T>> {
+pub(super) fn without_lock<T: Send>(
+    py: Python<'_>,
+    compute: impl FnOnce() -> Result<T, Error> + Send,
+) -> PyResult<Option<T>> {
     let result = py.detach(|| match forked() {
         Some(_) => Err(Failed::Unusual),
         None => match catch_unwind(AssertUnwindSafe(compute)) {
@@ -115,7 +118,7 @@ fn rows_of(name: &'static str, view: View, axes: Axes) -> Option<Rows> {
 }
 
 /// PyTorch's functions, and what makes objects of its handles.
-fn found(py: Python<'_>) -> Option<(&'static Libtorch, &'static Exchange, &'static Py<PyAny>)> {
+pub(super) fn found(py: Python<'_>) -> Option<(&'static Libtorch, &'static Exchange, &'static Py<PyAny>)> {
     let wrap = WRAP.get_or_init(py, || {
         let inner = py.import("torch._C._aoti").ok()?;
         inner
@@ -127,7 +130,7 @@ fn found(py: Python<'_>) -> Option<(&'static Libtorch, &'static Exchange, &'stat
 }
 
 /// The objects of tensors, from their handles for a stack.
-fn objects<'py, const N: usize>(
+pub(super) fn objects<'py, const N: usize>(
     py: Python<'py>,
     wrap: &Py<PyAny>,
     handles: [u64; N],
@@ -151,7 +154,7 @@ fn scale_of(head_dim: usize) -> u64 {
 
 /// The numbers that operators begin with, in the form of a stack: scale, causal, both sides of the window, soft cap.
 /// `None` where one has another type. A scale of None is the usual one.
-fn first_numbers(numbers: &Bound<'_, PyTuple>, head_dim: usize) -> Option<[u64; 5]> {
+pub(super) fn first_numbers(numbers: &Bound<'_, PyTuple>, head_dim: usize) -> Option<[u64; 5]> {
     let scale = match numbers.get_item(0).ok()? {
         scale if scale.is_none() => scale_of(head_dim),
         _ => real(numbers, 0)?,
@@ -185,11 +188,11 @@ fn real(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
     numbers.get_item(n).ok()?.extract::<f64>().ok().map(f64::to_bits)
 }
 
-fn flag(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
+pub(super) fn flag(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
     numbers.get_item(n).ok()?.extract::<bool>().ok().map(u64::from)
 }
 
-fn whole(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
+pub(super) fn whole(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
     numbers
         .get_item(n)
         .ok()?
@@ -199,7 +202,7 @@ fn whole(numbers: &Bound<'_, PyTuple>, n: usize) -> Option<u64> {
 }
 
 /// The output, and the log-sum-exp.
-type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
+pub(super) type Results<'py> = (Bound<'py, PyAny>, Option<Bound<'py, PyAny>>);
 
 /// `flashcore::fwd` of tensors and its numbers; the log-sum-exp only if it is asked for.
 #[pyfunction]

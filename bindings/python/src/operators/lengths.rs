@@ -13,7 +13,8 @@ use super::schedule::Kept;
 use super::{
     Array, BHSD_NAMES, Call, HeadValues, Results, Rows, check_inference, forward_options, options_of, scales_of, serve,
 };
-use crate::libtorch::{Described, Error, Libtorch, Numbers, Tensor};
+use crate::input::{Described, Input, Numbers};
+use crate::libtorch::{Error, Libtorch, Tensor};
 use crate::options::Options;
 use crate::problem::builder_of;
 
@@ -94,17 +95,19 @@ pub(super) unsafe extern "C-unwind" fn forward_rows(stack: *mut u64, inputs: u64
     unsafe { serve(stack, inputs, 5, rows) }
 }
 
-fn varlen<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+fn varlen<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 2> {
     let packed = |n: usize, name| inputs[n].describe::<3>(name).map(Rows::from);
     let tensors = [packed(0, "q")?, packed(1, "k")?, packed(2, "v")?];
     let (kinds, lengths) = packed_kinds(&tensors, &inputs[3..7], numbers)?;
-    with_lse(kinds.run(torch, tensors, lengths, &inputs[7..], forward_options(numbers)?, None)?)
+    let options = forward_options(numbers)?;
+    let call = kinds.prepare(torch, tensors, lengths, &inputs[7..], options, None)?;
+    with_lse(call.run()?)
 }
 
 /// Packed sequences, from the tensors of lengths and the numbers of an operator.
 pub(super) fn packed_kinds(
     [q, k, _]: &[Rows; 3],
-    lengths: &[Tensor],
+    lengths: &[Input],
     numbers: &[u64],
 ) -> Result<(Kinds, Lengths<Array>), Error> {
     let array_of = |n: usize, name| lengths[n].describe_i32::<1>(name, q.place);
@@ -136,23 +139,26 @@ pub(super) fn packed_kinds(
     Ok((kinds, lengths))
 }
 
-fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
-    cache(torch, &inputs[..7], &inputs[7..], numbers, None)
+fn kvcache<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 2> {
+    with_lse(cache(torch, &inputs[..7], &inputs[7..], numbers, None, true)?.run()?)
 }
 
-fn scheduled<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+fn scheduled<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 2> {
     let (numbers, number) = numbers.split_at(9);
-    cache(torch, &inputs[..7], &[], numbers, Some(Kept::find(number[0] as i64)?))
+    let kept = Some(Kept::find(number[0] as i64)?);
+    with_lse(cache(torch, &inputs[..7], &[], numbers, kept, true)?.run()?)
 }
 
-fn cache<'a>(
+/// A call of `flashcore::fwd_kvcache`, with the log-sum-exp or without.
+pub(super) fn cache<'a>(
     torch: &'a Libtorch,
-    inputs: &[Tensor],
-    values: &[Tensor],
+    inputs: &[Input],
+    values: &[Input],
     numbers: &[u64],
     kept: Option<Kept>,
-) -> Results<'a, 2> {
-    let q = match inputs[0].dims()? {
+    return_lse: bool,
+) -> Result<Prepared<'a>, Error> {
+    let q = match inputs[0].dims {
         3 => Rows::from(inputs[0].describe::<3>("q")?),
         _ => Rows::from(inputs[0].describe::<4>("q")?),
     };
@@ -164,7 +170,7 @@ fn cache<'a>(
     let seqused_k = needed("seqused_k", inputs[5].describe_i32::<1>("seqused_k", place)?)?;
     let block_table = inputs[6].describe_i32::<2>("block_table", place)?;
     let (q_shape, [pages, page_size, ..]) = (tensors[0].layout.shape, tensors[1].layout.shape);
-    let packed = inputs[0].dims()? == 3;
+    let packed = inputs[0].dims == 3;
     if packed != cu_seqlens_q.is_some() {
         let dims = if packed { 3 } else { 4 };
         let given = if packed { "was not given" } else { "was given" };
@@ -217,10 +223,14 @@ fn cache<'a>(
         seqused_k: Some(array(seqused_k)),
         block_table: block_table.map(array),
     };
-    with_lse(kinds.run(torch, tensors, lengths, values, forward_options(numbers)?, kept)?)
+    let options = Options {
+        return_lse,
+        ..forward_options(numbers)?
+    };
+    kinds.prepare(torch, tensors, lengths, values, options, kept)
 }
 
-fn rows<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
+fn rows<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 1> {
     check_inference(torch, "fwd_kvcache.rows", "fwd_kvcache")?;
     let of = |n: usize| inputs[n].describe::<4>(BHSD_NAMES[n]);
     let q = Rows::of_bhsd(of(0)?);
@@ -254,7 +264,8 @@ fn rows<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<
         return_lse: false,
         ..options_of(numbers)
     };
-    Ok([kinds.run(torch, [q, k, v], lengths, &[], options, None)?.0])
+    let call = kinds.prepare(torch, [q, k, v], lengths, &[], options, None)?;
+    Ok([call.run()?.0])
 }
 
 /// A cache `[batch, kv_heads, capacity, head_dim]` as pages of one key, which may overlap.
@@ -327,16 +338,17 @@ impl Kinds {
         builder.q_lengths(self.q).kv_lengths(self.kv)
     }
 
-    /// The output, and its log-sum-exp if the options ask for it. `values` are sinks and slopes, or three scales.
-    fn run<'a>(
+    /// A call with its output, and its log-sum-exp if the options ask for it. `values` are sinks and slopes, or three
+    /// scales.
+    fn prepare<'a>(
         self,
         torch: &'a Libtorch,
         tensors: [Rows; 3],
         lengths: Lengths<Array>,
-        values: &[Tensor],
+        values: &[Input],
         mut options: Options,
         kept: Option<Kept>,
-    ) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
+    ) -> Result<Prepared<'a>, Error> {
         let [q, k, v] = &tensors;
         let (place, dtype) = q.agree(&[k, v])?;
         let ([first, rows, heads, _], [.., head_dim_v]) = (q.layout.shape, v.layout.shape);
@@ -357,7 +369,7 @@ impl Kinds {
         });
         let lse = lse.transpose()?;
         if rows == 0 || self.batch == 0 {
-            return Ok((out, lse)); // no row is of a sequence
+            return Ok(Prepared { call: None, out, lse }); // no row is of a sequence
         }
         let layouts = [&q.layout, &k.layout, &v.layout, &o_layout];
         // By the schemas: `modified` has two, `scaled` three.
@@ -379,8 +391,29 @@ impl Kinds {
             gradients: None,
             kept,
         };
-        call.run()?;
-        Ok((out, lse))
+        let call = Some(call);
+        Ok(Prepared { call, out, lse })
+    }
+}
+
+/// A call that has been checked, and whose results are allocated.
+pub(super) struct Prepared<'a> {
+    /// None where there is nothing to compute.
+    call: Option<Call<'a>>,
+    out: Tensor<'a>,
+    lse: Option<Tensor<'a>>,
+}
+
+impl<'a> Prepared<'a> {
+    /// Refuses what [`Prepared::run`] would refuse of a schedule and of multiprocessors.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.call.as_ref().map_or(Ok(()), Call::check)
+    }
+
+    /// The output, and its log-sum-exp.
+    pub(super) fn run(self) -> Result<(Tensor<'a>, Option<Tensor<'a>>), Error> {
+        self.call.as_ref().map_or(Ok(()), Call::run)?;
+        Ok((self.out, self.lse))
     }
 }
 

@@ -9,6 +9,7 @@ mod call;
 pub(crate) mod direct;
 mod lengths;
 pub(crate) mod schedule;
+pub(crate) mod step;
 mod threads;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +23,8 @@ use pyo3::prelude::*;
 
 use self::call::{Array, Call};
 use crate::error::forked;
-use crate::libtorch::{Described, Error, Kernel, Libtorch, Tensor};
+use crate::input::{Described, Input};
+use crate::libtorch::{Error, Kernel, Libtorch, Tensor};
 use crate::options::{Axes, Options};
 use crate::problem::problem_of;
 use crate::tensor::{Place, layout_of};
@@ -92,6 +94,11 @@ pub(crate) fn register_operators(cpu: &str, cuda: Option<&str>) -> PyResult<()> 
     }
 }
 
+/// PyTorch's functions, if its operators were registered.
+pub(crate) fn registered() -> Option<&'static Libtorch> {
+    TORCH.get()
+}
+
 const PANICKED: &str = "flashcore panicked, which is a bug; the message is on standard error";
 
 /// The output, with its log-sum-exp or without, three gradients, or nothing; or why not.
@@ -107,19 +114,22 @@ unsafe fn serve<const N: usize>(
     stack: *mut u64,
     inputs: u64,
     numbers: usize,
-    compute: for<'a> fn(&'a Libtorch, &[Tensor], &[u64]) -> Results<'a, N>,
+    compute: for<'a> fn(&'a Libtorch, &[Input], &[u64]) -> Results<'a, N>,
 ) {
     let Some(torch) = TORCH.get() else { return }; // it was set before this was registered
     // SAFETY: PyTorch passes as many arguments as `inputs` says, and no fewer than results.
     let stack = unsafe { slice::from_raw_parts_mut(stack, inputs as usize) };
     let (handles, numbers) = stack.split_at(stack.len() - numbers);
     // SAFETY: the schemas begin with tensors, which are the kernel's to give back.
-    let inputs: Vec<Tensor> = handles.iter().map(|&handle| unsafe { torch.take(handle) }).collect();
+    let tensors: Vec<Tensor> = handles.iter().map(|&handle| unsafe { torch.take(handle) }).collect();
     let result = catch_unwind(AssertUnwindSafe(|| match forked() {
-        None => compute(torch, &inputs, numbers),
+        None => {
+            let inputs = tensors.iter().map(Tensor::input).collect::<Result<Vec<_>, _>>()?;
+            compute(torch, &inputs, numbers)
+        }
         Some(why) => Err(why.into()),
     }));
-    drop(inputs);
+    drop(tensors);
     let message = match result {
         Ok(Ok(results)) => {
             stack[..N].copy_from_slice(&results.map(Tensor::into_stack));
@@ -151,17 +161,17 @@ unsafe extern "C-unwind" fn forward_bhsd(stack: *mut u64, inputs: u64, _outputs:
     unsafe { serve(stack, inputs, 5, compute_bhsd) }
 }
 
-fn compute_modified<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+fn compute_modified<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 2> {
     compute_with(torch, &inputs[..3], &inputs[3..], numbers)
 }
 
 /// `flashcore::fwd` and `::fwd.scaled`.
-fn compute<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+fn compute<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 2> {
     compute_with(torch, inputs, &[], numbers)
 }
 
 /// The same with sinks and slopes, or neither.
-fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tensor], numbers: &[u64]) -> Results<'a, 2> {
+fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Input], head_values: &[Input], numbers: &[u64]) -> Results<'a, 2> {
     let of = |n: usize| inputs[n].describe::<4>(NAMES[n]).map(Rows::from);
     let tensors = [of(0)?, of(1)?, of(2)?];
     attend(torch, tensors, &inputs[3..], head_values, numbers, Axes::Bshd)
@@ -171,8 +181,8 @@ fn compute_with<'a>(torch: &'a Libtorch, inputs: &[Tensor], head_values: &[Tenso
 fn attend<'a>(
     torch: &'a Libtorch,
     tensors: [Rows; 3],
-    scales: &[Tensor],
-    head_values: &[Tensor],
+    scales: &[Input],
+    head_values: &[Input],
     numbers: &[u64],
     axes: Axes,
 ) -> Results<'a, 2> {
@@ -193,7 +203,7 @@ fn attend<'a>(
 }
 
 /// `flashcore::fwd.bhsd`, which autograd does not see.
-fn compute_bhsd<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
+fn compute_bhsd<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 1> {
     check_inference(torch, "fwd.bhsd", "fwd")?;
     let of = |n: usize| inputs[n].describe::<4>(BHSD_NAMES[n]).map(Rows::of_bhsd);
     let tensors = [of(0)?, of(1)?, of(2)?];
@@ -214,8 +224,8 @@ fn check_inference(torch: &Libtorch, name: &str, other: &str) -> Result<(), Erro
 fn output_of<'a>(
     torch: &'a Libtorch,
     tensors: [Rows; 3],
-    scales: &[Tensor],
-    head_values: &[Tensor],
+    scales: &[Input],
+    head_values: &[Input],
     dense: fn([usize; 4]) -> Layout,
     lse: Option<&Tensor>,
     mut options: Options,
@@ -351,7 +361,7 @@ struct HeadValues {
 impl HeadValues {
     /// Those of a `modified` operator, which the options then mention; of others none.
     fn new(
-        given: &[Tensor],
+        given: &[Input],
         place: Place,
         [batch, heads]: [usize; 2],
         options: &mut Options,
@@ -360,10 +370,10 @@ impl HeadValues {
             return Ok(HeadValues::default());
         };
         let floats = [DType::F32, DType::F16, DType::BF16];
-        let sinks = (!sinks.is_absent("sinks")?).then(|| sinks.describe::<1>("sinks")?.check(&floats, [heads], place));
+        let sinks = (!sinks.is_absent()).then(|| sinks.describe::<1>("sinks")?.check(&floats, [heads], place));
         let sinks = sinks.transpose()?;
-        let slopes = match slopes.dims()? {
-            _ if slopes.is_absent("alibi_slopes")? => None,
+        let slopes = match slopes.dims {
+            _ if slopes.is_absent() => None,
             2 => {
                 let slopes = slopes.describe::<2>("alibi_slopes")?;
                 options.alibi = Some(Alibi::BatchHeads);
@@ -381,7 +391,7 @@ impl HeadValues {
 }
 
 /// The addresses of the scales of q, k and v; none of a problem that has none.
-fn scales_of(scales: &[Tensor], problem: &Problem, place: Place) -> Result<Vec<*mut u8>, Error> {
+fn scales_of(scales: &[Input], problem: &Problem, place: Place) -> Result<Vec<*mut u8>, Error> {
     if scales.is_empty() != (problem.num_scales() == 0) {
         let dtype = problem.dtype();
         return Err(format!("q holds {dtype}; float8_e4m3fn tensors have scales, and no others").into());
@@ -391,7 +401,7 @@ fn scales_of(scales: &[Tensor], problem: &Problem, place: Place) -> Result<Vec<*
 }
 
 /// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.
-fn scale_of(scale: &Tensor, name: &'static str, problem: &Problem, place: Place) -> Result<*mut u8, Error> {
+fn scale_of(scale: &Input, name: &'static str, problem: &Problem, place: Place) -> Result<*mut u8, Error> {
     let scale = scale.describe::<2>(name)?;
     scale.check_f32([problem.batch(), problem.num_kv_heads()], place)?;
     Ok(scale.first)

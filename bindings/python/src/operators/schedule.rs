@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 use super::lengths::{Kinds, array};
 use super::{Results, TORCH, forward_options, serve};
 use crate::call::attention_on;
+use crate::input::Input;
 use crate::libtorch::{Error, Libtorch, Tensor};
 use crate::tensor::Place;
 
@@ -100,7 +101,7 @@ pub(super) unsafe extern "C-unwind" fn make_schedule(stack: *mut u64, inputs: u6
     unsafe { serve(stack, inputs, 17, make) }
 }
 
-fn make<'a>(torch: &'a Libtorch, inputs: &[Tensor], numbers: &[u64]) -> Results<'a, 1> {
+fn make<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results<'a, 1> {
     let (place, given) = inputs[0].place_and_count("cache_seqlens")?;
     let seqused_k = inputs[0].describe_i32::<1>("cache_seqlens", place)?;
     let starts = inputs[1].describe_i32::<1>("cu_seqlens_q", place)?;
