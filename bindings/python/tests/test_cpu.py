@@ -215,8 +215,12 @@ def test_plan_and_explain():
     assert flashcore.plan(q, k, v, alibi_slopes=slopes)["problem"] != flashcore.plan(q, k, v)["problem"]
     out = np.zeros_like(q)
     assert flashcore.plan(q, k, v, out=out)["kernel"] == flashcore.plan(q, k, v)["kernel"] and not out.any()
-    for wrong, says in (({"sinks": sinks[:3]}, "sinks has shape"), ({"out": q}, "out shares memory with q"),
-                        ({"q_scale": sinks[None]}, "q_scale"), ({"stream": 0}, "stream was given")):
+    for wrong, says in (
+        ({"sinks": sinks[:3]}, "sinks has shape"),
+        ({"out": q}, "out shares memory with q"),
+        ({"q_scale": sinks[None]}, "q_scale"),
+        ({"stream": 0}, "stream was given"),
+    ):
         for function in (flashcore.plan, flashcore.explain, flashcore.attention):
             with pytest.raises((TypeError, ValueError), match=f"^{says}"):
                 function(q, k, v, **wrong)

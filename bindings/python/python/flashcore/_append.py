@@ -63,7 +63,9 @@ def append(
     recorded = [x for x in (q, k, v, *tables) if x.requires_grad] if torch.is_grad_enabled() else []
     if recorded and not torch.compiler.is_compiling():
         of = torch._C._functorch
-        if not q_out.requires_grad or any(of.is_gradtrackingtensor(x) or of.is_batchedtensor(x) for x in (q, k, v, *tables)):
+        if not q_out.requires_grad or any(
+            of.is_gradtrackingtensor(x) or of.is_batchedtensor(x) for x in (q, k, v, *tables)
+        ):
             _derivatives.refuse_transforms()
         if not q_out.requires_grad:
             q_out = q_out.detach().requires_grad_()  # so that the operator of attention refuses to compute gradients

@@ -36,7 +36,9 @@ __all__ = ["NAME", "register"]
 NAME = "fc_attention"
 
 _KEYWORDS = frozenset(("position_bias", "cache", "head_mask", "s_aux", "cu_seq_lens_q"))
-_MASK_OF_COMPILED = "a mask is needed, in a compiled model also for padding (give it no attention_mask, or do not compile it)"
+_MASK_OF_COMPILED = (
+    "a mask is needed, in a compiled model also for padding (give it no attention_mask, or do not compile it)"
+)
 _AND = sliding_window_causal_mask_function(1).__name__
 _strict = False
 _warned: set[str] = set()

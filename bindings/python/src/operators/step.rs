@@ -1,5 +1,5 @@
-//! A step of decoding, for plain tensors of a program that runs as it is written: `flashcore::append_kv` where there are
-//! new keys, then `flashcore::fwd_kvcache`, without PyTorch's dispatcher and with one crossing from Python. As in
+//! A step of decoding, for plain tensors of a program that runs as it is written: `flashcore::append_kv` where there
+//! are new keys, then `flashcore::fwd_kvcache`, without the dispatcher and with one crossing from Python. As in
 //! [`direct`](super::direct), None is for what is unusual: operators are called then, which write the same keys again.
 
 use pyo3::exceptions::PyRuntimeError;
