@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
-from . import _names, _native
-from . import _operators  # noqa: F401  (registers the operator)
+from . import (
+    _names,
+    _native,
+    _operators,  # noqa: F401  (registers the operator)
+)
 from ._arguments import absent, dense
 
 __all__ = ["given", "make"]
