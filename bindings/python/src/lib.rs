@@ -44,7 +44,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(operators::direct::direct_bhsd, module)?)?;
     module.add_function(wrap_pyfunction!(operators::direct::direct_sdpa, module)?)?;
     module.add_function(wrap_pyfunction!(operators::schedule::last_schedule, module)?)?;
-    module.add_function(wrap_pyfunction!(operators::step::check_schedule, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::step::check_step, module)?)?;
     module.add_function(wrap_pyfunction!(operators::step::direct_step, module)?)?;
     #[cfg(feature = "bench")]
     {

@@ -97,6 +97,8 @@ def test_schedules(device, counted):
     )
     same(step.run(scheduler_metadata=made, **step.new), step.run(**step.new))
     assert counted == []
+    if made.numel() == 0:
+        return  # the plan has no schedule
     with pytest.raises(NotImplementedError, match="scheduler_metadata is given; only that of flashcore's"):
         step.run(scheduler_metadata=made.clone())
 

@@ -21,12 +21,17 @@ def _heads_first(shape: Any) -> tuple[int, ...]:
     return batch, heads, seq, head_dim
 
 
+def _as_many(q: Any, *others: Any) -> tuple[Any, ...]:
+    """Shapes ``[batch, heads, seq, head_dim]`` with the heads of q, as PyTorch 2.11 counts them."""
+    return q, *((batch, q[1], *rest) for batch, _, *rest in others)
+
+
 def _forward(q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
     shapes = (q, k, v)
     if isinstance(out_shape, tuple) and len(out_shape) == 2:  # fwd.bhsd alone returns no log-sum-exp
         shapes = tuple(map(_heads_first, shapes))
-    return flop_counter.sdpa_flop_count(*shapes)
+    return flop_counter.sdpa_flop_count(*_as_many(*shapes))
 
 
 def _backward(dout: Any, q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    return flop_counter.sdpa_backward_flop_count(*map(_heads_first, (dout, q, k, v)))
+    return flop_counter.sdpa_backward_flop_count(*_as_many(*map(_heads_first, (dout, q, k, v))))

@@ -149,8 +149,8 @@ def _flash_attn_forward(
         if not torch.compiler.is_compiling():  # then fake kernels check
             own = {"seqused_k": seqused_k, "scales": scales, "schedule": schedule}
             _lengths.check_cache(q, k, v, **own, **lengths, **options)
-            if schedule is not None:
-                _step.check_schedule(schedule, q, k, v, seqused_k, **lengths, **options)
+            if schedule is not None or sm_margin > 0:
+                _step.check(schedule, q, k, v, seqused_k, **lengths, **options)
         q, seqused_k = _append.append(
             q,
             k,

@@ -8,7 +8,7 @@ import torch
 
 from . import _kvcache, _lengths, _names, _native, _operators, _schedule
 
-__all__ = ["check_schedule", "direct"]
+__all__ = ["check", "direct"]
 
 _traced = _operators._is_traced
 _observed = _operators._is_observed
@@ -63,8 +63,8 @@ def direct(
     return (*results, *(q.new_empty(0, dtype=torch.float32) for _ in range(2)))
 
 
-def check_schedule(
-    number: int,
+def check(
+    schedule: int | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -82,7 +82,7 @@ def check_schedule(
     batch_invariant: int | None,
     **_: Any,
 ) -> None:
-    """Raises for a schedule of another call than this one, which would raise it after new keys are written."""
+    """Raises for a schedule of another call, or multiprocessors that are not there, as the call would after its writes."""
     if leftpad is not None:
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
         table = seqused_k.new_empty((seqused_k.shape[0], capacity))  # of the shape that the call's table has
@@ -93,4 +93,4 @@ def check_schedule(
         batch_invariant or 0, False,
     )  # fmt: skip
     tensors = (q, k, v, cu_seqlens_q, seqused_k, table, None, None, None, None, None)
-    _names.typed(_native.check_schedule, tensors, numbers, number)
+    _names.typed(_native.check_step, tensors, numbers, schedule)

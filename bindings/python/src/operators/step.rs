@@ -273,15 +273,16 @@ fn empty_like<'a>(torch: &'a Libtorch, like: &Input, place: Place) -> Result<Ten
     }
 }
 
-/// Raises for a schedule that was made for another call than that of q, the cache, its lengths and table: what the call
-/// would raise after new keys are written. Tensors may be of any class; what cannot be looked at is not checked.
+/// Raises for a schedule that was made for another call than that of q, the cache, its lengths and table, and for
+/// multiprocessors that are not there to leave: what the call would raise after new keys are written. Tensors may be of
+/// any class; what cannot be looked at is not checked.
 #[pyfunction]
 #[pyo3(signature = (tensors, numbers, schedule, /))]
-pub(crate) fn check_schedule<'py>(
+pub(crate) fn check_step<'py>(
     py: Python<'py>,
     tensors: [Bound<'py, PyAny>; COUNT],
     numbers: &Bound<'py, PyTuple>,
-    schedule: i64,
+    schedule: Option<i64>,
 ) -> PyResult<()> {
     let Some((torch, exchange, _)) = found(py) else {
         return Ok(());
@@ -301,8 +302,8 @@ pub(crate) fn check_schedule<'py>(
     };
     let inputs = [q, k_cache, v_cache, starts, Input::ABSENT, lengths, table];
     let check = || -> Result<(), Error> {
-        let kept = Kept::find(schedule)?;
-        lengths::cache(torch, &inputs, &[], &numbers, Some(kept), true)?.check()
+        let kept = schedule.map(Kept::find).transpose()?;
+        lengths::cache(torch, &inputs, &[], &numbers, kept, true)?.check()
     };
     check().map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
