@@ -115,23 +115,25 @@ pub(crate) fn direct_step<'py>(
         let (out, lse) = step(torch, inputs.get(), &numbers, schedule, with_lse)?;
         Ok((out.into_stack(), lse.map(Tensor::into_stack)))
     });
-    if appends && !matches!(results, Ok(None)) {
-        wrote(&tensors[K_CACHE])?;
-        wrote(&tensors[V_CACHE])?;
-    }
-    match results? {
-        None => Ok(None),
+    let counted = match results {
+        Ok(None) => Ok(()),
+        _ if appends => [K_CACHE, V_CACHE].iter().try_for_each(|&n| wrote(&tensors[n])),
+        _ => Ok(()),
+    };
+    let results = match results? {
+        None => None,
         Some((out, Some(lse))) if with_lse => {
             let [out, lse] = objects(py, wrap, [out, lse])?;
-            Ok(Some((out, Some(lse))))
+            Some((out, Some(lse)))
         }
         Some((out, lse)) => {
             // SAFETY: an owned handle, taken back once.
             drop(lse.map(|lse| unsafe { torch.take(lse) }));
             let [out] = objects(py, wrap, [out])?;
-            Ok(Some((out, None)))
+            Some((out, None))
         }
-    }
+    };
+    counted.map(|()| results)
 }
 
 /// Everything is checked before a key is written, and the results are allocated.
