@@ -45,7 +45,7 @@ class Step:
 
 @pytest.fixture
 def counted(monkeypatch):
-    """How often operators are called, and steps that are none."""
+    """The names of operators that were called."""
     calls = []
     for module, name in ((_append, "_append_kv"), (_operators, "_fwd_kvcache"), (_operators, "_fwd_kvcache_scheduled")):
         operator = getattr(module, name)
@@ -88,17 +88,29 @@ def test_it_is_what_the_operators_compute(device, paged, packed, monkeypatch, co
     assert counted == []
 
 
+class Decoding(Step):
+    """Sizes whose plan has a schedule, too."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        lengths = torch.randint(1, 640, (5,), generator=torch.Generator().manual_seed(0), dtype=torch.int32).to(device)
+        table = torch.randperm(200, dtype=torch.int32).view(5, 40).to(device)
+        self.q, self.cache = self.randn(5, 1, 8, DIM), [self.randn(200, 16, 2, DIM) for _ in "kv"]
+        self.new = {name: self.randn(5, 1, 2, DIM) for name in "kv"}
+        self.options = {"cache_seqlens": lengths, "page_table": table, "causal": True}
+        sizes = {"batch_size": 5, "max_seqlen_q": 1, "max_seqlen_k": 640, "num_heads_q": 8, "num_heads_kv": 2, "headdim": DIM}
+        made = {"page_size": 16, "cache_seqlens": lengths, "max_seqlen_k_new": 1}
+        self.metadata = lambda **options: get_scheduler_metadata(**sizes, **made, **options)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_schedules(device, counted):
-    step = Step(device, paged=True)
-    sizes = {"batch_size": BATCH, "max_seqlen_q": 2, "num_heads_q": 4, "num_heads_kv": 2, "headdim": DIM, "page_size": 8}
-    made = get_scheduler_metadata(
-        **sizes, max_seqlen_k=CAPACITY, cache_seqlens=step.options["cache_seqlens"], causal=True, max_seqlen_k_new=2
-    )
-    same(step.run(scheduler_metadata=made, **step.new), step.run(**step.new))
+    step = Decoding(device)
+    made = step.metadata(causal=True)
+    assert made.numel() > 0
+    for rotary in ({}, {name: x.repeat(640 // CAPACITY + 1, 1) for name, x in step.rotary.items()}):
+        same(step.run(scheduler_metadata=made, **step.new, **rotary), step.run(**step.new, **rotary))
     assert counted == []
-    if made.numel() == 0:
-        return  # the plan has no schedule
     with pytest.raises(NotImplementedError, match="scheduler_metadata is given; only that of flashcore's"):
         step.run(scheduler_metadata=made.clone())
 
@@ -107,23 +119,26 @@ def test_schedules(device, counted):
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
 def test_a_wrong_schedule_is_refused_before_keys_are_written(device, plain, padded, monkeypatch):
-    step = Step(device, paged=True)
-    sizes = {"batch_size": BATCH, "max_seqlen_q": 2, "num_heads_q": 4, "num_heads_kv": 2, "headdim": DIM, "page_size": 8}
-    made = get_scheduler_metadata(
-        **sizes, max_seqlen_k=CAPACITY, cache_seqlens=step.options["cache_seqlens"], max_seqlen_k_new=2,
-        cache_leftpad=step.int32(0, 1, 0) if padded else None,
-    )  # fmt: skip
-    if made.numel() == 0:
-        pytest.skip("the plan has no schedule")
+    step = Decoding(device)
+    padding = {"cache_leftpad": step.int32(0, 1, 0, 1, 0)} if padded else {}
+    made = step.metadata(**padding)
+    if padded and made.numel() == 0:
+        pytest.skip("pages of one key have no schedule here")
     if not plain:
         monkeypatch.setattr(_step, "direct", lambda *args: None)
-    given = {"cache_leftpad": step.int32(0, 1, 0)} if padded else {}
     cache = [x.clone() for x in step.cache]
     with pytest.raises(RuntimeError, match="was made with causal and window_size"):
-        step.run(cache=cache, scheduler_metadata=made, **step.new, **given)
+        step.run(cache=cache, scheduler_metadata=made, **step.new, **padding)
+    if device == "cuda":  # of the same problem, in another stream
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), pytest.raises(RuntimeError, match="was made in another stream"):
+            step.run(cache=cache, causal=False, scheduler_metadata=made, **step.new, **padding)
+        torch.cuda.current_stream().wait_stream(stream)
     same(cache, step.cache)
     assert [x._version for x in cache] == [0, 0]
-    same(step.run(causal=False, scheduler_metadata=made, **step.new, **given), step.run(causal=False, **step.new, **given))
+    options = {"causal": False, **step.new, **padding}
+    same(step.run(scheduler_metadata=made, **options), step.run(**options))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -162,9 +177,14 @@ def test_what_is_unusual_goes_to_the_operators(device, counted):
     with torch.profiler.profile() as profile:
         step.run(**new)
     assert {"flashcore::append_kv", "flashcore::fwd_kvcache"} <= {event.key for event in profile.key_averages()}
-    counted.clear()
-    out = step.run(q=q.clone().requires_grad_())[0]
-    assert out.requires_grad and counted == ["_fwd_kvcache"]
+    for name in ("q", *new):
+        counted.clear()
+        tensor = (q if name == "q" else new[name]).clone().requires_grad_()
+        assert step.run(**{**new, name: tensor})[0].requires_grad and len(counted) == 2, name
+    for n in range(2):
+        counted.clear()
+        cache = [x.clone().requires_grad_(n == which) for which, x in enumerate(step.cache)]
+        assert step.run(cache=cache)[0].requires_grad and counted == ["_fwd_kvcache"]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -178,8 +198,12 @@ def test_errors_are_those_of_the_operators(device, monkeypatch):
         {"max_seqlen_q": 1}, {"k": new["k"]}, {**new, "v": new["v"][:, :1]}, {**new, "k": new["k"].float()}, rotary,
         {**new, "rotary_cos": rotary["rotary_cos"]}, {**new, **{name: x[:4] for name, x in rotary.items()}},
         {**new, "k": new["k"][..., :32]}, {**new, "sm_margin": 1_000}, {**new, "softcap": -1.0}, {"cache_seqlens": "4"},
-        {**new, "cu_seqlens_q": step.int32(0, 2, 4, 6)},
+        {**new, "cu_seqlens_q": step.int32(0, 2, 4, 6)}, {"max_seqlen_q": torch.tensor([1, 2])},
     ]  # fmt: skip
+    packed = {"q": step.q.flatten(0, 1), "cu_seqlens_q": step.int32(0, 2, 4, 6)}
+    wrong += [{**packed, "max_seqlen_q": bound} for bound in (None, -1, 2.5, torch.tensor([1, 2]))]
+    if device == "cuda":
+        wrong.append({**packed, "max_seqlen_q": torch.tensor(2, device=device)})
     if device == "cpu":
         wrong += [{"cache_seqlens": step.int32(1, 2, 25)}, {**new, "cache_seqlens": step.int32(1, 2, 23)}]
     for change in wrong:
@@ -194,6 +218,16 @@ def test_errors_are_those_of_the_operators(device, monkeypatch):
                 raised.append((error.type, str(error.value)))
                 same(cache, step.cache)
         assert raised[0] == raised[1], change
+
+
+def test_a_cache_that_is_a_negated_view():
+    step = Step("cpu")
+    want = step.run(**step.new)
+    k_cache, v_cache = step.cache
+    got = step.run(cache=[torch._neg_view(-k_cache), v_cache.clone()], **step.new)
+    same([x.resolve_neg() for x in got], want)
+    with pytest.raises(NotImplementedError, match="^v_cache is a lazily negated view"):
+        step.run(cache=[k_cache, torch._neg_view(-v_cache)], **step.new)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -224,15 +258,12 @@ def test_numbers_of_another_type_are_looked_at_closer():
         _native.direct_step(tensors[:4], tuple(numbers), None, False)
 
 
-@pytest.mark.parametrize("which", ["q", "k", "v", "rotary_cos"])
-@pytest.mark.parametrize("rotary", [False, True], ids=["", "rotary"])
+@pytest.mark.parametrize("which, rotary", [*((x, y) for x in "qkv" for y in (False, True)), ("rotary_cos", True)])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_call_with_new_keys_says_that_it_has_no_gradients(which, rotary, backend):
     step = Step("cpu")
     tensors = {"q": step.q, **step.new, **(step.rotary if rotary else {})}
-    if which not in tensors:
-        return
     tensors[which] = tensors[which].clone().requires_grad_()
 
     def run(tensors):

@@ -45,7 +45,7 @@ def direct(
         or cache_seqlens is None
         or type(window) is not tuple
         or len(window) != 2
-        or (cu_seqlens_q is None) is not (max_seqlen_q is None)
+        or (max_seqlen_q is not None if cu_seqlens_q is None else type(max_seqlen_q) is not int)
         or type(num_splits) is not int
         or num_splits < 0
         or (batch_invariant is not None and (type(batch_invariant) is not int or batch_invariant < 1))

@@ -136,7 +136,8 @@ pub(crate) fn direct_step<'py>(
     counted.map(|()| results)
 }
 
-/// Everything is checked before a key is written, and the results are allocated.
+/// All is checked before a key is written, and the results are allocated. What is not known then is whether a kernel
+/// serves the problem, and what the device says.
 fn step<'a>(
     torch: &'a Libtorch,
     inputs: [Option<Input>; COUNT],
@@ -276,8 +277,8 @@ fn empty_like<'a>(torch: &'a Libtorch, like: &Input, place: Place) -> Result<Ten
 }
 
 /// Raises for a schedule that was made for another call than that of q, the cache, its lengths and table, and for
-/// multiprocessors that are not there to leave: what the call would raise after new keys are written. Tensors may be of
-/// any class; what cannot be looked at is not checked.
+/// multiprocessors that are not there to leave: what the call would raise after new keys are written. Of tensors that
+/// are not plain it does not know.
 #[pyfunction]
 #[pyo3(signature = (tensors, numbers, schedule, /))]
 pub(crate) fn check_step<'py>(
@@ -291,7 +292,8 @@ pub(crate) fn check_step<'py>(
     };
     let [q, k_cache, v_cache, starts, lengths, table, ..] = tensors.each_ref().map(|object| match object.is_none() {
         true => Some(Input::ABSENT),
-        false => exchange.input(object),
+        false if exchange.is_plain(object) => exchange.input(object),
+        false => None,
     });
     let (Some(q), Some(k_cache), Some(v_cache), Some(starts), Some(lengths), Some(table)) =
         (q, k_cache, v_cache, starts, lengths, table)
