@@ -46,6 +46,8 @@ def append(
     """
     if k is None or v is None:
         raise ValueError(f"{'k' if k is None else 'v'} is not given, but the other of k and v is")
+    if not torch.compiler.is_compiling() and v_cache.is_neg():  # PyTorch would end the process
+        raise NotImplementedError("v_cache is a lazily negated view, which is not written: give v_cache.resolve_neg()")
     _check_rows("k", k, k_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     _check_rows("v", v, v_cache, k.shape[:-2], cache_seqlens, cu_seqlens_k_new)
     none = cache_seqlens.new_empty(0)
