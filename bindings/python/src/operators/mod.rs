@@ -397,7 +397,9 @@ fn scales_of(scales: &[Input], problem: &Problem, place: Place) -> Result<Vec<*m
         return Err(format!("q holds {dtype}; float8_e4m3fn tensors have scales, and no others").into());
     }
     let named = scales.iter().zip(&NAMES[3..]);
-    named.map(|(scale, name)| scale_of(scale, name, problem, place)).collect()
+    named
+        .map(|(scale, name)| scale_of(scale, name, problem, place))
+        .collect()
 }
 
 /// The address of scales, which must be float32 `[batch, kv_heads]`, dense, on the tensors' device.

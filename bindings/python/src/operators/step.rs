@@ -10,6 +10,7 @@ use pyo3::types::PyTuple;
 use super::direct::{Results, first_numbers, flag, found, objects, whole, without_lock};
 use super::schedule::Kept;
 use super::{append, lengths};
+use crate::call::attention_on;
 use crate::exchange::Exchange;
 use crate::frameworks::wrote;
 use crate::input::Input;
@@ -306,7 +307,11 @@ pub(crate) fn check_step<'py>(
     };
     let inputs = [q, k_cache, v_cache, starts, Input::ABSENT, lengths, table];
     let check = || -> Result<(), Error> {
-        let kept = schedule.map(Kept::find).transpose()?;
+        let Some(schedule) = schedule else {
+            let (place, sm_margin) = (q.place.ok_or(UNUSUAL)?, u32::try_from(numbers[7] as i64)?);
+            return Ok(attention_on(place, None, sm_margin).map(drop)?);
+        };
+        let kept = Some(Kept::find(schedule)?);
         lengths::cache(torch, &inputs, &[], &numbers, kept, true)?.check()
     };
     check().map_err(|error| PyRuntimeError::new_err(error.to_string()))
