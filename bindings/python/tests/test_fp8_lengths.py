@@ -143,3 +143,20 @@ def test_fp8_without_keys_and_with_used_rows(device):
             q[first:end], of, of, starts[:1].new_tensor([0, end - first]), starts.new_tensor([0, count]), 3, 5, **options
         )
         torch.testing.assert_close(out[first:end], want, atol=2e-2, rtol=2e-2)
+
+
+def test_compiled_and_checked_operators():
+    q, k = (torch.randn(2 * n, heads, 64).to(torch.float8_e4m3fn) for n, heads in ((3, 4), (16, 2)))
+    starts, starts_k, none = ragged.int32([0, 2, 6]), ragged.int32([0, 9, 32]), ragged.int32([])
+    scales = [torch.full((2, 2), scale) for scale in (0.5, 1.0, 2.0)]
+    numbers = (0.25, True, -1, -1, 0.0, 4, 23)
+    # test_schema needs arithmetic on float8_e4m3fn, which PyTorch has none of.
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    args = (q, k, k, starts, none, starts_k, none, *scales, *numbers)
+    torch.library.opcheck(torch.ops.flashcore.fwd_varlen.scaled, args, test_utils=checks)
+    cache = k.view(2, 16, 2, 64)
+    args = (q, cache, cache, starts, none, ragged.int32([9, 16]), none, *scales, *numbers)
+    torch.library.opcheck(torch.ops.flashcore.fwd_kvcache.scaled, args, test_utils=checks)
+    call = lambda scale: flash_attn_varlen_func(q, k, k, starts, starts_k, 4, 23, causal=True, k_descale=scale)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(scales[0]), call(scales[0]))
