@@ -67,6 +67,9 @@ fn planted_problem() -> Problem {
 const ALONE: &str = "mma/m32n32-w1x2-s2-b1-qsh-xor";
 const SHARED: &str = "mma/m32n32-w2x2-s3-b1-qsh-xor";
 
+/// One stage of Q and of dO, with dP before the scores.
+const ONE_STAGE: &str = "mma/m32n32-w2x2-s1-b1-qsh-xor";
+
 fn plan(id: &str) -> Plan {
     Plan::new(&planted_problem(), &id.parse().unwrap(), Target::Sm80).unwrap()
 }
@@ -75,11 +78,11 @@ fn plan(id: &str) -> Plan {
 const FAULTS: &[Fault] = &[
     // Copies and their stages.
     Fault { name: "scores do not wait for Q", operator: Operator::DropWait,
-        place: "ring.arrive()", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "nor for what other warps copied", operator: Operator::DropBarrier,
-        place: "ring.arrive()", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
     Fault { name: "a stage of Q is filled while dK reads it", operator: Operator::DropBarrier,
-        place: "ring.arrive()", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
     Fault { name: "Q has one stage", operator: Operator::DropRemainder,
         place: "start_first", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
     Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
@@ -128,12 +131,33 @@ const FAULTS_OF_SHARED: &[Fault] = &[
     Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
         place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "dout_tile" },
     Fault { name: "one group of copies fewer is waited for", operator: Operator::WeakenWait,
-        place: "ring.arrive()", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
 ];
 
 #[test]
 fn planted_faults_of_shared_columns_are_found_with_kind_and_place() {
     find_all(&plan(SHARED), FAULTS_OF_SHARED);
+}
+
+#[rustfmt::skip]
+const FAULTS_OF_ONE_STAGE: &[Fault] = &[
+    Fault { name: "dP does not wait for dO", operator: Operator::DropWait,
+        place: "ring.arrive(1)", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+    Fault { name: "scores wait for dO alone", operator: Operator::DropWait,
+        place: "ring.arrive(0)", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+    Fault { name: "nor for what other warps copied", operator: Operator::DropBarrier,
+        place: "ring.arrive(0)", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+    Fault { name: "dP does not wait for what other warps copied", operator: Operator::DropBarrier,
+        place: "ring.arrive(1)", object: "", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
+    Fault { name: "Q is filled while dK reads it", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
+    Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "dout_tile" },
+];
+
+#[test]
+fn planted_faults_of_one_stage_are_found_with_kind_and_place() {
+    find_all(&plan(ONE_STAGE), FAULTS_OF_ONE_STAGE);
 }
 
 /// Statistics that are not there, sums that were not zeroed, or that a second run added to.
@@ -160,7 +184,7 @@ fn plans_that_lie_are_found() {
 
 #[test]
 fn the_kernels_as_they_are_are_clean_over_10_schedules() {
-    for id in [ALONE, SHARED] {
+    for id in [ALONE, SHARED, ONE_STAGE] {
         let options = CheckOptions {
             schedules: 10,
             ..CheckOptions::default()

@@ -24,6 +24,14 @@ use crate::tiles::{HeadCopies, HeadTile};
 /// Rows of two tensors in shared memory: K and V, or Q and dO.
 pub(super) type Pair<T> = [T; 2];
 
+/// Stages of dO: one less than of Q, and one at least.
+pub(super) const fn second_stages(levers: &Config) -> u32 {
+    match levers.stages {
+        1 => 1,
+        stages => stages - 1,
+    }
+}
+
 /// What a block works on.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) k: &'k KernelBuilder,
@@ -66,7 +74,7 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
     ];
     let walked = [
         tile(walked[0], levers.rows, keys, levers.stages),
-        tile(walked[1], levers.rows, values, levers.stages - 1),
+        tile(walked[1], levers.rows, values, second_stages(levers)),
     ];
     let row_numbers = TileShape::new(1, levers.rows).stages(levers.stages);
     let numbers = ["lse_tile", "delta_tile"].map(|name| k.shared_tile(name, row_numbers));
@@ -148,20 +156,36 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
     ) {
         let k = self.k;
         let ring = &Ring::new(self, walked, head, self.head_row(q_head));
-        for i in 0..self.levers.stages - 1 {
-            ring.start_first(k.constant(i as i32), Edges::Checked);
-            ring.start_second(k.constant(i as i32), Edges::Checked);
+        let one_stage = self.levers.stages == 1;
+        let depth = second_stages(self.levers);
+        for i in (0..depth).map(|i| k.constant(i as i32)) {
+            if one_stage {
+                ring.start_second(i, Edges::Checked);
+                ring.start_first(i, Edges::Checked);
+            } else {
+                ring.start_first(i, Edges::Checked);
+                ring.start_second(i, Edges::Checked);
+            }
         }
         let step = |i: Val<'k, i32>, edges: Edges| {
-            let ahead = i + (self.levers.stages as i32 - 1);
+            let ahead = i + depth as i32;
             let row = ring.row(i, edges);
             let [first, second] = ring.stages(i);
-            ring.arrive();
-            ring.start_first(ahead, edges);
             // Loads that are hoisted from one product into another take more registers than there are.
-            warp.scores(first);
-            k.scheduling_fence();
-            warp.dp(second);
+            if one_stage {
+                // dO comes behind dK and dQ, and Q behind dQ and dP.
+                ring.arrive(1);
+                warp.dp(second);
+                k.scheduling_fence();
+                ring.arrive(0);
+                warp.scores(first);
+            } else {
+                ring.arrive(2 * (self.levers.stages - 2));
+                ring.start_first(ahead, edges);
+                warp.scores(first);
+                k.scheduling_fence();
+                warp.dp(second);
+            }
             k.scheduling_fence();
             warp.differentiate(ring.numbers_at(i), (edges == Edges::Checked).then_some(row));
             if self.outputs.owns_keys() && !self.tiling.shares_columns() {
@@ -179,6 +203,10 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
             ring.start_second(ahead, edges);
             warp.add_first(first);
             k.scheduling_fence();
+            if one_stage {
+                k.barrier();
+                ring.start_first(ahead, edges);
+            }
             if let Some(sums) = sums {
                 warp.add_dq(sums.offset_strided(ring.head_row + row, self.tiling.columns));
             }
@@ -273,10 +301,11 @@ impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
         i.reinterpret::<u32>() % self.context.levers.stages
     }
 
-    /// Waits until the tiles of an iteration have arrived for all warps, and all have left those before.
+    /// Waits until all groups of copies but the last `pending` have arrived for all warps, and all have left the tiles
+    /// before.
     #[track_caller]
-    fn arrive(&self) {
-        self.context.k.cp_async_wait(2 * (self.context.levers.stages - 2));
+    fn arrive(&self, pending: u32) {
+        self.context.k.cp_async_wait(pending);
         self.context.k.barrier();
     }
 

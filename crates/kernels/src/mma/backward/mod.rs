@@ -23,6 +23,9 @@ use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{STEP, padded, tile_bytes};
 use dq_sums::SumTiles;
 
+/// Registers of a thread for the part of dQ that is computed at a time.
+const DQ_REGISTERS: u32 = 64;
+
 /// Rows and keys of a tile: [`PADDING`](gradients::PADDING) is a multiple.
 const TILES: &[u32] = &[16, 32, 64, 128];
 
@@ -49,7 +52,7 @@ pub(super) const LEVERS: [Lever; super::LEVERS.len()] = {
         cols.only(TILES),
         warps,
         kv_warps,
-        stages.only(&[2, 3]),
+        stages.only(&[1, 2, 3]),
         min_blocks,
         q.only(&[0]),
         swizzled,
@@ -83,9 +86,11 @@ const TABLE: &[Default] = &[
     Default { head_dim: 128, softcap: 128, lengths: 96, in_order: 96, id: "m64n128-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV of 32 keys" },
     Default { head_dim: 128, softcap: 64, lengths: 0, in_order: 112, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, in less shared memory" },
     Default { head_dim: 128, softcap: 128, lengths: 128, in_order: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp and 32 query rows, in 99 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share the columns of dK and dV, which fill the registers of one" },
-    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "the same with 32 query rows, in 163 KB" },
-    Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "the same with 32 keys, in 99 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m128n64-w4x2-s1-b1-qsh-xor", why: "128 query rows in one stage: products read the fewest bytes of shared memory" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s2-b1-qsh-xor", why: "four warps share the columns of dK and dV of 32 keys, in fewer registers" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s1-b1-qsh-xor", why: "the same with one stage of Q, in 163 KB" },
+    Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "32 query rows, which every compiler has registers for" },
+    Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m32n32-w2x2-s2-b1-qsh-xor", why: "32 query rows and 32 keys, in 99 KB" },
 ];
 
 /// Configs for a problem, best first, and why. Some may be refused.
@@ -203,6 +208,13 @@ impl Tiling {
         self.dq_rows / STEP / self.dq_warps[0]
     }
 
+    /// Those that are computed at a time: what takes up to [`DQ_REGISTERS`].
+    fn dq_blocks_at_once(&self) -> u32 {
+        let most = DQ_REGISTERS / (self.dq_steps() * STEP / 2);
+        let fits = |blocks: &u32| *blocks <= most && self.dq_row_blocks().is_multiple_of(*blocks);
+        (1..=self.dq_row_blocks()).rev().find(fits).unwrap_or(1)
+    }
+
     /// Steps of 16 columns of it.
     fn dq_steps(&self) -> u32 {
         self.columns / STEP / self.dq_warps[1]
@@ -297,7 +309,7 @@ fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Res
     let scores = blocks * tiling.walked_rows;
     let dq = match deterministic {
         true => 0,
-        false => tiling.dq_elements_per_warp() / 32,
+        false => tiling.dq_blocks_at_once() * tiling.dq_steps() * STEP / 2,
     };
     let needed = sums + scores.max(dq) + SCRATCH_REGISTERS;
     let remedy = "fewer keys a warp (kv_warps), more warps that share the rows, fewer rows a tile or fewer blocks an SM \
@@ -321,7 +333,8 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
         ..
     } = *config;
     let owned = tile_bytes(cols, tiling.columns, 1) + tile_bytes(cols, tiling.columns_v, 1);
-    let walked = tile_bytes(rows, tiling.columns, stages) + tile_bytes(rows, tiling.columns_v, stages - 1);
+    let walked =
+        tile_bytes(rows, tiling.columns, stages) + tile_bytes(rows, tiling.columns_v, kernel::second_stages(config));
     let exchanged = match (tiling.shares_columns(), deterministic) {
         (true, _) => 2,
         (false, false) => 1,

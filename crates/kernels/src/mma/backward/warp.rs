@@ -7,7 +7,6 @@
 use flashcore_ir::fragment::{AOperand, AVars, MmaElement};
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var};
 
-use super::Tiling;
 use super::kernel::{Context, Pair};
 use crate::attention::lengths::TensorParam;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
@@ -20,8 +19,6 @@ struct Owned;
 pub(super) struct Warp<'k, 'c, E> {
     k: &'k KernelBuilder,
     context: &'c Context<'k, 'c, E>,
-    /// The warp's number among those that share the columns of the sums.
-    column_warp: Val<'k, u32>,
     /// The lane's first owned row and first walked row, within the tiles.
     lane_owned: Val<'k, u32>,
     lane_walked: Val<'k, u32>,
@@ -57,6 +54,18 @@ struct Dq<'k, E> {
     first: Val<'k, u32>,
 }
 
+/// The warp, its number among those that share the columns of the sums, and its first owned row.
+#[track_caller]
+fn place<'k, E>(context: &Context<'k, '_, E>) -> (Val<'k, u32>, Val<'k, u32>, Val<'k, u32>) {
+    let Context { k, levers, tiling, .. } = *context;
+    // The same in every lane; read from one, so that the compiler knows.
+    let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
+    match levers.warps {
+        1 => (warp, k.constant(0), warp * tiling.owned_rows),
+        warps => (warp, warp % warps, warp / warps * tiling.owned_rows),
+    }
+}
+
 impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     pub(super) fn new(context: &'c Context<'k, 'c, E>) -> Self {
         let Context {
@@ -68,12 +77,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             walked,
             ..
         } = *context;
-        // The same in every lane; read from one, so that the compiler knows.
-        let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
-        let (column_warp, first_owned) = match levers.warps {
-            1 => (k.constant(0), warp * tiling.owned_rows),
-            warps => (warp % warps, warp / warps * tiling.owned_rows),
-        };
+        let (warp, column_warp, first_owned) = place(context);
         let first_walked = column_warp * tiling.walked_rows;
         let (lane_owned, lane_walked) = (first_owned + lane_row(k), first_walked + lane_column(k));
         let ((a_row, a_col), (b_row, b_col)) = (a_lane(k.lane()), b_lane(k.lane()));
@@ -113,7 +117,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             Dq {
                 ds: ds_tile.shared_columns((b_row, first_row + b_col), (zero, 1)).at(zero),
                 keys: keys.at(zero),
-                sums: (0..tiling.dq_row_blocks())
+                sums: (0..tiling.dq_blocks_at_once())
                     .map(|m| RowTile::new(k.acc_unwritten(&format!("dq{m}"), 2 * tiling.dq_steps())))
                     .collect(),
                 first: warp * tiling.dq_elements_per_warp() + k.lane(),
@@ -125,7 +129,6 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         Warp {
             k,
             context,
-            column_warp,
             lane_owned,
             lane_walked,
             owned: both.map(|i| owned[i].fragments(first_owned + a_row, a_col)),
@@ -296,20 +299,34 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         }
     }
 
-    /// Adds `dS·K` to the sums of the tile's query rows.
+    /// Adds `dS·K` to the sums of the tile's query rows, as many at a time as registers hold.
     #[track_caller]
     pub(super) fn add_dq(&self, sums: GlobalPtr<'k, f32>) {
         let Some(dq) = &self.dq else { return };
-        let (k, Tiling { dq_warps, .. }) = (self.k, self.context.tiling);
+        let (k, tiling) = (self.k, self.context.tiling);
         k.verb("dQ += dS*K", || {
-            dq.sums.iter().for_each(|tile| tile.zero());
-            let factor = |step, m| dq.ds.a_transposed(k, STEP * step, STEP * m);
-            self.accumulate(&dq.sums, self.context.levers.cols / STEP, factor, &dq.keys, dq_warps[1]);
-            let mut at = sums.offset(dq.first);
-            for tile in &dq.sums {
-                for register in 0..4 * tile.tiles() {
-                    at.reduce_add(tile.var(register));
-                    at = at.plus(32);
+            for first in (0..tiling.dq_row_blocks()).step_by(dq.sums.len()) {
+                if first > 0 {
+                    k.scheduling_fence();
+                }
+                dq.sums.iter().for_each(|tile| tile.zero());
+                let factor = |step, m| dq.ds.a_transposed(k, STEP * step, STEP * (first + m));
+                self.accumulate(
+                    &dq.sums,
+                    self.context.levers.cols / STEP,
+                    factor,
+                    &dq.keys,
+                    tiling.dq_warps[1],
+                );
+                let mut at = sums.offset(dq.first);
+                if first > 0 {
+                    at = at.plus((first * tiling.dq_steps() * STEP * STEP) as i32);
+                }
+                for tile in &dq.sums {
+                    for register in 0..4 * tile.tiles() {
+                        at.reduce_add(tile.var(register));
+                        at = at.plus(32);
+                    }
                 }
             }
         });
@@ -319,9 +336,12 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     pub(super) fn store(&self, written: &[TensorParam<'k, E>]) {
         let (k, context) = (self.k, self.context);
         let (owned, scale) = (context.owned, context.params.softmax_scale);
+        // Anew, so that they take no registers in the loop.
+        let (_, column_warp, first_owned) = place(context);
+        let lane_owned = first_owned + lane_row(k);
         for (i, tile) in owned.iter().enumerate().take(written.len()) {
-            let column = self.column_warp.fma(STEP, lane_column(k));
-            let place = tile.place(self.lane_owned, column);
+            let column = column_warp.fma(STEP, lane_column(k));
+            let place = tile.place(lane_owned, column);
             for (m, sum) in self.sums[i].iter().enumerate() {
                 for acc in 0..sum.tiles() {
                     let at = tile.across(place, STEP * context.levers.warps * (acc / 2) + ACC_COLS * (acc % 2));
