@@ -87,6 +87,7 @@ const TABLE: &[Default] = &[
     Default { head_dim: 128, softcap: 64, lengths: 0, in_order: 112, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, in less shared memory" },
     Default { head_dim: 128, softcap: 128, lengths: 128, in_order: 128, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp and 32 query rows, in 99 KB" },
     Default { head_dim: 256, softcap: 256, lengths: 192, in_order: 256, id: "m128n64-w4x2-s1-b1-qsh-xor", why: "128 query rows in one stage: products read the fewest bytes of shared memory" },
+    Default { head_dim: 160, softcap: 160, lengths: 160, in_order: 160, id: "m64n64-w2x4-s2-b1-qsh-xor", why: "two warps share 160 columns of dK and dV evenly, as four do not" },
     Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s2-b1-qsh-xor", why: "four warps share the columns of dK and dV of 32 keys, in fewer registers" },
     Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m64n64-w4x2-s1-b1-qsh-xor", why: "the same with one stage of Q, in 163 KB" },
     Default { head_dim: 256, softcap: 256, lengths: 256, in_order: 256, id: "m32n64-w2x4-s2-b1-qsh-xor", why: "32 query rows, which every compiler has registers for" },

@@ -19,6 +19,8 @@ struct Owned;
 pub(super) struct Warp<'k, 'c, E> {
     k: &'k KernelBuilder,
     context: &'c Context<'k, 'c, E>,
+    /// The warp's number among those that share the columns of the sums.
+    column_warp: Val<'k, u32>,
     /// The lane's first owned row and first walked row, within the tiles.
     lane_owned: Val<'k, u32>,
     lane_walked: Val<'k, u32>,
@@ -129,6 +131,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         Warp {
             k,
             context,
+            column_warp,
             lane_owned,
             lane_walked,
             owned: both.map(|i| owned[i].fragments(first_owned + a_row, a_col)),
@@ -336,9 +339,14 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     pub(super) fn store(&self, written: &[TensorParam<'k, E>]) {
         let (k, context) = (self.k, self.context);
         let (owned, scale) = (context.owned, context.params.softmax_scale);
-        // Anew, so that they take no registers in the loop.
-        let (_, column_warp, first_owned) = place(context);
-        let lane_owned = first_owned + lane_row(k);
+        let (column_warp, lane_owned) = match context.tiling.columns {
+            ..=128 => (self.column_warp, self.lane_owned),
+            // Anew, so that they take no registers in the loop, which has none left.
+            _ => {
+                let (_, column_warp, first_owned) = place(context);
+                (column_warp, first_owned + lane_row(k))
+            }
+        };
         for (i, tile) in owned.iter().enumerate().take(written.len()) {
             let column = column_warp.fma(STEP, lane_column(k));
             let place = tile.place(lane_owned, column);
