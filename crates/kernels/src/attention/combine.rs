@@ -7,7 +7,8 @@
 //! There is little to compute and all of it waits for memory, so threads are laid out to load all of a row's
 //! partials at once: a thread has four neighbouring columns of a row and loads up to [`BATCH`] partials
 //! before it uses the first; with more splits, groups of threads share the splits and merge in
-//! shared memory.
+//! shared memory. Where tiles of a schedule are usually in two pieces it loads [`FEW`], which leaves registers for more
+//! blocks.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{Arg, Cache, GlobalPtr, Kernel, KernelBuilder, Launch, SharedTile, TileShape, Val, Var, Widen};
@@ -30,6 +31,9 @@ const COLUMNS: u32 = 4;
 /// Partials that a thread loads before it uses the first.
 const BATCH: u32 = 8;
 
+/// The same where a row has two partials, with rare exceptions.
+const FEW: u32 = 2;
+
 /// Threads a block should have; more where a row needs them.
 const USUAL_THREADS: u32 = 128;
 
@@ -39,6 +43,8 @@ struct Threads {
     groups: u32,
     rows: u32,
     row_threads: u32,
+    /// Partials that a thread loads at once.
+    batch: u32,
 }
 
 impl Threads {
@@ -50,7 +56,21 @@ impl Threads {
             groups,
             rows: (USUAL_THREADS / (groups * row_threads)).max(1),
             row_threads,
+            batch: BATCH,
         }
+    }
+
+    /// Those of tiles that a schedule usually has in so many pieces.
+    fn listed(pieces: u32, head_dim_v: u32) -> Threads {
+        Threads {
+            batch: if pieces <= FEW { FEW } else { BATCH },
+            ..Threads::new(pieces, head_dim_v)
+        }
+    }
+
+    /// As many splits or pieces as the same threads share.
+    fn most(&self) -> u32 {
+        self.groups * self.batch
     }
 
     /// Threads a block, in whole warps.
@@ -61,8 +81,7 @@ impl Threads {
 
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
     let threads = Threads::new(splits, shape.head_dim_v);
-    // As many splits as the same threads share.
-    let (family, levers) = ("combine", padded([threads.groups * BATCH]));
+    let (family, levers) = ("combine", padded([threads.most()]));
     let shape = *shape;
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
         let threads = Threads::new(levers[0], shape.head_dim_v);
@@ -104,15 +123,16 @@ pub(crate) fn listed_step(
         alibi: false,
         ..*shape
     };
-    let threads = Threads::new(schedule.usual_pieces(), shape.head_dim_v);
+    let threads = Threads::listed(schedule.usual_pieces(), shape.head_dim_v);
     let Pieces { rows, heads, .. } = schedule.pieces;
-    let levers = padded([threads.groups * BATCH, rows, heads.number()]);
+    let levers = padded([threads.most(), rows, heads.number()]);
     let family = "combine_listed";
     let kernel = kernels.get_or_build(
         Identity { family, levers, shape },
-        |&[splits, rows, heads, ..], shape| {
-            let (threads, heads) = (Threads::new(splits, shape.head_dim_v), TileHeads::from_number(heads));
-            let name = shape.kernel_name(&format!("combine_g{}_m{rows}{}", threads.groups, heads.name()));
+        |&[pieces, rows, heads, ..], shape| {
+            let (threads, heads) = (Threads::listed(pieces, shape.head_dim_v), TileHeads::from_number(heads));
+            let few = if threads.batch == FEW { "_few" } else { "" };
+            let name = shape.kernel_name(&format!("combine_g{}{few}_m{rows}{}", threads.groups, heads.name()));
             Kernel::build(name, threads.count(), |k| match shape.dtype {
                 DType::F16 => listed_body::<f16>(k, threads, rows, heads, shape),
                 _ => listed_body::<bf16>(k, threads, rows, heads, shape),
@@ -233,9 +253,9 @@ fn merge<'k>(
     let mine = Merged::nothing(k);
     let shared = (threads.groups > 1).then(|| Exchange::declare(k, threads));
     k.if_(at_work.divergent(), || {
-        k.for_divergent(group, splits, threads.groups * BATCH, |first| {
+        k.for_divergent(group, splits, threads.most(), |first| {
             let mut found = Vec::new();
-            for i in 0..BATCH {
+            for i in 0..threads.batch {
                 let split = first + i * threads.groups;
                 // Past the last split the last one again, to count for nothing.
                 let part = partial(split.min(splits - 1));

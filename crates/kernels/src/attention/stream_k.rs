@@ -65,7 +65,7 @@ const THREADS_ALONE: u32 = 1024;
 const ITEMS: u32 = 160;
 
 /// Blocks that write items at most. Each makes all cuts.
-const MOST_WRITERS: u32 = 16;
+const MOST_WRITERS: u32 = 40;
 
 /// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared
 /// memory, the blocks of that kernel fit into a multiprocessor at the same time.

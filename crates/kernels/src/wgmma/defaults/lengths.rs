@@ -123,7 +123,12 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
             None => (row.head_dim, u64::MAX, candidate),
         };
         rows.extend(whole.then(|| ranked(Candidate::of(row))));
-        rows.extend(packing.then(|| ranked(Candidate::of(row).packed())));
+        rows.extend(packing.then(|| {
+            let (alone, packed) = (Candidate::of(row), Candidate::of(row).packed());
+            // Packed heads of prompts cost no more than others: seen with 8,192 rows, too (run `packed-equal-h200`).
+            let cost_per_key = if prompt_keys.is_some() { alone } else { packed }.cost_per_key;
+            ranked(Candidate { cost_per_key, ..packed })
+        }));
     }
     rows.sort_by_key(|(head_dim, work, _)| (*head_dim, *work));
     let rows = rows

@@ -332,7 +332,7 @@ fn packed_prompts() {
         (16, 32, 8, 2048, 2048, 128, Mask::CAUSAL, true),
         (64, 32, 8, 550, 1000, 128, Mask::CAUSAL, true),
         (16, 64, 8, 2050, 4000, 128, Mask::CAUSAL, true),
-        (4, 32, 8, 8192, 8192, 128, Mask::CAUSAL, false),
+        (4, 32, 8, 8192, 8192, 128, Mask::CAUSAL, true),
         (16, 32, 8, 2050, 4000, 128, Mask::FULL, false),
         (16, 32, 32, 2050, 4000, 128, Mask::CAUSAL, false),
         (16, 32, 8, 2050, 4000, 64, Mask::CAUSAL, false),
