@@ -176,7 +176,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "dP is read while it is computed", operator: Operator::WeakenAsyncWait,
         place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "score_gradients", of: "dp" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::WeakenAsyncWait,
-        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "stage_dq", of: "dq" },
     Fault { name: "products of dK are never closed", operator: Operator::DropCommit,
         place: "dK += dS*Q", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "no wgmma fence after P was rounded", operator: Operator::DropFence,
@@ -234,13 +234,13 @@ const FAULTS: &[Fault] = &[
     Fault { name: "they may add without an order", operator: Operator::RelaxFlag,
         place: "let_others_add", object: "", found: Some(FindingKind::BlockRace), at: "send_dq", of: "dq_sums" },
     Fault { name: "they may never add", operator: Operator::DropStore,
-        place: "let_others_add", object: "", found: Some(FindingKind::Deadlock), at: "come_to", of: "workspace" },
+        place: "let_others_add", object: "", found: Some(FindingKind::Deadlock), at: "claim_dq", of: "workspace" },
     Fault { name: "a stage is free before dQ has been read", operator: Operator::DropAsyncWait,
-        place: "send_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+        place: "send_dq", object: "", found: Some(FindingKind::Race), at: "stage_dq", of: "dq_tile" },
     Fault { name: "dQ is overwritten before its stage is free", operator: Operator::DropPhaseWait,
-        place: "keep_dq", object: "dq.free", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+        place: "stage_dq", object: "dq.free", found: Some(FindingKind::Race), at: "stage_dq", of: "dq_tile" },
     Fault { name: "additions are never closed", operator: Operator::DropCommit,
-        place: "send_dq", object: "", found: Some(FindingKind::Race), at: "keep_dq", of: "dq_tile" },
+        place: "send_dq", object: "", found: Some(FindingKind::Race), at: "stage_dq", of: "dq_tile" },
     Fault { name: "a block ends while dK is stored", operator: Operator::DropAsyncWait,
         place: "self.one_lane(|| k.bulk_wait_read(0))", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
 
@@ -296,7 +296,7 @@ fn dq_sent_without_any_proxy_fence_is_found() {
         let mut all = mutations(kernel).into_iter();
         all.find(|m| {
             m.operator == Operator::DropFence
-                && ["fence_proxy_async", "come_to"]
+                && ["fence_proxy_async", "claim_dq"]
                     .iter()
                     .any(|at| place(m, kernel).contains(at))
         })
@@ -366,7 +366,7 @@ const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
     Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(u32::from(there_are))", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::DropAsyncWait,
-        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "keep_dq", of: "dq" },
+        place: "k.wgmma_wait(0)", object: "", found: Some(FindingKind::InFlight), at: "stage_dq", of: "dq" },
     Fault { name: "delta is not subtracted", operator: Operator::DropAddend,
         place: "score_gradients", object: "", found: None, at: "", of: "" },
     Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,

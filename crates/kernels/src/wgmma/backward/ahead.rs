@@ -184,9 +184,10 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         Some(loaded)
     }
 
-    /// Prepares the rows from what was loaded: each thread has a part of some rows, and ends with one row.
+    /// Computes and stores the statistics of the rows that were loaded: each thread has a part of some rows, and ends
+    /// with one row.
     #[track_caller]
-    pub(super) fn keep_ahead(&self, k: &'k KernelBuilder, tile: &Tile<'k>, loaded: &Option<LoadedRows<'k, E>>) {
+    pub(super) fn store_prepared(&self, k: &'k KernelBuilder, tile: &Tile<'k>, loaded: &Option<LoadedRows<'k, E>>) {
         let Some(loaded) = loaded else { return };
         self.if_prepares(tile, |_, head| {
             k.if_(loaded.is_last.uniform(), || {
@@ -228,11 +229,11 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         });
     }
 
-    /// One warp says that the rows of a later head are prepared.
+    /// One warp signals that this block has prepared its rows of a later head.
     #[track_caller]
-    pub(super) fn say_prepared(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
+    pub(super) fn signal_prepared(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         self.if_prepares(tile, |ahead, head| {
-            k.verb("say_prepared", || {
+            k.verb("signal_prepared", || {
                 k.barrier_among(PREPARED, 128 + 32);
                 k.if_(k.elect().divergent(), || ahead.counts.offset(head).add_release(1u32));
             });

@@ -55,8 +55,8 @@ impl<'k> SentDq<'k> {
     /// Declares what it needs in shared memory; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
         let tile = k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.width).stages(STAGES));
-        let [full] = made(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
-        let [free] = made(k, ["dq.free"], STAGES, 1);
+        let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
+        let [free] = declare_mbarriers(k, ["dq.free"], STAGES, 1);
         SentDq { tile, full, free }
     }
 }
@@ -64,15 +64,15 @@ impl<'k> SentDq<'k> {
 impl<'k> DqOrder<'k> {
     /// A barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
-        let [acquired] = made(k, ["dq.acquired"], 1, 1);
-        let [added] = made(k, ["dq.added"], 1, 4 * shares.warpgroups);
+        let [acquired] = declare_mbarriers(k, ["dq.acquired"], 1, 1);
+        let [added] = declare_mbarriers(k, ["dq.added"], 1, 4 * shares.warpgroups);
         DqOrder { acquired, added }
     }
 }
 
 /// Declares mbarriers with these stages and arrivals, which one thread initialises; a barrier of the block must follow.
 #[track_caller]
-pub(super) fn made<'k, const N: usize>(
+pub(super) fn declare_mbarriers<'k, const N: usize>(
     k: &'k KernelBuilder,
     names: [&'static str; N],
     stages: u32,
@@ -124,7 +124,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                         let SentDq { tile: from, full, free } = pingpong.dq;
                         let (stage, phase) = stage(sent.get(), STAGES);
                         k.if_(stage.eq(index).divergent(), || {
-                            let first = self.come_to(tile, dq_tile, m_block, || full.at(stage).wait(phase));
+                            let first = self.claim_dq(tile, dq_tile, m_block, || full.at(stage).wait(phase));
                             let elements = from.rows() * from.cols();
                             k.verb("send_dq", || {
                                 let to = self.dq_sums.offset_strided(dq_tile, elements);
@@ -161,7 +161,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 
     /// Waits for a tile of dQ in shared memory, and until this block may add it. Returns whether this is the first
     /// block at the tile, which stores its part.
-    fn come_to(
+    fn claim_dq(
         &self,
         tile: &Tile<'k>,
         dq_tile: Val<'k, u32>,
@@ -178,7 +178,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let word = self.word(semaphore, dq_tile);
         let state = k.var(word.load_acquire());
         wait();
-        k.verb("come_to", || {
+        k.verb("claim_dq", || {
             k.if_(state.get().ne(STORED).divergent(), || {
                 state.set(word.atomic(AtomOp::Max, CLAIMED));
                 k.if_(state.get().gt(0).divergent(), || {
@@ -252,11 +252,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Leaves this warp's part of dQ of a Q tile in shared memory, for [`Self::give_dq`].
+    /// Writes this warp's part of dQ of a Q tile to its stage in shared memory.
     #[track_caller]
-    pub(super) fn keep_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
+    pub(super) fn stage_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
         let k = self.k;
-        k.verb("keep_dq", || {
+        k.verb("stage_dq", || {
             let (stage, phase) = stage(number, STAGES);
             to.free.at(stage).wait(phase ^ 1);
             let place = to.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
@@ -268,7 +268,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// Has what [`Self::keep_dq`] left sent: the warp has met since, after a fence.
+    /// Tells the warp that sends dQ that this warp's part is in shared memory: after [`Self::stage_dq`], a fence and a
+    /// barrier of the warp.
     #[track_caller]
     pub(super) fn give_dq(&self, to: &SentDq<'k>, number: Val<'k, u32>) {
         self.k.verb("give_dq", || {

@@ -19,7 +19,7 @@ use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
 
 use super::Shares;
 use super::consumer::Warpgroup;
-use super::dq::{DqOrder, made, stage};
+use super::dq::{DqOrder, declare_mbarriers, stage};
 use super::kernel::{Operand, Outputs};
 use super::tile::{Tile, Walk};
 use crate::attention::tensor_rows::TensorRows;
@@ -55,7 +55,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
     ) -> Self {
         let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
         // All threads of a warpgroup arrive, which also have read P.
-        let [full] = made(k, ["ds.full"], DS_STAGES, 128);
+        let [full] = declare_mbarriers(k, ["ds.full"], DS_STAGES, 128);
         Exchange {
             keys: Operand {
                 tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),

@@ -218,7 +218,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 MainLoop::Pingpong(pingpong) => {
                     let none = || {
                         v.wait();
-                        self.keep_ahead(k, tile, &ahead);
+                        self.store_prepared(k, tile, &ahead);
                         group.store_gradients(tile);
                     };
                     k.if_else(any(), || group.tile_in_pingpong(pingpong, tile, &ahead), none);

@@ -201,18 +201,10 @@ pub(super) fn plan(
         _ => workspace,
     };
     let (family, build): (_, fn(&Values, &Shape) -> _) = match variant {
-        Variant::Ordered => ("wgmma ordered backward", |levers, shape| {
-            main_kernel(levers, shape, Variant::Ordered)
-        }),
-        Variant::Plain => ("wgmma backward", |levers, shape| {
-            main_kernel(levers, shape, Variant::Plain)
-        }),
-        Variant::Ahead => ("wgmma backward ahead", |levers, shape| {
-            main_kernel(levers, shape, Variant::Ahead)
-        }),
-        Variant::Split => ("wgmma split backward", |levers, shape| {
-            main_kernel(levers, shape, Variant::Split)
-        }),
+        Variant::Ordered => ("wgmma ordered backward", |l, s| main_kernel(l, s, Variant::Ordered)),
+        Variant::Plain => ("wgmma backward", |l, s| main_kernel(l, s, Variant::Plain)),
+        Variant::Ahead => ("wgmma backward ahead", |l, s| main_kernel(l, s, Variant::Ahead)),
+        Variant::Split => ("wgmma split backward", |l, s| main_kernel(l, s, Variant::Split)),
     };
     // How many blocks share a tile is the launch's to say.
     let levers = Values::from(Config { splits: 1, ..*config });

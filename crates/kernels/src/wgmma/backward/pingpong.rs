@@ -25,7 +25,7 @@ use flashcore_ir::{KernelBuilder, Val};
 use super::Shares;
 use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
-use super::dq::{SentDq, made, stage};
+use super::dq::{SentDq, declare_mbarriers, stage};
 use super::exchange::DS_STAGES;
 use super::tile::{Tile, Walk};
 use crate::wgmma::Config;
@@ -44,7 +44,7 @@ pub(super) struct Pingpong<'k> {
 impl<'k> Pingpong<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
-        let [full, free] = made(k, ["ds.full", "ds.free"], DS_STAGES, 4 * shares.warpgroups);
+        let [full, free] = declare_mbarriers(k, ["ds.full", "ds.free"], DS_STAGES, 4 * shares.warpgroups);
         let dq = SentDq::declare(k, levers, shares);
         Pingpong { full, free, dq }
     }
@@ -57,7 +57,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.start_scores();
         context.v.pipeline.consumer().wait();
         self.load_v();
-        context.keep_ahead(k, tile, ahead);
+        context.store_prepared(k, tile, ahead);
         k.wgmma_wait(0);
         let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.shares.warpgroups);
         context.each_head(tile, |walk| self.head_in_pingpong(pingpong, barrier, tile, &walk));
@@ -101,7 +101,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 barrier.arrive();
                 k.wgmma_wait(0);
                 if there_is {
-                    self.keep_late_dq(pingpong, number - 1);
+                    self.stage_late_dq(pingpong, number - 1);
                 }
             };
             let start_scores = |there_are: bool| {
@@ -142,7 +142,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         if let Some(split) = context.split() {
             self.add_gradients(split, tile);
             k.wgmma_wait(0);
-            self.keep_late_dq(pingpong, tiles - 1);
+            self.stage_late_dq(pingpong, tiles - 1);
             return give_dq(tiles - 1);
         }
         self.store_dv(tile);
@@ -151,7 +151,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.store_dk(tile, q, self.q.stage());
         }
         k.wgmma_wait(0);
-        self.keep_late_dq(pingpong, tiles - 1);
+        self.stage_late_dq(pingpong, tiles - 1);
         give_dq(tiles - 1);
         if !through_q {
             self.meet();
@@ -187,8 +187,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Writes that dQ to shared memory, and releases its stage of dS.
     #[track_caller]
-    fn keep_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
+    fn stage_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
         self.one_lane(|| pingpong.free.at(number % DS_STAGES).arrive());
-        self.keep_dq(&pingpong.dq, number);
+        self.stage_dq(&pingpong.dq, number);
     }
 }

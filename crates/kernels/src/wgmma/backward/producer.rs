@@ -19,7 +19,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         k.if_(warp.le(self.dq_warps()).uniform(), || {
             self.with_tile(k, |tile| {
                 if self.ahead.is_some() {
-                    k.if_(warp.eq(1).uniform(), || self.say_prepared(k, tile));
+                    k.if_(warp.eq(1).uniform(), || self.signal_prepared(k, tile));
                 }
                 k.if_(k.elect().divergent(), || {
                     let send = || {
