@@ -1,7 +1,5 @@
 //! Runs PTX through an offline ptxas, where there is one.
 
-#![allow(dead_code)] // each test program uses some of it
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
