@@ -168,7 +168,7 @@ impl<'k> Place<'k> {
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
     let lse: Option<GlobalPtr<'_, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
-    let partials = Partials::to_read(k, shape.head_dim_v);
+    let partials = Partials::declare(k, shape.head_dim_v, false);
     let seq_len_q = k.param::<u32>("seq_len_q");
     let num_heads = k.param::<u32>("num_heads");
     let rows = k.param::<u32>("rows");
@@ -204,7 +204,7 @@ fn listed_body<E: MmaElement + Widen>(
 ) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
     let params = RowParams::declare(k, shape);
-    let partials = Partials::to_read(k, shape.head_dim_v);
+    let partials = Partials::declare(k, shape.head_dim_v, false);
     shape.wait_for_launch_before(k);
     let tile = Combined::declare(k).at(k.block_idx(1));
     k.if_(tile.count.ne(0).uniform(), || {

@@ -2,17 +2,18 @@
 
 use flashcore_ir::{Arg, KernelBuilder, Val};
 
-/// A divisor with its reciprocal: a product and a shift in place of a division's twenty instructions.
+/// A divisor that a launch gives with its reciprocal: a product and a shift in place of a division's twenty
+/// instructions. On the host, [`block_range::Divisor`](super::block_range::Divisor) does the same.
 #[derive(Clone, Copy)]
-pub(crate) struct Divisor<'k> {
+pub(crate) struct ParamDivisor<'k> {
     factor: Val<'k, u32>,
     shift: Val<'k, u32>,
 }
 
-impl<'k> Divisor<'k> {
+impl<'k> ParamDivisor<'k> {
     /// [`args`] gives the arguments.
     pub(crate) fn declare(k: &'k KernelBuilder, name: &str) -> Self {
-        Divisor {
+        ParamDivisor {
             factor: k.param(&format!("{name}_factor")),
             shift: k.param(&format!("{name}_shift")),
         }

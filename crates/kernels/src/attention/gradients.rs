@@ -27,7 +27,7 @@ use flashcore_problem::{GradientLayouts, Problem, QLengths};
 
 pub(crate) use self::keys::ZeroedSums;
 use super::lengths::{FirstRows, TensorParam};
-use super::params::{RowParams, Shape, add_rows, add_tensor_as, push_buffer};
+use super::params::{RowParams, Shape, add_rows, add_tensor_as, param_pointer, push_buffer};
 use super::score_mod::ScoreMod;
 use super::split::ALIGN;
 use crate::Refusal;
@@ -174,22 +174,10 @@ pub(crate) struct Statistics<'k> {
 }
 
 impl<'k> Statistics<'k> {
-    pub(crate) fn to_read(k: &'k KernelBuilder) -> Self {
-        Statistics {
-            lse: k.param_ptr("row_lse"),
-            delta: k.param_ptr("row_delta"),
-            stride: k.param("statistics_stride"),
-        }
-    }
-
-    /// To read, or to write as well.
     pub(crate) fn declare(k: &'k KernelBuilder, written: bool) -> Self {
-        if !written {
-            return Statistics::to_read(k);
-        }
         Statistics {
-            lse: k.param_ptr_mut("row_lse"),
-            delta: k.param_ptr_mut("row_delta"),
+            lse: param_pointer(k, "row_lse", written),
+            delta: param_pointer(k, "row_delta", written),
             stride: k.param("statistics_stride"),
         }
     }
@@ -272,17 +260,10 @@ pub(crate) struct DqSemaphore<'k> {
 }
 
 impl<'k> DqSemaphore<'k> {
-    pub(crate) fn declare(k: &'k KernelBuilder) -> Self {
+    pub(crate) fn declare(k: &'k KernelBuilder, written: bool) -> Self {
         DqSemaphore {
-            counts: k.param_ptr_mut("dq_semaphore"),
-            tickets: k.param_ptr_mut("tickets"),
-        }
-    }
-
-    pub(crate) fn to_read(k: &'k KernelBuilder) -> Self {
-        DqSemaphore {
-            counts: k.param_ptr("dq_semaphore"),
-            tickets: k.param_ptr("tickets"),
+            counts: param_pointer(k, "dq_semaphore", written),
+            tickets: param_pointer(k, "tickets", written),
         }
     }
 }
@@ -325,7 +306,7 @@ impl<'k, E: Element> BackwardParams<'k, E> {
             k: TensorParam::declare(k, "k", k.param_ptr("k")),
             v: TensorParam::declare(k, "v", k.param_ptr("v")),
             dout: TensorParam::declare(k, "dout", k.param_ptr("dout")),
-            statistics: Statistics::to_read(k),
+            statistics: Statistics::declare(k, false),
             softmax_scale: k.param("softmax_scale"),
             rows: RowParams::declare(k, shape),
             first: FirstRows { q: None, k: None },

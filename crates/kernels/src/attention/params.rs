@@ -225,7 +225,7 @@ impl<'k, E: Element> Params<'k, E> {
             v: TensorParam::declare(k, "v", k.param_ptr("v")),
             out: TensorParam::declare(k, "out", k.param_ptr_mut("out")),
             rows: RowParams::declare(k, shape),
-            partials: (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v)),
+            partials: (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true)),
         }
     }
 }
@@ -257,6 +257,15 @@ impl<'k> RowParams<'k> {
     #[track_caller]
     pub(crate) fn visible_keys(&self, row: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
         self.band.visible(row.reinterpret())
+    }
+}
+
+/// Declares a pointer that the kernel only reads, or writes as well.
+#[track_caller]
+pub(crate) fn param_pointer<'k, E: Element>(k: &'k KernelBuilder, name: &str, written: bool) -> GlobalPtr<'k, E> {
+    match written {
+        true => k.param_ptr_mut(name),
+        false => k.param_ptr(name),
     }
 }
 

@@ -172,7 +172,7 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, [dq_columns, first_stores
     let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout");
     let statistics = Statistics::declare(k, true);
     let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
-    let semaphore = first_stores.then(|| DqSemaphore::declare(k));
+    let semaphore = first_stores.then(|| DqSemaphore::declare(k, true));
     let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
     let of_keys = (of_keys > 0).then(|| ZeroedSums::declare(k));
     let params = RowParams::declare(k, shape);

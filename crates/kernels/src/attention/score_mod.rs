@@ -10,6 +10,7 @@ use super::row_tile::{RowTile, place};
 /// log2(e): exponents are taken to base 2, so that exponentials are single `ex2` instructions.
 pub(crate) const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
+/// What a kernel does to the products of Q and K before the softmax.
 #[derive(Clone, Copy)]
 pub(crate) struct ScoreMod<'k> {
     /// Factor from scores to exponents of 2: `softmax_scale · log2(e)`, or `softcap · log2(e)`.

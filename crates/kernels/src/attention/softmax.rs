@@ -246,7 +246,8 @@ pub(crate) fn pack<'k, E: Probability>(scores: &RowTile<'k>, p: &AVars<'k, E>) {
     }
 }
 
-/// Both at once, of scores that stay as they are. Returns the sum of a lane's probabilities in each row.
+/// [`exponentials`] and [`pack`] at once; the scores stay as they are. Returns the sum of a lane's probabilities in
+/// each row.
 #[track_caller]
 pub(crate) fn pack_exponentials<'k, E: Probability>(
     scores: &RowTile<'k>,
@@ -277,7 +278,7 @@ pub(crate) fn pack_exponentials<'k, E: Probability>(
 /// Powers of two that a probability may have in 16-bit elements: fp16 and the f32 sums hold them without loss.
 const LARGEST_POWER: f32 = 8.0;
 
-/// Elements of Q, K and V, and so of P: how probabilities become operands A, and how large they may be.
+/// The type of elements of Q, K, V and P: how probabilities become operands A, and how large they may be.
 pub(crate) trait Probability: WgmmaElement {
     type Out: MmaElement;
 
@@ -289,9 +290,9 @@ pub(crate) trait Probability: WgmmaElement {
     /// so that none of them is too large for an element.
     const SPECULATIVE_MOST: f32;
 
-    /// Whether elements stand for themselves times a scale of their head.
+    /// Whether tensors of these elements have a scale for each head.
     const SCALED: bool = false;
-    /// Whether V lies with the keys along its rows: 8-bit operands must.
+    /// Whether V is transposed in shared memory, keys along its rows, as 8-bit operands must be.
     const TRANSPOSED: bool = false;
 
     /// Registers of accumulators that word `word` of the operands A over the same columns is made of, in its order.

@@ -12,7 +12,7 @@
 use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::Problem;
 
-use super::params::push_buffer;
+use super::params::{param_pointer, push_buffer};
 use crate::Refusal;
 
 /// Alignment of the workspace in bytes: as the widest accesses need.
@@ -21,12 +21,14 @@ pub(crate) const ALIGN: u32 = 16;
 /// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;
 
+/// Which of a row's splits a block has.
 #[derive(Clone, Copy)]
 pub(crate) struct Split<'k> {
     pub index: Val<'k, u32>,
     pub count: Val<'k, u32>,
 }
 
+/// The partials in the workspace.
 #[derive(Clone, Copy)]
 pub(crate) struct Partials<'k> {
     out: GlobalPtr<'k, f32>,
@@ -34,6 +36,7 @@ pub(crate) struct Partials<'k> {
     head_dim_v: u32,
 }
 
+/// The place of one partial.
 #[derive(Clone, Copy)]
 pub(crate) struct Partial<'k> {
     /// Its first column.
@@ -43,18 +46,10 @@ pub(crate) struct Partial<'k> {
 }
 
 impl<'k> Partials<'k> {
-    pub(crate) fn to_write(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
+    pub(crate) fn declare(k: &'k KernelBuilder, head_dim_v: u32, written: bool) -> Self {
         Partials {
-            out: k.param_ptr_mut("split_partials"),
-            sums: k.param_ptr_mut("split_sums"),
-            head_dim_v,
-        }
-    }
-
-    pub(crate) fn to_read(k: &'k KernelBuilder, head_dim_v: u32) -> Self {
-        Partials {
-            out: k.param_ptr("split_partials"),
-            sums: k.param_ptr("split_sums"),
+            out: param_pointer(k, "split_partials", written),
+            sums: param_pointer(k, "split_sums", written),
             head_dim_v,
         }
     }

@@ -26,7 +26,7 @@ impl LeverValue for bool {
     }
 }
 
-/// Makes `Values` of a config and back, by its fields in the order of the levers.
+/// Makes `Values` of a config and back, by its fields in the order of the levers of `FAMILY`, and prints its id.
 macro_rules! lever_values {
     ($config:ident { $($field:ident),+ }) => {
         impl From<$config> for $crate::family::Values {
@@ -40,6 +40,12 @@ macro_rules! lever_values {
                 let mut values = values.into_iter();
                 let mut next = || values.next().unwrap_or_default();
                 $config { $($field: $crate::family::LeverValue::of(next())),+ }
+            }
+        }
+
+        impl std::fmt::Display for $config {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(&FAMILY.levers_id(&(*self).into()))
             }
         }
     };

@@ -31,7 +31,7 @@ const TWO_OR_MORE: u32 = 0x4000_4000;
 /// A warp's part of the block's rows and of each K block's keys.
 #[derive(Clone, Copy)]
 pub(super) struct WarpPlace<'k> {
-    /// Number along the keys.
+    /// Number of the warp along the keys.
     pub(super) kv_warp: Val<'k, u32>,
     pub(super) first_row: Val<'k, u32>,
     pub(super) first_key: Val<'k, u32>,
@@ -71,7 +71,7 @@ pub(super) struct Warp<'k, 'p, E: Element> {
     q_held: Vec<Vec<AOperand<E>>>,
     /// The lane's first row among those of the block's head or heads.
     first_row: Val<'k, u32>,
-    /// `S`, `O` and row state, by row block; of rows both halves of each.
+    /// `S` and `O` by row block, and row state by row block and half.
     scores: ScoreTiles<'k>,
     /// Probabilities, rounded and packed as operands of `O += P·V`: `[row block][word]`.
     p: Vec<Vec<Var<'k, E::Word>>>,
@@ -79,7 +79,7 @@ pub(super) struct Warp<'k, 'p, E: Element> {
     pub(super) rows: Vec<Row<'k>>,
     /// ALiBi's biases by row block, if there are any.
     biases: Vec<[TileBias<'k>; 2]>,
-    /// First key of the K block at hand, in builds with a tap.
+    /// First key of the current K block, in builds with a tap.
     tapped_key: Option<Var<'k, u32>>,
 }
 
@@ -130,7 +130,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         warp
     }
 
-    /// Before a K block that begins at `first_key`, with ALiBi and in builds with a tap.
+    /// Sets ALiBi's biases, and the key of a tap, for the K block that begins at `first_key`.
     #[track_caller]
     pub(super) fn begin_block(&self, first_key: impl FnOnce() -> Val<'k, u32>) {
         if self.tapped_key.is_none() && self.biases.is_empty() {
@@ -146,6 +146,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
+    /// Loads Q's operands into registers, at most [`MOST_STEPS_HELD`] steps of them.
     #[track_caller]
     pub(super) fn load_q(&mut self) {
         for m in 0..self.levers.row_blocks() {
@@ -155,7 +156,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// The row that half `half` of row block `m` of this lane is, of the block's head or heads.
+    /// This lane's row in half `half` of row block `m`, counted through the block's head or heads.
     #[track_caller]
     pub(super) fn row(&self, m: usize, half: usize) -> Val<'k, u32> {
         self.first_row + (16 * m as u32 + 8 * half as u32)
@@ -166,7 +167,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         0..self.levers.keys_per_warp() / STEP
     }
 
-    /// Maxima, probabilities and output of scores, 16 keys at a time.
+    /// From scores to output: raises the maxima, then exponentials and `O += P·V` for 16 keys at a time.
     pub(super) fn softmax_and_output(&self, v_place: &Fragments<'k, E>) {
         self.raise_maxima(self.steps());
         for step in self.steps() {
@@ -175,11 +176,11 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// A K block that every row sees whole, without a look at its scores first: exponentials are taken against the
-    /// maxima of before, and only if one comes out large are they computed again with maxima raised.
+    /// A K block that every row sees whole, with speculative softmax: exponentials are taken against the maxima as they
+    /// are. Only if one comes out large are the maxima raised and the exponentials computed again.
     ///
-    /// It is done in parts, so that the exponentials of each are computed among products that do not wait for
-    /// them: of scores, or of the part before with V. `refill` is called once the first products are under way.
+    /// The block is done in parts, so that the exponentials of a part overlap with products that do not depend on them:
+    /// those of scores, or of the part before with V. `refill` is called once the first products are under way.
     #[track_caller]
     pub(super) fn speculative_block(&self, k_place: &Fragments<'k, E>, v_place: &Fragments<'k, E>, refill: impl Fn()) {
         let all = self.steps();
@@ -234,7 +235,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
-    /// Scores of some steps, capped if need be.
+    /// Computes the scores of some steps, with soft cap and ALiBi.
     #[track_caller]
     pub(super) fn scores(&self, k_place: &Fragments<'k, E>, steps: Range<u32>) {
         self.scores.clear(steps.clone());
@@ -247,7 +248,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// Scores of some steps of 16 keys, which were cleared before.
+    /// Adds `Q·Kᵀ` to the scores of some steps of 16 keys, which must be zero.
     #[track_caller]
     fn score_steps(&self, k_place: &Fragments<'k, E>, keys: Range<u32>) {
         self.k.verb("S += Q*K", || {
@@ -266,6 +267,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.scores.widen(keys);
     }
 
+    /// Applies soft cap and ALiBi to the scores of a step.
     #[track_caller]
     fn cap(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
@@ -309,6 +311,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
+    /// Turns the scores of a step into probabilities, packed as operands, and adds them to the sums.
     #[track_caller]
     fn exponentials(&self, step: u32) {
         self.k.verb("exponentials", || {
@@ -329,7 +332,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         });
     }
 
-    /// Adds what 16 keys weigh to the output.
+    /// `O += P·V` for the 16 keys of a step.
     #[track_caller]
     fn accumulate(&self, v_place: &Fragments<'k, E>, step: u32) {
         self.k.verb("O += P*V", || {

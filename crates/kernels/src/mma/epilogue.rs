@@ -25,7 +25,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         self.in_pieces(|| self.store_partials(), || self.store_output(q_tile));
     }
 
-    /// Does one thing where the block has a piece of its rows' keys, the other where it has all of them.
+    /// Calls `piece` if the block has a part of its rows' keys, `whole` if it has all of them.
     #[track_caller]
     fn in_pieces(&self, piece: impl FnOnce(), whole: impl FnOnce()) {
         match &self.block.keys {

@@ -12,8 +12,6 @@ mod producer;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-
 use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_problem::{DType, Direction, KvLengths, Problem};
 use half::{bf16, f16};
@@ -340,12 +338,6 @@ impl Config {
                  {SCRATCH_REGISTERS}"
             )
         })
-    }
-}
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&FAMILY.levers_id(&Values::from(*self)))
     }
 }
 

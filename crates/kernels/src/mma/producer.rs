@@ -191,14 +191,14 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
         });
     }
 
-    /// Waits until the oldest group has arrived for all warps, and all have left the stage before.
+    /// Waits until the oldest group has arrived for all warps, and no warp reads the stage before any more.
     #[track_caller]
     pub(super) fn arrive(&self) {
         self.k.cp_async_wait(self.levers.stages - 2);
         self.k.barrier();
     }
 
-    /// Refills the stage that all warps had left when the group of `n_block` arrived.
+    /// Refills the stage that was free when the group of `n_block` had arrived.
     #[track_caller]
     pub(super) fn refill(&self, n_block: Val<'k, i32>, edges: Edges) {
         self.prefetch(n_block + (self.levers.stages as i32 - 1), edges);

@@ -1,7 +1,5 @@
 //! [`Config`]: the levers, their ids, and what they need of registers and shared memory.
 
-use std::fmt;
-
 use flashcore_ir::Target;
 use flashcore_problem::{DType, Direction, Problem};
 
@@ -176,12 +174,6 @@ pub const FAMILY: Family = Family {
     tile: |&[rows, cols, ..]| rows * cols,
     repeated: None,
 };
-
-impl fmt::Display for Config {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&FAMILY.levers_id(&Values::from(*self)))
-    }
-}
 
 #[rustfmt::skip]
 lever_values!(Config {

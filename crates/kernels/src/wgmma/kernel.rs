@@ -72,7 +72,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let k_rows = TensorRows::declare(k, "k", k_tile, cols / levers.cluster, keys);
     let v_rows = TensorRows::declare(k, "v", v_tile, v_rows / levers.cluster, values);
     let out = out_tile.map(|tile| (tile, TensorRows::declare(k, "out", tile, out_rows, queries)));
-    let partials = (shape.split || shape.listed).then(|| Partials::to_write(k, shape.head_dim_v));
+    let partials = (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true));
     let splits = shape.split.then(|| k.param("splits"));
     let listed = shape.listed.then(|| Work::listed(k));
     let params = RowParams::declare(k, shape);

@@ -7,7 +7,7 @@
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var};
 
 use super::{MOST_SHARED, ROW_TILE_WORDS};
-use crate::attention::divisor::Divisor;
+use crate::attention::divisor::ParamDivisor;
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{QueryRows, TileHeads};
 use crate::attention::scheduler::Tile;
@@ -61,10 +61,10 @@ struct Context<'k> {
     least: Val<'k, u32>,
     /// Places of what is to be combined, if each tile has its own, else 0.
     tile_places: Val<'k, u32>,
-    by_heads: Divisor<'k>,
-    by_grid: Divisor<'k>,
-    by_group: Divisor<'k>,
-    by_writers: Divisor<'k>,
+    by_heads: ParamDivisor<'k>,
+    by_grid: ParamDivisor<'k>,
+    by_group: ParamDivisor<'k>,
+    by_writers: ParamDivisor<'k>,
     /// K blocks of a split, and splits of a tile at most.
     splits: Option<[Val<'k, u32>; 2]>,
     warp_sums: SharedTile<'k, u32>,
@@ -121,10 +121,10 @@ pub(super) fn body(k: &KernelBuilder, threads: u32, tiles: Tiles, shape: &Shape)
         most_rounds: k.param("most_rounds"),
         least: k.param("least"),
         tile_places: k.param("tile_places"),
-        by_heads: Divisor::declare(k, "heads"),
-        by_grid: Divisor::declare(k, "grid"),
-        by_group: Divisor::declare(k, "group"),
-        by_writers: Divisor::declare(k, "writers"),
+        by_heads: ParamDivisor::declare(k, "heads"),
+        by_grid: ParamDivisor::declare(k, "grid"),
+        by_group: ParamDivisor::declare(k, "group"),
+        by_writers: ParamDivisor::declare(k, "writers"),
         splits: tiles
             .fixed_splits
             .then(|| ["split_blocks", "most_splits"].map(|name| k.param(name))),

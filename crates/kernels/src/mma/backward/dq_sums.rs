@@ -86,7 +86,7 @@ pub(super) fn step(
 
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, tiles: SumTiles, shape: &Shape) {
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
-    let (statistics, sums) = (Statistics::to_read(k), k.param_ptr::<f32>("dq_sums"));
+    let (statistics, sums) = (Statistics::declare(k, false), k.param_ptr::<f32>("dq_sums"));
     let softmax_scale = k.param::<f32>("softmax_scale");
     let params = RowParams::declare(k, shape);
 

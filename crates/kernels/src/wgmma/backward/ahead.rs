@@ -17,7 +17,7 @@ use flashcore_problem::Problem;
 
 use super::kernel::Context;
 use super::tile::Tile;
-use crate::attention::divisor::{self, Divisor};
+use crate::attention::divisor::{self, ParamDivisor};
 use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
 use crate::wgmma::barriers::PREPARED;
@@ -37,9 +37,9 @@ pub(super) struct Ahead<'k, E> {
     /// The heads of all batches, and what a block's number is divided by for its tile: the tiles of a bundle of heads,
     /// its heads, and the heads of a batch.
     all_heads: Val<'k, u32>,
-    bundle_tiles: Divisor<'k>,
-    bundle_heads: Divisor<'k>,
-    batch_heads: Divisor<'k>,
+    bundle_tiles: ParamDivisor<'k>,
+    bundle_heads: ParamDivisor<'k>,
+    batch_heads: ParamDivisor<'k>,
 }
 
 /// Whether blocks prepare rows of later heads: where each head has as many blocks, one for each [`PADDING`] rows, and
@@ -105,9 +105,9 @@ impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
             counts: k.param_ptr_mut("prepared_blocks"),
             heads: k.param("heads_ahead"),
             all_heads: k.param("all_heads"),
-            bundle_tiles: Divisor::declare(k, "bundle_tiles"),
-            bundle_heads: Divisor::declare(k, "bundle_heads"),
-            batch_heads: Divisor::declare(k, "batch_heads"),
+            bundle_tiles: ParamDivisor::declare(k, "bundle_tiles"),
+            bundle_heads: ParamDivisor::declare(k, "bundle_heads"),
+            batch_heads: ParamDivisor::declare(k, "batch_heads"),
         }
     }
 

@@ -135,7 +135,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
     let (rows, Shares { width, .. }) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
-    let semaphore = stored.then(|| DqSemaphore::to_read(k));
+    let semaphore = stored.then(|| DqSemaphore::declare(k, false));
     let stride = k.param::<u32>("sums_stride");
     let softmax_scale = k.param::<f32>("softmax_scale");
     let of_keys = split.then(|| OfKeys::<E>::declare(k));

@@ -136,7 +136,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     };
     let statistics = Statistics::declare(k, ahead);
     let dq_sums = dq_sums(k);
-    let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k));
+    let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k, true));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
     let ticket = semaphore
         .filter(|_| ordered)
