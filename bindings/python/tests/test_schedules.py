@@ -103,6 +103,34 @@ def test_what_it_was_not_made_for_is_refused_by_name(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("paged", [False, True])
+def test_one_for_other_new_keys_is_not_used(device, paged):
+    """FlashAttention-3's tests say how many keys are new also where a call has none: its lengths are then others."""
+    step = Step(device, paged)
+    step.lengths.sub_(9).clamp_(min=1)
+    starts = torch.arange(BATCH + 1, dtype=torch.int32, device=device) * 9
+    made = [{"max_seqlen_k_new": 9}, {"cu_seqlens_k_new": starts}]
+    for metadata in (step.metadata(**new) for new in made):
+        with pytest.warns(UserWarning, match="^scheduler_metadata was made for new keys: .* the call has 0 "):
+            got = step.run(metadata)
+        assert_same(got, step.run())
+    new = [x.new_ones(BATCH, 9, KV_HEADS, DIM) for x in step.layers[0]]
+    with pytest.warns(UserWarning, match="^scheduler_metadata was made for new keys: 0, and the call has 9 "):
+        got = step.run(step.metadata(), k=new[0], v=new[1])
+    assert_same(step.run(step.metadata(max_seqlen_k_new=9), k=new[0], v=new[1]), got)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_without_pages_is_not_used_for_places_in_the_batch(device):
+    step = Step(device, False)
+    places = torch.arange(BATCH, dtype=torch.int32, device=device).flip(0)
+    want = step.run(cache_batch_idx=places)
+    with pytest.warns(UserWarning, match="^scheduler_metadata was made without page_size, which is the cache's capacity"):
+        assert_same(step.run(step.metadata(), cache_batch_idx=places), want)
+    assert_same(step.run(step.metadata(page_size=CAPACITY), cache_batch_idx=places), want)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_copies_and_parts_are_refused(device):
     step = Step(device, False)
     metadata = step.metadata()

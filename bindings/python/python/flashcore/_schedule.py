@@ -5,6 +5,7 @@ The operator ``flashcore::make_schedule`` makes one, and ``::fwd_kvcache.schedul
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from . import (
 )
 from ._arguments import absent, dense
 
-__all__ = ["given", "make"]
+__all__ = ["given", "made_for", "make"]
 
 _make = torch.ops.flashcore.make_schedule.default
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
@@ -24,10 +25,11 @@ _FOREIGN = "scheduler_metadata is given; only that of flashcore's get_scheduler_
 
 
 class _Kept:
-    """What the token of a schedule has: the schedule's number, which lives as long as this."""
+    """What the token of a schedule has: the schedule's number, which lives as long as this, and what lengths were raised
+    by: so many new keys each, or None for those of `cu_seqlens_k_new`."""
 
-    def __init__(self, schedule: Any) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Any, new_keys: int | None, page_size: int) -> None:
+        self.schedule, self.new_keys, self.page_size = schedule, new_keys, page_size
 
     def __reduce__(self) -> Any:
         return set, ()  # a copy, or what is read from a file, has nothing of it
@@ -38,9 +40,12 @@ def make(
     cu_seqlens_q: torch.Tensor | None,
     out: torch.Tensor | None,
     dtype: torch.dtype,
+    new_keys: int | None,
+    page_size: int,
     *numbers: Any,
 ) -> torch.Tensor:
-    """The token of a schedule for lengths as they are when it runs; numbers are those of the operator from `heads` on."""
+    """The token of a schedule for lengths as they are when it runs, new keys among them; numbers are those of the operator
+    from `heads` on."""
     if dtype == torch.float8_e4m3fn and out is None:
         return seqused_k.new_empty(0)  # none: calls make their own
     if dtype not in _DTYPES:
@@ -51,10 +56,28 @@ def make(
     arrays = (dense(seqused_k), dense(cu_seqlens_q, absent(seqused_k, cu_seqlens_q)))
     token = _names.typed(_make, *arrays, number, _DTYPES[dtype], *numbers)
     if out is not None:
+        out._flashcore_schedule.new_keys = new_keys  # type: ignore[attr-defined]
         return out
     if token.numel() > 0:
-        token._flashcore_schedule = _Kept(_native.last_schedule())
+        token._flashcore_schedule = _Kept(_native.last_schedule(), new_keys, page_size)
     return token  # type: ignore[no-any-return]
+
+
+def made_for(metadata: torch.Tensor, new_keys: int | None, has_batch_idx: bool) -> torch.Tensor | None:
+    """The metadata of a call with so many new keys each. None, with a warning, where it was made for another number of
+    them, which would be wrong results; or for no pages where the call has `cache_batch_idx`, which makes pages."""
+    kept = getattr(metadata, "_flashcore_schedule", None)
+    if not isinstance(kept, _Kept):
+        return metadata
+    if kept.new_keys != new_keys:
+        given, has = ("those of cu_seqlens_k_new" if keys is None else keys for keys in (kept.new_keys, new_keys))
+        why = f"was made for new keys: {given}, and the call has {has} (max_seqlen_k_new says how many k has)"
+    elif has_batch_idx and kept.page_size == 0:
+        why = "was made without page_size, which is the cache's capacity for calls with cache_batch_idx"
+    else:
+        return metadata
+    warnings.warn(f"scheduler_metadata {why}: the call makes a schedule of its own", stacklevel=3)
+    return None
 
 
 def given(metadata: torch.Tensor | None) -> int | None:

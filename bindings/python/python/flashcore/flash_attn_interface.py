@@ -332,7 +332,8 @@ def flash_attn_with_kvcache(
     rotary_interleaved : bool
         Whether pairs are columns 0 and 1, 2 and 3, ..., or columns 0 and ``rotary_dim / 2``, ...
     scheduler_metadata : Tensor, optional
-        What `get_scheduler_metadata` returned for lengths as they are when the call runs.
+        What `get_scheduler_metadata` returned for lengths as they are when the call runs. Where it was made for another
+        number of new keys, or without pages and `cache_batch_idx` is given, the call warns and makes its own.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
     `rotary_cos`, `cache_leftpad` and `scheduler_metadata`, and on a GPU for pages of a multiple of 8 keys, are of
@@ -345,6 +346,11 @@ def flash_attn_with_kvcache(
     softmax_lse : Tensor ``[batch, heads, seq_q]`` or ``[heads, total_q]``, only with `return_softmax_lse`
         Two empty tensors follow it, in the place of FlashAttention-3's partial results.
     """
+    if scheduler_metadata is not None and not torch.compiler.is_compiling():
+        of_each = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
+        new_keys = of_each if cu_seqlens_k_new is None else None
+        has_batch_idx = cache_batch_idx is not None and page_table is None
+        scheduler_metadata = _schedule.made_for(scheduler_metadata, new_keys, has_batch_idx)
     plain = qv is q_descale is k_descale is v_descale is cache_batch_idx is cache_leftpad is cu_seqlens_k_new is None
     if plain and attention_chunk == 0:
         results = _step.direct(
@@ -465,8 +471,9 @@ def get_scheduler_metadata(
     if cache_leftpad is not None:  # calls then have pages of one key
         lengths, page_size = (lengths - cache_leftpad).clamp(min=0), 1
     options = common_options(None, causal, window_size, 0.0, sm_margin)
+    new_keys = max(max_seqlen_k_new, 0) if cu_seqlens_k_new is None else None
     return _schedule.make(
-        lengths, cu_seqlens_q, out, qkv_dtype, num_heads_q, num_heads_kv, headdim,
+        lengths, cu_seqlens_q, out, qkv_dtype, new_keys, page_size or 0, num_heads_q, num_heads_kv, headdim,
         headdim if headdim_v is None else headdim_v, page_size or 0, -1 if total_q is None else total_q, 1.0, causal,
         *options["window"], float(has_softcap), max_seqlen_q, max_seqlen_k, sm_margin, batch_invariant or 0,
     )  # fmt: skip
