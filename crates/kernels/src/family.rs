@@ -74,7 +74,7 @@ pub struct Family {
     pub name: &'static str,
     /// Its levers.
     pub levers: &'static [Lever],
-    /// The same levers with the values that a backward pass has, deterministic or not, where these are fewer.
+    /// The same levers with the values that a backward pass has, deterministic or not, where these are others.
     pub backward: Option<fn(deterministic: bool) -> &'static [Lever]>,
     /// Which values go together.
     pub constraints: &'static [Constraint],

@@ -31,7 +31,7 @@ pub fn near(problem: &Problem, chip: impl Into<Chip>, kernels: &KernelCache) -> 
     let mut near = vec![own];
     near.extend(similar(problem).iter().filter_map(default));
     let (family, values) = own.levers();
-    let varied = family.near(&values, STEPS).into_iter();
+    let varied = family.of_problem(problem).near(&values, STEPS).into_iter();
     near.extend(varied.map(|values| Config::of(&family, values)));
     let mut seen = Vec::new();
     near.retain(|config| {
@@ -68,6 +68,21 @@ mod tests {
     use flashcore_ir::Target;
 
     use super::*;
+
+    /// A lever may have a value there that a forward pass has not, as one stage.
+    #[test]
+    fn backward_kernels_have_others_near_them() {
+        let problem = Problem::builder()
+            .heads(2, 2)
+            .seq_len(512)
+            .head_dim(256)
+            .build()
+            .unwrap();
+        let near = near(&problem.backward().unwrap(), Target::Sm80, &KernelCache::default());
+        assert_eq!(near[0].to_string(), "mma/m64n64-w4x2-s1-b1-qsh-xor");
+        let with_one_stage = near.iter().filter(|config| config.to_string().contains("-s1-"));
+        assert!(with_one_stage.count() > 1, "{near:?}");
+    }
 
     #[test]
     fn both_families_are_near_where_either_may_win() {

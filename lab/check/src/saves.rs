@@ -2,6 +2,7 @@
 
 use flashcore_ir::Profile;
 use flashcore_kernels::{Config, KernelCache, Plan, Step};
+use flashcore_problem::Problem;
 use serde::Serialize;
 
 use crate::cost::Observation;
@@ -36,6 +37,7 @@ pub(crate) fn step_bytes(step: &Step) -> u32 {
 /// block's shared memory, in order of predicted time.
 pub fn savings(plan: &Plan, bytes: u32, profile: &Profile) -> Vec<Saving> {
     let kernels = KernelCache::default();
+    let neighbours = |config: &Config| neighbours(config, &plan.problem);
     let near = neighbours(&plan.config);
     let mut found = those_that_save(plan, bytes, profile, &near, &kernels);
     if found.is_empty() {
@@ -89,9 +91,9 @@ fn micros(plan: &Plan, profile: &Profile) -> Option<f64> {
 }
 
 /// Configs that differ in one lever.
-fn neighbours(config: &Config) -> Vec<Config> {
+fn neighbours(config: &Config, problem: &Problem) -> Vec<Config> {
     let (family, values) = config.levers();
-    let near = family.neighbours(&values).into_iter();
+    let near = family.of_problem(problem).neighbours(&values).into_iter();
     near.map(|values| Config::of(&family, values)).collect()
 }
 

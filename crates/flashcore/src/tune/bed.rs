@@ -387,7 +387,7 @@ mod gpu {
                 of_default
             } else {
                 let (family, values) = config.levers();
-                let varied = family.near(&values, 1).into_iter();
+                let varied = family.of_problem(self.problem).near(&values, 1).into_iter();
                 let varied = varied.map(|values| Config::of(&family, values));
                 let is_served =
                     |config: &Config| Plan::with_cache(self.problem, config, self.chip, &self.kernels).is_ok();

@@ -246,7 +246,7 @@ const MOST_PACKED_QUERIES: usize = 2048;
 
 /// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads.
 /// Times of short problems ([`times`]) were fitted with 102, which chooses packed heads for prompts of 8,192 rows, too:
-/// no faster there.
+/// no faster there without lengths.
 const PACKED_PERCENT: u64 = 103;
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";

@@ -73,6 +73,7 @@ pub(crate) fn find_all(plan: &Plan, faults: &[Fault]) {
 }
 
 pub(crate) fn find_all_with(plan: &Plan, faults: &[Fault], options: &CheckOptions) {
+    assert!(!faults.is_empty());
     let kernel = &plan.main.kernel;
     let all = mutations(kernel);
     let mut missed = String::new();

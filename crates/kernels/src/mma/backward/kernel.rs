@@ -6,7 +6,8 @@
 //! walks keys.
 //!
 //! Q comes through a ring of stages filled by asynchronous copies, and dO through one with a stage less: no warp needs
-//! a tile of dO once it has added to dV, so that the next one comes in while dK and dQ are computed.
+//! a tile of dO once it has added to dV, so that the next one comes in while dK and dQ are computed. With one stage of
+//! each, the next Q comes in behind dK and dQ, too.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};

@@ -341,6 +341,7 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
         (false, false) => 1,
         (false, true) => 0,
     };
+    let q_tile = tile_bytes(rows, tiling.columns, 1);
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
     let (room, most) = (
         target.limits().shared_per_block_of(min_blocks),
@@ -356,6 +357,7 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
             stages - 1,
             (walked / (2 * stages - 1)) * 2
         ),
+        (2, _) if needed - q_tile <= most => format!("stages 2 to 1 saves {q_tile} B"),
         (_, 32..) => format!("rows {rows} to {} saves {} B", rows / 2, walked / 2),
         _ => format!("cols {cols} to {} saves {} B", cols / 2, owned / 2),
     })

@@ -323,8 +323,7 @@ fn packed_heads() {
     insta::assert_snapshot!(text);
 }
 
-/// Packed prompts have packed heads where that was measured to be faster: causal, of more than 512 rows, but not of
-/// 8,192.
+/// Packed prompts have packed heads where that was measured to be faster: causal, of more than 512 rows.
 #[test]
 fn packed_prompts() {
     for (batch, heads, kv_heads, usual, longest, head_dim, mask, packs) in [
