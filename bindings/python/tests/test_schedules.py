@@ -121,6 +121,20 @@ def test_one_for_other_new_keys_is_not_used(device, paged):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("paged", [False, True])
+def test_one_for_lengths_that_were_written_again_is_not_used(device, paged):
+    step = Step(device, paged)
+    metadata = step.metadata()
+    step.lengths[:2].sub_(1).clamp_(min=1)
+    with pytest.warns(UserWarning, match="^scheduler_metadata was made before cache_seqlens was written again"):
+        got = step.run(metadata)
+    assert_same(got, step.run())
+    assert step.metadata(out=metadata) is metadata
+    assert_same(step.run(metadata), got)
+    assert_same(step.run(metadata, cache_seqlens=step.lengths.clone()), got)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_one_without_pages_is_not_used_for_places_in_the_batch(device):
     step = Step(device, False)
     places = torch.arange(BATCH, dtype=torch.int32, device=device).flip(0)

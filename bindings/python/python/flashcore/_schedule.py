@@ -17,19 +17,33 @@ from . import (
 )
 from ._arguments import absent, dense
 
-__all__ = ["given", "made_for", "make"]
+__all__ = ["MadeOf", "given", "made_for", "make"]
 
 _make = torch.ops.flashcore.make_schedule.default
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _FOREIGN = "scheduler_metadata is given; only that of flashcore's get_scheduler_metadata is served, itself and not a copy"
 
 
-class _Kept:
-    """What the token of a schedule has: the schedule's number, which lives as long as this, and what lengths were raised
-    by: so many new keys each, or None for those of `cu_seqlens_k_new`."""
+class MadeOf:
+    """The lengths of a schedule: the caller's tensor, as it was written last, and the new keys of each sequence, None for
+    those of `cu_seqlens_k_new`. And the keys of a page."""
 
-    def __init__(self, schedule: Any, new_keys: int | None, page_size: int) -> None:
-        self.schedule, self.new_keys, self.page_size = schedule, new_keys, page_size
+    def __init__(self, lengths: torch.Tensor, new_keys: int | None, page_size: int) -> None:
+        self.lengths, self.new_keys, self.page_size = _written(lengths), new_keys, page_size
+
+
+def _written(lengths: Any) -> tuple[int, int] | None:
+    """Where a tensor is and how often it was written. None where PyTorch does not say."""
+    if not isinstance(lengths, torch.Tensor) or _operators._is_observed() or lengths.is_inference():
+        return None
+    return lengths.data_ptr(), lengths._version
+
+
+class _Kept:
+    """What the token of a schedule has: the schedule's number, which lives as long as this, and what it was made of."""
+
+    def __init__(self, schedule: Any, made_of: MadeOf) -> None:
+        self.schedule, self.made_of = schedule, made_of
 
     def __reduce__(self) -> Any:
         return set, ()  # a copy, or what is read from a file, has nothing of it
@@ -40,8 +54,7 @@ def make(
     cu_seqlens_q: torch.Tensor | None,
     out: torch.Tensor | None,
     dtype: torch.dtype,
-    new_keys: int | None,
-    page_size: int,
+    made_of: MadeOf,
     *numbers: Any,
 ) -> torch.Tensor:
     """The token of a schedule for lengths as they are when it runs, new keys among them; numbers are those of the operator
@@ -56,23 +69,28 @@ def make(
     arrays = (dense(seqused_k), dense(cu_seqlens_q, absent(seqused_k, cu_seqlens_q)))
     token = _names.typed(_make, *arrays, number, _DTYPES[dtype], *numbers)
     if out is not None:
-        out._flashcore_schedule.new_keys = new_keys  # type: ignore[attr-defined]
+        out._flashcore_schedule.made_of = made_of  # type: ignore[attr-defined]
         return out
     if token.numel() > 0:
-        token._flashcore_schedule = _Kept(_native.last_schedule(), new_keys, page_size)
+        token._flashcore_schedule = _Kept(_native.last_schedule(), made_of)
     return token  # type: ignore[no-any-return]
 
 
-def made_for(metadata: torch.Tensor, new_keys: int | None, has_batch_idx: bool) -> torch.Tensor | None:
-    """The metadata of a call with so many new keys each. None, with a warning, where it was made for another number of
-    them, which would be wrong results; or for no pages where the call has `cache_batch_idx`, which makes pages."""
+def made_for(
+    metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_batch_idx: bool
+) -> torch.Tensor | None:
+    """The metadata of a call with these lengths and so many new keys each. None, with a warning, where it was made for
+    other ones, which would be wrong results; or for no pages where the call has `cache_batch_idx`, which makes pages."""
     kept = getattr(metadata, "_flashcore_schedule", None)
     if not isinstance(kept, _Kept):
         return metadata
-    if kept.new_keys != new_keys:
-        given, has = ("those of cu_seqlens_k_new" if keys is None else keys for keys in (kept.new_keys, new_keys))
+    made, now = kept.made_of, _written(lengths)
+    if made.new_keys != new_keys:
+        given, has = ("those of cu_seqlens_k_new" if keys is None else keys for keys in (made.new_keys, new_keys))
         why = f"was made for new keys: {given}, and the call has {has} (max_seqlen_k_new says how many k has)"
-    elif has_batch_idx and kept.page_size == 0:
+    elif made.lengths is not None and now is not None and made.lengths[0] == now[0] and made.lengths != now:
+        why = "was made before cache_seqlens was written again (get_scheduler_metadata with out= makes it anew)"
+    elif has_batch_idx and made.page_size == 0:
         why = "was made without page_size, which is the cache's capacity for calls with cache_batch_idx"
     else:
         return metadata

@@ -333,7 +333,8 @@ def flash_attn_with_kvcache(
         Whether pairs are columns 0 and 1, 2 and 3, ..., or columns 0 and ``rotary_dim / 2``, ...
     scheduler_metadata : Tensor, optional
         What `get_scheduler_metadata` returned for lengths as they are when the call runs. Where it was made for another
-        number of new keys, or without pages and `cache_batch_idx` is given, the call warns and makes its own.
+        number of new keys, before `cache_seqlens` was written again (not seen of inference tensors), or without pages
+        and `cache_batch_idx` is given, the call warns and makes its own.
 
     The other parameters and errors are those of `flash_attn_func`. Scales of float8_e4m3fn, which is served without
     `rotary_cos`, `cache_leftpad` and `scheduler_metadata`, and on a GPU for pages of a multiple of 8 keys, are of
@@ -350,7 +351,7 @@ def flash_attn_with_kvcache(
         of_each = k.shape[1] if isinstance(k, torch.Tensor) and k.dim() == 4 else 0
         new_keys = of_each if cu_seqlens_k_new is None else None
         has_batch_idx = cache_batch_idx is not None and page_table is None
-        scheduler_metadata = _schedule.made_for(scheduler_metadata, new_keys, has_batch_idx)
+        scheduler_metadata = _schedule.made_for(scheduler_metadata, cache_seqlens, new_keys, has_batch_idx)
     plain = qv is q_descale is k_descale is v_descale is cache_batch_idx is cache_leftpad is cu_seqlens_k_new is None
     if plain and attention_chunk == 0:
         results = _step.direct(
@@ -424,11 +425,13 @@ def get_scheduler_metadata(
 ) -> torch.Tensor:
     """The schedule of a step, which `flash_attn_with_kvcache` takes as `scheduler_metadata`: one launch for all layers.
 
-    Lengths must have the same values when the calls run: where they changed, results are wrong, so whoever changes them
-    makes a new schedule. Calls that share one run one after another, in the stream that it was made in: their partial
-    results are in it, too. A CUDA graph captures calls, and perhaps this function with `out`, which else makes it anew
-    before a replay. Replays are in that stream too, or ordered after it (`Stream.wait_stream`): a kernel that reads a
-    schedule while it is written reads and writes any memory. What a graph has captured is kept for the life of the process.
+    Lengths must have the same values when the calls run: whoever changes them makes a new schedule. A call that sees
+    that `cache_seqlens` was written since warns and makes its own; one that gives other tensors, or those of inference
+    mode, and a replay of a graph see nothing, and results are wrong. Calls that share one run one after another, in the
+    stream that it was made in: their partial results are in it, too. A CUDA graph captures calls, and perhaps this
+    function with `out`, which else makes it anew before a replay. Replays are in that stream too, or ordered after it
+    (`Stream.wait_stream`): a kernel that reads a schedule while it is written reads and writes any memory. What a graph
+    has captured is kept for the life of the process.
 
     Parameters
     ----------
@@ -472,8 +475,9 @@ def get_scheduler_metadata(
         lengths, page_size = (lengths - cache_leftpad).clamp(min=0), 1
     options = common_options(None, causal, window_size, 0.0, sm_margin)
     new_keys = max(max_seqlen_k_new, 0) if cu_seqlens_k_new is None else None
+    made_of = _schedule.MadeOf(cache_seqlens, new_keys, page_size or 0)
     return _schedule.make(
-        lengths, cu_seqlens_q, out, qkv_dtype, new_keys, page_size or 0, num_heads_q, num_heads_kv, headdim,
+        lengths, cu_seqlens_q, out, qkv_dtype, made_of, num_heads_q, num_heads_kv, headdim,
         headdim if headdim_v is None else headdim_v, page_size or 0, -1 if total_q is None else total_q, 1.0, causal,
         *options["window"], float(has_softcap), max_seqlen_q, max_seqlen_k, sm_margin, batch_invariant or 0,
     )  # fmt: skip
