@@ -76,9 +76,7 @@ def make(
     return token  # type: ignore[no-any-return]
 
 
-def made_for(
-    metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_batch_idx: bool
-) -> torch.Tensor | None:
+def made_for(metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_batch_idx: bool) -> torch.Tensor | None:
     """The metadata of a call with these lengths and so many new keys each. None, with a warning, where it was made for
     other ones, which would be wrong results; or for no pages where the call has `cache_batch_idx`, which makes pages."""
     kept = getattr(metadata, "_flashcore_schedule", None)
