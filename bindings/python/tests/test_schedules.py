@@ -111,11 +111,11 @@ def test_one_for_other_new_keys_is_not_used(device, paged):
     starts = torch.arange(BATCH + 1, dtype=torch.int32, device=device) * 9
     made = [{"max_seqlen_k_new": 9}, {"cu_seqlens_k_new": starts}]
     for metadata in (step.metadata(**new) for new in made):
-        with pytest.warns(UserWarning, match="^scheduler_metadata was made for new keys: .* the call has 0 "):
+        with pytest.warns(UserWarning, match="^scheduler_metadata was made for new keys: .* the call has 0;"):
             got = step.run(metadata)
         assert_same(got, step.run())
     new = [x.new_ones(BATCH, 9, KV_HEADS, DIM) for x in step.layers[0]]
-    with pytest.warns(UserWarning, match="^scheduler_metadata was made for new keys: 0, and the call has 9 "):
+    with pytest.warns(UserWarning, match="^scheduler_metadata was made for new keys: 0, and the call has 9;"):
         got = step.run(step.metadata(), k=new[0], v=new[1])
     assert_same(step.run(step.metadata(max_seqlen_k_new=9), k=new[0], v=new[1]), got)
 

@@ -168,7 +168,8 @@ def scales(
 def no_padding(q: torch.Tensor, leftpad: torch.Tensor | None) -> None:
     """`cache_leftpad` is not served for float8: its pages have a key each."""
     if leftpad is not None and q.dtype in FP8:
-        raise NotImplementedError("cache_leftpad is given, which is not served for float8_e4m3fn: leave it out")
+        says = "cache_leftpad is given, which is not served for float8_e4m3fn"
+        raise NotImplementedError(f"{says}: use float16 or bfloat16, or keep keys without left padding")
 
 
 def whole_pages(q: torch.Tensor, k: torch.Tensor, table: torch.Tensor | None) -> None:

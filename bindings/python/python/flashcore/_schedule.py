@@ -85,14 +85,15 @@ def made_for(metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_bat
     made, now = kept.made_of, _written(lengths)
     if made.new_keys != new_keys:
         given, has = ("those of cu_seqlens_k_new" if keys is None else keys for keys in (made.new_keys, new_keys))
-        why = f"was made for new keys: {given}, and the call has {has} (max_seqlen_k_new says how many k has)"
+        why = f"was made for new keys: {given}, and the call has {has}; give get_scheduler_metadata max_seqlen_k_new or "
+        why += "cu_seqlens_k_new as the call's k has them"
     elif made.lengths is not None and now is not None and made.lengths[0] == now[0] and made.lengths != now:
-        why = "was made before cache_seqlens was written again (get_scheduler_metadata with out= makes it anew)"
+        why = "was made before cache_seqlens was written again; get_scheduler_metadata with out= makes it anew"
     elif has_batch_idx and made.page_size == 0:
-        why = "was made without page_size, which is the cache's capacity for calls with cache_batch_idx"
+        why = "was made without page_size, which is the cache's capacity for calls with cache_batch_idx; give it"
     else:
         return metadata
-    warnings.warn(f"scheduler_metadata {why}: the call makes a schedule of its own", stacklevel=3)
+    warnings.warn(f"scheduler_metadata {why}. This call makes a schedule of its own", stacklevel=3)
     return None
 
 

@@ -200,6 +200,7 @@ def flash_attn_qkvpacked_func(
     return (out, lse) if return_attn_probs else out
 
 
+@_of_scales
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
