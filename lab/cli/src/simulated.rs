@@ -30,7 +30,10 @@ pub(crate) fn plan(problem: &Problem, card: Card, config: Option<Config>) -> Res
     match config {
         None => {
             let rows = plans(card)?.suggestions(problem);
-            select_among(problem, card.chip, 16, &rows, &KernelCache::default()).map_err(Failure::failed)
+            let chosen = select_among(problem, card.chip, 16, &rows, &KernelCache::default());
+            let title = card.title();
+            let help = format!("this is for {title}; --profile names another card, such as h200");
+            chosen.map_err(|error| Failure::failed(error).help(help))
         }
         Some(config) => {
             let refused = |why| Failure::failed(format!("{config} cannot serve {problem} on {}: {why}", card.name()));
