@@ -93,7 +93,7 @@ def made_for(metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_bat
         why = "was made without page_size, which is the cache's capacity for calls with cache_batch_idx; give it"
     else:
         return metadata
-    warnings.warn(f"scheduler_metadata {why}. This call makes a schedule of its own", stacklevel=3)
+    warnings.warn(f"scheduler_metadata {why}. This call makes its own schedule", stacklevel=3)
     return None
 
 

@@ -48,8 +48,8 @@ pub(super) struct Walk<'k> {
     pub(super) to: Val<'k, i32>,
 }
 
-/// Most query rows with which a block begins at the rows of its own keys' numbers ([`Tile::shift`]). With more, waits
-/// for the first block matter little, and blocks at the same Q tile share it in the L2 cache.
+/// Up to this many query rows, a block begins its walk at the rows that have its keys' numbers ([`Tile::shift`]). With
+/// more, waits for the first block matter little, and blocks at the same Q tile share it in the L2 cache.
 const SHIFTED_ROWS: u32 = 8192;
 
 /// The K/V head of all batches, and the tile of keys, that a block's number stands for.
