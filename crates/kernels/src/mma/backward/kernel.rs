@@ -87,6 +87,8 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
     };
     let tiles = (most + (levers.cols - 1)) / levers.cols;
     let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
+    // The first keys and the last rows of a causal mask see most: they begin first.
+    let tile = if outputs.owns_keys() { tile } else { tiles - 1 - tile };
     let (batch, head) = (batch_head / heads, batch_head % heads);
     let params = params.of_sequence(batch);
     let rows = &params.rows;
