@@ -245,9 +245,13 @@ const PACKED_CAUSAL_WHY: &str =
 const MOST_PACKED_QUERIES: usize = 2048;
 
 /// Time of packed tiles in hundredths of that of others: more boxes a copy, and rows that belong to several heads.
-/// Times of short problems ([`times`]) were fitted with 102, which chooses packed heads for prompts of 8,192 rows, too:
-/// no faster there without lengths.
+/// Times of short problems ([`times`]) were fitted with 102, which chooses packed heads for causal prompts of 8,192
+/// rows, too: no faster there without lengths.
 const PACKED_PERCENT: u64 = 103;
+
+/// The same of problems with more than [`MOST_PACKED_QUERIES`] under full masks, whose copies are a smaller part: so
+/// problems of 2,883 to 8,100 rows get the faster tiles (run `packed-full-h200`).
+const PACKED_LONG_PERCENT: u64 = 101;
 
 const PACKED_WHY: &str = "query heads that share K and V fill tiles together, which the few queries of one would not";
 
@@ -281,6 +285,13 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
     match problem.seq_len_q() <= MOST_PACKED_QUERIES {
         true => packed < unpacked,
         false => problem.mask().is_full() && rounds(packed) < rounds(unpacked),
+    }
+}
+
+fn packed_percent(problem: &Problem) -> u64 {
+    match problem.seq_len_q() <= MOST_PACKED_QUERIES {
+        true => PACKED_PERCENT,
+        false => PACKED_LONG_PERCENT,
     }
 }
 
@@ -388,7 +399,7 @@ fn rows(problem: &Problem, chip: Chip) -> Rows {
     let alternatives = rows.iter().take_while(of_first).count();
     let mut ranked: Vec<Candidate> = rows.drain(..alternatives).map(Candidate::of).collect();
     let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
-    let packed: Vec<Candidate> = packing.map(Candidate::packed).collect();
+    let packed: Vec<Candidate> = packing.map(|row| row.packed(packed_percent(problem))).collect();
     ranked.extend(packed);
     // If the model chose whole tiles, rows are there for what a compiler refuses.
     let rest = rows.into_iter().map(Candidate::of);

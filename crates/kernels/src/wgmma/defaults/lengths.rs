@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use flashcore_ir::Chip;
 use flashcore_problem::{DType, KvLengths, Problem, QLengths};
 
-use super::{Candidate, Default, MEASURED_SMS, Proposal, TABLE, TABLE_E4M3, can_pack};
+use super::{Candidate, Default, MEASURED_SMS, PACKED_PERCENT, Proposal, TABLE, TABLE_E4M3, can_pack};
 use crate::size::{Size, has_few_rows, is_short_chunk, usual_rows};
 
 /// Rows of a sequence, on average, of all heads that share a tile, from which on lengths on the device are served.
@@ -124,7 +124,7 @@ pub(super) fn with_lengths(problem: &Problem, chip: Chip) -> Vec<Proposal> {
         };
         rows.extend(whole.then(|| ranked(Candidate::of(row))));
         rows.extend(packing.then(|| {
-            let (alone, packed) = (Candidate::of(row), Candidate::of(row).packed());
+            let (alone, packed) = (Candidate::of(row), Candidate::of(row).packed(PACKED_PERCENT));
             // Packed heads of prompts cost no more than others: seen with 8,192 rows, too (run `packed-equal-h200`).
             let cost_per_key = if prompt_keys.is_some() { alone } else { packed }.cost_per_key;
             ranked(Candidate { cost_per_key, ..packed })
@@ -155,7 +155,9 @@ fn of_e4m3(problem: &Problem, chip: Chip) -> Vec<Proposal> {
     let serves = |row: &&Default| head_dim <= row.head_dim && row.most_tiles.is_none_or(is_few);
     let candidates = |row: &Default| {
         let whole = Candidate::of(row);
-        [packs.then(|| whole.packed()), Some(whole)].into_iter().flatten()
+        [packs.then(|| whole.packed(PACKED_PERCENT)), Some(whole)]
+            .into_iter()
+            .flatten()
     };
     let rows = TABLE_E4M3.iter().filter(serves).flat_map(candidates);
     let why_of = |why| if few_rows { TRANSPOSED_WHY } else { why };

@@ -4,7 +4,7 @@ use std::iter;
 
 use flashcore_problem::Problem;
 
-use super::{Config, Default, PACKED_PERCENT, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, TILE_KEYS, packed};
+use super::{Config, Default, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, TILE_KEYS, packed};
 use crate::attention::scheduler::{Least, Tiles, Tiling, TilingWork};
 
 /// A config and its time of a tile per key ([`Default::cost_per_key`]).
@@ -56,11 +56,12 @@ impl Candidate {
         self.begin(problem) + cost / clusters
     }
 
-    pub(super) fn packed(&self) -> Candidate {
+    /// With the heads of a K/V head in one tile, which takes `percent` of the time of another.
+    pub(super) fn packed(&self, percent: u64) -> Candidate {
         Candidate {
             config: packed(self.config),
             why: PACKED_WHY,
-            cost_per_key: self.cost_per_key / 100 * PACKED_PERCENT,
+            cost_per_key: self.cost_per_key / 100 * percent,
         }
     }
 }

@@ -76,7 +76,7 @@ fn the_best_row_is_found_without_all_lists() {
             let problem = problem([1 + place % 4, heads, heads / 8, rows, rows, 128, 128], mask);
             let timed = |row: &&Default| row.head_dim == 128 && row.cost_per_key.is_some();
             let mut rows: Vec<Candidate> = TABLE.iter().filter(timed).map(Candidate::of).collect();
-            let packed: Vec<Candidate> = rows.iter().map(Candidate::packed).collect();
+            let packed: Vec<Candidate> = rows.iter().map(|row| row.packed(PACKED_PERCENT)).collect();
             rows.extend(packed);
             let exact = |row: &&Candidate| {
                 let tiling = row.config.tiling(row.config.packing(&problem, 132));
@@ -212,7 +212,7 @@ fn what_is_chosen_for_random_problems_is_near_the_best() {
     let losses: BTreeMap<&String, f64> = losses.filter_map(|(name, time)| Some((name, time?))).collect();
     let near = losses.values().filter(|time| **time <= 1.05).count();
     assert!(
-        losses.len() >= 34 && 10 * near >= 9 * losses.len(),
+        losses.len() >= 33 && 10 * near >= 9 * losses.len(),
         "{near} of {}: {losses:#?}",
         losses.len()
     );
