@@ -266,6 +266,48 @@ pub(crate) fn observe(
     Ok((run.traces, outputs.judge(plan, &inputs, options)?))
 }
 
+/// Runs the steps of a plan elsewhere than in the simulator, on generated inputs and poisoned outputs, and compares
+/// what they leave with float64, as [`check_plan`] does. `run` is called for each step in order with the contents of
+/// the buffers of its launch, and replaces them by what the step leaves.
+///
+/// # Errors
+/// Those of `run`; [`CheckError`] for inputs that the host cannot hold, or buffers that are not known.
+///
+/// ```
+/// use flashcore_check::{CheckError, CheckOptions, judge_elsewhere};
+/// use flashcore_ir::Target;
+/// use flashcore_kernels::Plan;
+/// use flashcore_problem::Problem;
+/// use flashcore_sim::{SimOptions, simulate};
+/// let plan = Plan::new(&Problem::named("tiny")?, &"scalar/tiled-m16n16-w4-v16".parse()?, Target::Sm89)?;
+/// let gate = judge_elsewhere(&plan, &CheckOptions::default(), |step, contents| {
+///     simulate(&step.kernel, &step.launch, contents, &SimOptions::default())?;
+///     Ok::<_, CheckError>(())
+/// })?;
+/// assert!(gate.passed());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn judge_elsewhere<E: From<CheckError>>(
+    plan: &Plan,
+    options: &CheckOptions,
+    mut run: impl FnMut(&Step, &mut [Vec<u8>]) -> Result<(), E>,
+) -> Result<crate::Gate, E> {
+    let checked = &Checked::of(plan);
+    let inputs = inputs_of(checked, options)?;
+    let mut buffers = buffers_of(checked, &inputs)?;
+    for step in plan.steps() {
+        let names = || step.launch.buffers.iter().map(|spec| spec.name);
+        let taken = names().map(|name| buffers.remove(name).unwrap_or_default().bytes);
+        let mut contents: Vec<Vec<u8>> = taken.collect();
+        run(step, &mut contents)?;
+        for (name, bytes) in names().zip(contents) {
+            buffers.entry(name).or_default().bytes = bytes;
+        }
+    }
+    let judged = outputs_of(checked, buffers).judge(checked, &inputs, options);
+    Ok(judged.map_err(CheckError::from)?)
+}
+
 /// Logs at most `accesses` shared-memory accesses of the first block of a plan's main step, for
 /// [`layout::advise`](crate::layout::advise) and [`pictures`](crate::pictures).
 pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Log, CheckError> {
@@ -358,10 +400,15 @@ fn run(
             break;
         }
     }
+    Ok((outputs_of(plan, buffers), all))
+}
+
+/// What the steps write, of their buffers.
+fn outputs_of(plan: &Checked<'_>, mut buffers: BTreeMap<&'static str, Buffer>) -> Outputs {
     let specs = || plan.steps().flat_map(|step| &step.launch.buffers);
     buffers.retain(|name, _| specs().any(|spec| spec.name == *name && is_output(spec)));
     let outputs = buffers.into_iter().map(|(name, buffer)| (name, buffer.bytes));
-    Ok((Outputs(outputs.collect()), all))
+    Outputs(outputs.collect())
 }
 
 fn buffers_of(plan: &Checked<'_>, inputs: &Inputs) -> Result<BTreeMap<&'static str, Buffer>, CheckError> {

@@ -37,6 +37,6 @@ mod taps;
 pub mod watch;
 
 pub use append::{AppendReport, check_append};
-pub use check::{CheckError, CheckOptions, check_plan, log_of};
+pub use check::{CheckError, CheckOptions, check_plan, judge_elsewhere, log_of};
 pub use gate::{Gate, gate, gate_gradients, right_gradients};
 pub use report::{CheckReport, Found, StepSize, Verdict};

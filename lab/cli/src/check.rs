@@ -2,19 +2,23 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use flashcore::Device;
+use flashcore_bench::gpu;
 use flashcore_check::mutate::{self, Mutation, Operator};
 use flashcore_check::own::is_declaration;
-use flashcore_check::{CheckOptions, CheckReport};
-use flashcore_kernels::{Config, Plan, Tap};
+use flashcore_check::{CheckOptions, CheckReport, judge_elsewhere};
+use flashcore_cuda::Stream;
+use flashcore_kernels::{Config, Plan, Step, Tap};
 use flashcore_sim::SimOptions;
 use serde_json::json;
 
 use crate::foreign::{RunArgs, Runs};
 use crate::given::Given;
+use crate::machine::Besides;
 use crate::watch::WatchArgs;
 use crate::{
-    BAD, Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, kernels, memory, museum, own, simulated, style,
-    watch,
+    BAD, Card, Failure, HEAD, InputArgs, Outcome, Page, ProblemArgs, judged_run, kernels, machine, memory, museum, own,
+    simulated, style, watch,
 };
 
 /// Run a problem's GPU kernel under the checking simulator; needs no GPU
@@ -51,6 +55,10 @@ pub(crate) struct CheckArgs {
     /// probabilities. Or `values`: P·V alone, all visible keys weighing the same
     #[arg(long, value_name = "TAP", value_parser = taps(), help_heading = "How")]
     tap: Option<Tap>,
+    /// Run on a GPU (cuda or cuda:N) in place of the simulator, and compare what the kernels leave there,
+    /// also with a tap
+    #[arg(long, value_name = "DEVICE", help_heading = "How")]
+    device: Option<String>,
     /// How many schedules to run under
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "How")]
     schedules: u32,
@@ -82,6 +90,17 @@ pub(crate) struct CheckArgs {
 const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
 /// What is done with plans of our kernels only.
 const OF_PLANS: &[&str] = &["tap", "plant", "trace", "numerics"];
+/// What the simulator alone does.
+const OF_SIMULATOR: &[&str] = &[
+    "schedules",
+    "schedule",
+    "blocks",
+    "memory",
+    "sms",
+    "profile",
+    "trace",
+    "numerics",
+];
 const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
 
 pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
@@ -134,6 +153,10 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     }
     let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
     let planted = planted.transpose()?;
+    if let Some(device) = &args.device {
+        given.forbid(OF_SIMULATOR, "--device")?;
+        return on_device(device, &plan, &options, planted, args.json);
+    }
     if let Some(outcome) = args.watch.run(&plan, &options, args.json) {
         return outcome;
     }
@@ -143,6 +166,40 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
         memory::add_advice(&mut advice, &plan, &options)?;
     }
     Ok(show(args, &report, card, planted, advice))
+}
+
+/// Runs the steps once on a GPU, and compares what they leave there.
+fn on_device(
+    name: &str,
+    plan: &Plan,
+    options: &CheckOptions,
+    planted: Option<Mutation>,
+    is_json: bool,
+) -> Result<Outcome, Failure> {
+    let device = machine::device(name, Besides::Nothing)?;
+    let Device::Cuda(context) = &device else {
+        return Err(Failure::usage(format!("--device is {name}; allowed: cuda, cuda:N")));
+    };
+    let stream = Stream::new(context)?;
+    let run = |step: &Step, contents: &mut [Vec<u8>]| gpu::run_step(&stream, step, contents).map_err(Failure::from);
+    let gate = judge_elsewhere(plan, options, run)?;
+    let kernel = plan.config.to_string();
+    let page = || {
+        let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} on {device}", plan.problem));
+        page.field("kernel", format_args!("{kernel} for {}", plan.target));
+        page.fields("planted", &planted);
+        simulated::add_tap(&mut page, plan.tap);
+        judged_run::add_gate(&mut page, &gate, true);
+        page
+    };
+    let json = || {
+        json!({
+            "problem": plan.problem, "kernel": kernel, "device": device.to_string(), "tap": plan.tap,
+            "planted": planted.as_ref().map(Mutation::to_string), "gate": gate,
+        })
+    };
+    style::show(is_json, json, page);
+    Ok(Outcome::of(gate.passed()))
 }
 
 fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Mutation>, advice: Page) -> Outcome {

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use flashcore::{Error, ProblemError};
+use flashcore_check::CheckError;
 use flashcore_cpu::CpuError;
 use flashcore_cuda::CudaError;
 
@@ -135,6 +136,12 @@ impl From<Error> for Failure {
             _ if error.is_environment() => Failure::environment(error),
             _ => Failure::failed(error),
         }
+    }
+}
+
+impl From<CheckError> for Failure {
+    fn from(error: CheckError) -> Failure {
+        Failure::failed(error)
     }
 }
 

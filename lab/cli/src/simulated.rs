@@ -7,7 +7,7 @@ use flashcore::plans::{PlanTarget, Plans};
 use flashcore::testing::InputKind;
 use flashcore_check::render::{self, Palette};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
-use flashcore_kernels::{Choice, Config, KernelCache, Plan, select_among};
+use flashcore_kernels::{Choice, Config, KernelCache, Plan, Tap, select_among};
 use flashcore_sim::{Class, Progress};
 use serde_json::{Value, json};
 
@@ -95,12 +95,15 @@ pub(crate) fn outcome(report: &CheckReport) -> Outcome {
     Outcome::of(report.verdict == Verdict::Clean)
 }
 
+/// What is compared, if it is a tap.
+pub(crate) fn add_tap(page: &mut Page, tap: Option<Tap>) {
+    let text = tap.map(|tap| format!("at tap {tap}, which is compared in place of the output"));
+    page.fields("stops", &text);
+}
+
 pub(crate) fn add(page: &mut Page, report: &CheckReport) {
     page.field("kernel", format_args!("{} for {}", report.kernel, report.target));
-    if let Some(tap) = report.tap {
-        let text = format!("at tap {tap}, which is compared in place of the output");
-        page.field("stops", text);
-    }
+    add_tap(page, report.tap);
     page.field("verdict", render::summary(report, Palette::COLOUR));
     if let Some(gate) = &report.gate {
         judged_run::add_gate(page, gate, false);

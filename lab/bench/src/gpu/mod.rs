@@ -2,10 +2,12 @@
 
 mod bed;
 mod guarded;
+mod step;
 mod subject;
 mod tools;
 
 pub use bed::{ForwardPass, GpuBed, TensorSet};
+pub use step::run_step;
 pub(crate) use subject::info_of;
 pub use subject::{ClosureSubject, KernelSubject, Launching, PreparedPlan};
 pub use tools::{GpuStopwatch, GpuTools};

@@ -245,6 +245,8 @@ const USAGE: &[(&str, &str)] = &[
         "run --device tpu",
         "no device is named `tpu`; allowed: best, cpu, cuda, cuda:N, and sim",
     ),
+    ("check --device cpu", "--device is cpu; allowed: cuda, cuda:N"),
+    ("check --device cuda --schedules 3", "--schedules is not for --device"),
     ("run --device cuda:x", "no device is named `cuda:x`"),
     (
         "explain --profile gtx480",
