@@ -200,7 +200,7 @@ def compare(raw, out):
 
 
 def report(about, kernels, races):
-    yield f"# The simulator beside NVIDIA's tools: {about['device']}, driver {about['driver']}, {about['date']}"
+    yield f"# The simulator compared with NVIDIA's tools: {about['device']}, driver {about['driver']}, {about['date']}"
     yield ""
     yield f"ncu and compute-sanitizer {about['ncu'].split()[1]}. By `scripts/agree_with_tools.py`; every line of every kernel is in"
     yield "the JSON file beside this one."

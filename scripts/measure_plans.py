@@ -35,7 +35,7 @@ def bench(args, to, *words, plans="none"):
 
 
 def faster(results, least):
-    """The fastest kernel beside each problem's baseline, where it seems faster by `least`: measured, else screened."""
+    """The fastest kernel compared with each problem's baseline, where it seems faster by `least`: measured, else screened."""
     best = {}
     for result in results:
         problem, measurement = result["case"]["problem"], result["measurement"]

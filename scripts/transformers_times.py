@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times Transformers models with `fc_attention` beside `sdpa`, and compares errors of logits. Needs a GPU.
+"""Times Transformers models with `fc_attention` and with `sdpa`, and compares errors of logits. Needs a GPU.
 
 usage: transformers_times.py [MODEL] ... [--prompts N,N] [--measure error,prefill,dynamic,static,pairs,continuous]
                              [--rounds N] [--dtype bfloat16] [--lock FILE]   (one JSON row a line)

@@ -157,14 +157,14 @@ pub(crate) fn measure(
 }
 
 /// A function of Python's: an object with `info`, `runs_per_call`, `call()`; `run_once()` where a call is a chain of
-/// runs and one alone can be made; for peers, `answer()`, and `refresh()` where new inputs need work ahead of runs.
+/// runs and one alone can be made; for peers, `own_output()`, and `refresh()` where new inputs need work ahead of runs.
 struct PySubject<'py> {
     info: SubjectInfo,
     runs_per_call: u32,
     call: Bound<'py, PyAny>,
     run_once: Option<Bound<'py, PyAny>>,
     object: Bound<'py, PyAny>,
-    /// The problem whose answer can be asked for.
+    /// The problem whose output can be asked for.
     problem: Option<Problem>,
 }
 
@@ -191,10 +191,10 @@ impl<'py> PySubject<'py> {
         Ok(())
     }
 
-    /// A copy of what `answer()` gives: a tensor on the CPU in the layout of the problem's output, or a tuple of one
-    /// for each output. `None` if it gives none: it wrote to the outputs that all subjects share.
-    fn copy_answer(&self, problem: &Problem) -> PyResult<Option<Vec<Tensor>>> {
-        let given = self.object.call_method0("answer")?;
+    /// A copy of what `own_output()` gives: a tensor on the CPU in the layout of the problem's output, or a tuple of
+    /// one for each output. `None` if it gives none: it wrote to the outputs that all subjects share.
+    fn copy_own_output(&self, problem: &Problem) -> PyResult<Option<Vec<Tensor>>> {
+        let given = self.object.call_method0("own_output")?;
         if given.is_none() {
             return Ok(None);
         }
@@ -206,7 +206,7 @@ impl<'py> PySubject<'py> {
         if tensors.len() != outputs.len() {
             let (given, expected) = (tensors.len(), outputs.len());
             return Err(value(format!(
-                "answer has {given} tensors; the problem has {expected} outputs"
+                "own_output has {given} tensors; the problem has {expected} outputs"
             )));
         }
         let copies = tensors
@@ -219,21 +219,24 @@ impl<'py> PySubject<'py> {
 
 /// A copy of a tensor on the CPU that is an output of this name, type and layout.
 fn copy_of(given: &Bound<'_, PyAny>, (name, dtype, layout): (&str, DType, Layout)) -> PyResult<Tensor> {
-    let given = TensorRequest::new("answer", given)?.import(None, Axes::Bshd)?;
+    let given = TensorRequest::new("own_output", given)?.import(None, Axes::Bshd)?;
     if given.layout != layout || given.dtype != dtype {
-        let is = format!("answer is {} {:?}", given.dtype, given.layout);
+        let is = format!("own_output is {} {:?}", given.dtype, given.layout);
         return Err(value(format!(
             "{is}; the problem's output {name} is {dtype} {layout:?}"
         )));
     }
     if given.place != Place::Cpu {
-        return Err(value(format!("answer is on {}; it must be on the CPU", given.place)));
+        return Err(value(format!(
+            "own_output is on {}; it must be on the CPU",
+            given.place
+        )));
     }
-    let mut answer = Tensor::poisoned(dtype, layout);
+    let mut output = Tensor::poisoned(dtype, layout);
     // SAFETY: it lies in host memory, its layout is the problem's, which is checked, and it was made for us.
     let view = unsafe { given.view() }.map_err(|error| raise(error.into()))?;
-    answer.bytes_mut().copy_from_slice(view.bytes());
-    Ok(answer)
+    output.bytes_mut().copy_from_slice(view.bytes());
+    Ok(output)
 }
 
 impl Subject for PySubject<'_> {
@@ -270,9 +273,9 @@ impl Subject for PySubject<'_> {
         self.refresh().map_err(|error| trouble(self.object.py(), error))
     }
 
-    fn answer(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
+    fn own_output(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
         let Some(problem) = &self.problem else { return Ok(None) };
-        self.copy_answer(problem)
+        self.copy_own_output(problem)
             .map_err(|error| trouble(self.object.py(), error))
     }
 }

@@ -253,7 +253,7 @@ class Peers:
 
         def peer(label, function):
             subject = _bench.Subject(label, lambda: setattr(subject, "last", function()), launch="host")
-            subject.answer = lambda: subject.last
+            subject.own_output = lambda: subject.last
             subject.call()
             return subject
 

@@ -158,7 +158,7 @@ def test_flash_attention_3_is_given_its_descale_factors(tmp_path, monkeypatch):
 
 
 def test_the_bench_gives_peers_scales():
-    """e4m3 on the CPU: our kernels are measured, and a peer sees fp8 tensors, scales and a bf16 answer."""
+    """e4m3 on the CPU: our kernels are measured, and a peer sees fp8 tensors, scales and a bf16 output."""
     shape, seen = [1, 32, 2, 64], {}
     layout = {"shape": shape, "strides": [32 * 2 * 64, 2 * 64, 64, 1]}
     problem = {
@@ -191,7 +191,7 @@ def test_the_bench_gives_peers_scales():
                 subject.last = Typed((want.view(np.uint32) + 0x8000 >> 16).astype(np.uint16), BFLOAT16)
 
             subject = _bench.Subject("numpy", call, launch="host")
-            subject.answer = lambda: subject.last
+            subject.own_output = lambda: subject.last
             call()
             return [subject]
 

@@ -33,11 +33,11 @@ pub fn append(append: &Append, mut tensors: AppendTensors<'_>) -> Result<(), Cpu
         seqused_k.copy_from_slice(&keys);
     }
     let rotary = tensors.rotary.as_ref().zip(append.rotary.as_ref());
-    let turn = rotary.map(|(tensors, rotary)| Turn::new(rotary, &tensors.cos, &tensors.sin));
+    let rotation = rotary.map(|(tensors, rotary)| Rotation::new(rotary, &tensors.cos, &tensors.sin));
     for &NewRow { from, to, position } in &new {
         for h in 0..append.k_cache.shape[2] {
-            match &turn {
-                Some(turn) => turn.row(&tensors.k_new, (from, h), &mut tensors.k_cache, (to, h), position),
+            match &rotation {
+                Some(rotation) => rotation.row(&tensors.k_new, (from, h), &mut tensors.k_cache, (to, h), position),
                 None => copy(&tensors.k_new, (from, h), &mut tensors.k_cache, (to, h)),
             }
             copy(&tensors.v_new, (from, h), &mut tensors.v_cache, (to, h));
@@ -53,12 +53,12 @@ pub fn append(append: &Append, mut tensors: AppendTensors<'_>) -> Result<(), Cpu
         rotary,
     )) = tensors.rotary.zip(append.rotary)
     {
-        let turn = Turn::new(&rotary, &cos, &sin);
+        let rotation = Rotation::new(&rotary, &cos, &sin);
         for QueryRow { at, position } in q {
             for h in 0..rotary.q.shape[2] {
                 match &from {
-                    Some(from) => turn.row(from, (at, h), &mut q_out, (at, h), position),
-                    None => turn.row_in_place(&mut q_out, (at, h), position),
+                    Some(from) => rotation.row(from, (at, h), &mut q_out, (at, h), position),
+                    None => rotation.row_in_place(&mut q_out, (at, h), position),
                 }
             }
         }
@@ -84,15 +84,15 @@ fn copy(from: &TensorView<'_>, row: Row, to: &mut TensorViewMut<'_>, at: Row) {
 }
 
 /// A rotary embedding, with its tables.
-struct Turn<'t> {
+struct Rotation<'t> {
     rotary: &'t Rotary,
     cos: &'t TensorView<'t>,
     sin: &'t TensorView<'t>,
 }
 
-impl<'t> Turn<'t> {
-    fn new(rotary: &'t Rotary, cos: &'t TensorView<'t>, sin: &'t TensorView<'t>) -> Turn<'t> {
-        Turn { rotary, cos, sin }
+impl<'t> Rotation<'t> {
+    fn new(rotary: &'t Rotary, cos: &'t TensorView<'t>, sin: &'t TensorView<'t>) -> Rotation<'t> {
+        Rotation { rotary, cos, sin }
     }
 
     fn row(&self, from: &TensorView<'_>, row: Row, to: &mut TensorViewMut<'_>, at: Row, position: usize) {

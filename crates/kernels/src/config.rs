@@ -1,16 +1,17 @@
 //! [`Config`]: one choice of a family's levers, with a short stable id.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
-use flashcore_problem::{DType, Problem};
+use flashcore_problem::Problem;
 use thiserror::Error;
 
 use crate::family::{Family, Values};
 use crate::{ladder, mma, scalar, wgmma};
 
 /// Makes [`Config`], [`FAMILIES`] and what converts between them of the families, each with the module that has its
-/// `NAME`, `FAMILY` and `Config`.
+/// `NAME`, `FAMILY`, `Config` and `listed`, the configs that lists show.
 macro_rules! families {
     ($(#[doc = $what:literal] $variant:ident($module:ident);)*) => {
         /// One choice of a family's levers. Its id (`Display`, `FromStr`) is stable: plan tables and evidence carry it.
@@ -39,6 +40,15 @@ macro_rules! families {
                     $($module::NAME => Config::$variant(values.into()),)*
                     other => unreachable!("family {other} is not among FAMILIES"),
                 }
+            }
+
+            /// What lists show, each once: what each family's `listed` gives.
+            pub fn all() -> Vec<Config> {
+                let mut all = Vec::new();
+                $(all.extend($module::listed().map(Config::$variant));)*
+                let mut seen = HashSet::new();
+                all.retain(|config| seen.insert(*config));
+                all
             }
 
             /// Its family, and the values of its levers.
@@ -75,24 +85,6 @@ pub struct UnknownConfig {
 }
 
 impl Config {
-    /// What lists show: every config of families `scalar` and `ladder`, and of `mma` and `wgmma`, which have tens of
-    /// thousands, those that are the default of some problem.
-    pub fn all() -> Vec<Config> {
-        let every = |family: Family| family.configs().map(move |values| Config::of(&family, values));
-        let wgmma = [DType::F16, DType::E4M3].into_iter().flat_map(wgmma::defaults);
-        let mut all: Vec<Config> = every(scalar::FAMILY).chain(every(ladder::FAMILY)).collect();
-        all.extend(mma::defaults().into_iter().map(|(config, ..)| Config::Mma(config)));
-        all.extend(wgmma.map(|(config, _)| Config::Wgmma(config)));
-        let mma_backward = mma::backward_defaults().map(|(config, _)| Config::Mma(config));
-        mma_backward.for_each(|config| {
-            if !all.contains(&config) {
-                all.push(config);
-            }
-        });
-        all.extend(wgmma::backward_defaults().map(|(config, _)| Config::Wgmma(config)));
-        all
-    }
-
     /// The family's name.
     pub fn family(&self) -> &'static str {
         self.levers().0.name
@@ -131,6 +123,20 @@ impl FromStr for Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_have_each_config_once_and_those_of_every_family() {
+        let all = Config::all();
+        for (at, config) in all.iter().enumerate() {
+            assert!(!all[..at].contains(config), "{config} is there twice");
+        }
+        for family in FAMILIES {
+            let listed = all.iter().filter(|config| config.family() == family.name);
+            assert!(listed.count() >= 8, "{}", family.name);
+        }
+        // One that the tables of 16-bit dtypes and of e4m3 both have.
+        assert!(all.contains(&"wgmma/m64n128-s3-free-spec".parse().unwrap()));
+    }
 
     #[test]
     fn ids_round_trip() {

@@ -99,7 +99,7 @@ impl Drawn {
     /// Draws the inputs and computes the expected in float64.
     pub fn new(case: &Case) -> Result<Drawn> {
         let mut drawn = Drawn::uninspected(case)?;
-        // All inputs at once, and one answer.
+        // All inputs at once, and one output.
         let held = INSPECTION_SEEDS.len() as u64 + 1;
         case.problem.check_host_memory(held, 1, 0)?;
         for seed in INSPECTION_SEEDS.into_iter().chain([AFTERWARDS_SEED]) {
@@ -270,10 +270,10 @@ impl Rig for LocalRig<'_, '_> {
         let expected = self.drawn.expected.of(seed);
         let problem = self.bench.bed.problem();
         if place == 0
-            && let Some(answer) = self.bench.subjects[self.candidate].answer()?
+            && let Some(own) = self.bench.subjects[self.candidate].own_output()?
         {
             // What another library leaves in rows of its own that are of no sequence is its own affair.
-            let seen = Seen::of(problem, expected, &self.drawn.rows, &answer)?;
+            let seen = Seen::of(problem, expected, &self.drawn.rows, &own)?;
             return Ok(Seen { beyond: 0, ..seen });
         }
         let mut seen = Err(Trouble::new("the output was not shown"));

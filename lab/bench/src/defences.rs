@@ -21,7 +21,7 @@ pub trait Rig {
     /// The problem.
     fn problem(&self) -> &Problem;
 
-    /// The right answer for the inputs of a seed.
+    /// The reference output for the inputs of a seed.
     fn expected(&self, seed: u64) -> &Expected;
 
     /// Which rows of the output are written; `None` where the judge does not know it of a problem with lengths.
@@ -33,7 +33,7 @@ pub trait Rig {
     /// functions of other libraries.
     fn run(&mut self, run: &Run) -> Result<bool, Trouble>;
 
-    /// Counts over the outputs of a place, and compares them with the right answer for a seed.
+    /// Counts over the outputs of a place, and compares them with the reference output for a seed.
     fn look(&mut self, place: usize, what: Output, seed: u64) -> Result<Seen, Trouble>;
 
     /// The log-sum-exp of a place; `None` where the problem asks for none, or the candidate computes none, as functions
@@ -151,7 +151,7 @@ pub struct Seen {
     pub census: Census,
     /// Elements of other rows that were written, where that is looked at.
     pub beyond: usize,
-    /// The comparison of each output, by name, with the right answer, in every element or in some rows.
+    /// The comparison of each output, by name, with the reference, in every element or in some rows.
     pub comparisons: Vec<(&'static str, Comparison)>,
 }
 
@@ -284,7 +284,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
                  is given",
             ));
         }
-        // New inputs at the same addresses, and the old answer left in the output.
+        // New inputs at the same addresses, and the old output left in place.
         rig.run(&Run::on_new_inputs(second))?;
         if let Some(rejection) = judge(rig, 0, Output::Final, second, Some(first), found)? {
             return Ok(Some(rejection));
@@ -320,7 +320,7 @@ pub fn inspect(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
 /// screened. It finds wrong kernels, not cheating ones.
 pub fn look_once(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
     inspection(rig, "in one look", |rig, found| {
-        found.skipped.push("all but one look at the answer".to_string());
+        found.skipped.push("all but one look at the output".to_string());
         let seed = INSPECTION_SEEDS[0];
         rig.run(&Run::over_poison(Some(seed)))?;
         judge(rig, 0, Output::Final, seed, None, found)
@@ -336,7 +336,7 @@ pub fn inspect_again(rig: &mut dyn Rig) -> Result<Inspection, Trouble> {
         if let Some(rejection) = judge(rig, 0, Output::Final, seed, Some(last), found)? {
             return Ok(Some(rejection));
         }
-        // Again over poison: the right answer may have been in place, written by another candidate.
+        // Again over poison: the right output may have been in place, written by another candidate.
         rig.run(&Run::after_a_pause())?;
         judge(rig, 0, Output::Final, seed, None, found)
     })
@@ -395,16 +395,16 @@ fn judge(
         (Reason::NotANumber, of_all(census.nan, "are NaN; a NaN equals nothing"))
     } else if census.zeros == elements && rig.expected(seed).is_nonzero() {
         (Reason::Zeros, format!("all {elements} elements are 0"))
-    } else if is_answer_of(rig, place, what, stale) {
-        let seen = "the inputs changed and the answer did not: it is the earlier inputs' answer";
+    } else if is_output_of(rig, place, what, stale) {
+        let seen = "the inputs changed and the output did not: it is that of the earlier inputs";
         (Reason::Cached, seen.to_string())
     } else {
         (Reason::Wrong, seen.to_string())
     }))
 }
 
-/// Whether an output is the right answer for earlier inputs.
-fn is_answer_of(rig: &mut dyn Rig, place: usize, what: Output, stale: Option<u64>) -> bool {
+/// Whether an output is the right one for earlier inputs.
+fn is_output_of(rig: &mut dyn Rig, place: usize, what: Output, stale: Option<u64>) -> bool {
     let seen = stale.map(|stale| rig.look(place, what, stale));
     seen.is_some_and(|seen| seen.is_ok_and(|seen| seen.is_right()))
 }

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_several_seeds_are_those_of_each() {
+    fn outputs_of_several_seeds_are_those_of_each() {
         let small = Problem::named("tiny").unwrap();
         let large = Problem::builder()
             .heads(1, 1)

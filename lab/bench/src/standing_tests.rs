@@ -129,7 +129,7 @@ fn a_report_stands_beside_its_baseline_by_kind_of_problem() {
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    // Not beside something that was no baseline.
+    // Not compared with something that was no baseline.
     assert!(report.standings("fa3").is_empty());
 }
 

@@ -58,7 +58,7 @@ impl From<flashcore::Error> for Trouble {
 /// the stream says so. A subject neither synchronises nor reads the clock.
 ///
 /// To time a function of another library, only [`info`](Subject::info) and [`call`](Subject::call) are needed;
-/// one that returns its output in its own memory also gives [`answer`](Subject::answer), and one that keeps
+/// one that returns its output in its own memory also gives [`own_output`](Subject::own_output), and one that keeps
 /// copies of the inputs [`inputs_changed`](Subject::inputs_changed).
 pub trait Subject {
     /// Its label and identity.
@@ -108,9 +108,9 @@ pub trait Subject {
         self.info().is_ours()
     }
 
-    /// The answer of the last run in the layouts of [`Problem::outputs`](flashcore_problem::Problem::outputs), after
+    /// The output of the last run in the layouts of [`Problem::outputs`](flashcore_problem::Problem::outputs), after
     /// waiting for it; `None` if it was written to the outputs that all subjects share.
-    fn answer(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
+    fn own_output(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
         Ok(None)
     }
 }

@@ -105,7 +105,7 @@ pub struct Ranking {
     pub screened: Place,
     /// Kernels and peers: first those measured by their time, then those only screened by theirs.
     pub rows: Vec<RankedRow>,
-    /// Kernels that no plan serves, that do not compile, or whose answers are wrong: label and reason.
+    /// Kernels that no plan serves, that do not compile, or whose outputs are wrong: label and reason.
     pub left_out: Vec<(String, String)>,
 }
 
@@ -289,7 +289,7 @@ mod tests {
         let second = &ranking.rows[2];
         assert!(second.measured && (second.to_best.unwrap() - 20.5 / 20.2).abs() < 1e-9);
         assert!((second.to_base.unwrap().value - 20.5 / 11.0).abs() < 1e-9);
-        // Only screened: beside the best that was screened.
+        // Only screened: compared with the best that was screened.
         assert!((ranking.rows[3].to_best.unwrap() - 21.0 / 19.0).abs() < 1e-9);
         assert_eq!(ranking.left_out.len(), 2);
         let text = ranking_text(ranking);

@@ -1,10 +1,9 @@
 //! Arithmetic over rows of 32 lanes.
 
-use flashcore_ir::ScalarType;
 use flashcore_ir::inst::{BinOp, Cmp, Cvt, UnOp};
 
 use crate::float::{self, f, result};
-use crate::program::{Half, Number, Row};
+use crate::program::{FloatOp, Half, Number, Row};
 use crate::registers::{Constants, Registers, Word, map1, map2, map3, test2};
 
 /// As [`map1`] for rare operations: compiled once instead of once per instruction set.
@@ -119,32 +118,31 @@ macro_rules! integer {
 integer!(int32, u32, i32, u64, i64);
 integer!(int64, u64, i64, u128, i128);
 
-/// The last operation is `max`: floats have no other ones.
 #[inline(always)]
-pub(crate) fn f32s(r: &mut Registers, k: &Constants, mask: u32, op: BinOp, rows: [Row; 3]) {
+pub(crate) fn f32s(r: &mut Registers, k: &Constants, mask: u32, op: FloatOp, rows: [Row; 3]) {
     match op {
-        BinOp::Add => map2(r, k, mask, rows, |x, y| result(f(x) + f(y))),
-        BinOp::Sub => map2(r, k, mask, rows, |x, y| result(f(x) - f(y))),
-        BinOp::Mul => map2(r, k, mask, rows, |x, y| result(f(x) * f(y))),
-        BinOp::Min => map2(r, k, mask, rows, float::min_f32),
-        _ => map2(r, k, mask, rows, float::max_f32),
+        FloatOp::Add => map2(r, k, mask, rows, |x, y| result(f(x) + f(y))),
+        FloatOp::Sub => map2(r, k, mask, rows, |x, y| result(f(x) - f(y))),
+        FloatOp::Mul => map2(r, k, mask, rows, |x, y| result(f(x) * f(y))),
+        FloatOp::Min => map2(r, k, mask, rows, float::min_f32),
+        FloatOp::Max => map2(r, k, mask, rows, float::max_f32),
     }
 }
 
 /// Packed 16-bit floats: widens both halves, computes, rounds once. Compiled once instead of once
 /// per instruction set: these operations are rare and their code is long.
 #[inline(never)]
-pub(crate) fn halves(r: &mut Registers, k: &Constants, mask: u32, op: BinOp, ty: Half, rows: [Row; 3]) {
+pub(crate) fn halves(r: &mut Registers, k: &Constants, mask: u32, op: FloatOp, ty: Half, rows: [Row; 3]) {
     match op {
-        BinOp::Add => map2(r, k, mask, rows, |x, y| {
+        FloatOp::Add => map2(r, k, mask, rows, |x, y| {
             float::halves(ty, [x, y, 0], |a, b, _| float::add_odd(a, b))
         }),
-        BinOp::Sub => map2(r, k, mask, rows, |x, y| {
+        FloatOp::Sub => map2(r, k, mask, rows, |x, y| {
             float::halves(ty, [x, y, 0], |a, b, _| float::add_odd(a, -b))
         }),
-        BinOp::Mul => map2(r, k, mask, rows, |x, y| float::halves(ty, [x, y, 0], |a, b, _| a * b)),
-        BinOp::Min => map2(r, k, mask, rows, |x, y| float::halves_extreme(ty, x, y, false)),
-        _ => map2(r, k, mask, rows, |x, y| float::halves_extreme(ty, x, y, true)),
+        FloatOp::Mul => map2(r, k, mask, rows, |x, y| float::halves(ty, [x, y, 0], |a, b, _| a * b)),
+        FloatOp::Min => map2(r, k, mask, rows, |x, y| float::halves_extreme(ty, x, y, false)),
+        FloatOp::Max => map2(r, k, mask, rows, |x, y| float::halves_extreme(ty, x, y, true)),
     }
 }
 
@@ -157,19 +155,22 @@ pub(crate) fn halves_fma(r: &mut Registers, k: &Constants, mask: u32, ty: Half, 
 
 /// Two f32 rounded to a pair of a narrower type.
 #[inline(always)]
-pub(crate) fn cvt_pack(r: &mut Registers, k: &Constants, mask: u32, to: ScalarType, rows: [Row; 3]) {
+pub(crate) fn cvt_halves(r: &mut Registers, k: &Constants, mask: u32, to: Half, rows: [Row; 3]) {
     match to {
-        ScalarType::F16x2 => map2(r, k, mask, rows, |x, y| {
+        Half::F16 => map2(r, k, mask, rows, |x, y| {
             float::f32_to_f16(f(x)) | float::f32_to_f16(f(y)) << 16
         }),
-        ScalarType::BF16x2 => map2(r, k, mask, rows, |x, y| {
+        Half::BF16 => map2(r, k, mask, rows, |x, y| {
             float::f32_to_bf16(f(x)) | float::f32_to_bf16(f(y)) << 16
         }),
-        // There is no other one.
-        _ => rare2(r, k, mask, rows, |x, y| {
-            float::f32_to_e4m3(f(x)) | float::f32_to_e4m3(f(y)) << 8
-        }),
     }
+}
+
+#[inline(always)]
+pub(crate) fn cvt_e4m3(r: &mut Registers, k: &Constants, mask: u32, rows: [Row; 3]) {
+    rare2(r, k, mask, rows, |x, y| {
+        float::f32_to_e4m3(f(x)) | float::f32_to_e4m3(f(y)) << 8
+    });
 }
 
 /// `prmt`: selects four of eight bytes. Bit 3 of a selector nibble replicates the sign instead.

@@ -179,7 +179,13 @@ impl<'m> Cluster<'m> {
         match inst {
             BulkInst::Commit => warp.epoch = self.next_epoch(),
             BulkInst::Wait { pending, read } => self.bulk_wait(warp, *pending, *read),
-            _ => {}
+            BulkInst::Load { .. }
+            | BulkInst::Store { .. }
+            | BulkInst::LoadBytes { .. }
+            | BulkInst::StoreBytes { .. }
+            | BulkInst::Reduce { .. }
+            | BulkInst::Send { .. }
+            | BulkInst::Prefetch { .. } => {}
         }
     }
 

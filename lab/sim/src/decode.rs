@@ -2,21 +2,18 @@
 //! needs. Other instructions run as they are in the kernel.
 
 use flashcore_ir::inst::{
-    Access, BinOp, BulkInst, ClusterInst, FlagInst, Inst, MmaAcc, MmaInput, Object, Slot, Space, StoreSource, UnOp,
-    WgmmaInst,
+    Access, BinOp, BulkInst, ClusterInst, FlagInst, Inst, Object, Slot, Space, StoreSource, UnOp, WgmmaInst,
 };
 use flashcore_ir::{Operand, Reg, RegClass, ScalarType as T};
 
 use crate::lower::Lowering;
-use crate::program::{Half, Number, OPERANDS, Op, PRED_FALSE, PRED_TRUE, Row};
+use crate::program::{FloatOp, Half, Number, OPERANDS, Op, PRED_FALSE, PRED_TRUE, Row};
 use crate::report::Class;
 
 impl<'k> Lowering<'k> {
-    /// The operation of an instruction; `None` if no such machine instruction exists.
+    /// The operation of an instruction; `None` if no machine instruction has its types. [`Inst::impossible`] does not
+    /// look at most of them, because the typed builder cannot combine them otherwise.
     pub(crate) fn decode(&mut self, inst: &'k Inst) -> Option<Op<'k>> {
-        if !exists(inst) {
-            return None;
-        }
         self.note_parameters(inst);
         let rows = self.operands(inst);
         let [d, a, b, c, ..] = rows;
@@ -28,52 +25,58 @@ impl<'k> Lowering<'k> {
                 RegClass::B64 => Op::Mov64([d, a]),
                 RegClass::B16 | RegClass::B32 | RegClass::F32 => Op::Mov32([d, a]),
             },
-            Inst::Bin { op, ty, .. } => match (ty, op) {
-                (T::Pred, BinOp::And) => Op::PredAnd([d, a, b]),
-                (T::Pred, BinOp::Or) => Op::PredOr([d, a, b]),
-                (T::Pred, _) => Op::PredXor([d, a, b]),
-                (T::F32, _) => Op::F32(op, [d, a, b]),
-                (T::F16x2 | T::BF16x2, _) => Op::Halves(op, half(ty), [d, a, b]),
-                _ if ty.bytes() == 8 => Op::Int64(op, ty == T::S64, [d, a, b]),
-                _ => Op::Int32(op, ty == T::S32, [d, a, b]),
+            Inst::Bin { op, ty, .. } => match ty {
+                T::Pred => predicates(op, [d, a, b])?,
+                T::F32 => Op::F32(FloatOp::of(op)?, [d, a, b]),
+                T::F16x2 | T::BF16x2 => Op::Halves(FloatOp::of(op)?, half(ty), [d, a, b]),
+                T::B16 | T::B64 | T::U64 | T::S64 if op == BinOp::MulWide => return None,
+                T::B64 | T::U64 | T::S64 => Op::Int64(op, ty == T::S64, [d, a, b]),
+                T::B16 | T::B32 | T::U32 | T::S32 => Op::Int32(op, ty == T::S32, [d, a, b]),
+                T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
             },
-            Inst::Un { op, ty, .. } => self.un(op, ty, d, a),
+            Inst::Un { op, ty, .. } => self.un(op, ty, d, a)?,
             Inst::Fma { ty, .. } => match ty {
                 T::F32 => Op::FmaF32([d, a, b, c]),
                 T::F16x2 | T::BF16x2 => Op::FmaHalves(half(ty), [d, a, b, c]),
-                _ if ty.bytes() == 8 => Op::Mad64([d, a, b, c]),
-                _ => Op::Mad32([d, a, b, c]),
+                T::B64 | T::U64 | T::S64 => Op::Mad64([d, a, b, c]),
+                T::B32 | T::U32 | T::S32 => Op::Mad32([d, a, b, c]),
+                T::Pred | T::B16 | T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
             },
             Inst::MadWide { ty, .. } => Op::MadWide(ty == T::S32, [d, a, b, c]),
             Inst::Cvt { op, .. } => Op::Cvt(op, [d, a]),
             // PTX names the high half first.
-            Inst::CvtPack { ty, .. } => Op::CvtPack(ty, [d, b, a]),
+            Inst::CvtPack { ty, .. } => match ty {
+                T::F16x2 | T::BF16x2 => Op::CvtHalves(half(ty), [d, b, a]),
+                T::E4M3x2 => Op::CvtE4m3([d, b, a]),
+                T::Pred | T::B16 | T::B32 | T::B64 | T::U32 | T::S32 | T::U64 | T::S64 => return None,
+                T::F32 | T::F16 | T::BF16 | T::E4M3 | T::E4M3x4 => return None,
+            },
             Inst::Pack { dst, .. } if dst.class == RegClass::B64 => Op::Pack64([d, a, b]),
             Inst::Pack { .. } => Op::Pack16([d, a, b]),
             Inst::Unpack { lo, .. } if lo.class == RegClass::B16 => Op::Unpack16([d, a, b]),
             Inst::Unpack { .. } => Op::Unpack64([d, a, b]),
             Inst::Lop3 { table, .. } => Op::Lop3(table, [d, a, b, c]),
             Inst::Prmt { .. } => Op::Prmt([d, a, b, c]),
-            Inst::Setp { cmp, ty, .. } => {
-                let number = match ty {
-                    T::F32 => Number::Float,
-                    T::S32 | T::S64 => Number::Signed,
-                    _ => Number::Unsigned,
-                };
-                match ty.bytes() {
-                    8 => Op::Setp64(cmp, number, [d, a, b]),
-                    _ => Op::Setp32(cmp, number, [d, a, b]),
-                }
-            }
+            Inst::Setp { cmp, ty, .. } => match ty {
+                T::F32 => Op::Setp32(cmp, Number::Float, [d, a, b]),
+                T::S32 => Op::Setp32(cmp, Number::Signed, [d, a, b]),
+                T::U32 | T::B32 => Op::Setp32(cmp, Number::Unsigned, [d, a, b]),
+                T::S64 => Op::Setp64(cmp, Number::Signed, [d, a, b]),
+                T::U64 | T::B64 => Op::Setp64(cmp, Number::Unsigned, [d, a, b]),
+                T::Pred | T::B16 | T::F16 | T::BF16 | T::F16x2 | T::BF16x2 => return None,
+                T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
+            },
             Inst::Selp { ty, .. } if ty.bytes() == 8 => Op::Selp64([d, c, a, b]),
             Inst::Selp { .. } => Op::Selp32([d, c, a, b]),
             // The others run as they are. Some are features that the simulator must be ready for.
-            Inst::Ld { space, dst, .. } => {
-                self.note_granule(space, dst.class.bytes());
+            Inst::Ld { space, dst, count, .. } => {
+                self.note_access(space, dst.class.bytes(), count)?;
                 as_it_is
             }
-            Inst::St { space, ref src, .. } => {
-                self.note_granule(space, src.bytes());
+            Inst::St {
+                space, ref src, count, ..
+            } => {
+                self.note_access(space, src.bytes(), count)?;
                 as_it_is
             }
             Inst::CpAsync { .. } => {
@@ -127,31 +130,35 @@ impl<'k> Lowering<'k> {
     }
 
     /// Signs of floats, complements and negations are operations with a constant.
-    fn un(&mut self, op: UnOp, ty: T, d: Row, a: Row) -> Op<'k> {
-        if ty == T::Pred {
-            return Op::PredXor([d, a, PRED_TRUE]);
-        }
-        if ty.bytes() == 8 {
-            return match op {
-                UnOp::Neg => Op::Int64(BinOp::Sub, false, [d, self.bits64(Operand::Imm(0)), a]),
-                UnOp::Abs if ty == T::S64 => Op::AbsS64([d, a]),
-                UnOp::Abs => Op::Mov64([d, a]),
-                _ => Op::Int64(BinOp::Xor, false, [d, a, self.bits64(Operand::Imm(u64::MAX))]),
-            };
-        }
+    fn un(&mut self, op: UnOp, ty: T, d: Row, a: Row) -> Option<Op<'k>> {
         let signs = match ty {
             T::F32 => Some(0x8000_0000),
             T::F16x2 | T::BF16x2 => Some(0x8000_8000),
-            _ => None,
+            T::Pred | T::B16 | T::B32 | T::U32 | T::S32 | T::B64 | T::U64 | T::S64 => None,
+            T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => return None,
         };
+        let is_wide = ty.bytes() == 8;
         let mut with = |op, bits: u32| Op::Int32(op, false, [d, a, self.bits32(Operand::Imm(u64::from(bits)))]);
-        match (op, signs) {
-            (UnOp::Neg, Some(signs)) => with(BinOp::Xor, signs),
-            (UnOp::Abs, Some(signs)) => with(BinOp::And, !signs),
-            (UnOp::Not, _) => with(BinOp::Xor, u32::MAX),
-            (UnOp::Abs, None) if ty != T::S32 => Op::Mov32([d, a]),
-            _ => Op::Un32(op, [d, a]),
-        }
+        Some(match op {
+            UnOp::Not if ty == T::Pred => Op::PredXor([d, a, PRED_TRUE]),
+            UnOp::Not if is_wide => Op::Int64(BinOp::Xor, false, [d, a, self.bits64(Operand::Imm(u64::MAX))]),
+            UnOp::Not => with(BinOp::Xor, u32::MAX),
+            UnOp::Neg | UnOp::Abs if ty == T::Pred => return None,
+            UnOp::Neg => match signs {
+                Some(signs) => with(BinOp::Xor, signs),
+                None if is_wide => Op::Int64(BinOp::Sub, false, [d, self.bits64(Operand::Imm(0)), a]),
+                None => Op::Un32(op, [d, a]),
+            },
+            UnOp::Abs => match signs {
+                Some(signs) => with(BinOp::And, !signs),
+                None if ty == T::S64 => Op::AbsS64([d, a]),
+                None if ty == T::S32 => Op::Un32(op, [d, a]),
+                None if is_wide => Op::Mov64([d, a]),
+                None => Op::Mov32([d, a]),
+            },
+            UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp => (ty == T::F32).then_some(Op::Un32(op, [d, a]))?,
+            UnOp::Popc | UnOp::Clz => (ty != T::Pred && !is_wide).then_some(Op::Un32(op, [d, a]))?,
+        })
     }
 
     /// The rows of the operands in the order of [`Inst::slots`], as many as an operation holds.
@@ -217,11 +224,13 @@ impl<'k> Lowering<'k> {
         }
     }
 
-    /// Accesses of two bytes to shared memory are tracked in cells of two bytes.
-    fn note_granule(&mut self, space: Space, bytes: u32) {
+    /// Notes an access of `count` registers; `None` if there is none of that width. Those of two bytes to shared memory
+    /// are tracked in cells of two bytes.
+    fn note_access(&mut self, space: Space, bytes: u32, count: u32) -> Option<()> {
         if space != Space::Global && bytes == 2 {
             self.program.granule_shift = 1;
         }
+        (bytes > 1 && bytes * count <= 16).then_some(())
     }
 
     fn note_bulk(&mut self, bulk: &BulkInst) {
@@ -242,38 +251,14 @@ fn half(ty: T) -> Half {
     if ty == T::BF16x2 { Half::BF16 } else { Half::F16 }
 }
 
-/// Whether an instruction exists for its types. [`Inst::impossible`] does not look at them, because
-/// the typed builder cannot combine them otherwise. All others exist for each of their types, or say in
-/// [`Inst::impossible`], a match of all instructions, for which not.
-fn exists(inst: &Inst) -> bool {
-    let fits = |bytes: u32, count: u32| matches!(bytes, 2 | 4 | 8) && matches!(count, 1 | 2 | 4) && bytes * count <= 16;
-    match *inst {
-        Inst::Bin { op, ty, .. } => match ty {
-            T::Pred => matches!(op, BinOp::And | BinOp::Or | BinOp::Xor),
-            T::F32 | T::F16x2 | T::BF16x2 => {
-                matches!(op, BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::Min | BinOp::Max)
-            }
-            T::B16 | T::B64 | T::U64 | T::S64 => op != BinOp::MulWide,
-            T::B32 | T::U32 | T::S32 => true,
-            T::F16 | T::BF16 | T::E4M3 | T::E4M3x2 | T::E4M3x4 => false,
-        },
-        Inst::Un { op, ty, .. } => match op {
-            UnOp::Ex2 | UnOp::Lg2 | UnOp::Rcp => ty == T::F32,
-            UnOp::Neg | UnOp::Abs => ty != T::Pred,
-            UnOp::Popc | UnOp::Clz => ty != T::Pred && ty.bytes() < 8,
-            UnOp::Not => true,
-        },
-        Inst::Fma { ty, .. } => {
-            ty.bytes() == 8 || matches!(ty, T::F32 | T::F16x2 | T::BF16x2 | T::U32 | T::S32 | T::B32)
-        }
-        Inst::CvtPack { ty, .. } => matches!(ty, T::F16x2 | T::BF16x2 | T::E4M3x2),
-        Inst::Setp { ty, .. } => matches!(ty, T::F32 | T::S32 | T::S64 | T::U32 | T::U64 | T::B32 | T::B64),
-        Inst::Ld { dst, count, .. } => fits(dst.class.bytes(), count),
-        Inst::St { src, count, .. } => fits(src.bytes(), count),
-        Inst::Atom { ty, .. } => ty.bytes() == 4,
-        // bf16 products have no f16 accumulator.
-        Inst::Mma { input, acc, .. } => (input, acc) != (MmaInput::BF16, MmaAcc::F16),
-        _ => true,
+/// Logic of predicates.
+fn predicates<'k>(op: BinOp, rows: [Row; 3]) -> Option<Op<'k>> {
+    match op {
+        BinOp::And => Some(Op::PredAnd(rows)),
+        BinOp::Or => Some(Op::PredOr(rows)),
+        BinOp::Xor => Some(Op::PredXor(rows)),
+        BinOp::Add | BinOp::Sub | BinOp::Mul | BinOp::MulHi | BinOp::MulWide | BinOp::Min | BinOp::Max => None,
+        BinOp::Div | BinOp::Rem | BinOp::Shl | BinOp::Shr => None,
     }
 }
 

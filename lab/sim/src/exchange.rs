@@ -76,8 +76,9 @@ impl Cluster<'_> {
             (BinOp::And, _) => a & b,
             (BinOp::Or, _) => a | b,
             (BinOp::Xor, _) => a ^ b,
-            // `redux` has no other operation (`Inst::impossible`).
-            _ => a.wrapping_add(b),
+            (BinOp::Add, _) => a.wrapping_add(b),
+            (BinOp::Sub | BinOp::Mul | BinOp::MulHi | BinOp::MulWide | BinOp::Div | BinOp::Rem, _)
+            | (BinOp::Shl | BinOp::Shr, _) => unreachable!("redux has no {op:?} (`Inst::impossible`)"),
         });
         warp.registers.set(d, warp.active, &[all.unwrap_or(0); 32]);
     }

@@ -1,6 +1,6 @@
 //! Flags: words of global memory by which threads order their accesses, at gpu scope.
 //!
-//! A word carries clocks beside its value. A release (`st.release`, `red.release`, or an atomic
+//! A word carries clocks with its value. A release (`st.release`, `red.release`, or an atomic
 //! after a fence) adds the releasing thread's clock, and an acquire (`ld.acquire`, or a fence after
 //! an atomic) joins what the word carries. Atomics keep what it carried before, as a release
 //! sequence does; stores replace it.
@@ -27,7 +27,7 @@ pub(crate) struct Fences {
     seen: [Option<Rc<Clocks>>; 32],
 }
 
-/// What an atomic does beside changing its word.
+/// What an atomic does, other than to change its word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Relaxed,

@@ -171,7 +171,8 @@ fn interpret<'m>(cluster: &mut Cluster<'m>, warp: &mut Warp, slice: u32) -> Stop
             Op::MadWide(true, rows) => map3(r, k, active, rows, |x: u32, y: u32, z: u64| {
                 ((x as i32 as i64 * y as i32 as i64) as u64).wrapping_add(z)
             }),
-            Op::CvtPack(to, rows) => alu::cvt_pack(r, k, active, to, rows),
+            Op::CvtHalves(to, rows) => alu::cvt_halves(r, k, active, to, rows),
+            Op::CvtE4m3(rows) => alu::cvt_e4m3(r, k, active, rows),
             Op::Pack16(rows) => map2(r, k, active, rows, |lo: u32, hi: u32| lo & 0xffff | hi << 16),
             Op::Pack64(rows) => map2(r, k, active, rows, |lo: u32, hi: u32| lo as u64 | (hi as u64) << 32),
             Op::Unpack16([lo, hi, a]) => {
@@ -218,7 +219,7 @@ fn instruction<'m>(
     let machine = cluster.machine;
     let active = warp.active;
     let [first, second, third, ..] = *rows;
-    if machine.communicates && changes_the_block(inst, machine.program.classes[pc as usize]) {
+    if machine.communicates && changes_the_block(inst) {
         cluster.global.changes += 1;
     }
     match *inst {

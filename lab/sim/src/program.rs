@@ -5,7 +5,7 @@
 //! kinds.
 
 use flashcore_ir::inst::{Address, BinOp, Cmp, Cvt, Inst, Object, Space, UnOp};
-use flashcore_ir::{Reg, ScalarType, SiteId};
+use flashcore_ir::{Reg, SiteId};
 use rustc_hash::FxHashMap;
 
 use crate::report::Class;
@@ -51,15 +51,16 @@ pub(crate) enum Op<'k> {
     /// `true` if signed.
     Int32(BinOp, bool, [Row; 3]),
     Int64(BinOp, bool, [Row; 3]),
-    F32(BinOp, [Row; 3]),
-    Halves(BinOp, Half, [Row; 3]),
+    F32(FloatOp, [Row; 3]),
+    Halves(FloatOp, Half, [Row; 3]),
     FmaF32([Row; 4]),
     FmaHalves(Half, [Row; 4]),
     Mad32([Row; 4]),
     Mad64([Row; 4]),
     /// `true` if signed.
     MadWide(bool, [Row; 4]),
-    CvtPack(ScalarType, [Row; 3]),
+    CvtHalves(Half, [Row; 3]),
+    CvtE4m3([Row; 3]),
     Pack16([Row; 3]),
     Pack64([Row; 3]),
     Unpack16([Row; 3]),
@@ -83,6 +84,30 @@ pub(crate) struct Branch {
     pub(crate) pred: Row,
     pub(crate) uniform: bool,
     pub(crate) target: u32,
+}
+
+/// The operations of two operands that floats have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FloatOp {
+    Add,
+    Sub,
+    Mul,
+    Min,
+    Max,
+}
+
+impl FloatOp {
+    pub(crate) fn of(op: BinOp) -> Option<FloatOp> {
+        match op {
+            BinOp::Add => Some(FloatOp::Add),
+            BinOp::Sub => Some(FloatOp::Sub),
+            BinOp::Mul => Some(FloatOp::Mul),
+            BinOp::Min => Some(FloatOp::Min),
+            BinOp::Max => Some(FloatOp::Max),
+            BinOp::MulHi | BinOp::MulWide | BinOp::Div | BinOp::Rem => None,
+            BinOp::And | BinOp::Or | BinOp::Xor | BinOp::Shl | BinOp::Shr => None,
+        }
+    }
 }
 
 /// The element type of a packed pair.

@@ -1,6 +1,6 @@
 """Attention of this and other libraries, timed in one process by one protocol on the same tensors.
 
-The protocol itself (inspecting answers, warming up, interleaved rounds, when to stop, ratios, verdicts, evidence) is
+The protocol itself (inspecting outputs, warming up, interleaved rounds, when to stop, ratios, verdicts, evidence) is
 `flashcore-bench`'s, in Rust, and so are our kernels; this file says how a peer is called.
 
 - `run` benches kernels and peers on problems: `flashcore bench`, with peers.
@@ -365,7 +365,7 @@ class _CpuPeer(Subject):
         self._once()
 
     def _once(self):
-        # The answer of the last run is kept for `answer`; its memory is used again two runs later.
+        # The output of the last run is kept for `own_output`; its memory is used again two runs later.
         self.last = self.run()
 
     def _refresh(self):
@@ -373,8 +373,8 @@ class _CpuPeer(Subject):
         self.last = None
         self.refresh_pass()
 
-    def answer(self):
-        """The answer of the last run, on the CPU in the layouts of the bench's own outputs, in a tuple where there are
+    def own_output(self):
+        """The output of the last run, on the CPU in the layouts of the bench's own outputs, in a tuple where there are
         several; None if it is in those."""
         if self.last is None:
             return None
@@ -382,9 +382,9 @@ class _CpuPeer(Subject):
             return self._copied(self.last, self.outs[0])
         return tuple(map(self._copied, self.last, self.outs))
 
-    def _copied(self, answer, out):
-        copy = self.torch.empty_strided(out["shape"], out["strides"], dtype=answer.dtype)
-        return copy.copy_(answer.detach())
+    def _copied(self, given, out):
+        copy = self.torch.empty_strided(out["shape"], out["strides"], dtype=given.dtype)
+        return copy.copy_(given.detach())
 
 
 class _PlainPeer(_CpuPeer):
@@ -422,7 +422,7 @@ class _GraphPeer(_CpuPeer):
     def _capture_all(self):
         stream = self.torch.cuda.current_stream()
         stream.synchronize()
-        # The chain is captured last: the answer that is inspected is its.
+        # The chain is captured last: the output that is inspected is its.
         self.graphs = {runs: self._capture(stream, runs) for runs in sorted({1, self.runs_per_call})}
         self.run_once = self.graphs[1].replay  # for cold timings, which are of single runs
         self.call = self.graphs[self.runs_per_call].replay

@@ -178,8 +178,8 @@ class ArrayPeer:
     def call(self):
         self.last = self.run()
 
-    def answer(self):
-        """The answer of the last run in the layout of the bench's own output; None if it is in that."""
+    def own_output(self):
+        """The output of the last run in the layout of the bench's own output; None if it is in that."""
         import numpy
 
         if self.last is None:

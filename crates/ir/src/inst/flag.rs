@@ -1,7 +1,9 @@
 //! Accesses to a word of global memory by which blocks tell each other that data is ready (PTX ISA,
 //! "Memory Consistency Model"; `ld.acquire`, `st.release`, `red`), all at gpu scope.
 
+use super::rules::Rules;
 use super::{Address, Operand};
+use crate::target::Requirement;
 use crate::types::{Reg, ScalarType};
 
 /// An access at gpu scope to a 32-bit word of global memory.
@@ -27,11 +29,12 @@ pub enum FlagInst {
 }
 
 impl FlagInst {
-    pub(super) fn impossible(&self) -> Option<String> {
-        let ty = match self {
-            FlagInst::LoadAcquire { dst, .. } => dst.class.scalar(),
-            FlagInst::StoreRelease { ty, .. } | FlagInst::Add { ty, .. } => *ty,
+    pub(super) fn rules(&self) -> Rules {
+        let (requires, ty) = match self {
+            FlagInst::LoadAcquire { dst, .. } => (Requirement::BASE, dst.class.scalar()),
+            FlagInst::StoreRelease { ty, .. } | FlagInst::Add { ty, .. } => (Requirement::BASE, *ty),
         };
-        (ty.bytes() != 4).then(|| format!("a flag of type {}; 4 bytes are possible", ty.ptx()))
+        let why = || format!("a flag of type {}; 4 bytes are possible", ty.ptx());
+        (requires, (ty.bytes() != 4).then(why))
     }
 }

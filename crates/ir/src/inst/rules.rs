@@ -70,10 +70,10 @@ impl Inst {
                 let why = || format!("{regs} registers a thread; multiples of 8 from 24 to 256 are possible");
                 (HOPPER_ALONE, (!is_possible).then(why))
             }
-            Inst::Flag(inst) => (Requirement::BASE, inst.impossible()),
+            Inst::Flag(inst) => inst.rules(),
             Inst::Mbar(inst) => (inst.requires(), inst.impossible()),
             Inst::Bulk(inst) => inst.rules(),
-            Inst::Wgmma(inst) => (HOPPER_ALONE, inst.impossible()),
+            Inst::Wgmma(inst) => inst.rules(),
             // The barrier is of 7.8; `.release`, `.acquire` and `.relaxed` came later.
             Inst::Cluster(ClusterInst::Arrive { .. } | ClusterInst::Wait { .. })
             | Inst::Fence(FenceInst::ProxyAsync | FenceInst::ProxyAsyncGlobal | FenceInst::MbarrierInit)

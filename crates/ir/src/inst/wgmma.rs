@@ -2,6 +2,7 @@
 //! Instructions").
 
 use super::Operand;
+use super::rules::{HOPPER_ALONE, Rules};
 use crate::named::named;
 use crate::shared::BufferId;
 use crate::types::Reg;
@@ -85,21 +86,24 @@ pub enum WgmmaInst {
 }
 
 impl WgmmaInst {
-    pub(super) fn impossible(&self) -> Option<String> {
-        let (input, n, a, b) = match self {
-            WgmmaInst::Mma { input, n, a, b, .. } => (input, n, a, b),
-            WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. } => return None,
-        };
-        if !n.is_multiple_of(8) || !(8..=256).contains(n) {
-            return Some(format!(
-                "a product of {n} columns; multiples of 8 up to 256 are possible"
-            ));
+    pub(super) fn rules(&self) -> Rules {
+        match self {
+            WgmmaInst::Mma { input, n, a, b, .. } => (HOPPER_ALONE, impossible_product(*input, *n, a, b)),
+            WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. } => (HOPPER_ALONE, None),
         }
-        let a_major = match a {
-            WgmmaA::Shared(descriptor) => descriptor.major,
-            WgmmaA::Regs(_) => Major::K,
-        };
-        (*input == WgmmaInput::E4M3 && (a_major == Major::Mn || b.major == Major::Mn))
-            .then(|| "8-bit operands must lie with k along their rows; only 16-bit ones can be transposed".to_string())
     }
+}
+
+fn impossible_product(input: WgmmaInput, n: u32, a: &WgmmaA, b: &Descriptor) -> Option<String> {
+    if !n.is_multiple_of(8) || !(8..=256).contains(&n) {
+        return Some(format!(
+            "a product of {n} columns; multiples of 8 up to 256 are possible"
+        ));
+    }
+    let a_major = match a {
+        WgmmaA::Shared(descriptor) => descriptor.major,
+        WgmmaA::Regs(_) => Major::K,
+    };
+    (input == WgmmaInput::E4M3 && (a_major == Major::Mn || b.major == Major::Mn))
+        .then(|| "8-bit operands must lie with k along their rows; only 16-bit ones can be transposed".to_string())
 }

@@ -63,6 +63,11 @@ pub struct Config {
     pub p: P,
 }
 
+/// Every config.
+pub(crate) fn listed() -> impl Iterator<Item = Config> {
+    FAMILY.configs().map(Config::from)
+}
+
 /// The family's levers.
 pub const FAMILY: Family = Family {
     name: NAME,

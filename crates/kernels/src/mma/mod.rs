@@ -34,6 +34,12 @@ pub use defaults::{Proposal, defaults, proposals};
 /// The family's name.
 pub const NAME: &str = "mma";
 
+/// Of tens of thousands of configs those that are the default of some problem.
+pub(crate) fn listed() -> impl Iterator<Item = Config> {
+    let forward = defaults().into_iter().map(|(config, ..)| config);
+    forward.chain(backward_defaults().map(|(config, _)| config))
+}
+
 /// One choice of the family's levers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {

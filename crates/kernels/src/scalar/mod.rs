@@ -39,6 +39,11 @@ const TILES: [(u32, u32); 5] = [(16, 16), (32, 16), (32, 32), (64, 32), (64, 64)
 /// Bytes an access. 2 is for tensors whose rows start at odd halves.
 const WIDTHS: [u32; 4] = [16, 8, 4, 2];
 
+/// Every config.
+pub(crate) fn listed() -> impl Iterator<Item = Config> {
+    FAMILY.configs().map(Config::from)
+}
+
 /// The family's levers.
 pub const FAMILY: Family = Family {
     name: NAME,

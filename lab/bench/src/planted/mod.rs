@@ -55,7 +55,7 @@ conducts! {
     Unwritten "unwritten" Some(Reason::Unwritten),
     /// Writes zeros.
     Zeros "zeros" Some(Reason::Zeros),
-    /// Computes once, and copies the answer from then on.
+    /// Computes once, and copies the output from then on.
     Cached "cached" Some(Reason::Cached),
     /// Is honest until it has been called as often as timing does.
     LazyLater "lazy-later" None,
@@ -73,8 +73,8 @@ conducts! {
     Wrong "wrong" Some(Reason::Wrong),
     /// Writes a NaN that is not the poison.
     Nan "nan" Some(Reason::NotANumber),
-    /// Does nothing where an answer seems to be there already.
-    LeavesAnswersAlone "leaves-answers-alone" Some(Reason::Cached),
+    /// Does nothing where an output seems to be there already.
+    LeavesOutputsAlone "leaves-outputs-alone" Some(Reason::Cached),
     /// Whatever buffers it is given, it works on the first ones.
     PointerReplay "pointer-replay" Some(Reason::PointerReplay),
     /// Leaves the log-sum-exp of the last row as it was.

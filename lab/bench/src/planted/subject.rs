@@ -122,7 +122,7 @@ impl<'a> Planted<'a> {
                 self.honest.call()?;
                 self.lse(|last| *last = before)?;
             }
-            Conduct::LeavesAnswersAlone => return self.out(|out| out.bytes()[0] != POISON),
+            Conduct::LeavesOutputsAlone => return self.out(|out| out.bytes()[0] != POISON),
             Conduct::Zeros => self.bed.spoil(self.place, &mut |_, outs, _| {
                 outs.iter_mut().for_each(|out| out.bytes_mut().fill(0));
             })?,

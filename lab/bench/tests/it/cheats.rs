@@ -24,7 +24,7 @@ struct FakeRig {
     conduct: Conduct,
     runs: u32,
     kept: Option<Tensor>,
-    /// Answers that another stream has yet to write, by place.
+    /// Outputs that another stream has yet to write, by place.
     elsewhere: Vec<(usize, Tensor)>,
 }
 
@@ -55,7 +55,7 @@ impl FakeRig {
         }
     }
 
-    fn answer(&mut self, place: usize) -> Tensor {
+    fn output(&mut self, place: usize) -> Tensor {
         let Inputs { q, k, v, .. } = &self.inputs[&self.loaded[place]];
         let mut out = Tensor::poisoned(self.problem.out_dtype(), *self.problem.o_layout());
         let mut lse = vec![0.0; 80];
@@ -92,53 +92,53 @@ impl Rig for FakeRig {
                 .for_each(|lse| lse.fill(f32::from_ne_bytes([POISON; 4])));
         }
         self.runs += 1;
-        let answer = self.answer(place);
-        let size = answer.bytes().len();
+        let output = self.output(place);
+        let size = output.bytes().len();
         match self.conduct {
             Conduct::Honest | Conduct::OneOutside | Conduct::UnwrittenLse | Conduct::WrongLse => {
-                self.out[place] = answer;
+                self.out[place] = output;
             }
             Conduct::Unwritten => {
                 let written = size - 32 * 2;
-                self.out[place].bytes_mut()[..written].copy_from_slice(&answer.bytes()[..written]);
+                self.out[place].bytes_mut()[..written].copy_from_slice(&output.bytes()[..written]);
             }
             Conduct::Zeros => self.out[place].bytes_mut().fill(0),
             Conduct::Nan => {
-                self.out[place] = answer;
+                self.out[place] = output;
                 // A quiet NaN that is not the poison.
                 self.out[place].bytes_mut()[..2].copy_from_slice(&0x7e00u16.to_le_bytes());
             }
             Conduct::Cached => {
-                let kept = self.kept.get_or_insert(answer).clone();
+                let kept = self.kept.get_or_insert(output).clone();
                 self.out[place] = kept;
             }
-            Conduct::LeavesAnswersAlone => {
+            Conduct::LeavesOutputsAlone => {
                 if self.out[place].bytes()[0] == POISON {
-                    self.out[place] = answer;
+                    self.out[place] = output;
                 }
             }
-            Conduct::PointerReplay => self.out[0] = self.answer(0),
-            Conduct::NotJoined => self.elsewhere.push((place, answer)),
+            Conduct::PointerReplay => self.out[0] = self.output(0),
+            Conduct::NotJoined => self.elsewhere.push((place, output)),
             Conduct::NotWaiting => {
                 // It has run during the pause, and the poison was written after it.
                 if !run.pause {
-                    self.out[place] = answer;
+                    self.out[place] = output;
                 }
             }
             Conduct::Wrong => {
-                self.out[place] = answer;
+                self.out[place] = output;
                 self.out[place].view_mut().set(0, 7, 1, 3, 2.5);
             }
             Conduct::LazyLater => {
                 if self.runs < 10 {
-                    self.out[place] = answer;
+                    self.out[place] = output;
                 }
             }
             other => panic!("{other} is not played here"),
         }
         self.snapshot = self.out[place].clone();
-        for (place, answer) in self.elsewhere.drain(..) {
-            self.out[place] = answer;
+        for (place, output) in self.elsewhere.drain(..) {
+            self.out[place] = output;
         }
         Ok(true)
     }
@@ -290,9 +290,9 @@ fn rows_of_no_sequence_are_not_to_be_written() {
     );
 }
 
-/// What another subject left in the output is the right answer to the inputs that all are inspected on afterwards.
+/// What another subject left in the output is the right output for the inputs that all are inspected on afterwards.
 #[test]
-fn what_turned_lazy_is_caught_where_an_honest_answer_is_in_place() {
+fn what_turned_lazy_is_caught_where_an_honest_output_is_in_place() {
     let mut rig = FakeRig::new(Conduct::Honest);
     assert!(inspect(&mut rig).unwrap().passed() && inspect_again(&mut rig).unwrap().passed());
     (rig.conduct, rig.runs) = (Conduct::LazyLater, 100);

@@ -46,7 +46,7 @@ impl Subject for Zeros {
     fn call(&mut self) -> Result<(), Trouble> {
         Ok(())
     }
-    fn answer(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
+    fn own_output(&mut self) -> Result<Option<Vec<Tensor>>, Trouble> {
         let zeros = Tensor::filled(self.problem.out_dtype(), *self.problem.o_layout(), 0);
         Ok(Some(vec![zeros]))
     }
@@ -241,7 +241,7 @@ fn a_sweep_screens_all_and_measures_the_best() {
         (screened.measurement.mode, measured.measurement.mode),
         (Mode::Screen, Mode::Hot)
     );
-    // Sixteen kernels, and the peer whose answer is wrong.
+    // Sixteen kernels, and the peer whose output is wrong.
     assert_eq!(screened.measurement.subjects.len(), 17);
     assert_eq!(screened.absent.len(), 2);
     // The best three, and what all are compared with, which may be one of them.

@@ -25,7 +25,7 @@ fn short_of(config: &Config) -> usize {
         Config::Wgmma(config) if !512u32.is_multiple_of(config.rows) => 768 * config.splits as usize,
         Config::Wgmma(config) => 512 * config.splits as usize,
         Config::Mma(config) => 512 * config.splits as usize,
-        _ => 512,
+        Config::Scalar(_) | Config::Ladder(_) => 512,
     }
 }
 

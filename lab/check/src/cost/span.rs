@@ -229,7 +229,47 @@ impl Walk<'_> {
                 return;
             }
             // What others wait for is in their latency: `price` has one for each instruction.
-            _ => {}
+            Inst::Mov { .. }
+            | Inst::Bin { .. }
+            | Inst::Un { .. }
+            | Inst::Fma { .. }
+            | Inst::MadWide { .. }
+            | Inst::Cvt { .. }
+            | Inst::CvtPack { .. }
+            | Inst::Pack { .. }
+            | Inst::Unpack { .. }
+            | Inst::Lop3 { .. }
+            | Inst::Prmt { .. }
+            | Inst::Setp { .. }
+            | Inst::Selp { .. }
+            | Inst::Special { .. }
+            | Inst::Param { .. }
+            | Inst::SharedBase { .. }
+            | Inst::Ld { .. }
+            | Inst::St { .. }
+            | Inst::CpAsync { .. }
+            | Inst::LdMatrix { .. }
+            | Inst::StMatrix { .. }
+            | Inst::Mma { .. }
+            | Inst::Shfl { .. }
+            | Inst::Vote { .. }
+            | Inst::Redux { .. }
+            | Inst::Elect { .. }
+            | Inst::BarArrive { .. }
+            | Inst::BarWarp { .. }
+            | Inst::Fence(_)
+            | Inst::Atom { .. }
+            | Inst::AddFour { .. }
+            | Inst::TrapIf { .. }
+            | Inst::SetMaxRegs { .. }
+            | Inst::DependencyWait
+            | Inst::DependencyTrigger
+            | Inst::Flag(_)
+            | Inst::Mbar(_)
+            | Inst::Bulk(_)
+            | Inst::Wgmma(WgmmaInst::Mma { .. } | WgmmaInst::Fence)
+            | Inst::Cluster(_)
+            | Inst::Trace { .. } => {}
         }
         let runs = &self.runs[index];
         let transactions = runs.transactions / runs.runs.max(1.0);

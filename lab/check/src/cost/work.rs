@@ -2,7 +2,9 @@
 
 use std::ops::Index;
 
-use flashcore_ir::inst::{BinOp, BulkInst, Cvt, FlagInst, MmaAcc, Space, UnOp, WgmmaInput, WgmmaInst};
+use flashcore_ir::inst::{
+    BinOp, BulkInst, ClusterInst, Cvt, FlagInst, MbarInst, MmaAcc, Space, UnOp, WgmmaInput, WgmmaInst,
+};
 use flashcore_ir::{Inst, Operand, RegClass, ScalarType};
 
 use super::rates::Latencies;
@@ -203,7 +205,9 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
         }
         // A wait succeeds at its first attempt: later ones use free issue slots, and copies are
         // far ahead of the warps that wait for them.
-        Inst::Mbar(_) => (PASS, latency.shared),
+        Inst::Mbar(
+            MbarInst::Init { .. } | MbarInst::Arrive { .. } | MbarInst::ExpectTx { .. } | MbarInst::Test { .. },
+        ) => (PASS, latency.shared),
         Inst::Wgmma(WgmmaInst::Mma { input, n, .. }) => {
             let unit = match input {
                 WgmmaInput::E4M3 => Unit::TensorE4m3,
@@ -225,7 +229,9 @@ pub(crate) fn price(inst: &Inst, transactions: f64, latency: &Latencies) -> (Wor
         | Inst::DependencyTrigger
         | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. })
         | Inst::Wgmma(WgmmaInst::Fence | WgmmaInst::Commit | WgmmaInst::Wait { .. })
-        | Inst::Cluster(_) => (ISSUED, 0.0),
+        | Inst::Cluster(ClusterInst::Mapa { .. } | ClusterInst::Arrive { .. } | ClusterInst::Wait { .. }) => {
+            (ISSUED, 0.0)
+        }
     }
 }
 

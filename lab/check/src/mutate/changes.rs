@@ -418,9 +418,52 @@ pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
         Inst::Atom { ty, .. } => ty.bytes(),
         Inst::Mbar(_) => 8,
         Inst::Flag(_) => 4,
-        Inst::Bulk(BulkInst::Prefetch { .. }) => return None,
-        // A row of a matrix, and of what bulk copies start at. Any access is wrong so far off; others have no slot.
-        _ => 16,
+        // A row of a matrix, and of what bulk copies start at. Any access is wrong so far off.
+        Inst::LdMatrix { .. } | Inst::StMatrix { .. } | Inst::AddFour { .. } => 16,
+        Inst::Bulk(
+            BulkInst::Load { .. }
+            | BulkInst::Store { .. }
+            | BulkInst::LoadBytes { .. }
+            | BulkInst::StoreBytes { .. }
+            | BulkInst::Reduce { .. }
+            | BulkInst::Send { .. },
+        ) => 16,
+        // These access no memory, or no other address that matters.
+        Inst::Mov { .. }
+        | Inst::Bin { .. }
+        | Inst::Un { .. }
+        | Inst::Fma { .. }
+        | Inst::MadWide { .. }
+        | Inst::Cvt { .. }
+        | Inst::CvtPack { .. }
+        | Inst::Pack { .. }
+        | Inst::Unpack { .. }
+        | Inst::Lop3 { .. }
+        | Inst::Prmt { .. }
+        | Inst::Setp { .. }
+        | Inst::Selp { .. }
+        | Inst::Special { .. }
+        | Inst::Param { .. }
+        | Inst::SharedBase { .. }
+        | Inst::CpAsyncCommit
+        | Inst::CpAsyncWait { .. }
+        | Inst::Mma { .. }
+        | Inst::Shfl { .. }
+        | Inst::Vote { .. }
+        | Inst::Redux { .. }
+        | Inst::Elect { .. }
+        | Inst::BarSync { .. }
+        | Inst::BarArrive { .. }
+        | Inst::BarWarp { .. }
+        | Inst::Fence(_)
+        | Inst::TrapIf { .. }
+        | Inst::SetMaxRegs { .. }
+        | Inst::DependencyWait
+        | Inst::DependencyTrigger
+        | Inst::Bulk(BulkInst::Prefetch { .. } | BulkInst::Commit | BulkInst::Wait { .. })
+        | Inst::Wgmma(_)
+        | Inst::Cluster(_)
+        | Inst::Trace { .. } => return None,
     };
     let addr = inst.slots().into_iter().find_map(|slot| match slot {
         Slot::Memory(addr, ..) => Some(addr),

@@ -48,7 +48,7 @@ pub(crate) struct TuneArgs {
     /// Let the files of --kernel run, and remember their content (docs/own-kernel.md)
     #[arg(long, help_heading = "Search")]
     pub(crate) trust: bool,
-    /// Families to search: mma, wgmma, scalar, ladder, cpu [default: those that pay on the device]
+    /// Families to search (`list levers` names them) [default: those that pay on the device]
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Search")]
     pub(crate) family: Vec<String>,
     /// Search by the cost model and the simulator, for a card that need not be here; nothing is measured or kept

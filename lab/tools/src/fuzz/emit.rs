@@ -286,7 +286,7 @@ impl<'k, 'p> Writer<'k, 'p> {
             || self.warp(op, args)
             || self.block(op, args)
             || self.hopper(op, args);
-        debug_assert!(done, "{op:?} is not written");
+        assert!(done, "{op:?} is not written");
     }
 
     /// Stores a word that is only compared, never computed with; returns its place.

@@ -101,7 +101,7 @@ fn deserved(conduct: Conduct) -> Option<Verdict> {
         | Conduct::WrongLse
         | Conduct::Wrong
         | Conduct::Nan
-        | Conduct::LeavesAnswersAlone
+        | Conduct::LeavesOutputsAlone
         | Conduct::PointerReplay
         | Conduct::UnwrittenLse
         | Conduct::NotJoined

@@ -1,4 +1,4 @@
-//! What stands beside a search's winner at its end. Peers are a stand-in for Python, which says what it is told to.
+//! What a search's winner is compared with at its end. Peers are a stand-in for Python, which says what it is told to.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -90,7 +90,7 @@ fn plant(subject: &Subject, number: usize, seed: u64, count: &mut Count) {
     count.planted += planted;
     count.survived += survived;
     println!(
-        "  {planted} planted of {} by {} operators: {refused} refused, {found} by a finding, {wrong} by the answer, \
+        "  {planted} planted of {} by {} operators: {refused} refused, {found} by a finding, {wrong} by the output, \
          {survived} survived; {:.0} s",
         all.len(),
         operators.len(),
