@@ -101,7 +101,7 @@ pub fn attention_with(
             tensors: [q, k, v],
             sequences: &sequences,
             config: options.config.unwrap_or_else(|| default_config(problem, threads)),
-            output: Output::new(out, lse).with_sinks(q.sinks()),
+            output: Output::new(out, lse, q.sinks()),
             arch,
         };
         schedule.run();

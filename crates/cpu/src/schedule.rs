@@ -17,8 +17,8 @@ use rayon::Scope;
 use crate::CpuConfig;
 use crate::keys::HeadRows;
 use crate::output::Output;
-use crate::tile::{TileRun, TileTask, cut};
-use crate::workspace::Workspace;
+use crate::tile::{Store, TileRun, TileTask, cut};
+use crate::workspace::{self, Workspace};
 
 /// Fewest keys of a range. An item costs about a microsecond besides its work; 256 keys of
 /// head_dim 128 take tens.
@@ -96,23 +96,35 @@ impl Schedule<'_> {
         let work = rows * self.problem.num_heads() * self.problem.seq_len_kv();
         let work = work.saturating_mul(self.problem.head_dim() + self.problem.head_dim_v());
         let threads = (1 + work / WORK_A_THREAD).min(items.len());
-        // From the end: the last tiles of a causal head see the most keys, so the longest run first.
-        let left = AtomicUsize::new(items.len());
+        let threads = threads.min(rayon::current_num_threads());
+        // If heads are kept, a thread begins with a share of its own, items that follow each other and
+        // are of few heads, and then helps others. Long heads are read by all threads at a time.
+        let shares = match workspace::keeps(self.problem, self.problem.seq_len_kv(), self.config.tile_kv) {
+            true => threads,
+            false => 1,
+        };
+        let end_of_share = |share| share * items.len() / shares;
+        let left: Vec<AtomicUsize> = (1..=shares)
+            .map(|share| AtomicUsize::new(end_of_share(share)))
+            .collect();
+        let arrived = AtomicUsize::new(0);
         let drain = || {
             WORKSPACE.with_borrow_mut(|workspace| {
-                while let Ok(item) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-                {
-                    let (tile, keys) = &items[item - 1];
-                    self.item(&tiles[*tile], keys.clone(), ranges, workspace);
+                workspace.blocks.clear();
+                let first = arrived.fetch_add(1, Ordering::Relaxed);
+                for share in (first..first + shares).map(|share| share % shares) {
+                    // From the end: the last tiles of a causal head see the most keys, so the longest
+                    // run first.
+                    let next = |left: usize| (left > end_of_share(share)).then(|| left - 1);
+                    while let Ok(item) = left[share].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+                        let (tile, keys) = &items[item - 1];
+                        self.item(&tiles[*tile], keys.clone(), ranges, workspace);
+                    }
                 }
             });
         };
         rayon::in_place_scope(|scope| {
-            wake(
-                scope,
-                threads.min(rayon::current_num_threads()).saturating_sub(1),
-                &drain,
-            );
+            wake(scope, threads.saturating_sub(1), &drain);
             drain();
         });
     }
@@ -139,35 +151,23 @@ impl Schedule<'_> {
             keys: keys.clone(),
             tile_kv: self.config.tile_kv,
         };
-        let place = |row: usize| {
-            let row = task.first_row + row;
-            let [b, s] = sequence.q_row(row % sequence.len_q);
-            [b, s, row / sequence.len_q]
-        };
-        let size = self.range_size(sequence, ranges);
-        let ranges = sequence.len_kv.div_ceil(size);
-        if ranges <= 1 {
-            let store = &mut |row, max, sum, values: &mut [f32]| self.output.store(place(row), max, sum, values);
+        let mut run = |store| {
             self.arch.dispatch(TileRun {
                 task: &task,
                 workspace,
                 store,
             });
+        };
+        let size = self.range_size(sequence, ranges);
+        let ranges = sequence.len_kv.div_ceil(size);
+        if ranges <= 1 {
+            run(Store::Output(&self.output));
             return;
         }
 
         let width = problem.head_dim_v() + 2;
         let mut partial = vec![0.0; task.rows * width];
-        let store = &mut |row: usize, max, sum, values: &mut [f32]| {
-            let partial = &mut partial[row * width..][..width];
-            partial[..width - 2].copy_from_slice(values);
-            partial[width - 2..].copy_from_slice(&[max, sum]);
-        };
-        self.arch.dispatch(TileRun {
-            task: &task,
-            workspace,
-            store,
-        });
+        run(Store::Partial(&mut partial));
         let mut partials = tile.partials.lock().unwrap_or_else(PoisonError::into_inner);
         partials.ranges.resize(ranges, Vec::new());
         partials.ranges[keys.start / size] = partial;
@@ -179,7 +179,7 @@ impl Schedule<'_> {
         for row in 0..task.rows {
             let mut row_of = partials.iter().map(|partial| &partial[row * width..][..width]);
             let (max, sum, mut values) = merge(&mut row_of);
-            self.output.store(place(row), max, sum, &mut values);
+            self.output.store(task.place(row), max, sum, &mut values);
         }
     }
 }
