@@ -51,9 +51,9 @@ impl Backward<'_> {
     pub(crate) fn run(&self, gradients: &mut Gradients<TensorViewMut<'_>>) {
         let problem = self.problem;
         let outputs = Gradients {
-            dq: Output::new(&mut gradients.dq, None),
-            dk: Output::new(&mut gradients.dk, None),
-            dv: Output::new(&mut gradients.dv, None),
+            dq: Output::new(&mut gradients.dq, None, None),
+            dk: Output::new(&mut gradients.dk, None, None),
+            dv: Output::new(&mut gradients.dv, None, None),
         };
         let deltas = self.deltas();
         let mut items = Vec::new();

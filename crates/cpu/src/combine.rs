@@ -25,7 +25,7 @@ pub fn combine(
 ) -> Result<(), CpuError> {
     problem.check_parts(parts, out, lse.as_deref())?;
     let [batch, seq, heads, columns] = problem.o_layout().shape;
-    let output = Output::new(out, lse);
+    let output = Output::new(out, lse, None);
     (0..batch * heads).into_par_iter().for_each(|batch_head| {
         let (b, h) = (batch_head / heads, batch_head % heads);
         // As `merge` has them: output, maximum (of exponents of 2), sum.

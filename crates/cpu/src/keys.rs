@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use flashcore_problem::tensor::read_element;
 use flashcore_problem::{DType, Sequence, TensorView};
+use half::f16;
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 
 /// K or V of one (sequence, head).
 pub(crate) struct HeadRows<'t> {
@@ -26,21 +26,22 @@ impl<'t> HeadRows<'t> {
         }
     }
 
-    /// The rows of `keys` as `[keys][stride]` f32, borrowed if the tensor has them so, else widened
-    /// into `to`, with zeros past head_dim.
+    /// The rows of `keys` as `[keys][stride]` f32, if the tensor has them so.
     ///
     /// Strided f32 rows are copied, too: with a power-of-two stride they map to a few cache sets.
+    #[inline(always)]
+    pub(crate) fn borrow(&self, keys: Range<usize>, stride: usize) -> Option<&'t [f32]> {
+        let dim = self.tensor.layout().shape[3];
+        let rows = self.dense.filter(|_| dim == stride)?;
+        Some(&rows[keys.start * dim..keys.end * dim])
+    }
+
+    /// Widens the rows of `keys` into `to`, `[keys][stride]`, with zeros past head_dim.
+    ///
     /// A row on no page is zero; no query row sees it.
     #[inline(always)]
-    pub(crate) fn pack<'r>(&self, keys: Range<usize>, stride: usize, to: &'r mut [f32]) -> &'r [f32]
-    where
-        't: 'r,
-    {
+    pub(crate) fn widen(&self, keys: Range<usize>, stride: usize, to: &mut [f32]) {
         let dim = self.tensor.layout().shape[3];
-        if let (Some(rows), true) = (self.dense, dim == stride) {
-            return &rows[keys.start * dim..keys.end * dim];
-        }
-        let to = &mut to[..keys.len() * stride];
         for (key, row) in keys.zip(to.chunks_exact_mut(stride)) {
             match self.sequence.kv_row(key) {
                 Some([b, s]) => copy_row(self.tensor, b, s, self.head, &mut row[..dim]),
@@ -48,6 +49,19 @@ impl<'t> HeadRows<'t> {
             }
             row[dim..].fill(0.0);
         }
+    }
+
+    /// [`HeadRows::borrow`], else [`HeadRows::widen`].
+    #[inline(always)]
+    pub(crate) fn pack<'r>(&self, keys: Range<usize>, stride: usize, to: &'r mut [f32]) -> &'r [f32]
+    where
+        't: 'r,
+    {
+        if let Some(rows) = self.borrow(keys.clone(), stride) {
+            return rows;
+        }
+        let to = &mut to[..keys.len() * stride];
+        self.widen(keys, stride, to);
         to
     }
 }
@@ -110,6 +124,14 @@ fn widen_f16(bits: u16) -> f32 {
     f32::from_bits(widened | u32::from(bits >> 15) << 31)
 }
 
+/// An f32 as bf16, as `half` rounds it, without branches.
+#[inline(always)]
+fn round_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16;
+    (if x.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
 fn copy_elements(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     for (i, x) in out.iter_mut().enumerate() {
         *x = read_element(dtype, bytes, i);
@@ -117,7 +139,7 @@ fn copy_elements(dtype: DType, bytes: &[u8], out: &mut [f32]) {
 }
 
 /// Rounds `values` to `dtype` and stores them in `bytes`.
-#[inline]
+#[inline(always)] // into code that is compiled for an instruction set
 pub(crate) fn store_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
     match dtype {
         DType::F32 => {
@@ -127,7 +149,7 @@ pub(crate) fn store_row(dtype: DType, values: &[f32], bytes: &mut [u8]) {
         }
         DType::BF16 => {
             for (x, bytes) in values.iter().zip(bytes.as_chunks_mut().0) {
-                *bytes = bf16::from_f32(*x).to_ne_bytes();
+                *bytes = round_bf16(*x).to_ne_bytes();
             }
         }
         // `half` converts whole slices with the CPU's conversion instructions.
@@ -148,6 +170,17 @@ fn store_elements(dtype: DType, values: &[f32], bytes: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bf16_is_rounded_as_half_rounds() {
+        // Each sign, exponent and seven bits of the fraction, with what is below, at and above a half.
+        for bits in (0..=u16::MAX)
+            .flat_map(|high| [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff].map(|low| u32::from(high) << 16 | low))
+        {
+            let x = f32::from_bits(bits);
+            assert_eq!(round_bf16(x), half::bf16::from_f32(x).to_bits(), "{bits:#010x}");
+        }
+    }
 
     #[test]
     fn every_f16_is_widened_exactly() {

@@ -101,7 +101,7 @@ pub fn attention_with(
             tensors: [q, k, v],
             sequences: &sequences,
             config: options.config.unwrap_or_else(|| default_config(problem, threads)),
-            output: Output::new(out, lse).with_sinks(q.sinks()),
+            output: Output::new(out, lse, q.sinks()),
             arch,
         };
         schedule.run();
@@ -186,8 +186,9 @@ fn arch_of(options: &Options<'_>) -> Result<pulp::Arch, CpuError> {
     Ok(arch)
 }
 
-/// The default tile sizes: 128 query rows, or fewer if that gives less than four tiles per thread.
-/// The backward pass has tiles of 64 rows and 64 keys.
+/// The default tile sizes: 128 query rows, or fewer if that gives less than four tiles per thread, and
+/// 128 keys, or 64 where head_dim is at most 64: a panel's Q, P and the block of V then leave half of
+/// a core's L1 cache to its other thread. The backward pass has tiles of 64 rows and 64 keys.
 pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
     if problem.direction() == Direction::Backward {
         return BACKWARD_CONFIG;
@@ -201,5 +202,6 @@ pub fn default_config(problem: &Problem, threads: usize) -> CpuConfig {
         .into_iter()
         .find(|tile_q| rows / tile_q >= threads * TILES_A_THREAD)
         .unwrap_or(CpuConfig::TILE_Q_STEP);
-    CpuConfig { tile_q, tile_kv: 128 }
+    let tile_kv = if problem.head_dim() <= 64 { 64 } else { 128 };
+    CpuConfig { tile_q, tile_kv }
 }

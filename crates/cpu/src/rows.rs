@@ -117,7 +117,7 @@ pub(crate) fn run<S: Simd, const NV: usize>(
         }
     }
     for (row, o) in o.chunks_exact_mut(dim_v).enumerate() {
-        store(row, max[row], sum[row], &mut o[..dims[1]]);
+        task.store(store, row, max[row], sum[row], &mut o[..dims[1]]);
     }
 }
 

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::Arch;
@@ -17,8 +18,8 @@ use rayon::Scope;
 use crate::CpuConfig;
 use crate::keys::HeadRows;
 use crate::output::Output;
-use crate::tile::{TileRun, TileTask, cut};
-use crate::workspace::Workspace;
+use crate::tile::{Store, TileRun, TileTask, cut};
+use crate::workspace::{self, Workspace};
 
 /// Fewest keys of a range. An item costs about a microsecond besides its work; 256 keys of
 /// head_dim 128 take tens.
@@ -30,6 +31,10 @@ const SPLIT_ROWS: usize = 4096;
 
 /// Multiply-adds for which another thread is woken: tens of microseconds, as long as that takes.
 const WORK_A_THREAD: usize = 1 << 19;
+
+/// How long a thread that has no item left waits for the end of the call without sleep. To wake a
+/// thread takes tens of microseconds, and one that sleeps then must be woken for the next call, too.
+const LONGEST_SPIN: Duration = Duration::from_micros(200);
 
 thread_local! {
     /// Scratch memory, kept between calls: fresh memory costs a page fault per 4 KiB.
@@ -96,24 +101,50 @@ impl Schedule<'_> {
         let work = rows * self.problem.num_heads() * self.problem.seq_len_kv();
         let work = work.saturating_mul(self.problem.head_dim() + self.problem.head_dim_v());
         let threads = (1 + work / WORK_A_THREAD).min(items.len());
-        // From the end: the last tiles of a causal head see the most keys, so the longest run first.
-        let left = AtomicUsize::new(items.len());
+        let threads = threads.min(rayon::current_num_threads());
+        // If heads are kept, a thread begins with a share of its own, items that follow each other and
+        // are of few heads, and then helps others. Long heads are read by all threads at a time.
+        let shares = match workspace::keeps(self.problem, self.problem.seq_len_kv(), self.config.tile_kv) {
+            true => threads,
+            false => 1,
+        };
+        let end_of_share = |share| share * items.len() / shares;
+        let left: Vec<AtomicUsize> = (1..=shares)
+            .map(|share| AtomicUsize::new(end_of_share(share)))
+            .collect();
+        let [arrived, finished, ended] = [const { AtomicUsize::new(0) }; 3];
         let drain = || {
             WORKSPACE.with_borrow_mut(|workspace| {
-                while let Ok(item) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-                {
-                    let (tile, keys) = &items[item - 1];
-                    self.item(&tiles[*tile], keys.clone(), ranges, workspace);
+                workspace.blocks.clear();
+                let first = arrived.fetch_add(1, Ordering::Relaxed);
+                for share in (first..first + shares).map(|share| share % shares) {
+                    // From the end: the last tiles of a causal head see the most keys, so the longest
+                    // run first.
+                    let next = |left: usize| (left > end_of_share(share)).then(|| left - 1);
+                    while let Ok(item) = left[share].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+                        let (tile, keys) = &items[item - 1];
+                        self.item(&tiles[*tile], keys.clone(), ranges, workspace);
+                        finished.fetch_add(1, Ordering::Release);
+                    }
                 }
             });
         };
-        rayon::in_place_scope(|scope| {
-            wake(
-                scope,
-                threads.min(rayon::current_num_threads()).saturating_sub(1),
-                &drain,
-            );
+        let others = threads.saturating_sub(1);
+        let help = || {
             drain();
+            spin_until(|| finished.load(Ordering::Acquire) == items.len());
+            ended.fetch_add(1, Ordering::Release);
+        };
+        rayon::in_place_scope(|scope| {
+            wake(scope, others, &help);
+            drain();
+            // A worker that calls runs what it has spawned if no other has.
+            spin_until(|| {
+                rayon::yield_now();
+                ended.load(Ordering::Acquire) == others
+            });
+            // Until the scope has counted the last of them.
+            (0..16).for_each(|_| std::hint::spin_loop());
         });
     }
 
@@ -139,35 +170,23 @@ impl Schedule<'_> {
             keys: keys.clone(),
             tile_kv: self.config.tile_kv,
         };
-        let place = |row: usize| {
-            let row = task.first_row + row;
-            let [b, s] = sequence.q_row(row % sequence.len_q);
-            [b, s, row / sequence.len_q]
-        };
-        let size = self.range_size(sequence, ranges);
-        let ranges = sequence.len_kv.div_ceil(size);
-        if ranges <= 1 {
-            let store = &mut |row, max, sum, values: &mut [f32]| self.output.store(place(row), max, sum, values);
+        let mut run = |store| {
             self.arch.dispatch(TileRun {
                 task: &task,
                 workspace,
                 store,
             });
+        };
+        let size = self.range_size(sequence, ranges);
+        let ranges = sequence.len_kv.div_ceil(size);
+        if ranges <= 1 {
+            run(Store::Output(&self.output));
             return;
         }
 
         let width = problem.head_dim_v() + 2;
         let mut partial = vec![0.0; task.rows * width];
-        let store = &mut |row: usize, max, sum, values: &mut [f32]| {
-            let partial = &mut partial[row * width..][..width];
-            partial[..width - 2].copy_from_slice(values);
-            partial[width - 2..].copy_from_slice(&[max, sum]);
-        };
-        self.arch.dispatch(TileRun {
-            task: &task,
-            workspace,
-            store,
-        });
+        run(Store::Partial(&mut partial));
         let mut partials = tile.partials.lock().unwrap_or_else(PoisonError::into_inner);
         partials.ranges.resize(ranges, Vec::new());
         partials.ranges[keys.start / size] = partial;
@@ -179,7 +198,7 @@ impl Schedule<'_> {
         for row in 0..task.rows {
             let mut row_of = partials.iter().map(|partial| &partial[row * width..][..width]);
             let (max, sum, mut values) = merge(&mut row_of);
-            self.output.store(place(row), max, sum, &mut values);
+            self.output.store(task.place(row), max, sum, &mut values);
         }
     }
 }
@@ -187,6 +206,14 @@ impl Schedule<'_> {
 /// How many ranges the keys of a sequence are split into at most, for this many query rows.
 pub(crate) fn key_ranges(rows: usize, seq_len_kv: usize) -> usize {
     (SPLIT_ROWS / rows.max(1)).min(seq_len_kv / MIN_SPLIT).max(1)
+}
+
+/// Waits without sleep, [`LONGEST_SPIN`] at most.
+fn spin_until(done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() && start.elapsed() < LONGEST_SPIN {
+        std::hint::spin_loop();
+    }
 }
 
 /// Starts `count` threads. Each wakes others first, because to wake one takes microseconds.

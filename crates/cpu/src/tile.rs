@@ -7,10 +7,10 @@
 //! - Softmax maximum, sum and rescale are per lane, with no operation across lanes.
 //! - `Oᵀ = Vᵀ·Pᵀ`: each element of V is broadcast and multiplied with a row of `Pᵀ`.
 //!
-//! K and V are read in memory order, a block at a time, and widened to f32 once per tile; only Q and
-//! O are transposed. Both products use
-//! one micro-kernel of four rows by one panel with its accumulators in registers. It reaches the
-//! machine's peak while the panel fits in the L1 cache.
+//! K and V are read in memory order, a block at a time, and widened to f32 once per tile, or once per
+//! thread and head where a head is short; only Q and O are transposed. Both products use one
+//! micro-kernel of four rows by one panel with its accumulators in registers. It reaches four fifths of
+//! a core's peak while the panel fits in the L1 cache.
 //!
 //! K blocks start at multiples of `tile_kv` for every tile, and masked keys do not change a row.
 //! The result is therefore independent of `tile_q` and of the threads.
@@ -21,6 +21,7 @@ use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::{Simd, WithSimd};
 
 use crate::keys::{HeadRows, copy_row};
+use crate::output::Output;
 use crate::panel::{PanelBias, PanelBlock};
 use crate::rows;
 use crate::workspace::{PanelSpan, Workspace};
@@ -46,15 +47,18 @@ pub(crate) struct TileTask<'t> {
     pub(crate) tile_kv: usize,
 }
 
-/// Takes a row of the tile, its maximum in log2 units, its sum, and its unnormalised output, which
-/// it may change.
-pub(crate) type Store<'t> = dyn FnMut(usize, f32, f32, &mut [f32]) + 't;
+/// Where the rows of a tile go.
+pub(crate) enum Store<'s> {
+    Output(&'s Output<'s>),
+    /// `[rows][head_dim_v + 2]`: unnormalised O, maximum, sum.
+    Partial(&'s mut [f32]),
+}
 
 /// A tile on its way to the instruction set it is computed with.
 pub(crate) struct TileRun<'t, 's> {
     pub(crate) task: &'t TileTask<'t>,
     pub(crate) workspace: &'t mut Workspace,
-    pub(crate) store: &'t mut Store<'s>,
+    pub(crate) store: Store<'s>,
 }
 
 impl WithSimd for TileRun<'_, '_> {
@@ -62,30 +66,61 @@ impl WithSimd for TileRun<'_, '_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let TileRun { task, workspace, store } = self;
+        let TileRun {
+            task,
+            workspace,
+            mut store,
+        } = self;
         // The choice depends on the sequence and not on the tile, so that a row's bits do not
         // depend on `tile_q`.
         let few_rows = task.problem.group_size() * task.sequence.len_q <= FEW_ROWS;
         // 4×4 accumulators with operands fill 32 registers; 4×2 fit in 16.
         match (few_rows, S::REGISTER_COUNT >= 32) {
-            (true, true) => rows::run::<S, 4>(task, simd, workspace, store),
-            (true, false) => rows::run::<S, 2>(task, simd, workspace, store),
-            (false, true) => task.run::<S, 4>(simd, workspace, store),
-            (false, false) => task.run::<S, 2>(simd, workspace, store),
+            (true, true) => rows::run::<S, 4>(task, simd, workspace, &mut store),
+            (true, false) => rows::run::<S, 2>(task, simd, workspace, &mut store),
+            (false, true) => task.run::<S, 4>(simd, workspace, &mut store),
+            (false, false) => task.run::<S, 2>(simd, workspace, &mut store),
         }
     }
 }
 
 impl TileTask<'_> {
+    /// Batch and K/V head.
+    pub(crate) fn kv_head(&self) -> [usize; 2] {
+        [
+            self.batch,
+            self.first_row / (self.problem.group_size() * self.sequence.len_q),
+        ]
+    }
+
+    /// Where a row of the tile is in Q and O: the first three indices of their shapes.
+    #[inline(always)]
+    pub(crate) fn place(&self, row: usize) -> [usize; 3] {
+        let row = self.first_row + row;
+        let [b, s] = self.sequence.q_row(row % self.sequence.len_q);
+        [b, s, row / self.sequence.len_q]
+    }
+
     /// Widens Q's row of the tile into `to`.
     #[inline(always)]
     pub(crate) fn copy_q(&self, row: usize, to: &mut [f32]) {
-        let (h, row) = (
-            (self.first_row + row) / self.sequence.len_q,
-            (self.first_row + row) % self.sequence.len_q,
-        );
-        let [b, s] = self.sequence.q_row(row);
+        let [b, s, h] = self.place(row);
         copy_row(self.q, b, s, h, to);
+    }
+
+    /// Stores a row of the tile: its maximum in log2 units, its sum, and its unnormalised output,
+    /// which is changed.
+    #[inline(always)]
+    pub(crate) fn store(&self, store: &mut Store<'_>, row: usize, max: f32, sum: f32, values: &mut [f32]) {
+        match store {
+            Store::Output(output) => output.store(self.place(row), max, sum, values),
+            Store::Partial(partial) => {
+                let width = values.len() + 2;
+                let (to, ends) = partial[row * width..][..width].split_at_mut(width - 2);
+                to.copy_from_slice(values);
+                ends.copy_from_slice(&[max, sum]);
+            }
+        }
     }
 
     /// The ALiBi slope of a row of the tile, in units of its scores as the softmax takes them, and its
@@ -151,8 +186,7 @@ impl TileTask<'_> {
         while block.end < last_key {
             let next = (block.end / tile_kv + 1) * tile_kv;
             block = block.end..next.min(last_key);
-            let k = self.k.pack(block.clone(), dims[0], scratch.k);
-            let v = self.v.pack(block.clone(), dims[1], scratch.v);
+            let [k, v] = scratch.blocks.rows(self, block.clone());
             let first = block.start;
             for span in spans {
                 // Skips keys that the whole panel masks: half a block per row of a causal mask.
@@ -192,7 +226,13 @@ impl TileTask<'_> {
                 for (x, column) in scratch.row.iter_mut().zip(o.chunks_exact(span.width)) {
                     *x = column[lane];
                 }
-                store(row, scratch.max[row], scratch.sum[row], &mut scratch.row[..dims[1]]);
+                self.store(
+                    store,
+                    row,
+                    scratch.max[row],
+                    scratch.sum[row],
+                    &mut scratch.row[..dims[1]],
+                );
             }
         }
     }

@@ -2,7 +2,11 @@
 
 use std::ops::Range;
 
+use flashcore_problem::Problem;
+
+use crate::keys::HeadRows;
 use crate::rows::RowScratch;
+use crate::tile::TileTask;
 
 /// Scratch buffers of one thread. They grow as needed and are reused for every tile.
 #[derive(Default)]
@@ -11,6 +15,65 @@ pub(crate) struct Workspace {
     row: Vec<f32>,
     ranges: Vec<Range<usize>>,
     spans: Vec<PanelSpan>,
+    pub(crate) blocks: KeyBlocks,
+}
+
+/// K and V of a head as f32, a block at a time. Those of a short head are kept for its next tile.
+#[derive(Default)]
+pub(crate) struct KeyBlocks {
+    floats: Vec<f32>,
+    /// The head that the buffer is of: batch and K/V head.
+    head: Option<[usize; 2]>,
+    /// Which of its blocks are in the buffer.
+    kept: Vec<bool>,
+}
+
+/// f32 values of K and V of a head that is kept: half a megabyte, a part of a core's L2 cache.
+const KEPT: usize = 1 << 17;
+
+/// Whether K and V of a head of so many keys are kept.
+pub(crate) fn keeps(problem: &Problem, len_kv: usize, tile_kv: usize) -> bool {
+    len_kv.next_multiple_of(tile_kv) * (problem.head_dim() + problem.head_dim_v()) <= KEPT
+}
+
+impl KeyBlocks {
+    /// Forgets the tensors of another call.
+    pub(crate) fn clear(&mut self) {
+        self.head = None;
+    }
+
+    /// The rows of K and of V of `keys`, which are of one block.
+    #[inline(always)] // into code that is compiled for an instruction set
+    pub(crate) fn rows<'r>(&'r mut self, task: &TileTask<'r>, keys: Range<usize>) -> [&'r [f32]; 2] {
+        let (tile_kv, len_kv) = (task.tile_kv, task.sequence.len_kv);
+        let dims = [task.problem.head_dim(), task.problem.head_dim_v()];
+        let size = tile_kv * (dims[0] + dims[1]);
+        let (mut block, mut place, mut blocks) = (keys.clone(), 0, len_kv.div_ceil(tile_kv));
+        let keep = keeps(task.problem, len_kv, tile_kv);
+        if keep {
+            place = keys.start / tile_kv;
+            block = place * tile_kv..((place + 1) * tile_kv).min(len_kv);
+        } else {
+            blocks = 1;
+        }
+        if self.head.replace(task.kv_head()) != Some(task.kv_head()) {
+            self.kept.clear();
+            self.kept.resize(blocks, false);
+        }
+        let ready = std::mem::replace(&mut self.kept[place], keep);
+        let [floats] = split_aligned(&mut self.floats, [blocks * size]);
+        let (k, v) = floats[place * size..][..size].split_at_mut(tile_kv * dims[0]);
+        for (head, dim, to) in [(&task.k, dims[0], &mut *k), (&task.v, dims[1], &mut *v)] {
+            if !ready && head.borrow(block.clone(), dim).is_none() {
+                head.widen(block.clone(), dim, to);
+            }
+        }
+        let of_block = |head: &HeadRows<'r>, dim: usize, widened: &'r [f32]| {
+            let rows = head.borrow(block.clone(), dim).unwrap_or(widened);
+            &rows[(keys.start - block.start) * dim..(keys.end - block.start) * dim]
+        };
+        [of_block(&task.k, dims[0], k), of_block(&task.v, dims[1], v)]
+    }
 }
 
 /// Buffers of one tile. Vector slices are aligned to cache lines.
@@ -21,9 +84,6 @@ pub(crate) struct Scratch<'w> {
     pub(crate) o: &'w mut [f32],
     /// Sᵀ, later Pᵀ, of one panel and one K block: `[keys][panel width]`.
     pub(crate) s: &'w mut [f32],
-    /// A K block as f32: `[tile_kv][head_dim]`, and of V.
-    pub(crate) k: &'w mut [f32],
-    pub(crate) v: &'w mut [f32],
     /// Running maximum of each row's scores in log2 units.
     pub(crate) max: &'w mut [f32],
     /// Running sum of `exp(score − maximum)` of each row.
@@ -31,6 +91,7 @@ pub(crate) struct Scratch<'w> {
     pub(crate) row: &'w mut [f32],
     pub(crate) ranges: &'w mut [Range<usize>],
     pub(crate) spans: &'w mut Vec<PanelSpan>,
+    pub(crate) blocks: &'w mut KeyBlocks,
 }
 
 /// A panel of rows and the keys they see.
@@ -79,26 +140,23 @@ impl Workspace {
             whole_rows * dims[0],
             whole_rows * dims[1],
             tile_kv * panel.next_multiple_of(LINE),
-            tile_kv * dims[0],
-            tile_kv * dims[1],
             whole_rows,
             whole_rows,
         ];
         self.row.resize(dims[0].max(dims[1]), 0.0);
         self.ranges.resize(rows, 0..0);
         self.spans.clear();
-        let [q, o, s, k, v, max, sum] = split_aligned(&mut self.floats, sizes);
+        let [q, o, s, max, sum] = split_aligned(&mut self.floats, sizes);
         Scratch {
             q,
             o,
             s,
-            k,
-            v,
             max,
             sum,
             row: &mut self.row,
             ranges: &mut self.ranges,
             spans: &mut self.spans,
+            blocks: &mut self.blocks,
         }
     }
 
@@ -160,15 +218,7 @@ mod tests {
             let scratch = workspace.scratch(rows, [8, 72], 12, 64);
             assert!(scratch.q.len() >= rows * 8 && scratch.o.len() >= rows * 72 && scratch.s.len() >= 12 * 64);
             assert!(scratch.max.len() >= rows && scratch.sum.len() >= rows && scratch.row.len() == 72);
-            for slice in [
-                scratch.q,
-                scratch.o,
-                scratch.s,
-                scratch.k,
-                scratch.v,
-                scratch.max,
-                scratch.sum,
-            ] {
+            for slice in [scratch.q, scratch.o, scratch.s, scratch.max, scratch.sum] {
                 assert_eq!(slice.as_ptr() as usize % 64, 0);
             }
         }
