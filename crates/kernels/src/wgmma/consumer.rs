@@ -35,13 +35,28 @@ pub(super) enum QRead {
     TileEnd,
 }
 
-/// A stage of Q, a warpgroup's or the tile's: the one place that releases it.
+/// A stage of Q, a warpgroup's or the tile's, which only these methods wait for and release.
 pub(super) struct QStage<'k> {
-    pub(super) consumer: Consumer<'k>,
+    consumer: Consumer<'k>,
     last_read: QRead,
 }
 
 impl<'k> QStage<'k> {
+    fn stage(&self) -> Val<'k, u32> {
+        self.consumer.stage()
+    }
+
+    #[track_caller]
+    pub(super) fn wait(&self) {
+        self.consumer.wait();
+    }
+
+    /// Passes over a Q that this warpgroup does not read.
+    #[track_caller]
+    pub(super) fn skip(&self) {
+        skip(self.consumer);
+    }
+
     /// Releases the stage if this was the last read of it, and `last` holds where it is given.
     #[track_caller]
     pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
@@ -192,7 +207,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.consumer.stage(), row, column + first)
+                tile.at_stage(self.q.stage(), row, column + first)
             });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
             // for loads: without the fence the copy that fills the stage next may overtake them.
@@ -215,7 +230,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.consumer.stage()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();

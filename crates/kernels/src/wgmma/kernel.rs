@@ -172,14 +172,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let k = self.k;
         // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it
         // may wait for the next Q.
-        k.if_((!has_keys).uniform(), || skip(self.q.consumer));
+        k.if_((!has_keys).uniform(), || self.q.skip());
         k.for_uniform(0, skipped, 1, |_| {
             self.with_tensor_cores(|| ());
             skip(self.keys);
             skip(self.values);
         });
         k.if_(has_keys.uniform(), || {
-            self.q.consumer.wait();
+            self.q.wait();
             self.load_q();
             self.keys.wait();
             self.start_scores();
@@ -269,13 +269,13 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             // No warpgroup waits for the tensor cores while Q goes to registers.
             let q_first = with_scores && self.q_held.steps() > 0;
             if q_first {
-                self.q.consumer.wait();
+                self.q.wait();
                 self.load_q();
             }
             self.with_tensor_cores(|| {
                 if with_scores {
                     if !q_first {
-                        self.q.consumer.wait();
+                        self.q.wait();
                     }
                     self.keys.wait();
                     self.start_scores();

@@ -43,7 +43,7 @@ fn with(config: &str, problem: ProblemBuilder) -> Plan {
 const FAULTS: &[Fault] = &[
     // Barriers and their counts.
     Fault { name: "nobody waits for the mbarriers to be made", operator: Operator::DropBarrier,
-        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "self.q.consumer.wait()", of: "`q.full`" },
+        place: "start_pipelines", object: "", found: Some(FindingKind::Mbarrier), at: "self.q.wait()", of: "`q.full`" },
     Fault { name: "the block's barrier waits for a warp that is not there", operator: Operator::CountMore,
         place: "start_pipelines", object: "", found: Some(FindingKind::Deadlock), at: "start_pipelines", of: "" },
     Fault { name: "the scheduler barrier is for a warp fewer", operator: Operator::CountBarrier,
