@@ -40,8 +40,7 @@ pub(super) struct WarpPlace<'k> {
 impl<'k> WarpPlace<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, levers: &Config) -> Self {
-        // The same in every lane; read from one, so that the compiler knows.
-        let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         if levers.kv_warps == 1 {
             return WarpPlace {
                 kv_warp: k.constant(0),
@@ -132,7 +131,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// Sets ALiBi's biases, and the key of a tap, for the K block that begins at `first_key`.
     #[track_caller]
-    pub(super) fn begin_block(&self, first_key: impl FnOnce() -> Val<'k, u32>) {
+    pub(super) fn begin_score_mod(&self, first_key: impl FnOnce() -> Val<'k, u32>) {
         if self.tapped_key.is_none() && self.biases.is_empty() {
             return;
         }
@@ -207,7 +206,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
                 if before.is_some() {
                     self.accumulate(v_place, step - part);
                 }
-                self.cap(step);
+                self.apply_score_mod(step);
                 self.exponentials(step);
             }
             self.redo_if_large(k_place, steps.clone(), &sums);
@@ -244,7 +243,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             false => self.score_steps(k_place, steps.clone()),
         }
         for step in steps {
-            self.cap(step);
+            self.apply_score_mod(step);
         }
     }
 
@@ -267,9 +266,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.scores.widen(keys);
     }
 
-    /// Applies soft cap and ALiBi to the scores of a step.
+    /// Applies soft cap and ALiBi to the scores of a step, and stores them if they are tapped.
     #[track_caller]
-    fn cap(&self, step: u32) {
+    fn apply_score_mod(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
             let (registers, biases) = (row_tile::registers(step..step + 1), self.biases.get(m));
             self.params.score_mod.apply(scores, registers.clone(), None, biases);

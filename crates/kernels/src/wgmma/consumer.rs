@@ -8,10 +8,10 @@ use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
-use super::barriers;
 use super::kernel::Context;
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
+use super::{PRODUCER_WARPS, barriers};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
@@ -121,7 +121,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'p Context<'k, 'p, E>) -> Self {
         let (levers, shape, params) = (context.levers, context.shape, context.params);
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
+        let warp = k.warp_idx() - PRODUCER_WARPS;
         let index = warp / 4;
         let groups = levers.warpgroups();
         let barrier = levers.pingpong.then(|| WarpSchedulerBarrier::new(index, groups));
@@ -192,6 +192,12 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
+    /// Lets the next warpgroup start its products when it is this one's turn, which has none.
+    #[track_caller]
+    pub(super) fn pass_tensor_cores(&self) {
+        self.with_tensor_cores(|| ());
+    }
+
     // ---- Q --------------------------------------------------------------------------------------------
 
     #[track_caller]
@@ -250,8 +256,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Softmax --------------------------------------------------------------------------------------
 
+    /// Scale of fp8 heads, soft cap and ALiBi; then a tap of the scores.
     #[track_caller]
-    pub(super) fn cap(&self, rows: &TileRows<'_, 'k>) {
+    pub(super) fn apply_score_mod(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
         let scale = self.scales.as_ref().map(|scales| scales.scores);
         score_mod.apply(&self.scores, registers.clone(), scale, rows.biases.first());
@@ -346,9 +353,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- ALiBi and taps -------------------------------------------------------------------------------
 
-    /// Before an iteration of a tile, with ALiBi and in builds with a tap.
+    /// Sets ALiBi's biases, and the keys of a tap, for a K block.
     #[track_caller]
-    pub(super) fn begin_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>) {
+    pub(super) fn begin_score_mod(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>) {
         let tile = rows.tile;
         if let Some(biases) = rows.biases.first() {
             let key = tile.first_key(n_block) + lane_column(self.k);

@@ -8,9 +8,9 @@
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
-use super::Config;
 use super::consumer::{QRead, TileRows, Warpgroup, release, skip};
 use super::tiles::{one_slab, padded, slabs, zero_rows};
+use super::{Config, PRODUCER_WARPS};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::WARPGROUP_ROWS;
 use crate::attention::scheduler::WorkItem;
@@ -111,7 +111,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     }
     let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
-        Role::new("producer", 4, || context.produce(k)).registers(producer_registers),
+        Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers),
         Role::new("consumer", 4 * groups, || context.consume(k)).registers(consumer_registers),
     ]);
     if levers.cluster > 1 {
@@ -174,7 +174,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         // may wait for the next Q.
         k.if_((!has_keys).uniform(), || self.q.skip());
         k.for_uniform(0, skipped, 1, |_| {
-            self.with_tensor_cores(|| ());
+            self.pass_tensor_cores();
             skip(self.keys);
             skip(self.values);
         });
@@ -198,11 +198,11 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let (second, n_blocks) = (first + 1, tile.n_blocks());
         self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
         let rows = &self.rows_of(tile);
-        self.begin_block(rows, first);
+        self.begin_score_mod(rows, first);
         // The softmax of the first scores sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
         self.out.zero();
-        self.cap(rows);
+        self.apply_score_mod(rows);
         k.if_(needs_mask.uniform(), || self.mask(rows, first_key));
         let rescale = self.context.levers.rescale;
         for (half, row) in self.rows.iter().enumerate() {
@@ -221,7 +221,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     #[track_caller]
     fn n_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>, n_blocks: Val<'k, u32>, masked: bool) {
         let k = self.k;
-        self.begin_block(rows, n_block);
+        self.begin_score_mod(rows, n_block);
         let first_key = masked.then(|| rows.tile.first_masked_key(n_block));
         let last = (n_block + 1).eq(n_blocks);
         self.keys.wait();
@@ -239,7 +239,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             release(self.values);
         }
         self.q.passed(QRead::LastScores, Some(last));
-        self.cap(rows);
+        self.apply_score_mod(rows);
         match first_key {
             Some(first_key) => self.mask(rows, first_key),
             None if output_first => return self.speculative_softmax(),

@@ -49,6 +49,9 @@ pub use defaults::{Proposal, defaults, proposals};
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
 
+/// Warps of a block's producer, which are its first.
+const PRODUCER_WARPS: u32 = 4;
+
 pub(crate) fn plan(
     problem: &Problem,
     config: &Config,

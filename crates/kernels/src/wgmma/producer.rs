@@ -18,7 +18,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let [q, keys, values] = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|to| to.producer());
         let (q_and_keys, values) = (Some([q, keys]), Some(values));
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         let copy_tiles = |q_and_keys, values| {
             let list = self.work.list(k, self.levers.tiling(self.shape.packing));
             let all = (1 << self.levers.cluster) - 1;

@@ -86,7 +86,7 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
         places: &["k.param(\"group_size\")"], what: "ld.param",
         why: "dead: lists of tiles name the heads of K and V" },
     Argument { kernel: "wgmma/", operators: &[Operator::DropPhaseWait],
-        places: &["self.with_tensor_cores(|| ())"], what: "mbarrier.try_wait",
+        places: &["self.pass_tensor_cores()"], what: "mbarrier.try_wait",
         why: "redundant with the warp scheduler barrier: a warpgroup whose tile is fully masked cannot get ahead of one whose tile is not" },
     Argument { kernel: "wgmma/", operators: &[Operator::SwapOperands],
         places: &["advance"], what: "sub.u32",
