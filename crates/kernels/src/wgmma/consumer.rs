@@ -9,6 +9,7 @@ use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::kernel::Context;
+use super::q_stage::{QRead, QStage};
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
 use super::{PRODUCER_WARPS, barriers};
@@ -23,50 +24,6 @@ use crate::attention::softmax::{
 };
 use crate::attention::tap::Tap;
 use crate::attention::tensor_rows::{Sequence, Storers};
-
-/// The last read of a stage of Q, after which it is released.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum QRead {
-    /// The copy to registers, if these hold all columns.
-    Load,
-    /// The last scores of the tile: as soon as can be, where the next Q has no other stage to go to.
-    LastScores,
-    /// The end of the tile, which is soon enough where there are two stages.
-    TileEnd,
-}
-
-/// A stage of Q, a warpgroup's or the tile's, which only these methods wait for and release.
-pub(super) struct QStage<'k> {
-    consumer: Consumer<'k>,
-    last_read: QRead,
-}
-
-impl<'k> QStage<'k> {
-    fn stage(&self) -> Val<'k, u32> {
-        self.consumer.stage()
-    }
-
-    #[track_caller]
-    pub(super) fn wait(&self) {
-        self.consumer.wait();
-    }
-
-    /// Passes over a Q that this warpgroup does not read.
-    #[track_caller]
-    pub(super) fn skip(&self) {
-        skip(self.consumer);
-    }
-
-    /// Releases the stage if this was the last read of it, and `last` holds where it is given.
-    #[track_caller]
-    pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
-        match last {
-            _ if read != self.last_read => {}
-            Some(last) => last.builder().if_(last.uniform(), || release(self.consumer)),
-            None => release(self.consumer),
-        }
-    }
-}
 
 #[track_caller]
 pub(super) fn release(stage: Consumer<'_>) {
@@ -152,14 +109,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             warp,
             lane_rows: LaneRows { first, packing },
             storers: Storers::new(packing, [warp, index], barriers::STORE),
-            q: QStage {
-                consumer,
-                last_read: match () {
-                    () if q_held.steps() == q_rows.steps() => QRead::Load,
-                    () if levers.q_stages(shape) == 1 => QRead::LastScores,
-                    () => QRead::TileEnd,
-                },
-            },
+            q: QStage::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
             keys,
             values,
             q_rows,
@@ -213,7 +163,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.stage(), row, column + first)
+                tile.at_stage(self.q.number(), row, column + first)
             });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
             // for loads: without the fence the copy that fills the stage next may overtake them.
@@ -236,7 +186,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.stage()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.number()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();

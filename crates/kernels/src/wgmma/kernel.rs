@@ -8,7 +8,8 @@
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
-use super::consumer::{QRead, TileRows, Warpgroup, release, skip};
+use super::consumer::{TileRows, Warpgroup, release, skip};
+use super::q_stage::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use super::{Config, PRODUCER_WARPS};
 use crate::attention::params::{RowParams, Shape};

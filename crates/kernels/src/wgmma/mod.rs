@@ -13,6 +13,7 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
+mod q_stage;
 #[cfg(test)]
 mod tests;
 mod tiles;
