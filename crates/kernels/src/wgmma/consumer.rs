@@ -240,19 +240,16 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     }
 
     /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,
-    /// and rescales the sums; the output too if it is `ready`, else [`Self::factors`] say by what it is to be
-    /// multiplied. Returns whether any was raised in this warp.
+    /// and rescales the sums; `rescale(half, factor)` does the same for the output. Returns whether any was raised in
+    /// this warp.
     #[track_caller]
-    pub(super) fn raise_maxima(&self, threshold: f32, ready: bool) -> Val<'k, bool> {
+    pub(super) fn raise_maxima(&self, threshold: f32, rescale: impl Fn(usize, Val<'k, f32>)) -> Val<'k, bool> {
         let (k, max_offset) = (self.k, self.context.levers.rescale.max_offset::<E>());
         k.verb("raise_maxima", || {
             let largest = [0, 1].map(|half| self.scores.max(self.scores.steps(), half));
             let any = any_above(&self.rows, &largest, threshold);
             k.if_(any.uniform(), || {
-                raise_maxima(&self.rows, &largest, max_offset, |half, factor| match ready {
-                    true => self.rescale_output(half, factor),
-                    false => self.factors[half].set(factor),
-                });
+                raise_maxima(&self.rows, &largest, max_offset, rescale)
             });
             any
         })
@@ -291,7 +288,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
         let large = sums[0].get().gt(E::SPECULATIVE_MOST) | sums[1].get().gt(E::SPECULATIVE_MOST);
         k.if_(large.vote_any().uniform(), || {
-            self.raise_maxima(0.0, true);
+            self.raise_maxima(0.0, |half, factor| self.rescale_output(half, factor));
             for (sum, again) in sums.iter().zip(packed()) {
                 sum.set(again);
             }

@@ -211,87 +211,115 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         }
         self.exponentials();
         self.pack();
-        k.for_uniform(second, masked, 1, |n_block| self.n_block(rows, n_block, n_blocks, true));
-        let whole = masked.max(second);
-        k.for_uniform(whole, n_blocks, 1, |n_block| {
-            self.n_block(rows, n_block, n_blocks, false)
+        let is_last = |n_block: Val<'k, u32>| (n_block + 1).eq(n_blocks);
+        k.for_uniform(second, masked, 1, |n_block| {
+            self.begin_score_mod(rows, n_block);
+            self.next_block(rows, Some(tile.first_masked_key(n_block)), is_last(n_block));
+        });
+        k.for_uniform(masked.max(second), n_blocks, 1, |n_block| {
+            self.begin_score_mod(rows, n_block);
+            self.next_block(rows, None, is_last(n_block));
         });
     }
 
-    /// `S = Q·Kᵀ` of K block `n_block` of `n_blocks`, `O += P·V` of the one before, and `P = softmax(S)`.
+    /// `S = Q·Kᵀ` of a K block, `O += P·V` of the one before, and `P = softmax(S)`. A block that needs a mask begins at
+    /// `masked_key`.
     #[track_caller]
-    fn n_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>, n_blocks: Val<'k, u32>, masked: bool) {
-        let k = self.k;
-        self.begin_score_mod(rows, n_block);
-        let first_key = masked.then(|| rows.tile.first_masked_key(n_block));
-        let last = (n_block + 1).eq(n_blocks);
+    fn next_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         self.keys.wait();
         self.with_tensor_cores(|| {
             self.start_scores();
             self.values.wait();
             self.start_output();
         });
-        // With speculative softmax the output is waited for first; otherwise the softmax falls among its products.
-        let rescale = self.context.levers.rescale;
-        let output_first = rescale == Rescale::Speculative;
-        k.wgmma_wait(if output_first { 0 } else { 1 });
-        release(self.keys);
-        if output_first {
-            release(self.values);
+        match self.context.levers.rescale {
+            Rescale::Speculative => self.speculative_block(rows, masked_key, last),
+            _ => self.overlapped_block(rows, masked_key, last),
         }
+    }
+
+    /// The softmax falls among the products of the output, which is rescaled after them.
+    #[track_caller]
+    fn overlapped_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
+        let k = self.k;
+        k.wgmma_wait(1);
+        release(self.keys);
+        self.finish_scores(rows, masked_key, last);
+        let threshold = self.context.levers.rescale.threshold::<E>();
+        let raised = self.raise_maxima(threshold, |half, factor| self.factors[half].set(factor));
+        self.exponentials();
+        k.wgmma_wait(0);
+        release(self.values);
+        k.if_(raised.uniform(), || {
+            for (half, factor) in self.factors.iter().enumerate() {
+                self.rescale_output(half, factor.get());
+            }
+        });
+        self.pack();
+    }
+
+    /// The output is waited for first. Without a mask the softmax is speculative.
+    #[track_caller]
+    fn speculative_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
+        self.k.wgmma_wait(0);
+        release(self.keys);
+        release(self.values);
+        self.finish_scores(rows, masked_key, last);
+        if masked_key.is_none() {
+            return self.speculative_softmax();
+        }
+        let threshold = self.context.levers.rescale.threshold::<E>();
+        self.raise_maxima(threshold, |half, factor| self.rescale_output(half, factor));
+        self.exponentials();
+        self.pack();
+    }
+
+    /// What follows the products of the scores, in the `last` K block with the release of Q.
+    #[track_caller]
+    fn finish_scores(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         self.q.passed(QRead::LastScores, Some(last));
         self.apply_score_mod(rows);
-        match first_key {
-            Some(first_key) => self.mask(rows, first_key),
-            None if output_first => return self.speculative_softmax(),
-            None => {}
+        if let Some(first_key) = masked_key {
+            self.mask(rows, first_key);
         }
-        let raised = self.raise_maxima(rescale.threshold::<E>(), output_first);
-        self.exponentials();
-        if !output_first {
-            k.wgmma_wait(0);
-            release(self.values);
-            k.if_(raised.uniform(), || {
-                for (half, factor) in self.factors.iter().enumerate() {
-                    self.rescale_output(half, factor.get());
-                }
-            });
-        }
-        self.pack();
     }
 
     /// `O += P·V` of the last K block, with the first scores of the next Q tile if they `overlap`.
     #[track_caller]
     fn last_output(&self, has_keys: Val<'k, bool>, overlap: Val<'k, bool>) {
         let k = self.k;
-        let output = |with_scores: bool| {
+        let with_scores = || {
             // Every product with this Q has been waited for.
             self.q.passed(QRead::TileEnd, None);
             // No warpgroup waits for the tensor cores while Q goes to registers.
-            let q_first = with_scores && self.q_held.steps() > 0;
+            let q_first = self.q_held.steps() > 0;
             if q_first {
                 self.q.wait();
                 self.load_q();
             }
             self.with_tensor_cores(|| {
-                if with_scores {
-                    if !q_first {
-                        self.q.wait();
-                    }
-                    self.keys.wait();
-                    self.start_scores();
+                if !q_first {
+                    self.q.wait();
                 }
+                self.keys.wait();
+                self.start_scores();
                 self.values.wait();
                 self.start_output();
             });
             k.wgmma_wait(0);
             release(self.values);
-            if with_scores {
-                release(self.keys);
-            }
+            release(self.keys);
+        };
+        let alone = || {
+            self.q.passed(QRead::TileEnd, None);
+            self.with_tensor_cores(|| {
+                self.values.wait();
+                self.start_output();
+            });
+            k.wgmma_wait(0);
+            release(self.values);
         };
         // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
-        let alone = || k.if_(has_keys.uniform(), || output(false));
-        k.if_else(overlap.uniform(), || output(true), alone);
+        k.if_else(overlap.uniform(), with_scores, || k.if_(has_keys.uniform(), alone));
     }
 }

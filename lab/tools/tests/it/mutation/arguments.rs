@@ -53,7 +53,7 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
         places: &["raise_maxima"], what: "if",
         why: "any row max gives the same quotients; an unneeded rescale only costs time" },
     Argument { kernel: "wgmma/", operators: &[Operator::IgnoreCondition],
-        places: &["self.n_block(rows, n_block, n_blocks, false)"], what: "if",
+        places: &["self.next_block(rows, None, is_last(n_block))"], what: "if",
         why: "probabilities are computed again needlessly, with another row max: any gives the same quotients" },
     Argument { kernel: "wgmma/", operators: &[Operator::InvertCompare],
         places: &["self.raise_maxima(0.0, true)"], what: "setp.gt.f32",
