@@ -14,7 +14,7 @@ use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{self, ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
 use crate::attention::score_mod::TileBias;
-use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
+use crate::attention::softmax::{Row, SixteenBits, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::tiles::{Fragments, STEP, padded};
 
@@ -300,13 +300,8 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.k.verb("raise_maxima", || {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
-            let (threshold, max_offset) = self.levers.rescale.of_warps();
             let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
-            let raise = || raise_maxima(&self.rows, &largest, max_offset, rescale_output);
-            match threshold {
-                None => raise(),
-                Some(powers) => self.k.if_(any_above(&self.rows, &largest, powers).uniform(), raise),
-            }
+            raise_maxima(&self.rows, &largest, self.levers.rescale.of_warps(), rescale_output);
         });
     }
 

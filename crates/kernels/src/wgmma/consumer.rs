@@ -19,9 +19,7 @@ use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
-use crate::attention::softmax::{
-    Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
-};
+use crate::attention::softmax::{Policy, Probability, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::attention::tensor_rows::{Sequence, Storers};
 
@@ -61,6 +59,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     k_tile: WgmmaOperand<'k, E>,
     v_tile: WgmmaOperand<'k, E>,
     barrier: Option<WarpSchedulerBarrier<'k>>,
+    pub(super) policy: Policy,
     pub(super) scores: RowTile<'k>,
     /// The first columns of Q, as many of them as are held in registers.
     pub(super) q_held: AVars<'k, E>,
@@ -119,6 +118,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 false => context.v_tile.mn_major(),
             },
             barrier,
+            policy: levers.rescale.of_warpgroups::<E>(),
             scores: acc("scores", levers.cols),
             q_held,
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
@@ -239,19 +239,12 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         mask_scores(self.k, &[self.scores], sees, first_key);
     }
 
-    /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,
-    /// and rescales the sums; `rescale(half, factor)` does the same for the output. Returns whether any was raised in
-    /// this warp.
+    /// [`raise_maxima`] of the rows to their scores.
     #[track_caller]
-    pub(super) fn raise_maxima(&self, threshold: f32, rescale: impl Fn(usize, Val<'k, f32>)) -> Val<'k, bool> {
-        let (k, max_offset) = (self.k, self.context.levers.rescale.max_offset::<E>());
-        k.verb("raise_maxima", || {
+    pub(super) fn raise_maxima(&self, policy: Policy, rescale: impl Fn(usize, Val<'k, f32>)) -> Option<Val<'k, bool>> {
+        self.k.verb("raise_maxima", || {
             let largest = [0, 1].map(|half| self.scores.max(self.scores.steps(), half));
-            let any = any_above(&self.rows, &largest, threshold);
-            k.if_(any.uniform(), || {
-                raise_maxima(&self.rows, &largest, max_offset, rescale)
-            });
-            any
+            raise_maxima(&self.rows, &largest, policy, rescale)
         })
     }
 
@@ -288,7 +281,11 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
         let large = sums[0].get().gt(E::SPECULATIVE_MOST) | sums[1].get().gt(E::SPECULATIVE_MOST);
         k.if_(large.vote_any().uniform(), || {
-            self.raise_maxima(0.0, |half, factor| self.rescale_output(half, factor));
+            let policy = Policy {
+                threshold: Some(0.0),
+                ..self.policy
+            };
+            self.raise_maxima(policy, |half, factor| self.rescale_output(half, factor));
             for (sum, again) in sums.iter().zip(packed()) {
                 sum.set(again);
             }

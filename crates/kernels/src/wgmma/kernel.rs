@@ -205,9 +205,8 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         self.out.zero();
         self.apply_score_mod(rows);
         k.if_(needs_mask.uniform(), || self.mask(rows, first_key));
-        let rescale = self.context.levers.rescale;
         for (half, row) in self.rows.iter().enumerate() {
-            row.restart(&self.scores, half, rescale.max_offset::<E>());
+            row.restart(&self.scores, half, self.policy.max_offset);
         }
         self.exponentials();
         self.pack();
@@ -245,16 +244,19 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         k.wgmma_wait(1);
         release(self.keys);
         self.finish_scores(rows, masked_key, last);
-        let threshold = self.context.levers.rescale.threshold::<E>();
-        let raised = self.raise_maxima(threshold, |half, factor| self.factors[half].set(factor));
+        let raised = self.raise_maxima(self.policy, |half, factor| self.factors[half].set(factor));
         self.exponentials();
         k.wgmma_wait(0);
         release(self.values);
-        k.if_(raised.uniform(), || {
+        let rescale = || {
             for (half, factor) in self.factors.iter().enumerate() {
                 self.rescale_output(half, factor.get());
             }
-        });
+        };
+        match raised {
+            Some(raised) => k.if_(raised.uniform(), rescale),
+            None => rescale(),
+        }
         self.pack();
     }
 
@@ -268,8 +270,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         if masked_key.is_none() {
             return self.speculative_softmax();
         }
-        let threshold = self.context.levers.rescale.threshold::<E>();
-        self.raise_maxima(threshold, |half, factor| self.rescale_output(half, factor));
+        self.raise_maxima(self.policy, |half, factor| self.rescale_output(half, factor));
         self.exponentials();
         self.pack();
     }

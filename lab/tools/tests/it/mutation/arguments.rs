@@ -56,7 +56,7 @@ pub(crate) const ARGUMENTS: &[Argument] = &[
         places: &["self.next_block(rows, None, is_last(n_block))"], what: "if",
         why: "probabilities are computed again needlessly, with another row max: any gives the same quotients" },
     Argument { kernel: "wgmma/", operators: &[Operator::InvertCompare],
-        places: &["self.raise_maxima(0.0, true)"], what: "setp.gt.f32",
+        places: &["self.raise_maxima(policy, "], what: "setp.gt.f32",
         why: "not equivalent: no rescale happens if all eight rows of one half of a warp need it and none of the other half, which no generated input causes" },
     Argument { kernel: "wgmma/", operators: &[Operator::FewerRegisters, Operator::DropRegisters],
         places: &["k.roles("], what: "setmaxnreg",
