@@ -304,11 +304,6 @@ pub(crate) trait Probability: WgmmaElement {
     /// so that none of them is too large for an element.
     const SPECULATIVE_MOST: f32;
 
-    /// Whether tensors of these elements have a scale for each head.
-    const SCALED: bool = false;
-    /// Whether V is transposed in shared memory, keys along its rows, as 8-bit operands must be.
-    const TRANSPOSED: bool = false;
-
     /// Registers of accumulators that word `word` of the operands A over the same columns is made of, in its order.
     /// They belong to row half `word % 2`.
     fn registers(word: u32) -> Vec<u32>;
@@ -352,8 +347,6 @@ impl Probability for E4M3 {
     const CONDITIONAL_THRESHOLD: f32 = 4.0;
     const SPECULATIVE_THRESHOLD: f32 = 5.0;
     const SPECULATIVE_MOST: f32 = 448.0;
-    const SCALED: bool = true;
-    const TRANSPOSED: bool = true;
 
     /// A word holds four neighbours along k, accumulators two. So the keys of a step are taken in another order, in
     /// which a lane's own values of two accumulators of 8 columns are neighbours; V is transposed in the same order.

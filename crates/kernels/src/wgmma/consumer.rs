@@ -81,7 +81,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let index = warp / 4;
         let groups = levers.warpgroups();
         let barrier = levers.pingpong.then(|| WarpSchedulerBarrier::new(index, groups));
-        let scales = E::SCALED.then(|| HeadFactors::new(k));
+        let scales = shape.is_fp8().then(|| HeadFactors::new(k));
         let scale = match &scales {
             Some(scales) => Scale::OfHead(scales.exponents),
             None => Scale::Fixed(params.score_mod.exponent_scale),
@@ -113,7 +113,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             values,
             q_rows,
             k_tile: context.k_tile.k_major().steps_of(0..steps),
-            v_tile: match E::TRANSPOSED {
+            v_tile: match shape.is_fp8() {
                 true => context.v_tile.k_major(),
                 false => context.v_tile.mn_major(),
             },

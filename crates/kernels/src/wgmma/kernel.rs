@@ -56,7 +56,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(stage_rows, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
-    let (v_rows, v_cols, values) = match E::TRANSPOSED {
+    let (v_rows, v_cols, values) = match shape.is_fp8() {
         true => (padded(shape.head_dim_v, E::Out::BYTES), cols, RowsOf::Batch),
         false => (cols, shape.head_dim_v, keys),
     };
@@ -83,7 +83,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     };
     let context = Context {
         params: &params,
-        scales: E::SCALED.then(|| HeadScales::declare(k)),
+        scales: shape.is_fp8().then(|| HeadScales::declare(k)),
         levers,
         shape,
         work: listed.unwrap_or_else(|| Work::Table(k.param_ptr("table"))),

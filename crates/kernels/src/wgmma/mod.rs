@@ -101,7 +101,7 @@ pub(crate) fn plan(
         schedule.add_to_main(&mut launch);
     }
     add_rows(&mut launch, problem, &shape);
-    if shape.dtype == DType::E4M3 {
+    if shape.is_fp8() {
         HeadScales::add_to_launch(&mut launch, problem);
     }
     launch.args.extend(table);
@@ -116,7 +116,7 @@ pub(crate) fn plan(
         then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
     }
     // After the schedule, which serves other calls too.
-    if shape.dtype == DType::E4M3 {
+    if shape.is_fp8() {
         before.push(values.step(problem, &shape, kernels)?);
     }
     Ok((before, Step { kernel, launch }, then))
@@ -148,7 +148,7 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
     if shape.listed {
         check_listed(config)?;
     }
-    if shape.dtype == DType::E4M3 {
+    if shape.is_fp8() {
         if !config.cols.is_multiple_of(tiles::step(1)) {
             return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
         }
