@@ -197,23 +197,24 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             self.score_steps(k_place, all.clone());
             refill();
         }
-        let part = (all.end / SPECULATIVE_PARTS).max(1);
-        let mut before = None::<Range<u32>>;
+        let part = all.end.div_ceil(SPECULATIVE_PARTS);
+        let mut before = 0..0;
         for start in all.clone().step_by(part as usize) {
             let steps = start..(start + part).min(all.end);
             let sums: Vec<_> = self.rows.iter().map(|row| row.sum.get()).collect();
             for step in steps.clone() {
-                if before.is_some() {
-                    self.accumulate(v_place, step - part);
+                if let Some(before) = before.next() {
+                    self.accumulate(v_place, before);
                 }
                 self.apply_score_mod(step);
                 self.exponentials(step);
             }
+            // The part before may be longer, by a step that must not come after maxima were raised.
+            before.for_each(|step| self.accumulate(v_place, step));
             self.redo_if_large(k_place, steps.clone(), &sums);
-            before = Some(steps);
+            before = steps;
         }
-        let last = before.into_iter().flatten();
-        last.for_each(|step| self.accumulate(v_place, step));
+        before.for_each(|step| self.accumulate(v_place, step));
     }
 
     /// If a probability of some steps came out large, raises the maxima and computes these steps again, from
