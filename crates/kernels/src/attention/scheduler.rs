@@ -324,7 +324,7 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let (rows, cols) = (clusters.tiles * tiling.rows as usize, tiling.cols as usize);
     let (splits, past) = (tiling.splits as usize, problem.seq_len_kv().div_ceil(cols));
     let end = tiling.packing.rows_of(problem.seq_len_q()) as i64;
-    let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
+    let (cluster, groups) = (tiling.cluster as usize, (tiling.rows / WARPGROUP_ROWS) as usize);
     // Those of head 0, for each of a cluster's neighbouring Q tiles.
     let mut items: Vec<[u32; WORDS]> = Vec::with_capacity(clusters.per_head * splits * clusters.tiles + 1);
     let mut order: Vec<(Reverse<u64>, Reverse<usize>, usize)> = Vec::with_capacity(clusters.per_head * splits);
