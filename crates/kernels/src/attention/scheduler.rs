@@ -12,7 +12,7 @@ use std::sync::Arc;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
-use super::block_range::Divisor;
+use super::divisor::Divisor;
 use super::query_rows::{Packing, WARPGROUP_ROWS};
 use loads::{Loads, MOST_CLUSTERS};
 

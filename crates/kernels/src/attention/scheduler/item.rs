@@ -3,7 +3,9 @@
 
 use flashcore_ir::Val;
 
-use super::super::block_range::{BlockOrder, BlockRange, Divisor, Index, share};
+use super::super::block_range::{BlockOrder, BlockRange, share};
+use super::super::divisor::Divisor;
+use super::super::index::Index;
 use super::super::query_rows::{Packing, WARPGROUP_ROWS};
 
 /// Words of a work item.
@@ -90,16 +92,16 @@ impl<I: Index> Tile<I> {
     pub(crate) fn new(visible: impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: impl Into<Divisor>) -> Tile<I> {
         let cols = cols.into();
         let number = |value: u32| first.constant(value as i32);
-        let last = (first + number(rows)).at_most(end) - number(1);
+        let last = (first + number(rows)).min(end) - number(1);
         let range = Tile::range(&visible, first, end, rows, cols);
         let order = BlockOrder::descending(range);
         let of_group = |group: u32| {
             let first = first + number(WARPGROUP_ROWS * group);
-            let end_key = visible((first + number(WARPGROUP_ROWS - 1)).at_most(last)).1;
+            let end_key = visible((first + number(WARPGROUP_ROWS - 1)).min(last)).1;
             let end_block = (end_key + number(cols.number() - 1)).div_by(cols);
-            let out_of_range = I::select(order.masked_low.is(number(0)), range.end - end_block, number(0));
-            let fully_masked = out_of_range.at_most(order.masked).at_most(order.count - number(1));
-            I::select(first.is_below(end), fully_masked, number(NO_ROWS))
+            let out_of_range = I::select(order.masked_low.eq(number(0)), range.end - end_block, number(0));
+            let fully_masked = out_of_range.min(order.masked).min(order.count - number(1));
+            I::select(first.lt(end), fully_masked, number(NO_ROWS))
         };
         let groups = rows.div_ceil(WARPGROUP_ROWS);
         debug_assert!(groups <= MOST_GROUPS as u32, "{rows} rows");
@@ -119,7 +121,7 @@ impl<I: Index> Tile<I> {
         rows: u32,
         cols: impl Into<Divisor>,
     ) -> BlockRange<I> {
-        let last = (first + first.constant(rows as i32)).at_most(end) - first.constant(1);
+        let last = (first + first.constant(rows as i32)).min(end) - first.constant(1);
         BlockRange::between(visible(first), visible(last), cols)
     }
 
@@ -137,8 +139,8 @@ impl<I: Index> Tile<I> {
     fn after(&self, begin: I, count: I) -> [Option<I>; MOST_GROUPS] {
         let number = |value: u32| begin.constant(value as i32);
         let left = |of_group: I| {
-            let left = (of_group - begin).at_least(number(0)).at_most(count - number(1));
-            I::select(of_group.is(number(NO_ROWS)), of_group, left)
+            let left = (of_group - begin).max(number(0)).min(count - number(1));
+            I::select(of_group.eq(number(NO_ROWS)), of_group, left)
         };
         match self.fully_masked {
             alone @ [_, None, ..] => alone,
@@ -158,7 +160,7 @@ impl<I: Index> Tile<I> {
             of_group.copied().flatten().unwrap_or_else(|| number(NO_ROWS))
         };
         let groups = (0..GROUPS).rev().map(of_group);
-        let masked_low = order.masked_low.at_least(number(0)).at_most(order.count);
+        let masked_low = order.masked_low.max(number(0)).min(order.count);
         [
             pair(place.batch, place.kv_head),
             pair(place.head, place.tile),

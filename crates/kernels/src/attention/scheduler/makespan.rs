@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use flashcore_problem::Problem;
 
-use super::super::block_range::Divisor;
+use super::super::divisor::Divisor;
 use super::loads::Loads;
 use super::{Clusters, TILE_COST, TileQueries, Tiling};
 
