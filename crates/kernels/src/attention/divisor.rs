@@ -31,7 +31,7 @@ impl Divisor {
     }
 }
 
-/// From a number that is not 0, and at most 2^31.
+/// The number is not 0, and at most 2^31.
 impl From<u32> for Divisor {
     fn from(number: u32) -> Divisor {
         let shift = number.next_power_of_two().trailing_zeros();
@@ -56,7 +56,7 @@ impl<'k> ParamDivisor<'k> {
         }
     }
 
-    /// Of a number below 2^31.
+    /// The quotient of a number below 2^31.
     #[track_caller]
     pub(crate) fn quotient(&self, number: Val<'k, u32>) -> Val<'k, u32> {
         (number + number).mul_hi(self.factor) >> self.shift

@@ -23,11 +23,11 @@ pub(super) struct QStage<'k> {
 }
 
 impl<'k> QStage<'k> {
-    /// Of a pipeline with some stages for each Q, all of whose columns are copied to registers if it is `held`.
+    /// The stage of a pipeline that has some for each Q. All columns are copied to registers if Q is `held`.
     pub(super) fn new(consumer: Consumer<'k>, held: bool, stages: u32) -> Self {
         let last_read = match (held, stages) {
             (true, _) => QRead::Load,
-            // As soon as can be: the next Q has no other stage to go to.
+            // It is released as soon as can be: the next Q has no other stage to go to.
             (false, 1) => QRead::LastScores,
             (false, _) => QRead::TileEnd,
         };

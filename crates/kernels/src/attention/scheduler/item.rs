@@ -26,7 +26,7 @@ pub(crate) const FULLY_MASKED: usize = 6;
 /// All iterations, and the slot of a partial in the high half.
 const COUNT: usize = 7;
 
-/// In place of a number of fully masked iterations: the warpgroup has no rows.
+/// What stands in place of a number of fully masked iterations if the warpgroup has no rows.
 pub(crate) const NO_ROWS: u32 = 0xff;
 
 /// Batches, heads, Q tiles and K blocks that an item can name.
@@ -204,13 +204,13 @@ pub(crate) struct WorkItem<'k> {
     words: Vec<Val<'k, u32>>,
     rows: u32,
     cols: u32,
-    /// Whether it may be one of several pieces of a tile, and has a slot for its partial then.
+    /// Whether the item may be one of several pieces of a tile, and has a slot for its partial then.
     in_pieces: bool,
     packing: Packing,
 }
 
 impl<'k> WorkItem<'k> {
-    /// Of words that were read, for tiles of `rows` by `cols`.
+    /// The item of words that were read, for tiles of `rows` by `cols`.
     pub(crate) fn new(words: Vec<Val<'k, u32>>, [rows, cols]: [u32; 2], packing: Packing, in_pieces: bool) -> Self {
         WorkItem {
             words,
