@@ -62,7 +62,7 @@ pub(crate) fn attention() -> Result<Kernel, BuildErrors> {
         k.roles(vec![
             Role::new("producer", 4, || {
                 let (q, keys, values) = (q_ring.producer(), k_ring.producer(), v_ring.producer());
-                let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+                let warp = k.warp_idx();
                 k.if_(warp.eq(0).uniform(), || {
                     k.if_(k.elect().divergent(), || {
                         copy(tiles.q_tile, tiles.q, q, first_row, head);

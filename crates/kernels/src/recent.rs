@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub struct Recent<K, V> {
     most: usize,
-    /// From the least to the most recently used.
+    /// The entries from the least to the most recently used.
     entries: Mutex<Vec<(K, V)>>,
 }
 
@@ -33,7 +33,7 @@ impl<K, V: Clone> Recent<K, V> {
     /// ```
     ///
     /// # Errors
-    /// That of `make`, which is not kept.
+    /// The error of `make`, which is not kept.
     pub fn get_or_make<E>(&self, is: impl Fn(&K) -> bool, make: impl FnOnce() -> Result<(K, V), E>) -> Result<V, E> {
         let search = |entries: &mut [(K, V)]| {
             let at = entries.iter().rposition(|(key, _)| is(key))?;

@@ -28,11 +28,14 @@ impl Size {
         // Causal rows see half of the keys on average: as if there were fewer of them.
         let causal = problem.mask().window_right.is_some();
         let enough = if causal { 3 * sms / 2 } else { 9 * sms / 10 };
-        match () {
-            () if problem.seq_len_q() * problem.group_size() <= 16 => Size::Decode,
-            () if blocks(128) >= 2 * sms => Size::Large,
-            () if blocks(64) >= enough => Size::Medium,
-            () => Size::Small,
+        if problem.seq_len_q() * problem.group_size() <= 16 {
+            Size::Decode
+        } else if blocks(128) >= 2 * sms {
+            Size::Large
+        } else if blocks(64) >= enough {
+            Size::Medium
+        } else {
+            Size::Small
         }
     }
 }
@@ -65,7 +68,7 @@ pub(crate) fn usual_rows(problem: &Problem) -> usize {
 /// the bound asks for, all run at once, and are done before a schedule is made and tiles are merged. What must not
 /// depend on the batch is not chosen by it.
 ///
-/// Of five problems of 715 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
+/// In five problems of 715 to 860 keys (run `serve-chunks`) such blocks took 0.66 to 0.88 of the time of packed tiles
 /// with a schedule kept. With 128 columns a head and 1,024 keys both took as long (run `serve-late-2`); with 64,
 /// nothing was timed from 860 keys to the bound.
 pub(crate) fn is_short_chunk(problem: &Problem, chip: Chip) -> bool {

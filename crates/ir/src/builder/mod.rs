@@ -246,6 +246,12 @@ impl KernelBuilder {
         self.special(Special::LaneId)
     }
 
+    /// Index of this warp in its block, which the compiler then knows to be the same in all lanes.
+    #[track_caller]
+    pub fn warp_idx(&self) -> Val<'_, u32> {
+        (self.thread_idx() / 32).shfl_idx(0u32)
+    }
+
     #[track_caller]
     pub(crate) fn special(&self, which: Special) -> Val<'_, u32> {
         if let Special::Tid(dim) | Special::Ntid(dim) | Special::Ctaid(dim) | Special::Nctaid(dim) = which

@@ -62,9 +62,7 @@ impl KernelBuilder {
             ));
         }
         self.check_registers(&roles);
-        // The same in all lanes, which the compiler cannot see of a thread index.
-        let warp = (self.thread_idx() / 32).shfl_idx(0u32);
-        self.role_of(warp, 0, roles.into_iter());
+        self.role_of(self.warp_idx(), 0, roles.into_iter());
     }
 
     #[track_caller]

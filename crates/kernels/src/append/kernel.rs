@@ -184,7 +184,7 @@ impl<'k, E: Element> Params<'k, E> {
 struct SequenceRow<'k> {
     sequence: Val<'k, u32>,
     number: Val<'k, u32>,
-    /// Whether it is of a sequence.
+    /// Whether the row is of a sequence.
     exists: Option<Val<'k, bool>>,
     /// Its first two indices in its tensor.
     at: [Val<'k, u32>; 2],

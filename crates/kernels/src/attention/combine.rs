@@ -31,7 +31,7 @@ const COLUMNS: u32 = 4;
 /// Partials that a thread loads before it uses the first.
 const BATCH: u32 = 8;
 
-/// The same where a row has two partials, with rare exceptions.
+/// Partials that a thread loads at once where most rows have two.
 const FEW: u32 = 2;
 
 /// Threads a block should have; more where a row needs them.
@@ -60,7 +60,7 @@ impl Threads {
         }
     }
 
-    /// Those of tiles that a schedule usually has in so many pieces.
+    /// The threads for tiles that a schedule usually has in so many pieces.
     fn listed(pieces: u32, head_dim_v: u32) -> Threads {
         Threads {
             batch: if pieces <= FEW { FEW } else { BATCH },
@@ -68,7 +68,7 @@ impl Threads {
         }
     }
 
-    /// As many splits or pieces as the same threads share.
+    /// Splits or pieces that the groups load at a time.
     fn most(&self) -> u32 {
         self.groups * self.batch
     }
@@ -286,7 +286,7 @@ fn merge<'k>(
 }
 
 struct Found<'k> {
-    /// Whether it counts; `None`: it does.
+    /// Whether the partial counts, if it may not.
     counts: Option<Val<'k, bool>>,
     sums: Vec<Val<'k, f32>>,
     out: Vec<Val<'k, f32>>,

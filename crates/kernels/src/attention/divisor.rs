@@ -1,9 +1,46 @@
-//! Quotients by numbers that the host knows.
+//! Quotients by numbers that the host knows: a product and a shift in place of a division. Source: Granlund and
+//! Montgomery, "Division by invariant integers using multiplication" (1994).
 
 use flashcore_ir::{Arg, KernelBuilder, Val};
 
-/// A divisor that a launch gives with its reciprocal: a product and a shift in place of a division's twenty
-/// instructions. On the host, [`block_range::Divisor`](super::block_range::Divisor) does the same.
+/// A number with its reciprocal, for many divisions by it. Numbers that are divided are less than 2^31, as rows and
+/// keys are.
+#[derive(Clone, Copy, Debug)]
+pub struct Divisor {
+    number: u32,
+    factor: u32,
+    shift: u32,
+}
+
+impl Divisor {
+    /// The number.
+    pub fn number(self) -> u32 {
+        self.number
+    }
+
+    /// The quotient of a number, rounded down.
+    #[inline]
+    pub fn floor_div(self, number: u32) -> u32 {
+        ((2 * u64::from(number) * u64::from(self.factor)) >> 32 >> self.shift) as u32
+    }
+
+    /// The quotient of a number, rounded up.
+    #[inline]
+    pub fn ceil_div(self, number: u32) -> u32 {
+        self.floor_div(number + (self.number - 1))
+    }
+}
+
+/// The number is not 0, and at most 2^31.
+impl From<u32> for Divisor {
+    fn from(number: u32) -> Divisor {
+        let shift = number.next_power_of_two().trailing_zeros();
+        let factor = (1u64 << (31 + shift)).div_ceil(u64::from(number)) as u32;
+        Divisor { number, factor, shift }
+    }
+}
+
+/// A [`Divisor`] that a launch gives: on a GPU a division takes twenty instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct ParamDivisor<'k> {
     factor: Val<'k, u32>,
@@ -19,24 +56,17 @@ impl<'k> ParamDivisor<'k> {
         }
     }
 
-    /// Of a number below 2^31.
+    /// The quotient of a number below 2^31.
     #[track_caller]
     pub(crate) fn quotient(&self, number: Val<'k, u32>) -> Val<'k, u32> {
         (number + number).mul_hi(self.factor) >> self.shift
     }
 }
 
-/// The arguments of a divisor. Source: Granlund and Montgomery, "Division by invariant integers using multiplication"
-/// (1994).
+/// The arguments of a divisor, in which 0 counts as 1.
 pub(crate) fn args(divisor: u32) -> [Arg; 2] {
-    reciprocal(divisor.max(1)).map(Arg::U32)
-}
-
-/// Factor and shift with which `x / d = (2x · factor >> 32) >> shift` for every `x` below 2^31.
-fn reciprocal(divisor: u32) -> [u32; 2] {
-    let shift = divisor.next_power_of_two().trailing_zeros();
-    let factor = (1u64 << (31 + shift)).div_ceil(u64::from(divisor));
-    [factor as u32, shift]
+    let divisor = Divisor::from(divisor.max(1));
+    [divisor.factor, divisor.shift].map(Arg::U32)
 }
 
 #[cfg(test)]
@@ -45,14 +75,17 @@ mod tests {
 
     #[test]
     fn quotients_are_exact() {
-        let most = (1u64 << 31) - 1;
-        for divisor in (1..3000).chain([65_535, 65_536, 65_537, 1 << 30, (1 << 31) - 1]) {
-            let [factor, shift] = reciprocal(divisor).map(u64::from);
-            let d = u64::from(divisor);
-            let of_multiples = [1, 2, 3, most / d].map(|times| times * d);
-            let numbers = of_multiples.iter().flat_map(|x| [x - 1, *x, x + 1]).chain([0, most]);
+        let most = (1u32 << 31) - 1;
+        for number in (1..3000).chain([65_535, 65_536, 65_537, 1 << 30, most, most + 1]) {
+            let divisor = Divisor::from(number);
+            let of_multiples = [1, 2, 3, most / number].map(|times| number.saturating_mul(times));
+            let near = |x: u32| [x.saturating_sub(1), x, x.saturating_add(1)];
+            let numbers = of_multiples.into_iter().flat_map(near).chain([0, most]);
             for x in numbers.filter(|x| *x <= most) {
-                assert_eq!((2 * x * factor) >> 32 >> shift, x / d, "{x} / {divisor}");
+                assert_eq!(divisor.floor_div(x), x / number, "{x} / {number}");
+                if x <= most - (number - 1) {
+                    assert_eq!(divisor.ceil_div(x), x.div_ceil(number), "{x} / {number}");
+                }
             }
         }
     }

@@ -81,7 +81,7 @@ pub(crate) struct Total<'k> {
 }
 
 impl<'k> Total<'k> {
-    /// From the offset and sum of a row of a head, with the head's sink if there are any.
+    /// The total from the offset and sum of a row of a head, with the head's sink if there are any.
     #[track_caller]
     pub(crate) fn new(
         sinks: Option<&Sinks<'k>>,

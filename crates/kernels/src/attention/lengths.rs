@@ -92,9 +92,9 @@ fn rows_of<'k>(
 /// Where the first row of a sequence is, if sequences follow each other.
 #[derive(Clone, Copy)]
 pub(crate) struct FirstRows<'k> {
-    /// Of Q and of the output.
+    /// The first row of Q and of the output.
     pub q: Option<Val<'k, u32>>,
-    /// Of K and V.
+    /// The first row of K and V.
     pub k: Option<Val<'k, u32>>,
 }
 
@@ -279,7 +279,7 @@ pub(crate) struct TensorParam<'k, E> {
     /// Elements from a row to the next.
     pub seq_stride: Val<'k, u32>,
     head_stride: Val<'k, u32>,
-    /// Of a paged tensor, whose batch stride is that of pages.
+    /// The pages of a paged tensor, whose batch stride is that of pages.
     pages: Option<Pages<'k>>,
 }
 

@@ -3,9 +3,10 @@
 
 pub mod block_range;
 pub(crate) mod combine;
-pub(crate) mod divisor;
+pub mod divisor;
 pub(crate) mod epilogue;
 pub(crate) mod gradients;
+pub mod index;
 pub(crate) mod lengths;
 pub(crate) mod mask;
 pub(crate) mod masked_row;

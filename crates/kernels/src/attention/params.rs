@@ -123,6 +123,12 @@ impl Shape {
         }
     }
 
+    /// Whether elements have 8 bits: tensors then have a scale for each head, and V is transposed in shared memory, as
+    /// operands of products must be.
+    pub(crate) fn is_fp8(&self) -> bool {
+        self.dtype == DType::E4M3
+    }
+
     /// The kernel's entry name: the config's id and what else is baked in.
     pub(crate) fn kernel_name(&self, id: &str) -> String {
         let id = id.replace(['/', '-'], "_");

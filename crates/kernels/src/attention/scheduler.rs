@@ -12,7 +12,7 @@ use std::sync::Arc;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::{KeyRange, Problem};
 
-use super::block_range::Divisor;
+use super::divisor::Divisor;
 use super::query_rows::{Packing, WARPGROUP_ROWS};
 use loads::{Loads, MOST_CLUSTERS};
 
@@ -70,7 +70,7 @@ pub(crate) struct WorkList<'k> {
     end: Option<Val<'k, u32>>,
 }
 
-/// As much of the next item as is needed while the current one is computed.
+/// What of the next item is needed while the current one is computed.
 pub(crate) struct NextItem<'k> {
     fully_masked: Val<'k, u32>,
     /// Its number, and one past the last of a list that says how long it is.
@@ -324,8 +324,8 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     let (rows, cols) = (clusters.tiles * tiling.rows as usize, tiling.cols as usize);
     let (splits, past) = (tiling.splits as usize, problem.seq_len_kv().div_ceil(cols));
     let end = tiling.packing.rows_of(problem.seq_len_q()) as i64;
-    let (cluster, groups) = (tiling.cluster as usize, tiling.rows as usize / 64);
-    // Those of head 0, for each of a cluster's neighbouring Q tiles.
+    let (cluster, groups) = (tiling.cluster as usize, (tiling.rows / WARPGROUP_ROWS) as usize);
+    // The items of head 0, for each of a cluster's neighbouring Q tiles.
     let mut items: Vec<[u32; WORDS]> = Vec::with_capacity(clusters.per_head * splits * clusters.tiles + 1);
     let mut order: Vec<(Reverse<u64>, Reverse<usize>, usize)> = Vec::with_capacity(clusters.per_head * splits);
     let (queries, block) = (TileQueries::new(tiling.packing, rows), Divisor::from(tiling.cols));

@@ -38,31 +38,28 @@ impl Rescale {
     )
     .searched(3);
 
-    /// How `mma` raises maxima, in powers of two: the threshold, if there is one, and what is added to a row's largest
-    /// score to get its maximum. With speculative softmax that lets later scores exceed the largest by as much and one
+    /// The policy of `mma`. With speculative softmax later scores may exceed the largest by 6 powers of two and one
     /// more: P is then about 2⁻⁶, where fp16 still holds what is 2⁻⁸ of the largest to its full precision.
-    pub(crate) fn of_warps(self) -> (Option<f32>, f32) {
-        match self {
+    pub(crate) fn of_warps(self) -> Policy {
+        let (threshold, max_offset) = match self {
             Rescale::Always | Rescale::Never => (None, 0.0),
             Rescale::Conditional => (Some(LARGEST_POWER), 0.0),
             Rescale::Speculative => (Some(0.0), 6.0),
-        }
+        };
+        Policy { threshold, max_offset }
     }
 
-    /// How many powers of two a score may be above its row's maximum before `wgmma` raises that, where it looks at the
-    /// scores.
-    pub(crate) fn threshold<E: Probability>(self) -> f32 {
-        match self {
+    /// The policy of `wgmma` where it looks at the scores: P is at most `2^LARGEST_POWER` until a maximum is raised.
+    pub(crate) fn of_warpgroups<E: Probability>(self) -> Policy {
+        let threshold = match self {
             Rescale::Always | Rescale::Never => 0.0,
             Rescale::Conditional => E::CONDITIONAL_THRESHOLD,
             Rescale::Speculative => E::SPECULATIVE_THRESHOLD,
+        };
+        Policy {
+            threshold: Some(threshold),
+            max_offset: threshold - LARGEST_POWER,
         }
-    }
-
-    /// Powers of two that `wgmma` adds to a row's largest score to get its maximum, 0 or negative: P is at most
-    /// `2^LARGEST_POWER` until a maximum is raised.
-    pub(crate) fn max_offset<E: Probability>(self) -> f32 {
-        self.threshold::<E>() - LARGEST_POWER
     }
 
     /// Refuses a softmax without a policy.
@@ -76,6 +73,15 @@ impl Rescale {
             Rescale::Always | Rescale::Conditional | Rescale::Speculative => Ok(()),
         }
     }
+}
+
+/// When maxima are raised and how far, in powers of two.
+#[derive(Clone, Copy)]
+pub(crate) struct Policy {
+    /// How far a score may be above its row's maximum before that is raised. Without one it is raised in every K block.
+    pub threshold: Option<f32>,
+    /// What is added to a row's largest score to get its maximum.
+    pub max_offset: f32,
 }
 
 /// In the order of the lever's words.
@@ -201,25 +207,33 @@ impl<'k> Row<'k> {
 
 /// Whether a row of the warp has a score more than `threshold` powers of two above its maximum.
 #[track_caller]
-pub(crate) fn any_above<'k>(rows: &[Row<'k>], largest: &[Val<'k, f32>], threshold: f32) -> Val<'k, bool> {
+fn any_above<'k>(rows: &[Row<'k>], largest: &[Val<'k, f32>], threshold: f32) -> Val<'k, bool> {
     let above = |i: usize| rows[i].max.exponent(largest[i]).gt(threshold);
     (1..rows.len()).fold(above(0), |any, i| any | above(i)).vote_any()
 }
 
-/// Raises the maxima of rows to their largest new scores plus `max_offset` powers of two, and brings their sums to the
-/// new maxima. `rescale(row, factor)` does the same for the output.
+/// Raises the maxima of rows to their largest new scores where the policy says so, and brings their sums to the new
+/// maxima; `rescale(row, factor)` does the same for the output. Returns whether it did in this warp, if it asked.
 #[track_caller]
 pub(crate) fn raise_maxima<'k>(
     rows: &[Row<'k>],
     largest: &[Val<'k, f32>],
-    max_offset: f32,
+    policy: Policy,
     rescale: impl Fn(usize, Val<'k, f32>),
-) {
-    for (i, (row, largest)) in rows.iter().zip(largest).enumerate() {
-        let factor = row.max.raise(largest.reduce_max(QUAD), max_offset);
-        row.sum.mul_assign(factor);
-        rescale(i, factor);
+) -> Option<Val<'k, bool>> {
+    let raise = || {
+        for (i, (row, largest)) in rows.iter().zip(largest).enumerate() {
+            let factor = row.max.raise(largest.reduce_max(QUAD), policy.max_offset);
+            row.sum.mul_assign(factor);
+            rescale(i, factor);
+        }
+    };
+    let any = policy.threshold.map(|threshold| any_above(rows, largest, threshold));
+    match any {
+        Some(any) => any.builder().if_(any.uniform(), raise),
+        None => raise(),
     }
+    any
 }
 
 /// Scores become probabilities where they are, and their sums are added to those of the rows. `tap` sees each register.
@@ -290,11 +304,6 @@ pub(crate) trait Probability: WgmmaElement {
     /// so that none of them is too large for an element.
     const SPECULATIVE_MOST: f32;
 
-    /// Whether tensors of these elements have a scale for each head.
-    const SCALED: bool = false;
-    /// Whether V is transposed in shared memory, keys along its rows, as 8-bit operands must be.
-    const TRANSPOSED: bool = false;
-
     /// Registers of accumulators that word `word` of the operands A over the same columns is made of, in its order.
     /// They belong to row half `word % 2`.
     fn registers(word: u32) -> Vec<u32>;
@@ -338,8 +347,6 @@ impl Probability for E4M3 {
     const CONDITIONAL_THRESHOLD: f32 = 4.0;
     const SPECULATIVE_THRESHOLD: f32 = 5.0;
     const SPECULATIVE_MOST: f32 = 448.0;
-    const SCALED: bool = true;
-    const TRANSPOSED: bool = true;
 
     /// A word holds four neighbours along k, accumulators two. So the keys of a step are taken in another order, in
     /// which a lane's own values of two accumulators of 8 columns are neighbours; V is transposed in the same order.

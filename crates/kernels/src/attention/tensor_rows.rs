@@ -333,13 +333,13 @@ enum Who {
 }
 
 impl<'k> Storers<'k> {
-    /// Of a consumer's warp and warpgroup, by their numbers. Warpgroups meet at the named barriers from `barrier` on.
+    /// Storers of a consumer's warp and warpgroup, by their numbers. Warpgroups meet at barriers from `barrier` on.
     pub(crate) fn new(packing: Packing, [warp, warpgroup]: [Val<'k, u32>; 2], barrier: u32) -> Self {
         let rows = packing.stored_rows();
-        let (part, who) = match () {
-            () if packing.is_of_tiles() => (warp.builder().constant(0), Who::All { threads: 2 * rows }),
-            () if packing.leaves_rows() => (warpgroup, Who::Warpgroup),
-            () => (warp, Who::Warp),
+        let (part, who) = match (packing.is_of_tiles(), packing.leaves_rows()) {
+            (true, _) => (warp.builder().constant(0), Who::All { threads: 2 * rows }),
+            (false, true) => (warpgroup, Who::Warpgroup),
+            (false, false) => (warp, Who::Warp),
         };
         Storers {
             part,

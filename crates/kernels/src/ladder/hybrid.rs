@@ -154,7 +154,7 @@ impl<'k, E: Widen> Probabilities<'k, E> {
         }
     }
 
-    /// Those of a row for [`KEYS`] keys.
+    /// A row's values for [`KEYS`] keys.
     #[track_caller]
     fn load(&self, row: Val<'k, u32>, key: Val<'k, u32>) -> Vec<Val<'k, f32>> {
         match self {

@@ -14,7 +14,7 @@ use crate::attention::mask::{mask_scores, warp_sees};
 use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{self, ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
 use crate::attention::score_mod::TileBias;
-use crate::attention::softmax::{Row, SixteenBits, any_above, raise_maxima};
+use crate::attention::softmax::{Row, SixteenBits, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::tiles::{Fragments, STEP, padded};
 
@@ -40,8 +40,7 @@ pub(super) struct WarpPlace<'k> {
 impl<'k> WarpPlace<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, levers: &Config) -> Self {
-        // The same in every lane; read from one, so that the compiler knows.
-        let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         if levers.kv_warps == 1 {
             return WarpPlace {
                 kv_warp: k.constant(0),
@@ -132,7 +131,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
 
     /// Sets ALiBi's biases, and the key of a tap, for the K block that begins at `first_key`.
     #[track_caller]
-    pub(super) fn begin_block(&self, first_key: impl FnOnce() -> Val<'k, u32>) {
+    pub(super) fn begin_score_mod(&self, first_key: impl FnOnce() -> Val<'k, u32>) {
         if self.tapped_key.is_none() && self.biases.is_empty() {
             return;
         }
@@ -198,23 +197,24 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             self.score_steps(k_place, all.clone());
             refill();
         }
-        let part = (all.end / SPECULATIVE_PARTS).max(1);
-        let mut before = None::<Range<u32>>;
+        let part = all.end.div_ceil(SPECULATIVE_PARTS);
+        let mut before = 0..0;
         for start in all.clone().step_by(part as usize) {
             let steps = start..(start + part).min(all.end);
             let sums: Vec<_> = self.rows.iter().map(|row| row.sum.get()).collect();
             for step in steps.clone() {
-                if before.is_some() {
-                    self.accumulate(v_place, step - part);
+                if let Some(before) = before.next() {
+                    self.accumulate(v_place, before);
                 }
-                self.cap(step);
+                self.apply_score_mod(step);
                 self.exponentials(step);
             }
+            // The part before may be longer, by a step that must not come after maxima were raised.
+            before.for_each(|step| self.accumulate(v_place, step));
             self.redo_if_large(k_place, steps.clone(), &sums);
-            before = Some(steps);
+            before = steps;
         }
-        let last = before.into_iter().flatten();
-        last.for_each(|step| self.accumulate(v_place, step));
+        before.for_each(|step| self.accumulate(v_place, step));
     }
 
     /// If a probability of some steps came out large, raises the maxima and computes these steps again, from
@@ -244,7 +244,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             false => self.score_steps(k_place, steps.clone()),
         }
         for step in steps {
-            self.cap(step);
+            self.apply_score_mod(step);
         }
     }
 
@@ -267,9 +267,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.scores.widen(keys);
     }
 
-    /// Applies soft cap and ALiBi to the scores of a step.
+    /// Applies soft cap and ALiBi to the scores of a step, and stores them if they are tapped.
     #[track_caller]
-    fn cap(&self, step: u32) {
+    fn apply_score_mod(&self, step: u32) {
         for (m, scores) in self.scores.iter().enumerate() {
             let (registers, biases) = (row_tile::registers(step..step + 1), self.biases.get(m));
             self.params.score_mod.apply(scores, registers.clone(), None, biases);
@@ -301,13 +301,8 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         self.k.verb("raise_maxima", || {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
-            let (threshold, max_offset) = self.levers.rescale.of_warps();
             let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
-            let raise = || raise_maxima(&self.rows, &largest, max_offset, rescale_output);
-            match threshold {
-                None => raise(),
-                Some(powers) => self.k.if_(any_above(&self.rows, &largest, powers).uniform(), raise),
-            }
+            raise_maxima(&self.rows, &largest, self.levers.rescale.of_warps(), rescale_output);
         });
     }
 

@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    /// The same for decoding: heads, heads of K/V, batch, keys.
+    /// The defaults for decoding, by heads, heads of K/V, batch, keys.
     #[test]
     fn decoding() {
         let mut text = String::new();

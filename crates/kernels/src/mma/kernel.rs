@@ -104,7 +104,7 @@ fn main_loop<'k, E: SixteenBits>(
 ) {
     let (k, n_blocks) = (warp.k, &ring.n_blocks);
     let places = |n_block| {
-        warp.begin_block(|| ring.first_key(n_block, Edges::Checked));
+        warp.begin_score_mod(|| ring.first_key(n_block, Edges::Checked));
         [k_place.at(ring.stage(0, n_block)), v_place.at(ring.stage(1, n_block))]
     };
     k.for_uniform(0, n_blocks.masked, 1, |n_block| {

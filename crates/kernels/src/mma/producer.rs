@@ -24,7 +24,7 @@ pub(super) enum Keys<'k> {
     All,
     /// Its split of them.
     Split(Split<'k>),
-    /// Those of a work item, which may be a piece of a tile, and whether it is the block's last item.
+    /// The K blocks of a work item, which may be a piece of a tile, and whether it is the block's last item.
     Item(WorkItem<'k>, Val<'k, bool>),
 }
 
@@ -132,7 +132,7 @@ pub(super) struct Ring<'k, 'p, E> {
     params: &'p Params<'k, E>,
     levers: &'p Config,
     pub(super) n_blocks: BlockOrder<Val<'k, i32>>,
-    /// Of K and V.
+    /// Copies of K and of V.
     copies: [HeadCopies<'k, E>; 2],
 }
 

@@ -13,7 +13,7 @@ pub(super) fn load_row<'k, E: Widen>(at: GlobalPtr<'k, E>, count: u32, shape: &S
     at.load_f32s(count, shape.vector_bytes, Cache::ReadOnly)
 }
 
-/// The same of a key's row: zeros where it is on no page.
+/// [`load_row`] of a key: zeros where it is on no page.
 #[track_caller]
 pub(super) fn load_key<'k, E: Widen>(
     at: GlobalPtr<'k, E>,

@@ -22,13 +22,13 @@ pub(super) struct Threads {
 }
 
 impl Threads {
-    /// Of a kernel that owns query rows and walks keys; it has tiles.
+    /// The threads of a kernel that owns query rows and walks keys; it has tiles.
     pub(super) fn queries(config: &Config) -> Threads {
         let ((own, walked), warps) = (config.tile.unwrap_or((16, 16)), config.warps);
         Threads { own, walked, warps }
     }
 
-    /// Of a kernel that owns keys and walks query rows.
+    /// The threads of a kernel that owns keys and walks query rows.
     pub(super) fn keys(config: &Config) -> Threads {
         let Threads { own, walked, warps } = Threads::queries(config);
         let (own, walked) = (walked, own);

@@ -3,7 +3,7 @@
 /// The warp scheduler's: one for each consumer warpgroup, of which there are three at most.
 pub(super) const WARP_SCHEDULER: u32 = 1;
 
-/// Of warpgroups that store their rows together in the forward pass: one each, or one for all.
+/// Barriers of warpgroups that store their rows together in the forward pass: one each, or one for all.
 pub(super) const STORE: u32 = 4;
 
 /// In a backward pass whose two consumer warpgroups exchange P: P is in shared memory, and this block's dS is.

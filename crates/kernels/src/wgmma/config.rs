@@ -299,7 +299,7 @@ impl Config {
         let shape = &Shape::new(problem, ALIGNMENT, None).in_splits(self.splits);
         let bytes = |config: &Config| config.shared_bytes(shape, 1);
         let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
-        let step = if shape.dtype == DType::E4M3 { tiles::step(1) } else { 16 };
+        let step = if shape.is_fp8() { tiles::step(1) } else { 16 };
         let less = |values: &'static [u32], now: u32| values.iter().copied().rev().filter(move |value| *value < now);
         let cols = less(&COLS, self.cols).filter(|cols| cols.is_multiple_of(step));
         let mut remedies = Vec::new();
@@ -331,7 +331,7 @@ impl Config {
         let (scores, output) = (self.cols / 2, padded(shape.head_dim_v, OUT_BYTES) / 2);
         let probabilities = self.cols * shape.dtype.size_bytes() as u32 / 8;
         // Scales are kept as rows are.
-        let state = if shape.dtype == DType::E4M3 { 9 } else { 6 };
+        let state = if shape.is_fp8() { 9 } else { 6 };
         let what = format!(
             "output {output}, scores {scores}, probabilities {probabilities}, row state {state}, addresses and descriptors \
              {SCRATCH_REGISTERS}"

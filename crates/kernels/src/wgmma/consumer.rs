@@ -8,50 +8,20 @@ use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
-use super::barriers;
 use super::kernel::Context;
+use super::q_stage::{QRead, QStage};
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
+use super::{PRODUCER_WARPS, barriers};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
-use crate::attention::softmax::{
-    Probability, Row, Scale, any_above, exponentials, pack, pack_exponentials, raise_maxima,
-};
+use crate::attention::softmax::{Policy, Probability, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima};
 use crate::attention::tap::Tap;
 use crate::attention::tensor_rows::{Sequence, Storers};
-
-/// The last read of a stage of Q, after which it is released.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum QRead {
-    /// The copy to registers, if these hold all columns.
-    Load,
-    /// The last scores of the tile: as soon as can be, where the next Q has no other stage to go to.
-    LastScores,
-    /// The end of the tile, which is soon enough where there are two stages.
-    TileEnd,
-}
-
-/// A stage of Q, a warpgroup's or the tile's: the one place that releases it.
-pub(super) struct QStage<'k> {
-    pub(super) consumer: Consumer<'k>,
-    last_read: QRead,
-}
-
-impl<'k> QStage<'k> {
-    /// Releases the stage if this was the last read of it, and `last` holds where it is given.
-    #[track_caller]
-    pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
-        match last {
-            _ if read != self.last_read => {}
-            Some(last) => last.builder().if_(last.uniform(), || release(self.consumer)),
-            None => release(self.consumer),
-        }
-    }
-}
 
 #[track_caller]
 pub(super) fn release(stage: Consumer<'_>) {
@@ -89,6 +59,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     k_tile: WgmmaOperand<'k, E>,
     v_tile: WgmmaOperand<'k, E>,
     barrier: Option<WarpSchedulerBarrier<'k>>,
+    pub(super) policy: Policy,
     pub(super) scores: RowTile<'k>,
     /// The first columns of Q, as many of them as are held in registers.
     pub(super) q_held: AVars<'k, E>,
@@ -106,11 +77,11 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'p Context<'k, 'p, E>) -> Self {
         let (levers, shape, params) = (context.levers, context.shape, context.params);
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
+        let warp = k.warp_idx() - PRODUCER_WARPS;
         let index = warp / 4;
         let groups = levers.warpgroups();
         let barrier = levers.pingpong.then(|| WarpSchedulerBarrier::new(index, groups));
-        let scales = E::SCALED.then(|| HeadFactors::new(k));
+        let scales = shape.is_fp8().then(|| HeadFactors::new(k));
         let scale = match &scales {
             Some(scales) => Scale::OfHead(scales.exponents),
             None => Scale::Fixed(params.score_mod.exponent_scale),
@@ -137,23 +108,17 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             warp,
             lane_rows: LaneRows { first, packing },
             storers: Storers::new(packing, [warp, index], barriers::STORE),
-            q: QStage {
-                consumer,
-                last_read: match () {
-                    () if q_held.steps() == q_rows.steps() => QRead::Load,
-                    () if levers.q_stages(shape) == 1 => QRead::LastScores,
-                    () => QRead::TileEnd,
-                },
-            },
+            q: QStage::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
             keys,
             values,
             q_rows,
             k_tile: context.k_tile.k_major().steps_of(0..steps),
-            v_tile: match E::TRANSPOSED {
+            v_tile: match shape.is_fp8() {
                 true => context.v_tile.k_major(),
                 false => context.v_tile.mn_major(),
             },
             barrier,
+            policy: levers.rescale.of_warpgroups::<E>(),
             scores: acc("scores", levers.cols),
             q_held,
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
@@ -177,6 +142,12 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
+    /// Lets the next warpgroup start its products when it is this one's turn, which has none.
+    #[track_caller]
+    pub(super) fn pass_tensor_cores(&self) {
+        self.with_tensor_cores(|| ());
+    }
+
     // ---- Q --------------------------------------------------------------------------------------------
 
     #[track_caller]
@@ -192,7 +163,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.consumer.stage(), row, column + first)
+                tile.at_stage(self.q.number(), row, column + first)
             });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
             // for loads: without the fence the copy that fills the stage next may overtake them.
@@ -215,7 +186,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.consumer.stage()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.number()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();
@@ -235,8 +206,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- Softmax --------------------------------------------------------------------------------------
 
+    /// Scale of fp8 heads, soft cap and ALiBi; then a tap of the scores.
     #[track_caller]
-    pub(super) fn cap(&self, rows: &TileRows<'_, 'k>) {
+    pub(super) fn apply_score_mod(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
         let scale = self.scales.as_ref().map(|scales| scales.scores);
         score_mod.apply(&self.scores, registers.clone(), scale, rows.biases.first());
@@ -267,22 +239,12 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         mask_scores(self.k, &[self.scores], sees, first_key);
     }
 
-    /// Raises the maxima of the rows to their scores where one is more than `threshold` powers of two above its row's,
-    /// and rescales the sums; the output too if it is `ready`, else [`Self::factors`] say by what it is to be
-    /// multiplied. Returns whether any was raised in this warp.
+    /// [`raise_maxima`] of the rows to their scores.
     #[track_caller]
-    pub(super) fn raise_maxima(&self, threshold: f32, ready: bool) -> Val<'k, bool> {
-        let (k, max_offset) = (self.k, self.context.levers.rescale.max_offset::<E>());
-        k.verb("raise_maxima", || {
+    pub(super) fn raise_maxima(&self, policy: Policy, rescale: impl Fn(usize, Val<'k, f32>)) -> Option<Val<'k, bool>> {
+        self.k.verb("raise_maxima", || {
             let largest = [0, 1].map(|half| self.scores.max(self.scores.steps(), half));
-            let any = any_above(&self.rows, &largest, threshold);
-            k.if_(any.uniform(), || {
-                raise_maxima(&self.rows, &largest, max_offset, |half, factor| match ready {
-                    true => self.rescale_output(half, factor),
-                    false => self.factors[half].set(factor),
-                });
-            });
-            any
+            raise_maxima(&self.rows, &largest, policy, rescale)
         })
     }
 
@@ -319,7 +281,11 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
         let large = sums[0].get().gt(E::SPECULATIVE_MOST) | sums[1].get().gt(E::SPECULATIVE_MOST);
         k.if_(large.vote_any().uniform(), || {
-            self.raise_maxima(0.0, true);
+            let policy = Policy {
+                threshold: Some(0.0),
+                ..self.policy
+            };
+            self.raise_maxima(policy, |half, factor| self.rescale_output(half, factor));
             for (sum, again) in sums.iter().zip(packed()) {
                 sum.set(again);
             }
@@ -331,9 +297,9 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
 
     // ---- ALiBi and taps -------------------------------------------------------------------------------
 
-    /// Before an iteration of a tile, with ALiBi and in builds with a tap.
+    /// Sets ALiBi's biases, and the keys of a tap, for a K block.
     #[track_caller]
-    pub(super) fn begin_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>) {
+    pub(super) fn begin_score_mod(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>) {
         let tile = rows.tile;
         if let Some(biases) = rows.biases.first() {
             let key = tile.first_key(n_block) + lane_column(self.k);

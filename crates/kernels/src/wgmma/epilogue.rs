@@ -24,7 +24,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             (None, None) => {}
             (Some(out), None) => self.store_rows(tile, out),
             (None, Some(partials)) => self.store_partials(tile, partials),
-            // Of tiles whole and in pieces.
+            // Some tiles are whole, others in pieces.
             (Some(out), Some(partials)) => {
                 let piece = || self.store_partials(tile, partials);
                 let is_whole = tile.slot().eq(0).uniform();

@@ -8,9 +8,10 @@
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
-use super::Config;
-use super::consumer::{QRead, TileRows, Warpgroup, release, skip};
+use super::consumer::{TileRows, Warpgroup, release, skip};
+use super::q_stage::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
+use super::{Config, PRODUCER_WARPS};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::WARPGROUP_ROWS;
 use crate::attention::scheduler::WorkItem;
@@ -55,7 +56,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let q_tile = k.shared_tile::<E>("q_tile", slabs::<E>(stage_rows, shape.head_dim).stages(q_stages));
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
-    let (v_rows, v_cols, values) = match E::TRANSPOSED {
+    let (v_rows, v_cols, values) = match shape.is_fp8() {
         true => (padded(shape.head_dim_v, E::Out::BYTES), cols, RowsOf::Batch),
         false => (cols, shape.head_dim_v, keys),
     };
@@ -82,7 +83,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     };
     let context = Context {
         params: &params,
-        scales: E::SCALED.then(|| HeadScales::declare(k)),
+        scales: shape.is_fp8().then(|| HeadScales::declare(k)),
         levers,
         shape,
         work: listed.unwrap_or_else(|| Work::Table(k.param_ptr("table"))),
@@ -111,7 +112,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     }
     let (producer_registers, consumer_registers) = levers.registers();
     k.roles(vec![
-        Role::new("producer", 4, || context.produce(k)).registers(producer_registers),
+        Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers),
         Role::new("consumer", 4 * groups, || context.consume(k)).registers(consumer_registers),
     ]);
     if levers.cluster > 1 {
@@ -172,14 +173,14 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let k = self.k;
         // A warpgroup without rows releases Q before it waits for the scheduler barrier: the warpgroup that holds it
         // may wait for the next Q.
-        k.if_((!has_keys).uniform(), || skip(self.q.consumer));
+        k.if_((!has_keys).uniform(), || self.q.skip());
         k.for_uniform(0, skipped, 1, |_| {
-            self.with_tensor_cores(|| ());
+            self.pass_tensor_cores();
             skip(self.keys);
             skip(self.values);
         });
         k.if_(has_keys.uniform(), || {
-            self.q.consumer.wait();
+            self.q.wait();
             self.load_q();
             self.keys.wait();
             self.start_scores();
@@ -198,99 +199,128 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let (second, n_blocks) = (first + 1, tile.n_blocks());
         self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
         let rows = &self.rows_of(tile);
-        self.begin_block(rows, first);
+        self.begin_score_mod(rows, first);
         // The softmax of the first scores sets the maxima.
         let (first_key, needs_mask) = (tile.first_masked_key(first), first.lt(masked));
         self.out.zero();
-        self.cap(rows);
+        self.apply_score_mod(rows);
         k.if_(needs_mask.uniform(), || self.mask(rows, first_key));
-        let rescale = self.context.levers.rescale;
         for (half, row) in self.rows.iter().enumerate() {
-            row.restart(&self.scores, half, rescale.max_offset::<E>());
+            row.restart(&self.scores, half, self.policy.max_offset);
         }
         self.exponentials();
         self.pack();
-        k.for_uniform(second, masked, 1, |n_block| self.n_block(rows, n_block, n_blocks, true));
-        let whole = masked.max(second);
-        k.for_uniform(whole, n_blocks, 1, |n_block| {
-            self.n_block(rows, n_block, n_blocks, false)
+        let is_last = |n_block: Val<'k, u32>| (n_block + 1).eq(n_blocks);
+        k.for_uniform(second, masked, 1, |n_block| {
+            self.begin_score_mod(rows, n_block);
+            self.next_block(rows, Some(tile.first_masked_key(n_block)), is_last(n_block));
+        });
+        k.for_uniform(masked.max(second), n_blocks, 1, |n_block| {
+            self.begin_score_mod(rows, n_block);
+            self.next_block(rows, None, is_last(n_block));
         });
     }
 
-    /// `S = Q·Kᵀ` of K block `n_block` of `n_blocks`, `O += P·V` of the one before, and `P = softmax(S)`.
+    /// `S = Q·Kᵀ` of a K block, `O += P·V` of the one before, and `P = softmax(S)`. A block that needs a mask begins at
+    /// `masked_key`.
     #[track_caller]
-    fn n_block(&self, rows: &TileRows<'_, 'k>, n_block: Val<'k, u32>, n_blocks: Val<'k, u32>, masked: bool) {
-        let k = self.k;
-        self.begin_block(rows, n_block);
-        let first_key = masked.then(|| rows.tile.first_masked_key(n_block));
-        let last = (n_block + 1).eq(n_blocks);
+    fn next_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         self.keys.wait();
         self.with_tensor_cores(|| {
             self.start_scores();
             self.values.wait();
             self.start_output();
         });
-        // With speculative softmax the output is waited for first; otherwise the softmax falls among its products.
-        let rescale = self.context.levers.rescale;
-        let output_first = rescale == Rescale::Speculative;
-        k.wgmma_wait(if output_first { 0 } else { 1 });
+        match self.context.levers.rescale {
+            Rescale::Speculative => self.speculative_block(rows, masked_key, last),
+            _ => self.overlapped_block(rows, masked_key, last),
+        }
+    }
+
+    /// The softmax falls among the products of the output, which is rescaled after them.
+    #[track_caller]
+    fn overlapped_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
+        let k = self.k;
+        k.wgmma_wait(1);
         release(self.keys);
-        if output_first {
-            release(self.values);
-        }
-        self.q.passed(QRead::LastScores, Some(last));
-        self.cap(rows);
-        match first_key {
-            Some(first_key) => self.mask(rows, first_key),
-            None if output_first => return self.speculative_softmax(),
-            None => {}
-        }
-        let raised = self.raise_maxima(rescale.threshold::<E>(), output_first);
+        self.finish_scores(rows, masked_key, last);
+        let raised = self.raise_maxima(self.policy, |half, factor| self.factors[half].set(factor));
         self.exponentials();
-        if !output_first {
-            k.wgmma_wait(0);
-            release(self.values);
-            k.if_(raised.uniform(), || {
-                for (half, factor) in self.factors.iter().enumerate() {
-                    self.rescale_output(half, factor.get());
-                }
-            });
+        k.wgmma_wait(0);
+        release(self.values);
+        let rescale = || {
+            for (half, factor) in self.factors.iter().enumerate() {
+                self.rescale_output(half, factor.get());
+            }
+        };
+        match raised {
+            Some(raised) => k.if_(raised.uniform(), rescale),
+            None => rescale(),
         }
         self.pack();
+    }
+
+    /// The output is waited for first. Without a mask the softmax is speculative.
+    #[track_caller]
+    fn speculative_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
+        self.k.wgmma_wait(0);
+        release(self.keys);
+        release(self.values);
+        self.finish_scores(rows, masked_key, last);
+        if masked_key.is_none() {
+            return self.speculative_softmax();
+        }
+        self.raise_maxima(self.policy, |half, factor| self.rescale_output(half, factor));
+        self.exponentials();
+        self.pack();
+    }
+
+    /// What follows the products of the scores, in the `last` K block with the release of Q.
+    #[track_caller]
+    fn finish_scores(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
+        self.q.passed(QRead::LastScores, Some(last));
+        self.apply_score_mod(rows);
+        if let Some(first_key) = masked_key {
+            self.mask(rows, first_key);
+        }
     }
 
     /// `O += P·V` of the last K block, with the first scores of the next Q tile if they `overlap`.
     #[track_caller]
     fn last_output(&self, has_keys: Val<'k, bool>, overlap: Val<'k, bool>) {
         let k = self.k;
-        let output = |with_scores: bool| {
+        let with_scores = || {
             // Every product with this Q has been waited for.
             self.q.passed(QRead::TileEnd, None);
             // No warpgroup waits for the tensor cores while Q goes to registers.
-            let q_first = with_scores && self.q_held.steps() > 0;
+            let q_first = self.q_held.steps() > 0;
             if q_first {
-                self.q.consumer.wait();
+                self.q.wait();
                 self.load_q();
             }
             self.with_tensor_cores(|| {
-                if with_scores {
-                    if !q_first {
-                        self.q.consumer.wait();
-                    }
-                    self.keys.wait();
-                    self.start_scores();
+                if !q_first {
+                    self.q.wait();
                 }
+                self.keys.wait();
+                self.start_scores();
                 self.values.wait();
                 self.start_output();
             });
             k.wgmma_wait(0);
             release(self.values);
-            if with_scores {
-                release(self.keys);
-            }
+            release(self.keys);
+        };
+        let alone = || {
+            self.q.passed(QRead::TileEnd, None);
+            self.with_tensor_cores(|| {
+                self.values.wait();
+                self.start_output();
+            });
+            k.wgmma_wait(0);
+            release(self.values);
         };
         // Two whole branches: where products in flight meet others that are not, ptxas serialises them all.
-        let alone = || k.if_(has_keys.uniform(), || output(false));
-        k.if_else(overlap.uniform(), || output(true), alone);
+        k.if_else(overlap.uniform(), with_scores, || k.if_(has_keys.uniform(), alone));
     }
 }

@@ -13,6 +13,7 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
+mod q_stage;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -55,6 +56,9 @@ pub(crate) fn listed() -> impl Iterator<Item = Config> {
     let forward = forward.map(|(config, _)| config);
     forward.chain(backward_defaults().map(|(config, _)| config))
 }
+
+/// Warps of a block's producer, which are its first.
+const PRODUCER_WARPS: u32 = 4;
 
 pub(crate) fn plan(
     problem: &Problem,
@@ -104,7 +108,7 @@ pub(crate) fn plan(
         schedule.add_to_main(&mut launch);
     }
     add_rows(&mut launch, problem, &shape);
-    if shape.dtype == DType::E4M3 {
+    if shape.is_fp8() {
         HeadScales::add_to_launch(&mut launch, problem);
     }
     launch.args.extend(table);
@@ -119,7 +123,7 @@ pub(crate) fn plan(
         then.push(combine::listed_step(problem, &shape, schedule, kernels)?);
     }
     // After the schedule, which serves other calls too.
-    if shape.dtype == DType::E4M3 {
+    if shape.is_fp8() {
         before.push(values.step(problem, &shape, kernels)?);
     }
     Ok((before, Step { kernel, launch }, then))
@@ -151,7 +155,7 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
     if shape.listed {
         check_listed(config)?;
     }
-    if shape.dtype == DType::E4M3 {
+    if shape.is_fp8() {
         if !config.cols.is_multiple_of(tiles::step(1)) {
             return Err(Refusal::lever("cols", config.cols, "multiples of 32 for e4m3"));
         }

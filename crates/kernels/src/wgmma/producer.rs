@@ -18,7 +18,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let [q, keys, values] = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|to| to.producer());
         let (q_and_keys, values) = (Some([q, keys]), Some(values));
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         let copy_tiles = |q_and_keys, values| {
             let list = self.work.list(k, self.levers.tiling(self.shape.packing));
             let all = (1 << self.levers.cluster) - 1;
@@ -35,7 +35,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             return k.if_(warp.eq(0).uniform(), || one_thread(q_and_keys, values));
         }
         k.if_(warp.eq(0).uniform(), || copy_tiles(q_and_keys, None));
-        k.if_(warp.eq(1).uniform(), || match E::TRANSPOSED {
+        k.if_(warp.eq(1).uniform(), || match self.shape.is_fp8() {
             true => one_thread(None, values),
             false => copy_tiles(None, values),
         });
@@ -69,8 +69,8 @@ impl<'k, E: Probability> Context<'k, '_, E> {
             let Some(values) = values else { return };
             let first_key = tile.first_key(n_block);
             let at = match &self.scales {
-                Some(scales) if E::TRANSPOSED => tile_at(scales, &sequence, tile, first_key, self.levers.cols),
-                _ => [first_key, tile.kv_head(), tile.batch()],
+                Some(scales) => tile_at(scales, &sequence, tile, first_key, self.levers.cols),
+                None => [first_key, tile.kv_head(), tile.batch()],
             };
             fill_stage(cluster, self.v_tile, v_rows, values, at);
         };

@@ -60,7 +60,7 @@ pub(super) struct Transposed {
 }
 
 impl Transposed {
-    /// Those of a problem, after its schedule if it has one.
+    /// The transposed V of a problem, after its schedule if it has one.
     pub(super) fn new(problem: &Problem, cols: u32, schedule: Option<&Schedule>) -> Transposed {
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
         let (tiles, heads) = match problem.kv_lengths() {

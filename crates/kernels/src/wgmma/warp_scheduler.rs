@@ -45,7 +45,7 @@ impl<'k> WarpSchedulerBarrier<'k> {
         });
     }
 
-    /// Of the warpgroup that waits, and of the one before it, if there is one.
+    /// Threads of the warpgroup that waits, and of the one before it, if there is one.
     fn threads(&self) -> u32 {
         128 * self.warpgroups.min(2)
     }

@@ -183,7 +183,7 @@ fn multicast(plant: Shared) -> Case {
         };
         k.start_pipelines(&[ring]);
         let (lane, rank) = (k.lane(), k.cluster_rank());
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         k.if_else(
             warp.eq(0).uniform(),
             || {

@@ -184,7 +184,7 @@ fn setmaxnreg_takes_from_the_pool() {
 fn setmaxnreg_must_be_uniform_in_a_warpgroup() {
     let case = Case::new(128, |k| {
         k.min_blocks_per_sm(1);
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         // Only half of a warpgroup. (Roles would not build.)
         k.if_(warp.lt(2).uniform(), || {
             k.roles(vec![Role::new("all", 4, || {}).registers(24)]);

@@ -261,7 +261,7 @@ fn constant(plant: Plant) -> Case {
         let out = k.param_ptr_mut::<f32>("out");
         let shape = TileShape::new(64, 64).swizzled(Swizzle::B128).stages(2);
         let tile = k.shared_tile::<f16>("tile", shape);
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         let one = k.constant(1.0f32).pack_f16(1.0);
         let write = |stage: u32| {
             k.for_divergent(k.thread_idx(), 64 * 32, 128, |word| {

@@ -122,7 +122,7 @@ fn body(k: &KernelBuilder, plant: Plant) {
             match plant {
                 Plant::NoReaderWait => {}
                 Plant::OneWarpWaits => {
-                    let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+                    let warp = k.warp_idx();
                     k.if_(warp.eq(4).uniform(), || read.wait());
                 }
                 _ => read.wait(),
@@ -167,7 +167,7 @@ fn body(k: &KernelBuilder, plant: Plant) {
     };
     k.roles(vec![
         Role::new("producer", 4, || {
-            let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+            let warp = k.warp_idx();
             k.if_(warp.eq(0).uniform(), || k.if_(k.elect().divergent(), fill));
         })
         .registers(40),

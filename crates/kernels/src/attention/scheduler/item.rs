@@ -3,18 +3,30 @@
 
 use flashcore_ir::Val;
 
-use super::super::block_range::{BlockOrder, BlockRange, Divisor, Index, share};
-use super::super::query_rows::Packing;
+use super::super::block_range::{BlockOrder, BlockRange, share};
+use super::super::divisor::Divisor;
+use super::super::index::Index;
+use super::super::query_rows::{Packing, WARPGROUP_ROWS};
 
-/// Words of a work item: batch and K/V head; head and Q tile; first key of iteration 0 of the blocks masked at the low
-/// end, at the high end, and of those without a mask; iterations masked at the low end, and masked at all; the fully
-/// masked ones of each warpgroup, and the split; all iterations, and the slot of a partial.
+/// Words of a work item.
 pub(crate) const WORDS: usize = 8;
 
-/// The word of an item with the fully masked iterations of each warpgroup, and the split.
+/// Batch, and K/V head in the high half.
+const BATCH: usize = 0;
+/// Head, and Q tile in the high half.
+const HEAD: usize = 1;
+/// First key of iteration 0 of the blocks masked at the low end, at the high end, and of those without a mask.
+const LOW: usize = 2;
+const HIGH: usize = 3;
+const WHOLE: usize = 4;
+/// Iterations masked at the low end, and masked at all in the high half.
+const MASKED: usize = 5;
+/// A byte of fully masked iterations for each warpgroup, and the split in the highest.
 pub(crate) const FULLY_MASKED: usize = 6;
+/// All iterations, and the slot of a partial in the high half.
+const COUNT: usize = 7;
 
-/// In place of a number of fully masked iterations: the warpgroup has no rows.
+/// What stands in place of a number of fully masked iterations if the warpgroup has no rows.
 pub(crate) const NO_ROWS: u32 = 0xff;
 
 /// Batches, heads, Q tiles and K blocks that an item can name.
@@ -69,8 +81,8 @@ pub(super) fn head_words([batch, head, kv_head]: [usize; 3]) -> [u32; 2] {
 
 /// Gives these words to an item of batch, head and K/V head 0.
 pub(super) fn set_head(item: &mut [u32; WORDS], [first, second]: [u32; 2]) {
-    item[0] |= first;
-    item[1] |= second;
+    item[BATCH] |= first;
+    item[HEAD] |= second;
 }
 
 impl<I: Index> Tile<I> {
@@ -80,18 +92,18 @@ impl<I: Index> Tile<I> {
     pub(crate) fn new(visible: impl Fn(I) -> (I, I), first: I, end: I, rows: u32, cols: impl Into<Divisor>) -> Tile<I> {
         let cols = cols.into();
         let number = |value: u32| first.constant(value as i32);
-        let last = (first + number(rows)).at_most(end) - number(1);
+        let last = (first + number(rows)).min(end) - number(1);
         let range = Tile::range(&visible, first, end, rows, cols);
         let order = BlockOrder::descending(range);
         let of_group = |group: u32| {
-            let first = first + number(64 * group);
-            let end_key = visible((first + number(63)).at_most(last)).1;
+            let first = first + number(WARPGROUP_ROWS * group);
+            let end_key = visible((first + number(WARPGROUP_ROWS - 1)).min(last)).1;
             let end_block = (end_key + number(cols.number() - 1)).div_by(cols);
-            let out_of_range = I::select(order.masked_low.is(number(0)), range.end - end_block, number(0));
-            let fully_masked = out_of_range.at_most(order.masked).at_most(order.count - number(1));
-            I::select(first.is_below(end), fully_masked, number(NO_ROWS))
+            let out_of_range = I::select(order.masked_low.eq(number(0)), range.end - end_block, number(0));
+            let fully_masked = out_of_range.min(order.masked).min(order.count - number(1));
+            I::select(first.lt(end), fully_masked, number(NO_ROWS))
         };
-        let groups = rows.div_ceil(64);
+        let groups = rows.div_ceil(WARPGROUP_ROWS);
         debug_assert!(groups <= MOST_GROUPS as u32, "{rows} rows");
         let mut fully_masked = [None; MOST_GROUPS];
         for (group, skipped) in (0..groups).zip(&mut fully_masked) {
@@ -109,7 +121,7 @@ impl<I: Index> Tile<I> {
         rows: u32,
         cols: impl Into<Divisor>,
     ) -> BlockRange<I> {
-        let last = (first + first.constant(rows as i32)).at_most(end) - first.constant(1);
+        let last = (first + first.constant(rows as i32)).min(end) - first.constant(1);
         BlockRange::between(visible(first), visible(last), cols)
     }
 
@@ -127,8 +139,8 @@ impl<I: Index> Tile<I> {
     fn after(&self, begin: I, count: I) -> [Option<I>; MOST_GROUPS] {
         let number = |value: u32| begin.constant(value as i32);
         let left = |of_group: I| {
-            let left = (of_group - begin).at_least(number(0)).at_most(count - number(1));
-            I::select(of_group.is(number(NO_ROWS)), of_group, left)
+            let left = (of_group - begin).max(number(0)).min(count - number(1));
+            I::select(of_group.eq(number(NO_ROWS)), of_group, left)
         };
         match self.fully_masked {
             alone @ [_, None, ..] => alone,
@@ -148,7 +160,7 @@ impl<I: Index> Tile<I> {
             of_group.copied().flatten().unwrap_or_else(|| number(NO_ROWS))
         };
         let groups = (0..GROUPS).rev().map(of_group);
-        let masked_low = order.masked_low.at_least(number(0)).at_most(order.count);
+        let masked_low = order.masked_low.max(number(0)).min(order.count);
         [
             pair(place.batch, place.kv_head),
             pair(place.head, place.tile),
@@ -192,13 +204,13 @@ pub(crate) struct WorkItem<'k> {
     words: Vec<Val<'k, u32>>,
     rows: u32,
     cols: u32,
-    /// Whether it may be one of several pieces of a tile, and has a slot for its partial then.
+    /// Whether the item may be one of several pieces of a tile, and has a slot for its partial then.
     in_pieces: bool,
     packing: Packing,
 }
 
 impl<'k> WorkItem<'k> {
-    /// Of words that were read, for tiles of `rows` by `cols`.
+    /// The item of words that were read, for tiles of `rows` by `cols`.
     pub(crate) fn new(words: Vec<Val<'k, u32>>, [rows, cols]: [u32; 2], packing: Packing, in_pieces: bool) -> Self {
         WorkItem {
             words,
@@ -211,29 +223,29 @@ impl<'k> WorkItem<'k> {
 
     #[track_caller]
     pub(crate) fn batch(&self) -> Val<'k, u32> {
-        self.low(0)
+        self.low(BATCH)
     }
 
     #[track_caller]
     pub(crate) fn kv_head(&self) -> Val<'k, u32> {
-        self.high(0)
+        self.high(BATCH)
     }
 
     /// Head of its rows, the first one if they are of several.
     #[track_caller]
     pub(crate) fn head(&self) -> Val<'k, u32> {
-        self.low(1)
+        self.low(HEAD)
     }
 
     #[track_caller]
     pub(crate) fn first_row(&self) -> Val<'k, u32> {
-        self.high(1) * self.rows
+        self.high(HEAD) * self.rows
     }
 
     /// Query of its first row.
     #[track_caller]
     pub(crate) fn first_query(&self) -> Val<'k, u32> {
-        self.high(1) * self.packing.queries_in(self.rows)
+        self.high(HEAD) * self.packing.queries_in(self.rows)
     }
 
     /// Query, head and batch of the first row of part `part` of the tile; parts have `rows` rows each.
@@ -253,25 +265,25 @@ impl<'k> WorkItem<'k> {
     #[track_caller]
     pub(crate) fn n_blocks(&self) -> Val<'k, u32> {
         match self.in_pieces {
-            true => self.low(7),
-            false => self.words[7],
+            true => self.low(COUNT),
+            false => self.words[COUNT],
         }
     }
 
     /// The slot of its partial and 1; 0 if it is the whole tile.
     #[track_caller]
     pub(crate) fn slot(&self) -> Val<'k, u32> {
-        self.high(7)
+        self.high(COUNT)
     }
 
     #[track_caller]
     pub(crate) fn masked(&self) -> Val<'k, u32> {
-        self.high(5)
+        self.high(MASKED)
     }
 
     #[track_caller]
     pub(crate) fn first_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
-        let whole = self.words[4] + n_block * self.cols;
+        let whole = self.words[WHOLE] + n_block * self.cols;
         let masked = n_block.lt(self.masked());
         masked.select(self.first_masked_key(n_block), whole)
     }
@@ -281,19 +293,20 @@ impl<'k> WorkItem<'k> {
     pub(crate) fn first_masked_key(&self, n_block: Val<'k, u32>) -> Val<'k, u32> {
         let past = n_block * self.cols;
         n_block
-            .lt(self.low(5))
-            .select(self.words[2] + past, self.words[3] - past)
+            .lt(self.low(MASKED))
+            .select(self.words[LOW] + past, self.words[HIGH] - past)
     }
 
     /// The K blocks in their order, for kernels whose K blocks are a power of two long.
     #[track_caller]
     pub(crate) fn order(&self) -> BlockOrder<Val<'k, i32>> {
+        assert!(self.cols.is_power_of_two(), "blocks of {} keys", self.cols);
         let block = |word: usize| self.words[word].reinterpret::<i32>() >> self.cols.trailing_zeros();
         BlockOrder {
-            low: block(2),
-            masked_low: self.low(5).reinterpret(),
-            high: block(3),
-            whole: block(4),
+            low: block(LOW),
+            masked_low: self.low(MASKED).reinterpret(),
+            high: block(HIGH),
+            whole: block(WHOLE),
             masked: self.masked().reinterpret(),
             count: self.n_blocks().reinterpret(),
             descending: true,
@@ -304,7 +317,7 @@ impl<'k> WorkItem<'k> {
     /// warpgroup alone has rows, and no such block.
     #[track_caller]
     pub(crate) fn fully_masked(&self, warpgroup: Val<'k, u32>) -> Val<'k, u32> {
-        if self.rows == 64 {
+        if self.rows == WARPGROUP_ROWS {
             return warpgroup.builder().constant(0);
         }
         let blocks = self.words[FULLY_MASKED] >> (warpgroup * 8) & 0xff;

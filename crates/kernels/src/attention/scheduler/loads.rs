@@ -22,7 +22,7 @@ struct Load {
 
 /// All clusters, those with the least to do first.
 pub(super) struct Loads {
-    /// Those from `first` on.
+    /// Sets of clusters, in use from `first` on.
     loads: Vec<Load>,
     first: usize,
     /// What an item adds to `items`: 0 if their number is not needed, so that clusters of equal load are one set.
@@ -90,12 +90,12 @@ impl Loads {
         assigned
     }
 
-    /// The same for all sets with as much to do as the first.
+    /// Assigns items as [`Self::assign`] does, to all sets with as much to do as the first.
     fn assign_to_all(&mut self, least: u64, cost: u64, left: u64) -> (Set, u64) {
         let of_least = self.loads[self.first..].iter().take_while(|of| of.load == least);
         let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
         let taken = first_of(all, left);
-        // Those that are left with the least to do stay in front.
+        // Clusters that are left with the least to do stay in front.
         let mut place = self.first;
         for _ in 0..with_least {
             let of = self.loads[place];

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use flashcore_problem::Problem;
 
-use super::super::block_range::Divisor;
+use super::super::divisor::Divisor;
 use super::loads::Loads;
 use super::{Clusters, TILE_COST, TileQueries, Tiling};
 
@@ -25,7 +25,7 @@ pub(crate) struct Least {
 }
 
 impl Least {
-    /// Of a tiling without splits, for so many pairs of a query and a key that it sees in a head.
+    /// The least work of a tiling without splits, for so many pairs of a query and a key that it sees in a head.
     pub(crate) fn of(problem: &Problem, tiling: Tiling, sms: u32, pairs: u64) -> Least {
         let clusters = Clusters::new(problem, tiling, sms);
         let queries = tiling.packing.queries_in(clusters.tiles as u32 * tiling.rows);
@@ -53,7 +53,7 @@ pub(crate) struct Tiles {
 const EDGES: usize = 8;
 
 impl Tiles {
-    /// Those of a tiling, whatever its K blocks are.
+    /// The tiles of a tiling, whatever its K blocks are.
     pub(crate) fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Tiles {
         let clusters = Clusters::new(problem, tiling, sms);
         let seen = problem.key_range();

@@ -60,8 +60,7 @@ struct Dq<'k, E> {
 #[track_caller]
 fn place<'k, E>(context: &Context<'k, '_, E>) -> (Val<'k, u32>, Val<'k, u32>, Val<'k, u32>) {
     let Context { k, levers, tiling, .. } = *context;
-    // The same in every lane; read from one, so that the compiler knows.
-    let warp = (k.thread_idx() / 32u32).shfl_idx(0u32);
+    let warp = k.warp_idx();
     match levers.warps {
         1 => (warp, k.constant(0), warp * tiling.owned_rows),
         warps => (warp, warp % warps, warp / warps * tiling.owned_rows),

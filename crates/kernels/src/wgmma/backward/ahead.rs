@@ -74,7 +74,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
     fn declare(k: &'k KernelBuilder, context: &Context<'k, '_, E>) -> Option<Self> {
         context.ahead.as_ref()?;
         let lanes = preprocess::row_threads(context.shape);
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         let thread = k.thread_idx() % 128;
         let word = |_| k.var_unwritten("row");
         let words = |_| (0..CHUNK / E::PER_WORD).map(word).collect();

@@ -13,6 +13,7 @@ use super::tile::Tile;
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
+use crate::wgmma::PRODUCER_WARPS;
 use crate::wgmma::barriers::CONSUMERS;
 use crate::wgmma::tiles::load_operand;
 
@@ -55,7 +56,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, outputs: Outputs) -> Self {
         let (rows, shares, shape) = (context.levers.rows, context.shares, context.shape);
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32) - 4;
+        let warp = k.warp_idx() - PRODUCER_WARPS;
         let index = warp / 4;
         let key_warp = if shares.shares_products { warp % 4 } else { warp };
         let acc = |name, columns: u32| k.acc_unwritten(name, columns / ACC_COLS);

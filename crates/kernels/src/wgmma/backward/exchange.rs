@@ -110,7 +110,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 }
                 self.start_scores();
                 start_dq();
-                // Of the scores.
+                // The scores have arrived.
                 k.wgmma_wait(1);
             };
             self.start_scores();
@@ -202,7 +202,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.verb("send_ds", || {
             let other = self.rank ^ 1;
             let full = exchange.full.at(stage);
-            // As many come from there.
+            // The other block sends as many.
             full.arrive_expecting(ds_tile.stage_bytes());
             let to = exchange.ds_tile.at_stage(stage, 0, 0).in_block(other);
             let from = ds_tile.at_stage(stage, 0, 0);

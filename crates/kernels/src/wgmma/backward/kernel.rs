@@ -26,8 +26,8 @@ use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::QUAD;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
-use crate::wgmma::Config;
 use crate::wgmma::tiles::slabs;
+use crate::wgmma::{Config, PRODUCER_WARPS};
 
 /// A tensor whose rows are copied to shared memory.
 #[derive(Clone, Copy)]
@@ -173,7 +173,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let role = |name, warps, outputs| {
         Role::new(name, warps, move || context.consume(k, outputs)).registers(consumer_registers)
     };
-    let mut roles = vec![Role::new("producer", 4, || context.produce(k)).registers(producer_registers)];
+    let mut roles = vec![Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers)];
     match shares.shares_products {
         false => roles.push(role("consumer", consumers, Outputs::Both)),
         true => roles.extend([role("dv", 4, Outputs::Dv), role("dk", 4, Outputs::Dk)]),

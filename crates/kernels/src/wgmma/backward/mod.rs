@@ -46,7 +46,7 @@ const REMEDY: &str = "families mma and scalar do";
 /// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
 const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MOST_SPLITS);
 
-/// The same of a deterministic pass: blocks that share a tile add to dK and dV in any order.
+/// The levers as a deterministic pass has them: blocks that share a tile add to dK and dV in any order.
 const DETERMINISTIC_LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1], 0);
 
 pub(super) fn levers(deterministic: bool) -> &'static [Lever] {
@@ -438,7 +438,7 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
 /// What makes its shared memory smaller, for a refusal.
 pub(super) fn remedy_for_shared_memory(config: &Config, problem: &Problem) -> String {
     let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
-    // Of Q and dO, or of Q alone.
+    // Stages of Q and dO, or of Q alone.
     let staged = if shares_products(width) { 1 } else { 2 };
     let saved = (config.stages - 2) * config.rows * 2 * staged * (width + 2);
     format!("stages {} to 2 saves {saved} B", config.stages)

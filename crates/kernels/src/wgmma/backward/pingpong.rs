@@ -73,7 +73,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         walk: &Walk<'k>,
     ) {
         let (k, context) = (self.k, self.context);
-        // Of all heads.
+        // The last Q tile of all heads.
         let last = context.all_q_tiles(tile) - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
             let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));

@@ -15,7 +15,7 @@ use crate::attention::tensor_rows::SequenceRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
-        let warp = (k.thread_idx() / 32).shfl_idx(0u32);
+        let warp = k.warp_idx();
         k.if_(warp.le(self.dq_warps()).uniform(), || {
             self.with_tile(k, |tile| {
                 if self.ahead.is_some() {

@@ -8,8 +8,9 @@ use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 use super::kernel::Context;
 use super::split::Share;
 use super::{UNIT, tile_keys};
-use crate::attention::block_range::{Band, BlockOrder, BlockRange, Index};
+use crate::attention::block_range::{Band, BlockOrder, BlockRange};
 use crate::attention::gradients::DqSemaphore;
+use crate::attention::index::Index;
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
 
@@ -61,7 +62,7 @@ const SHIFTED_ROWS: u32 = 8192;
 pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, ordered: bool) -> (I, I) {
     let bundle = number.floor_div(tiles * at_once) * at_once;
     let in_bundle = number - bundle * tiles;
-    let width = at_once.at_most(heads - bundle);
+    let width = at_once.min(heads - bundle);
     let place = in_bundle.floor_div(width);
     let index = if ordered {
         tiles - place - tiles.constant(1)
@@ -77,13 +78,10 @@ pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, order
 pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, cols]: [u32; 2]) -> (BlockRange<I>, I) {
     let rows_that_see = |key: I| seen_by.keys(key);
     let next = first + first.constant(cols as i32);
-    let last = (next - first.constant(1)).at_most(keys - first.constant(1));
+    let last = (next - first.constant(1)).min(keys - first.constant(1));
     let range = BlockRange::between(rows_that_see(first), rows_that_see(last), rows);
     let next_first = rows_that_see(next).0.floor_div(first.constant(rows as i32));
-    (
-        range,
-        I::select(next.is_below(keys), next_first, first.constant(i32::MAX)),
-    )
+    (range, I::select(next.lt(keys), next_first, first.constant(i32::MAX)))
 }
 
 /// Takes the number of a block's tile, one for all blocks of a cluster; a barrier of the block comes next.
