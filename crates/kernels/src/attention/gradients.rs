@@ -248,8 +248,9 @@ pub(crate) fn head_row<'k>(
 
 /// Which blocks have added to the sums of dQ. [`Workspace::add_dq_semaphore`] gives the arguments.
 ///
-/// In order, so that all runs write the same bits, a block takes a ticket when it starts, which is the number of its
-/// tile. Blocks with smaller tickets have already started. A block waits only for these, so it cannot deadlock.
+/// In order, so that all runs write the same bits, and where blocks wait for rows that others prepare, a block takes a
+/// ticket when it starts, which is the number of its tile. Blocks with smaller tickets have already started. A block
+/// waits only for these, so it cannot deadlock.
 #[derive(Clone, Copy)]
 pub(crate) struct DqSemaphore<'k> {
     /// For each row of the statistics, of which the first ones of a tile are used: in order what was added last; 0 if

@@ -116,7 +116,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             k.if_else(number.lt(last).uniform(), || start_scores(true), || start_scores(false));
             self.tiles.set(number + 1);
         };
-        if context.ordered() {
+        if context.ordered {
             k.for_uniform(walk.from, walk.to, 1, |i| step(i, &|at| self.mask_some(tile, at)));
         } else {
             let masked = tile.masked(walk);
