@@ -287,7 +287,8 @@ fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result
     let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
     Kernel::build(name, config.threads(), |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
-        _ => kernel::body::<bf16>(k, &config, shape, outputs),
+        // `plan` refuses the others.
+        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),
     })
 }
 

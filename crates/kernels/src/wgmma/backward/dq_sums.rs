@@ -75,7 +75,8 @@ fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape)
     let name = named(levers, shape, &format!("{what}{}", if SPLIT { "_dk_dv" } else { "" }));
     Kernel::build(name, THREADS, |k| match shape.dtype {
         DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED, SPLIT),
-        _ => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
+        // `plan` refuses the others.
+        DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
     })
 }
 

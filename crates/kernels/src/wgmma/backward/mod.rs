@@ -268,7 +268,8 @@ fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kerne
     let threads = 128 * (1 + Shares::new(config, shape).warpgroups);
     Kernel::build(name, threads, |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, config, shape, variant),
-        _ => kernel::body::<bf16>(k, config, shape, variant),
+        // `plan` refuses the others.
+        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, config, shape, variant),
     })
 }
 
