@@ -27,6 +27,7 @@ use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
 use super::dq::{SentDq, declare_mbarriers, stage};
 use super::exchange::DS_STAGES;
+use super::kernel::Gradients;
 use super::tile::{Tile, Walk};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
@@ -139,23 +140,26 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let through_q = fits && 8 * self.dk.tiles() == q.cols();
         self.start_late_dq(pingpong, tiles - 1);
         k.if_(tiles.gt(1).uniform(), || give_dq(tiles - 2));
-        if let Some(split) = context.split() {
-            self.add_gradients(split, tile);
-            k.wgmma_wait(0);
-            self.stage_late_dq(pingpong, tiles - 1);
-            return give_dq(tiles - 1);
-        }
-        self.store_dv(tile);
+        let [dk, dv] = match &context.gradients {
+            Gradients::Stored(rows) => rows,
+            Gradients::Added(split) => {
+                self.add_gradients(split, tile);
+                k.wgmma_wait(0);
+                self.stage_late_dq(pingpong, tiles - 1);
+                return give_dq(tiles - 1);
+            }
+        };
+        self.store_dv(tile, dv);
         if through_q {
             // All warps have written dS of the last tile, and so have read Q of the tile before.
-            self.store_dk(tile, q, self.q.stage());
+            self.store_dk(tile, dk, q, self.q.stage());
         }
         k.wgmma_wait(0);
         self.stage_late_dq(pingpong, tiles - 1);
         give_dq(tiles - 1);
         if !through_q {
             self.meet();
-            self.store_dk(tile, context.k.tile, k.constant(0));
+            self.store_dk(tile, dk, context.k.tile, k.constant(0));
         }
         // Shared memory must outlive the copies that read it.
         self.one_lane(|| k.bulk_wait_read(0));
