@@ -160,7 +160,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
         place: "q.next(", object: "lse_tile", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "Q is given back by every lane", operator: Operator::IgnoreCondition,
-        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
+        place: "release(self.dk_q)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
     Fault { name: "dO is not given back", operator: Operator::DropArrive,
         place: "release(self.dout)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
     Fault { name: "the next head's rows are copied", operator: Operator::HeadOff,

@@ -111,7 +111,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 }
                 k.wgmma_wait(u32::from(there_are));
                 release(self.dout);
-                release(self.held);
+                release(self.dk_q);
                 k.if_else(number.gt(0).uniform(), || start_dq(true), || start_dq(false));
             };
             k.if_else(number.lt(last).uniform(), || start_scores(true), || start_scores(false));
@@ -178,7 +178,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let (stage, phase) = stage(number, DS_STAGES);
         pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);
-        self.score_gradients(stage, &early.unwrap_or_else(delta));
+        let p_of = |tile| move |half| self.scores.pair(tile, half).map(|p| p.get());
+        self.score_gradients(stage, &early.unwrap_or_else(delta), p_of);
     }
 
     /// Starts dQ of a Q tile when all warps have written its dS.
