@@ -148,6 +148,15 @@ impl Outputs {
         if self.owns_keys() { &["dk", "dv"] } else { &["dq"] }
     }
 
+    /// What findings call its products: the scores, their gradients, and the one with dS.
+    fn products(self) -> [&'static str; 3] {
+        if self.owns_keys() {
+            ["S = K*Q", "dP = V*dO", "dK += dS*Q"]
+        } else {
+            ["S = Q*K", "dP = dO*V", "dQ += dS*K"]
+        }
+    }
+
     /// Names of the tiles of the side that is owned, and of the one that is walked.
     fn tile_names(self) -> [[&'static str; 2]; 2] {
         let (keys, rows) = (["k_tile", "v_tile"], ["q_tile", "dout_tile"]);
