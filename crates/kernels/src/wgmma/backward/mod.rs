@@ -189,16 +189,11 @@ pub(super) fn plan(
         .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
         .flatten();
     let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
-    let variant = match (problem.deterministic(), config.splits, ahead) {
-        (true, ..) => Variant::Ordered,
-        (false, 1, None) => Variant::Plain,
-        (false, 1, Some(_)) => Variant::Ahead,
-        _ => Variant::Split,
-    };
-    let workspace = match (ahead, variant) {
-        (Some(heads), _) => workspace.prepared_ahead(kv_heads, heads as usize),
-        (None, Variant::Split) => workspace.sums_of_keys(NAME, problem)?,
-        _ => workspace,
+    let (variant, workspace) = match ahead {
+        Some(heads) => (Variant::Ahead, workspace.prepared_ahead(kv_heads, heads as usize)),
+        None if config.splits > 1 => (Variant::Split, workspace.sums_of_keys(NAME, problem)?),
+        None if problem.deterministic() => (Variant::Ordered, workspace),
+        None => (Variant::Plain, workspace),
     };
     let (family, build): (_, fn(&Values, &Shape) -> _) = match variant {
         Variant::Ordered => ("wgmma ordered backward", |l, s| main_kernel(l, s, Variant::Ordered)),

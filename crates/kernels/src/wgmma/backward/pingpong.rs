@@ -8,6 +8,7 @@
 //! | P | dP |
 //! | dS, to shared memory | |
 //! | `warp_scheduler_barrier_sync` | dV, dK |
+//! | dQ of two tiles before, to the warp that adds it | |
 //! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
 //!
