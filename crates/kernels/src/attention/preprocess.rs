@@ -240,7 +240,7 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, zeroed: 
             });
         }
         if let Some(semaphore) = semaphore {
-            let place = semaphore.counts.offset(head_row + first_row + k.thread_idx());
+            let place = semaphore.words.offset(head_row + first_row + k.thread_idx());
             k.if_(k.thread_idx().lt(rows).divergent(), || place.store(0u32));
         }
         let (row, column) = (first_row + thread_row, thread_col * CHUNK);

@@ -216,7 +216,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
                 lse.store(is_row.select(preprocess::exponent(loaded.lse.get()), f32::INFINITY));
                 delta.store(is_row.select(sums[0], 0.0));
                 if let Some(semaphore) = self.semaphore {
-                    semaphore.counts.offset(head_row + row).store(0u32);
+                    semaphore.words.offset(head_row + row).store(0u32);
                 }
                 k.barrier_arrive(PREPARED, 128 + 32);
             });

@@ -242,7 +242,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             MainLoop::Pair(_) => first + first.builder().cluster_rank(),
             MainLoop::Pingpong(_) => first,
         };
-        semaphore.counts.offset(place)
+        semaphore.words.offset(place)
     }
 }
 

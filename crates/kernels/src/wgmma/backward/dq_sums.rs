@@ -154,7 +154,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
         let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
         let sums = sums.offset_strided(sums_row, width);
         params.if_has_row(first_row, params.seq_len_q, || {
-            let any = semaphore.map(|semaphore| semaphore.counts.offset(sums_row).load().gt(0));
+            let any = semaphore.map(|semaphore| semaphore.words.offset(sums_row).load().gt(0));
             rounded.fill(sums, UNIT / ACC_COLS, any, Some(softmax_scale));
             let dq = dq.starting_at(first.q);
             rounded.store(dq, [batch, head, first_row], params.seq_len_q, shape.head_dim);
