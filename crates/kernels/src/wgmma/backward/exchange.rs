@@ -17,19 +17,16 @@ use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
 
-use super::Shares;
 use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage};
 use super::kernel::{Operand, Outputs};
 use super::tile::{Tile, Walk};
+use super::{DS_STAGES, Shares};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::barriers::{DS_FULL, P_FULL};
 use crate::wgmma::consumer::release;
 use crate::wgmma::tiles::slabs;
-
-/// Stages of dS.
-pub(super) const DS_STAGES: u32 = 2;
 
 /// What a block has of the other block of its cluster.
 #[derive(Clone, Copy)]

@@ -16,11 +16,11 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
 use super::ahead::Ahead;
 use super::consumer::Warpgroup;
-use super::exchange::{DS_STAGES, Exchange};
+use super::exchange::Exchange;
 use super::pingpong::Pingpong;
 use super::split::Split;
 use super::tile::take_ticket;
-use super::{Shares, Variant, first_stores, registers};
+use super::{DS_STAGES, Shares, Variant, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;

@@ -36,6 +36,9 @@ use crate::step::{Identity, KernelCache, Step};
 /// Keys of a warpgroup, and the rows and columns of its part of dQ.
 const UNIT: u32 = 64;
 
+/// Stages of dS in shared memory.
+const DS_STAGES: u32 = 2;
+
 /// Columns of tiles: head sizes are padded with zeros to the next one.
 const WIDTHS: [u32; 3] = [64, 128, 256];
 

@@ -23,13 +23,12 @@ use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, Val};
 
-use super::Shares;
 use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
 use super::dq::{SentDq, declare_mbarriers, stage};
-use super::exchange::DS_STAGES;
 use super::kernel::Gradients;
 use super::tile::{Tile, Walk};
+use super::{DS_STAGES, Shares};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
