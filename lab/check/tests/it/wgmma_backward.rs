@@ -242,7 +242,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "additions are never closed", operator: Operator::DropCommit,
         place: "send_dq", object: "", found: Some(FindingKind::Race), at: "stage_dq", of: "dq_tile" },
     Fault { name: "a block ends while dK is stored", operator: Operator::DropAsyncWait,
-        place: "self.one_lane(|| k.bulk_wait_read(0))", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
+        place: "self.one_lane(|| self.k.bulk_wait_read(0))", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
 
     // Arithmetic, masks and descriptors.
     Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,

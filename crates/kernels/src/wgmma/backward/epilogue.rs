@@ -32,7 +32,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Shared memory must outlive the copies that read it.
     #[track_caller]
     pub(super) fn end_stores(&self) {
-        self.one_lane(|| self.k.bulk_wait(0));
+        self.one_lane(|| self.k.bulk_wait_read(0));
     }
 
     /// dK, through a stage of a tile that nothing reads any more.

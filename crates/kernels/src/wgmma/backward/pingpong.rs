@@ -161,8 +161,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.meet();
             self.store_dk(tile, dk, context.k.tile, k.constant(0));
         }
-        // Shared memory must outlive the copies that read it.
-        self.one_lane(|| k.bulk_wait_read(0));
+        self.end_stores();
     }
 
     /// P and dS of a Q tile, whose scores are there.
