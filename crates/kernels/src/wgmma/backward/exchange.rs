@@ -11,6 +11,9 @@
 //! | 2 | dV; dQ of the Q tile before is added | dS, to both blocks |
 //! | 3 | S of the next | dK |
 //! | 4 | dQ | dQ; dP of the next; dQ is added |
+//!
+//! dQ of `dv` and dP of `dk` are under way from one iteration to the next, so the last iteration is apart: with a
+//! branch in its place ptxas 13.0 serialises products, too (`docs/hardware-notes.md`).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
