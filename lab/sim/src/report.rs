@@ -41,6 +41,9 @@ pub struct SimOptions {
     pub written: BTreeMap<usize, Written>,
     /// The chip, whose number of SMs and limits decide how many blocks that communicate run at once.
     pub chip: Chip,
+    /// Whether blocks that communicate start in a random order. Otherwise they start in that of their numbers, as GPUs
+    /// do, though CUDA does not promise it.
+    pub shuffle_blocks: bool,
     /// How tensor-core sums are computed.
     pub tensor_sums: TensorSums,
     /// Runs only the block with this linear index (x fastest), for example to count its work. An
@@ -67,6 +70,7 @@ impl Default for SimOptions {
             uninitialized: Vec::new(),
             written: BTreeMap::new(),
             chip: Chip::from(Target::Sm90a),
+            shuffle_blocks: false,
             tensor_sums: TensorSums::Exact,
             only_block: None,
             first_blocks: None,

@@ -1,5 +1,5 @@
 //! Clusters that communicate: all that the chip holds at once run under one schedule, over one
-//! global memory. The others start in order, each when another one ends.
+//! global memory. The others start in order, or in a random one, each when another one ends.
 //!
 //! A warp in a loop that waits for a flag would run forever. [`Cluster::spins`] finds out that it
 //! repeats itself and stops it until the flag changes. If no warp can go on, every stopped warp
@@ -42,14 +42,20 @@ pub(crate) fn run<'m>(
     let mut rng = Rng::new(machine.options.seed, u64::MAX);
     let mut global = Global::new(base);
     let mut residents: Vec<Resident<'m>> = Vec::new();
-    let mut next = clusters.start;
+    let mut order: Vec<u64> = clusters.clone().collect();
+    if machine.options.shuffle_blocks {
+        for left in (1..order.len()).rev() {
+            order.swap(left, rng.below(left as u32 + 1) as usize);
+        }
+    }
+    let mut left = order.into_iter();
     let mut stalled = None;
     let mut is_fatal = false;
     while !is_fatal {
-        while (residents.len() as u64) < machine.resident_clusters() && next < clusters.end {
+        let room = machine.resident_clusters().saturating_sub(residents.len() as u64);
+        for next in left.by_ref().take(room as usize) {
             let running = Running::new(machine, Global::new(base), next);
             residents.push(Resident { running, waits: false });
-            next += 1;
         }
         let able: Vec<usize> = (0..residents.len()).filter(|&i| !residents[i].waits).collect();
         if !global.sums.is_empty() && (able.is_empty() || rng.below(4) == 0) {
@@ -75,7 +81,7 @@ pub(crate) fn run<'m>(
         } else if residents.is_empty() {
             break;
         } else if stalled.replace(global.changes) == Some(global.changes) {
-            report_deadlock(machine, &mut residents, &clusters, next);
+            report_deadlock(machine, &mut residents, &clusters, left.as_slice().first());
             is_fatal = true;
         } else {
             for resident in &mut residents {
@@ -101,7 +107,7 @@ pub(crate) fn run<'m>(
     global.pages
 }
 
-fn report_deadlock(machine: &Machine<'_>, residents: &mut [Resident<'_>], clusters: &Range<u64>, next: u64) {
+fn report_deadlock(machine: &Machine<'_>, residents: &mut [Resident<'_>], clusters: &Range<u64>, next: Option<&u64>) {
     // The first wait of each cluster, for a flag if it has one: the others follow from it.
     let mut waits = Vec::new();
     for (index, resident) in residents.iter().enumerate() {
@@ -129,8 +135,8 @@ fn report_deadlock(machine: &Machine<'_>, residents: &mut [Resident<'_>], cluste
         ));
     }
     let mut help = "of two waits, put the release that ends one before the other; check that each release is executed";
-    if next < clusters.end {
-        let (chip, [x, y, z]) = (machine.options.chip, machine.block_index(next, 0));
+    if let Some(next) = next {
+        let (chip, [x, y, z]) = (machine.options.chip, machine.block_index(*next, 0));
         parts.push(format!(
             "block ({x}, {y}, {z}) and those after it have not started: {} SMs of {} hold {} blocks of this kernel at \
              once, and the next one starts when one ends",

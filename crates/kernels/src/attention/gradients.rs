@@ -106,10 +106,32 @@ impl Workspace {
         }
     }
 
+    /// Where its arrays begin.
+    fn offsets(&self) -> Offsets {
+        let delta = 4 * self.rows;
+        let dq_sums = 2 * delta;
+        let dq_semaphore = dq_sums + self.dq_columns as usize * delta;
+        let tickets = dq_semaphore + delta;
+        let counts = tickets + ALIGN as usize;
+        let end = if self.first_stores {
+            counts + 4 * self.counted_heads
+        } else {
+            dq_semaphore
+        };
+        Offsets {
+            delta,
+            dq_sums,
+            dq_semaphore,
+            tickets,
+            counts,
+            end,
+            sums_of_keys: end.next_multiple_of(ALIGN as usize),
+        }
+    }
+
     /// Where the main kernel counts the blocks that have prepared rows of each head.
     pub(crate) fn counts(&self, slot: usize) -> Arg {
-        let byte_offset = (self.rows * (12 + 4 * self.dq_columns as usize)) as u64 + u64::from(ALIGN);
-        Arg::Buffer { slot, byte_offset }
+        address(slot, self.offsets().counts)
     }
 
     /// Adds the buffer, and the arguments of [`Statistics`]. Returns the buffer's slot.
@@ -121,48 +143,56 @@ impl Workspace {
 
     /// Adds the arguments of [`Statistics`] in a buffer that the launch already has.
     pub(crate) fn add_statistics_at(&self, launch: &mut Launch, slot: usize) {
-        let pointers = [0, 4 * self.rows as u64].map(|byte_offset| Arg::Buffer { slot, byte_offset });
-        launch.args.extend(pointers);
+        launch
+            .args
+            .extend([0, self.offsets().delta].map(|offset| address(slot, offset)));
         launch.args.push(Arg::U32(self.stride as u32));
     }
 
     /// Adds the address of dQ's sums, if there are any.
     pub(crate) fn add_dq_sums(&self, launch: &mut Launch, slot: usize) {
-        let byte_offset = 8 * self.rows as u64;
-        let sums = (self.dq_columns > 0).then_some(Arg::Buffer { slot, byte_offset });
+        let sums = (self.dq_columns > 0).then(|| address(slot, self.offsets().dq_sums));
         launch.args.extend(sums);
     }
 
     /// Adds the arguments of [`DqSemaphore`], if there is one.
     pub(crate) fn add_dq_semaphore(&self, launch: &mut Launch, slot: usize) {
-        let semaphore = self.rows * (8 + 4 * self.dq_columns as usize);
         if self.first_stores {
-            let places = [semaphore, semaphore + 4 * self.rows];
-            let places = places.map(|byte_offset| Arg::Buffer {
-                slot,
-                byte_offset: byte_offset as u64,
-            });
-            launch.args.extend(places);
+            let Offsets {
+                dq_semaphore, tickets, ..
+            } = self.offsets();
+            launch
+                .args
+                .extend([dq_semaphore, tickets].map(|offset| address(slot, offset)));
         }
     }
 
     pub(crate) fn push(&self, launch: &mut Launch, written: bool) -> usize {
+        let Offsets { end, sums_of_keys, .. } = self.offsets();
         let bytes = match self.has_sums_of_keys() {
-            true => self.bytes_before_sums_of_keys() + self.sums_of_keys_bytes(),
-            false => self.own_bytes(),
+            true => sums_of_keys + self.sums_of_keys_bytes(),
+            false => end,
         };
         push_buffer(launch, "workspace", bytes, ALIGN, written)
     }
+}
 
-    /// Bytes of all but the sums of dK and dV.
-    fn own_bytes(&self) -> usize {
-        let semaphore = if self.first_stores {
-            4 * (self.rows + self.counted_heads) + ALIGN as usize
-        } else {
-            0
-        };
-        self.rows * (8 + 4 * self.dq_columns as usize) + semaphore
-    }
+/// Where the arrays of a [`Workspace`] begin, in bytes, if it has them; the log-sum-exp is first.
+struct Offsets {
+    delta: usize,
+    dq_sums: usize,
+    dq_semaphore: usize,
+    tickets: usize,
+    counts: usize,
+    /// One past all but the sums of dK and dV.
+    end: usize,
+    sums_of_keys: usize,
+}
+
+/// An address in a buffer.
+fn address(slot: usize, offset: usize) -> Arg {
+    let byte_offset = offset as u64;
+    Arg::Buffer { slot, byte_offset }
 }
 
 /// The statistics of query rows. [`Workspace::add_statistics`] gives the arguments in the same order.
@@ -248,13 +278,14 @@ pub(crate) fn head_row<'k>(
 
 /// Which blocks have added to the sums of dQ. [`Workspace::add_dq_semaphore`] gives the arguments.
 ///
-/// In order, so that all runs write the same bits, a block takes a ticket when it starts, which is the number of its
-/// tile. Blocks with smaller tickets have already started. A block waits only for these, so it cannot deadlock.
+/// In order, so that all runs write the same bits, and where blocks wait for rows that others prepare, a block takes a
+/// ticket when it starts, which is the number of its tile. Blocks with smaller tickets have already started. A block
+/// waits only for these, so it cannot deadlock.
 #[derive(Clone, Copy)]
 pub(crate) struct DqSemaphore<'k> {
-    /// For each row of the statistics, of which the first ones of a tile are used: in order what was added last; 0 if
-    /// nothing has come.
-    pub counts: GlobalPtr<'k, u32>,
+    /// For each row of the statistics, of which the first ones of a tile are used: 0 if no block has come, else, in
+    /// order, which one added last, or in any order, whether the first one has stored its part.
+    pub words: GlobalPtr<'k, u32>,
     /// The next ticket.
     pub tickets: GlobalPtr<'k, u32>,
 }
@@ -262,7 +293,7 @@ pub(crate) struct DqSemaphore<'k> {
 impl<'k> DqSemaphore<'k> {
     pub(crate) fn declare(k: &'k KernelBuilder, written: bool) -> Self {
         DqSemaphore {
-            counts: param_pointer(k, "dq_semaphore", written),
+            words: param_pointer(k, "dq_semaphore", written),
             tickets: param_pointer(k, "tickets", written),
         }
     }

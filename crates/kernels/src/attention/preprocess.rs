@@ -19,6 +19,29 @@ pub(crate) const CHUNK: u32 = 8;
 /// Warps of the kernel.
 const WARPS: u32 = 8;
 
+/// What is zeroed for dQ.
+#[derive(Clone, Copy)]
+enum Zeroed {
+    /// Its sums, if there are any.
+    Sums,
+    /// A [`DqSemaphore`] in their place.
+    Semaphore,
+    /// And counts of the blocks that prepare rows of later heads.
+    Counts,
+}
+
+impl Zeroed {
+    const ALL: [Zeroed; 3] = [Zeroed::Sums, Zeroed::Semaphore, Zeroed::Counts];
+
+    fn of(workspace: &Workspace) -> Zeroed {
+        match (workspace.first_stores, workspace.counted_heads) {
+            (false, _) => Zeroed::Sums,
+            (true, 0) => Zeroed::Semaphore,
+            (true, _) => Zeroed::Counts,
+        }
+    }
+}
+
 /// What rows are prepared from.
 #[derive(Clone, Copy)]
 pub(crate) struct RowInputs<'k, E> {
@@ -112,25 +135,26 @@ pub(crate) fn step(
     let levers = family::padded([
         shape.vector_bytes,
         workspace.dq_columns,
-        u32::from(workspace.first_stores) + u32::from(workspace.counted_heads > 0),
+        Zeroed::of(&workspace) as u32,
         u32::from(workspace.has_sums_of_keys()),
     ]);
     let family = "backward preprocess";
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, first_stores, of_keys, ..] = *levers;
-        let zeroed = match (dq_columns, first_stores) {
+        let [vector_bytes, dq_columns, zeroed, of_keys, ..] = *levers;
+        let (zeroed, of_keys) = (Zeroed::ALL[zeroed as usize], of_keys > 0);
+        let of_dq = match (dq_columns, zeroed) {
             (0, _) => String::new(),
-            (columns, 0) => format!("_dq{columns}"),
-            (columns, 1) => format!("_dq{columns}_semaphore"),
-            (columns, _) => format!("_dq{columns}_counted"),
+            (columns, Zeroed::Sums) => format!("_dq{columns}"),
+            (columns, Zeroed::Semaphore) => format!("_dq{columns}_semaphore"),
+            (columns, Zeroed::Counts) => format!("_dq{columns}_counted"),
         };
-        let zeroed = if of_keys > 0 { zeroed + "_kv" } else { zeroed };
-        let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{zeroed}"));
-        let zeroed = [dq_columns, first_stores, of_keys];
+        let kv = if of_keys { "_kv" } else { "" };
+        let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{of_dq}{kv}"));
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, zeroed),
-            DType::F16 => prepare::<f16>(k, shape, zeroed),
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, zeroed),
+            DType::F32 => prepare::<f32>(k, shape, dq_columns, zeroed, of_keys),
+            DType::F16 => prepare::<f16>(k, shape, dq_columns, zeroed, of_keys),
+            // No problem of the latter has a backward pass.
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, zeroed, of_keys),
         })
     })?;
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
@@ -165,16 +189,19 @@ fn block_rows(shape: &Shape) -> u32 {
 }
 
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
-/// `first_stores`: 1 if a semaphore is zeroed in place of the sums, 2 if counts of blocks are, too. `of_keys`: 1 if
-/// sums of dK and dV are zeroed.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, [dq_columns, first_stores, of_keys]: [u32; 3]) {
-    let (first_stores, counts) = (first_stores > 0, first_stores > 1);
+/// `of_keys`: whether sums of dK and dV are zeroed.
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, zeroed: Zeroed, of_keys: bool) {
+    let (first_stores, counts) = match zeroed {
+        Zeroed::Sums => (false, false),
+        Zeroed::Semaphore => (true, false),
+        Zeroed::Counts => (true, true),
+    };
     let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout");
     let statistics = Statistics::declare(k, true);
     let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
     let semaphore = first_stores.then(|| DqSemaphore::declare(k, true));
     let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
-    let of_keys = (of_keys > 0).then(|| ZeroedSums::declare(k));
+    let of_keys = of_keys.then(|| ZeroedSums::declare(k));
     let params = RowParams::declare(k, shape);
 
     if let Some(sums) = of_keys {
@@ -213,7 +240,7 @@ fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, [dq_columns, first_stores
             });
         }
         if let Some(semaphore) = semaphore {
-            let place = semaphore.counts.offset(head_row + first_row + k.thread_idx());
+            let place = semaphore.words.offset(head_row + first_row + k.thread_idx());
             k.if_(k.thread_idx().lt(rows).divergent(), || place.store(0u32));
         }
         let (row, column) = (first_row + thread_row, thread_col * CHUNK);

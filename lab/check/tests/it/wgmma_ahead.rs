@@ -5,8 +5,8 @@
 
 use flashcore_check::mutate::{Operator, mutations};
 use flashcore_check::{CheckOptions, Verdict, check_plan};
-use flashcore_ir::inst::{BinOp, Special};
-use flashcore_ir::{Arg, Chip, Inst, Kernel, Node, Operand, ScalarType, Target};
+use flashcore_ir::inst::{AtomOp, Special};
+use flashcore_ir::{Arg, Chip, Inst, Kernel, Node, Target};
 use flashcore_kernels::Plan;
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{DType, Layout, Mask, Problem, ProblemBuilder};
@@ -101,11 +101,12 @@ fn random_problems_with_later_heads_equal_float64() {
         let problem = random_problem(&mut rng, cols);
         let chip = chip(1 + rng.below(3) as u32);
         let plan = planned(problem, config, chip);
-        let options = CheckOptions {
+        let mut options = CheckOptions {
             seed,
             schedules: 2,
             ..options_on(chip)
         };
+        options.sim.shuffle_blocks = rng.chance(0.5);
         let report = check_plan(&plan, &options).unwrap();
         let problem = &plan.problem;
         assert_eq!(
@@ -155,40 +156,41 @@ fn faults_of_later_heads_are_found() {
     }
 }
 
-/// The kernel with its blocks numbered from the last one.
-fn in_reverse(kernel: &Kernel, blocks: u32) -> Kernel {
+/// The kernel with blocks that take their own numbers for their tickets.
+fn numbered_by_the_launch(kernel: &Kernel) -> Kernel {
     kernel.with_body(kernel.replaced(&mut |node| {
         let Node::Inst { inst, site } = node else { return None };
-        let Inst::Special { dst, which } = *inst else {
-            return None;
-        };
-        let (ty, last) = (ScalarType::U32, Operand::Imm(u64::from(blocks - 1)));
-        let reversed = Inst::Bin {
-            op: BinOp::Sub,
-            ty,
-            dst,
-            a: last,
-            b: Operand::Reg(dst),
-        };
-        let reversed = Node::Inst {
-            inst: reversed,
-            site: *site,
-        };
-        (which == Special::Ctaid(0)).then(|| vec![node.clone(), reversed])
+        match *inst {
+            Inst::Atom {
+                op: AtomOp::Add,
+                dst: Some(dst),
+                ..
+            } => {
+                let which = Special::Ctaid(0);
+                let inst = Inst::Special { dst, which };
+                Some(vec![Node::Inst { inst, site: *site }])
+            }
+            _ => None,
+        }
     }))
 }
 
-/// A block waits only for blocks with smaller numbers, which have started. The other way round, the blocks that run
-/// wait for those that have no place, where not all run at once.
+/// A block waits only for blocks with smaller tickets, which have started, in whatever order blocks start. Blocks with
+/// the numbers of the launch wait for those that have no place.
 #[test]
-fn blocks_in_the_other_order_deadlock() {
+fn blocks_may_start_in_any_order() {
     let plan = usual_plan();
-    let mutant = in_reverse(&plan.main.kernel, plan.main.launch.grid[0]);
-    let on = |sms| check_with(&plan, mutant.clone(), plan.main.launch.clone(), &options_on(chip(sms)));
-    let report = on(2);
+    let mutant = numbered_by_the_launch(&plan.main.kernel);
+    let mut options = options_on(chip(2));
+    options.schedules = 3;
+    let of_mutant = |options: &CheckOptions| check_with(&plan, mutant.clone(), plan.main.launch.clone(), options);
+    assert_eq!(of_mutant(&options).verdict, Verdict::Clean);
+    options.sim.shuffle_blocks = true;
+    let report = check_plan(&plan, &options).unwrap();
+    assert_eq!(report.verdict, Verdict::Clean, "{report}");
+    let report = of_mutant(&options);
     let mut kinds = report.findings.iter().map(|found| found.finding.kind);
     assert!(kinds.any(|found| found == FindingKind::Deadlock), "{report}");
-    assert_eq!(on(132).verdict, Verdict::Clean);
 }
 
 /// What a launch before has counted, or nothing at all, is not taken for a count of this one.

@@ -160,7 +160,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
         place: "q.next(", object: "lse_tile", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "Q is given back by every lane", operator: Operator::IgnoreCondition,
-        place: "release(self.held)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
+        place: "release(self.dk_q)", object: "", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
     Fault { name: "dO is not given back", operator: Operator::DropArrive,
         place: "release(self.dout)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
     Fault { name: "the next head's rows are copied", operator: Operator::HeadOff,
@@ -242,7 +242,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "additions are never closed", operator: Operator::DropCommit,
         place: "send_dq", object: "", found: Some(FindingKind::Race), at: "stage_dq", of: "dq_tile" },
     Fault { name: "a block ends while dK is stored", operator: Operator::DropAsyncWait,
-        place: "self.one_lane(|| k.bulk_wait_read(0))", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
+        place: "self.one_lane(|| self.k.bulk_wait_read(0))", object: "", found: Some(FindingKind::MissingWait), at: "store_tma", of: "" },
 
     // Arithmetic, masks and descriptors.
     Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
@@ -370,7 +370,7 @@ const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
     Fault { name: "delta is not subtracted", operator: Operator::DropAddend,
         place: "score_gradients", object: "", found: None, at: "", of: "" },
     Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,
-        place: "self.store_dk(tile, q,", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "q_tile" },
+        place: "self.store_dk(tile, dk, q,", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "q_tile" },
 ];
 
 #[test]

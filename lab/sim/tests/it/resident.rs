@@ -113,6 +113,9 @@ fn a_chain_of_blocks_needs_its_predecessors() {
             assert!(finding.message.contains(part), "{part}: {finding}");
         }
     }
+    let mut shuffled = chain(9, false);
+    shuffled.options.shuffle_blocks = true;
+    shuffled.run_finding(FindingKind::Deadlock);
     let mut part = chain(9, true);
     part.options.first_blocks = Some(2);
     let finding = part.run_finding(FindingKind::Deadlock);

@@ -3,9 +3,8 @@
 use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{KvLengths, Problem};
 
-use super::{PADDING, Workspace};
+use super::{PADDING, Workspace, address};
 use crate::Refusal;
-use crate::attention::split::ALIGN;
 
 /// Elements that a thread of `preprocess` zeroes at a time.
 const ZEROED: usize = 4;
@@ -51,29 +50,20 @@ impl Workspace {
 
     /// Adds the addresses of dK's sums and of dV's, and the rows from one head to the next.
     pub(crate) fn add_sums_of_keys(&self, launch: &mut Launch, slot: usize) {
-        let first = self.bytes_before_sums_of_keys();
+        let first = self.offsets().sums_of_keys;
         let places = [first, first + self.sums_of_keys_bytes() / 2];
-        let places = places.map(|byte_offset| Arg::Buffer {
-            slot,
-            byte_offset: byte_offset as u64,
-        });
-        launch.args.extend(places);
+        launch.args.extend(places.map(|offset| address(slot, offset)));
         launch.args.push(Arg::U32(self.kv_stride as u32));
     }
 
     /// Adds what [`ZeroedSums`] reads, if there are sums of dK and dV.
     pub(crate) fn add_zeroed_sums(&self, launch: &mut Launch, slot: usize) {
         if self.has_sums_of_keys() {
-            let byte_offset = self.bytes_before_sums_of_keys() as u64;
-            launch.args.push(Arg::Buffer { slot, byte_offset });
+            launch.args.push(address(slot, self.offsets().sums_of_keys));
             let count = self.sums_of_keys_bytes() / 4 / ZEROED;
             let of_block = count.div_ceil(launch.grid[0] as usize);
             launch.args.extend([count, of_block].map(|n| Arg::U32(n as u32)));
         }
-    }
-
-    pub(super) fn bytes_before_sums_of_keys(&self) -> usize {
-        self.own_bytes().next_multiple_of(ALIGN as usize)
     }
 }
 

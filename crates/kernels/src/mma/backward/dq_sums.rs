@@ -71,7 +71,8 @@ pub(super) fn step(
         let name = shape.kernel_name(&format!("backward_dq_sums_m{rows}c{columns}w{along}x{across}"));
         Kernel::build(name, THREADS, |k| match shape.dtype {
             DType::F16 => body::<f16>(k, tiles, shape),
-            _ => body::<bf16>(k, tiles, shape),
+            // `plan` refuses the others.
+            DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, tiles, shape),
         })
     })?;
     let blocks = problem.seq_len_q().div_ceil(tiles.rows as usize) * problem.batch() * problem.num_heads();

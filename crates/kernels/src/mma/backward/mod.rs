@@ -148,6 +148,15 @@ impl Outputs {
         if self.owns_keys() { &["dk", "dv"] } else { &["dq"] }
     }
 
+    /// What findings call its products: the scores, their gradients, and the one with dS.
+    fn products(self) -> [&'static str; 3] {
+        if self.owns_keys() {
+            ["S = K*Q", "dP = V*dO", "dK += dS*Q"]
+        } else {
+            ["S = Q*K", "dP = dO*V", "dQ += dS*K"]
+        }
+    }
+
     /// Names of the tiles of the side that is owned, and of the one that is walked.
     fn tile_names(self) -> [[&'static str; 2]; 2] {
         let (keys, rows) = (["k_tile", "v_tile"], ["q_tile", "dout_tile"]);
@@ -287,7 +296,8 @@ fn build(levers: &Values, shape: &Shape, what: &str, outputs: Outputs) -> Result
     let name = shape.kernel_name(&format!("{}-{what}", FAMILY.id(levers)));
     Kernel::build(name, config.threads(), |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, &config, shape, outputs),
-        _ => kernel::body::<bf16>(k, &config, shape, outputs),
+        // `plan` refuses the others.
+        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, &config, shape, outputs),
     })
 }
 

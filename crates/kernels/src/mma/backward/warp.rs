@@ -166,7 +166,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     /// Products of the owned rows with the walked ones.
     #[track_caller]
     pub(super) fn scores(&self, stage: Val<'k, u32>) {
-        self.k.verb("S = K*Q", || {
+        self.k.verb(self.context.outputs.products()[0], || {
             self.products(&self.scores, 0, stage, self.context.shape.head_dim)
         });
     }
@@ -174,7 +174,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     /// The same of the other two tensors.
     #[track_caller]
     pub(super) fn dp(&self, stage: Val<'k, u32>) {
-        self.k.verb("dP = V*dO", || {
+        self.k.verb(self.context.outputs.products()[1], || {
             self.products(&self.dp, 1, stage, self.context.shape.head_dim_v)
         });
     }
@@ -258,7 +258,8 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     /// `dK += dSᵀ·Q`, or `dQ += dS·K` where query rows are owned.
     #[track_caller]
     pub(super) fn add_first(&self, stage: Val<'k, u32>) {
-        self.k.verb("dK += dS*Q", || self.add(0, &self.ds, stage));
+        let verb = self.context.outputs.products()[2];
+        self.k.verb(verb, || self.add(0, &self.ds, stage));
     }
 
     #[track_caller]

@@ -6,9 +6,9 @@
 //! first scores. A word for each head counts the blocks that have prepared rows of it. Blocks of that head wait until
 //! all have, which is long before they start.
 //!
-//! Blocks start in the order of their numbers. GPUs do so and CUB's scan assumes it, too, but CUDA does not promise it:
-//! in another order these blocks would wait for ever. A block waits only for blocks with smaller numbers, and for what
-//! these do before they wait for any other. So blocks cannot deadlock.
+//! CUDA does not promise that blocks start in the order of their numbers, so a block's tile is that of a
+//! [ticket](super::tile::take_ticket). A block waits only for blocks with smaller tickets, which have started, and for
+//! what these do before they wait for any other. So blocks cannot deadlock.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
@@ -16,7 +16,7 @@ use flashcore_ir::{Arg, GlobalPtr, KernelBuilder, Launch, Val, Var, Widen};
 use flashcore_problem::Problem;
 
 use super::kernel::Context;
-use super::tile::Tile;
+use super::tile::{Tile, tile_of};
 use crate::attention::divisor::{self, ParamDivisor};
 use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
@@ -34,9 +34,9 @@ pub(super) struct Ahead<'k, E> {
     counts: GlobalPtr<'k, u32>,
     /// How many heads later that head is. `preprocess` prepares as many.
     heads: Val<'k, u32>,
-    /// The heads of all batches, and what a block's number is divided by for its tile: the tiles of a bundle of heads,
+    /// The heads of all batches, and what a block's ticket is divided by for its tile: the tiles of a bundle of heads,
     /// its heads, and the heads of a batch.
-    all_heads: Val<'k, u32>,
+    pub(super) all_heads: Val<'k, u32>,
     bundle_tiles: ParamDivisor<'k>,
     bundle_heads: ParamDivisor<'k>,
     batch_heads: ParamDivisor<'k>,
@@ -111,18 +111,12 @@ impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
         }
     }
 
-    /// The head and the tile of a block: [`tile_of`](super::tile::tile_of) of whole bundles.
+    /// The head and the tile of a ticket: [`tile_of`], where all bundles have as many heads.
     #[track_caller]
-    pub(super) fn tile_of(
-        &self,
-        number: Val<'k, u32>,
-        tiles: Val<'k, u32>,
-        at_once: Val<'k, u32>,
-    ) -> (Val<'k, u32>, Val<'k, u32>) {
-        let bundle = self.bundle_tiles.quotient(number);
-        let in_bundle = number - bundle * (tiles * at_once);
-        let index = self.bundle_heads.quotient(in_bundle);
-        (bundle.fma(at_once, in_bundle - index * at_once), index)
+    pub(super) fn tile_of(&self, ticket: Val<'k, u32>, sizes: [Val<'k, u32>; 3]) -> (Val<'k, u32>, Val<'k, u32>) {
+        let by_tiles = |number, _| self.bundle_tiles.quotient(number);
+        let by_heads = |number, _| self.bundle_heads.quotient(number);
+        tile_of(ticket, sizes, false, [&by_tiles, &by_heads])
     }
 
     /// The batch of a head of all batches, and the head in it.
@@ -222,7 +216,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
                 lse.store(is_row.select(preprocess::exponent(loaded.lse.get()), f32::INFINITY));
                 delta.store(is_row.select(sums[0], 0.0));
                 if let Some(semaphore) = self.semaphore {
-                    semaphore.counts.offset(head_row + row).store(0u32);
+                    semaphore.words.offset(head_row + row).store(0u32);
                 }
                 k.barrier_arrive(PREPARED, 128 + 32);
             });

@@ -32,7 +32,7 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) q: Consumer<'k>,
     pub(super) dout: Consumer<'k>,
     /// The stage of Q that dK, under way from one tile to the next, reads.
-    pub(super) held: Consumer<'k>,
+    pub(super) dk_q: Consumer<'k>,
     /// Q tiles that have gone by.
     pub(super) tiles: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
@@ -46,8 +46,8 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) dq: RowTile<'k>,
     pub(super) dk: RowTile<'k, Keys>,
     pub(super) dv: RowTile<'k, Keys>,
+    /// P for dV, and V for dP and dS for dK where they are operands from registers.
     pub(super) p: AVars<'k, E>,
-    /// V for dP and dS for dK, where they are held in registers.
     v: AVars<'k, E>,
     ds: AVars<'k, E>,
 }
@@ -63,7 +63,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let sum = |name, head_dim: u32| RowTile::new(k.acc(name, head_dim.div_ceil(ACC_COLS)));
         // Steps of 16 columns that have any; the tiles' others are zeros.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
-        let held = |steps| if shares.holds_operands { steps } else { 0 };
+        let if_held = |held: bool, steps: u32| if held { steps } else { 0 };
+        let holds_ds = shares.holds_operands || outputs == Outputs::Dk;
         let first_key = key_warp / 4 * UNIT;
         let rank = match context.main_loop {
             MainLoop::Pair(_) => k.cluster_rank(),
@@ -82,7 +83,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             lane_query: lane_column(k),
             q: context.q.pipeline.consumer(),
             dout: context.dout.pipeline.consumer(),
-            held: context.q.pipeline.consumer(),
+            dk_q: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
             k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
@@ -94,9 +95,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dq: RowTile::new(acc("dq", UNIT)),
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
-            p: k.a_vars("p", rows / 16),
-            v: k.a_vars("v", held(shape.head_dim_v.div_ceil(16))),
-            ds: k.a_vars("ds", held(rows / 16)),
+            p: k.a_vars("p", if_held(outputs != Outputs::Dk, rows / 16)),
+            v: k.a_vars("v", if_held(shares.holds_operands, shape.head_dim_v.div_ceil(16))),
+            ds: k.a_vars("ds", if_held(holds_ds, rows / 16)),
         }
     }
 
@@ -168,10 +169,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     pub(super) fn start_dk(&self, ds_stage: Val<'k, u32>) {
         self.product("dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
-            let held = if self.outputs == Outputs::Dk { self.p } else { self.ds };
-            match held.steps() {
+            match self.ds.steps() {
                 0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(ds_stage), q, true),
-                _ => self.k.wgmma_rs(self.dk.0, &held.operands(), q, true),
+                _ => self.k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true),
             }
         });
     }
@@ -226,9 +226,15 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// `dS = P∘(dP − Δ)`, rounded, in shared memory; and rounded as an operand P for dV, or dS for dK.
+    /// `dS = P∘(dP − Δ)`, rounded, in shared memory, and as an operand where it is one. `p_of` gives P of an
+    /// accumulator, of one half or the other; it is rounded, too, where this warpgroup has dV.
     #[track_caller]
-    pub(super) fn score_gradients(&self, ds_stage: Val<'k, u32>, delta: &[Vec<Val<'k, f32>>]) {
+    pub(super) fn score_gradients<P: Fn(usize) -> [Val<'k, f32>; 2]>(
+        &self,
+        ds_stage: Val<'k, u32>,
+        delta: &[Vec<Val<'k, f32>>],
+        p_of: impl Fn(u32) -> P,
+    ) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
         // The row of 16 bytes that a lane names: of four matrices of 8 keys by 8 queries.
         let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
@@ -241,24 +247,20 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
                     let mut words = Vec::new();
                     for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
                         let delta = &delta[tile as usize];
-                        let given = match &self.context.main_loop {
-                            MainLoop::Pair(exchange) => Some(exchange.p_place(k, tile).load_words(4, Cache::Default)),
-                            MainLoop::Pingpong(_) => None,
-                        };
+                        let p_of_half = p_of(tile);
                         for half in 0..2 {
-                            let p = match &given {
-                                Some(given) => [given[2 * half], given[2 * half + 1]],
-                                None => self.scores.pair(tile, half).map(|p| p.get()),
-                            };
+                            let p = p_of_half(half);
                             let dp = self.dp.pair(tile, half);
                             let [a, b] = [0, 1].map(|e| score_gradient(p[e], dp[e].get(), delta[e]));
                             let ds = E::pack(a, b);
                             words.push(ds);
+                            let word = 2 * tile + half as u32;
                             if self.ds.steps() > 0 {
-                                self.ds.word(2 * tile + half as u32).set(ds);
+                                self.ds.word(word).set(ds);
                             }
-                            let rounded = given.as_ref().map_or_else(|| E::pack(p[0], p[1]), |_| ds);
-                            self.p.word(2 * tile + half as u32).set(rounded);
+                            if self.p.steps() > 0 {
+                                self.p.word(word).set(E::pack(p[0], p[1]));
+                            }
                         }
                     }
                     k.stmatrix(at, &words, false);

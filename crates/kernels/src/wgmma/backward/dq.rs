@@ -93,14 +93,9 @@ pub(super) fn stage<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, u32>, Val<
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Whether blocks add to dQ in the same order in all runs.
-    pub(super) fn ordered(&self) -> bool {
-        self.ticket.is_some()
-    }
-
     /// The words of Q tiles, if the first block at one stores its part, whichever it is.
     pub(super) fn in_any_order(&self) -> Option<DqSemaphore<'k>> {
-        self.semaphore.filter(|_| !self.ordered())
+        self.semaphore.filter(|_| !self.ordered)
     }
 
     /// Number of warps of the producer's warpgroup that add dQ to its sums, or that wait for its semaphore.
@@ -138,7 +133,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                                 k.bulk_wait_read(0);
                             });
                             free.at(stage).arrive();
-                            match self.ordered() {
+                            match self.ordered {
                                 true => self.release_semaphore(tile, dq_tile),
                                 false => k.if_(first.divergent(), || self.let_others_add(dq_tile)),
                             }
@@ -205,7 +200,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// Whether no block adds to a tile before this one, if dQ is added in order: then it stores its part.
     #[track_caller]
     fn is_first(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) -> Option<Val<'k, bool>> {
-        self.ordered().then(|| m_block.lt(tile.next_first))
+        self.ordered.then(|| m_block.lt(tile.next_first))
     }
 
     /// If dQ is added in order: waits until the block of the next tile of keys, which is before this one, has added.
@@ -247,7 +242,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             MainLoop::Pair(_) => first + first.builder().cluster_rank(),
             MainLoop::Pingpong(_) => first,
         };
-        semaphore.counts.offset(place)
+        semaphore.words.offset(place)
     }
 }
 

@@ -75,7 +75,8 @@ fn kernel<const STORED: bool, const SPLIT: bool>(levers: &Values, shape: &Shape)
     let name = named(levers, shape, &format!("{what}{}", if SPLIT { "_dk_dv" } else { "" }));
     Kernel::build(name, THREADS, |k| match shape.dtype {
         DType::F16 => body::<f16>(k, &Config::from(*levers), shape, STORED, SPLIT),
-        _ => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
+        // `plan` refuses the others.
+        DType::BF16 | DType::F32 | DType::E4M3 => body::<bf16>(k, &Config::from(*levers), shape, STORED, SPLIT),
     })
 }
 
@@ -153,7 +154,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
         let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
         let sums = sums.offset_strided(sums_row, width);
         params.if_has_row(first_row, params.seq_len_q, || {
-            let any = semaphore.map(|semaphore| semaphore.counts.offset(sums_row).load().gt(0));
+            let any = semaphore.map(|semaphore| semaphore.words.offset(sums_row).load().gt(0));
             rounded.fill(sums, UNIT / ACC_COLS, any, Some(softmax_scale));
             let dq = dq.starting_at(first.q);
             rounded.store(dq, [batch, head, first_row], params.seq_len_q, shape.head_dim);

@@ -8,39 +8,51 @@ use super::consumer::Warpgroup;
 use super::kernel::{Gradients, Outputs};
 use super::tile::Tile;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile};
+use crate::attention::tensor_rows::TensorRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// dK and dV of the tile, through the bytes of K and V. Each warp stores its own rows. Where blocks share the tile,
     /// adds them.
     pub(super) fn store_gradients(&self, tile: &Tile<'k>) {
-        let k = self.k;
-        if let Some(split) = self.context.split() {
-            return self.add_gradients(split, tile);
-        }
+        let [dk, dv] = match &self.context.gradients {
+            Gradients::Added(split) => return self.add_gradients(split, tile),
+            Gradients::Stored(rows) => rows,
+        };
         // No product reads K any more.
         self.meet();
         if self.outputs != Outputs::Dv {
-            self.store_dk(tile, self.context.k.tile, k.constant(0));
+            self.store_dk(tile, dk, self.context.k.tile, self.k.constant(0));
         }
         if self.outputs != Outputs::Dk {
-            self.store_dv(tile);
+            self.store_dv(tile, dv);
         }
-        // Shared memory must outlive the copies that read it.
-        self.one_lane(|| k.bulk_wait(0));
+        self.end_stores();
+    }
+
+    /// Shared memory must outlive the copies that read it.
+    #[track_caller]
+    pub(super) fn end_stores(&self) {
+        self.one_lane(|| self.k.bulk_wait_read(0));
     }
 
     /// dK, through a stage of a tile that nothing reads any more.
     #[track_caller]
-    pub(super) fn store_dk(&self, tile: &Tile<'k>, through: SharedTile<'k, E>, stage: Val<'k, u32>) {
+    pub(super) fn store_dk(
+        &self,
+        tile: &Tile<'k>,
+        rows: &TensorRows<'k>,
+        through: SharedTile<'k, E>,
+        stage: Val<'k, u32>,
+    ) {
         let scale = Some(self.context.softmax_scale);
-        self.store_sum(tile, &self.dk, 0, scale, through, stage);
+        self.store_sum(tile, &self.dk, scale, rows, through, stage);
     }
 
     /// dV, through the bytes of V, of which a warpgroup reads its own rows alone.
     #[track_caller]
-    pub(super) fn store_dv(&self, tile: &Tile<'k>) {
+    pub(super) fn store_dv(&self, tile: &Tile<'k>, rows: &TensorRows<'k>) {
         let stage = self.k.constant(0);
-        self.store_sum(tile, &self.dv, 1, None, self.context.v.tile, stage);
+        self.store_sum(tile, &self.dv, None, rows, self.context.v.tile, stage);
     }
 
     #[track_caller]
@@ -48,15 +60,12 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         &self,
         tile: &Tile<'k>,
         sum: &RowTile<'k, Keys>,
-        gradient: usize,
         scale: Option<Val<'k, f32>>,
+        rows: &TensorRows<'k>,
         through: SharedTile<'k, E>,
         stage: Val<'k, u32>,
     ) {
         let k = self.k;
-        let Gradients::Stored(gradients) = &self.context.gradients else {
-            return;
-        };
         for first in (0..through.cols()).step_by(through.slab_cols() as usize) {
             let place = through.at_stage(stage, self.lane_key, self.lane_query + first);
             // Columns past those of the head are not stored.
@@ -82,7 +91,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.sync_warp();
         let at = [tile.first_key + self.key_warp * 16, tile.kv_head, tile.batch];
         self.one_lane(|| {
-            through.store_tma_part(stage, self.key_warp, gradients[gradient].keys(&tile.sequence).at(at));
+            through.store_tma_part(stage, self.key_warp, rows.keys(&tile.sequence).at(at));
             k.bulk_commit();
         });
     }

@@ -2,34 +2,34 @@
 //! of the columns of dQ for the 128 keys of both. Without the exchange a block would add all columns of dQ for its own
 //! 64 keys: twice as many additions, more than the L2 cache takes.
 //!
-//! Warpgroup `values` has P and dV, warpgroup `scores` dS and dK. Products are started ahead, so that the tensor cores
+//! Warpgroup `dv` has S, P and dV, warpgroup `dk` dP, dS and dK. Products are started ahead, so that the tensor cores
 //! have work while the softmax runs and dS is on its way:
 //!
-//! | | values | scores |
+//! | | dv | dk |
 //! |---|---|---|
-//! | 1 | P, to scores | dP |
+//! | 1 | P, to the other | dP |
 //! | 2 | dV; dQ of the Q tile before is added | dS, to both blocks |
 //! | 3 | S of the next | dK |
 //! | 4 | dQ | dQ; dP of the next; dQ is added |
+//!
+//! dQ of `dv` and dP of `dk` are under way from one iteration to the next, so the last iteration is apart: with a
+//! branch in its place ptxas 13.0 serialises products, too (`docs/hardware-notes.md`).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
 
-use super::Shares;
 use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage};
 use super::kernel::{Operand, Outputs};
 use super::tile::{Tile, Walk};
+use super::{DS_STAGES, Shares};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::barriers::{DS_FULL, P_FULL};
 use crate::wgmma::consumer::release;
 use crate::wgmma::tiles::slabs;
-
-/// Stages of dS.
-pub(super) const DS_STAGES: u32 = 2;
 
 /// What a block has of the other block of its cluster.
 #[derive(Clone, Copy)]
@@ -103,7 +103,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let last = walk.to - 1;
         if self.outputs == Outputs::Dv {
             let step = |i: Val<'k, i32>, is_last: bool| {
-                self.values(exchange, || self.mask_some(tile, m_block(i)));
+                self.step_of_dv(exchange, || self.mask_some(tile, m_block(i)));
                 k.if_(i.gt(walk.from).uniform(), || finish_dq(i - 1));
                 if is_last {
                     return start_dq();
@@ -121,7 +121,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             finish_dq(last);
         } else {
             let step = |i: Val<'k, i32>, is_last: bool| {
-                self.gradients_of_scores(exchange);
+                self.step_of_dk(exchange);
                 start_dq();
                 k.wgmma_wait(1);
                 release(self.q);
@@ -154,7 +154,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     }
 
     /// P and dV of a Q tile, whose scores are there; dQ of the tile before may be under way.
-    fn values(&self, exchange: &Exchange<'k, E>, mask: impl FnOnce()) {
+    fn step_of_dv(&self, exchange: &Exchange<'k, E>, mask: impl FnOnce()) {
         let k = self.k;
         let lse = self.row_numbers(self.context.lse_tile, self.q.stage());
         mask();
@@ -175,7 +175,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// A stage of dS needs no mbarrier to say that it is free. dO has one stage, and dO of this tile has arrived, so
     /// all warpgroups of both blocks have released dO of the tile before. They release it only when dQ of the tile
     /// before that, whose dS was in this stage, has been computed.
-    fn gradients_of_scores(&self, exchange: &Exchange<'k, E>) {
+    fn step_of_dk(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
         let stage = || self.tiles % DS_STAGES;
         let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
@@ -185,7 +185,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.sync_warp();
         release(self.dout);
         k.barrier_among(P_FULL, 256);
-        self.score_gradients(stage(), &delta);
+        let p_of = |tile| {
+            let four = exchange.p_place(k, tile).load_words(4, Cache::Default);
+            move |half| [four[2 * half], four[2 * half + 1]]
+        };
+        self.score_gradients(stage(), &delta, p_of);
         k.fence_proxy_async();
         k.barrier_among(DS_FULL, 128);
         let is_first = (k.thread_idx() % 128).eq(0);

@@ -16,11 +16,11 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 
 use super::ahead::Ahead;
 use super::consumer::Warpgroup;
-use super::exchange::{DS_STAGES, Exchange};
+use super::exchange::Exchange;
 use super::pingpong::Pingpong;
 use super::split::Split;
 use super::tile::take_ticket;
-use super::{Shares, Variant, first_stores, registers};
+use super::{DS_STAGES, Shares, Variant, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -73,6 +73,8 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) heads_at_once: Val<'k, u32>,
     pub(super) params: RowParams<'k>,
     pub(super) semaphore: Option<DqSemaphore<'k>>,
+    /// Whether blocks add to dQ in the same order in all runs.
+    pub(super) ordered: bool,
     pub(super) ticket: Option<SharedTile<'k, u32>>,
     pub(super) ahead: Option<Ahead<'k, E>>,
 }
@@ -138,9 +140,11 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let dq_sums = dq_sums(k);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k, true));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
+    // Blocks that prepare rows take it while the first thread makes the mbarriers.
+    let taker = if ahead { 32 } else { 0 };
     let ticket = semaphore
-        .filter(|_| ordered)
-        .map(|semaphore| take_ticket(k, semaphore, cluster));
+        .filter(|_| ordered || ahead)
+        .map(|semaphore| take_ticket(k, semaphore, cluster, taker));
     let context = &Context {
         levers,
         shape,
@@ -161,6 +165,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ahead: ahead.then(|| Ahead::declare(k)),
         params: RowParams::declare(k, shape),
         semaphore,
+        ordered,
         ticket,
     };
     let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);

@@ -36,6 +36,9 @@ use crate::step::{Identity, KernelCache, Step};
 /// Keys of a warpgroup, and the rows and columns of its part of dQ.
 const UNIT: u32 = 64;
 
+/// Stages of dS in shared memory.
+const DS_STAGES: u32 = 2;
+
 /// Columns of tiles: head sizes are padded with zeros to the next one.
 const WIDTHS: [u32; 3] = [64, 128, 256];
 
@@ -189,16 +192,11 @@ pub(super) fn plan(
         .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
         .flatten();
     let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
-    let variant = match (problem.deterministic(), config.splits, ahead) {
-        (true, ..) => Variant::Ordered,
-        (false, 1, None) => Variant::Plain,
-        (false, 1, Some(_)) => Variant::Ahead,
-        _ => Variant::Split,
-    };
-    let workspace = match (ahead, variant) {
-        (Some(heads), _) => workspace.prepared_ahead(kv_heads, heads as usize),
-        (None, Variant::Split) => workspace.sums_of_keys(NAME, problem)?,
-        _ => workspace,
+    let (variant, workspace) = match ahead {
+        Some(heads) => (Variant::Ahead, workspace.prepared_ahead(kv_heads, heads as usize)),
+        None if config.splits > 1 => (Variant::Split, workspace.sums_of_keys(NAME, problem)?),
+        None if problem.deterministic() => (Variant::Ordered, workspace),
+        None => (Variant::Plain, workspace),
     };
     let (family, build): (_, fn(&Values, &Shape) -> _) = match variant {
         Variant::Ordered => ("wgmma ordered backward", |l, s| main_kernel(l, s, Variant::Ordered)),
@@ -268,7 +266,8 @@ fn main_kernel(levers: &Values, shape: &Shape, variant: Variant) -> Result<Kerne
     let threads = 128 * (1 + Shares::new(config, shape).warpgroups);
     Kernel::build(name, threads, |k| match shape.dtype {
         DType::F16 => kernel::body::<f16>(k, config, shape, variant),
-        _ => kernel::body::<bf16>(k, config, shape, variant),
+        // `plan` refuses the others.
+        DType::BF16 | DType::F32 | DType::E4M3 => kernel::body::<bf16>(k, config, shape, variant),
     })
 }
 

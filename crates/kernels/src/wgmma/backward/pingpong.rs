@@ -8,6 +8,7 @@
 //! | P | dP |
 //! | dS, to shared memory | |
 //! | `warp_scheduler_barrier_sync` | dV, dK |
+//! | dQ of two tiles before, to the warp that adds it | |
 //! | `warp_scheduler_barrier_arrive` | S of the next tile, dQ of the one before |
 //! | dQ of the tile before to shared memory | |
 //!
@@ -22,12 +23,12 @@ use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, Val};
 
-use super::Shares;
 use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
 use super::dq::{SentDq, declare_mbarriers, stage};
-use super::exchange::DS_STAGES;
+use super::kernel::Gradients;
 use super::tile::{Tile, Walk};
+use super::{DS_STAGES, Shares};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
@@ -110,13 +111,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 }
                 k.wgmma_wait(u32::from(there_are));
                 release(self.dout);
-                release(self.held);
+                release(self.dk_q);
                 k.if_else(number.gt(0).uniform(), || start_dq(true), || start_dq(false));
             };
             k.if_else(number.lt(last).uniform(), || start_scores(true), || start_scores(false));
             self.tiles.set(number + 1);
         };
-        if context.ordered() {
+        if context.ordered {
             k.for_uniform(walk.from, walk.to, 1, |i| step(i, &|at| self.mask_some(tile, at)));
         } else {
             let masked = tile.masked(walk);
@@ -139,26 +140,28 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let through_q = fits && 8 * self.dk.tiles() == q.cols();
         self.start_late_dq(pingpong, tiles - 1);
         k.if_(tiles.gt(1).uniform(), || give_dq(tiles - 2));
-        if let Some(split) = context.split() {
-            self.add_gradients(split, tile);
-            k.wgmma_wait(0);
-            self.stage_late_dq(pingpong, tiles - 1);
-            return give_dq(tiles - 1);
-        }
-        self.store_dv(tile);
+        let [dk, dv] = match &context.gradients {
+            Gradients::Stored(rows) => rows,
+            Gradients::Added(split) => {
+                self.add_gradients(split, tile);
+                k.wgmma_wait(0);
+                self.stage_late_dq(pingpong, tiles - 1);
+                return give_dq(tiles - 1);
+            }
+        };
+        self.store_dv(tile, dv);
         if through_q {
             // All warps have written dS of the last tile, and so have read Q of the tile before.
-            self.store_dk(tile, q, self.q.stage());
+            self.store_dk(tile, dk, q, self.q.stage());
         }
         k.wgmma_wait(0);
         self.stage_late_dq(pingpong, tiles - 1);
         give_dq(tiles - 1);
         if !through_q {
             self.meet();
-            self.store_dk(tile, context.k.tile, k.constant(0));
+            self.store_dk(tile, dk, context.k.tile, k.constant(0));
         }
-        // Shared memory must outlive the copies that read it.
-        self.one_lane(|| k.bulk_wait_read(0));
+        self.end_stores();
     }
 
     /// P and dS of a Q tile, whose scores are there.
@@ -174,7 +177,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let (stage, phase) = stage(number, DS_STAGES);
         pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);
-        self.score_gradients(stage, &early.unwrap_or_else(delta));
+        let p_of = |tile| move |half| self.scores.pair(tile, half).map(|p| p.get());
+        self.score_gradients(stage, &early.unwrap_or_else(delta), p_of);
     }
 
     /// Starts dQ of a Q tile when all warps have written its dS.

@@ -57,13 +57,18 @@ const SHIFTED_ROWS: u32 = 8192;
 ///
 /// Tiles go in bundles of `at_once` heads, and in a bundle the first tiles of all heads come first, which are the
 /// longest if causal. **In order** the last tiles come first: of one head, a block with a smaller number has a later
-/// tile.
+/// tile. The last argument divides by the tiles of a bundle, and by its heads.
 #[track_caller]
-pub(super) fn tile_of<I: Index>(number: I, tiles: I, heads: I, at_once: I, ordered: bool) -> (I, I) {
-    let bundle = number.floor_div(tiles * at_once) * at_once;
+pub(super) fn tile_of<I: Index>(
+    number: I,
+    [tiles, heads, at_once]: [I; 3],
+    ordered: bool,
+    [by_tiles, by_heads]: [&dyn Fn(I, I) -> I; 2],
+) -> (I, I) {
+    let bundle = by_tiles(number, tiles * at_once) * at_once;
     let in_bundle = number - bundle * tiles;
     let width = at_once.min(heads - bundle);
-    let place = in_bundle.floor_div(width);
+    let place = by_heads(in_bundle, width);
     let index = if ordered {
         tiles - place - tiles.constant(1)
     } else {
@@ -84,15 +89,20 @@ pub(super) fn q_tiles<I: Index>(seen_by: &Band<I>, first: I, keys: I, [rows, col
     (range, I::select(next.lt(keys), next_first, first.constant(i32::MAX)))
 }
 
-/// Takes the number of a block's tile, one for all blocks of a cluster; a barrier of the block comes next.
+/// One thread takes the number of a block's tile, one for all blocks of a cluster; a barrier of the block comes next.
 #[track_caller]
-pub(super) fn take_ticket<'k>(k: &'k KernelBuilder, semaphore: DqSemaphore<'k>, cluster: u32) -> SharedTile<'k, u32> {
+pub(super) fn take_ticket<'k>(
+    k: &'k KernelBuilder,
+    semaphore: DqSemaphore<'k>,
+    cluster: u32,
+    thread: u32,
+) -> SharedTile<'k, u32> {
     let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
-    let first = k.thread_idx().eq(0);
+    let is_taker = k.thread_idx().eq(thread);
     let takes = if cluster > 1 {
-        first & k.cluster_rank().eq(0)
+        is_taker & k.cluster_rank().eq(0)
     } else {
-        first
+        is_taker
     };
     k.if_(takes.divergent(), || {
         ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
@@ -114,12 +124,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             Some(taken) => taken.load().shfl_idx(0u32),
         };
         let tiles = (most_keys + (cols - 1)) / cols;
+        let at_once = self.heads_at_once;
         let (head, index) = match &self.ahead {
             None => {
                 let heads = clusters(k.grid_dim(0)) / tiles;
-                tile_of(number, tiles, heads, self.heads_at_once, self.ordered())
+                tile_of(number, [tiles, heads, at_once], self.ordered, [&Index::floor_div; 2])
             }
-            Some(ahead) => ahead.tile_of(number, tiles, self.heads_at_once),
+            Some(ahead) => ahead.tile_of(number, [tiles, ahead.all_heads, at_once]),
         };
         // The blocks of a tile count as heads of their own.
         let (head, of_tile) = match self.split() {
@@ -127,12 +138,17 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             Some(split) => (head / split.blocks, Some(head % split.blocks)),
         };
         let first_key = index * cols;
-        let place = self.ahead.map(|ahead| ahead.place_of(head, self.params.num_heads));
-        let kv_heads = match place {
-            None => self.params.num_heads / self.params.group_size,
-            Some(_) => self.params.num_heads,
+        let num_heads = self.params.num_heads;
+        let (kv_heads, batch, kv_head) = match &self.ahead {
+            None => {
+                let kv_heads = num_heads / self.params.group_size;
+                (kv_heads, head / kv_heads, None)
+            }
+            Some(ahead) => {
+                let [batch, kv_head] = ahead.place_of(head, num_heads);
+                (num_heads, batch, Some(kv_head))
+            }
         };
-        let batch = place.map_or_else(|| head / kv_heads, |[batch, _]| batch);
         let sequence = Sequence::of_batch(&self.params, batch);
         let params = &sequence.params;
         let seen_by = params.band.inverse(params.seq_len_q.reinterpret());
@@ -150,7 +166,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         } else {
             first_key
         };
-        let kv_head = place.map_or_else(|| head % kv_heads, |[_, kv_head]| kv_head);
+        let kv_head = kv_head.unwrap_or_else(|| head % kv_heads);
         let order = BlockOrder::ascending(range, false);
         let shift = self.in_any_order().map(|_| {
             let own: Val<'k, i32> = (first_key / rows).reinterpret();
@@ -227,7 +243,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// the same tile or a later one, so that it comes to each tile of both first.
     #[track_caller]
     pub(super) fn q_tile_of(&self, tile: &Tile<'k>, i: Val<'k, i32>) -> Val<'k, i32> {
-        if self.ordered() {
+        if self.ordered {
             return tile.range.first + i;
         }
         let Some(shift) = tile.shift else {
