@@ -115,7 +115,7 @@ def load(options):
     module = importlib.import_module("test_fa3")
     for test in vars(module).values():
         if inspect.isclass(test) and hasattr(test, "fwd_kernel_patterns"):
-            test.fwd_kernel_patterns, test.bwd_kernel_patterns = ["_d128_lse"], ["_backward_"]
+            test.fwd_kernel_patterns, test.bwd_kernel_patterns = ["_d128_lse"], ["backward_preprocess"]
     return module, None
 
 
@@ -145,7 +145,9 @@ def drawn(options, tests):
     """The names of the tests to run, and how many there are of each test function: drawn, and in all."""
     names = sorted(name for name in tests if options.command == "fa3" or "sdpa" in name.lower())
     names = [name for name in names if unserved(options, name) is None]
+    mix = random.Random(options.seed).shuffle  # what the time does not reach is of all kinds
     if not options.most:
+        mix(names)
         return names, {}
     families = collections.defaultdict(list)
     for name in names:
@@ -156,53 +158,29 @@ def drawn(options, tests):
         for family, all_of_it in families.items()
     }
     sizes = {family: [len(few[family]), len(families[family])] for family in few}
-    return sorted(name for some in few.values() for name in some), sizes
+    names = [name for some in few.values() for name in some]
+    mix(names)
+    return names, sizes
 
 
-class Lines(unittest.TestResult):
-    """Writes a line for each test, and stops in time."""
+class Result(unittest.TestResult):
+    def _exc_info_to_string(self, error, test):
+        return f"{error[0].__name__}: {error[1]}"[:400]
 
-    def __init__(self, out, seconds):
-        super().__init__()
-        self.out, self.ends = out, time.monotonic() + seconds
 
-    def startTest(self, test):
-        super().startTest(test)
-        self.end = None
-
-    def stopTest(self, test):
-        super().stopTest(test)
-        outcome, says = self.end or ("passed", "")
-        print(json.dumps([test.id(), outcome, says, dict(calls)]), file=self.out, flush=True)
-        calls.clear()
-        if "CUDA error" in says or "CUDA_ERROR" in says:
-            os._exit(POISONED)
-        if time.monotonic() > self.ends:
-            self.stop()
-
-    def ended(self, outcome, says):
-        self.end = self.end if self.end and self.end[0] == "failed" else (outcome, says)
-
-    def addFailure(self, test, error):
-        self.ended("failed", f"{error[0].__name__}: {error[1]}"[:400])
-        if not isinstance(test, unittest.TestCase):  # `setUpClass`: its tests do not run
-            raise error[1]
-
-    addError = addFailure
-
-    def addSubTest(self, test, subtest, error):
-        if error is not None:
-            self.addFailure(test, error)
-
-    def addSkip(self, test, reason):
-        self.ended("skipped", str(reason)[:200])
-
-    def addUnexpectedSuccess(self, test):
-        self.ended("failed", "passed, where a failure is expected")
+def run_one(test):
+    """How a test ends, with what its class prepares for it, and what it says."""
+    result = Result()
+    unittest.TestSuite([test]).run(result)
+    if result.failures or result.errors or result.unexpectedSuccesses:
+        says = [says for _, says in result.failures + result.errors]
+        return "failed", says[0] if says else "passed, where a failure is expected"
+    return ("skipped", result.skipped[0][1][:200]) if result.skipped else ("passed", "")
 
 
 def work(options):
-    """A worker: runs the tests of a file of names."""
+    """A worker: runs the tests of a file of names, and writes a line for each."""
+    ends = time.monotonic() + options.seconds
     module, _alive = load(options)
     if options.active:
         import flashcore.torch
@@ -210,14 +188,21 @@ def work(options):
         count_calls()
         flashcore.torch.activate()
     tests = tests_of(module)
-    names = json.loads(options.worker.read_text())
     with open(options.out, "a") as out:
-        unittest.TestSuite([tests[name] for name in names]).run(Lines(out, options.seconds))
+        for name in json.loads(options.worker.read_text()):
+            if time.monotonic() > ends:
+                break
+            outcome, says = run_one(tests[name])
+            print(json.dumps([name, outcome, says, calls]), file=out, flush=True)
+            calls.clear()
+            if "CUDA error" in says or "CUDA_ERROR" in says:
+                os._exit(POISONED)
 
 
 def run_all(options, names, active):
     """The last line of each test, and the calls that FlashCore computed. A worker that dies goes on with the next."""
     ends, lines, counted = time.monotonic() + options.seconds, {}, collections.Counter()
+    threads = max(1, (os.cpu_count() or 1) // options.processes)
     with tempfile.TemporaryDirectory() as scratch:
         left = {n: names[n :: options.processes] for n in range(options.processes)}
         living = {}
@@ -230,7 +215,9 @@ def run_all(options, names, active):
             command += ["--seconds", ends - time.monotonic(), "--as", options.implementation]
             command += ["--active"] if active else []
             log = open(pathlib.Path(scratch) / f"{n}.log", "w+")
-            living[n] = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log), out, log
+            environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+            process = subprocess.Popen([str(word) for word in command], env=environment, stdout=log, stderr=log)
+            living[n] = process, out, log
 
         for n in [n for n in left if left[n]]:
             start(n)
