@@ -3,13 +3,15 @@
 
 usage: fa3_tests.py fetch FOLDER [--source REPOSITORY]
        fa3_tests.py run FOLDER OUT.json [--draw GROUP=N ...] [--part I/N] [--seed S] [--processes P] [--seconds T]
-                        [--device cuda] [--backward]
+                        [--device cuda] [--backward] [--repeats R]
        fa3_tests.py rows RUN OUT.json ... >> EVIDENCE.jsonl
 
 `fetch` takes the tests from FlashAttention's repository at one commit (git), or a clone of it, and
 einops from PyPI; nothing of them is kept in this repository. `run` needs the Python of an
-environment with flashcore and PyTorch. Groups are dense, varlen, kvcache and combine. The functions
-under test are those of `flashcore.flash_attn_interface`, under the name `flash_attn_interface`.
+environment with flashcore and PyTorch. Groups are dense, varlen, kvcache and combine, and two that
+run only where `--draw` names them: determinism and determinism_varlen, the tests of gradients in
+order, of which half compare the bits of 1,000 backward passes (`--repeats`). The functions under
+test are those of `flashcore.flash_attn_interface`, under the name `flash_attn_interface`.
 Calls with chunks (`attention_chunk`) or a head_dim of V over 256 are taken out of the tests' inner
 loops. What is not served (`qv`; caches of float8 with rotary embeddings, `cache_leftpad`, or pages
 that are no multiple of 8 keys) is not drawn, and counted. `run` may be split
@@ -37,13 +39,16 @@ import types
 
 COMMIT = "0251105a2fb19d2957484b7f023cd8c115286ced"
 SOURCE = "https://github.com/Dao-AILab/flash-attention"
-FILES = ["hopper/test_flash_attn.py", "hopper/test_util.py", "hopper/padding.py", "flash_attn/layers/rotary.py",
-         "flash_attn/ops/triton/rotary.py"]  # fmt: skip
+FILES = ["hopper/test_flash_attn.py", "hopper/test_flash_attn_bwd_determinism.py", "hopper/test_util.py", "hopper/padding.py",
+         "flash_attn/layers/rotary.py", "flash_attn/ops/triton/rotary.py"]  # fmt: skip
+MAIN, DETERMINISM = "test_flash_attn", "test_flash_attn_bwd_determinism"
 TESTS = {
-    "dense": "test_flash_attn_output",
-    "varlen": "test_flash_attn_varlen_output",
-    "kvcache": "test_flash_attn_kvcache",
-    "combine": "test_flash_attn_combine",
+    "dense": (MAIN, "test_flash_attn_output"),
+    "varlen": (MAIN, "test_flash_attn_varlen_output"),
+    "kvcache": (MAIN, "test_flash_attn_kvcache"),
+    "combine": (MAIN, "test_flash_attn_combine"),
+    "determinism": (DETERMINISM, "test_flash_attn_output"),
+    "determinism_varlen": (DETERMINISM, "test_flash_attn_varlen_output"),
 }
 DRAW = {"dense": 4000, "varlen": 2000, "kvcache": 2000, "combine": 200}
 POISONED = 3  # exit code of a worker whose CUDA context is lost
@@ -67,22 +72,44 @@ def fetch(folder, source):
     print(f"{folder}: tests of {COMMIT[:12]}")
 
 
-def load(folder, device, backward):
-    """FlashAttention's test module, on FlashCore."""
-    os.environ["FLASH_ATTENTION_DISABLE_BACKWARD"] = "FALSE" if backward else "TRUE"
-    if device == "cpu":
+def load(options):
+    """The test function of each drawn group, on FlashCore."""
+    if options.device == "cpu":
         os.environ["FLASH_ATTENTION_DISABLE_FP8"] = "TRUE"  # it asks the GPU
-    sys.path.insert(0, str(folder))
-    sys.modules["flash_attn_interface"] = importlib.import_module("flashcore.flash_attn_interface")
-    text = (folder / "test_flash_attn.py").read_text()
-    if device == "cpu":
-        text = text.replace('device = "cuda"', 'device = "cpu"')
-        # What the tests allow beside PyTorch's error is that of `x + 0.3 - 0.3`: on the CPU it is 0 for x = 0, on a GPU
-        # 5e-5 in fp16. Gradients of a row that sees one key are 0 up to sums in another order.
-        text = text.replace("_atol = 2 * (d", "_atol = 1e-4 + 2 * (d")
-    module = types.ModuleType("test_flash_attn")
-    exec(compile(text, str(folder / "test_flash_attn.py"), "exec"), module.__dict__)
-    module.itertools = types.SimpleNamespace(product=served_product)
+    sys.path.insert(0, str(options.folder))
+    interface = importlib.import_module("flashcore.flash_attn_interface")
+    modules = {}
+    for name in {TESTS[group][0] for group in options.draw}:
+        ordered = name == DETERMINISM
+        os.environ["FLASH_ATTENTION_DISABLE_BACKWARD"] = "FALSE" if options.backward or ordered else "TRUE"
+        sys.modules["flash_attn_interface"] = of_determinism(interface) if ordered else interface
+        text = (options.folder / f"{name}.py").read_text()
+        if ordered:
+            assert text.count("iterations = 1000\n") == 2, "the tests of determinism repeat in another way"
+            text = text.replace("iterations = 1000\n", f"iterations = {options.repeats}\n")
+        if options.device == "cpu":
+            text = text.replace('device = "cuda"', 'device = "cpu"')
+            # What the tests allow beside PyTorch's error is that of `x + 0.3 - 0.3`: on the CPU it is 0 for x = 0, on a
+            # GPU 5e-5 in fp16. Gradients of a row that sees one key are 0 up to sums in another order.
+            text = text.replace("_atol = 2 * (d", "_atol = 1e-4 + 2 * (d")
+        module = modules[name] = types.ModuleType(name)
+        exec(compile(text, str(options.folder / f"{name}.py"), "exec"), module.__dict__)
+        module.itertools = types.SimpleNamespace(product=served_product)
+    return {group: getattr(modules[TESTS[group][0]], TESTS[group][1]) for group in options.draw}
+
+
+def of_determinism(interface):
+    """The interface as the tests of determinism call it: with `window_size`, for four results."""
+
+    def backward(*tensors, window_size, **rest):
+        left, right = map(int, window_size)
+        # After the scale and `is_causal` come the sides of the window; dq, dk and dv are written in place.
+        softmax_d = interface._flash_attn_backward(*tensors, left, right, **rest)
+        return *tensors[12:15], softmax_d
+
+    module = types.ModuleType("flash_attn_interface")
+    module.__dict__.update({name: getattr(interface, name) for name in interface.__all__})
+    module._flash_attn_backward = backward
     return module
 
 
@@ -119,11 +146,11 @@ def why_not(group, case):
     return None
 
 
-def drawn(module, draw, seed):
+def drawn(tests, draw, seed):
     """The tests to run as (group, case), and what was left out."""
     chosen, left_out, totals = [], {}, {}
     for group, count in draw.items():
-        every = list(cases(getattr(module, TESTS[group])))
+        every = list(cases(tests[group]))
         reasons = [why_not(group, case) for case in every]
         served = [case for case, why in zip(every, reasons) if why is None]
         left_out[group] = dict(collections.Counter(why for why in reasons if why))
@@ -134,13 +161,13 @@ def drawn(module, draw, seed):
     return chosen, left_out, totals
 
 
-def run_one(module, group, case):
+def run_one(test, case):
     """How a test ends, and what it says."""
     import pytest
     import torch
 
     try:
-        getattr(module, TESTS[group])(**case)
+        test(**case)
         return "passed", ""
     except pytest.skip.Exception as skipped:
         return "skipped", str(skipped)
@@ -156,8 +183,8 @@ def run_one(module, group, case):
 
 def work(options):
     """A worker: runs its tests and writes a line for each."""
-    module = load(options.folder, options.device, options.backward)
-    chosen, _, _ = drawn(module, options.draw, options.seed)
+    tests = load(options)
+    chosen, _, _ = drawn(tests, options.draw, options.seed)
     ends = time.monotonic() + options.seconds
     if "/" in options.worker:  # every so many of the draw
         first, step = map(int, options.worker.split("/"))
@@ -170,7 +197,7 @@ def work(options):
             if time.monotonic() > ends:
                 break
             group, case = chosen[number]
-            outcome, says = run_one(module, group, case)
+            outcome, says = run_one(tests[group], case)
             case = {name: str(value) for name, value in case.items()}
             print(json.dumps([number, group, outcome, says, case]), file=out, flush=True)
             if "CUDA error" in says or "CUDA_ERROR" in says:
@@ -179,8 +206,7 @@ def work(options):
 
 
 def run(options):
-    module = load(options.folder, options.device, options.backward)
-    chosen, left_out, totals = drawn(module, options.draw, options.seed)
+    chosen, left_out, totals = drawn(load(options), options.draw, options.seed)
     part, parts = map(int, options.part.split("/"))
     step, started = options.processes * parts, time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -191,7 +217,7 @@ def run(options):
         def start(n, numbers=None):
             seconds = options.seconds - (time.monotonic() - started)
             command = [sys.executable, __file__, "run", options.folder, files[n], "--worker", numbers or f"{at[n]}/{step}"]
-            command += ["--seed", options.seed, "--seconds", seconds, "--device", options.device]
+            command += ["--seed", options.seed, "--seconds", seconds, "--device", options.device, "--repeats", options.repeats]
             command += [word for group, count in options.draw.items() for word in ("--draw", f"{group}={count}")]
             command += ["--backward"] if options.backward else []
             living[n] = subprocess.Popen([str(word) for word in command])
@@ -227,7 +253,9 @@ def run(options):
             alone = {line[0]: line for line in read(options.processes)}
             results = [alone.get(line[0], line) for line in results]
     report = {"commit": COMMIT, "seed": options.seed, "part": options.part, "groups": {}, "not_passed": []}
-    report["versions"], report["backward"] = versions(), options.backward
+    ordered = [TESTS[group][0] == DETERMINISM for group in options.draw]
+    report["versions"], report["backward"] = versions(), options.backward or all(ordered)
+    report["repeats"] = options.repeats if any(ordered) else None
     report["drawn"] = len(range(part - 1, len(chosen), parts))
     report["not_reached"] = report["drawn"] - len(results)
     report["seconds"] = round(time.monotonic() - started)
@@ -259,6 +287,7 @@ def rows(name, reports):
     note = f"FlashAttention {first['commit'][:12]}, torch {first['versions']['torch']}, seed {first['seed']};"
     directions = "forward and backward" if first.get("backward") else "forward only"
     note += f" {seconds} s in {len(reports)} parts, {missed} drawn tests not reached; {directions}, without attention_chunk"
+    note += f"; those of determinism with {first['repeats']} repeats" if first.get("repeats") else ""
     print(json.dumps({
         "run": name, "date": str(datetime.date.today()), "device": first["versions"]["device"], "driver": None,
         "revision": revision.stdout.strip(), "command": "scripts/fa3_tests.py run", "raw": {}, "at": None, "note": note,
@@ -290,6 +319,7 @@ def main():
     running.add_argument("--seconds", type=float, default=540)
     running.add_argument("--device", default="cuda")
     running.add_argument("--backward", action="store_true")
+    running.add_argument("--repeats", type=int, default=1000)
     running.add_argument("--worker", help=argparse.SUPPRESS)
     printing = commands.add_parser("rows")
     printing.add_argument("run")
@@ -301,6 +331,8 @@ def main():
         return rows(options.run, [json.loads(path.read_text()) for path in options.reports])
     options.folder = options.folder.resolve()
     given = {group: int(count) for group, count in (word.split("=") for word in options.draw)}
+    for group in given.keys() - TESTS.keys():
+        parser.error(f"--draw names the group {group}; groups are {', '.join(TESTS)}")
     options.draw = given or DRAW
     if options.worker:
         return work(options)

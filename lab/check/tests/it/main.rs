@@ -38,6 +38,7 @@ mod taps;
 mod watch;
 mod wgmma_ahead;
 mod wgmma_backward;
+mod wgmma_backward_order;
 mod wgmma_mutants;
 mod wgmma_split_backward;
 mod wide_caches;

@@ -12,7 +12,7 @@ use flashcore_problem::{DType, Direction, Mask, Problem, RandomLimits, random_ba
 use flashcore_sim::FindingKind;
 
 use crate::common::{assert_clean, inputs_of, number};
-use crate::planted::{Fault, find_all};
+use crate::planted::{Fault, find_all, find_all_in};
 
 /// A problem of 16-bit elements, with lengths on the device or without; a third of them deterministic.
 fn problem(seed: u64) -> Problem {
@@ -57,10 +57,15 @@ fn random_problems_equal_float64() {
 
 /// Two heads on a K/V head, three tiles of query rows each. Of two tiles of keys the first is seen by some rows whole,
 /// by others in part; both have tails.
-fn planted_problem() -> Problem {
+fn planted_problem(deterministic: bool) -> Problem {
     let builder = Problem::builder().heads(2, 1).seq_len_q(90).seq_len_kv(50);
     let builder = builder.head_dim(64).mask(Mask::CAUSAL.top_left());
-    builder.build().unwrap().backward().unwrap()
+    builder
+        .deterministic(deterministic)
+        .build()
+        .unwrap()
+        .backward()
+        .unwrap()
 }
 
 /// One warp for each 16 keys, or two that share the columns of the sums.
@@ -71,7 +76,11 @@ const SHARED: &str = "mma/m32n32-w2x2-s3-b1-qsh-xor";
 const ONE_STAGE: &str = "mma/m32n32-w2x2-s1-b1-qsh-xor";
 
 fn plan(id: &str) -> Plan {
-    Plan::new(&planted_problem(), &id.parse().unwrap(), Target::Sm80).unwrap()
+    Plan::new(&planted_problem(false), &id.parse().unwrap(), Target::Sm80).unwrap()
+}
+
+fn plan_in_order(id: &str) -> Plan {
+    Plan::new(&planted_problem(true), &id.parse().unwrap(), Target::Sm80).unwrap()
 }
 
 #[rustfmt::skip]
@@ -160,6 +169,53 @@ fn planted_faults_of_one_stage_are_found_with_kind_and_place() {
     find_all(&plan(ONE_STAGE), FAULTS_OF_ONE_STAGE);
 }
 
+/// In order: the kernel of dK and dV.
+#[rustfmt::skip]
+const FAULTS_OF_DKDV: &[Fault] = &[
+    Fault { name: "scores do not wait for Q", operator: Operator::DropWait,
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "q_tile" },
+    Fault { name: "a stage of Q is filled while dK reads it", operator: Operator::DropBarrier,
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "q_tile" },
+    Fault { name: "dO is filled while dV reads it", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "dout_tile" },
+    Fault { name: "padding rows of dO are read", operator: Operator::Unmask,
+        place: "start_second", object: "", found: Some(FindingKind::OutOfBounds), at: "start_second", of: "dout" },
+    Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
+        place: "differentiate", object: "", found: None, at: "", of: "" },
+    Fault { name: "a query that does not see the key", operator: Operator::Unmask,
+        place: "differentiate", object: "", found: None, at: "", of: "" },
+    Fault { name: "dK takes the place of K while scores read it", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "", of: "k_tile" },
+];
+
+/// The kernel of dQ, which owns query rows and walks keys.
+#[rustfmt::skip]
+const FAULTS_OF_DQ: &[Fault] = &[
+    Fault { name: "scores do not wait for K", operator: Operator::DropWait,
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
+    Fault { name: "a stage of K is filled while dQ reads it", operator: Operator::DropBarrier,
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "k_tile" },
+    Fault { name: "V is filled while dP reads it", operator: Operator::DropBarrier,
+        place: "k.barrier();", object: "", found: Some(FindingKind::Race), at: "start_second", of: "v_tile" },
+    Fault { name: "padding keys are read", operator: Operator::Unmask,
+        place: "start_second", object: "", found: Some(FindingKind::OutOfBounds), at: "start_second", of: "v" },
+    Fault { name: "another statistic", operator: Operator::WrongParam,
+        place: "row_lse", object: "", found: None, at: "", of: "" },
+    Fault { name: "P is not divided by the saved sum", operator: Operator::DropAddend,
+        place: "differentiate", object: "", found: None, at: "", of: "" },
+    Fault { name: "a key that the query does not see", operator: Operator::Unmask,
+        place: "differentiate", object: "", found: None, at: "", of: "" },
+    Fault { name: "dQ is not scaled", operator: Operator::DropFactor,
+        place: "0 => value * scale", object: "", found: None, at: "", of: "" },
+];
+
+#[test]
+fn planted_faults_in_order_are_found_with_kind_and_place() {
+    let plan = plan_in_order(ALONE);
+    find_all(&plan, FAULTS_OF_DKDV);
+    find_all_in(&plan, |plan| &mut plan.then[0], FAULTS_OF_DQ, &CheckOptions::default());
+}
+
 /// Statistics that are not there, sums that were not zeroed, or that a second run added to.
 #[test]
 fn plans_that_lie_are_found() {
@@ -189,9 +245,11 @@ fn the_kernels_as_they_are_are_clean_over_10_schedules() {
             schedules: 10,
             ..CheckOptions::default()
         };
-        let report = check_plan(&plan(id), &options).unwrap();
-        assert_eq!(report.verdict, Verdict::Clean, "{report}");
-        assert!(!plan(id).reproducible);
+        for (plan, reproducible) in [(plan(id), false), (plan_in_order(id), true)] {
+            let report = check_plan(&plan, &options).unwrap();
+            assert_eq!(report.verdict, Verdict::Clean, "{report}");
+            assert_eq!(plan.reproducible, reproducible);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flashcore_check::mutate::{Mutation, Operator, mutations};
 use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan, source};
 use flashcore_ir::{Kernel, Launch, SourceLine};
-use flashcore_kernels::Plan;
+use flashcore_kernels::{Plan, Step};
 use flashcore_sim::{FindingKind, Line};
 
 /// A fault, and what it must give.
@@ -26,13 +26,15 @@ pub(crate) fn quoted(line: SourceLine) -> String {
     source::quote(line.file, line.line).unwrap_or_default()
 }
 
-/// Checks a plan whose main step has another kernel and launch. Livelocks are found in a second rather than
-/// in a minute.
+/// Livelocks are found in a second rather than in a minute.
+const MAX_INSTRUCTIONS: u64 = 1_000_000;
+
+/// Checks a plan whose main step has another kernel and launch.
 pub(crate) fn check_with(plan: &Plan, kernel: Kernel, launch: Launch, options: &CheckOptions) -> CheckReport {
     let mut mutant = plan.clone();
     (mutant.main.kernel, mutant.main.launch) = (Arc::new(kernel), launch);
     let mut options = options.clone();
-    options.sim.max_instructions = 1_000_000;
+    options.sim.max_instructions = MAX_INSTRUCTIONS;
     check_plan(&mutant, &options).unwrap()
 }
 
@@ -73,21 +75,29 @@ pub(crate) fn find_all(plan: &Plan, faults: &[Fault]) {
 }
 
 pub(crate) fn find_all_with(plan: &Plan, faults: &[Fault], options: &CheckOptions) {
+    find_all_in(plan, |plan| &mut plan.main, faults, options);
+}
+
+/// The same in another step of the plan.
+pub(crate) fn find_all_in(plan: &Plan, step: fn(&mut Plan) -> &mut Step, faults: &[Fault], options: &CheckOptions) {
     assert!(!faults.is_empty());
-    let kernel = &plan.main.kernel;
-    let all = mutations(kernel);
+    let mut options = options.clone();
+    options.sim.max_instructions = MAX_INSTRUCTIONS;
+    let kernel = step(&mut plan.clone()).kernel.clone();
+    let all = mutations(&kernel);
     let mut missed = String::new();
     for fault in faults {
         let places: Vec<&Mutation> = all
             .iter()
-            .filter(|m| m.operator == fault.operator && place(m, kernel).contains(fault.place))
+            .filter(|m| m.operator == fault.operator && place(m, &kernel).contains(fault.place))
             .filter(|m| fault.object.is_empty() || m.object.as_deref() == Some(fault.object))
             .collect();
         assert!(!places.is_empty(), "{}: nowhere to plant it", fault.name);
         let mut seen = String::new();
         let found = places.iter().any(|mutation| {
-            let mutant = mutation.apply(kernel);
-            let report = check_with(plan, mutant, plan.main.launch.clone(), options);
+            let mut mutant = plan.clone();
+            step(&mut mutant).kernel = Arc::new(mutation.apply(&kernel));
+            let report = check_plan(&mutant, &options).unwrap();
             seen.push_str(&format!("{mutation}\n{report}\n"));
             is_found(&report, fault)
         });

@@ -3,7 +3,7 @@
 //! many (12).
 
 use flashcore_check::mutate::{Operator, mutations};
-use flashcore_check::{CheckOptions, CheckReport, Verdict, check_plan};
+use flashcore_check::{CheckOptions, CheckReport, check_plan};
 use flashcore_ir::{Chip, Kernel, Target};
 use flashcore_kernels::wgmma::backward_defaults;
 use flashcore_kernels::{Config, KernelCache, Plan, select};
@@ -12,7 +12,7 @@ use flashcore_problem::{DType, GradientLayouts, KvLengths, Layout, Mask, Problem
 use flashcore_sim::FindingKind;
 
 use crate::common::{assert_clean, inputs_of, number};
-use crate::planted::{Fault, check_with, find_all, place, through};
+use crate::planted::{Fault, check_with, find_all, find_all_in, place, through};
 
 /// Rows of at least so many elements, in one order of heads and rows or the other, with gaps of 16 bytes between them.
 fn padded(rng: &mut Rng, shape: [usize; 4]) -> Layout {
@@ -127,7 +127,7 @@ fn plan() -> Plan {
     planned(128, false, Target::Sm90a)
 }
 
-fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip>) -> Plan {
+pub(crate) fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip>) -> Plan {
     // The sum of two numbers does not depend on their order: three tiles of keys.
     let (keys, mask) = match deterministic {
         true => (290, Mask::FULL),
@@ -165,6 +165,8 @@ const FAULTS: &[Fault] = &[
         place: "release(self.dout)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
     Fault { name: "the next head's rows are copied", operator: Operator::HeadOff,
         place: "load_tma", object: "dout_tile", found: None, at: "", of: "" },
+    Fault { name: "a row of padding is read as the last row", operator: Operator::RowOff,
+        place: "load_tma", object: "q_tile", found: None, at: "", of: "" },
 
     // Products in flight.
     Fault { name: "scores are read while they are computed", operator: Operator::DropAsyncWait,
@@ -378,72 +380,36 @@ fn faults_of_held_operands_are_found() {
     find_all(&planned(64, false, Target::Sm90a), FAULTS_OF_HELD_OPERANDS);
 }
 
-/// Faults of sums in order by head size: what is planted where, and the finding; none where only bits change.
-#[rustfmt::skip]
-const FAULTS_OF_ORDER: &[(usize, Operator, &str, Option<FindingKind>)] = &[
-    (128, Operator::InvertCondition, "wait_for_semaphore", None),
-    (128, Operator::RelaxFlag, "wait_for_semaphore", Some(FindingKind::BlockRace)),
-    (128, Operator::RelaxFlag, "release_semaphore", Some(FindingKind::BlockRace)),
-    (128, Operator::OnlyRead, "release_semaphore", None),
-    (128, Operator::DropStore, "release_semaphore", Some(FindingKind::Deadlock)),
-    // The first block adds to what was there, others overwrite.
-    (128, Operator::InvertCondition, "send_dq", None),
-];
-
-/// In order nothing zeroes the sums: a tile of dQ that no key adds to is zero all the same.
+/// Rows past the end of a packed sequence are those of the next one: only their statistics keep them out.
 #[test]
-fn tiles_without_keys_are_zero_in_order() {
-    for head_dim in [128, 256] {
-        let mask = Mask::window(Some(10), Some(0)).top_left();
-        let builder = Problem::builder().heads(1, 1).seq_len_q(200).seq_len_kv(40);
-        let builder = builder.head_dim(head_dim).mask(mask).deterministic(true);
-        let problem = builder.build().unwrap().backward().unwrap();
-        let plan = select(&problem, Target::Sm90a, 16, &KernelCache::default())
-            .unwrap()
-            .plan;
-        let report = check_plan(&plan, &CheckOptions::default()).unwrap();
-        assert_eq!(report.verdict, Verdict::Clean, "{report}");
-    }
-}
-
-/// The same bits under all schedules, of blocks that run together and that start when others end. Without a wait a
-/// block adds too early, which changes the bits; without a release the next one waits for ever.
-#[test]
-fn sums_in_order_are_the_same_under_all_schedules() {
-    let options = CheckOptions {
-        schedules: 3,
-        ..CheckOptions::default()
+fn padding_that_is_prepared_as_rows_is_found() {
+    let fault = Fault {
+        name: "padding rows have the statistics of rows",
+        operator: Operator::IgnoreCondition,
+        place: "k.if_(is_row.divergent()",
+        object: "",
+        found: None,
+        at: "",
+        of: "",
     };
-    for (head_dim, sms) in [(128, 132), (128, 1), (256, 2)] {
-        let plan = planned(
-            head_dim,
-            true,
-            Chip {
-                target: Target::Sm90a,
-                sms,
-            },
+    for head_dim in [64, 128, 256] {
+        let lengths = QLengths::Packed { total: 300, used: true };
+        let builder = Problem::builder().batch(3).heads(2, 1).seq_len_q(150).seq_len_kv(100);
+        let builder = builder
+            .head_dim(head_dim)
+            .q_lengths(lengths)
+            .kv_lengths(KvLengths::Packed {
+                total: 300,
+                used: false,
+            });
+        let problem = builder.build().unwrap().backward().unwrap();
+        let plan = Plan::new(&problem, &alone(&problem), Target::Sm90a).unwrap();
+        find_all_in(
+            &plan,
+            |plan| &mut plan.before[0],
+            std::slice::from_ref(&fault),
+            &CheckOptions::default(),
         );
-        assert!(plan.reproducible);
-        let report = check_plan(&plan, &options).unwrap();
-        assert_eq!(
-            report.verdict,
-            Verdict::Clean,
-            "head_dim {head_dim} on {sms} SMs\n{report}"
-        );
-        let kernel = &plan.main.kernel;
-        let planted = FAULTS_OF_ORDER.iter().filter(|fault| (fault.0, 132) == (head_dim, sms));
-        for (_, operator, text, kind) in planted {
-            let mut all = mutations(kernel).into_iter();
-            let found = all.rfind(|m| m.operator == *operator && place(m, kernel).contains(text));
-            let mutant = found.expect(text).apply(kernel);
-            let report = check_with(&plan, mutant, plan.main.launch.clone(), &options);
-            let mut kinds = report.findings.iter().map(|found| found.finding.kind);
-            let is_found = match kind {
-                Some(kind) => kinds.any(|found| found == *kind),
-                None => report.verdict != Verdict::Clean,
-            };
-            assert!(is_found, "{operator} at {text}: {report}");
-        }
     }
 }
 

@@ -80,6 +80,7 @@ struct Default {
 /// next one is for cards with less.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
+    Default { head_dim: 56, softcap: 0, lengths: 0, in_order: 0, id: "m32n128-w1x4-s2-b2-qsh-xor", why: "two blocks an SM, of 32 keys a warp, whose P stays in registers" },
     Default { head_dim: 64, softcap: 0, lengths: 64, in_order: 0, id: "m32n128-w2x2-s2-b2-qsh-xor", why: "two blocks an SM, in which two warps share the columns of dK and dV of 64 keys" },
     Default { head_dim: 64, softcap: 64, lengths: 0, in_order: 64, id: "m64n128-w1x8-s2-b1-qsh-xor", why: "16 keys a warp, whose P stays in registers" },
     Default { head_dim: 64, softcap: 64, lengths: 64, in_order: 64, id: "m32n128-w1x8-s2-b1-qsh-xor", why: "the same with 32 query rows" },

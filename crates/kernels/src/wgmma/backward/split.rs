@@ -20,7 +20,6 @@ use super::tile::{Tile, q_tiles, tile_of};
 use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
 use crate::attention::gradients::{PADDING, head_row};
-use crate::attention::index::Index;
 use crate::attention::lengths::FirstRows;
 use crate::attention::row_tile::{Keys, RowTile};
 use crate::wgmma::Config;
@@ -73,7 +72,7 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
         let mut ends: BinaryHeap<Reverse<i64>> = (0..at_a_time.min(count)).map(|_| Reverse(0)).collect();
         let mut last = 0;
         for number in 0..count {
-            let (head, index) = tile_of(number, [tiles, heads, at_once], false, [&i64::floor_div; 2]);
+            let (head, index) = tile_of(number, [tiles, heads, at_once], false, [&i64::div_euclid; 2]);
             let (_, walk) = share(walks[index as usize], head % blocks, blocks);
             let end = ends.pop().map_or(0, |Reverse(end)| end) + start + walk;
             ends.push(Reverse(end));
