@@ -6,7 +6,6 @@ use flashcore_problem::{Mask, ProblemBuilder, QLengths};
 use super::tile::{q_tiles, tile_of};
 use super::*;
 use crate::attention::block_range::Band;
-use crate::attention::index::Index;
 use crate::{Plan, select};
 
 fn builder() -> ProblemBuilder {
@@ -253,7 +252,7 @@ fn each_block_waits_only_for_one_that_has_started() {
         let seen_by = Band { lo, hi, len: keys }.inverse(queries);
         let mut number_of = vec![vec![None; tiles as usize]; heads as usize];
         for number in 0..heads * tiles {
-            let (head, index) = tile_of(number, [tiles, heads, at_once], true, [&i64::floor_div; 2]);
+            let (head, index) = tile_of(number, [tiles, heads, at_once], true, [&i64::div_euclid; 2]);
             let place = &mut number_of[head as usize][index as usize];
             assert_eq!(place.replace(number), None, "each tile once");
         }
