@@ -192,7 +192,7 @@ const FAULTS_OF_DKDV: &[Fault] = &[
 #[rustfmt::skip]
 const FAULTS_OF_DQ: &[Fault] = &[
     Fault { name: "scores do not wait for K", operator: Operator::DropWait,
-        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
+        place: "ring.arrive(2", object: "", found: Some(FindingKind::MissingWait), at: "S = Q*K", of: "k_tile" },
     Fault { name: "a stage of K is filled while dQ reads it", operator: Operator::DropBarrier,
         place: "ring.arrive(2", object: "", found: Some(FindingKind::Race), at: "start_first", of: "k_tile" },
     Fault { name: "V is filled while dP reads it", operator: Operator::DropBarrier,
