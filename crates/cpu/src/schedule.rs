@@ -143,7 +143,7 @@ impl Schedule<'_> {
                 rayon::yield_now();
                 ended.load(Ordering::Acquire) == others
             });
-            // Until the scope has counted the last of them.
+            // Gives rayon's scope time to count the last worker.
             (0..16).for_each(|_| std::hint::spin_loop());
         });
     }

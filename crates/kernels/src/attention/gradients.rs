@@ -184,7 +184,7 @@ struct Offsets {
     dq_semaphore: usize,
     tickets: usize,
     counts: usize,
-    /// One past all but the sums of dK and dV.
+    /// The end of all arrays but the sums of dK and dV.
     end: usize,
     sums_of_keys: usize,
 }

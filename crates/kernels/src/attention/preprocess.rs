@@ -22,11 +22,11 @@ const WARPS: u32 = 8;
 /// What is zeroed for dQ.
 #[derive(Clone, Copy)]
 enum Zeroed {
-    /// Its sums, if there are any.
+    /// The sums of dQ, if there are any.
     Sums,
-    /// A [`DqSemaphore`] in their place.
+    /// The [`DqSemaphore`] in place of the sums.
     Semaphore,
-    /// And counts of the blocks that prepare rows of later heads.
+    /// The semaphore, and counts of prepared rows of later heads.
     Counts,
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn step(
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
             DType::F32 => prepare::<f32>(k, shape, dq_columns, zeroed, of_keys),
             DType::F16 => prepare::<f16>(k, shape, dq_columns, zeroed, of_keys),
-            // No problem of the latter has a backward pass.
+            // E4M3 problems have no backward pass.
             DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, zeroed, of_keys),
         })
     })?;

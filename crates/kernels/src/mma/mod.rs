@@ -34,7 +34,7 @@ pub use defaults::{Proposal, defaults, proposals};
 /// The family's name.
 pub const NAME: &str = "mma";
 
-/// Of tens of thousands of configs those that are the default of some problem.
+/// The configs that are the default of some problem, not all of the tens of thousands.
 pub(crate) fn listed() -> impl Iterator<Item = Config> {
     let forward = defaults().into_iter().map(|(config, ..)| config);
     forward.chain(backward_defaults().map(|(config, _)| config))

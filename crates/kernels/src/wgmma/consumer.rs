@@ -142,7 +142,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Lets the next warpgroup start its products when it is this one's turn, which has none.
+    /// Takes this warpgroup's turn without products, so that the next one can start its own.
     #[track_caller]
     pub(super) fn pass_tensor_cores(&self) {
         self.with_tensor_cores(|| ());

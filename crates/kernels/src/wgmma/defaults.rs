@@ -249,7 +249,7 @@ const MOST_PACKED_QUERIES: usize = 2048;
 /// rows, too: no faster there without lengths.
 const PACKED_PERCENT: u64 = 103;
 
-/// The same of problems with more than [`MOST_PACKED_QUERIES`] under full masks, whose copies are a smaller part: so
+/// [`PACKED_PERCENT`] for full masks above [`MOST_PACKED_QUERIES`], where copies are a smaller share of the time: so
 /// problems of 2,883 to 8,100 rows get the faster tiles (run `packed-full-h200`).
 const PACKED_LONG_PERCENT: u64 = 101;
 

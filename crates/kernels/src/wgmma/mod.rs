@@ -50,7 +50,7 @@ pub use defaults::{Proposal, defaults, proposals};
 /// The family's name in ids.
 pub const NAME: &str = "wgmma";
 
-/// Of tens of thousands of configs those that are the default of some problem.
+/// The configs that are the default of some problem, not all of the tens of thousands.
 pub(crate) fn listed() -> impl Iterator<Item = Config> {
     let forward = [DType::F16, DType::E4M3].into_iter().flat_map(defaults);
     let forward = forward.map(|(config, _)| config);

@@ -1,4 +1,4 @@
-//! The stages of Q that a warpgroup reads: nothing else waits for them, passes over them or releases them.
+//! A warpgroup's wait for, skip over and release of a stage of Q; no other code does these.
 
 use flashcore_ir::Val;
 use flashcore_ir::pipeline::Consumer;
@@ -27,7 +27,7 @@ impl<'k> QStage<'k> {
     pub(super) fn new(consumer: Consumer<'k>, held: bool, stages: u32) -> Self {
         let last_read = match (held, stages) {
             (true, _) => QRead::Load,
-            // It is released as soon as can be: the next Q has no other stage to go to.
+            // Released as early as possible: with one stage, the next Q waits for it.
             (false, 1) => QRead::LastScores,
             (false, _) => QRead::TileEnd,
         };

@@ -418,7 +418,7 @@ pub(super) fn access(inst: &mut Inst) -> Option<(&mut Address, u32)> {
         Inst::Atom { ty, .. } => ty.bytes(),
         Inst::Mbar(_) => 8,
         Inst::Flag(_) => 4,
-        // A row of a matrix, and of what bulk copies start at. Any access is wrong so far off.
+        // A row of a matrix, or the alignment of bulk copies. An access that far off is wrong.
         Inst::LdMatrix { .. } | Inst::StMatrix { .. } | Inst::AddFour { .. } => 16,
         Inst::Bulk(
             BulkInst::Load { .. }

@@ -11,22 +11,22 @@ use super::super::query_rows::{Packing, WARPGROUP_ROWS};
 /// Words of a work item.
 pub(crate) const WORDS: usize = 8;
 
-/// Batch, and K/V head in the high half.
+/// Low half: batch. High half: K/V head.
 const BATCH: usize = 0;
-/// Head, and Q tile in the high half.
+/// Low half: head. High half: Q tile.
 const HEAD: usize = 1;
 /// First key of iteration 0 of the blocks masked at the low end, at the high end, and of those without a mask.
 const LOW: usize = 2;
 const HIGH: usize = 3;
 const WHOLE: usize = 4;
-/// Iterations masked at the low end, and masked at all in the high half.
+/// Low half: iterations masked at the low end. High half: all masked ones.
 const MASKED: usize = 5;
-/// A byte of fully masked iterations for each warpgroup, and the split in the highest.
+/// Low three bytes: fully masked iterations of each warpgroup. Highest byte: the split.
 pub(crate) const FULLY_MASKED: usize = 6;
-/// All iterations, and the slot of a partial in the high half.
+/// Low half: all iterations. High half: the slot of a partial.
 const COUNT: usize = 7;
 
-/// What stands in place of a number of fully masked iterations if the warpgroup has no rows.
+/// Marks a warpgroup without rows, in place of its fully masked iterations.
 pub(crate) const NO_ROWS: u32 = 0xff;
 
 /// Batches, heads, Q tiles and K blocks that an item can name.

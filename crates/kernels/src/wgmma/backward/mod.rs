@@ -49,7 +49,7 @@ const REMEDY: &str = "families mma and scalar do";
 /// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
 const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MOST_SPLITS);
 
-/// The levers as a deterministic pass has them: blocks that share a tile add to dK and dV in any order.
+/// The levers of a deterministic pass: without shared tiles, whose dK and dV are added in any order.
 const DETERMINISTIC_LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1], 0);
 
 pub(super) fn levers(deterministic: bool) -> &'static [Lever] {
