@@ -229,7 +229,8 @@ def run_all(options, names, active):
                 process.kill()  # a test that does not end
                 status = process.wait()
                 del living[n]
-                for name, outcome, says, count in map(json.loads, out.read_text().splitlines()):
+                whole = [line for line in out.read_text().splitlines(keepends=True) if line.endswith("\n")]
+                for name, outcome, says, count in map(json.loads, whole):
                     lines[name] = (outcome, says)
                     counted.update(count)
                 left[n] = [name for name in left[n] if name not in lines]

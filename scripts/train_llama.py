@@ -81,6 +81,8 @@ def main():
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
+    if options.runs < 2:
+        parser.error(f"--runs is {options.runs}; at least 2, whose losses differ")
     flashcore.transformers.register(strict=True)
     data = text().to(options.device)
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"

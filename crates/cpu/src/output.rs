@@ -118,7 +118,8 @@ impl<'o> Output<'o> {
 /// Memory as atomic integers; bytes past the last whole one are left out.
 fn atomics<A: FromBytes + IntoBytes>(bytes: &mut [u8]) -> &[A] {
     let whole = bytes.len() / size_of::<A>() * size_of::<A>();
-    <[A]>::mut_from_bytes(&mut bytes[..whole]).unwrap_or_default()
+    // Callers have checked that it is aligned.
+    <[A]>::mut_from_bytes(&mut bytes[..whole]).unwrap_or_else(|error| unreachable!("{error}"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use flashcore_problem::{Problem, Sequence, TensorView};
 use pulp::Arch;
@@ -31,10 +30,6 @@ const SPLIT_ROWS: usize = 4096;
 
 /// Multiply-adds for which another thread is woken: tens of microseconds, as long as that takes.
 const WORK_A_THREAD: usize = 1 << 19;
-
-/// How long a thread that has no item left waits for the end of the call without sleep. To wake a
-/// thread takes tens of microseconds, and one that sleeps then must be woken for the next call, too.
-const LONGEST_SPIN: Duration = Duration::from_micros(200);
 
 thread_local! {
     /// Scratch memory, kept between calls: fresh memory costs a page fault per 4 KiB.
@@ -112,7 +107,7 @@ impl Schedule<'_> {
         let left: Vec<AtomicUsize> = (1..=shares)
             .map(|share| AtomicUsize::new(end_of_share(share)))
             .collect();
-        let [arrived, finished, ended] = [const { AtomicUsize::new(0) }; 3];
+        let arrived = AtomicUsize::new(0);
         let drain = || {
             WORKSPACE.with_borrow_mut(|workspace| {
                 workspace.blocks.clear();
@@ -124,27 +119,13 @@ impl Schedule<'_> {
                     while let Ok(item) = left[share].fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
                         let (tile, keys) = &items[item - 1];
                         self.item(&tiles[*tile], keys.clone(), ranges, workspace);
-                        finished.fetch_add(1, Ordering::Release);
                     }
                 }
             });
         };
-        let others = threads.saturating_sub(1);
-        let help = || {
-            drain();
-            spin_until(|| finished.load(Ordering::Acquire) == items.len());
-            ended.fetch_add(1, Ordering::Release);
-        };
         rayon::in_place_scope(|scope| {
-            wake(scope, others, &help);
+            wake(scope, threads.saturating_sub(1), &drain);
             drain();
-            // A worker that calls runs what it has spawned if no other has.
-            spin_until(|| {
-                rayon::yield_now();
-                ended.load(Ordering::Acquire) == others
-            });
-            // Gives rayon's scope time to count the last worker.
-            (0..16).for_each(|_| std::hint::spin_loop());
         });
     }
 
@@ -206,14 +187,6 @@ impl Schedule<'_> {
 /// How many ranges the keys of a sequence are split into at most, for this many query rows.
 pub(crate) fn key_ranges(rows: usize, seq_len_kv: usize) -> usize {
     (SPLIT_ROWS / rows.max(1)).min(seq_len_kv / MIN_SPLIT).max(1)
-}
-
-/// Waits without sleep, [`LONGEST_SPIN`] at most.
-fn spin_until(done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() && start.elapsed() < LONGEST_SPIN {
-        std::hint::spin_loop();
-    }
 }
 
 /// Starts `count` threads. Each wakes others first, because to wake one takes microseconds.

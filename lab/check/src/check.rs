@@ -294,11 +294,14 @@ pub fn judge_elsewhere<E: From<CheckError>>(
 ) -> Result<crate::Gate, E> {
     let checked = &Checked::of(plan);
     let inputs = inputs_of(checked, options)?;
+    if let Some(contradiction) = plan.problem.length_findings(&inputs.lengths.as_slices()).pop() {
+        return Err(CheckError::from(contradiction).into());
+    }
     let mut buffers = buffers_of(checked, &inputs)?;
     for step in plan.steps() {
         let names = || step.launch.buffers.iter().map(|spec| spec.name);
-        let taken = names().map(|name| buffers.remove(name).unwrap_or_default().bytes);
-        let mut contents: Vec<Vec<u8>> = taken.collect();
+        let taken = names().map(|name| Ok(buffers.remove(name).ok_or(CheckError::Buffer(name))?.bytes));
+        let mut contents = taken.collect::<Result<Vec<_>, CheckError>>()?;
         run(step, &mut contents)?;
         for (name, bytes) in names().zip(contents) {
             buffers.entry(name).or_default().bytes = bytes;
@@ -314,6 +317,10 @@ pub fn log_of(plan: &Plan, options: &CheckOptions, accesses: usize) -> Result<Lo
     let checked = Checked::of(plan);
     let inputs = inputs_of(&checked, options)?;
     let mut buffers = buffers_of(&checked, &inputs)?;
+    // As the steps before would leave what the main step counts in.
+    if let Some(workspace) = buffers.get_mut("workspace") {
+        workspace.bytes.fill(0);
+    }
     let sim_options = SimOptions {
         log: accesses,
         only_block: Some(0),

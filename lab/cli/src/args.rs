@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use flashcore::cuda::DeviceInfo;
 use flashcore::testing::InputKind;
 use flashcore::{Alibi, DType, Direction, Layout, Mask, Problem};
 use flashcore_bench::{Case, problem_file};
@@ -318,10 +319,14 @@ impl Card {
     pub(crate) fn default() -> Card {
         let gpus = machine::gpus_or_none();
         let gpu = gpus.iter().find(|info| machine::is_supported(info));
-        gpu.map_or(Card::of(&PROFILES[0]), |info| Card {
+        gpu.map_or(Card::of(&PROFILES[0]), Card::of_device)
+    }
+
+    pub(crate) fn of_device(info: &DeviceInfo) -> Card {
+        Card {
             chip: info.chip(),
             profile: Profile::of_device(&info.name, info.multiprocessors),
-        })
+        }
     }
 
     pub(crate) fn parse(name: &str) -> Result<Card, String> {

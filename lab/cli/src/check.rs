@@ -7,7 +7,7 @@ use flashcore_bench::gpu;
 use flashcore_check::mutate::{self, Mutation, Operator};
 use flashcore_check::own::is_declaration;
 use flashcore_check::{CheckOptions, CheckReport, judge_elsewhere};
-use flashcore_cuda::Stream;
+use flashcore_cuda::{Context, Stream};
 use flashcore_kernels::{Config, Plan, Step, Tap};
 use flashcore_sim::SimOptions;
 use serde_json::json;
@@ -89,7 +89,7 @@ pub(crate) struct CheckArgs {
 /// Flags that problems, files and exhibits take.
 const OF_SCHEDULES: &[&str] = &["schedules", "schedule", "json"];
 /// What is done with plans of our kernels only.
-const OF_PLANS: &[&str] = &["tap", "plant", "trace", "numerics"];
+const OF_PLANS: &[&str] = &["tap", "plant", "trace", "numerics", "device"];
 /// What the simulator alone does.
 const OF_SIMULATOR: &[&str] = &[
     "schedules",
@@ -100,6 +100,7 @@ const OF_SIMULATOR: &[&str] = &[
     "profile",
     "trace",
     "numerics",
+    "plant",
 ];
 const OF_FILES: &[&str] = &["grid", "threads", "smem", "opted_in", "arg", "entry"];
 
@@ -123,7 +124,13 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
-    let mut card = card();
+    let context = args.device.as_deref().map(gpu_of).transpose()?;
+    if context.is_some() {
+        given.forbid(OF_SIMULATOR, "--device")?;
+    }
+    let mut card = context
+        .as_ref()
+        .map_or_else(card, |context| Card::of_device(context.info()));
     card.chip.sms = args.sms.unwrap_or(card.chip.sms);
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
     if declared.is_some() {
@@ -151,12 +158,11 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     if let Some(tap) = args.tap {
         plan = Plan::with_tap(&problem, &plan.config, card.chip, tap).map_err(Failure::failed)?;
     }
+    if let Some(context) = context {
+        return on_device(&context, &plan, &options, args.json);
+    }
     let planted = args.plant.as_deref().map(|mistake| plant(mistake, &mut plan));
     let planted = planted.transpose()?;
-    if let Some(device) = &args.device {
-        given.forbid(OF_SIMULATOR, "--device")?;
-        return on_device(device, &plan, &options, planted, args.json);
-    }
     if let Some(outcome) = args.watch.run(&plan, &options, args.json) {
         return outcome;
     }
@@ -168,36 +174,27 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     Ok(show(args, &report, card, planted, advice))
 }
 
+fn gpu_of(name: &str) -> Result<Context, Failure> {
+    match machine::device(name, Besides::Nothing)? {
+        Device::Cuda(context) => Ok(context),
+        _ => Err(Failure::usage(format!("--device is {name}; allowed: cuda, cuda:N"))),
+    }
+}
+
 /// Runs the steps once on a GPU, and compares what they leave there.
-fn on_device(
-    name: &str,
-    plan: &Plan,
-    options: &CheckOptions,
-    planted: Option<Mutation>,
-    is_json: bool,
-) -> Result<Outcome, Failure> {
-    let device = machine::device(name, Besides::Nothing)?;
-    let Device::Cuda(context) = &device else {
-        return Err(Failure::usage(format!("--device is {name}; allowed: cuda, cuda:N")));
-    };
+fn on_device(context: &Context, plan: &Plan, options: &CheckOptions, is_json: bool) -> Result<Outcome, Failure> {
     let stream = Stream::new(context)?;
     let run = |step: &Step, contents: &mut [Vec<u8>]| gpu::run_step(&stream, step, contents).map_err(Failure::from);
     let gate = judge_elsewhere(plan, options, run)?;
-    let kernel = plan.config.to_string();
+    let (kernel, device) = (plan.config.to_string(), machine::gpu_line(context.info()));
     let page = || {
         let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} on {device}", plan.problem));
         page.field("kernel", format_args!("{kernel} for {}", plan.target));
-        page.fields("planted", &planted);
         simulated::add_tap(&mut page, plan.tap);
         judged_run::add_gate(&mut page, &gate, true);
         page
     };
-    let json = || {
-        json!({
-            "problem": plan.problem, "kernel": kernel, "device": device.to_string(), "tap": plan.tap,
-            "planted": planted.as_ref().map(Mutation::to_string), "gate": gate,
-        })
-    };
+    let json = || json!({ "problem": plan.problem, "kernel": kernel, "device": device, "tap": plan.tap, "gate": gate });
     style::show(is_json, json, page);
     Ok(Outcome::of(gate.passed()))
 }

@@ -138,7 +138,7 @@ fn report_deadlock(machine: &Machine<'_>, residents: &mut [Resident<'_>], cluste
     if let Some(next) = next {
         let (chip, [x, y, z]) = (machine.options.chip, machine.block_index(*next, 0));
         parts.push(format!(
-            "block ({x}, {y}, {z}) and those after it have not started: {} SMs of {} hold {} blocks of this kernel at \
+            "block ({x}, {y}, {z}) and others have not started: {} SMs of {} hold {} blocks of this kernel at \
              once, and the next one starts when one ends",
             chip.sms,
             chip.target,

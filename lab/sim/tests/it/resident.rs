@@ -108,7 +108,7 @@ fn a_chain_of_blocks_needs_its_predecessors() {
         for part in [
             "block (0, 0, 0) waits for",
             "block (1, 0, 0) waits for",
-            "block (2, 0, 0) and those after it have not started: 1 SMs of sm_90a hold 2 blocks",
+            "block (2, 0, 0) and others have not started: 1 SMs of sm_90a hold 2 blocks",
         ] {
             assert!(finding.message.contains(part), "{part}: {finding}");
         }
