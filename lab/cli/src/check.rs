@@ -124,18 +124,18 @@ pub(crate) fn run(args: &CheckArgs, given: &Given) -> Result<Outcome, Failure> {
     given.refuse(OF_FILES, "a FILE.ptx")?;
     given.require("trace", watch::OF_TRACES)?;
     let problem = args.problem.problem()?;
-    let context = args.device.as_deref().map(gpu_of).transpose()?;
-    if context.is_some() {
-        given.forbid(OF_SIMULATOR, "--device")?;
-    }
-    let mut card = context
-        .as_ref()
-        .map_or_else(card, |context| Card::of_device(context.info()));
-    card.chip.sms = args.sms.unwrap_or(card.chip.sms);
     let declared = args.kernel.as_deref().filter(|id| is_declaration(id));
     if declared.is_some() {
         given.forbid(&[OF_PLANS, watch::OF_TRACES].concat(), "the declaration of a kernel")?;
     }
+    if args.device.is_some() {
+        given.forbid(OF_SIMULATOR, "--device")?;
+    }
+    let context = args.device.as_deref().map(gpu_of).transpose()?;
+    let mut card = context
+        .as_ref()
+        .map_or_else(card, |context| Card::of_device(context.info()));
+    card.chip.sms = args.sms.unwrap_or(card.chip.sms);
     let options = CheckOptions {
         lengths: args.problem.lengths(&problem)?,
         schedules: args.schedules,

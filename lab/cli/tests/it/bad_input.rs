@@ -246,6 +246,7 @@ const USAGE: &[(&str, &str)] = &[
         "no device is named `tpu`; allowed: best, cpu, cuda, cuda:N, and sim",
     ),
     ("check --device cpu", "--device is cpu; allowed: cuda, cuda:N"),
+    ("check --device cuda --schedules 3", "--schedules is not for --device"),
     (
         "check --kernel k.toml --device cuda",
         "--device is not for the declaration of a kernel",
