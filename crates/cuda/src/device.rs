@@ -105,7 +105,12 @@ impl DeviceInfo {
         Ok(Self {
             ordinal,
             name: driver.device_name(device)?,
-            uuid: DeviceUuid(driver.cuDeviceGetUuid_v2(device)?.bytes.map(|byte| byte.to_ne_bytes()[0])),
+            uuid: DeviceUuid(
+                driver
+                    .cuDeviceGetUuid_v2(device)?
+                    .bytes
+                    .map(|byte| byte.to_ne_bytes()[0]),
+            ),
             compute_capability,
             multiprocessors: get(attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             total_memory: driver.cuDeviceTotalMem_v2(device)? as u64,
