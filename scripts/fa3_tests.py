@@ -89,7 +89,7 @@ def load(options):
             text = text.replace("iterations = 1000\n", f"iterations = {options.repeats}\n")
         if options.device == "cpu":
             text = text.replace('device = "cuda"', 'device = "cpu"')
-            # What the tests allow beside PyTorch's error is that of `x + 0.3 - 0.3`: on the CPU it is 0 for x = 0, on a
+            # What the tests allow over PyTorch's error is that of `x + 0.3 - 0.3`: on the CPU it is 0 for x = 0, on a
             # GPU 5e-5 in fp16. Gradients of a row that sees one key are 0 up to sums in another order.
             text = text.replace("_atol = 2 * (d", "_atol = 1e-4 + 2 * (d")
         module = modules[name] = types.ModuleType(name)

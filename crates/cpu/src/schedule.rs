@@ -97,7 +97,7 @@ impl Schedule<'_> {
         let work = work.saturating_mul(self.problem.head_dim() + self.problem.head_dim_v());
         let threads = (1 + work / WORK_A_THREAD).min(items.len());
         let threads = threads.min(rayon::current_num_threads());
-        // If heads are kept, a thread begins with a share of its own, items that follow each other and
+        // If heads are kept, each thread begins with a share, items that follow each other and
         // are of few heads, and then helps others. Long heads are read by all threads at a time.
         let shares = match workspace::keeps(self.problem, self.problem.seq_len_kv(), self.config.tile_kv) {
             true => threads,
