@@ -33,6 +33,9 @@ pub(super) const fn second_stages(levers: &Config) -> u32 {
     }
 }
 
+/// Tiles of a bundle of heads at least: about as many as run at the same time.
+const BUNDLE_TILES: u32 = 256;
+
 /// What a block works on.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) k: &'k KernelBuilder,
@@ -86,8 +89,13 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
         false => (rows.seq_len_q, rows.num_heads),
     };
     let tiles = (most + (levers.cols - 1)) / levers.cols;
-    let (tile, batch_head) = (k.block_idx(0) % tiles, k.block_idx(0) / tiles);
-    // The first keys and the last rows of a causal mask see most: they begin first.
+    // The first keys and the last rows of a causal mask see most, and begin first: those of all heads of a bundle.
+    let all_heads = k.grid_dim(0) / tiles;
+    let bundle_heads = (tiles + (BUNDLE_TILES - 1)) / tiles;
+    let bundle = k.block_idx(0) / (tiles * bundle_heads) * bundle_heads;
+    let in_bundle = k.block_idx(0) - bundle * tiles;
+    let width = bundle_heads.min(all_heads - bundle);
+    let (tile, batch_head) = (in_bundle / width, bundle + in_bundle % width);
     let tile = if outputs.owns_keys() { tile } else { tiles - 1 - tile };
     let (batch, head) = (batch_head / heads, batch_head % heads);
     let params = params.of_sequence(batch);
