@@ -328,7 +328,7 @@ const FAULTS_OF_PAIRS: &[Fault] = &[
     Fault { name: "dS completes at another mbarrier", operator: Operator::WrongMbarrier,
         place: "send_ds", object: "", found: Some(FindingKind::TransactionBytes), at: "", of: "" },
     Fault { name: "dQ is computed before the other block's dS has come", operator: Operator::DropPhaseWait,
-        place: "exchange.full.at(stage).wait(phase)", object: "ds.full", found: Some(FindingKind::MissingWait), at: "dQ = dS*K", of: "other_ds_tile" },
+        place: "exchange.full.at(other).wait(phase)", object: "ds.full", found: Some(FindingKind::MissingWait), at: "dQ = dS*K", of: "other_ds_tile" },
     Fault { name: "a block ends while the other one sends", operator: Operator::DropClusterWait,
         place: "k.cluster_wait()", object: "", found: Some(FindingKind::PeerLifetime), at: "", of: "" },
     Fault { name: "both warpgroups compute the same columns of dQ", operator: Operator::DropAddend,
