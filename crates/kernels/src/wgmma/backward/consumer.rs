@@ -127,7 +127,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.q.wait();
         self.product("S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
-            let Shares { dq_share, dq_shares, .. } = self.context.shares;
+            let Shares {
+                dq_share, dq_shares, ..
+            } = self.context.shares;
             // Slab by slab of K.
             for slab in 0..dq_shares {
                 let columns = slab * dq_share..self.context.shape.head_dim.min((slab + 1) * dq_share);

@@ -54,7 +54,10 @@ pub(super) struct DqOrder<'k> {
 impl<'k> SentDq<'k> {
     /// Declares what it needs in shared memory; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
-        let tile = k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.dq_columns()).stages(STAGES));
+        let tile = k.shared_tile(
+            "dq_tile",
+            TileShape::new(levers.rows, shares.dq_columns()).stages(STAGES),
+        );
         let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
         let [free] = declare_mbarriers(k, ["dq.free"], STAGES, 1);
         SentDq { tile, full, free }

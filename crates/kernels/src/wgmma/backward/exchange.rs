@@ -18,7 +18,7 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
+use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var};
 
 use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage};
@@ -57,11 +57,14 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         let stages = dout_stages(levers, shares.width) + 1;
         // All threads of a warpgroup arrive, which also have read P.
         let [full] = declare_mbarriers(k, ["ds.full"], stages, 128);
+        let pipeline = || k.pipeline("other_k", 1, warps);
+        // Mbarriers between two tiles take 1,024 B, for which three stages of dS leave no room.
+        let first = (stages > DS_STAGES).then(pipeline);
         Exchange {
             keys: Operand {
                 tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),
                 rows: k_rows,
-                pipeline: k.pipeline("other_k", 1, warps),
+                pipeline: first.unwrap_or_else(pipeline),
             },
             ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(stages)),
             p_tile: k.shared_tile("p_tile", TileShape::new(levers.rows / 8, 4 * 128)),
@@ -77,9 +80,9 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         first.plus((4 * 128 * i) as i32)
     }
 
-    /// Of a Q tile, by the number of those before it: the stage of this block's dS, and that of the other's.
+    /// Of a Q tile, by the number of those before it: the stages of this block's dS and of the other's.
     #[track_caller]
-    fn stages(&self, tiles: Val<'k, u32>) -> [Val<'k, u32>; 2] {
+    fn stages(&self, tiles: Var<'k, u32>) -> [Val<'k, u32>; 2] {
         let own = tiles % DS_STAGES;
         match self.ds_tile.stages() {
             DS_STAGES => [own; 2],
@@ -194,7 +197,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// other block have released Q of that one, behind its dS.
     fn step_of_dk(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
-        let stages = || exchange.stages(self.tiles.get());
+        let stages = || exchange.stages(self.tiles);
         let stage = || stages()[0];
         let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);

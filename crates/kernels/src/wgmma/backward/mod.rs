@@ -200,10 +200,7 @@ pub(super) fn plan(
     let workspace = Workspace::new(NAME, problem, dq_columns)?.first_stores(first_stores);
     let (variant, workspace) = match ahead {
         Some(heads) => (Variant::Ahead, workspace.prepared_ahead(kv_heads, heads as usize)),
-        None if config.splits > 1 => (
-            Variant::Split,
-            workspace.sums_of_keys(NAME, problem, width(&shape))?,
-        ),
+        None if config.splits > 1 => (Variant::Split, workspace.sums_of_keys(NAME, problem, width(&shape))?),
         None if problem.deterministic() => (Variant::Ordered, workspace),
         None => (Variant::Plain, workspace),
     };
@@ -422,8 +419,10 @@ impl Shares {
 
 /// Registers of a thread that copies, and of one that computes.
 fn registers(layout: &Shares) -> (u32, u32) {
-    match layout.warpgroups {
-        1 => (56, 248),
+    match (layout.warpgroups, layout.width) {
+        (1, _) => (56, 248),
+        // dK or dV take fewer than above, and the copies of two stages of dO more.
+        (_, 192) => (40, 232),
         _ => (24, 240),
     }
 }
