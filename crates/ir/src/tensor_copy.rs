@@ -38,6 +38,8 @@ pub struct TensorMap<'k> {
 pub struct BoxAt<'k> {
     map: TensorMap<'k>,
     column: Operand,
+    /// Columns from one slab to the next, if not those of a slab.
+    apart: Option<u32>,
     outer: Vec<Operand>,
     multicast: Option<Operand>,
     hint: L2Hint,
@@ -233,6 +235,7 @@ impl<'k> TensorMap<'k> {
         BoxAt {
             map: *self,
             column: Operand::Imm(0),
+            apart: None,
             outer: rows.iter().chain(extra).map(|row| row.operand()).collect(),
             multicast: None,
             hint: L2Hint::None,
@@ -277,6 +280,13 @@ impl<'k> BoxAt<'k> {
     /// The box, or the first of the tile's slabs, begins at this column instead of 0.
     pub fn column(mut self, first: impl Source<'k, u32>) -> Self {
         self.column = first.operand();
+        self
+    }
+
+    /// The tile's slabs begin so many columns apart, fewer than they have: each then repeats the first columns of the
+    /// next one, so that products find columns that are no slab's first ones at the start of one.
+    pub fn slabs_apart(mut self, columns: u32) -> Self {
+        self.apart = Some(columns);
         self
     }
 
@@ -443,7 +453,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
 
     #[track_caller]
     fn coordinates(&self, slab: u32, at: &BoxAt<'k>) -> Vec<Operand> {
-        let further = slab * self.slab_cols();
+        let further = slab * at.apart.unwrap_or(self.slab_cols());
         let column = match at.column {
             Operand::Imm(first) => Operand::Imm(first + u64::from(further)),
             first => (Val::<u32>::from_operand(self.k, first) + further).operand(),

@@ -51,9 +51,10 @@ pub(crate) struct Workspace {
     pub(super) counted_heads: usize,
     /// Number of heads, the first ones, whose rows `preprocess` prepares if [`Self::counted_heads`] is not 0.
     pub(super) first_heads: usize,
-    /// Rows from one K/V head to the next in the sums of dK and dV, and rows of each; 0 where there are no such sums.
+    /// Rows from one K/V head to the next in the sums of dK and dV, rows of each, and columns; 0 where there are none.
     kv_stride: usize,
     kv_rows: usize,
+    kv_columns: u32,
 }
 
 impl Workspace {
@@ -89,6 +90,7 @@ impl Workspace {
             first_heads: 0,
             kv_stride: 0,
             kv_rows: 0,
+            kv_columns: 0,
         })
     }
 

@@ -35,7 +35,10 @@ fn are_clean(config: &Config, head_dim: usize, [rows, keys]: [usize; 2]) {
 #[test]
 fn defaults_of_wgmma_are_clean_under_many_schedules() {
     for (config, head_dim) in wgmma::backward_defaults() {
-        are_clean(&Config::Wgmma(config), head_dim, [140, 150]);
+        // Of the same tiles, and where shares of dQ are narrower.
+        for head_dim in [head_dim, head_dim / 4 * 3] {
+            are_clean(&Config::Wgmma(config), head_dim, [140, 150]);
+        }
     }
 }
 

@@ -10,11 +10,16 @@ use crate::Refusal;
 const ZEROED: usize = 4;
 
 impl Workspace {
-    /// With sums of dK and dV, of as many columns as those of dQ.
+    /// With sums of dK and dV, of so many columns.
     ///
     /// # Errors
     /// More elements than `preprocess` counts, in 31 bits.
-    pub(crate) fn sums_of_keys(self, family: &'static str, problem: &Problem) -> Result<Workspace, Refusal> {
+    pub(crate) fn sums_of_keys(
+        self,
+        family: &'static str,
+        problem: &Problem,
+        columns: u32,
+    ) -> Result<Workspace, Refusal> {
         let padding = PADDING as usize;
         let (kv_stride, heads) = match problem.kv_lengths() {
             KvLengths::Packed { total, .. } => {
@@ -29,6 +34,7 @@ impl Workspace {
         let summed = Workspace {
             kv_stride,
             kv_rows: kv_stride * heads,
+            kv_columns: columns,
             ..self
         };
         let zeroed = (summed.sums_of_keys_bytes() / 4 / ZEROED) as u64;
@@ -45,7 +51,7 @@ impl Workspace {
     }
 
     pub(super) fn sums_of_keys_bytes(&self) -> usize {
-        2 * 4 * self.kv_rows * self.dq_columns as usize
+        2 * 4 * self.kv_rows * self.kv_columns as usize
     }
 
     /// Adds the addresses of dK's sums and of dV's, and the rows from one head to the next.
@@ -108,7 +114,7 @@ mod tests {
         let bytes = |problem: flashcore_problem::ProblemBuilder| {
             let problem = problem.head_dim(64).build().unwrap();
             let workspace = Workspace::new("wgmma", &problem, 64).unwrap();
-            let summed = workspace.sums_of_keys("wgmma", &problem).unwrap();
+            let summed = workspace.sums_of_keys("wgmma", &problem, 64).unwrap();
             assert!(!workspace.has_sums_of_keys() && summed.has_sums_of_keys());
             summed.sums_of_keys_bytes()
         };
@@ -129,7 +135,7 @@ mod tests {
             let problem = problem.build().unwrap();
             let workspace = Workspace::new("wgmma", &problem, 64).unwrap();
             workspace
-                .sums_of_keys("wgmma", &problem)
+                .sums_of_keys("wgmma", &problem, 64)
                 .err()
                 .map(|refusal| refusal.to_string())
         };

@@ -7,9 +7,9 @@ use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
-use super::UNIT;
 use super::kernel::{Context, MainLoop, Outputs};
 use super::tile::Tile;
+use super::{Shares, UNIT};
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
@@ -71,7 +71,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             MainLoop::Pingpong(_) => k.constant(0),
         };
         // Which part of dQ it has: warpgroups go along the columns first, through all blocks.
-        let (unit, units) = (rank.fma(shares.warpgroups, index), shares.width / UNIT);
+        let (unit, units) = (rank.fma(shares.warpgroups, index), shares.dq_shares);
         Warpgroup {
             k,
             context,
@@ -85,14 +85,14 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout.pipeline.consumer(),
             dk_q: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
-            k_rows: steps(context.k.tile.k_major().rows(first_key, UNIT), shape.head_dim),
+            k_rows: context.k.tile.k_major().rows(first_key, UNIT),
             v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
             k_columns: context.k.tile.mn_major().slabs(unit % units, 1),
             ds_rows: context.ds_tile.mn_major().slabs(unit / units, 1),
             ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
             scores: RowTile::new(acc("scores", rows)),
             dp: RowTile::new(acc("dp", rows)),
-            dq: RowTile::new(acc("dq", UNIT)),
+            dq: RowTile::new(acc("dq", shares.dq_share)),
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", if_held(outputs != Outputs::Dk, rows / 16)),
@@ -127,8 +127,20 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.q.wait();
         self.product("S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
-            let q = q.steps_of(0..self.k_rows.steps());
-            self.k.wgmma_ss(self.scores.0, self.k_rows, q, false);
+            let Shares {
+                dq_share, dq_shares, ..
+            } = self.context.shares;
+            // Slab by slab of K.
+            for slab in 0..dq_shares {
+                let columns = slab * dq_share..self.context.shape.head_dim.min((slab + 1) * dq_share);
+                if columns.is_empty() {
+                    break;
+                }
+                let steps = columns.start / 16..columns.end.div_ceil(16);
+                let (first, count) = (slab * UNIT / 16, steps.len() as u32);
+                let of_k = self.k_rows.steps_of(first..first + count);
+                self.k.wgmma_ss(self.scores.0, of_k, q.steps_of(steps), slab > 0);
+            }
         });
     }
 
@@ -154,12 +166,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     }
 
     #[track_caller]
-    pub(super) fn start_dq(&self, ds_stage: Val<'k, u32>) {
+    pub(super) fn start_dq(&self, [ds_stage, other_stage]: [Val<'k, u32>; 2]) {
         self.product("dQ = dS*K", || {
             self.k
                 .wgmma_ss(self.dq.0, self.ds_rows.stage(ds_stage), self.k_columns, false);
             if let MainLoop::Pair(exchange) = &self.context.main_loop {
-                let (ds, keys) = exchange.operands(ds_stage, self.warp / 4);
+                let (ds, keys) = exchange.operands(other_stage, self.warp / 4);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }
         });

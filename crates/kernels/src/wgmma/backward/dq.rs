@@ -54,7 +54,10 @@ pub(super) struct DqOrder<'k> {
 impl<'k> SentDq<'k> {
     /// Declares what it needs in shared memory; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
-        let tile = k.shared_tile("dq_tile", TileShape::new(levers.rows, shares.width).stages(STAGES));
+        let tile = k.shared_tile(
+            "dq_tile",
+            TileShape::new(levers.rows, shares.dq_columns()).stages(STAGES),
+        );
         let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
         let [free] = declare_mbarriers(k, ["dq.free"], STAGES, 1);
         SentDq { tile, full, free }
@@ -300,7 +303,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.verb("add_dq", || {
             let (dq_tile, elements) = (
                 first_tile + m_block.reinterpret::<u32>(),
-                context.levers.rows * context.shares.width,
+                context.levers.rows * context.shares.dq_columns(),
             );
             let sums = context.dq_sums.offset_strided(dq_tile, elements);
             let place = sums.offset(self.first_dq() + k.lane() * 4);

@@ -4,7 +4,7 @@
 //!
 //! The main kernel adds tile by tile of query rows, in the order of its accumulators: warp after warp, of a warp one
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
-//! rows and 64 columns; warpgroups, and blocks of a cluster, go along the columns first.
+//! rows and its share of the columns; warpgroups, and blocks of a cluster, go along the columns first.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::{
@@ -119,7 +119,7 @@ impl<'k, E: MmaElement + Widen> OfKeys<'k, E> {
         params.if_has_row(first_row, params.seq_len_kv, || {
             let round = |which: usize, scale, head_dim| {
                 let sums = self.sums[which].offset_strided(sums_row, width);
-                rounded.fill(sums, width / ACC_COLS, None, scale);
+                rounded.fill(sums, [width; 2], None, scale);
                 let gradient = self.gradients[which].starting_at(first.k);
                 rounded.store(gradient, [batch, head, first_row], params.seq_len_kv, head_dim);
             };
@@ -133,7 +133,7 @@ impl<'k, E: MmaElement + Widen> OfKeys<'k, E> {
 }
 
 fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape: &Shape, stored: bool, split: bool) {
-    let (rows, Shares { width, .. }) = (config.rows, Shares::new(config, shape));
+    let (rows, shares) = (config.rows, Shares::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
     let semaphore = stored.then(|| DqSemaphore::declare(k, false));
@@ -141,7 +141,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
     let softmax_scale = k.param::<f32>("softmax_scale");
     let of_keys = split.then(|| OfKeys::<E>::declare(k));
     let params = RowParams::declare(k, shape);
-    let rounded = Rounded::<E>::declare(k, rows, width);
+    let rounded = Rounded::<E>::declare(k, rows, shares.width);
 
     let round_dq = |blocks: &dyn Fn() -> Val<'k, u32>| {
         let tiles = (params.seq_len_q + (rows - 1)) / rows;
@@ -152,10 +152,11 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
         let first_row = tile * rows;
         let (params, first) = params.of_sequence(batch);
         let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
-        let sums = sums.offset_strided(sums_row, width);
+        let sums = sums.offset_strided(sums_row, shares.dq_columns());
         params.if_has_row(first_row, params.seq_len_q, || {
             let any = semaphore.map(|semaphore| semaphore.words.offset(sums_row).load().gt(0));
-            rounded.fill(sums, UNIT / ACC_COLS, any, Some(softmax_scale));
+            let columns = [shares.dq_share, shares.dq_columns()];
+            rounded.fill(sums, columns, any, Some(softmax_scale));
             let dq = dq.starting_at(first.q);
             rounded.store(dq, [batch, head, first_row], params.seq_len_q, shape.head_dim);
         });
@@ -183,19 +184,18 @@ impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
         Rounded { k, tile }
     }
 
-    /// Brings sums to it, of which a warp has so many accumulators in a row. Unless there are `any`, zeros.
+    /// Brings sums to it, of which a warp has so many columns, of so many in all. Unless there are `any`, zeros.
     #[track_caller]
     fn fill(
         &self,
         sums: GlobalPtr<'k, f32>,
-        accumulators: u32,
+        [columns, all_columns]: [u32; 2],
         any: Option<Val<'k, bool>>,
         scale: Option<Val<'k, f32>>,
     ) {
         let (k, rounded) = (self.k, self.tile);
-        let (rows, width) = (rounded.rows(), rounded.cols());
-        let (columns, units) = (accumulators * ACC_COLS, width / (accumulators * ACC_COLS));
-        for first in (0..rows * width / 4).step_by(THREADS as usize) {
+        let (accumulators, units) = (columns / ACC_COLS, all_columns / columns);
+        for first in (0..rounded.rows() * all_columns / 4).step_by(THREADS as usize) {
             // Four registers of a lane.
             let four = k.thread_idx() + first;
             let load = || sums.offset(four * 4).load_words(4, Cache::Default);
@@ -238,7 +238,7 @@ impl<'k, E: MmaElement + Widen> Rounded<'k, E> {
     ) {
         let (k, rounded) = (self.k, self.tile);
         let to = tensor.head(batch, head);
-        let lanes = rounded.cols() / COLUMNS;
+        let lanes = (rounded.cols() / COLUMNS).next_power_of_two();
         for first in (0..rounded.rows()).step_by((THREADS / lanes) as usize) {
             let (row, column) = (k.thread_idx() / lanes + first, k.thread_idx() % lanes * COLUMNS);
             let is_there = (first_row + row).lt(rows) & column.lt(head_dim);

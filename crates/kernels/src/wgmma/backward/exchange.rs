@@ -18,13 +18,13 @@
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
-use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val};
+use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var};
 
 use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage};
 use super::kernel::{Operand, Outputs};
 use super::tile::{Tile, Walk};
-use super::{DS_STAGES, Shares};
+use super::{DS_STAGES, Shares, UNIT, dout_stages};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::barriers::{DS_FULL, P_FULL};
@@ -38,7 +38,7 @@ pub(super) struct Exchange<'k, E> {
     pub(super) keys: Operand<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
     p_tile: SharedTile<'k, f32>,
-    /// The other's dS, and by stage: it and this block's are there.
+    /// The other's dS, and by its stage: it and this block's are there.
     ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
     /// Where dQ is added in order.
@@ -53,16 +53,20 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         k_rows: TensorRows<'k>,
         ordered: bool,
     ) -> Self {
-        let (columns, warps) = (shares.width / levers.cluster, 4 * shares.warpgroups);
+        let (columns, warps) = (shares.dq_shares / levers.cluster * UNIT, 4 * shares.warpgroups);
+        let stages = dout_stages(levers, shares.width) + 1;
         // All threads of a warpgroup arrive, which also have read P.
-        let [full] = declare_mbarriers(k, ["ds.full"], DS_STAGES, 128);
+        let [full] = declare_mbarriers(k, ["ds.full"], stages, 128);
+        let pipeline = || k.pipeline("other_k", 1, warps);
+        // Mbarriers between two tiles take 1,024 B, for which three stages of dS leave no room.
+        let first = (stages > DS_STAGES).then(pipeline);
         Exchange {
             keys: Operand {
                 tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),
                 rows: k_rows,
-                pipeline: k.pipeline("other_k", 1, warps),
+                pipeline: first.unwrap_or_else(pipeline),
             },
-            ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(DS_STAGES)),
+            ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(stages)),
             p_tile: k.shared_tile("p_tile", TileShape::new(levers.rows / 8, 4 * 128)),
             full,
             dq_order: ordered.then(|| DqOrder::declare(k, shares)),
@@ -74,6 +78,16 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
     pub(super) fn p_place(&self, k: &'k KernelBuilder, i: u32) -> SharedPtr<'k, f32> {
         let first = self.p_tile.at(0, k.thread_idx() % 128 * 4);
         first.plus((4 * 128 * i) as i32)
+    }
+
+    /// Of a Q tile, by the number of those before it: the stages of this block's dS and of the other's.
+    #[track_caller]
+    fn stages(&self, tiles: Var<'k, u32>) -> [Val<'k, u32>; 2] {
+        let own = tiles % DS_STAGES;
+        match self.ds_tile.stages() {
+            DS_STAGES => [own; 2],
+            stages => [own, tiles % stages],
+        }
     }
 
     /// The other's dS, and its keys in the columns of a warpgroup.
@@ -96,9 +110,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let m_block = |i| self.context.q_tile_of(tile, i);
         let finish_dq = |i| self.add_dq(exchange.dq_order, tile, first_tile, m_block(i));
         let start_dq = || {
-            let (stage, phase) = stage(self.tiles.get(), DS_STAGES);
-            exchange.full.at(stage).wait(phase);
-            self.start_dq(stage);
+            let (other, phase) = stage(self.tiles.get(), exchange.ds_tile.stages());
+            exchange.full.at(other).wait(phase);
+            let own = match exchange.ds_tile.stages() {
+                DS_STAGES => other,
+                _ => self.tiles % DS_STAGES,
+            };
+            self.start_dq([own, other]);
         };
         let last = walk.to - 1;
         if self.outputs == Outputs::Dv {
@@ -172,12 +190,15 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// dS of a Q tile, whose dP is under way, to both blocks. It ends with dK under way.
     ///
-    /// A stage of dS needs no mbarrier to say that it is free. dO has one stage, and dO of this tile has arrived, so
-    /// all warpgroups of both blocks have released dO of the tile before. They release it only when dQ of the tile
-    /// before that, whose dS was in this stage, has been computed.
+    /// A stage of dS needs no mbarrier to say that it is free. dO of this tile has arrived, so all warpgroups of both
+    /// blocks have released dO of the tile that had its stage. They release it only when dQ of the tile before that has
+    /// been computed: the other block's dS has one stage more than dO. This block's has two. P of this tile is there,
+    /// so both warpgroups have computed dQ of the tile before the one before, and Q of this tile is, so those of the
+    /// other block have released Q of that one, behind its dS.
     fn step_of_dk(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
-        let stage = || self.tiles % DS_STAGES;
+        let stages = || exchange.stages(self.tiles);
+        let stage = || stages()[0];
         let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);
         // Before P is there: dO has one stage, and its copy takes long.
@@ -193,23 +214,23 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.fence_proxy_async();
         k.barrier_among(DS_FULL, 128);
         let is_first = (k.thread_idx() % 128).eq(0);
-        let has_read_p = || exchange.full.at(stage()).arrive();
-        k.if_else(is_first.divergent(), || self.send_ds(exchange, stage()), has_read_p);
+        let has_read_p = || exchange.full.at(stages()[1]).arrive();
+        k.if_else(is_first.divergent(), || self.send_ds(exchange, stages()), has_read_p);
         self.q.wait();
         self.start_dk(stage());
     }
 
     /// Sends this block's dS to the other one.
     #[track_caller]
-    fn send_ds(&self, exchange: &Exchange<'k, E>, stage: Val<'k, u32>) {
+    fn send_ds(&self, exchange: &Exchange<'k, E>, [own, its]: [Val<'k, u32>; 2]) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
         k.verb("send_ds", || {
             let other = self.rank ^ 1;
-            let full = exchange.full.at(stage);
+            let full = exchange.full.at(its);
             // The other block sends as many.
             full.arrive_expecting(ds_tile.stage_bytes());
-            let to = exchange.ds_tile.at_stage(stage, 0, 0).in_block(other);
-            let from = ds_tile.at_stage(stage, 0, 0);
+            let to = exchange.ds_tile.at_stage(its, 0, 0).in_block(other);
+            let from = ds_tile.at_stage(own, 0, 0);
             k.bulk_send(to, from, ds_tile.stage_bytes(), full.in_block(other));
         });
     }

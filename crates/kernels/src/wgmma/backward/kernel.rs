@@ -20,7 +20,7 @@ use super::exchange::Exchange;
 use super::pingpong::Pingpong;
 use super::split::Split;
 use super::tile::take_ticket;
-use super::{DS_STAGES, Shares, Variant, first_stores, registers};
+use super::{DS_STAGES, Shares, UNIT, Variant, dout_stages, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -95,11 +95,11 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     if cluster > 1 {
         k.in_clusters_of(cluster);
     }
-    // With the exchange, there is room for one stage of dO.
-    let dout_stages = if cluster > 1 { 1 } else { stages };
+    let dout_stages = dout_stages(levers, width);
     let tile = |name, rows, stages| k.shared_tile::<E>(name, slabs::<E>(rows, width).stages(stages));
     let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, dout_stages));
-    let (k_tile, v_tile) = (tile("k_tile", cols, 1), tile("v_tile", cols, 1));
+    let k_shape = slabs::<E>(cols, shares.dq_shares * UNIT);
+    let (k_tile, v_tile) = (k.shared_tile::<E>("k_tile", k_shape), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let lse_tile = k.shared_tile("lse_tile", row_numbers);
     let delta_tile = k.shared_tile("delta_tile", row_numbers.stages(dout_stages));

@@ -33,14 +33,19 @@ use crate::attention::tensor_rows::RowsOf;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 
-/// Keys of a warpgroup, and the rows and columns of its part of dQ.
+/// Keys of a warpgroup, the rows of its part of dQ, and the most columns of that: those of a slab of K.
 const UNIT: u32 = 64;
 
 /// Stages of dS in shared memory.
 const DS_STAGES: u32 = 2;
 
+/// Stages of dO. Above 192 columns, there is room for one besides what blocks exchange.
+fn dout_stages(config: &Config, width: u32) -> u32 {
+    if width > 192 { 1 } else { config.stages }
+}
+
 /// Columns of tiles: head sizes are padded with zeros to the next one.
-const WIDTHS: [u32; 3] = [64, 128, 256];
+const WIDTHS: [u32; 4] = [64, 128, 192, 256];
 
 /// What to use where this has no kernel.
 const REMEDY: &str = "families mma and scalar do";
@@ -191,10 +196,11 @@ pub(super) fn plan(
     let ahead = (config.splits == 1 && prepares_ahead(problem, config, width(&shape), at_once))
         .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
         .flatten();
-    let workspace = Workspace::new(NAME, problem, width(&shape))?.first_stores(first_stores);
+    let dq_columns = Shares::new(config, &shape).dq_columns();
+    let workspace = Workspace::new(NAME, problem, dq_columns)?.first_stores(first_stores);
     let (variant, workspace) = match ahead {
         Some(heads) => (Variant::Ahead, workspace.prepared_ahead(kv_heads, heads as usize)),
-        None if config.splits > 1 => (Variant::Split, workspace.sums_of_keys(NAME, problem)?),
+        None if config.splits > 1 => (Variant::Split, workspace.sums_of_keys(NAME, problem, width(&shape))?),
         None if problem.deterministic() => (Variant::Ordered, workspace),
         None => (Variant::Plain, workspace),
     };
@@ -378,6 +384,10 @@ fn first_stores(ordered: bool, width: u32) -> bool {
 struct Shares {
     /// Columns of tiles.
     width: u32,
+    /// Columns of dQ that a warpgroup has, and how many such shares there are. Slabs of K begin as many columns apart,
+    /// so that each share has a slab.
+    dq_share: u32,
+    dq_shares: u32,
     /// Warpgroups that compute.
     warpgroups: u32,
     /// Whether one has P and dV, and the other dS and dK, of all keys.
@@ -390,19 +400,29 @@ impl Shares {
     fn new(config: &Config, shape: &Shape) -> Shares {
         let width = width(shape);
         let shares_products = shares_products(width);
+        let dq_shares = if shares_products { 4 } else { width / UNIT };
         Shares {
             width,
+            dq_share: shape.head_dim.div_ceil(dq_shares).next_multiple_of(16),
+            dq_shares,
             warpgroups: if shares_products { 2 } else { config.cols / UNIT },
             shares_products,
             holds_operands: width == 64,
         }
     }
+
+    /// Columns of dQ's sums.
+    fn dq_columns(&self) -> u32 {
+        self.dq_shares * self.dq_share
+    }
 }
 
 /// Registers of a thread that copies, and of one that computes.
 fn registers(layout: &Shares) -> (u32, u32) {
-    match layout.warpgroups {
-        1 => (56, 248),
+    match (layout.warpgroups, layout.width) {
+        (1, _) => (56, 248),
+        // dK or dV take fewer than above, and the copies of two stages of dO more.
+        (_, 192) => (40, 232),
         _ => (24, 240),
     }
 }
@@ -438,7 +458,7 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
 pub(super) fn remedy_for_shared_memory(config: &Config, problem: &Problem) -> String {
     let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
     // Stages of Q and dO, or of Q alone.
-    let staged = if shares_products(width) { 1 } else { 2 };
+    let staged = if width > 192 { 1 } else { 2 };
     let saved = (config.stages - 2) * config.rows * 2 * staged * (width + 2);
     format!("stages {} to 2 saves {saved} B", config.stages)
 }

@@ -186,7 +186,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn start_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
         let (stage, phase) = stage(number, DS_STAGES);
         pingpong.full.at(stage).wait(phase);
-        self.start_dq(stage);
+        self.start_dq([stage; 2]);
     }
 
     /// Writes that dQ to shared memory, and releases its stage of dS.

@@ -42,7 +42,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
         let k_rows = self.k.rows.keys(&tile.sequence);
-        keys.next(k_rows.at(at(tile.first_key)), &[]);
+        let apart = self.shares.dq_share;
+        keys.next(k_rows.at(at(tile.first_key)).slabs_apart(apart), &[]);
         let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
         // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
         let v_is_left = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
@@ -59,8 +60,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
             // The other block's, in the columns of this one's part of dQ.
             let keys = &exchange.keys;
-            let columns = k_rows.at(at(tile.first_key ^ UNIT)).column(rank * keys.tile.cols());
-            Fill::new(keys, None).next(columns, &[]);
+            let columns = k_rows.at(at(tile.first_key ^ UNIT)).column(rank * (2 * apart));
+            Fill::new(keys, None).next(columns.slabs_apart(apart), &[]);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
         let row_of = |i| self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
