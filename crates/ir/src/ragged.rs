@@ -31,17 +31,6 @@ const WRAP_STRIDE: u64 = 1 << 34;
 /// them).
 const UNBOUNDED: u64 = 0x7fff_0000;
 
-/// The dimensions of a tensor map as `cuTensorMapEncodeTiled` takes them, innermost first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EncodedDims {
-    /// Elements along each dimension.
-    pub dims: Vec<u64>,
-    /// Bytes from one index to the next along each dimension but the innermost.
-    pub byte_strides: Vec<u64>,
-    /// Elements of the box along each dimension.
-    pub box_dims: Vec<u32>,
-}
-
 impl TensorBox {
     /// Makes the map ragged: dimension `dim` of the tensor holds the rows of many sequences, and [`TensorMap::rows`]
     /// names the sequence of a copy. The hardware's map has two dimensions more, so at most 3 are possible.
@@ -59,14 +48,10 @@ impl TensorBox {
 }
 
 impl TensorMapRecipe {
-    /// The dimensions of the map that the hardware reads.
-    pub fn encoded(&self) -> EncodedDims {
-        let mut encoded = EncodedDims {
-            dims: self.dims.clone(),
-            byte_strides: self.byte_strides.clone(),
-            box_dims: self.box_dims.clone(),
-        };
-        if let Some(dim) = self.ragged {
+    /// The map that the hardware reads, as `cuTensorMapEncodeTiled` takes it: with all dimensions of a ragged one.
+    pub fn encoded(&self) -> TensorMapRecipe {
+        let mut encoded = self.clone();
+        if let Some(dim) = encoded.ragged.take() {
             let row_stride = self.byte_strides[dim as usize - 1];
             encoded.dims[dim as usize] = MOST_ROWS;
             encoded.dims.extend([UNBOUNDED; 2]);

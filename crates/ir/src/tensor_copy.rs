@@ -359,8 +359,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
     /// stage's) complete at `bar`. One thread does this.
     #[track_caller]
     pub fn load_tma(&self, stage: impl Source<'k, u32>, from: BoxAt<'k>, bar: MBarrier<'k>) {
-        self.check_boxes(&from, true);
-        self.copy_boxes(stage.operand(), Operand::Imm(0), &from, Some(bar));
+        self.copy_boxes(stage.operand(), None, &from, Some(bar));
     }
 
     /// Starts copying boxes that are a part of the rows: part `part`, of as many rows as a box has.
@@ -373,8 +372,7 @@ impl<'k, E: Element> SharedTile<'k, E> {
         from: BoxAt<'k>,
         bar: MBarrier<'k>,
     ) {
-        self.check_boxes(&from, false);
-        self.copy_boxes(stage.operand(), part.operand(), &from, Some(bar));
+        self.copy_boxes(stage.operand(), Some(part.operand()), &from, Some(bar));
     }
 
     /// Starts copying a stage to a tensor, a copy for each slab, as part of this thread's group
@@ -382,20 +380,20 @@ impl<'k, E: Element> SharedTile<'k, E> {
     /// the tile, executed [`KernelBuilder::fence_proxy_async`] and met it at a barrier.
     #[track_caller]
     pub fn store_tma(&self, stage: impl Source<'k, u32>, to: BoxAt<'k>) {
-        self.check_boxes(&to, true);
-        self.copy_boxes(stage.operand(), Operand::Imm(0), &to, None);
+        self.copy_boxes(stage.operand(), None, &to, None);
     }
 
     /// Starts copying a part of the rows to a tensor: part `part`, of as many rows as a box has.
     #[track_caller]
     pub fn store_tma_part(&self, stage: impl Source<'k, u32>, part: impl Source<'k, u32>, to: BoxAt<'k>) {
-        self.check_boxes(&to, false);
-        self.copy_boxes(stage.operand(), part.operand(), &to, None);
+        self.copy_boxes(stage.operand(), Some(part.operand()), &to, None);
     }
 
-    /// Starts a copy for each slab: with an mbarrier from the tensor, without one to it.
+    /// Starts a copy for each slab, of all rows or a part of them: with an mbarrier from the tensor, without one to it.
     #[track_caller]
-    fn copy_boxes(&self, stage: Operand, part: Operand, there: &BoxAt<'k>, bar: Option<MBarrier<'k>>) {
+    fn copy_boxes(&self, stage: Operand, part: Option<Operand>, there: &BoxAt<'k>, bar: Option<MBarrier<'k>>) {
+        self.check_boxes(there, part.is_none());
+        let part = part.unwrap_or(Operand::Imm(0));
         let verb = if bar.is_some() { "load_tma" } else { "store_tma" };
         self.k.verb(verb, || {
             let rows = there.map.part_rows;

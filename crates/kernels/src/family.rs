@@ -19,7 +19,7 @@ mod values;
 pub use described::LeverInfo;
 pub use ids::id_parts;
 use ids::with_words_of_today;
-pub(crate) use values::{LeverValue, lever_values};
+pub(crate) use values::{LeverValue, levers};
 
 /// The values of a family's levers in their order, 0 beyond the last. For a lever of words, the word's place.
 pub type Values = [u32; 13];
@@ -275,34 +275,35 @@ impl Family {
 
     /// The config of an id without the family's name. Whether its values are allowed is [`Self::check`]'s to say.
     pub fn read_levers(&self, id: &str) -> Option<Values> {
-        let id = &with_words_of_today(id);
-        let (mut values, mut rest) = (Values::default(), id.as_str());
+        let id = with_words_of_today(id);
+        let values = self.values_of(&id).ok()?;
+        (self.levers_id(&values) == id).then_some(values)
+    }
+
+    /// The values that an id begins with, or the first lever that it has no value of, those before it, and what it has
+    /// there.
+    fn values_of<'i>(&self, id: &'i str) -> Result<Values, (&Lever, Values, &'i str)> {
+        let (mut values, mut rest) = (Values::default(), id);
         for (at, lever) in self.levers.iter().enumerate() {
-            (values[at], rest) = lever.read(&values, rest)?;
+            (values[at], rest) = lever.read(&values, rest).ok_or((lever, values, rest))?;
         }
-        (self.levers_id(&values) == *id).then_some(values)
+        Ok(values)
     }
 
     /// At which lever an id of this family cannot be read, and what it may have there.
     pub(crate) fn unread(&self, id: &str) -> Option<String> {
         let id = with_words_of_today(id);
-        let (mut values, mut rest) = (Values::default(), id.strip_prefix(self.name)?.strip_prefix('/')?);
-        for (at, lever) in self.levers.iter().enumerate() {
-            let Some(read) = lever.read(&values, rest) else {
-                let allowed = match lever.part {
-                    Part::Words(words) => words.iter().map(|(_, word)| *word).collect::<Vec<_>>().join(", "),
-                    Part::Number(letters, _) => format!("{letters} and a number"),
-                    Part::Scaled(scale) => format!("{} and a number", scale(&values).0),
-                };
-                let place = match rest {
-                    "" => "at its end".to_string(),
-                    _ => format!("at `{rest}`"),
-                };
-                return Some(format!(": {place} it needs {} ({allowed})", lever.name));
-            };
-            (values[at], rest) = read;
-        }
-        None
+        let (lever, before, rest) = self.values_of(id.strip_prefix(self.name)?.strip_prefix('/')?).err()?;
+        let allowed = match lever.part {
+            Part::Words(words) => words.iter().map(|(_, word)| *word).collect::<Vec<_>>().join(", "),
+            Part::Number(letters, _) => format!("{letters} and a number"),
+            Part::Scaled(scale) => format!("{} and a number", scale(&before).0),
+        };
+        let place = match rest {
+            "" => "at its end".to_string(),
+            _ => format!("at `{rest}`"),
+        };
+        Some(format!(": {place} it needs {} ({allowed})", lever.name))
     }
 
     /// The config of an id of this family.

@@ -42,10 +42,22 @@ impl Size {
 
 /// Keys up to which a block for each query head, of which one runs on an SM, takes less time than a schedule. With more
 /// keys or heads, packed heads are faster where the schedule is kept.
-pub(crate) const SHORT_CACHE: usize = 512;
+const SHORT_CACHE: usize = 512;
+
+/// Whether a problem with lengths on the device has such a cache.
+pub(crate) fn is_short_cache(problem: &Problem, chip: Chip) -> bool {
+    let few_heads = problem.batch() * problem.num_heads() <= chip.sms as usize;
+    problem.seq_len_kv() <= SHORT_CACHE && few_heads && problem.has_lengths() && problem.batch_invariant().is_none()
+}
+
+/// Whether an SM has one block of 128 rows at most.
+pub(crate) fn has_one_block(problem: &Problem, chip: Chip) -> bool {
+    problem.batch() * problem.num_heads() * problem.seq_len_q().div_ceil(128) <= chip.sms as usize
+}
 
 /// Whether a problem with lengths on the device has few rows over a long cache: at most the 32 of a tile that share K
-/// and V, in packed heads or in tiles that leave SMs idle.
+/// and V, in packed heads or in tiles that leave SMs idle. A schedule comes with packed heads, one by one too, and
+/// shares out the keys.
 pub(crate) fn has_few_rows(problem: &Problem, chip: Chip) -> bool {
     let (rows, group) = (problem.seq_len_q(), problem.group_size());
     // Each of whose heads has a tile.

@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use flashcore_ir::proof::{LaunchRefusal, prove_buffers, prove_launch};
-use flashcore_ir::ragged::EncodedDims;
 use flashcore_ir::{Arg, Kernel, Launch, ParamKind, ScalarType, Target, TensorMapRecipe};
 
 use crate::clock::{ActorId, ActorKind, Actors};
@@ -61,7 +60,7 @@ impl Region {
 pub(crate) struct TensorMap {
     pub(crate) recipe: TensorMapRecipe,
     /// As the hardware reads it.
-    pub(crate) encoded: EncodedDims,
+    pub(crate) encoded: TensorMapRecipe,
     pub(crate) bytes: u32,
 }
 

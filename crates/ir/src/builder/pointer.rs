@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::value::{Source, Val};
-use crate::inst::{Address, BinOp, Object, Operand, Space};
+use crate::inst::{Address, BinOp, Inst, Object, Operand, Space};
 use crate::types::{Element, Scalar, ScalarType};
 
 /// A kind of memory that pointers point to.
@@ -87,8 +87,9 @@ impl<'k, E: Element> GlobalPtr<'k, E> {
     /// `elements` further on; 32 unsigned bits, widened before they are scaled.
     #[track_caller]
     pub fn offset(self, elements: impl Source<'k, u32>) -> Self {
-        let (k, bytes) = (self.addr.builder(), Operand::Imm(u64::from(E::BYTES)));
-        self.at(k.mad_wide(elements.operand(), bytes, self.addr.operand()))
+        let (k, ty, b) = (self.addr.builder(), ScalarType::U32, Operand::Imm(u64::from(E::BYTES)));
+        let (a, c) = (elements.operand(), self.addr.operand());
+        self.at(k.result(|dst| Inst::MadWide { ty, dst, a, b, c }))
     }
 
     /// `bytes` further on: for steps worked out once and taken many times.

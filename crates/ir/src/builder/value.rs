@@ -194,13 +194,6 @@ impl KernelBuilder {
         let ty = T::TYPE;
         self.result(|dst| Inst::Fma { ty, dst, a, b, c })
     }
-
-    /// `a · b + c` of two unsigned 32-bit factors and a 64-bit sum.
-    #[track_caller]
-    pub(crate) fn mad_wide(&self, a: Operand, b: Operand, c: Operand) -> Val<'_, u64> {
-        let ty = ScalarType::U32;
-        self.result(|dst| Inst::MadWide { ty, dst, a, b, c })
-    }
 }
 
 macro_rules! operators {

@@ -77,6 +77,16 @@ impl Threads {
     fn count(&self) -> u32 {
         (self.groups * self.rows * self.row_threads).next_multiple_of(32)
     }
+
+    /// First column, row and group of a thread.
+    #[track_caller]
+    fn place<'k>(&self, k: &'k KernelBuilder) -> [Val<'k, u32>; 3] {
+        [
+            k.thread_idx() % self.row_threads * COLUMNS,
+            k.thread_idx() / self.row_threads % self.rows,
+            k.thread_idx() / (self.row_threads * self.rows),
+        ]
+    }
 }
 
 pub(crate) fn step(problem: &Problem, shape: &Shape, splits: u32, kernels: &KernelCache) -> Result<Step, Refusal> {
@@ -147,24 +157,6 @@ pub(crate) fn listed_step(
     Ok(Step { kernel, launch })
 }
 
-/// The place of a thread in its block.
-struct Place<'k> {
-    column: Val<'k, u32>,
-    row: Val<'k, u32>,
-    group: Val<'k, u32>,
-}
-
-impl<'k> Place<'k> {
-    #[track_caller]
-    fn new(k: &'k KernelBuilder, threads: Threads) -> Self {
-        Place {
-            column: k.thread_idx() % threads.row_threads * COLUMNS,
-            row: k.thread_idx() / threads.row_threads % threads.rows,
-            group: k.thread_idx() / (threads.row_threads * threads.rows),
-        }
-    }
-}
-
 fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shape) {
     let out = TensorParam::<E>::declare(k, "out", k.param_ptr_mut("out"));
     let lse: Option<GlobalPtr<'_, f32>> = shape.lse.then(|| k.param_ptr_mut("lse"));
@@ -175,17 +167,17 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, threads: Threads, shape: &Shap
     let splits = k.param::<u32>("splits");
     let sinks = shape.sinks.map(|dtype| Sinks::declare(k, dtype));
 
-    let place = Place::new(k, threads);
-    let row = k.block_idx(0) * threads.rows + place.row;
+    let place @ [column, in_block, _] = threads.place(k);
+    let row = k.block_idx(0) * threads.rows + in_block;
     shape.wait_for_launch_before(k);
     let (exists, partial) = (|| row.lt(rows), |split| partials.at(row, split, splits));
-    merge(k, threads, &place, exists, splits, partial, |merged| {
+    merge(k, threads, place, exists, splits, partial, |merged| {
         let batch_head = row / seq_len_q;
         let head = out.head(batch_head / num_heads, batch_head % num_heads);
         let out_row = out.row(head, row % seq_len_q);
-        let total = merged.store(out_row, place.column, sinks.as_ref(), || batch_head % num_heads);
+        let total = merged.store(out_row, column, sinks.as_ref(), || batch_head % num_heads);
         if let Some(lse) = lse {
-            k.if_(place.column.eq(0).divergent(), || {
+            k.if_(column.eq(0).divergent(), || {
                 let value = log_sum_exp(total.offset, total.sum);
                 lse.offset(row).store(value);
             });
@@ -211,8 +203,8 @@ fn listed_body<E: MmaElement + Widen>(
         let (params, first) = params.of_sequence(tile.batch);
         let out = out.starting_at(first.q);
         let rows = QueryRows::new(&params, heads, [tile.batch, tile.head]);
-        let place = Place::new(k, threads);
-        let row_in_tile = k.block_idx(0) * threads.rows + place.row;
+        let place @ [column, in_block, _] = threads.place(k);
+        let row_in_tile = k.block_idx(0) * threads.rows + in_block;
         let row = tile.tile * tile_rows + row_in_tile;
         let exists = || {
             let below_count = row_in_tile.lt(tile_rows) & row.lt(rows.count);
@@ -222,11 +214,11 @@ fn listed_body<E: MmaElement + Widen>(
         // One number is held for the row in the first slot, in place of both.
         let of_first = tile.slot * tile_rows + row_in_tile;
         let partial = |piece| partials.at(piece, of_first, k.constant(tile_rows));
-        merge(k, threads, &place, exists, tile.count, partial, |merged| {
+        merge(k, threads, place, exists, tile.count, partial, |merged| {
             let head = || rows.head_of(row);
-            let total = merged.store(rows.of(&out, row), place.column, params.sinks.as_ref(), head);
+            let total = merged.store(rows.of(&out, row), column, params.sinks.as_ref(), head);
             if shape.lse {
-                k.if_(place.column.eq(0).divergent(), || {
+                k.if_(column.eq(0).divergent(), || {
                     let (batch_head, query) = rows.batch_head_and_query(params.num_heads, row);
                     params.store_lse(batch_head, query, total.offset, total.sum);
                 });
@@ -240,13 +232,12 @@ fn listed_body<E: MmaElement + Widen>(
 fn merge<'k>(
     k: &'k KernelBuilder,
     threads: Threads,
-    place: &Place<'k>,
+    [column, row, group]: [Val<'k, u32>; 3],
     exists: impl Fn() -> Val<'k, bool>,
     splits: Val<'k, u32>,
     partial: impl Fn(Val<'k, u32>) -> Partial<'k>,
     store: impl FnOnce(&Merged<'k>),
 ) {
-    let Place { column, row, group } = *place;
     // Threads that fill up the last warp belong to no group.
     let at_work = exists() & group.lt(threads.groups);
 

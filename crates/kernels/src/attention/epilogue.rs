@@ -52,21 +52,6 @@ impl<'k> Sinks<'k> {
         };
         sink * LOG2_E
     }
-
-    /// Adds a head's sink to the sum of a row, which is relative to `offset`.
-    #[track_caller]
-    fn add(&self, head: Val<'k, u32>, offset: Val<'k, f32>, sum: Val<'k, f32>) -> Total<'k> {
-        let exponent = self.exponent(head);
-        // As if the sink were a score: where it is the highest, the maximum rises to it. −∞ changes nothing.
-        let raised = offset.min(-exponent);
-        let rescale = (raised - offset).exp2();
-        let sum = sum.fma(rescale, (exponent + raised).exp2());
-        Total {
-            offset: raised,
-            sum,
-            rescale: Some(rescale),
-        }
-    }
 }
 
 /// Maximum and sum of a row after its last key.
@@ -89,14 +74,20 @@ impl<'k> Total<'k> {
         offset: Val<'k, f32>,
         sum: Val<'k, f32>,
     ) -> Self {
-        match sinks {
-            Some(sinks) => sinks.add(head(), offset, sum),
-            None => Total {
-                offset,
-                sum,
-                rescale: None,
-            },
+        let mut total = Total {
+            offset,
+            sum,
+            rescale: None,
+        };
+        if let Some(sinks) = sinks {
+            let exponent = sinks.exponent(head());
+            // As if the sink were a score: where it is the highest, the maximum rises to it. −∞ changes nothing.
+            total.offset = offset.min(-exponent);
+            let rescale = (total.offset - offset).exp2();
+            total.sum = sum.fma(rescale, (exponent + total.offset).exp2());
+            total.rescale = Some(rescale);
         }
+        total
     }
 
     /// Factor that normalises the output of the row: 0 where no key was visible.

@@ -61,18 +61,11 @@ impl Workspace {
     /// # Errors
     /// More rows than kernels count, in 32 bits.
     pub(crate) fn new(family: &'static str, problem: &Problem, dq_columns: u32) -> Result<Workspace, Refusal> {
-        let padding = PADDING as usize;
-        let (stride, heads) = match problem.q_lengths() {
-            QLengths::Equal => {
-                let rows = problem.seq_len_q().next_multiple_of(padding);
-                (rows, problem.batch() * problem.num_heads())
-            }
-            QLengths::Packed { total, .. } => {
-                let rows = total.next_multiple_of(padding) + problem.batch() * padding;
-                (rows, problem.num_heads())
-            }
+        let total = match problem.q_lengths() {
+            QLengths::Equal => None,
+            QLengths::Packed { total, .. } => Some(total),
         };
-        let rows = stride * heads;
+        let (stride, rows) = padded_rows(problem, total, problem.seq_len_q(), problem.num_heads());
         if rows as u64 > u64::from(u32::MAX) {
             let what = format!("statistics of {rows} query rows of all heads (at most {})", u32::MAX);
             return Err(Refusal::unsupported(
@@ -177,6 +170,17 @@ impl Workspace {
         };
         push_buffer(launch, "workspace", bytes, ALIGN, written)
     }
+}
+
+/// Padded rows of a head, and of all `heads` heads of each sequence: of sequences of `rows` rows, or of packed ones of
+/// `total` rows.
+fn padded_rows(problem: &Problem, total: Option<usize>, rows: usize, heads: usize) -> (usize, usize) {
+    let padding = PADDING as usize;
+    let (stride, heads) = match total {
+        None => (rows.next_multiple_of(padding), problem.batch() * heads),
+        Some(total) => (total.next_multiple_of(padding) + problem.batch() * padding, heads),
+    };
+    (stride, stride * heads)
 }
 
 /// Where the arrays of a [`Workspace`] begin, in bytes, if it has them; the log-sum-exp is first.

@@ -10,7 +10,7 @@ use super::lengths::{TensorParam, row_strides};
 use super::params::{RowParams, Shape, add_rows, add_tensor_as, grid, push_buffer};
 use super::score_mod::LOG2_E;
 use crate::Refusal;
-use crate::family;
+use crate::family::{Values, padded};
 use crate::step::{Identity, KernelCache, Step};
 
 /// Elements of a row that a thread loads.
@@ -18,29 +18,6 @@ pub(crate) const CHUNK: u32 = 8;
 
 /// Warps of the kernel.
 const WARPS: u32 = 8;
-
-/// What is zeroed for dQ.
-#[derive(Clone, Copy)]
-enum Zeroed {
-    /// The sums of dQ, if there are any.
-    Sums,
-    /// The [`DqSemaphore`] in place of the sums.
-    Semaphore,
-    /// The semaphore, and counts of prepared rows of later heads.
-    Counts,
-}
-
-impl Zeroed {
-    const ALL: [Zeroed; 3] = [Zeroed::Sums, Zeroed::Semaphore, Zeroed::Counts];
-
-    fn of(workspace: &Workspace) -> Zeroed {
-        match (workspace.first_stores, workspace.counted_heads) {
-            (false, _) => Zeroed::Sums,
-            (true, 0) => Zeroed::Semaphore,
-            (true, _) => Zeroed::Counts,
-        }
-    }
-}
 
 /// What rows are prepared from.
 #[derive(Clone, Copy)]
@@ -132,29 +109,29 @@ pub(crate) fn step(
         softcap: false,
         ..*shape
     };
-    let levers = family::padded([
+    let levers = padded([
         shape.vector_bytes,
         workspace.dq_columns,
-        Zeroed::of(&workspace) as u32,
+        u32::from(workspace.first_stores),
+        u32::from(workspace.counted_heads > 0),
         u32::from(workspace.has_sums_of_keys()),
     ]);
     let family = "backward preprocess";
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
-        let [vector_bytes, dq_columns, zeroed, of_keys, ..] = *levers;
-        let (zeroed, of_keys) = (Zeroed::ALL[zeroed as usize], of_keys > 0);
-        let of_dq = match (dq_columns, zeroed) {
-            (0, _) => String::new(),
-            (columns, Zeroed::Sums) => format!("_dq{columns}"),
-            (columns, Zeroed::Semaphore) => format!("_dq{columns}_semaphore"),
-            (columns, Zeroed::Counts) => format!("_dq{columns}_counted"),
+        let [vector_bytes, dq_columns, semaphore, counts, of_keys, ..] = *levers;
+        let of_dq = match [dq_columns, semaphore, counts] {
+            [0, ..] => String::new(),
+            [columns, 0, _] => format!("_dq{columns}"),
+            [columns, _, 0] => format!("_dq{columns}_semaphore"),
+            [columns, ..] => format!("_dq{columns}_counted"),
         };
-        let kv = if of_keys { "_kv" } else { "" };
+        let kv = if of_keys > 0 { "_kv" } else { "" };
         let name = shape.kernel_name(&format!("backward_preprocess_v{vector_bytes}{of_dq}{kv}"));
         Kernel::build(name, 32 * WARPS, |k| match shape.dtype {
-            DType::F32 => prepare::<f32>(k, shape, dq_columns, zeroed, of_keys),
-            DType::F16 => prepare::<f16>(k, shape, dq_columns, zeroed, of_keys),
+            DType::F32 => prepare::<f32>(k, shape, levers),
+            DType::F16 => prepare::<f16>(k, shape, levers),
             // E4M3 problems have no backward pass.
-            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, dq_columns, zeroed, of_keys),
+            DType::BF16 | DType::E4M3 => prepare::<bf16>(k, shape, levers),
         })
     })?;
     let rows = problem.seq_len_q().next_multiple_of(PADDING as usize);
@@ -189,19 +166,16 @@ fn block_rows(shape: &Shape) -> u32 {
 }
 
 /// A block prepares a few rows of a head. Memory is all that it takes time for, so that each thread loads once.
-/// `of_keys`: whether sums of dK and dV are zeroed.
-fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, dq_columns: u32, zeroed: Zeroed, of_keys: bool) {
-    let (first_stores, counts) = match zeroed {
-        Zeroed::Sums => (false, false),
-        Zeroed::Semaphore => (true, false),
-        Zeroed::Counts => (true, true),
-    };
+/// Zeroed are, by `levers`: of dQ the sums, or in their place the [`DqSemaphore`], and counts of prepared rows of later
+/// heads; and sums of dK and dV.
+fn prepare<E: Widen>(k: &KernelBuilder, shape: &Shape, levers: &Values) {
+    let &[_, dq_columns, semaphore, counts, of_keys, ..] = levers;
     let RowInputs { out, dout, lse } = RowInputs::<E>::declare(k, "dout");
     let statistics = Statistics::declare(k, true);
-    let dq_sums = (dq_columns > 0 && !first_stores).then(|| dq_sums(k));
-    let semaphore = first_stores.then(|| DqSemaphore::declare(k, true));
-    let counts = counts.then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
-    let of_keys = of_keys.then(|| ZeroedSums::declare(k));
+    let dq_sums = (dq_columns > 0 && semaphore == 0).then(|| dq_sums(k));
+    let semaphore = (semaphore > 0).then(|| DqSemaphore::declare(k, true));
+    let counts = (counts > 0).then(|| (k.param_ptr_mut::<u32>("prepared_blocks"), k.param::<u32>("all_heads")));
+    let of_keys = (of_keys > 0).then(|| ZeroedSums::declare(k));
     let params = RowParams::declare(k, shape);
 
     if let Some(sums) = of_keys {

@@ -73,16 +73,6 @@ impl TileHeads {
             TileHeads::Warpgroups(packing) => packing.rows_of(queries),
         }
     }
-
-    /// Query of a row counted through all tiles; a dead row has the query of the last live row before it.
-    #[cfg(test)]
-    pub(crate) fn query_of(self, problem: &Problem, row: usize) -> usize {
-        match self {
-            TileHeads::One => row,
-            TileHeads::Dense => row / problem.group_size(),
-            TileHeads::Warpgroups(packing) => packing.query_of(row),
-        }
-    }
 }
 
 /// The query rows that share a K/V head in one tile.

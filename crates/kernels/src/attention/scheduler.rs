@@ -151,17 +151,12 @@ impl<'k> WorkList<'k> {
     pub(crate) fn for_each(&self, compute: impl Fn() -> NextItem<'k>) {
         self.k.loop_(|scope| {
             let next = compute();
-            self.advance();
+            match self.end {
+                None => self.this.add_assign(self.k.grid_dim(0)),
+                Some(_) => self.this.add_assign(1),
+            }
             scope.break_if((!next.exists()).uniform());
         });
-    }
-
-    #[track_caller]
-    fn advance(&self) {
-        match self.end {
-            None => self.this.add_assign(self.k.grid_dim(0)),
-            Some(_) => self.this.add_assign(1),
-        }
     }
 }
 
@@ -178,16 +173,6 @@ impl<'k> NextItem<'k> {
     #[track_caller]
     pub(crate) fn sees_first_block(&self, warpgroup: Val<'k, u32>) -> Val<'k, bool> {
         (self.fully_masked >> (warpgroup * 8) & 0xff).eq(0)
-    }
-}
-
-/// First key that a row sees, and one past the last.
-#[cfg(test)]
-fn visible(seen: &KeyRange, packing: Packing) -> impl Fn(i64) -> (i64, i64) {
-    let seen = *seen;
-    move |row| {
-        let keys = seen.keys(packing.query_of(row as usize));
-        (keys.start as i64, keys.end as i64)
     }
 }
 

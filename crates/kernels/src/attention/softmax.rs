@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::row_tile::{QUAD, RowTile, place};
 use crate::Refusal;
-use crate::family::{Lever, LeverValue};
+use crate::family::LeverValue;
 
 /// When the maximum of a row, which its exponentials are relative to, follows its largest score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,18 +25,14 @@ pub enum Rescale {
 }
 
 impl Rescale {
-    pub(crate) const LEVER: Lever = Lever::words(
-        "rescale",
-        &[
-            ("always", "-always"),
-            ("conditional", "-cond"),
-            ("speculative", "-spec"),
-            ("never", ""),
-        ],
-        "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact; never, in a \
-         backward pass",
-    )
-    .searched(3);
+    /// The words of its lever, of which searches take all but the last.
+    pub(crate) const WORDS: &[(&str, &str)] = &[
+        ("always", "-always"),
+        ("conditional", "-cond"),
+        ("speculative", "-spec"),
+        ("never", ""),
+    ];
+    pub(crate) const SEARCHED: usize = 3;
 
     /// The policy of `mma`. With speculative softmax later scores may exceed the largest by 6 powers of two and one
     /// more: P is then about 2⁻⁶, where fp16 still holds what is 2⁻⁸ of the largest to its full precision.

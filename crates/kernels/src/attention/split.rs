@@ -21,13 +21,6 @@ pub(crate) const ALIGN: u32 = 16;
 /// Most splits of the keys: combining more costs more than the blocks they add gain.
 pub(crate) const MAX_SPLITS: u32 = 256;
 
-/// Which of a row's splits a block has.
-#[derive(Clone, Copy)]
-pub(crate) struct Split<'k> {
-    pub index: Val<'k, u32>,
-    pub count: Val<'k, u32>,
-}
-
 /// The partials in the workspace.
 #[derive(Clone, Copy)]
 pub(crate) struct Partials<'k> {

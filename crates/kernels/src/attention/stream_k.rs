@@ -46,7 +46,7 @@ use super::query_rows::TileHeads;
 use super::scheduler::{MOST, TILE_COST, WORDS};
 use super::split::ALIGN;
 use crate::Refusal;
-use crate::family::Values;
+use crate::family::padded;
 use crate::step::{Identity, KernelCache, Step};
 
 mod kernel;
@@ -339,14 +339,10 @@ impl Schedule {
     /// The step that makes it, before a main kernel of this shape.
     pub(crate) fn step(&self, problem: &Problem, main: &Shape, kernels: &KernelCache) -> Result<Step, Refusal> {
         let Pieces { rows, cols, .. } = self.pieces;
-        let mut levers = Values::default();
-        let fixed_splits = self.splits.is_some();
-        let few = self.is_small();
-        let heads = self.pieces.heads.number();
-        let one_each = self.is_one_each(problem);
+        let (few, one_each) = (self.is_small(), self.is_one_each(problem));
         let [most_ranges, most_rounds] = self.most_ranges(problem);
-        let [fixed, shared, one] = [fixed_splits, few, one_each].map(u32::from);
-        levers[..7].copy_from_slice(&[rows, cols, heads, fixed, shared, one, most_ranges]);
+        let [fixed, shared, one] = [self.splits.is_some(), few, one_each].map(u32::from);
+        let levers = padded([rows, cols, self.pieces.heads.number(), fixed, shared, one, most_ranges]);
         let (family, overlaps) = ("schedule", main.overlaps);
         let shape = Shape {
             overlaps,
@@ -354,32 +350,25 @@ impl Schedule {
         };
         let kernel = kernels.get_or_build(Identity { family, levers, shape }, |levers, shape| {
             let &[rows, cols, heads, fixed_splits, few, one_each, most_ranges, ..] = levers;
-            let [fixed_splits, few, one_each] = [fixed_splits, few, one_each].map(|flag| flag != 0);
-            let heads = TileHeads::from_number(heads);
-            let splits = if fixed_splits { "_splits" } else { "" };
-            let many = if few { "" } else { "_many" };
-            let ranges = if most_ranges == MOST_BLOCKS {
-                String::new()
-            } else {
-                format!("_r{most_ranges}")
-            };
-            let each = if one_each { "_one_each" } else { "" };
-            let name = format!(
-                "schedule_m{rows}n{cols}{}{splits}{many}{each}{ranges}{}{}",
-                heads.name(),
-                shape.lengths_name(),
-                shape.overlaps_name()
-            );
             let tiles = kernel::Tiles {
                 rows,
                 cols,
-                heads,
-                fixed_splits,
-                few,
-                one_each,
+                heads: TileHeads::from_number(heads),
+                fixed_splits: fixed_splits > 0,
+                few: few > 0,
+                one_each: one_each > 0,
                 most_ranges,
             };
-            let threads = if few { THREADS } else { THREADS_ALONE };
+            let (heads, lengths, overlaps) = (tiles.heads.name(), shape.lengths_name(), shape.overlaps_name());
+            let splits = if tiles.fixed_splits { "_splits" } else { "" };
+            let many = if tiles.few { "" } else { "_many" };
+            let each = if tiles.one_each { "_one_each" } else { "" };
+            let ranges = match most_ranges {
+                MOST_BLOCKS => String::new(),
+                most => format!("_r{most}"),
+            };
+            let name = format!("schedule_m{rows}n{cols}{heads}{splits}{many}{each}{ranges}{lengths}{overlaps}");
+            let threads = if tiles.few { THREADS } else { THREADS_ALONE };
             Kernel::build(name, threads, |k| kernel::body(k, threads, tiles, shape))
         })?;
         let writers = self.writers();

@@ -32,14 +32,10 @@ const LEAST_PAGE_ROWS: usize = 8;
 /// How the rows of sequences lie in a tensor, and the boxes in which they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowsOf {
-    /// One sequence per batch, in boxes of one head.
-    Batch,
-    /// One sequence per batch, in boxes of several heads.
-    Heads(Packing),
-    /// Packed sequences, in boxes of one head.
-    Packed,
-    /// Packed sequences, in boxes of several heads.
-    PackedHeads(Packing),
+    /// One sequence per batch, in boxes of one head or of those that are packed.
+    Batch(Packing),
+    /// Packed sequences, likewise.
+    Packed(Packing),
     /// A cache: one sequence per batch, which may be shorter than the tensor.
     Cache,
     /// Pages, in boxes of this many rows of one head.
@@ -48,39 +44,47 @@ pub(crate) enum RowsOf {
 
 impl RowsOf {
     pub(crate) fn queries(kinds: &LengthKinds, packing: Packing) -> RowsOf {
-        match (kinds.cu_seqlens_q, packing) {
-            (Some(()), Packing::NONE) => RowsOf::Packed,
-            (Some(()), packing) => RowsOf::PackedHeads(packing),
-            (None, Packing::NONE) => RowsOf::Batch,
-            (None, packing) => RowsOf::Heads(packing),
+        match kinds.cu_seqlens_q {
+            Some(()) => RowsOf::Packed(packing),
+            None => RowsOf::Batch(packing),
         }
     }
 
     /// `page_rows`: rows of the boxes of pages.
     pub(crate) fn keys(kinds: &LengthKinds, page_rows: u32) -> RowsOf {
-        match kinds {
-            LengthKinds {
-                block_table: Some(()), ..
-            } => RowsOf::Pages(page_rows),
-            LengthKinds {
-                cu_seqlens_k: Some(()), ..
-            } => RowsOf::Packed,
-            LengthKinds {
-                seqused_k: Some(()), ..
-            } => RowsOf::Cache,
-            _ => RowsOf::Batch,
+        match (kinds.block_table, kinds.cu_seqlens_k, kinds.seqused_k) {
+            (Some(()), ..) => RowsOf::Pages(page_rows),
+            (_, Some(()), _) => RowsOf::Packed(Packing::NONE),
+            (_, _, Some(())) => RowsOf::Cache,
+            (None, None, None) => RowsOf::Batch(Packing::NONE),
         }
+    }
+
+    fn packing(self) -> Packing {
+        match self {
+            RowsOf::Batch(packing) | RowsOf::Packed(packing) => packing,
+            RowsOf::Cache | RowsOf::Pages(_) => Packing::NONE,
+        }
+    }
+
+    /// Whether heads are packed: they come before rows then.
+    pub(crate) fn heads_first(self) -> bool {
+        self.packing() != Packing::NONE
     }
 
     /// Boxes of `rows` rows of a head, or as many as copies of pages have.
     #[track_caller]
     fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
+        let mut outer = self.packing().box_of(match self {
+            RowsOf::Pages(rows) => rows,
+            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache => rows,
+        });
+        if !self.heads_first() {
+            outer.swap(0, 1);
+        }
         match self {
-            RowsOf::Batch => tile.tensor_box(&[rows, 1, 1]),
-            RowsOf::Heads(packing) => tile.tensor_box(&packing.box_of(rows)),
-            RowsOf::Packed | RowsOf::Cache => tile.tensor_box(&[rows, 1]).ragged(1),
-            RowsOf::PackedHeads(packing) => tile.tensor_box(&packing.box_of(rows)[..2]).ragged(2),
-            RowsOf::Pages(rows) => tile.tensor_box(&[rows, 1]).ragged(1),
+            RowsOf::Batch(_) => tile.tensor_box(&outer),
+            _ => tile.tensor_box(&outer[..2]).ragged(1 + u32::from(self.heads_first())),
         }
     }
 }
@@ -149,13 +153,11 @@ impl<'k> Sequence<'k> {
     }
 }
 
-/// The rows of one sequence in a tensor.
+/// The rows of one sequence in a tensor, and whether heads come before rows.
 #[derive(Clone, Copy)]
 pub(crate) enum SequenceRows<'k> {
-    Batch(TensorMap<'k>),
-    Heads(TensorMap<'k>),
-    Ragged(RaggedRows<'k>),
-    RaggedHeads(RaggedRows<'k>),
+    Batch(TensorMap<'k>, bool),
+    Ragged(RaggedRows<'k>, bool),
     Paged(PagedRows<'k>),
 }
 
@@ -183,10 +185,7 @@ impl<'k> TensorRows<'k> {
             "out" | "dk" | "dv" => k.param_tensor_map_mut(name, boxes),
             _ => k.param_tensor_map(name, boxes),
         };
-        let map = match of {
-            RowsOf::Heads(_) | RowsOf::PackedHeads(_) => map.in_parts_of(rows),
-            RowsOf::Batch | RowsOf::Packed | RowsOf::Cache | RowsOf::Pages(_) => map,
-        };
+        let map = if of.heads_first() { map.in_parts_of(rows) } else { map };
         let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_));
         let batch_rows = batch_rows.then(|| k.param(&format!("{name}_batch_rows")));
         TensorRows { map, of, batch_rows }
@@ -195,15 +194,12 @@ impl<'k> TensorRows<'k> {
     /// The query rows of a sequence.
     #[track_caller]
     pub(crate) fn queries(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
-        match (self.of, sequence.place) {
-            (RowsOf::Packed, Some((_, FirstRows { q: Some(first), .. }))) => {
-                SequenceRows::Ragged(self.map.rows(first, sequence.params.seq_len_q))
+        let heads_first = self.of.heads_first();
+        match (self.of, sequence.first().q) {
+            (RowsOf::Packed(_), Some(first)) => {
+                SequenceRows::Ragged(self.map.rows(first, sequence.params.seq_len_q), heads_first)
             }
-            (RowsOf::PackedHeads(_), Some((_, FirstRows { q: Some(first), .. }))) => {
-                SequenceRows::RaggedHeads(self.map.rows(first, sequence.params.seq_len_q))
-            }
-            (RowsOf::Heads(_), _) => SequenceRows::Heads(self.map),
-            _ => SequenceRows::Batch(self.map),
+            _ => SequenceRows::Batch(self.map, heads_first),
         }
     }
 
@@ -212,11 +208,13 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn keys(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
         let (params, len) = (&sequence.params, sequence.params.seq_len_kv);
         // V transposed is no tensor of rows, though sequences are packed.
-        let place = sequence.place.filter(|_| self.of != RowsOf::Batch);
+        let place = sequence.place.filter(|_| self.of != RowsOf::Batch(Packing::NONE));
         match (self.batch_rows, place) {
-            (None, Some((_, FirstRows { k: Some(first), .. }))) => SequenceRows::Ragged(self.map.rows(first, len)),
+            (None, Some((_, FirstRows { k: Some(first), .. }))) => {
+                SequenceRows::Ragged(self.map.rows(first, len), false)
+            }
             (Some(batch_rows), Some((batch, _))) => match params.pages_of(batch) {
-                None => SequenceRows::Ragged(self.map.rows(batch * batch_rows, len)),
+                None => SequenceRows::Ragged(self.map.rows(batch * batch_rows, len), false),
                 Some(pages) => SequenceRows::Paged(PagedRows {
                     map: self.map,
                     batch_rows,
@@ -224,7 +222,7 @@ impl<'k> TensorRows<'k> {
                     len,
                 }),
             },
-            _ => SequenceRows::Batch(self.map),
+            _ => SequenceRows::Batch(self.map, false),
         }
     }
 
@@ -232,7 +230,7 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
-            RowsOf::Batch | RowsOf::Heads(_) | RowsOf::Packed | RowsOf::PackedHeads(_) | RowsOf::Cache => None,
+            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache => None,
         }
     }
 }
@@ -242,11 +240,16 @@ impl<'k> SequenceRows<'k> {
     /// row.
     #[track_caller]
     pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
+        let outer = |heads_first: bool| {
+            if heads_first {
+                [head, row, batch]
+            } else {
+                [row, head, batch]
+            }
+        };
         match self {
-            SequenceRows::Batch(map) => map.at(&[row, head, batch]),
-            SequenceRows::Heads(map) => map.at(&[head, row, batch]),
-            SequenceRows::Ragged(rows) => rows.at(&[row, head]),
-            SequenceRows::RaggedHeads(rows) => rows.at(&[head, row]),
+            SequenceRows::Batch(map, heads_first) => map.at(&outer(*heads_first)),
+            SequenceRows::Ragged(rows, heads_first) => rows.at(&outer(*heads_first)[..2]),
             SequenceRows::Paged(rows) => rows.at(row, head),
         }
     }

@@ -36,12 +36,14 @@ pub(crate) struct MergedChunk<'k> {
 
 impl<'k> WarpPartials<'k> {
     /// For `[rows, head_dim_v]` of each of `warps` warps along the keys, in the bytes of the first of some tiles that
-    /// is large enough; their contents must no longer be needed.
+    /// is large enough; their contents must no longer be needed. Rows of the tile from `existing` on do not exist, and
+    /// are left out.
     #[track_caller]
     pub(crate) fn declare<E: Element>(
         k: &'k KernelBuilder,
         [rows, head_dim_v, warps]: [u32; 3],
         instead: [SharedTile<'k, E>; 2],
+        existing: Option<Val<'k, u32>>,
     ) -> Self {
         let cols = padded(head_dim_v);
         // Rows that start eight banks apart: the pairs that four rows of a quad write are then in different ones.
@@ -59,15 +61,7 @@ impl<'k> WarpPartials<'k> {
             rows,
             head_dim_v,
             warps,
-            existing: None,
-        }
-    }
-
-    /// Leaves out rows of the tile from `rows` on, which do not exist.
-    pub(crate) fn of_existing(self, rows: Val<'k, u32>) -> Self {
-        WarpPartials {
-            existing: Some(rows.min(self.rows)),
-            ..self
+            existing: existing.map(|existing| existing.min(rows)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Configs as values of levers, and back.
+//! Configs and their levers in one declaration, and configs as values of levers and back.
 
 /// A field of a config as a lever's value.
 pub(crate) trait LeverValue {
@@ -26,9 +26,28 @@ impl LeverValue for bool {
     }
 }
 
-/// Makes `Values` of a config and back, by its fields in the order of the levers of `FAMILY`, and prints its id.
-macro_rules! lever_values {
-    ($config:ident { $($field:ident),+ }) => {
+/// Declares a family's config and its levers, in the order in which ids have them. `field: type = number("m", &[64]),
+/// "what it trades";` is a field of the config, and the lever that `Lever::number` makes of its name and of the rest.
+/// Also makes `Values` of a config and back, and prints its id.
+macro_rules! levers {
+    (
+        $(#[$about:meta])*
+        $config:ident:
+        $(
+            $(#[$more:meta])*
+            $field:ident: $ty:ty = $lever:ident($($arg:expr),*) $(.$limit:ident($most:expr))?, $meaning:literal;
+        )+
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $config {
+            $(#[doc = $meaning] $(#[$more])* pub $field: $ty,)+
+        }
+
+        pub(crate) const LEVERS: [$crate::family::Lever; [$(stringify!($field)),+].len()] = [
+            $($crate::family::Lever::$lever(stringify!($field), $($arg,)* $meaning)$(.$limit($most))?),+
+        ];
+
         impl From<$config> for $crate::family::Values {
             fn from(config: $config) -> Self {
                 $crate::family::padded([$($crate::family::LeverValue::number(config.$field)),+])
@@ -50,4 +69,4 @@ macro_rules! lever_values {
         }
     };
 }
-pub(crate) use lever_values;
+pub(crate) use levers;

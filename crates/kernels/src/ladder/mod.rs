@@ -18,7 +18,7 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem, launch};
 use crate::attention::tap::Tap;
-use crate::family::{self, Constraint, Family, Lever, Values};
+use crate::family::{Constraint, Family, LeverValue, Values, levers};
 use crate::step::{Identity, KernelCache, Step};
 use common::WARP_ROWS;
 
@@ -46,21 +46,36 @@ pub enum P {
     F32,
 }
 
-impl P {
-    const ALL: [P; 3] = [P::Usual, P::SixteenBits, P::F32];
+impl LeverValue for Kind {
+    fn number(self) -> u32 {
+        self as u32
+    }
+
+    fn of(number: u32) -> Kind {
+        [Kind::Hybrid, Kind::Mma][number as usize]
+    }
 }
 
-/// A rung and the little it lets one choose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// Which rung.
-    pub kind: Kind,
-    /// Warps a block, 16 query rows each.
-    pub warps: u32,
-    /// Keys a tile.
-    pub cols: u32,
-    /// What `O += P·V` takes P as.
-    pub p: P,
+impl LeverValue for P {
+    fn number(self) -> u32 {
+        self as u32
+    }
+
+    fn of(number: u32) -> P {
+        [P::Usual, P::SixteenBits, P::F32][number as usize]
+    }
+}
+
+levers! {
+    /// A rung and the little it lets one choose.
+    Config:
+    kind: Kind = words(&[("hybrid", "hybrid"), ("mma", "mma")]),
+        "tensor cores for one product (hybrid), or for both (mma)";
+    warps: u32 = scaled(|_| ("-m", WARP_ROWS), &[4, 8]), "warps per block, 16 query rows each";
+    cols: u32 = number("n", &[32, 64]),
+        "keys per tile: more keys need fewer barriers, fewer keys need less shared memory";
+    p: P = words(&[("usual", ""), ("16-bit", "-p16"), ("f32", "-pf32")]),
+        "P of O += P*V: f32 (usual in hybrid; in mma two terms of 16 bits) or 16 bits (usual in mma)";
 }
 
 /// Every config.
@@ -71,30 +86,7 @@ pub(crate) fn listed() -> impl Iterator<Item = Config> {
 /// The family's levers.
 pub const FAMILY: Family = Family {
     name: NAME,
-    levers: &[
-        Lever::words(
-            "kind",
-            &[("hybrid", "hybrid"), ("mma", "mma")],
-            "tensor cores for one product (hybrid), or for both (mma)",
-        ),
-        Lever::scaled(
-            "warps",
-            |_| ("-m", WARP_ROWS),
-            &[4, 8],
-            "warps per block, 16 query rows each",
-        ),
-        Lever::number(
-            "cols",
-            "n",
-            &[32, 64],
-            "keys per tile: more keys need fewer barriers, fewer keys need less shared memory",
-        ),
-        Lever::words(
-            "p",
-            &[("usual", ""), ("16-bit", "-p16"), ("f32", "-pf32")],
-            "P of O += P*V: f32 (usual in hybrid; in mma two terms of 16 bits) or 16 bits (usual in mma)",
-        ),
-    ],
+    levers: &LEVERS,
     backward: None,
     constraints: &[
         Constraint {
@@ -111,20 +103,6 @@ pub const FAMILY: Family = Family {
     tile: |&[_, warps, cols, ..]| WARP_ROWS * warps * cols,
     repeated: Some((1, "-w")),
 };
-
-impl From<Config> for Values {
-    fn from(Config { kind, warps, cols, p }: Config) -> Values {
-        family::padded([kind as u32, warps, cols, p as u32])
-    }
-}
-
-impl From<Values> for Config {
-    fn from([kind, warps, cols, p, ..]: Values) -> Config {
-        let kind = if kind == 0 { Kind::Hybrid } else { Kind::Mma };
-        let p = P::ALL[p as usize];
-        Config { kind, warps, cols, p }
-    }
-}
 
 impl Config {
     /// Query rows a block.

@@ -9,7 +9,7 @@ use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Direction, Problem};
 
 use super::{Config, backward};
-use crate::size::{SHORT_CACHE, Size, has_few_rows, is_short_chunk};
+use crate::size::{Size, has_few_rows, has_one_block, is_short_cache, is_short_chunk};
 
 struct Default {
     /// Targets it is for; none means all.
@@ -18,25 +18,10 @@ struct Default {
     head_dim: usize,
     /// Sizes it is for.
     sizes: &'static [Size],
-    only: Option<Only>,
+    /// Whether it is for a problem on a GPU, if that is limited further.
+    only: Option<fn(&Problem, Chip) -> bool>,
     id: &'static str,
     why: &'static str,
-}
-
-/// What limits a row further.
-#[derive(Clone, Copy)]
-enum Only {
-    /// At most so many keys.
-    Keys(usize),
-    /// At most one block an SM.
-    OneBlock,
-    /// Caches of so few keys that a block for each head, of which one runs on an SM, takes less time than a schedule.
-    ShortCaches,
-    /// Longer caches of [few rows](has_few_rows): a schedule comes with packed heads, one by one too, and shares out
-    /// the keys.
-    FewRows,
-    /// So few rows and keys that blocks [of one head](is_short_chunk) all run at once, without a schedule.
-    ShortChunks,
 }
 
 const ANY: &[Target] = &[];
@@ -53,9 +38,9 @@ const FEW_ROWS_WHY: &str = "few rows over long caches: their keys are shared out
 /// First match that nothing refuses. Ids are without the family's name.
 #[rustfmt::skip]
 const TABLE: &[Default] = &[
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: Some(Only::ShortCaches),
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: Some(is_short_cache),
         id: "m16n128-w1x4-s3-b2-qreg-xor-cond", why: "few keys: a block for each head, in one launch, is done before a schedule is made" },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], only: Some(Only::ShortCaches),
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Decode], only: Some(is_short_cache),
         id: "m16n64-w1x4-s3-b2-qreg-xor-cond", why: "few keys: a block for each head, in one launch, is done before a schedule is made" },
     // Two blocks an SM, each with two tiles of 32 KB on their way while it works on a third.
     Default { targets: HOPPER, head_dim: 64, sizes: &[Decode], only: None,
@@ -72,23 +57,23 @@ const TABLE: &[Default] = &[
         id: "m16n32-w1x2-s3-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of 16 rows" },
     Default { targets: ANY, head_dim: 256, sizes: &[Decode], only: None,
         id: "m32n16-w2x1-s4-b1-qreg-xor-cond-gqa", why: "heads that share K and V share a tile of rows; there is no room to merge warps, nor registers for 32 keys" },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
         id: "m32n128-w2x2-s2-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+    Default { targets: HOPPER, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
         id: "m32n64-w2x2-s2-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: ANY, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+    Default { targets: ANY, head_dim: 64, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
         id: "m32n64-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: ANY, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+    Default { targets: ANY, head_dim: 128, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Small, Medium, Large], only: Some(Only::FewRows),
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Small, Medium, Large], only: Some(has_few_rows),
         id: "m16n32-w1x2-s3-b2-qreg-xor-cond-gqa", why: FEW_ROWS_WHY },
-    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium], only: Some(Only::ShortChunks),
+    Default { targets: HOPPER, head_dim: 64, sizes: &[Small, Medium], only: Some(is_short_chunk),
         id: "m32n128-w2x2-s2-b2-qreg-xor-cond", why: "few rows and keys: two blocks an SM, of 32 rows of a head, are done before a schedule is made" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Small], only: None,
         id: "m32n128-w2x2-s4-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
     Default { targets: HOPPER, head_dim: 64, sizes: &[Medium], only: None,
         id: "m64n128-w2x2-s2-b1-qreg-xor-cond", why: "64 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: OTHERS, head_dim: 64, sizes: &[Medium], only: Some(Only::OneBlock),
+    Default { targets: OTHERS, head_dim: 64, sizes: &[Medium], only: Some(has_one_block),
         id: "m128n64-w8x1-s2-b1-qreg-xor-spec", why: "an SM has one block at most, in which eight warps hide more latency than four" },
     Default { targets: ANY, head_dim: 64, sizes: &[Medium, Large], only: None,
         id: "m128n64-w4x1-s2-b1-qreg-xor-spec", why: "32 rows a warp halve the reads of K and V, and speculative softmax shortens the chain of a tile" },
@@ -104,7 +89,7 @@ const TABLE: &[Default] = &[
         id: "m128n32-w4x1-s2-b1-qsh-xor-cond", why: "as on Hopper, with tiles of which two blocks fit an SM" },
     Default { targets: HOPPER, head_dim: 256, sizes: &[Small], only: None,
         id: "m32n32-w2x2-s3-b1-qreg-xor-cond", why: "32 rows a block fill the SMs, and two warps share the keys" },
-    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: Some(Only::Keys(512)),
+    Default { targets: HOPPER, head_dim: 256, sizes: &[Medium, Large], only: Some(|problem, _| problem.seq_len_kv() <= 512),
         id: "m64n32-w4x1-s2-b1-qreg-xor-cond", why: "two blocks an SM even out short rows" },
     Default { targets: WIDE, head_dim: 256, sizes: &[Medium, Large], only: None,
         id: "m128n32-w8x1-s2-b1-qreg-xor-cond", why: "16 rows a warp leave room for their output and for Q in registers" },
@@ -151,22 +136,11 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
     let backward = is_backward.then(|| backward::proposals(problem)).into_iter().flatten();
     let backward = backward.map(move |(config, why)| Proposal { config, why, size });
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let heads = problem.batch() * problem.num_heads();
-    let rows = ROWS.iter().filter(move |(row, config)| {
+    let rows = ROWS.iter().filter(move |(row, _)| {
         !is_backward
             && (row.targets.is_empty() || row.targets.contains(&chip.target))
             && (head_dim <= row.head_dim && row.sizes.contains(&size))
-            && match row.only {
-                None => true,
-                Some(Only::Keys(most)) => problem.seq_len_kv() <= most,
-                Some(Only::ShortCaches) => {
-                    let few = problem.seq_len_kv() <= SHORT_CACHE && heads <= chip.sms as usize;
-                    few && problem.has_lengths() && problem.batch_invariant().is_none()
-                }
-                Some(Only::FewRows) => has_few_rows(problem, chip),
-                Some(Only::ShortChunks) => is_short_chunk(problem, chip),
-                Some(Only::OneBlock) => heads * problem.seq_len_q().div_ceil(config.rows as usize) <= chip.sms as usize,
-            }
+            && row.only.is_none_or(|only| only(problem, chip))
     });
     let forward = rows.map(move |(row, config)| Proposal {
         config: match size {

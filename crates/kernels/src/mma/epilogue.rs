@@ -30,7 +30,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     fn in_pieces(&self, piece: impl FnOnce(), whole: impl FnOnce()) {
         match &self.block.keys {
             Keys::All => whole(),
-            Keys::Split(_) => piece(),
+            Keys::Split(..) => piece(),
             Keys::Item(item, _) => self.k.if_else(item.slot().ne(0).uniform(), piece, whole),
         }
     }
@@ -104,9 +104,9 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         let (partials, params, k) = (self.params.partials?, self.params, self.k);
         match &self.block.keys {
             Keys::All => None,
-            Keys::Split(split) => {
+            Keys::Split(split, splits) => {
                 let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
-                Some(partials.at(batch_head.fma(params.seq_len_q, query), split.index, split.count))
+                Some(partials.at(batch_head.fma(params.seq_len_q, query), *split, *splits))
             }
             Keys::Item(item, _) => {
                 let rows = k.constant(self.levers.rows);
@@ -120,12 +120,9 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     pub(super) fn merge_and_store(&self, k_tile: HeadTile<'k, E>, v_tile: HeadTile<'k, E>) {
         let Warp { k, levers, place, .. } = *self;
         let of = [levers.rows, self.shape.head_dim_v, levers.kv_warps];
-        let partials = WarpPartials::declare(k, of, [k_tile.tile, v_tile.tile]);
         // The heads of a group seldom fill a tile.
-        let partials = match levers.pack_heads {
-            true => partials.of_existing(self.block.rows.count - self.block.first_row),
-            false => partials,
-        };
+        let existing = (levers.pack_heads).then(|| self.block.rows.count - self.block.first_row);
+        let partials = WarpPartials::declare(k, of, [k_tile.tile, v_tile.tile], existing);
         let results = self.results();
         let rows = results.map(|(m, half, out, row)| (16 * m as u32 + 8 * half as u32, half, out, row));
         partials.store(place.kv_warp, place.first_row, rows);

@@ -81,7 +81,7 @@ fn compute<'k, E: SixteenBits>(
     let begin_next = || shape.begin_next_launch(k);
     match &block.keys {
         Keys::All => {}
-        Keys::Split(_) => begin_next(),
+        Keys::Split(..) => begin_next(),
         Keys::Item(_, is_last) => k.if_(is_last.uniform(), begin_next),
     }
     // No warp needs the tiles any more, and no copy into them is under way, except Q's if there was no K block.

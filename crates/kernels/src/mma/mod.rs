@@ -22,7 +22,7 @@ use crate::attention::query_rows::TileHeads;
 use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
-use crate::family::{Constraint, Family, Lever, Values, lever_values};
+use crate::family::{Constraint, Family, Values, levers};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
@@ -40,116 +40,43 @@ pub(crate) fn listed() -> impl Iterator<Item = Config> {
     forward.chain(backward_defaults().map(|(config, _)| config))
 }
 
-/// One choice of the family's levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// Query rows a block: more reuse each key more often, fewer give more blocks.
-    pub rows: u32,
-    /// Keys per K block: more keys need fewer barriers, fewer keys need less memory and registers.
-    pub cols: u32,
-    /// Warps that share the rows.
-    pub warps: u32,
-    /// Warps that share the keys of a K block, each with its own output, merged at the end: for problems with too few
-    /// rows to fill a GPU.
-    pub kv_warps: u32,
-    /// K blocks in flight or in use: more hide more latency, and take more shared memory.
-    pub stages: u32,
-    /// Q's operands stay in registers; otherwise they are read from shared memory for every K block.
-    pub q_in_registers: bool,
-    /// Shared memory is permuted so that no access conflicts with itself.
-    pub swizzled: bool,
-    /// When the maxima of the rows are raised.
-    pub rescale: Rescale,
-    /// Query heads that share K and V share a block: for few queries a head.
-    pub pack_heads: bool,
-    /// Blocks an SM that the compiler leaves registers for.
-    pub min_blocks: u32,
-    /// Blocks that share the keys of a row (split-KV), merged by `combine`; 1 for none. More blocks for few
-    /// queries and many keys, for a second launch and partials that go through memory. The kernel is the same
-    /// for all values above 1.
-    pub splits: u32,
-    /// `S = Q·Kᵀ` is accumulated in fp16, at twice the rate on consumer cards: scores have 11 bits, and beyond 65,504
-    /// before the scale the output is NaN. `O += P·V` is accumulated in f32 all the same. No search and no default
-    /// takes it; bf16 has no such instruction.
-    pub f16_scores: bool,
-    /// Registers a thread at most (`.maxnreg`), 0 for as many as [`Self::min_blocks`] leaves.
-    pub max_registers: u32,
+levers! {
+    /// One choice of the family's levers.
+    Config:
+    rows: u32 = number("m", &[16, 32, 64, 128, 256]),
+        "query rows per block (Q tile): more rows reuse each key more, fewer rows give more blocks";
+    cols: u32 = number("n", &[16, 32, 64, 128, 256]),
+        "keys per tile (K block): more keys need fewer barriers, fewer keys need less memory and registers";
+    warps: u32 = number("-w", &[1, 2, 4, 8]),
+        "warps that share the rows of the tile: more warps leave more registers to each";
+    /// Each has its own output; they are merged at the end.
+    kv_warps: u32 = number("x", &[1, 2, 4, 8]),
+        "warps that share the keys of a tile: for problems with too few rows to fill a GPU";
+    stages: u32 = number("-s", &[2, 3, 4, 5]),
+        "tiles of K and V in shared memory: more tiles hide latency and take more memory";
+    min_blocks: u32 = number("-b", &[1, 2, 3, 4]),
+        "blocks per SM that the compiler leaves registers for";
+    q_in_registers: bool = words(&[("false", "-qsh"), ("true", "-qreg")]),
+        "whether Q stays in registers, or is read from shared memory for every tile";
+    swizzled: bool = words(&[("false", "-lin"), ("true", "-xor")]),
+        "whether shared memory is swizzled, so that accesses have no bank conflicts";
+    rescale: Rescale = words(Rescale::WORDS).searched(Rescale::SEARCHED),
+        "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact; never, in a \
+         backward pass";
+    pack_heads: bool = words(&[("false", ""), ("true", "-gqa")]),
+        "whether query heads that share K and V share a block: for few queries per head";
+    /// Partials go through memory, and `combine` merges them. The kernel is the same for all values above 1. Where few
+    /// queries meet many keys, [`Config::split_for`] says how many.
+    splits: u32 = optional("-k", &[1, 2, 3, 4, 8, 16]).up_to(split::MAX_SPLITS),
+        "blocks that share the keys of a row (split-KV): more blocks, but a second launch";
+    /// Scores have 11 bits then, and beyond 65,504 before the scale the output is NaN. `O += P·V` is accumulated in f32
+    /// all the same. bf16 has no such instruction.
+    f16_scores: bool = asked_for(&[("false", ""), ("true", "-acc16")]),
+        "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only";
+    /// `.maxnreg`.
+    max_registers: u32 = optional("-r", &[0, 96, 128, 168]).up_to(MOST_REGISTERS),
+        "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for";
 }
-
-const LEVERS: [Lever; 13] = [
-    Lever::number(
-        "rows",
-        "m",
-        &[16, 32, 64, 128, 256],
-        "query rows per block (Q tile): more rows reuse each key more, fewer rows give more blocks",
-    ),
-    Lever::number(
-        "cols",
-        "n",
-        &[16, 32, 64, 128, 256],
-        "keys per tile (K block): more keys need fewer barriers, fewer keys need less memory and registers",
-    ),
-    Lever::number(
-        "warps",
-        "-w",
-        &[1, 2, 4, 8],
-        "warps that share the rows of the tile: more warps leave more registers to each",
-    ),
-    Lever::number(
-        "kv_warps",
-        "x",
-        &[1, 2, 4, 8],
-        "warps that share the keys of a tile: for problems with too few rows to fill a GPU",
-    ),
-    Lever::number(
-        "stages",
-        "-s",
-        &[2, 3, 4, 5],
-        "tiles of K and V in shared memory: more tiles hide latency and take more memory",
-    ),
-    Lever::number(
-        "min_blocks",
-        "-b",
-        &[1, 2, 3, 4],
-        "blocks per SM that the compiler leaves registers for",
-    ),
-    Lever::words(
-        "q_in_registers",
-        &[("false", "-qsh"), ("true", "-qreg")],
-        "whether Q stays in registers, or is read from shared memory for every tile",
-    ),
-    Lever::words(
-        "swizzled",
-        &[("false", "-lin"), ("true", "-xor")],
-        "whether shared memory is swizzled, so that accesses have no bank conflicts",
-    ),
-    Rescale::LEVER,
-    Lever::words(
-        "pack_heads",
-        &[("false", ""), ("true", "-gqa")],
-        "whether query heads that share K and V share a block: for few queries per head",
-    ),
-    // Where few queries meet many keys, `Config::split_for` says how many.
-    Lever::optional(
-        "splits",
-        "-k",
-        &[1, 2, 3, 4, 8, 16],
-        "blocks that share the keys of a row (split-KV): more blocks, but a second launch",
-    )
-    .up_to(split::MAX_SPLITS),
-    Lever::asked_for(
-        "f16_scores",
-        &[("false", ""), ("true", "-acc16")],
-        "whether scores are accumulated in fp16: fast on consumer cards, not exact; never searched, named only",
-    ),
-    Lever::optional(
-        "max_registers",
-        "-r",
-        &[0, 96, 128, 168],
-        "registers per thread at most, 0 for what min_blocks leaves: more blocks per SM than min_blocks can ask for",
-    )
-    .up_to(MOST_REGISTERS),
-];
 
 /// The family's levers. It has tens of thousands of configs: a search draws from them.
 pub const FAMILY: Family = Family {
@@ -185,12 +112,6 @@ pub const FAMILY: Family = Family {
     tile: |&[rows, cols, ..]| rows * cols,
     repeated: None,
 };
-
-#[rustfmt::skip]
-lever_values!(Config {
-    rows, cols, warps, kv_warps, stages, min_blocks, q_in_registers, swizzled, rescale, pack_heads, splits, f16_scores,
-    max_registers
-});
 
 /// Registers for addresses, counters, bounds and operands on their way, in addition to those counted one by one.
 const SCRATCH_REGISTERS: u32 = 16;

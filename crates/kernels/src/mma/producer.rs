@@ -9,7 +9,6 @@ use crate::attention::params::Params;
 use crate::attention::query_rows::QueryRows;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
-use crate::attention::split::Split;
 use crate::tiles::{HeadCopies, HeadTile};
 
 pub(super) struct Block<'k> {
@@ -22,8 +21,8 @@ pub(super) struct Block<'k> {
 /// Which K blocks of its rows a block computes.
 pub(super) enum Keys<'k> {
     All,
-    /// Its split of them.
-    Split(Split<'k>),
+    /// Its split of them: the number, and how many there are.
+    Split(Val<'k, u32>, Val<'k, u32>),
     /// The K blocks of a work item, which may be a piece of a tile, and whether it is the block's last item.
     Item(WorkItem<'k>, Val<'k, bool>),
 }
@@ -39,13 +38,9 @@ impl<'k> Block<'k> {
         levers: &Config,
     ) -> (Params<'k, E>, Self) {
         let tile = k.grid_dim(1) - 1 - k.block_idx(1);
-        let split = params.partials.is_some().then(|| Split {
-            index: k.block_idx(2),
-            count: k.grid_dim(2),
-        });
-        let index = match split {
-            Some(_) => k.block_idx(0),
-            None => k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0)),
+        let (keys, index) = match params.partials {
+            Some(_) => (Keys::Split(k.block_idx(2), k.grid_dim(2)), k.block_idx(0)),
+            None => (Keys::All, k.block_idx(2).fma(k.grid_dim(0), k.block_idx(0))),
         };
         let first_row = tile * levers.rows;
         let group = params.group_size;
@@ -62,7 +57,7 @@ impl<'k> Block<'k> {
             rows: QueryRows::new(&params, levers.tile_heads(), [batch, head]),
             kv_head,
             first_row,
-            keys: split.map_or(Keys::All, Keys::Split),
+            keys,
         };
         (params, block)
     }
@@ -110,10 +105,10 @@ impl<'k> Block<'k> {
         let (first, last) = (self.rows.query(self.first_row), self.rows.query(last_row));
         let range = block_range(&params.band, first.reinterpret(), last.reinterpret(), levers.cols);
         let all = BlockOrder::ascending(range, speculative);
-        let Keys::Split(split) = &self.keys else {
+        let Keys::Split(split, splits) = self.keys else {
             return all;
         };
-        let (begin, count) = share(all.count.reinterpret::<u32>(), split.index, split.count);
+        let (begin, count) = share(all.count.reinterpret::<u32>(), split, splits);
         first_masked(all.part(begin.reinterpret(), count.reinterpret()))
     }
 }

@@ -15,29 +15,48 @@ use half::{bf16, f16};
 use crate::Refusal;
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, launch, widest_access};
 use crate::attention::tap::Tap;
-use crate::family::{self, Constraint, Family, Lever, Values};
+use crate::family::{Constraint, Family, LeverValue, Values, levers};
 use crate::step::{Identity, KernelCache, Step};
 
 /// The family's name.
 pub const NAME: &str = "scalar";
-
-/// One choice of the family's levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// Query rows a block and keys a tile: larger tiles reuse more, smaller ones need less shared memory. `None`: no
-    /// tiles, one thread a query row.
-    pub tile: Option<(u32, u32)>,
-    /// Warps a block: more hide more latency and share the rows of a tile out further, each reusing less.
-    pub warps: u32,
-    /// Bytes a memory access: wider is fewer instructions, but needs aligned rows.
-    pub vector_bytes: u32,
-}
 
 /// Values of [`Config::tile`] after the first, none.
 const TILES: [(u32, u32); 5] = [(16, 16), (32, 16), (32, 32), (64, 32), (64, 64)];
 
 /// Bytes an access. 2 is for tensors whose rows start at odd halves.
 const WIDTHS: [u32; 4] = [16, 8, 4, 2];
+
+impl LeverValue for Option<(u32, u32)> {
+    fn number(self) -> u32 {
+        let place = TILES.iter().position(|known| self == Some(*known));
+        place.map_or(0, |place| place as u32 + 1)
+    }
+
+    fn of(number: u32) -> Option<(u32, u32)> {
+        (number > 0).then(|| TILES[number as usize - 1])
+    }
+}
+
+levers! {
+    /// One choice of the family's levers.
+    Config:
+    /// `None`: no tiles, one thread a query row.
+    tile: Option<(u32, u32)> = words(&[
+            ("naive", "naive"),
+            ("m16n16", "tiled-m16n16"),
+            ("m32n16", "tiled-m32n16"),
+            ("m32n32", "tiled-m32n32"),
+            ("m64n32", "tiled-m64n32"),
+            ("m64n64", "tiled-m64n64")
+        ]),
+        "query rows per block and keys per tile: larger tiles reuse more, smaller ones need less; or no tile";
+    /// More hide more latency.
+    warps: u32 = scaled(|&[tile, ..]| if tile == 0 { ("-t", 32) } else { ("-w", 1) }, &[2, 4, 8]),
+        "warps per block: more warps share the rows, and each reuses less";
+    vector_bytes: u32 = number("-v", &WIDTHS),
+        "bytes per memory access: wider accesses are fewer instructions and need aligned rows";
+}
 
 /// Every config.
 pub(crate) fn listed() -> impl Iterator<Item = Config> {
@@ -47,32 +66,7 @@ pub(crate) fn listed() -> impl Iterator<Item = Config> {
 /// The family's levers.
 pub const FAMILY: Family = Family {
     name: NAME,
-    levers: &[
-        Lever::words(
-            "tile",
-            &[
-                ("naive", "naive"),
-                ("m16n16", "tiled-m16n16"),
-                ("m32n16", "tiled-m32n16"),
-                ("m32n32", "tiled-m32n32"),
-                ("m64n32", "tiled-m64n32"),
-                ("m64n64", "tiled-m64n64"),
-            ],
-            "query rows per block and keys per tile: larger tiles reuse more, smaller ones need less; or no tile",
-        ),
-        Lever::scaled(
-            "warps",
-            |&[tile, ..]| if tile == 0 { ("-t", 32) } else { ("-w", 1) },
-            &[2, 4, 8],
-            "warps per block: more warps share the rows, and each reuses less",
-        ),
-        Lever::number(
-            "vector_bytes",
-            "-v",
-            &WIDTHS,
-            "bytes per memory access: wider accesses are fewer instructions and need aligned rows",
-        ),
-    ],
+    levers: &LEVERS,
     backward: None,
     constraints: &[Constraint {
         lever: "warps",
@@ -82,29 +76,6 @@ pub const FAMILY: Family = Family {
     tile: |&values| Config::from(values).tile.map_or(0, |(rows, cols)| rows * cols),
     repeated: None,
 };
-
-impl From<Config> for Values {
-    fn from(config: Config) -> Values {
-        let Config {
-            tile,
-            warps,
-            vector_bytes,
-        } = config;
-        let place = TILES.iter().position(|known| tile == Some(*known));
-        let tile = place.map_or(0, |place| place as u32 + 1);
-        family::padded([tile, warps, vector_bytes])
-    }
-}
-
-impl From<Values> for Config {
-    fn from([tile, warps, vector_bytes, ..]: Values) -> Config {
-        Config {
-            tile: (tile > 0).then(|| TILES[tile as usize - 1]),
-            warps,
-            vector_bytes,
-        }
-    }
-}
 
 impl Config {
     pub(crate) fn remedy_for_shared_memory(&self) -> String {

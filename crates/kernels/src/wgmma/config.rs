@@ -10,7 +10,7 @@ use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MOST_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
-use crate::family::{Constraint, Family, Lever, Values, lever_values};
+use crate::family::{Constraint, Family, Values, levers};
 
 const ROWS: [u32; 3] = [64, 128, 192];
 const COLS: [u32; 15] = [32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256];
@@ -41,103 +41,43 @@ pub(super) const OUT_BYTES: u32 = 2;
 /// Mbarriers, and what aligning the tiles may cost.
 pub(super) const SLACK_BYTES: u32 = 1024;
 
-/// The levers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Config {
-    /// Query rows a block, 64 per warpgroup: more rows share each K block, with fewer registers each.
-    pub rows: u32,
-    /// Keys per K block: more keys need fewer iterations, and more registers and shared memory.
-    pub cols: u32,
-    /// K blocks, and as many of V, in flight or in use.
-    pub stages: u32,
-    /// Blocks that go through the same K blocks together: each copies its part to all of them (multicast), so that
-    /// the L2 cache is read less. Rows that see fewer keys wait for those that see more.
-    pub cluster: u32,
-    /// Warpgroups hand the tensor cores over (`warp_scheduler_barrier`), so that the softmax of one falls among the
-    /// products of others; otherwise chance decides.
-    pub pingpong: bool,
-    /// When the maxima of the rows are raised. With [`Rescale::Speculative`] a warpgroup waits for its products before
-    /// its softmax.
-    pub rescale: Rescale,
-    /// Splits of the keys of a Q tile, merged by `combine`; 1 for none. More work for every SM where there are few
-    /// tiles and many keys, for a second launch and partials that go through memory. The kernel is the same for all
-    /// values above 1. In the backward pass splits of the Q tiles of a tile of keys, whose dK and dV are added in
-    /// memory.
-    pub splits: u32,
-    /// Query heads that share K and V share a Q tile: for few queries a head. The kernel is made for their number.
-    pub pack_heads: bool,
-    /// Q, or as many of its columns as fit, is loaded to registers once per Q tile, and not read from shared memory
-    /// again for each K block.
-    pub q_in_registers: bool,
-    /// Blocks that an SM runs at a time, its registers and shared memory shared among them: two blocks of one warpgroup
-    /// each overlap without waiting for each other.
-    pub min_blocks: u32,
-    /// Registers of a consumer thread, 0 for as many as there are. The producer gets what is left, up to 56.
-    pub max_registers: u32,
+levers! {
+    /// One choice of the family's levers.
+    Config:
+    rows: u32 = number("m", &ROWS),
+        "query rows per block (Q tile), 64 per warpgroup: more rows share each K block, with fewer registers each";
+    cols: u32 = number("n", &COLS),
+        "keys per tile (K block): more keys need fewer iterations, and more registers and shared memory";
+    stages: u32 = number("-s", &STAGES),
+        "tiles of K, and of V, in shared memory: more tiles hide latency and take more memory";
+    /// Each copies its part to all of them, so that the L2 cache is read less. Rows that see fewer keys wait for those
+    /// that see more.
+    cluster: u32 = optional("-c", &[1, 2]),
+        "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other";
+    /// The softmax of one then falls among the products of others; otherwise chance decides.
+    pingpong: bool = words(&[("false", "-free"), ("true", "-pingpong")]),
+        "whether warpgroups hand the tensor cores to each other (warp scheduler barrier)";
+    /// With [`Rescale::Speculative`] a warpgroup waits for its products before its softmax.
+    rescale: Rescale = words(Rescale::WORDS).searched(Rescale::SEARCHED),
+        "when O is rescaled to a new row maximum: at every tile, when it rises far, after the fact; never, in a \
+         backward pass";
+    q_in_registers: bool = words(&[("false", ""), ("true", "-qreg")]),
+        "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile";
+    /// The kernel is made for their number.
+    pack_heads: bool = words(&[("false", ""), ("true", "-gqa")]),
+        "whether query heads that share K and V share a Q tile: for few queries per head";
+    /// More work for every SM where there are few tiles and many keys, for a second launch (`combine`) and partials
+    /// that go through memory. The kernel is the same for all values above 1.
+    splits: u32 = optional("-k", &[1, 2, 3, 4, 8]).up_to(MOST_SPLITS),
+        "blocks that share the keys of a Q tile (split-KV), backward the Q tiles of a tile of keys: more blocks, but sums \
+         in memory";
+    /// Two blocks of one warpgroup each overlap without waiting for each other.
+    min_blocks: u32 = optional("-b", &[1, 2]),
+        "blocks per SM that registers and shared memory are left for";
+    /// The producer gets what is left, up to 56.
+    max_registers: u32 = optional("-r", &[0, 152, 224]).up_to(240),
+        "registers per consumer thread, 0 for as many as there are: what is left goes to the producer";
 }
-
-pub(super) const LEVERS: [Lever; 11] = [
-    Lever::number(
-        "rows",
-        "m",
-        &ROWS,
-        "query rows per block (Q tile), 64 per warpgroup: more rows share each K block, with fewer registers each",
-    ),
-    Lever::number(
-        "cols",
-        "n",
-        &COLS,
-        "keys per tile (K block): more keys need fewer iterations, and more registers and shared memory",
-    ),
-    Lever::number(
-        "stages",
-        "-s",
-        &STAGES,
-        "tiles of K, and of V, in shared memory: more tiles hide latency and take more memory",
-    ),
-    Lever::optional(
-        "cluster",
-        "-c",
-        &[1, 2],
-        "blocks that share each copy of K and V (multicast): less traffic, but they wait for each other",
-    ),
-    Lever::words(
-        "pingpong",
-        &[("false", "-free"), ("true", "-pingpong")],
-        "whether warpgroups hand the tensor cores to each other (warp scheduler barrier)",
-    ),
-    Rescale::LEVER,
-    Lever::words(
-        "q_in_registers",
-        &[("false", ""), ("true", "-qreg")],
-        "whether Q, or a part of it, stays in registers, or is read from shared memory for every tile",
-    ),
-    Lever::words(
-        "pack_heads",
-        &[("false", ""), ("true", "-gqa")],
-        "whether query heads that share K and V share a Q tile: for few queries per head",
-    ),
-    Lever::optional(
-        "splits",
-        "-k",
-        &[1, 2, 3, 4, 8],
-        "blocks that share the keys of a Q tile (split-KV), backward the Q tiles of a tile of keys: more blocks, but sums in memory",
-    )
-    .up_to(MOST_SPLITS),
-    Lever::optional(
-        "min_blocks",
-        "-b",
-        &[1, 2],
-        "blocks per SM that registers and shared memory are left for",
-    ),
-    Lever::optional(
-        "max_registers",
-        "-r",
-        &[0, 152, 224],
-        "registers per consumer thread, 0 for as many as there are: what is left goes to the producer",
-    )
-    .up_to(240),
-];
 
 /// The family's levers.
 pub const FAMILY: Family = Family {
@@ -174,11 +114,6 @@ pub const FAMILY: Family = Family {
     tile: |&[rows, cols, ..]| rows * cols,
     repeated: None,
 };
-
-#[rustfmt::skip]
-lever_values!(Config {
-    rows, cols, stages, cluster, pingpong, rescale, q_in_registers, pack_heads, splits, min_blocks, max_registers
-});
 
 /// Registers of a producer thread and of a consumer thread, for blocks of `rows` rows and `min_blocks` blocks per SM.
 const fn role_registers(rows: u32, min_blocks: u32) -> (u32, u32) {

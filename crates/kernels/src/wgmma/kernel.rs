@@ -13,7 +13,7 @@ use super::q_stage::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use super::{Config, PRODUCER_WARPS};
 use crate::attention::params::{RowParams, Shape};
-use crate::attention::query_rows::WARPGROUP_ROWS;
+use crate::attention::query_rows::{Packing, WARPGROUP_ROWS};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
 use crate::attention::softmax::{Probability, Rescale};
@@ -57,7 +57,11 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     let k_tile = k.shared_tile::<E>("k_tile", slabs::<E>(cols, shape.head_dim).stages(levers.stages));
     let keys = RowsOf::keys(&shape.lengths, shape.page_rows);
     let (v_rows, v_cols, values) = match shape.is_fp8() {
-        true => (padded(shape.head_dim_v, E::Out::BYTES), cols, RowsOf::Batch),
+        true => (
+            padded(shape.head_dim_v, E::Out::BYTES),
+            cols,
+            RowsOf::Batch(Packing::NONE),
+        ),
         false => (cols, shape.head_dim_v, keys),
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));

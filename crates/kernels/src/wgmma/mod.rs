@@ -218,23 +218,13 @@ fn add_tensors(
 
 /// Refuses what no work lists made on the device serve.
 fn check_listed(config: &Config) -> Result<(), Refusal> {
-    for (lever, value, why) in [
-        (
-            "cluster",
-            config.cluster,
-            "1 with lengths: neighbours may have different keys",
-        ),
-        (
-            "splits",
-            config.splits,
-            "1 with lengths: the schedule splits keys where blocks would idle",
-        ),
-    ] {
-        if value != 1 {
-            return Err(Refusal::lever(lever, value, why));
-        }
+    let neighbours = "1 with lengths: neighbours may have different keys";
+    let scheduled = "1 with lengths: the schedule splits keys where blocks would idle";
+    match (config.cluster, config.splits) {
+        (1, 1) => Ok(()),
+        (1, splits) => Err(Refusal::lever("splits", splits, scheduled)),
+        (cluster, _) => Err(Refusal::lever("cluster", cluster, neighbours)),
     }
-    Ok(())
 }
 
 /// The schedule of a problem with lengths, for as many blocks as run at a time.
@@ -288,7 +278,7 @@ fn add_tensor(
         matches!(name, "out" | "dk" | "dv"),
     );
     let flat = match of {
-        RowsOf::Batch | RowsOf::Heads(_) => None,
+        RowsOf::Batch(_) => None,
         _ => Some(Flat::new(NAME, name, layout, remedy)?),
     };
     let (mut sizes, mut strides) = match &flat {
@@ -301,7 +291,7 @@ fn add_tensor(
             vec![stride(flat.stride), stride(head)],
         ),
     };
-    if matches!(of, RowsOf::Heads(_) | RowsOf::PackedHeads(_)) {
+    if of.heads_first() {
         sizes.swap(1, 2);
         strides.swap(0, 1);
     }

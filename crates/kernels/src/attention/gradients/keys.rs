@@ -3,7 +3,7 @@
 use flashcore_ir::{Arg, Cache, GlobalPtr, KernelBuilder, Launch, Val};
 use flashcore_problem::{KvLengths, Problem};
 
-use super::{PADDING, Workspace, address};
+use super::{Workspace, address, padded_rows};
 use crate::Refusal;
 
 /// Elements that a thread of `preprocess` zeroes at a time.
@@ -20,20 +20,14 @@ impl Workspace {
         problem: &Problem,
         columns: u32,
     ) -> Result<Workspace, Refusal> {
-        let padding = PADDING as usize;
-        let (kv_stride, heads) = match problem.kv_lengths() {
-            KvLengths::Packed { total, .. } => {
-                let rows = total.next_multiple_of(padding) + problem.batch() * padding;
-                (rows, problem.num_kv_heads())
-            }
-            _ => {
-                let rows = problem.seq_len_kv().next_multiple_of(padding);
-                (rows, problem.batch() * problem.num_kv_heads())
-            }
+        let total = match problem.kv_lengths() {
+            KvLengths::Packed { total, .. } => Some(total),
+            _ => None,
         };
+        let (kv_stride, kv_rows) = padded_rows(problem, total, problem.seq_len_kv(), problem.num_kv_heads());
         let summed = Workspace {
             kv_stride,
-            kv_rows: kv_stride * heads,
+            kv_rows,
             kv_columns: columns,
             ..self
         };
@@ -106,6 +100,7 @@ impl<'k> ZeroedSums<'k> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PADDING;
     use super::*;
 
     /// Padded rows, counted by heads, and by packed rows.

@@ -60,20 +60,6 @@ pub(crate) struct Place<I> {
     pub slot: I,
 }
 
-impl<I> Place<I> {
-    #[track_caller]
-    pub(crate) fn map<J>(self, form: impl Fn(I) -> J) -> Place<J> {
-        Place {
-            batch: form(self.batch),
-            head: form(self.head),
-            kv_head: form(self.kv_head),
-            tile: form(self.tile),
-            split: form(self.split),
-            slot: form(self.slot),
-        }
-    }
-}
-
 /// What the first words of an item have of its batch, head and K/V head.
 pub(super) fn head_words([batch, head, kv_head]: [usize; 3]) -> [u32; 2] {
     [(batch | kv_head << 16) as u32, head as u32]

@@ -24,13 +24,11 @@ thread_local! {
 /// Q tile `index`.
 fn tile_of(problem: &Problem, index: usize, rows: usize, cols: usize) -> Tile<i64> {
     let (first, end) = ((index * rows) as i64, problem.seq_len_q() as i64);
-    Tile::new(
-        visible(&problem.key_range(), Packing::NONE),
-        first,
-        end,
-        rows as u32,
-        cols as u32,
-    )
+    let visible = |row: i64| {
+        let keys = problem.key_range().keys(row as usize);
+        (keys.start as i64, keys.end as i64)
+    };
+    Tile::new(visible, first, end, rows as u32, cols as u32)
 }
 
 /// Items by block: (batch, head, tile).

@@ -123,7 +123,11 @@ fn line(problem: &Problem, pieces: Pieces, lengths: &Lengths<Vec<i32>>) -> Vec<(
     for (batch, sequence) in problem.sequences(&lengths.as_slices()).unwrap().iter().enumerate() {
         let (rows, seen) = (heads.rows_of(problem, sequence.len_q), sequence.keys);
         let visible = |row: i64| {
-            let keys = seen.keys(heads.query_of(problem, row as usize));
+            let keys = seen.keys(match heads {
+                TileHeads::One => row as usize,
+                TileHeads::Dense => row as usize / problem.group_size(),
+                TileHeads::Warpgroups(packing) => packing.query_of(row as usize),
+            });
             (keys.start as i64, keys.end as i64)
         };
         let tile = |number: usize| {
@@ -166,16 +170,17 @@ fn in_ranges(problem: &Problem, schedule: &Schedule, line: &[([u32; 3], Tile<i64
     let (grid, least) = (schedule.grid as usize, u64::from(schedule.pieces.least.max(1)));
     let words = |([batch, head, number], tile): &([u32; 3], Tile<i64>), slot: usize| {
         let kv_head = head / problem.group_size() as u32;
+        let [batch, head, kv_head, tile_number] = [*batch, *head, kv_head, *number].map(i64::from);
         let place = Place {
-            batch: *batch,
-            head: *head,
+            batch,
+            head,
             kv_head,
-            tile: *number,
+            tile: tile_number,
             split: 0,
-            slot: slot as u32,
+            slot: slot as i64,
         };
-        tile.words(place.map(i64::from), 0, schedule.pieces.cols)
-            .map(|word| word as u32)
+        let words = tile.words(place, 0, schedule.pieces.cols);
+        words.map(|word| word as u32)
     };
     let total: u64 = line.iter().map(|(_, tile)| cost(tile)).sum();
     let mut lists = Lists {

@@ -200,14 +200,14 @@ impl<'k> Context<'k> {
             Some([_, most]) => self.slots_of_split(&rows, &tile, split, most),
         };
         let at = Place {
-            batch: tile.batch,
-            head,
-            kv_head,
-            tile: in_sequence,
-            split: k.constant(0u32),
-            slot: slots.own,
+            batch: tile.batch.reinterpret(),
+            head: head.reinterpret(),
+            kv_head: kv_head.reinterpret(),
+            tile: in_sequence.reinterpret(),
+            split: k.constant(0),
+            slot: slots.own.reinterpret(),
         };
-        let words = part.words(at.map(Val::reinterpret), 0, self.tiles.cols);
+        let words = part.words(at, 0, self.tiles.cols);
         let words = words.map(Val::reinterpret);
         let of_sequence = SequenceSpan::words(k, in_sequence_rows);
         let item = self.items.offset(place * WORDS as u32);
