@@ -145,7 +145,8 @@ impl DeviceIdentity {
 pub struct RunIdentity {
     /// Where.
     pub device: DeviceIdentity,
-    /// Git revision of the build: `1a2b3c4d5e6f`, with `-modified` if the tree had changes, or `unknown`.
+    /// Git revision of the build: `1a2b3c4d5e6f`, or `1a2b3c4d5e6f-modified-9f8e7d6c` with a hash of the sources that
+    /// differed from it (older builds: no hash), or `unknown`.
     pub revision: String,
     /// Version of this crate.
     pub version: String,
@@ -191,8 +192,8 @@ pub fn revision() -> &'static str {
     })
 }
 
-/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of a modified tree apart,
-/// which have one revision. Read once.
+/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of one revision by different
+/// compilers or options apart. Read once.
 ///
 /// ```
 /// assert_eq!(flashcore_bench::executable().len(), 64);
