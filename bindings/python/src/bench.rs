@@ -7,7 +7,7 @@ use std::time::Instant;
 use flashcore::{DType, Device, Layout, Problem, Tensor};
 use flashcore_bench::child::Doing;
 use flashcore_bench::{
-    Absent, BenchError, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, PeerType,
+    Absent, BenchError, Build, Case, CaseResult, Mode, Observer, Options, PeerPlace, PeerSource, PeerTensors, PeerType,
     Reading, Request, Sample, Stopwatch, Store, Subject, SubjectInfo, Telemetry, Trouble, Watcher,
 };
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
@@ -30,7 +30,6 @@ pub(crate) fn run_bench(
     store: Option<PathBuf>,
     watcher: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
-    flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
     let device: Device = device.parse().map_err(raise)?;
     let request: Request = serde_json::from_str(request).map_err(|error| invalid("the request", &error))?;
     let store = store.map(|path| Store::open(&path)).transpose().map_err(failed)?;
@@ -38,6 +37,14 @@ pub(crate) fn run_bench(
     let mut watcher = PyObserver { callable: watcher };
     let report = flashcore_bench::run(&device, &request, &mut source, store.as_ref(), &mut watcher).map_err(failed)?;
     serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Refuses a command of another build, which would time other kernels than its own here. The build is JSON. Returns
+/// what is not known, to be said.
+#[pyfunction]
+pub(crate) fn check_build(command: &str) -> PyResult<Option<String>> {
+    let command: Build = serde_json::from_str(command).map_err(|error| invalid("the build", &error))?;
+    flashcore_bench::python::check_package(&command, &Build::of_this_program()).map_err(value)
 }
 
 /// Ends this process when its standard input ends, even while a kernel hangs: whoever started it is gone.

@@ -48,6 +48,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(operators::step::direct_step, module)?)?;
     #[cfg(feature = "bench")]
     {
+        flashcore_bench::set_revision(env!("FLASHCORE_BUILD_REVISION"));
+        module.add_function(wrap_pyfunction!(bench::check_build, module)?)?;
         module.add_function(wrap_pyfunction!(bench::measure, module)?)?;
         module.add_function(wrap_pyfunction!(bench::run_bench, module)?)?;
         module.add_function(wrap_pyfunction!(bench::abort_at_end_of_input, module)?)?;

@@ -169,10 +169,33 @@ def test_bad_requests():
 )
 def test_what_a_request_has_and_this_package_does_not_know_is_an_error(asked, says):
     asked = {"device": "cpu", "peers": [], **asked}
+    code, said = told(asked)
+    assert code == 1 and says in said[-1]["failed"]
+
+
+def told(asked):
+    """What the process says of a request, and its exit code."""
     command = [sys.executable, "-m", "flashcore._bench"]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert says in json.loads(done.stdout.splitlines()[-1])["failed"]
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_command_of_another_build_is_refused_before_anything_is_timed():
+    ours = _bench.run(request(), device="cpu", peers=[])["run"]
+    job = {"device": "cpu", "peers": [], "request": request()}
+    code, said = told({**job, "build": {"revision": "another", "version": "0.0.1"}})
+    assert code == 1 and len(said) == 1
+    assert said[0]["failed"] == (
+        f"the Python package flashcore was built from revision {ours['revision']} (version {ours['version']}), this command "
+        "from revision another (version 0.0.1), and the kernels timed with peers or Python functions are the package's: "
+        "install the package of this command's source (in its clone, `pip install ./bindings/python`), or time neither peers "
+        "(`--peers none`) nor Python functions"
+    )
+    code, said = told({**job, "build": {"revision": "unknown", "version": ours["version"]}})
+    assert code == 0 and "the versions are the same" in said[0]["note"] and "report" in said[-1]
+    if ours["revision"] != "unknown":
+        code, said = told({**job, "build": {key: ours[key] for key in ("revision", "version")}})
+        assert code == 0 and said[-1]["report"]["notes"] == [] and not any("note" in event for event in said)
 
 
 def test_absent_peers_say_why():

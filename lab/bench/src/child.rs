@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::patience::Needs;
-use crate::{BenchError, Case, CaseResult, Mode, Report, Request, Result, Sample, Store, Watcher};
+use crate::{BenchError, Build, Case, CaseResult, Mode, Report, Request, Result, Sample, Store, Watcher};
 
 /// Seconds that a run of a user's kernel may take, in addition to what the problem's size needs.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -43,6 +43,8 @@ pub struct Job {
     pub peers: Option<Vec<String>>,
     /// The evidence store to write to.
     pub store: Option<PathBuf>,
+    /// The build that sends it: a Python package of another one refuses.
+    pub build: Build,
     /// Whether the process is to end when its input does: set for kernels of the user, which may hang.
     pub attended: bool,
     /// The bench.
@@ -140,7 +142,7 @@ impl Child {
     /// in [`Report::failed`], and the rest of the bench is done without it.
     ///
     /// # Errors
-    /// [`BenchError::Device`] with what the process said if it did not end in a report.
+    /// [`BenchError::Machine`] with what the process said if it did not end in a report.
     pub fn bench(&self, job: &Job, deadline: Duration, watcher: &mut dyn Watcher) -> Result<Report> {
         let mut job = job.clone();
         job.attended = !job.request.own.is_empty();
@@ -183,7 +185,7 @@ impl Child {
     }
 
     fn once(&self, job: &Job, progress: &mut Progress<'_>) -> Result<End> {
-        let failed = |reason: String| BenchError::Device(format!("{}: {reason}", self.program.display()));
+        let failed = |reason: String| BenchError::Machine(format!("{}: {reason}", self.program.display()));
         let mut running = Running::start(self, job, job.attended).map_err(&failed)?;
         let mut own: Option<(String, Doing)> = None;
         let (mut outcome, mut said_why) = (None, None);

@@ -41,6 +41,7 @@ fn job(cases: usize) -> Job {
         device: "cpu".into(),
         peers: None,
         store: None,
+        build: Build::of_this_program(),
         attended: false,
         request: Request {
             cases: vec![case; cases],

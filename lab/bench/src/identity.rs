@@ -145,7 +145,8 @@ impl DeviceIdentity {
 pub struct RunIdentity {
     /// Where.
     pub device: DeviceIdentity,
-    /// Git revision of the build: `1a2b3c4d5e6f`, with `-modified` if the tree had changes, or `unknown`.
+    /// Git revision of the build: `1a2b3c4d5e6f`, or `1a2b3c4d5e6f-modified-9f8e7d6c` with a hash of the sources that
+    /// differed from it (older builds: no hash), or `unknown`.
     pub revision: String,
     /// Version of this crate.
     pub version: String,
@@ -163,7 +164,7 @@ impl RunIdentity {
         RunIdentity {
             device,
             revision: revision().to_string(),
-            version: env!("CARGO_PKG_VERSION").to_string(),
+            version: VERSION.to_string(),
             protocol: PROTOCOL_VERSION,
             host: host_name(),
             started_at: SystemTime::now()
@@ -171,7 +172,44 @@ impl RunIdentity {
                 .map_or(0, |since| since.as_secs()),
         }
     }
+
+    /// The build that made it.
+    pub fn build(&self) -> Build {
+        Build {
+            revision: self.revision.clone(),
+            version: self.version.clone(),
+        }
+    }
 }
+
+/// The source that a program was built from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Build {
+    /// As in [`RunIdentity`].
+    pub revision: String,
+    /// As in [`RunIdentity`].
+    pub version: String,
+}
+
+impl Build {
+    /// That of this program.
+    pub fn of_this_program() -> Build {
+        Build {
+            revision: revision().to_string(),
+            version: VERSION.to_string(),
+        }
+    }
+}
+
+impl std::fmt::Display for Build {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "revision {} (version {})", self.revision, self.version)
+    }
+}
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The revision of a build without a repository.
+pub(crate) const UNKNOWN: &str = "unknown";
 
 static REVISION: OnceLock<String> = OnceLock::new();
 
@@ -187,12 +225,12 @@ pub fn revision() -> &'static str {
     REVISION.get_or_init(|| {
         let given = std::env::var("FLASHCORE_REVISION").ok();
         let given = given.filter(|text| !text.trim().is_empty());
-        given.map_or("unknown".to_string(), |text| text.trim().to_string())
+        given.map_or(UNKNOWN.to_string(), |text| text.trim().to_string())
     })
 }
 
-/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of a modified tree apart,
-/// which have one revision. Read once.
+/// SHA-256 of the program that runs, or `unknown`: 64 hexadecimal digits. It tells builds of one revision by different
+/// compilers or options apart. Read once.
 ///
 /// ```
 /// assert_eq!(flashcore_bench::executable().len(), 64);

@@ -84,7 +84,7 @@ pub use error::{BenchError, Result};
 pub use expected::Expected;
 pub use flashcore::plans::date;
 pub use identity::{
-    Attributes, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name,
+    Attributes, Build, DeviceIdentity, LaunchMode, PROTOCOL_VERSION, RunIdentity, SubjectInfo, executable, host_name,
     revision, set_revision,
 };
 pub use measure::{Measured, Measurement, Observer, Sample, measure};

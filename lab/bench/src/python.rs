@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::child::{Child, Job};
-use crate::{Report, Result, Watcher, revision};
+use crate::identity::UNKNOWN;
+use crate::{Build, Report, Result, Watcher};
 
 /// The environment variable that names the Python to use.
 pub const PYTHON_VARIABLE: &str = "FLASHCORE_PYTHON";
@@ -78,24 +79,41 @@ impl Python {
         &self.executable
     }
 
-    /// Benches there, and passes on what happens; [`Child::bench`] has the rules.
+    /// Benches there, and passes on what happens; [`Child::bench`] has the rules. The package refuses a job of another
+    /// build; packages that do not know this rule time their own kernels, which a note of the report then says.
     ///
     /// # Errors
-    /// [`BenchError::Device`](crate::BenchError::Device) with what the process said if it did not end in a report.
+    /// [`BenchError::Machine`](crate::BenchError::Machine) with what the process said if it did not end in a report.
     pub fn bench(&self, job: &Job, deadline: Duration, watcher: &mut dyn Watcher) -> Result<Report> {
         let child = Child {
             program: self.executable.clone(),
             args: ["-m", "flashcore._bench"].map(OsString::from).to_vec(),
         };
         let mut report = child.bench(job, deadline, watcher)?;
-        let (theirs, ours) = (&report.run.revision, revision());
-        if theirs != ours {
-            let built = format!("the Python package was built from revision {theirs}, this command from {ours}");
-            let note = format!("{built}: the kernels timed are the package's");
-            watcher.note(&note);
-            report.notes.push(note);
-        }
+        let note = check_package(&job.build, &report.run.build()).unwrap_or_else(Some);
+        report.notes.extend(note.filter(|note| !report.notes.contains(note)));
         Ok(report)
+    }
+}
+
+/// Whether a Python package has the kernels of a command. Where a revision is unknown, the versions are compared, and
+/// the note says so.
+///
+/// # Errors
+/// Both builds, and what to do.
+pub fn check_package(command: &Build, package: &Build) -> Result<Option<String>, String> {
+    let built = format!("the Python package flashcore was built from {package}, this command from {command}");
+    let are_known = [command, package].iter().all(|build| build.revision != UNKNOWN);
+    match are_known {
+        true if command.revision == package.revision => Ok(None),
+        false if command.version == package.version => Ok(Some(format!(
+            "{built}: the versions are the same, but with an unknown revision the kernels may differ"
+        ))),
+        _ => Err(format!(
+            "{built}, and the kernels timed with peers or Python functions are the package's: install the package of this \
+             command's source (in its clone, `pip install ./bindings/python`), or time neither peers (`--peers none`) nor \
+             Python functions"
+        )),
     }
 }
 
@@ -113,18 +131,71 @@ mod tests {
     use crate::identity::{DeviceIdentity, RunIdentity};
     use crate::options::Options;
 
+    fn build(revision: &str, version: &str) -> Build {
+        Build {
+            revision: revision.into(),
+            version: version.into(),
+        }
+    }
+
+    fn job() -> Job {
+        Job {
+            device: "cpu".into(),
+            peers: None,
+            store: None,
+            build: build("newer", "0.2.0"),
+            attended: false,
+            request: Request::default(),
+        }
+    }
+
+    /// What is said of a package with the revision `older`.
+    const ANOTHER: &str = "the Python package flashcore was built from revision older (version 0.1.0), this command \
+        from revision newer (version 0.2.0), and the kernels timed with peers or Python functions are the package's: \
+        install the package of this command's source (in its clone, `pip install ./bindings/python`), or time neither \
+        peers (`--peers none`) nor Python functions";
+
+    #[test]
+    fn a_package_has_the_kernels_of_a_command_if_revisions_or_unknown_ones_versions_are_the_same() {
+        let command = build("newer", "0.2.0");
+        assert_eq!(check_package(&command, &command), Ok(None));
+        assert_eq!(
+            check_package(&command, &build("older", "0.1.0")),
+            Err(ANOTHER.to_string())
+        );
+        for (command, package) in [
+            ("newer", "older"),
+            ("newer", "newer-modified-1a2b3c4d"),
+            ("newer-modified-5e6f7a8b", "newer-modified-1a2b3c4d"),
+            ("newer-modified-5e6f7a8b", "newer-modified"),
+        ] {
+            check_package(&build(command, "0.1.0"), &build(package, "0.1.0")).unwrap_err();
+        }
+        for (command, package) in [("newer", UNKNOWN), (UNKNOWN, "newer"), (UNKNOWN, UNKNOWN)] {
+            let note = check_package(&build(command, "0.1.0"), &build(package, "0.1.0")).unwrap();
+            assert_eq!(
+                note.unwrap(),
+                format!(
+                    "the Python package flashcore was built from revision {package} (version 0.1.0), this command from \
+                     revision {command} (version 0.1.0): the versions are the same, but with an unknown revision the \
+                     kernels may differ"
+                )
+            );
+            check_package(&build(command, "0.2.0"), &build(package, "0.1.0")).unwrap_err();
+        }
+    }
+
     #[test]
     fn a_job_reads_as_the_process_expects() {
         let job = Job {
             device: "cuda:0".into(),
-            peers: None,
-            store: None,
-            attended: false,
-            request: Request::default(),
+            ..job()
         };
         let text = serde_json::to_string(&job).unwrap();
         assert!(
-            text.starts_with(r#"{"device":"cuda:0","peers":"all","store":null,"attended":false,"request":{"cases":[]"#),
+            text.starts_with(
+                r#"{"device":"cuda:0","peers":"all","store":null,"build":{"revision":"newer","version":"0.2.0"},"attended":false,"request":{"cases":[]"#
+            ),
             "{text}"
         );
         let named = Job {
@@ -166,15 +237,9 @@ mod tests {
     #[cfg(unix)]
     #[test]
     fn what_the_process_says_is_passed_on_and_a_silent_end_is_an_error() {
-        let job = Job {
-            device: "cpu".into(),
-            peers: None,
-            store: None,
-            attended: false,
-            request: Request::default(),
-        };
+        let job = job();
         let mut report = Report::new(RunIdentity::now(DeviceIdentity::cpu()), Options::default(), None);
-        report.run.revision = "older".into();
+        (report.run.revision, report.run.version) = ("older".into(), "0.1.0".into());
         let lines = [
             "a library says hello".to_string(),
             r#"{"note": "fa3: not there"}"#.to_string(),
@@ -184,8 +249,9 @@ mod tests {
         let (python, path) = script("good", &lines, 0);
         let mut notes = Notes::default();
         let back = python.bench(&job, DEADLINE, &mut notes).unwrap();
-        assert_eq!(notes.0[..2], ["fa3: not there", "torch/flash pass"]);
-        assert!(notes.0[2].contains("revision older"), "{:?}", notes.0);
+        assert_eq!(notes.0, ["fa3: not there", "torch/flash pass"]);
+        // A package that does not know the rule: what it timed is kept.
+        assert_eq!(back.notes, ["fa3: not there", ANOTHER]);
         assert_eq!(back.run, report.run);
         std::fs::remove_file(path).unwrap();
 
@@ -197,14 +263,11 @@ mod tests {
         );
         std::fs::remove_file(path).unwrap();
 
-        let (python, path) = script("failed", &[r#"{"failed": "out of memory"}"#.to_string()], 1);
-        assert!(
-            python
-                .bench(&job, DEADLINE, &mut ())
-                .unwrap_err()
-                .to_string()
-                .contains("out of memory")
-        );
+        // Among others a package that knows the rule.
+        let (python, path) = script("failed", &[serde_json::json!({ "failed": ANOTHER }).to_string()], 1);
+        let error = python.bench(&job, DEADLINE, &mut ()).unwrap_err();
+        assert_eq!(error.to_string(), format!("{}: {ANOTHER}", path.display()));
+        assert!(error.is_environment());
         std::fs::remove_file(path).unwrap();
     }
 }

@@ -8,11 +8,11 @@ use clap::Args;
 use flashcore::cuda::Context;
 use flashcore::{DType, Device};
 use flashcore_bench::child::Job;
-use flashcore_bench::python::Python;
+use flashcore_bench::python::{self, Python};
 use flashcore_bench::standing::Standing;
 use flashcore_bench::{
-    BenchError, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule, Store,
-    Sweep, Watcher, kernels_of, problems, sweep, table,
+    BenchError, Build, Case, CaseResult, Mode, Options, Report, Request, SEEDS_GAIN, SEEDS_SHAPES, Sample, SeedsRule,
+    Store, Sweep, Watcher, kernels_of, problems, sweep, table,
 };
 use flashcore_tune::worker::{Compilers, Deadlines, compilers_for};
 use indicatif::ProgressBar;
@@ -204,6 +204,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome, Failure> {
         json!({ "report": report, "seeds_rule": rule, "rankings": rankings, "standings": standings })
     };
     style::show(args.json, json, || rule.as_ref().map(rule_text).unwrap_or_default());
+    check_build(&report)?;
     if let Some(rankings) = &rankings {
         // A sweep expects kernels that do not serve or are wrong.
         let mut rows = rankings.iter().flat_map(|ranking| &ranking.rows);
@@ -326,6 +327,7 @@ pub(crate) fn measure(
             false => Some(peers.to_vec()),
         },
         store: store.map(Path::to_path_buf),
+        build: Build::of_this_program(),
         attended: false,
         request: request.clone(),
     };
@@ -342,6 +344,12 @@ pub(crate) fn measure(
     }
     let store = store.map(Store::open).transpose()?;
     Ok(flashcore_bench::run(device, request, &mut (), store.as_ref(), watcher)?)
+}
+
+/// Refuses a report that a Python package of another build made, which was too old to refuse the job.
+pub(crate) fn check_build(report: &Report) -> Result<(), Failure> {
+    let checked = python::check_package(&Build::of_this_program(), &report.run.build());
+    checked.map(drop).map_err(Failure::environment)
 }
 
 /// Compiles in several processes: in one process the driver compiles one kernel at a time.

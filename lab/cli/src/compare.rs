@@ -6,7 +6,7 @@ use flashcore_bench::compare::{Comparison, Side, compare};
 use flashcore_bench::{Options, Own, Request, table};
 use serde_json::json;
 
-use crate::bench::{bench, cases, standings_text};
+use crate::bench::{bench, cases, check_build, standings_text};
 use crate::machine::Besides;
 use crate::own::OwnArgs;
 use crate::protocol::{ProtocolArgs, share};
@@ -93,6 +93,7 @@ pub(crate) fn run(args: &CompareArgs, given: &Given) -> Result<Outcome, Failure>
         };
         let (peers, deadline) = (["none".to_string()], args.own.deadline());
         let report = bench(&device, &request, &peers, deadline, store.as_deref(), true)?;
+        check_build(&report)?;
         let mut absent = report.results.iter().flat_map(|result| &result.absent);
         Comparison::of_report(&report, a, b).map_err(|error| match absent.next() {
             // Nothing was compared because a kernel did not run: that is the error.

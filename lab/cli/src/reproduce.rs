@@ -184,6 +184,7 @@ fn measure(args: &ReproduceArgs, recipe: &Recipe, device: &Device) -> Result<Aga
     let report = bench::measure(&python, device, &request, (&peers, DEADLINE), store.as_deref(), &mut ());
     drop(spinner);
     let mut report = report?;
+    bench::check_build(&report)?;
     report.notes.extend(python.err());
     again(then, &report)
 }

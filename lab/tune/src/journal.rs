@@ -49,7 +49,7 @@ pub struct Header {
     pub devices: Vec<DeviceIdentity>,
     /// Git revision of the build.
     pub revision: String,
-    /// SHA-256 of the program. Builds of a modified tree have equal revisions.
+    /// SHA-256 of the program. Builds by different compilers or options have equal revisions.
     #[serde(default)]
     pub executable: String,
     /// SHA-256 of the space: families, levers, values, and the times of a replay.

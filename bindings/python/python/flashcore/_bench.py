@@ -20,6 +20,7 @@ import time
 from . import __version__, _own
 from . import peers as _peers
 from ._native import abort_at_end_of_input as _abort_at_end_of_input
+from ._native import check_build as _check_build
 from ._native import measure as _measure
 from ._native import run_bench as _run_bench
 
@@ -457,9 +458,11 @@ def main():
     _own.FAILED = lambda reason: say("failed", json.dumps(reason))
     try:
         # A newer program may ask for what this package does not know, and must not get something else.
-        unknown = sorted(asked.keys() - {"attended", "device", "peers", "request", "store"})
+        unknown = sorted(asked.keys() - {"attended", "build", "device", "peers", "request", "store"})
         if unknown:
             raise ValueError(f"{', '.join(unknown)} of the request is not known to flashcore {__version__}; update it")
+        if "build" in asked and (note := _check_build(json.dumps(asked["build"]))):
+            say("note", json.dumps(note))
         report = run(
             asked["request"],
             device=asked.get("device", "cuda"),

@@ -1,5 +1,9 @@
 //! The revision that evidence names is that of the source that was built, also in a worktree, and after an edit.
 
+#[path = "../../build.rs"]
+#[allow(dead_code)] // its main
+mod build;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -30,7 +34,7 @@ fn it_is_heads_and_says_if_sources_were_modified() {
         assert_eq!(REVISION, "unknown");
         return;
     };
-    assert_eq!(REVISION.trim_end_matches("-modified"), head);
+    assert_eq!(REVISION.split("-modified-").next(), Some(head.as_str()));
     let sources = [
         "lab/bench",
         "lab/check",
@@ -47,11 +51,58 @@ fn it_is_heads_and_says_if_sources_were_modified() {
     let args: Vec<&str> = status.into_iter().chain(sources.iter().map(String::as_str)).collect();
     if git(&args).is_some_and(|changed| !changed.is_empty()) {
         assert!(
-            REVISION.ends_with("-modified"),
+            REVISION.contains("-modified-"),
             "{} was built of modified sources",
             REVISION
         );
     }
+}
+
+#[test]
+fn each_state_of_the_sources_has_its_own_revision() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let write = |name: &str, text: &str| {
+        let path = root.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let git = |args: &[&str]| {
+        let who = ["-c", "user.name=a", "-c", "user.email=a@b"];
+        let done = Command::new("git").arg("-C").arg(root).args(who).args(args).output();
+        done.is_ok_and(|output| output.status.success())
+    };
+    if !git(&["init", "-q"]) {
+        eprintln!("no git here: skipped");
+        return;
+    }
+    write("crates/a/src/lib.rs", "1");
+    write("lab/cli/build.rs", "1");
+    write("docs/a.md", "1");
+    assert!(git(&["add", "."]) && git(&["commit", "-q", "-m", "a"]));
+    let revision = || build::from_git(root, &build::sources(root)).unwrap();
+    let head = revision();
+    assert_eq!(head.len(), 12, "{head}");
+    write("docs/a.md", "2");
+    assert_eq!(revision(), head, "a page is no source");
+
+    write("crates/a/src/lib.rs", "2");
+    let edited = revision();
+    let hash = edited.strip_prefix(&format!("{head}-modified-")).unwrap();
+    assert!(
+        hash.len() == 8 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        "{edited}"
+    );
+    write("crates/a/src/new.rs", "2");
+    let grown = revision();
+    assert!(git(&["add", "crates"]));
+    assert_eq!(revision(), grown, "what is staged is the same source");
+    write("crates/a/src/new.rs", "3");
+    let all = [&head, &edited, &grown, &revision()];
+    assert!((0..4).all(|at| !all[..at].contains(&all[at])), "{all:?}");
+    std::fs::remove_file(root.join("crates/a/src/new.rs")).unwrap();
+    assert!(git(&["reset", "-q"]));
+    assert_eq!(revision(), edited, "the same source has the same revision");
 }
 
 #[test]

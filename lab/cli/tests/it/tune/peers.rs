@@ -143,3 +143,27 @@ fn peers_that_cannot_be_had_are_said_and_cost_nothing_else() {
     assert!(run["board"]["winner"].is_string());
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+#[test]
+fn what_an_old_package_of_another_build_timed_is_printed_and_an_error() {
+    let home = folder("another-build");
+    let mut report = report(
+        Case::new("tiny".to_string(), Problem::named("tiny").unwrap()),
+        "cpu/m16n128",
+    );
+    (report.run.revision, report.run.version) = ("older".to_string(), "0.0.1".to_string());
+    let python = python(&home, &serde_json::json!({ "report": report }).to_string());
+    let mut bench = flashcore("bench tiny --device cpu --no-store --json", &home);
+    let output = bench.env("FLASHCORE_PYTHON", &python).output().unwrap();
+    let errors = words(&String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(3), "{errors}");
+    let why = "the Python package flashcore was built from revision older (version 0.0.1), this command from";
+    assert!(errors.contains(why), "{errors}");
+    let printed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(printed["report"]["notes"][0].as_str().unwrap().starts_with(why));
+    assert_eq!(printed["report"]["results"][0]["absent"][0][0], "fa3");
+    let asked: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(home.join("asked.json")).unwrap()).unwrap();
+    assert_eq!(asked["build"]["revision"], env!("FLASHCORE_BUILD_REVISION"));
+    std::fs::remove_dir_all(&home).unwrap();
+}
