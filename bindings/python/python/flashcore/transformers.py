@@ -138,6 +138,8 @@ def mask(
     """
     causal = _is_causal(mask_function, local_size, q_length, options)
     full = mask_function is bidirectional_mask_function and local_size is None
+    if not options.get("allow_is_bidirectional_skip", True):  # the model computes with its mask
+        full = False
     keys_in_use = None
     if isinstance(q_offset, torch.Tensor):
         if causal and local_size is None:
@@ -150,7 +152,9 @@ def mask(
     if (causal or full) and isinstance(q_offset, int):
         count = q_offset + q_length - kv_offset if causal else kv_length
         served, used = False, None
-        if count <= kv_length:
+        # Of a causal mask the model says the same for more than one query; steps over a static cache say it, too.
+        computes = causal and q_length > 1 and count == kv_length and not options.get("allow_is_causal_skip", True)
+        if count <= kv_length and not computes:
             served, used = _in_use(attention_mask, kv_offset, count, q_length, local_size)
         if served and used is None:
             if keys_in_use is not None:
@@ -160,7 +164,7 @@ def mask(
             if causal and q_length == 1:  # of the same shape at each step, too
                 return torch.full((batch_size, 1, 1, 1), count, dtype=torch.int32, device=options.get("device"))
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
-        if served and (causal or q_length == kv_length):
+        if served:
             return used
     return sdpa_mask(
         batch_size,
