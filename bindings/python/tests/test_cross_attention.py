@@ -39,3 +39,22 @@ def test_a_model_that_computes_with_its_mask_gets_one():
         assert fc.mask(3, 9, 21, **full, **given, allow_is_bidirectional_skip=False).shape == (3, 1, 9, 21)
         shape = getattr(fc.mask(3, 9, 21, **full, **given, allow_is_bidirectional_skip=True), "shape", None)
         assert shape == (None if used is None else (3, 21))
+
+
+@pytest.mark.parametrize("q_length", [1, 21])
+def test_the_mask_says_whether_it_is_causal(q_length):
+    """Splinter's modules do not say that they are not, and other implementations look at the mask alone."""
+    fc.register(strict=True)
+    module = torch.nn.Module()
+    q, k = torch.randn(3, 4, q_length, 16), torch.randn(3, 2, 21, 16)
+    used = padding("both").bool()
+    for function in (masking_utils.bidirectional_mask_function, masking_utils.causal_mask_function):
+        mask = fc.mask(3, q_length, 21, 21 - q_length, mask_function=function, attention_mask=used)
+        assert mask.shape == (3, 21)
+        visible = used[:, None, None].expand(3, 1, q_length, 21)
+        if function is masking_utils.causal_mask_function:
+            visible = visible & torch.ones(q_length, 21).tril(21 - q_length).bool()
+        want = torch.nn.functional.scaled_dot_product_attention(q, k, k, visible, enable_gqa=True).transpose(1, 2)
+        rows = used[:, -q_length:] if function is masking_utils.causal_mask_function else slice(None)
+        for says in (None, True, False):
+            close(fc.attention(module, q, k, k, mask, is_causal=says)[0][rows], want[rows])

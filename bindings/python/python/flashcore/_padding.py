@@ -12,7 +12,7 @@ import torch
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend", "keep_contiguous", "rows_of"]
+__all__ = ["attend", "is_causal", "keep_causal", "keep_contiguous", "rows_of"]
 
 
 def attend(
@@ -101,6 +101,16 @@ class _Packing(NamedTuple):
 def keep_contiguous(used: torch.Tensor, contiguous: bool) -> None:
     """Notes whether there is no padding between the rows of a sequence, for `attend`, which cannot see it."""
     _kept(used)["contiguous"] = contiguous
+
+
+def keep_causal(used: torch.Tensor, causal: bool) -> None:
+    """Notes whether the mask is causal, which some models' modules say wrongly: other implementations read the mask."""
+    _kept(used)["causal"] = causal
+
+
+def is_causal(used: torch.Tensor, says: bool) -> bool:
+    """Whether a mask is causal, if that was noted; else what the module `says`."""
+    return _kept(used).get("causal", says)  # type: ignore[no-any-return]
 
 
 def _packing(used: torch.Tensor, rows: int, causal: bool) -> _Packing:

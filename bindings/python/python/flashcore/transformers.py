@@ -165,6 +165,7 @@ def mask(
                 return torch.full((batch_size, 1, 1, 1), count, dtype=torch.int32, device=options.get("device"))
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
         if served:
+            _padding.keep_causal(used, causal)
             return used
     return sdpa_mask(
         batch_size,
@@ -229,6 +230,8 @@ def attention(
     if kwargs.get("output_attentions"):
         _no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None and attention_mask.dim() == 2:
+        causal = _padding.is_causal(attention_mask, causal)
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
     if dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
         rows = None
