@@ -96,6 +96,9 @@ def test_no_sequences(pages):
     caches = (draw(5 if pages else 0, 7, 2, 16), draw(5 if pages else 0, 7, 2, 24))
     out, lse, *_ = fa3.flash_attn_with_kvcache(draw(6, 4, 16), *caches, return_softmax_lse=True, **none)
     assert (out.shape, lse.shape) == ((6, 4, 24), (4, 6))
+    of_none = fa3.get_scheduler_metadata(**schedule() | {"batch_size": 0, "cache_seqlens": NONE})
+    of_no_rows = fa3.get_scheduler_metadata(**schedule(), cu_seqlens_q=int32([0, 0, 0]), total_q=0)
+    assert of_none.numel() == of_no_rows.numel() == 0  # calls take it, and have none
     k, v = (cache.flatten(0, 1) for cache in caches)
     options = {"max_seqlen_q": None, "max_seqlen_k": 7, "return_attn_probs": True}
     out, lse = fa3.flash_attn_varlen_func(draw(0, 3, 4, 16), k, v, None, int32([0]), **options)

@@ -468,10 +468,10 @@ def get_scheduler_metadata(
     if cache_seqlens.shape != (batch_size,):
         raise ValueError(f"batch_size is {batch_size}; cache_seqlens has shape {tuple(cache_seqlens.shape)}")
     unseen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if unseen or (cu_seqlens_q is not None and total_q is None):
+    if unseen or batch_size == 0 or (cu_seqlens_q is not None and total_q in (None, 0)):
         if out is not None:
             raise ValueError(
-                "out is given, but no schedule is made in a compiled or transformed function, nor without total_q"
+                "out is given, but no schedule is made in a compiled or transformed function, nor without total_q and rows"
             )
         return cache_seqlens.new_empty(0, dtype=torch.int32)
     lengths = cache_seqlens
