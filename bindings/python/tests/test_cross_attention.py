@@ -7,7 +7,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="Transformers 5 is 
 
 import flashcore.transformers as fc  # noqa: E402
 import transformers  # noqa: E402
-from test_transformers import PADDING, close, fresh, logits, padding, tokens  # noqa: E402, F401
+from test_transformers import PADDING, SIZES, close, fresh, generated, logits, padding, tokens  # noqa: E402, F401
 from transformers import masking_utils  # noqa: E402
 
 
@@ -58,3 +58,14 @@ def test_the_mask_says_whether_it_is_causal(q_length):
         rows = used[:, -q_length:] if function is masking_utils.causal_mask_function else slice(None)
         for says in (None, True, False):
             close(fc.attention(module, q, k, k, mask, is_causal=says)[0][rows], want[rows])
+
+
+def test_a_static_cache_of_a_window_has_padding():
+    """`generate` makes masks of static caches, and the model makes its mask of that one. Padding is in the first windows."""
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=8)).eval()
+    fc.register(strict=True)
+    mask = torch.ones(2, 21, dtype=torch.long)
+    mask[0, :18] = 0
+    options = {"attention_mask": mask, "cache_implementation": "static", "disable_compile": True}
+    close(generated(model, fc.NAME, **options), generated(model, "sdpa", **options))

@@ -12,7 +12,7 @@ import torch
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend", "is_causal", "keep_causal", "keep_contiguous", "rows_of"]
+__all__ = ["attend", "is_causal", "keep_causal", "keep_contiguous", "of_keys", "rows_of", "with_earlier"]
 
 
 def attend(
@@ -111,6 +111,21 @@ def keep_causal(used: torch.Tensor, causal: bool) -> None:
 def is_causal(used: torch.Tensor, says: bool) -> bool:
     """Whether a mask is causal, if that was noted; else what the module `says`."""
     return _kept(used).get("causal", says)  # type: ignore[no-any-return]
+
+
+def with_earlier(attention_mask: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """A mask with the columns before those in use, too: `generate` makes masks of static caches before the model does, and
+    the model takes what it gets for the mask of all positions."""
+    kept = _kept(attention_mask)
+    kept["of", used.shape[1]], kept["causal"] = used, _kept(used)["causal"]
+    return attention_mask
+
+
+def of_keys(used: torch.Tensor, keys: int) -> torch.Tensor:
+    """The columns of so many last keys, the same tensor for all layers."""
+    if used.shape[1] <= keys:
+        return used
+    return _kept(used).setdefault(("of", keys), used[:, -keys:])  # type: ignore[no-any-return]
 
 
 def _packing(used: torch.Tensor, rows: int, causal: bool) -> _Packing:
