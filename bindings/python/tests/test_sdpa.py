@@ -255,6 +255,9 @@ def test_the_context_manager_restores_what_was():
     with fc.activated(strict=True):
         assert fc._strict
     assert fc.is_active() and not fc._strict
+    with fc.activated():
+        fc.deactivate()
+    assert fc.is_active()
     fc.deactivate()
 
 

@@ -282,8 +282,7 @@ def test_bidirectional_attention_of_padded_batches(llama):
     assert mask.shape == (3, 21)
     out, _ = fc.attention(module, q, k, k, mask, is_causal=False)
     want, _ = fc.sdpa_attention_forward(module, q, k, k, mask[:, None, None], is_causal=False)
-    close(out[mask], want[mask])
-    assert fc.mask(3, 5, 21, **full).shape == (3, 1, 5, 21)  # which queries are in use is not known
+    close(out, want)
 
 
 def test_packed_sequences_with_their_lengths(model_and_own):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _derivatives, _names, _operators  # noqa: F401  (the last registers the operator)
+from . import _checks, _derivatives, _names, _operators  # noqa: F401  (the last registers the operator)
 
 __all__ = ["append"]
 
@@ -57,6 +57,7 @@ def append(
     if rotary_cos is not None or rotary_sin is not None:
         capacity = k_cache.shape[1] * (1 if page_table is None else page_table.shape[1])
         cos, sin = _tables(rotary_cos, rotary_sin, q, capacity)
+        _checks.one_each(cache_seqlens.numel(), seqlens_rotary=seqlens_rotary)
         q = q if q.stride(-1) == 1 else q.contiguous()
         q_out = torch.empty_like(q)
         rotary = (cos.detach(), sin.detach(), q.detach(), q_out, given(cu_seqlens_q), given(seqlens_rotary))

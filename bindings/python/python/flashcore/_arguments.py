@@ -47,6 +47,7 @@ def packed(
     max_seqlen_q, max_seqlen_k : int
         Bounds of the rows of a sequence.
     """
+    _checks.one_each(cu_seqlens_q.numel() - 1, seqused_q=seqused_q, seqused_k=seqused_k)
     none = absent(q, seqused_q, seqused_k)
     arrays = (dense(cu_seqlens_q), dense(seqused_q, none), dense(cu_seqlens_k), dense(seqused_k, none))
     return arrays, (max_seqlen_q, max_seqlen_k)

@@ -63,22 +63,21 @@ def _flash_attn_backward(
     for name, given in results.items():
         if given is None:
             raise ValueError(f"{name} was not given; gradients are written to dq, dk and dv: give all three")
-    _names.check_tensors(q, k, v)
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "sequed_q": sequed_q, "sequed_k": sequed_k}
+    _names.check_tensors(q, k, v, **lengths)
     for name, given in {"dout": dout, "out": out, "softmax_lse": softmax_lse, **results}.items():
-        if not isinstance(given, torch.Tensor):
-            raise TypeError(f"{name} is a {type(given).__name__}; it must be a tensor")
+        _names.check_tensor(name, given)
     if softmax_lse.dtype != torch.float32:
         raise TypeError(f"softmax_lse holds {softmax_lse.dtype}; it must be float32, as _flash_attn_forward returns it")
     if k.numel() == 0 or q.numel() == 0:  # tensors without keys or queries are no problem's
         gradients = tuple(torch.zeros_like(x) for x in (q, k, v))
     elif cu_seqlens_q is not None and cu_seqlens_k is not None:
-        lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        lengths |= {"seqused_q": sequed_q, "seqused_k": sequed_k}
-        lengths |= {"max_seqlen_q": _lengths.bound("max_seqlen_q", max_seqlen_q)}
-        lengths |= {"max_seqlen_k": _lengths.bound("max_seqlen_k", max_seqlen_k)}
-        gradients = backward(dout, q, k, v, out, softmax_lse, lengths=lengths, **options)
+        packed = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        packed |= {"seqused_q": sequed_q, "seqused_k": sequed_k}
+        packed |= {"max_seqlen_q": _lengths.bound("max_seqlen_q", max_seqlen_q)}
+        packed |= {"max_seqlen_k": _lengths.bound("max_seqlen_k", max_seqlen_k)}
+        gradients = backward(dout, q, k, v, out, softmax_lse, lengths=packed, **options)
     else:
-        lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "sequed_q": sequed_q, "sequed_k": sequed_k}
         for name, given in lengths.items():
             if given is not None:
                 raise NotImplementedError(
@@ -87,10 +86,10 @@ def _flash_attn_backward(
                 )
         gradients = backward(dout, q, k, v, out, softmax_lse, **options)
     for (name, given), gradient in zip(results.items(), gradients):
-        if given.shape != gradient.shape or given.dtype != gradient.dtype:
+        if (given.shape, given.dtype, given.device) != (gradient.shape, gradient.dtype, gradient.device):
             raise ValueError(
-                f"{name} holds {given.dtype} of shape {tuple(given.shape)}; it must hold {gradient.dtype} of shape "
-                f"{tuple(gradient.shape)}"
+                f"{name} holds {given.dtype} of shape {tuple(given.shape)} on {given.device}; it must hold "
+                f"{gradient.dtype} of shape {tuple(gradient.shape)} on {gradient.device}"
             )
     for given, gradient in zip(results.values(), gradients):
         given.copy_(gradient)

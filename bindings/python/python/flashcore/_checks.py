@@ -122,6 +122,13 @@ def counts(q: torch.Tensor, shape: Sequence[int], /, **given: torch.Tensor) -> N
             of_dtype(q, shape, (torch.int32,), **{name: x})
 
 
+def one_each(batch: int, **counts: torch.Tensor | None) -> None:
+    """Raises for counts without elements where there are sequences: operators take them for none."""
+    for name, x in counts.items():
+        if x is not None and not is_given(x) and batch > 0:
+            raise ValueError(f"{name} has shape (0,); it must be int32 of shape ({batch},)")
+
+
 def of_dtype(q: torch.Tensor, shape: Sequence[int], dtypes: tuple[torch.dtype, ...], /, **given: torch.Tensor) -> None:
     """Tensors of this shape on q's device, with one of these dtypes."""
     on_one_device(q, "q", **given)

@@ -42,6 +42,8 @@ def flash_attn_combine(
             f"{tuple(out_partial.shape[:-1])}"
         )
     for name, dtype in (("out", None if out is None else out.dtype), ("out_dtype", out_dtype)):
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise TypeError(f"{name} is {dtype!r}; it must be a torch.dtype")
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"{name} {'holds' if name == 'out' else 'is'} {dtype}; it must be a floating-point dtype")
     empty = lse_partial == float("-inf")

@@ -128,6 +128,7 @@ def _flash_attn_forward(
         _refuse("out_", out_, "the output is a new tensor: leave it None")
     schedule = _schedule.given(scheduler_metadata)
     options = common_options(softmax_scale, causal, (window_size_left, window_size_right), softcap, sm_margin)
+    left, right = options["window"]
     options |= {"batch_invariant": batch_invariant}
     _names.check_tensors(
         q, k, v, k_new=k_new, v_new=v_new, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
@@ -166,7 +167,7 @@ def _flash_attn_forward(
             seqlens_rotary=seqlens_rotary,
             cu_seqlens_q=cu_seqlens_q,
             interleaved=rotary_interleaved,
-            q_at_one_position=not causal and options["window"] == (-1, -1),
+            q_at_one_position=not causal and left < 0 and right < 0,
         )
     else:
         needs_keys = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "cu_seqlens_k_new": cu_seqlens_k_new}

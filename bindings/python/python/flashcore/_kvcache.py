@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["check_int32", "check_padded", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
+__all__ = ["are_known", "check_int32", "check_padded", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
 
 
 def table_of(
@@ -30,7 +30,7 @@ def table_of(
     check_int32("cache_batch_idx", batch_idx, (batch,), k.device)
     count = k.shape[0] if page_table is None else page_table.shape[0]
     is_there = (batch_idx >= 0) & (batch_idx < count)
-    if k.device.type == "cpu" and not torch.compiler.is_compiling() and not is_there.all():
+    if are_known(batch_idx) and not is_there.all():
         b = int(is_there.int().argmin())
         raise ValueError(f"cache_batch_idx has {int(batch_idx[b])} for sequence {b}; the cache has {count} sequences")
     if page_table is None:
@@ -45,6 +45,17 @@ def check_int32(name: str, given: object, shape: tuple[int, ...], device: torch.
         raise TypeError(f"{name} is a {type(given).__name__}; {expected}")
     if given.dtype != torch.int32 or given.shape != shape or given.device != device:
         raise ValueError(f"{name} holds {given.dtype} of shape {tuple(given.shape)} on {given.device}; {expected}")
+
+
+def are_known(lengths: torch.Tensor) -> bool:
+    """Whether the host can look at values: on the CPU, where no trace, mode or transform runs the program."""
+    return not (
+        type(lengths) is not torch.Tensor
+        or lengths.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+    )
 
 
 def whole_sequences(cache: torch.Tensor) -> torch.Tensor:
@@ -84,14 +95,9 @@ def check_padded(
     if table is None and k.shape[0] != batch:
         raise ValueError(f"k_cache has shape {tuple(k.shape)}; without page_table it holds the {batch} sequences of q")
     capacity = k.shape[1] * (1 if table is None else table.shape[1])
-    seen = not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-    )
     for name, given in (("cache_seqlens", seqused_k), ("cache_leftpad", leftpad)):
         check_int32(name, given, (batch,), k.device)
-        if seen and k.device.type == "cpu" and type(given) is torch.Tensor:
+        if are_known(given):
             outside = (given < 0) | (given > capacity)
             if outside.any():
                 b = int(outside.int().argmax())

@@ -63,7 +63,7 @@ def attend(
         cu_seqlens_q = torch.arange(batch + 1, dtype=torch.int32, device=q.device) * rows
         q, max_seqlen_q = q.reshape(batch * rows, heads, head_dim), rows
         unpack = lambda out, lse: (
-            out.view(batch, rows, heads, -1),
+            out.view(batch, rows, *out.shape[1:]),
             lse.view(heads, batch, rows).transpose(0, 1).contiguous(),
         )
     for name, x in (("k", k), ("v", v)):
@@ -71,8 +71,7 @@ def attend(
             raise ValueError(f"{name} has shape {tuple(x.shape)}; it has 3 dimensions with cu_seqlens_k, else 4")
     if k.shape[-3] == 0:  # no problem is without keys: one that no sequence has
         for name, counts in (("cu_seqlens_k", cu_seqlens_k), ("seqused_k", seqused_k)):
-            known = counts is not None and counts.device.type == "cpu" and not torch.compiler.is_compiling()
-            if known and (counts > 0).any():
+            if counts is not None and _kvcache.are_known(counts) and (counts > 0).any():
                 raise ValueError(f"{name} has {int(counts.max())}, but k, of shape {tuple(k.shape)}, has no keys")
         if seqused_k is None and cu_seqlens_k is None:
             seqused_k = torch.zeros(k.shape[0], dtype=torch.int32, device=q.device)
@@ -86,6 +85,11 @@ def attend(
         batch = batch_of(q, cu_seqlens_q)
         if batch == 0 and cu_seqlens_q is None:
             return _no_rows(q, k[:0], v[:0], options.get("sinks"))
+        if batch == 0:  # rows of q are of no sequence: as those of packed keys
+            k, v = k.flatten(0, 1)[:0], v.flatten(0, 1)[:0]
+            of_none = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_q, "max_seqlen_q": max_seqlen_q}
+            results = attend(q, k, v, **of_none, max_seqlen_k=0, **options)
+            return results if unpack is None else unpack(*results)
         capacity = k.shape[1] * (1 if table is None else table.shape[1])
         if seqused_k is None:
             seqused_k = torch.full((batch,), capacity, dtype=torch.int32, device=q.device)
@@ -160,8 +164,6 @@ def _with_a_key(x: torch.Tensor) -> torch.Tensor:
 def batch_of(q: torch.Tensor, cu_seqlens_q: torch.Tensor | None) -> int:
     """How many sequences q has."""
     if cu_seqlens_q is None:
-        if q.dim() == 0:
-            raise ValueError("q has no dimensions; it is [batch, seq, heads, head_dim]")
         return q.shape[0]
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape[0] == 0:
         raise ValueError(f"cu_seqlens_q has shape {tuple(cu_seqlens_q.shape)}; it must be int32 of shape (batch + 1,)")
@@ -175,6 +177,8 @@ def bound(name: str, given: Any) -> int:
     if isinstance(given, torch.Tensor):
         if given.device.type != "cpu":
             raise TypeError(f"{name} is a tensor on {given.device}; give an int: reading it would wait for the device")
+        if given.numel() != 1:
+            raise TypeError(f"{name} is a tensor of shape {tuple(given.shape)}; give an int")
         given = int(given)
     if not isinstance(given, (numbers.Integral, torch.SymInt)):
         raise TypeError(f"{name} is a {type(given).__name__}; it must be an int")

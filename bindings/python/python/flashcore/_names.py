@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-__all__ = ["check_tensors", "rename", "typed"]
+__all__ = ["check_tensor", "check_tensors", "rename", "typed"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -37,17 +37,27 @@ def rename(**names: str) -> Callable[[Function], Function]:
 
 
 def check_tensors(q: object, k: object, v: object, /, **optional: object) -> None:
-    """Raises for what is no tensor; optional ones may be None."""
-    for name, x in (("q", q), ("k", k), ("v", v), *optional.items()):
-        if type(x) is torch.Tensor or (x is None and name in optional):
-            continue
-        if not isinstance(x, torch.Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
-        if x.is_nested:
-            raise NotImplementedError(
-                f"{name} is a nested tensor, which is not served: give x.values() and x.offsets() as int32 to "
-                "flash_attn_varlen_func"
-            )
+    """Raises for what is no dense tensor, and where q, k or v has no dimensions; optional ones may be None."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if check_tensor(name, x).dim() == 0:
+            raise ValueError(f"{name} has no dimensions; it is [batch, seq, heads, head_dim], or packed without a batch")
+    for name, x in optional.items():
+        if x is not None:
+            check_tensor(name, x)
+
+
+def check_tensor(name: str, x: object) -> torch.Tensor:
+    """Raises for what is no dense tensor."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; it must be a tensor")
+    if x.is_nested:
+        raise NotImplementedError(
+            f"{name} is a nested tensor, which is not served: give x.values() and x.offsets() as int32 to "
+            "flash_attn_varlen_func"
+        )
+    if x.layout != torch.strided:
+        raise NotImplementedError(f"{name} has the layout {x.layout}, which is not served: give x.to_dense()")
+    return x
 
 
 def typed(operator: Any, *inputs: Any) -> Any:

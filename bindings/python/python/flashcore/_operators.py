@@ -421,6 +421,7 @@ def forward_kvcache(
     softmax_scale, q, k, v = _arguments.prepared(q, k, v, softmax_scale)
     options = (softmax_scale, causal, window[0], window[1], softcap, max_seqlen_q, max_seqlen_k)
     settings = _arguments.settings(sm_margin, batch_invariant)
+    _checks.one_each(seqused_k.numel(), seqused_q=seqused_q)
     absent = _arguments.absent(q, cu_seqlens_q, seqused_q, block_table)
     lengths = (
         _arguments.dense(cu_seqlens_q, absent),

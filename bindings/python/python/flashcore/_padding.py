@@ -12,7 +12,7 @@ import torch
 from . import _kvcache
 from ._operators import forward_kvcache, forward_varlen
 
-__all__ = ["attend", "keep_contiguous", "rows_of"]
+__all__ = ["attend", "is_causal", "keep_causal", "keep_contiguous", "of_keys", "rows_of", "with_earlier"]
 
 
 def attend(
@@ -29,13 +29,14 @@ def attend(
     Parameters
     ----------
     used : bool Tensor ``[batch, keys]``
-        False at padding. Its last columns are those of the queries.
+        False at padding. With a causal mask its last columns are those of the queries.
     options
         Those of `forward_varlen`. Masks are relative to the rows in use, as if there were no others.
 
     Returns
     -------
-    out : ``[batch, rows, heads, head_dim_v]``, 0 at padding
+    out : ``[batch, rows, heads, head_dim_v]``
+        With a causal mask 0 at padding. Without one all queries are in use: in cross-attention `used` is of the keys only.
     """
     batch, rows, heads, _ = q.shape
     # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, and pages
@@ -48,16 +49,17 @@ def attend(
         keys = used.shape[1]
         out, _ = forward_kvcache(q, k, v, seqused_k=lengths, max_seqlen_k=keys, block_table=table, **options)
         return out
-    of = _packing(used, rows)
-    if of.orders is not None:
-        of_q, of_k, back = of.orders
-        q, k, v = q.take_along_dim(of_q, 1), k.take_along_dim(of_k, 1), v.take_along_dim(of_k, 1)
+    of = _packing(used, rows, options["causal"])
+    if of.order is not None:
+        k, v = k.take_along_dim(of.order, 1), v.take_along_dim(of.order, 1)
+    if of.order_q is not None:
+        q = q.take_along_dim(of.order_q[0], 1)
     q, k, v = (x.flatten(0, 1) for x in (q, k, v))
     out, _ = forward_varlen(q, k, v, **of.lengths, deterministic=deterministic, **options)
     out = out.view(batch, rows, heads, -1)
-    if of.orders is not None:
-        out = out.take_along_dim(back, 1)
-    return torch.where(of.in_use, out, 0.0)
+    if of.order_q is not None:
+        out = out.take_along_dim(of.order_q[1], 1)
+    return out if of.in_use is None else torch.where(of.in_use, out, 0.0)
 
 
 def rows_of(key: torch.Tensor, value: torch.Tensor, used: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -87,10 +89,12 @@ def _table(used: torch.Tensor, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
 class _Packing(NamedTuple):
     """How sequences with padding are packed."""
 
-    orders: tuple[torch.Tensor, ...] | None
-    """Rows of Q, and of K and V, in the order of packing, and where those of Q go back to; None: they stay in place."""
-    in_use: torch.Tensor
-    """Which rows of Q are in use, ``[batch, rows, 1, 1]``."""
+    order: torch.Tensor | None
+    """Rows of K and V in the order of packing; None: they stay in place."""
+    order_q: tuple[torch.Tensor, torch.Tensor] | None
+    """The same of Q, and where its rows go back to."""
+    in_use: torch.Tensor | None
+    """Which rows of Q are in use, ``[batch, rows, 1, 1]``; None: all."""
     lengths: dict[str, Any]
 
 
@@ -99,23 +103,61 @@ def keep_contiguous(used: torch.Tensor, contiguous: bool) -> None:
     _kept(used)["contiguous"] = contiguous
 
 
-def _packing(used: torch.Tensor, rows: int) -> _Packing:
+def keep_causal(used: torch.Tensor, causal: bool) -> None:
+    """Notes whether the mask is causal, which some models' modules say wrongly: other implementations read the mask."""
+    _kept(used)["causal"] = causal
+
+
+def is_causal(used: torch.Tensor, says: bool) -> bool:
+    """Whether a mask is causal, if that was noted; else what the module `says`."""
+    return _kept(used).get("causal", says)  # type: ignore[no-any-return]
+
+
+def with_earlier(attention_mask: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
+    """A mask with the columns before those in use, too: `generate` makes masks of static caches before the model does, and
+    the model takes what it gets for the mask of all positions."""
+    kept = _kept(attention_mask)
+    kept["of", used.shape[1]], kept["causal"] = used, _kept(used)["causal"]
+    return attention_mask
+
+
+def of_keys(used: torch.Tensor, keys: int) -> torch.Tensor:
+    """The columns of so many last keys, the same tensor for all layers."""
+    if used.shape[1] <= keys:
+        return used
+    return _kept(used).setdefault(("of", keys), used[:, -keys:])  # type: ignore[no-any-return]
+
+
+def _packing(used: torch.Tensor, rows: int, causal: bool) -> _Packing:
+    """Of so many queries a sequence: with a causal mask those of the last columns of `used`, else all in use."""
     kept = _kept(used)
-    if ("packing", rows) not in kept:
+    if ("packing", rows, causal) not in kept:
         keys = used.shape[1]
-        of_q = used[:, keys - rows :]
-        orders = None
-        if not kept.get("contiguous", False):
-            order_q, order = _order(of_q), _order(used)
-            orders = tuple(x[:, :, None, None] for x in (order_q, order, order_q.argsort(1)))
+        in_place = kept.get("contiguous", False)
+        order = None if in_place else _columns(_order(used))
         # The CPU refuses a length above its bound, and in place padding makes a sequence up to twice as long.
-        pieces = 1 if orders is not None or used.is_cuda else 2
-        cu_seqlens_q, seqused_q = _starts(of_q, orders is None)
-        cu_seqlens_k, seqused_k = _starts(used, orders is None)
-        lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "max_seqlen_q": pieces * rows}
+        pieces = 2 if in_place and not used.is_cuda else 1
+        order_q, in_use, bound_q, seqused_q = None, None, rows, None
+        if causal:
+            of_q = used[:, keys - rows :]
+            if not in_place:
+                first = _order(of_q)
+                order_q = _columns(first), _columns(first.argsort(1))
+            in_use, bound_q = _columns(of_q), pieces * rows
+            cu_seqlens_q, seqused_q = _starts(of_q, in_place)
+        else:
+            cu_seqlens_q = _kvcache.first_rows(used.shape[0] + 1, rows, used.device).flatten()
+            if in_place:  # the sequence that is before the first one has no queries
+                cu_seqlens_q = torch.cat((cu_seqlens_q[:1], cu_seqlens_q))
+        cu_seqlens_k, seqused_k = _starts(used, in_place)
+        lengths = {"cu_seqlens_q": cu_seqlens_q, "seqused_q": seqused_q, "max_seqlen_q": bound_q}
         lengths |= {"cu_seqlens_k": cu_seqlens_k, "seqused_k": seqused_k, "max_seqlen_k": pieces * keys}
-        kept["packing", rows] = _Packing(orders, of_q[:, :, None, None], lengths)
-    return kept["packing", rows]  # type: ignore[no-any-return]
+        kept["packing", rows, causal] = _Packing(order, order_q, in_use, lengths)
+    return kept["packing", rows, causal]  # type: ignore[no-any-return]
+
+
+def _columns(of_rows: torch.Tensor) -> torch.Tensor:
+    return of_rows[:, :, None, None]
 
 
 def _starts(used: torch.Tensor, in_place: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -63,7 +63,7 @@ def make(
         return seqused_k.new_empty(0)  # none: calls make their own
     if dtype not in _DTYPES:
         raise ValueError(f"qkv_dtype is {dtype}; schedules are made for float16, bfloat16 and float32")
-    if out is not None and out.numel() == 0:
+    if out is not None and _names.check_tensor("out", out).numel() == 0:
         raise ValueError("out has no schedule to be made again: the calls that it was made for have none. Leave it out")
     number = 0 if out is None else _number(out, "out")
     arrays = (dense(seqused_k), dense(cu_seqlens_q, absent(seqused_k, cu_seqlens_q)))
@@ -99,7 +99,7 @@ def made_for(metadata: torch.Tensor, lengths: Any, new_keys: int | None, has_bat
 
 def given(metadata: torch.Tensor | None) -> int | None:
     """The number of the schedule that a caller gives; None for none."""
-    if metadata is None or metadata.numel() == 0:
+    if metadata is None or _names.check_tensor("scheduler_metadata", metadata).numel() == 0:
         return None
     if torch.compiler.is_compiling():
         raise NotImplementedError("scheduler_metadata is given in a compiled function, which makes its own: leave it out")

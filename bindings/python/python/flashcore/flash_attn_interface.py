@@ -458,13 +458,20 @@ def get_scheduler_metadata(
         it is checked, but not needed.
     """
     check(None, attention_chunk, num_splits)
+    _names.check_tensor("cache_seqlens", cache_seqlens)
+    of_new = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "cache_leftpad": cache_leftpad}
+    for name, given in of_new.items():
+        if given is not None:
+            _names.check_tensor(name, given)
+    bounds = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "max_seqlen_k_new": max_seqlen_k_new}
+    max_seqlen_q, max_seqlen_k, max_seqlen_k_new = (_lengths.bound(name, given) for name, given in bounds.items())
     if cache_seqlens.shape != (batch_size,):
         raise ValueError(f"batch_size is {batch_size}; cache_seqlens has shape {tuple(cache_seqlens.shape)}")
     unseen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if unseen or (cu_seqlens_q is not None and total_q is None):
+    if unseen or batch_size == 0 or (cu_seqlens_q is not None and total_q in (None, 0)):
         if out is not None:
             raise ValueError(
-                "out is given, but no schedule is made in a compiled or transformed function, nor without total_q"
+                "out is given, but no schedule is made in a compiled or transformed function, nor without total_q and rows"
             )
         return cache_seqlens.new_empty(0, dtype=torch.int32)
     lengths = cache_seqlens
@@ -475,7 +482,7 @@ def get_scheduler_metadata(
     if cache_leftpad is not None:  # calls then have pages of one key
         lengths, page_size = (lengths - cache_leftpad).clamp(min=0), 1
     options = common_options(None, causal, window_size, 0.0, sm_margin)
-    new_keys = max(max_seqlen_k_new, 0) if cu_seqlens_k_new is None else None
+    new_keys = max_seqlen_k_new if cu_seqlens_k_new is None else None
     made_of = _schedule.MadeOf(cache_seqlens, new_keys, page_size or 0)
     return _schedule.make(
         lengths, cu_seqlens_q, out, qkv_dtype, made_of, num_heads_q, num_heads_kv, headdim,

@@ -402,8 +402,11 @@ def activated(*, strict: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
-        was_active, _strict, implementation = before
-        if not was_active:
+        was_active, was_strict, implementation = before
+        if was_active:
+            activate()
+        else:
             deactivate()
             if _registry is not None and implementation is not None:
                 _registry.activate_flash_attention_impl(implementation)
+        _strict = was_strict

@@ -125,7 +125,7 @@ def mask(
     keys `attention` takes. If the host knows, that is a mask ``[0, 1, seq_q, keys in use]``, which has no elements.
     Where `q_offset` is a tensor, or of one query, it is int32 ``[batch, 1, 1, 1]`` on the device: the same shape at each
     step, so that a compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys in use, bool
-    ``[batch, keys in use]``.
+    ``[batch, keys in use]``, after the columns of positions that the cache has no more.
 
     Parameters
     ----------
@@ -138,6 +138,8 @@ def mask(
     """
     causal = _is_causal(mask_function, local_size, q_length, options)
     full = mask_function is bidirectional_mask_function and local_size is None
+    if not options.get("allow_is_bidirectional_skip", True):  # the model computes with its mask
+        full = False
     keys_in_use = None
     if isinstance(q_offset, torch.Tensor):
         if causal and local_size is None:
@@ -150,7 +152,9 @@ def mask(
     if (causal or full) and isinstance(q_offset, int):
         count = q_offset + q_length - kv_offset if causal else kv_length
         served, used = False, None
-        if count <= kv_length:
+        # Of a causal mask the model says the same for more than one query; steps over a static cache say it, too.
+        computes = causal and q_length > 1 and count == kv_length and not options.get("allow_is_causal_skip", True)
+        if count <= kv_length and not computes:
             served, used = _in_use(attention_mask, kv_offset, count, q_length, local_size)
         if served and used is None:
             if keys_in_use is not None:
@@ -160,8 +164,9 @@ def mask(
             if causal and q_length == 1:  # of the same shape at each step, too
                 return torch.full((batch_size, 1, 1, 1), count, dtype=torch.int32, device=options.get("device"))
             return torch.empty((0, 1, q_length, count), dtype=torch.bool, device=options.get("device"))
-        if served and (causal or q_length == kv_length):
-            return used
+        if served and (kv_offset == 0 or count == kv_length):
+            _padding.keep_causal(used, causal)
+            return _padding.with_earlier(attention_mask[:, : kv_offset + count].bool(), used) if kv_offset > 0 else used
     return sdpa_mask(
         batch_size,
         q_length,
@@ -225,6 +230,9 @@ def attention(
     if kwargs.get("output_attentions"):
         _no_weights()
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if attention_mask is not None and attention_mask.dim() == 2:
+        causal = _padding.is_causal(attention_mask, causal)
+        attention_mask = _padding.of_keys(attention_mask, key.shape[2])
     window = (sliding_window - 1, 0) if causal and sliding_window is not None else (-1, -1)
     if dropout == 0.0 and _KEYWORDS.isdisjoint(kwargs):
         rows = None

@@ -98,7 +98,7 @@ fn varlen<'a>(torch: &'a Libtorch, inputs: &[Input], numbers: &[u64]) -> Results
         zeros.zero().map(|()| zeros)
     };
     let results = [zeros(layouts.dq)?, zeros(layouts.dk)?, zeros(layouts.dv)?];
-    if out.layout.num_elements() == 0 || kinds.batch == 0 {
+    if q.layout.num_elements() == 0 || kinds.batch == 0 {
         return Ok(results); // no row is of a sequence
     }
     let of_out = [&q.layout, &k.layout, &v.layout, &out.layout];

@@ -86,8 +86,7 @@ fn numbers_of(numbers: &Bound<'_, PyTuple>, head_dim: usize) -> Option<Numbers> 
     let [scale, causal, left, right, softcap] = first_numbers(numbers, head_dim)?;
     let (max_q, max_k) = (whole(numbers, 5)?, i64::MAX as u64); // as many keys as there is room for
     let (sm_margin, split_keys, interleaved) = (whole(numbers, 6)?, whole(numbers, 7)?, flag(numbers, 8)?);
-    let all = -1i64 as u64;
-    let at_one_position = causal == 0 && (left, right) == (all, all);
+    let at_one_position = causal == 0 && (left as i64) < 0 && (right as i64) < 0;
     let of_attention = [scale, causal, left, right, softcap, max_q, max_k, sm_margin, split_keys];
     Some((of_attention, [interleaved, at_one_position.into()]))
 }
