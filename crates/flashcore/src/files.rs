@@ -22,7 +22,9 @@ pub fn data_folder() -> Option<PathBuf> {
 /// # Errors
 /// What the file system says. The unfinished file is removed, and the old one stays.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    if std::fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+    // Of a link that leads nowhere yet, the link itself.
+    let there = std::fs::metadata(path).or_else(|_| std::fs::symlink_metadata(path));
+    if there.is_ok_and(|there| !there.is_file()) {
         return std::fs::write(path, bytes);
     }
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
@@ -60,6 +62,9 @@ mod tests {
             std::os::unix::fs::symlink("a.json", &link).unwrap();
             write_whole(&link, b"three").unwrap();
             assert_eq!(std::fs::read(&path).unwrap(), b"three");
+            std::fs::remove_file(&path).unwrap();
+            write_whole(&link, b"two").unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"two");
             std::fs::remove_file(&link).unwrap();
             write_whole(Path::new("/dev/null"), b"x").unwrap();
             assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
