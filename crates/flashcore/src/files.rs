@@ -16,11 +16,18 @@ pub fn data_folder() -> Option<PathBuf> {
 }
 
 /// Writes a file so that a reader finds the old one, the new one, and nothing in between; creates
-/// its folder. The bytes are on disk before the name is.
+/// its folder. The bytes are on disk before the name is. A link stays, and leads to the new file.
+/// What is no file, such as a pipe, is written to.
 ///
 /// # Errors
-/// What the file system says. The unfinished file is removed.
+/// What the file system says. The unfinished file is removed, and the old one stays.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // Of a link that leads nowhere yet, the link itself.
+    let there = std::fs::metadata(path).or_else(|_| std::fs::symlink_metadata(path));
+    if there.is_ok_and(|there| !there.is_file()) {
+        return std::fs::write(path, bytes);
+    }
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -49,6 +56,19 @@ mod tests {
         write_whole(&path, b"one").unwrap();
         write_whole(&path, b"two").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        #[cfg(unix)]
+        {
+            let link = folder.join("deep/link.json");
+            std::os::unix::fs::symlink("a.json", &link).unwrap();
+            write_whole(&link, b"three").unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"three");
+            std::fs::remove_file(&path).unwrap();
+            write_whole(&link, b"two").unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"two");
+            std::fs::remove_file(&link).unwrap();
+            write_whole(Path::new("/dev/null"), b"x").unwrap();
+            assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+        }
         // A folder in its place cannot be replaced by a file.
         assert!(write_whole(&folder.join("deep"), b"x").is_err());
         let names = |folder: &Path| {

@@ -419,6 +419,7 @@ fn rows(
             }
             (_, Ok(end)) if end > total => format!("has {end} in entry {entry}; its tensors have {total} rows"),
             _ if end < first => format!("decreases from {first} to {end} at entry {entry}; it must not"),
+            (Err(_), _) => format!("has {first} in entry {b}; it must be 0 or more"),
             _ => format!(
                 "gives sequence {b} {} rows; the problem's bound is {most}: raise it",
                 end - first

@@ -188,7 +188,7 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
 
 pub(crate) fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let failed = |error| Failure::failed(format!("cannot write {}: {error}", path.display()));
-    std::fs::write(path, bytes).map_err(failed)
+    flashcore::files::write_whole(path, bytes.as_ref()).map_err(failed)
 }
 
 /// A whole number with separated thousands: `33,280`.

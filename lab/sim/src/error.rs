@@ -11,6 +11,12 @@ pub enum SimError {
     /// The launch cannot work on any GPU.
     #[error(transparent)]
     Launch(#[from] LaunchRefusal),
+    /// A block that ends in a part of a warp.
+    #[error("blocks have {threads} threads; the simulator has whole warps, so it takes multiples of 32")]
+    PartOfAWarp {
+        /// Threads of a block.
+        threads: u32,
+    },
     /// An argument of the wrong type.
     #[error("parameter {index} `{name}` is a {expected}, but the argument is {given}")]
     ArgumentType {

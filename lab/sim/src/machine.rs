@@ -102,6 +102,11 @@ impl<'a> Machine<'a> {
     ) -> Result<Machine<'a>, SimError> {
         let given: Vec<(u64, u64)> = buffer_bytes.iter().map(|&bytes| (0, bytes)).collect();
         check_launch(kernel, launch, &given)?;
+        // Our kernels have whole warps; those that are read from PTX need not.
+        if !kernel.threads().is_multiple_of(32) {
+            let threads = kernel.threads();
+            return Err(SimError::PartOfAWarp { threads });
+        }
         let program = lower(kernel)?;
         let (args, mut regions) = bind(kernel, launch)?;
         let written: Vec<usize> = regions.iter().filter(|r| r.writable).map(|r| r.slot).collect();

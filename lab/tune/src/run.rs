@@ -131,6 +131,14 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
         let allowed = "at least one of cpu, cuda:N, replay:FILE";
         return Err(TuneError::bad("devices", "an empty list", allowed));
     }
+    if request.folder.to_str().is_none() {
+        let allowed = "a path in UTF-8 (--folder): workers are told in JSON which files to write there";
+        return Err(TuneError::bad(
+            "the folder of the run",
+            request.folder.display(),
+            allowed,
+        ));
+    }
     // They take their devices while the workers do, and while reference outputs are computed.
     let (setup, devices) = (&request.setup, &request.devices);
     let window = setup.window * devices.len();

@@ -264,6 +264,12 @@ fn invalid_values_of_lengths() {
         wrong(|l| l.cu_seqlens_q = Some(vec![0, 5, 6])),
         "cu_seqlens_q gives sequence 0 5 rows; the problem's bound is 4: raise it"
     );
+    // Each sequence is judged by itself, also behind one that is wrong.
+    let mut below = right.clone();
+    below.cu_seqlens_q = Some(vec![0, i32::MIN, 5]);
+    let found = problem.length_findings(&below.as_slices());
+    let why = "cu_seqlens_q has -2147483648 in entry 1; it must be 0 or more";
+    assert_eq!((found.len(), found[1].to_string()), (2, why.to_string()));
     assert_eq!(
         wrong(|l| l.seqused_q = Some(vec![2, 5])),
         "seqused_q has 5 for sequence 1; allowed are 0 to 4"

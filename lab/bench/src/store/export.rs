@@ -72,17 +72,18 @@ impl Store {
     /// Adds the runs of a file that are not there yet. Every line is checked before the first run is added.
     ///
     /// # Errors
-    /// A file of another schema version or without evidence; [`BenchError::Store`].
+    /// A file of another schema version, without evidence or with a wrong line; [`BenchError::Store`].
     pub fn import_jsonl(&self, file: &Path) -> Result<Imported> {
-        let bytes = std::fs::read(file).map_err(inaccessible(file))?;
-        let mut runs = Vec::new();
         // The file was given; nothing is wrong with the store.
         let wrong = |why: String| BenchError::Given(format!("{}: {why}", file.display()));
+        let (given, bytes) = (Store::open(file)?, std::fs::read(file));
+        let bytes = bytes.map_err(|error| wrong(error.to_string()))?;
+        let mut runs = Vec::new();
         for (part, first) in split(&bytes) {
-            let run = RunRow::scan(file, part, first)?;
+            let run = RunRow::scan(file, part, first).map_err(|error| given.blamed(error))?;
             let run = run.ok_or_else(|| wrong("it has no whole line, so no run".to_string()))?;
-            run.read()?;
-            run.read_profiles()?;
+            given.measurements(&run)?;
+            given.profiles(&run)?;
             // The key becomes the name of a file.
             if run.key.is_empty() || !run.key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
                 let why = format!("`{}` is no key: letters, digits and - are", run.key);

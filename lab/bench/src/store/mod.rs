@@ -104,13 +104,13 @@ impl Store {
         for path in self.files()? {
             let bytes = std::fs::read(&path).map_err(inaccessible(&path));
             let bytes = bytes.unwrap_or_else(|error| {
-                unreadable.push(error);
+                unreadable.push(self.blamed(error));
                 Vec::new()
             });
             for (part, first) in split(&bytes) {
                 match RunRow::scan(&path, part, first) {
                     Ok(run) => runs.extend(run.filter(|run| selector.accepts(run))),
-                    Err(error) => unreadable.push(error),
+                    Err(error) => unreadable.push(self.blamed(error)),
                 }
             }
         }
@@ -135,12 +135,20 @@ impl Store {
 
     /// The measurements of a run, in the order made.
     pub fn measurements(&self, run: &RunRow) -> Result<Vec<Recorded>> {
-        run.read()
+        run.read().map_err(|error| self.blamed(error))
     }
 
     /// The profiles of a run, in the order made: counters that `flashcore profile` read. Empty for runs of `bench`.
     pub fn profiles(&self, run: &RunRow) -> Result<Vec<ProfileRecord>> {
-        run.read_profiles()
+        run.read_profiles().map_err(|error| self.blamed(error))
+    }
+
+    /// What is wrong with a run. A file was given by name: then nothing is wrong with the store.
+    fn blamed(&self, error: BenchError) -> BenchError {
+        match error {
+            BenchError::Store { path, reason } if self.path.is_file() => BenchError::Given(format!("{path}: {reason}")),
+            error => error,
+        }
     }
 
     /// The files with runs, by name; none where there is no store yet.

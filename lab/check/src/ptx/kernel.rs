@@ -61,6 +61,10 @@ impl PtxText {
         let unknown = |why: &str| refused(why, entry.line);
         let threads = options.threads.or(entry.threads_allowed());
         let threads = threads.ok_or_else(|| unknown("it does not declare its number of threads; give one"))?;
+        // Launches of the kernel language have theirs along x, where all threads are counted.
+        if entry.required_threads.is_some_and(|[_, y, z]| y > 1 || z > 1) {
+            return Err(unknown("only blocks along x are supported"));
+        }
         if !body.calls.is_empty() {
             return Err(unknown("it calls functions"));
         }

@@ -10,7 +10,7 @@ use flashcore_ir::{Arg, BufferSpec, Kernel, Launch, Target};
 use flashcore_kernels::{Config, Plan, mma};
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{Mask, Problem};
-use flashcore_sim::{FindingKind, SimOptions, SimReport, simulate};
+use flashcore_sim::{FindingKind, SimError, SimOptions, SimReport, simulate};
 
 /// Every instruction that compilers of C++ use.
 #[path = "../../../../crates/ir/tests/it/every_instruction/kernels.rs"]
@@ -246,6 +246,22 @@ fn what_nvcc_prints_is_simulated() {
     assert_eq!(buffers[1], 4950f32.to_le_bytes());
 }
 
+/// Its last threads would not run, and nothing would be found in them.
+#[test]
+fn a_block_that_ends_in_a_part_of_a_warp_is_not_simulated() {
+    for threads in [16, 100] {
+        let options = ReadAs {
+            file: "kernel.ptx".to_string(),
+            threads: Some(threads),
+            dynamic_shared: 0,
+        };
+        let kernel = PtxText::read(BLOCK_SUM).unwrap().kernel("block_sum", &options).unwrap();
+        let launch = launch(&kernel, &[("in", 4, false), ("out", 4, true)], &[1]);
+        let refused = simulate(&kernel, &launch, &mut [vec![0; 4], vec![0; 4]], &SimOptions::default());
+        assert_eq!(refused.unwrap_err(), SimError::PartOfAWarp { threads });
+    }
+}
+
 #[test]
 fn what_is_wrong_with_it_is_found_at_its_cuda_line() {
     let racing = BLOCK_SUM.replace("bar.sync \t0;", "");
@@ -304,4 +320,21 @@ fn what_is_not_understood_is_named_with_its_line() {
         let error = error.map(|kernel| kernel.to_ptx()).unwrap_err().to_string();
         assert!(error.contains(part), "{text}: {error}");
     }
+}
+
+/// As a block along x it would have other `%tid`.
+#[test]
+fn a_block_with_threads_along_y_is_not_read() {
+    let options = ReadAs {
+        file: "x.ptx".to_string(),
+        threads: None,
+        dynamic_shared: 0,
+    };
+    let read = |block: &str| {
+        let text = format!(".version 8.0\n.target sm_80\n.entry k() .reqntid {block} {{ ret; }}");
+        PtxText::read(&text).unwrap().kernel("k", &options)
+    };
+    assert_eq!(read("64, 1, 1").unwrap().threads(), 64);
+    let error = read("16, 4").unwrap_err().to_string();
+    assert!(error.contains("only blocks along x are supported"), "{error}");
 }

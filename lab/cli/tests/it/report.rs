@@ -164,7 +164,18 @@ fn what_cannot_be_reported_is_said() {
     std::fs::write(at.join("broken.jsonl"), "no evidence\n").unwrap();
     std::fs::write(at.join("row.jsonl"), "{\"run\":\"a\",\"date\":1}\n").unwrap();
     std::fs::create_dir(at.join("empty")).unwrap();
+    // A run of the store with a wrong line in its middle, as an export.
+    run(&mut there(at, "evidence export -o line.jsonl"));
+    let export = std::fs::read_to_string(at.join("line.jsonl")).unwrap();
+    let (header, rest) = export.split_once('\n').unwrap();
+    let wrong = format!("{header}\n{{\"sample\":{{\"subject\":0}}}}\n{rest}");
+    std::fs::write(at.join("line.jsonl"), wrong).unwrap();
+    let wrong_line = "error: line.jsonl: line 2: missing field";
     for (arguments, code, expected) in [
+        ("report line.jsonl", 2, wrong_line),
+        ("compare line.jsonl latest", 2, wrong_line),
+        ("evidence import line.jsonl", 2, wrong_line),
+        ("evidence chart lines line.jsonl", 2, wrong_line),
         (
             "report nothing",
             2,

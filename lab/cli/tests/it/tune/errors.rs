@@ -59,3 +59,20 @@ fn an_error_after_trials_says_what_is_kept_and_how_to_go_on() {
     );
     std::fs::remove_dir_all(&home).unwrap();
 }
+
+/// Every candidate would fail, since its worker cannot be told where to write.
+#[cfg(unix)]
+#[test]
+fn a_folder_that_json_cannot_name_is_refused() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let home = folder("errors-utf8");
+    let run = home.join(std::ffi::OsStr::from_bytes(b"run-\xff"));
+    let mut command = flashcore("tune tiny --device cpu --budget 2 --peers none", &home);
+    let output = command.arg("--folder").arg(&run).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{err}");
+    assert!(words(&err).contains("allowed: a path in UTF-8"), "{err}");
+    assert!(!run.exists(), "{err}");
+    std::fs::remove_dir_all(&home).unwrap();
+}
