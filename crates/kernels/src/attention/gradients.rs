@@ -26,6 +26,7 @@ use flashcore_ir::{Arg, Cache, Element, GlobalPtr, Kernel, KernelBuilder, Launch
 use flashcore_problem::{GradientLayouts, Problem, QLengths};
 
 pub(crate) use self::keys::ZeroedSums;
+use super::index::Index;
 use super::lengths::{FirstRows, TensorParam};
 use super::params::{RowParams, Shape, add_rows, add_tensor_as, param_pointer, push_buffer};
 use super::score_mod::ScoreMod;
@@ -34,6 +35,30 @@ use crate::Refusal;
 
 /// What rows of the statistics are padded to: a multiple of every tile's rows.
 pub(crate) const PADDING: u32 = 128;
+
+/// The head of all batches, and its tile of what blocks own, that a block's number stands for.
+///
+/// Tiles go in bundles of `at_once` heads. In a bundle the first tiles of all heads come first; if `last_first`, the
+/// last ones, so that of one head a block with a smaller number has a later tile. The last argument divides by the
+/// tiles of a bundle, and by its heads.
+#[track_caller]
+pub(crate) fn tile_of<I: Index>(
+    number: I,
+    [tiles, heads, at_once]: [I; 3],
+    last_first: bool,
+    [by_tiles, by_heads]: [&dyn Fn(I, I) -> I; 2],
+) -> (I, I) {
+    let bundle = by_tiles(number, tiles * at_once) * at_once;
+    let in_bundle = number - bundle * tiles;
+    let width = at_once.min(heads - bundle);
+    let place = by_heads(in_bundle, width);
+    let index = if last_first {
+        tiles - place - tiles.constant(1)
+    } else {
+        place
+    };
+    (bundle + (in_bundle - place * width), index)
+}
 
 /// The workspace of a backward pass.
 #[derive(Clone, Copy)]

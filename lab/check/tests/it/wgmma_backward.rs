@@ -342,7 +342,7 @@ const FAULTS_OF_PAIRS: &[Fault] = &[
 
     // What each warpgroup does.
     Fault { name: "dS is computed before P has come", operator: Operator::DropBarrier,
-        place: "barrier_among(P_FULL", object: "", found: Some(FindingKind::Race), at: "score_gradients", of: "p_tile" },
+        place: "barrier_among(P_FULL", object: "", found: Some(FindingKind::Race), at: "", of: "p_tile" },
     Fault { name: "scores are read while they are computed", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(1)", object: "", found: Some(FindingKind::InFlight), at: "", of: "scores" },
     Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
@@ -380,6 +380,7 @@ const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
 #[test]
 fn faults_of_held_operands_are_found() {
     find_all(&planned(64, false, Target::Sm90a), FAULTS_OF_HELD_OPERANDS);
+    find_all(&planned(96, false, Target::Sm90a), &FAULTS_OF_HELD_OPERANDS[..1]);
 }
 
 /// Rows past the end of a packed sequence are those of the next one: only their statistics keep them out.

@@ -15,7 +15,8 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 use super::warp::Warp;
 use super::{Outputs, Tiling};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
-use crate::attention::gradients::{BackwardParams, dq_sums};
+use crate::attention::gradients::{BackwardParams, dq_sums, tile_of};
+use crate::attention::index::Index;
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Shape;
 use crate::mma::Config;
@@ -90,13 +91,8 @@ pub(super) fn body<E: MmaElement>(k: &KernelBuilder, levers: &Config, shape: &Sh
     };
     let tiles = (most + (levers.cols - 1)) / levers.cols;
     // The first keys and the last rows of a causal mask see most, and begin first: those of all heads of a bundle.
-    let all_heads = k.grid_dim(0) / tiles;
-    let bundle_heads = (tiles + (BUNDLE_TILES - 1)) / tiles;
-    let bundle = k.block_idx(0) / (tiles * bundle_heads) * bundle_heads;
-    let in_bundle = k.block_idx(0) - bundle * tiles;
-    let width = bundle_heads.min(all_heads - bundle);
-    let (tile, batch_head) = (in_bundle / width, bundle + in_bundle % width);
-    let tile = if outputs.owns_keys() { tile } else { tiles - 1 - tile };
+    let sizes = [tiles, k.grid_dim(0) / tiles, (tiles + (BUNDLE_TILES - 1)) / tiles];
+    let (batch_head, tile) = tile_of(k.block_idx(0), sizes, !outputs.owns_keys(), [&Index::floor_div; 2]);
     let (batch, head) = (batch_head / heads, batch_head % heads);
     let params = params.of_sequence(batch);
     let rows = &params.rows;

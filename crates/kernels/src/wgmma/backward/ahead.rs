@@ -16,9 +16,9 @@ use flashcore_ir::{Arg, GlobalPtr, KernelBuilder, Launch, Val, Var, Widen};
 use flashcore_problem::Problem;
 
 use super::kernel::Context;
-use super::tile::{Tile, tile_of};
+use super::tile::Tile;
 use crate::attention::divisor::{self, ParamDivisor};
-use crate::attention::gradients::{PADDING, Workspace};
+use crate::attention::gradients::{PADDING, Workspace, tile_of};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
 use crate::wgmma::barriers::PREPARED;
 use crate::wgmma::{ALIGNMENT, Config};

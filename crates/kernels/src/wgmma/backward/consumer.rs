@@ -64,7 +64,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         // Steps of 16 columns that have any; the tiles' others are zeros.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let if_held = |held: bool, steps: u32| if held { steps } else { 0 };
-        let holds_ds = shares.holds_operands || outputs == Outputs::Dk;
+        let holds_ds = shares.holds_ds || outputs == Outputs::Dk;
+        let holds_v = shares.holds_v && outputs != Outputs::Dv;
         let first_key = key_warp / 4 * UNIT;
         let rank = match context.main_loop {
             MainLoop::Pair(_) => k.cluster_rank(),
@@ -96,7 +97,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", if_held(outputs != Outputs::Dk, rows / 16)),
-            v: k.a_vars("v", if_held(shares.holds_operands, shape.head_dim_v.div_ceil(16))),
+            v: k.a_vars("v", if_held(holds_v, shape.head_dim_v.div_ceil(16))),
             ds: k.a_vars("ds", if_held(holds_ds, rows / 16)),
         }
     }

@@ -392,8 +392,10 @@ struct Shares {
     warpgroups: u32,
     /// Whether one has P and dV, and the other dS and dK, of all keys.
     shares_products: bool,
-    /// Whether V for dP and dS for dK are held in registers: there is room for them up to 64 columns.
-    holds_operands: bool,
+    /// Whether V for dP is held in registers, which reads less shared memory, where there is room for it.
+    holds_v: bool,
+    /// Whether dS for dK is, too: above 64 columns that is slower.
+    holds_ds: bool,
 }
 
 impl Shares {
@@ -407,7 +409,8 @@ impl Shares {
             dq_shares,
             warpgroups: if shares_products { 2 } else { config.cols / UNIT },
             shares_products,
-            holds_operands: width == 64,
+            holds_v: shape.head_dim.max(shape.head_dim_v) <= 96 || width == 192,
+            holds_ds: width == 64,
         }
     }
 

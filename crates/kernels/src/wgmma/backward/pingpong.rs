@@ -81,7 +81,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.score_gradients_of(pingpong, number, || mask(m_block));
             // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one
             // before. Where dK reads dS from shared memory, all warps of the warpgroup have one before they meet.
-            let fence_first = !context.shares.holds_operands;
+            let fence_first = !context.shares.holds_ds;
             if fence_first {
                 k.fence_proxy_async();
             }
@@ -173,7 +173,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.probabilities(&lse);
         // There are registers for them before dP is there, if no operand is held.
         let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
-        let early = (!context.shares.holds_operands).then(delta);
+        let early = (!context.shares.holds_v).then(delta);
         let (stage, phase) = stage(number, DS_STAGES);
         pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);

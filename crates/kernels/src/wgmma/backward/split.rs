@@ -16,10 +16,10 @@ use flashcore_problem::Problem;
 
 use super::consumer::Warpgroup;
 use super::kernel::Outputs;
-use super::tile::{Tile, q_tiles, tile_of};
+use super::tile::{Tile, q_tiles};
 use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
-use crate::attention::gradients::{PADDING, head_row};
+use crate::attention::gradients::{PADDING, head_row, tile_of};
 use crate::attention::lengths::FirstRows;
 use crate::attention::row_tile::{Keys, RowTile};
 use crate::wgmma::Config;

@@ -3,9 +3,10 @@
 use flashcore_problem::rng::Rng;
 use flashcore_problem::{Mask, ProblemBuilder, QLengths};
 
-use super::tile::{q_tiles, tile_of};
+use super::tile::q_tiles;
 use super::*;
 use crate::attention::block_range::Band;
+use crate::attention::gradients::tile_of;
 use crate::{Plan, select};
 
 fn builder() -> ProblemBuilder {

@@ -9,7 +9,7 @@ use super::kernel::Context;
 use super::split::Share;
 use super::{UNIT, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
-use crate::attention::gradients::DqSemaphore;
+use crate::attention::gradients::{DqSemaphore, tile_of};
 use crate::attention::index::Index;
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
@@ -52,30 +52,6 @@ pub(super) struct Walk<'k> {
 /// Up to this many query rows, a block begins its walk at the rows that have its keys' numbers ([`Tile::shift`]). With
 /// more, waits for the first block matter little, and blocks at the same Q tile share it in the L2 cache.
 const SHIFTED_ROWS: u32 = 8192;
-
-/// The K/V head of all batches, and the tile of keys, that a block's number stands for.
-///
-/// Tiles go in bundles of `at_once` heads, and in a bundle the first tiles of all heads come first, which are the
-/// longest if causal. **In order** the last tiles come first: of one head, a block with a smaller number has a later
-/// tile. The last argument divides by the tiles of a bundle, and by its heads.
-#[track_caller]
-pub(super) fn tile_of<I: Index>(
-    number: I,
-    [tiles, heads, at_once]: [I; 3],
-    ordered: bool,
-    [by_tiles, by_heads]: [&dyn Fn(I, I) -> I; 2],
-) -> (I, I) {
-    let bundle = by_tiles(number, tiles * at_once) * at_once;
-    let in_bundle = number - bundle * tiles;
-    let width = at_once.min(heads - bundle);
-    let place = by_heads(in_bundle, width);
-    let index = if ordered {
-        tiles - place - tiles.constant(1)
-    } else {
-        place
-    };
-    (bundle + (in_bundle - place * width), index)
-}
 
 /// The tiles of `rows` query rows that see a key from `first` on, `cols` of all `keys`; and the first one that sees a
 /// key of the next tile, of which there is none past the end. Every tile from there on to the end sees both.
