@@ -138,7 +138,7 @@ pub(crate) fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip
     let problem = builder.build().unwrap().backward().unwrap();
     let config = match head_dim {
         64 => "wgmma/m128n128-s2-pingpong",
-        128 => "wgmma/m64n128-s2-pingpong",
+        96 | 128 => "wgmma/m64n128-s2-pingpong",
         _ => "wgmma/m64n64-s2-c2-free",
     };
     Plan::new(&problem, &config.parse().unwrap(), chip).unwrap()
