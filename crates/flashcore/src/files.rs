@@ -17,14 +17,17 @@ pub fn data_folder() -> Option<PathBuf> {
 
 /// Writes a file so that a reader finds the old one, the new one, and nothing in between; creates
 /// its folder. The bytes are on disk before the name is. A link stays, and leads to the new file.
-/// What is no file, such as a pipe, is written to.
+/// What is no file, such as a pipe or a path below `/dev`, is written to. The file keeps its mode.
+/// Its folder must be writable.
 ///
 /// # Errors
 /// What the file system says. The unfinished file is removed, and the old one stays.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     // Of a link that leads nowhere yet, the link itself.
     let there = std::fs::metadata(path).or_else(|_| std::fs::symlink_metadata(path));
-    if there.is_ok_and(|there| !there.is_file()) {
+    // `/dev/stdout` may lead to a file that is open elsewhere.
+    let is_device = path.starts_with("/dev") || path.starts_with("/proc");
+    if is_device || there.is_ok_and(|there| !there.is_file()) {
         return std::fs::write(path, bytes);
     }
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
@@ -36,6 +39,9 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = path.with_file_name(name);
     let write = || {
         let mut file = std::fs::File::create(&unfinished)?;
+        if let Ok(old) = std::fs::metadata(path) {
+            file.set_permissions(old.permissions())?;
+        }
         file.write_all(bytes)?;
         file.sync_all()?;
         std::fs::rename(&unfinished, path)

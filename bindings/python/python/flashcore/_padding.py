@@ -114,8 +114,11 @@ def is_causal(used: torch.Tensor, says: bool) -> bool:
 
 
 def with_earlier(attention_mask: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """A mask with the columns before those in use, too: `generate` makes masks of static caches before the model does, and
-    the model takes what it gets for the mask of all positions."""
+    """A mask of all positions that stands for `used`, its columns in use.
+
+    `generate` makes masks of static caches before the model does, and the model takes what it gets for its own
+    `attention_mask`, whose columns are all positions.
+    """
     kept = _kept(attention_mask)
     kept["of", used.shape[1]], kept["causal"] = used, _kept(used)["causal"]
     return attention_mask

@@ -471,7 +471,8 @@ def get_scheduler_metadata(
     if unseen or batch_size == 0 or (cu_seqlens_q is not None and total_q in (None, 0)):
         if out is not None:
             raise ValueError(
-                "out is given, but no schedule is made in a compiled or transformed function, nor without total_q and rows"
+                "out is given, but no schedule is made in a compiled or transformed function, for no sequences or rows, "
+                "or for cu_seqlens_q without total_q"
             )
         return cache_seqlens.new_empty(0, dtype=torch.int32)
     lengths = cache_seqlens

@@ -124,8 +124,8 @@ def mask(
     Where only the first keys of a static cache are in use, and the last query sees the last of them, it says how many
     keys `attention` takes. If the host knows, that is a mask ``[0, 1, seq_q, keys in use]``, which has no elements.
     Where `q_offset` is a tensor, or of one query, it is int32 ``[batch, 1, 1, 1]`` on the device: the same shape at each
-    step, so that a compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys in use, bool
-    ``[batch, keys in use]``, after the columns of positions that the cache has no more.
+    step, so that a compiled model runs as one graph. Of padded batches it is the part of `attention_mask` for the keys
+    in use, bool ``[batch, keys in use]``; of a cache that has dropped its first positions, their columns come first.
 
     Parameters
     ----------
@@ -152,7 +152,8 @@ def mask(
     if (causal or full) and isinstance(q_offset, int):
         count = q_offset + q_length - kv_offset if causal else kv_length
         served, used = False, None
-        # Of a causal mask the model says the same for more than one query; steps over a static cache say it, too.
+        # Models that compute with their mask do not allow to leave it out. Steps over a static cache do not either, but
+        # have more columns than keys in use.
         computes = causal and q_length > 1 and count == kv_length and not options.get("allow_is_causal_skip", True)
         if count <= kv_length and not computes:
             served, used = _in_use(attention_mask, kv_offset, count, q_length, local_size)

@@ -41,7 +41,7 @@ macro_rules! levers {
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub struct $config {
-            $(#[doc = $meaning] $(#[$more])* pub $field: $ty,)+
+            $(#[doc = concat!($meaning, ".")] $(#[$more])* pub $field: $ty,)+
         }
 
         pub(crate) const LEVERS: [$crate::family::Lever; [$(stringify!($field)),+].len()] = [

@@ -62,7 +62,8 @@ impl PtxText {
         let threads = options.threads.or(entry.threads_allowed());
         let threads = threads.ok_or_else(|| unknown("it does not declare its number of threads; give one"))?;
         // Launches of the kernel language have theirs along x, where all threads are counted.
-        if entry.required_threads.is_some_and(|[_, y, z]| y > 1 || z > 1) {
+        let most = entry.max_threads.filter(|_| options.threads.is_none());
+        if entry.required_threads.or(most).is_some_and(|[_, y, z]| y > 1 || z > 1) {
             return Err(unknown("only blocks along x are supported"));
         }
         if !body.calls.is_empty() {

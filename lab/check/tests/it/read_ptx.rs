@@ -331,10 +331,12 @@ fn a_block_with_threads_along_y_is_not_read() {
         dynamic_shared: 0,
     };
     let read = |block: &str| {
-        let text = format!(".version 8.0\n.target sm_80\n.entry k() .reqntid {block} {{ ret; }}");
+        let text = format!(".version 8.0\n.target sm_80\n.entry k() {block} {{ ret; }}");
         PtxText::read(&text).unwrap().kernel("k", &options)
     };
-    assert_eq!(read("64, 1, 1").unwrap().threads(), 64);
-    let error = read("16, 4").unwrap_err().to_string();
-    assert!(error.contains("only blocks along x are supported"), "{error}");
+    assert_eq!(read(".reqntid 64, 1, 1").unwrap().threads(), 64);
+    for block in [".reqntid 16, 4", ".maxntid 16, 4"] {
+        let error = read(block).unwrap_err().to_string();
+        assert!(error.contains("only blocks along x are supported"), "{error}");
+    }
 }

@@ -58,7 +58,8 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         // All threads of a warpgroup arrive, which also have read P.
         let [full] = declare_mbarriers(k, ["ds.full"], stages, 128);
         let pipeline = || k.pipeline("other_k", 1, warps);
-        // Mbarriers between two tiles take 1,024 B, for which three stages of dS leave no room.
+        // Mbarriers between two tiles take 1,024 B with the alignment of the next: three stages of dS leave no room for
+        // that. At 256 columns they stay where they were.
         let first = (stages > DS_STAGES).then(pipeline);
         Exchange {
             keys: Operand {
@@ -190,18 +191,19 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// dS of a Q tile, whose dP is under way, to both blocks. It ends with dK under way.
     ///
-    /// A stage of dS needs no mbarrier to say that it is free. dO of this tile has arrived, so all warpgroups of both
-    /// blocks have released dO of the tile that had its stage. They release it only when dQ of the tile before that has
-    /// been computed: the other block's dS has one stage more than dO. This block's has two. P of this tile is there,
-    /// so both warpgroups have computed dQ of the tile before the one before, and Q of this tile is, so those of the
-    /// other block have released Q of that one, behind its dS.
+    /// A stage of dS needs no mbarrier to say that it is free. *The other block's dS* has one stage more than dO. dO of
+    /// this tile has arrived, so all warpgroups of both blocks have released the dO that had its stage, and each does
+    /// so only after dQ of the tile before that. *This block's dS* has two stages, and Q no more, as there is no room.
+    /// P of this tile is there, so both warpgroups have computed dQ of the tile two before; and Q of this tile is, so
+    /// the other block has released Q of the tile two before, which it does only when this block's dS of that tile has
+    /// arrived there.
     fn step_of_dk(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
         let stages = || exchange.stages(self.tiles);
         let stage = || stages()[0];
         let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);
-        // Before P is there: dO has one stage, and its copy takes long.
+        // Before P is there: above 192 columns dO has one stage, and its copy takes long.
         k.fence_proxy_async();
         k.sync_warp();
         release(self.dout);

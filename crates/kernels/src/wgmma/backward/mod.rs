@@ -321,7 +321,9 @@ fn check_levers(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     if config.rows != rows {
         let allowed = match (rows >= UNIT, shares_products(width)) {
             (true, false) => {
-                format!("{rows} for {cols} keys and head_dim {width}: each warpgroup computes 64 x 64 elements of dQ")
+                format!(
+                    "{rows} for {cols} keys and head_dim {width}: each warpgroup computes 64 rows and 64 columns of dQ"
+                )
             }
             (true, true) => format!("{rows} for head_dim {width}: warpgroups share the products of 64 x 64 scores"),
             (false, true) => format!("none for {cols} keys and head_dim {width}: take cols 64"),
@@ -367,8 +369,8 @@ fn tile_keys(config: &Config) -> u32 {
     config.cols * config.cluster
 }
 
-/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are twice as many registers as
-/// columns, of 240.
+/// Whether warpgroups share the products, and two blocks a tile: dK and dV of 64 keys are as many registers of a thread
+/// as they have columns, of 240.
 fn shares_products(width: u32) -> bool {
     width > 128
 }
@@ -424,7 +426,7 @@ impl Shares {
 fn registers(layout: &Shares) -> (u32, u32) {
     match (layout.warpgroups, layout.width) {
         (1, _) => (56, 248),
-        // dK or dV take fewer than above, and the copies of two stages of dO more.
+        // dK or dV take fewer registers than with 256 columns, and a thread that copies two stages of dO needs more.
         (_, 192) => (40, 232),
         _ => (24, 240),
     }
@@ -460,8 +462,9 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
 /// What makes its shared memory smaller, for a refusal.
 pub(super) fn remedy_for_shared_memory(config: &Config, problem: &Problem) -> String {
     let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
-    // Stages of Q and dO, or of Q alone.
+    // Stages of Q and dO, and with them of the other block's dS; or of Q alone.
     let staged = if width > 192 { 1 } else { 2 };
-    let saved = (config.stages - 2) * config.rows * 2 * staged * (width + 2);
+    let exchanged = if width == 192 { 2 * config.rows * config.cols } else { 0 };
+    let saved = (config.stages - 2) * (config.rows * 2 * staged * (width + 2) + exchanged);
     format!("stages {} to 2 saves {saved} B", config.stages)
 }

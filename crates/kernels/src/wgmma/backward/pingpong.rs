@@ -171,7 +171,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let lse = self.row_numbers(context.lse_tile, self.q.stage());
         mask();
         self.probabilities(&lse);
-        // There are registers for them before dP is there, if no operand is held.
+        // There are registers for them before dP is there, if V is not held in registers.
         let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
         let early = (!context.shares.holds_v).then(delta);
         let (stage, phase) = stage(number, DS_STAGES);
