@@ -231,7 +231,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 MainLoop::Pair(exchange) => {
                     v.wait();
                     exchange.keys.pipeline.consumer().wait();
-                    group.load_v();
+                    if self.shares.holds_v {
+                        group.load_v();
+                    }
                     self.each_head(tile, |walk| {
                         k.if_(any(), || group.head_of_pair(exchange, tile, &walk));
                     });
