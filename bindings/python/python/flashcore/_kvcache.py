@@ -12,7 +12,16 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["are_known", "check_int32", "check_padded", "first_rows", "pages_of_one_key", "row_pages", "table_of", "whole_sequences"]
+__all__ = [
+    "are_known",
+    "check_int32",
+    "check_padded",
+    "first_rows",
+    "pages_of_one_key",
+    "row_pages",
+    "table_of",
+    "whole_sequences",
+]
 
 
 def table_of(

@@ -36,7 +36,7 @@ def attend(
     Returns
     -------
     out : ``[batch, rows, heads, head_dim_v]``
-        With a causal mask 0 at padding. Without one all queries are in use: in cross-attention `used` is of the keys only.
+        With a causal mask 0 at padding. Without one all queries are in use: in cross-attention `used` is of the keys.
     """
     batch, rows, heads, _ = q.shape
     # A step of decoding reads K and V where they are, row by row. Not all kernels serve single rows as pages, and pages
