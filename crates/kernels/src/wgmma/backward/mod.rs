@@ -394,7 +394,8 @@ struct Shares {
     warpgroups: u32,
     /// Whether one has P and dV, and the other dS and dK, of all keys.
     shares_products: bool,
-    /// Whether V for dP is held in registers, which reads less shared memory, where there is room for it.
+    /// Whether V for dP is held in registers, which reads less shared memory, where there is room for it. Not where it
+    /// takes as many as P of two warpgroups: ptxas 12.4 to 13.0 then wrote P over it in the loop of [`Variant::Ordered`].
     holds_v: bool,
     /// Whether dS for dK is, too: above 64 columns that is slower.
     holds_ds: bool,
@@ -405,13 +406,14 @@ impl Shares {
         let width = width(shape);
         let shares_products = shares_products(width);
         let dq_shares = if shares_products { 4 } else { width / UNIT };
+        let like_p = shape.head_dim_v.div_ceil(16) == config.rows / 16;
         Shares {
             width,
             dq_share: shape.head_dim.div_ceil(dq_shares).next_multiple_of(16),
             dq_shares,
             warpgroups: if shares_products { 2 } else { config.cols / UNIT },
             shares_products,
-            holds_v: shape.head_dim.max(shape.head_dim_v) <= 96 || width == 192,
+            holds_v: shape.head_dim.max(shape.head_dim_v) <= 96 && !like_p || width == 192,
             holds_ds: width == 64,
         }
     }
