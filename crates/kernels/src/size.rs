@@ -3,7 +3,7 @@
 use std::fmt;
 
 use flashcore_ir::Chip;
-use flashcore_problem::{Problem, QLengths};
+use flashcore_problem::{KvLengths, Problem, QLengths};
 
 /// How much work a problem gives the SMs: what decides how large its tiles can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +48,17 @@ const SHORT_CACHE: usize = 512;
 pub(crate) fn is_short_cache(problem: &Problem, chip: Chip) -> bool {
     let few_heads = problem.batch() * problem.num_heads() <= chip.sms as usize;
     problem.seq_len_kv() <= SHORT_CACHE && few_heads && problem.has_lengths() && problem.batch_invariant().is_none()
+}
+
+/// Whether a problem is of one sequence over a cache that is not short. Its keys can be cut into equal pieces on the
+/// device without a schedule, which would be a launch more and a load before the first of K.
+pub(crate) fn is_one_cache(problem: &Problem) -> bool {
+    let has_cache = matches!(problem.kv_lengths(), KvLengths::Cache | KvLengths::Paged { .. });
+    has_cache
+        && problem.batch() == 1
+        && problem.seq_len_kv() > SHORT_CACHE
+        && problem.q_lengths() == QLengths::Equal
+        && problem.batch_invariant().is_none()
 }
 
 /// Whether an SM has one block of 128 rows at most.

@@ -143,9 +143,10 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> impl Iterator<Item
             && row.only.is_none_or(|only| only(problem, chip))
     });
     let forward = rows.map(move |(row, config)| Proposal {
-        config: match size {
-            Decode => config.split_for(problem, chip.sms),
-            Small | Medium | Large => *config,
+        config: if config.pack_heads || size == Decode {
+            config.split_for(problem, chip.sms)
+        } else {
+            *config
         },
         why: row.why,
         size,
@@ -244,7 +245,7 @@ mod tests {
         );
     }
 
-    /// Few rows over long caches have a schedule, which shares out their keys.
+    /// The keys of few rows over long caches are shared out: by a schedule, or by splits where there is one sequence.
     #[test]
     fn keys_of_few_rows_are_shared_out() {
         let chosen = |batch, heads: (usize, usize), rows, keys| {
@@ -255,14 +256,12 @@ mod tests {
             let plan = crate::select(&problem, Target::Sm90a, 16, &kernels).unwrap().plan;
             (plan.config.to_string(), plan.schedule_steps())
         };
-        let few = "mma/m32n64-w2x2-s2-b2-qreg-xor-cond-gqa".to_string();
-        for (batch, heads, rows, keys) in [
-            (1, (32, 8), 5, 4096),
-            (64, (32, 8), 8, 4096),
-            (1, (32, 1), 1, 600),
-            (1, (8, 8), 20, 4096),
-        ] {
-            assert_eq!(chosen(batch, heads, rows, keys), (few.clone(), 1));
+        let few = "mma/m32n64-w2x2-s2-b2-qreg-xor-cond-gqa";
+        for (batch, heads, rows, keys) in [(64, (32, 8), 8, 4096), (2, (32, 1), 1, 600), (2, (8, 8), 20, 4096)] {
+            assert_eq!(chosen(batch, heads, rows, keys), (few.to_string(), 1));
+        }
+        for (heads, rows, keys, splits) in [((32, 8), 5, 4096, 16), ((32, 1), 1, 600, 10), ((8, 8), 20, 4096, 16)] {
+            assert_eq!(chosen(1, heads, rows, keys), (format!("{few}-k{splits}"), 0));
         }
         // More rows; one head a tile, for which SMs are too few.
         assert_eq!(chosen(1, (32, 8), 12, 4096).0, "wgmma/m64n128-s2-free-spec-gqa");

@@ -13,7 +13,7 @@ mod producer;
 mod tests;
 
 use flashcore_ir::{Chip, Kernel, Target};
-use flashcore_problem::{DType, Direction, KvLengths, Problem};
+use flashcore_problem::{DType, Direction, Problem, QLengths};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -23,6 +23,7 @@ use crate::attention::stream_k::{Pieces, Schedule};
 use crate::attention::tap::Tap;
 use crate::attention::{combine, split};
 use crate::family::{Constraint, Family, Values, levers};
+use crate::size::is_one_cache;
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{padded, tile_bytes};
 
@@ -166,7 +167,7 @@ impl Config {
     pub fn split_for(self, problem: &Problem, sms: u32) -> Config {
         let (heads, tiles) = self.heads_and_tiles(problem);
         let slots = u64::from(sms) * u64::from(self.min_blocks);
-        if problem.has_lengths() {
+        if problem.has_lengths() && !is_one_cache(problem) {
             return Config { splits: 1, ..self };
         }
         if let Some(keys) = problem.batch_invariant() {
@@ -195,7 +196,7 @@ impl Config {
     /// reads the same keys then, so it does not matter for the L2 cache which tiles run together. Other tiles have a
     /// block each.
     fn schedule(&self, problem: &Problem, chip: Chip) -> Result<Option<Schedule>, Refusal> {
-        if !(problem.has_lengths() && self.pack_heads) {
+        if !problem.has_lengths() || !self.pack_heads || self.splits > 1 {
             return Ok(None);
         }
         let pieces = Pieces {
@@ -204,19 +205,7 @@ impl Config {
             heads: self.tile_heads(),
             least: self.stages - 1,
         };
-        // One row of one sequence in a contiguous cache: one range on nearly each SM, as `split_for` has it without
-        // lengths. Lengths of several may differ, where this was slower; other head sizes and fewer ranges were not
-        // timed (run `serve-even`).
-        let (heads, sms) = (self.heads_and_tiles(problem).0.max(1), chip.sms as usize);
-        let in_use = sms / heads * heads;
-        let is_alone = problem.batch() * problem.seq_len_q() == 1
-            && problem.batch_invariant().is_none()
-            && !matches!(problem.kv_lengths(), KvLengths::Paged { .. })
-            && (problem.head_dim(), self.min_blocks) == (128, 2)
-            && sms / heads >= 8
-            && 100 * in_use >= 95 * sms;
-        let at_once = if is_alone { 1 } else { self.min_blocks };
-        Schedule::new(NAME, problem, pieces, chip.sms.saturating_mul(at_once)).map(Some)
+        Schedule::new(NAME, problem, pieces, chip.sms.saturating_mul(self.min_blocks)).map(Some)
     }
 
     /// Which heads share a tile.
@@ -299,8 +288,10 @@ pub(crate) fn plan(
             "fp16 problems have it; leave acc16 out of the id",
         ));
     }
-    if problem.has_lengths() && config.splits > 1 {
-        let allowed = "1 for packed sequences, caches with lengths and pages";
+    // Each split of a row that exists stores a partial, which `combine` takes.
+    let has_all_rows = problem.q_lengths() == QLengths::Equal && problem.batch_invariant().is_none();
+    if problem.has_lengths() && config.splits > 1 && !has_all_rows {
+        let allowed = "1 where sequences have different numbers of queries, and for batch-invariant caches";
         return Err(Refusal::lever("splits", config.splits, allowed));
     }
     let schedule = config.schedule(problem, chip)?;

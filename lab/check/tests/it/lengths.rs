@@ -347,46 +347,69 @@ pub(crate) fn is_found_in_step(name: &str, plan: &Plan, step: usize, operator: O
     assert!((0..6).any(found), "{name}");
 }
 
-/// Long caches in few sequences: most blocks of the grid have a piece, and pieces are merged.
+/// Long caches in few sequences, cut by a schedule or into equal splits: most blocks of the grid have a piece, and
+/// pieces are merged.
 #[test]
 fn decoding_from_long_caches_splits_keys() {
     for kv_lengths in [KvLengths::Cache, PAGED_LONG] {
         for (group, rows, mask) in [(4, 1, Mask::FULL), (3, 4, Mask::CAUSAL)] {
-            let problem = Problem::builder()
-                .batch(3)
-                .heads(2 * group, 2)
-                .head_dim(32)
-                .seq_len_q(rows)
-                .seq_len_kv(900)
-                .mask(mask)
-                .return_lse(true);
-            let problem = problem.kv_lengths(kv_lengths).dtype(DType::BF16).build().unwrap();
             for config in [
                 MMA,
                 "mma/m16n32-w1x2-s2-b1-qreg-xor-spec-gqa",
                 "mma/m32n64-w2x1-s3-b2-qsh-xor-always-gqa",
             ] {
-                let Ok(config) = config.parse() else { panic!("{config}") };
-                let chip = Chip {
-                    target: Target::Sm80,
-                    sms: 13,
-                };
-                let plan = Plan::new(&problem, &config, chip).unwrap();
-                assert_eq!(plan.steps().count(), 3);
-                for seed in 0..3 {
-                    let options = CheckOptions {
-                        seed,
-                        ..CheckOptions::default()
-                    };
-                    let report = check_plan(&plan, &options).unwrap();
-                    assert_eq!(
-                        report.verdict,
-                        Verdict::Clean,
-                        "{problem} by {config}, seed {seed}\n{report}"
-                    );
+                for (splits, steps) in [("", 3), ("-k5", 2)] {
+                    let plan = decoding(&format!("{config}{splits}"), kv_lengths, (group, rows, mask));
+                    assert_eq!(plan.steps().count(), steps);
+                    for seed in 0..3 {
+                        let options = CheckOptions {
+                            seed,
+                            ..CheckOptions::default()
+                        };
+                        let report = check_plan(&plan, &options).unwrap();
+                        assert_eq!(
+                            report.verdict,
+                            Verdict::Clean,
+                            "{} by {config}{splits}, seed {seed}\n{report}",
+                            plan.problem
+                        );
+                    }
                 }
             }
         }
+    }
+}
+
+fn decoding(config: &str, kv_lengths: KvLengths, (group, rows, mask): (usize, usize, Mask)) -> Plan {
+    let problem = Problem::builder()
+        .batch(3)
+        .heads(2 * group, 2)
+        .head_dim(32)
+        .seq_len_q(rows)
+        .seq_len_kv(900)
+        .mask(mask)
+        .return_lse(true);
+    let problem = problem.kv_lengths(kv_lengths).dtype(DType::BF16).build().unwrap();
+    let chip = Chip {
+        target: Target::Sm80,
+        sms: 13,
+    };
+    Plan::new(&problem, &config.parse().unwrap(), chip).unwrap()
+}
+
+#[test]
+fn mistakes_in_splits_of_a_cache_are_found() {
+    let plan = decoding(&format!("{MMA}-k5"), PAGED_LONG, (4, 1, Mask::FULL));
+    #[rustfmt::skip]
+    let planted = [
+        ("the number of keys of the next sequence", 0, Operator::NextAccess, "seqused_k"),
+        ("stale page, the entry before", 0, Operator::PreviousAccess, "block_table"),
+        ("length of the keys off by one", 0, Operator::BoundOne, "warp.mask(first_key)"),
+        ("a split counted twice", 1, Operator::BoundOne, "split.lt(splits)"),
+        ("the next partial", 1, Operator::NextAccess, "split_sums"),
+    ];
+    for (name, step, operator, place) in planted {
+        is_found_in_step(name, &plan, step, operator, place);
     }
 }
 

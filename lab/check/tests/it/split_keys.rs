@@ -8,7 +8,9 @@ use flashcore_ir::Target;
 use flashcore_ir::proof::LaunchRefusal;
 use flashcore_kernels::{Config, KernelCache, Plan, Refusal};
 use flashcore_problem::rng::Rng;
-use flashcore_problem::{DType, InputKind, Mask, Problem, ProblemBuilder, RandomLimits, random_problem};
+use flashcore_problem::{
+    DType, InputKind, KvLengths, Mask, Problem, ProblemBuilder, QLengths, RandomLimits, random_problem,
+};
 use flashcore_sim::{FindingKind, SimError, SimOptions, simulate};
 
 use crate::splits::{assert_missing_partials_are_found, assert_plan_clean, check};
@@ -245,6 +247,12 @@ fn too_many_splits_are_refused() {
         refused,
         "splits is 256; allowed: 1 to 63 with 67108864 rows of all heads: partials are counted in 32 bits"
     );
+    let packed = decode(4, 1, 130).q_lengths(QLengths::Packed { total: 9, used: false });
+    let refused = refusal(&packed.seq_len_q(9).build().unwrap(), 2).to_string();
+    assert_eq!(
+        refused,
+        "splits is 2; allowed: 1 where sequences have different numbers of queries, and for batch-invariant caches"
+    );
 }
 
 #[test]
@@ -270,6 +278,17 @@ fn splits_are_chosen_for_a_card() {
     assert_eq!(
         [112, 136].map(|head_dim| splits(&one.clone().head_dim(head_dim), 132)),
         [16, 32]
+    );
+    // Of a cache as many as of equal lengths, where one sequence has it; not of few keys, or the same in each batch.
+    let cache = one.clone().kv_lengths(KvLengths::Cache);
+    let others = [
+        cache.clone().batch(2),
+        cache.clone().seq_len_kv(512),
+        cache.clone().batch_invariant(512),
+    ];
+    assert_eq!(
+        (splits(&cache, 132), others.map(|problem| splits(&problem, 132))),
+        (16, [1; 3])
     );
     let window = one.mask(Mask::window(Some(299), Some(0))).build().unwrap();
     assert_eq!(base.split_for(&window, 132).splits, 3);
