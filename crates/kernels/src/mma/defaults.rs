@@ -260,7 +260,7 @@ mod tests {
         for (batch, heads, rows, keys) in [(64, (32, 8), 8, 4096), (2, (32, 1), 1, 600), (2, (8, 8), 20, 4096)] {
             assert_eq!(chosen(batch, heads, rows, keys), (few.to_string(), 1));
         }
-        for (heads, rows, keys, splits) in [((32, 8), 5, 4096, 16), ((32, 1), 1, 600, 10), ((8, 8), 20, 4096, 16)] {
+        for (heads, rows, keys, splits) in [((32, 8), 5, 4096, 32), ((32, 1), 1, 600, 10), ((8, 8), 20, 4096, 32)] {
             assert_eq!(chosen(1, heads, rows, keys), (format!("{few}-k{splits}"), 0));
         }
         // More rows; one head a tile, for which SMs are too few.

@@ -13,7 +13,7 @@ mod producer;
 mod tests;
 
 use flashcore_ir::{Chip, Kernel, Target};
-use flashcore_problem::{DType, Direction, Problem, QLengths};
+use flashcore_problem::{DType, Direction, KvLengths, Problem, QLengths};
 use half::{bf16, f16};
 
 use crate::Refusal;
@@ -179,9 +179,12 @@ impl Config {
         let shares = most_keys(problem).div_ceil(u64::from(at_once.max(1)));
         let (blocks, sms) = ((heads * tiles) as u64, u64::from(sms));
         // Where two blocks fit an SM, one on nearly each reads as fast and leaves half as much to combine: seen with 1
-        // to 66 splits, but not with wider heads (runs `decode-splits-h200` and `decode-splits-2-h200`).
+        // to 66 splits, but not with wider heads (runs `decode-splits-h200` and `decode-splits-2-h200`), with tiles of
+        // 32 rows or in pages (run `one-cache-h200`).
         let one_each = sms / blocks.max(1);
         let is_better = self.min_blocks > 1
+            && self.rows == 16
+            && !matches!(problem.kv_lengths(), KvLengths::Paged { .. })
             && problem.head_dim() <= 128
             && (1..=shares.min(u64::from(split::MAX_SPLITS))).contains(&one_each)
             && 100 * blocks * one_each >= 95 * sms;
