@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Assembles PTX files for every architecture they run on and refuses any code that is not clean.
 
-usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--every N] [--may-spill PATTERN ...]
-       [--ptxas PATH] [--json FILE] [--summary FILE] [--verbose]
+usage: scripts/assemble.py FOLDER [--target sm_80 ...] [--all] [--sample N] [--every N] [--always PATTERN ...]
+       [--may-spill PATTERN ...] [--ptxas PATH] [--nvdisasm PATH] [--json FILE] [--summary FILE] [--verbose]
 
 Every .ptx file below FOLDER goes through `ptxas -v` once per target, or, if its folder has the name
 of a target, for that target only. A kernel fails on an error, on a spill, on a stack frame, and on
 any line that ptxas prints beyond its usual statistics: it prints serialised wgmma, which costs a
-factor of three, only as information.
+factor of three, only as information. A kernel with wgmma fails, too, if its machine code overwrites an
+operand that a loop holds in registers (held_operands.py); that needs nvdisasm, which is --nvdisasm or
+.bin/nvdisasm. Without it the last line says that this was not checked.
 
 Kernels below FOLDER/varied, and those that --may-spill names, may spill: they are listed and do not
 fail. The driver layer refuses to load them.
@@ -34,6 +36,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import held_operands
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 USUAL_TARGETS = ["sm_80", "sm_89", "sm_90a", "sm_120"]
@@ -78,11 +82,12 @@ def targets_of(path, targets, turn):
     return targets if turn is None else [targets[turn % len(targets)]]
 
 
-def assemble(ptxas, may_spill, path, target):
+def assemble(ptxas, nvdisasm, may_spill, path, target):
     """One kernel file for one target: a record of what ptxas said."""
     record = {"kernel": path.stem, "target": target, "verdict": "clean", "notes": []}
     may_spill = "varied" in path.parts or any(fnmatch.fnmatchcase(path.stem, pattern) for pattern in may_spill)
-    own = re.search(r"^\.target\s+(sm_\d+[af]?)", path.read_text(), re.MULTILINE)
+    text = path.read_text()
+    own = re.search(r"^\.target\s+(sm_\d+[af]?)", text, re.MULTILINE)
     if not own:
         return record | {"verdict": "FAILED", "notes": ["the file has no .target line"]}
     if not runs_on(own[1], target):
@@ -95,7 +100,13 @@ def assemble(ptxas, may_spill, path, target):
             run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return record | {"verdict": "FAILED", "notes": [f"ptxas did not finish in {TIMEOUT_S} s"]}
-    record["seconds"] = round(time.monotonic() - started, 3)
+        record["seconds"] = round(time.monotonic() - started, 3)
+        if run.returncode == 0 and "wgmma.mma_async" in text:
+            record["held_operands"] = "checked" if nvdisasm else "not checked"
+            try:
+                record["notes"] += held_operands.check(nvdisasm, cubin.name) if nvdisasm else []
+            except RuntimeError as error:
+                record["notes"].append(f"operands that loops hold: {error}")
 
     too_new = re.search(r"Unsupported \.version ([\d.]+)", run.stdout + run.stderr)
     if too_new:
@@ -182,8 +193,10 @@ def main():
     usage.add_argument("--all", action="store_true", help="every target of the project that this ptxas knows")
     usage.add_argument("--sample", type=int, metavar="N", help="each kernel for one target in turn, the first for the Nth")
     usage.add_argument("--every", type=int, default=1, metavar="N", help="only the first of every N kernels, by their paths")
+    usage.add_argument("--always", action="append", default=[], metavar="PATTERN", help="kernels that --every takes besides")
     usage.add_argument("--may-spill", action="append", default=[], metavar="PATTERN", help="kernels that may, such as 'mma_*_d256'")
     usage.add_argument("--ptxas", metavar="PATH", help="the assembler")
+    usage.add_argument("--nvdisasm", default=str(ROOT / ".bin" / "nvdisasm"), metavar="PATH", help="the disassembler")
     usage.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the records there (- prints them)")
     usage.add_argument("--summary", type=pathlib.Path, metavar="FILE", help="also write a summary there")
     usage.add_argument("--verbose", action="store_true", help="print a line for every kernel, not failures only")
@@ -201,7 +214,12 @@ def main():
     if options.every < 1:
         print(f"--every {options.every}: it takes 1 (all kernels) or more", file=sys.stderr)
         return 2
-    files = files[:: options.every]
+    unmatched = [p for p in options.always if not any(fnmatch.fnmatchcase(path.stem, p) for path in files)]
+    if unmatched:
+        print(f"--always {unmatched[0]}: no kernel has such a name", file=sys.stderr)
+        return 2
+    sampled = set(files[:: options.every])
+    files = [f for f in files if f in sampled or any(fnmatch.fnmatchcase(f.stem, p) for p in options.always)]
     targets = options.target or (ALL_TARGETS if options.all else USUAL_TARGETS)
     wrong = [t for t in targets if not re.fullmatch(r"sm_\d+[af]?", t)]
     if wrong:
@@ -215,10 +233,11 @@ def main():
         return 2
 
     started = time.monotonic()
+    nvdisasm = options.nvdisasm if os.access(options.nvdisasm, os.X_OK) else None
     turns = [None if options.sample is None else options.sample + i for i in range(len(files))]
     jobs = [(path, target) for path, turn in zip(files, turns) for target in targets_of(path, targets, turn)]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        records = list(pool.map(lambda job: assemble(ptxas, options.may_spill, *job), jobs))
+        records = list(pool.map(lambda job: assemble(ptxas, nvdisasm, options.may_spill, *job), jobs))
     failed = [r for r in records if r["verdict"] == "FAILED"]
     refused = [r for r in records if r["verdict"].startswith("spills")]
     skipped = [r for r in records if r["verdict"].startswith("not for")]
@@ -242,6 +261,11 @@ def main():
             f"{clean} clean (at most {most} registers), {len(skipped)} not for the target, "
             f"{len(refused)} that may spill and do, {len(failed)} failed"
         )
+        with_wgmma = sum("held_operands" in r for r in records)
+        if with_wgmma and not nvdisasm:
+            print(f"NOT CHECKED: operands that loops hold, in {with_wgmma} kernels with wgmma: no nvdisasm at {options.nvdisasm}")
+        elif with_wgmma:
+            print(f"operands that loops hold are checked in {with_wgmma} kernels with wgmma")
         if unknown:
             print(f"not known to this ptxas: {', '.join(unknown)}")
     return 1 if failed else 0

@@ -66,6 +66,7 @@ pub(crate) fn main(options: &Options) -> crate::Ran {
         if target == Target::Sm90a {
             of_target::split_wgmma_kernels(&mut defaults, *full);
             of_target::packed_wgmma_kernels(&mut defaults, *full);
+            of_target::backward_of_other_head_dim_v(&mut defaults, *full);
             of_target::backward_tiles_of_64_columns(&mut defaults)?;
         }
         defaults.write(&folder.join(target.name()))?;

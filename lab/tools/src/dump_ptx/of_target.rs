@@ -209,6 +209,47 @@ pub(super) fn backward_tensor_core_kernels(kernels: &mut Kernels, target: Target
     }
 }
 
+/// Where family `wgmma` holds V in registers in the backward pass, or would if ptxas did not write over it
+/// (docs/hardware-notes.md), and head_dim_v is not head_dim. CI assembles what is written of these.
+const OTHER_HEAD_DIM_V: [(usize, usize); 9] = [
+    (72, 64),
+    (80, 48),
+    (88, 64),
+    (96, 64),
+    (64, 96),
+    (136, 64),
+    (160, 96),
+    (192, 64),
+    (128, 192),
+];
+
+/// Its backward passes of these, in order and not. Without `full` each with one dtype, of equal or packed lengths.
+pub(super) fn backward_of_other_head_dim_v(kernels: &mut Kernels, full: bool) {
+    let (q, kv) = LENGTHS[2];
+    for (i, head_dims) in OTHER_HEAD_DIM_V.into_iter().enumerate() {
+        let shape = one_head(head_dims).direction(Direction::Backward);
+        let packed = shape.clone().seq_len_q(4).q_lengths(q).kv_lengths(kv);
+        let variants = [shape, packed].into_iter();
+        let variants = variants.flat_map(|shape| [DType::F16, DType::BF16].map(|dtype| shape.clone().dtype(dtype)));
+        for (j, shape) in variants.enumerate() {
+            for ordered in [false, true] {
+                if !full && (i + usize::from(ordered)) % 4 != j {
+                    continue;
+                }
+                let Ok(problem) = shape.clone().deterministic(ordered).build() else {
+                    continue;
+                };
+                let configs = wgmma::proposals(&problem, Target::Sm90a).into_iter();
+                let mut configs = configs.map(|proposal| Config::Wgmma(proposal.config));
+                // Tiles with too little room leave the problem to the next ones.
+                if let Some(config) = configs.find(|config| Plan::new(&problem, config, Target::Sm90a).is_ok()) {
+                    kernels.add(&problem, config, Target::Sm90a);
+                }
+            }
+        }
+    }
+}
+
 /// The tiles of family `wgmma` in the backward pass at head_dim 64: the default and the smallest, of few heads and of
 /// many, whose blocks prepare statistics of later heads.
 pub(super) fn backward_tiles_of_64_columns(kernels: &mut Kernels) -> Result<(), UnknownConfig> {

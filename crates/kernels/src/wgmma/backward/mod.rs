@@ -395,7 +395,8 @@ struct Shares {
     /// Whether one has P and dV, and the other dS and dK, of all keys.
     shares_products: bool,
     /// Whether V for dP is held in registers, which reads less shared memory, where there is room for it. Not where it
-    /// takes as many as P: ptxas 12.4 to 13.0 then wrote P over it in the loop of [`Variant::Ordered`].
+    /// takes as many as P: ptxas 12.0 to 13.0 then wrote P over it in the loop of [`Variant::Ordered`]
+    /// (`scripts/held_operands.py`).
     holds_v: bool,
     /// Whether dS for dK is, too: above 64 columns that is slower.
     holds_ds: bool,
