@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::ptr;
+use std::slice;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Launch;
@@ -39,6 +40,19 @@ pub enum KernelArg<'a> {
 }
 
 impl KernelArg<'_> {
+    /// The value as words. `word` is for one that has only four bytes.
+    pub(crate) fn words<'b>(&'b self, word: &'b mut u64) -> &'b [u64] {
+        *word = match self {
+            Self::Slice(slice) => return slice::from_ref(slice.address_ref()),
+            Self::U64(value) => return slice::from_ref(value),
+            Self::TensorMap(map) => return &map.0.opaque,
+            Self::U32(value) => u64::from(*value),
+            Self::I32(value) => u64::from(value.cast_unsigned()),
+            Self::F32(value) => u64::from(value.to_bits()),
+        };
+        slice::from_ref(word)
+    }
+
     fn bytes(&self) -> u64 {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
@@ -48,7 +62,7 @@ impl KernelArg<'_> {
     }
 
     /// Where the driver reads the value.
-    fn value(&self) -> *mut c_void {
+    pub(crate) fn value(&self) -> *mut c_void {
         let value: *const c_void = match self {
             Self::Slice(slice) => ptr::from_ref(slice.address_ref()).cast(),
             Self::U32(value) => ptr::from_ref(value).cast(),
@@ -101,7 +115,7 @@ pub struct Function {
 pub(crate) struct LoadedFunction {
     pub(crate) name: Arc<str>,
     pub(crate) attributes: FunctionAttributes,
-    handle: Handle<CUfunc_st>,
+    pub(crate) handle: Handle<CUfunc_st>,
     /// What a launch is proved with.
     facts: KernelFacts,
     /// Dynamic shared memory it has been opted in for, bytes.
@@ -147,7 +161,7 @@ impl Function {
         Self { module, index }
     }
 
-    fn loaded(&self) -> &LoadedFunction {
+    pub(crate) fn loaded(&self) -> &LoadedFunction {
         &self.module.loaded().functions[self.index]
     }
 
@@ -213,21 +227,35 @@ impl Function {
         shape: &LaunchShape,
         arguments: &[KernelArg<'_>],
     ) -> Result<(), CudaError> {
-        let loaded = self.loaded();
-        let context = self.module.context();
-        stream.check_context(context, "the kernel")?;
         for argument in arguments {
             if let KernelArg::Slice(slice) = argument {
-                slice.check_device(context.ordinal(), "an argument")?;
+                slice.check_device(self.module.context().ordinal(), "an argument")?;
             }
         }
         self.prove(shape)?;
         self.prove_arguments(arguments)?;
-        self.opt_in(shape)?;
+        // SAFETY: just proved; the rest is the caller's promise.
+        unsafe { self.launch_proved(stream, shape, arguments) }
+    }
 
+    /// Enqueues what was proved: the shape, the sizes of the arguments and their device.
+    ///
+    /// # Safety
+    /// As [`Function::launch`], and that it was proved.
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn launch_proved(
+        &self,
+        stream: &Stream,
+        shape: &LaunchShape,
+        arguments: &[KernelArg<'_>],
+    ) -> Result<(), CudaError> {
+        let loaded = self.loaded();
+        let context = self.module.context();
+        stream.check_context(context, "the kernel")?;
+        self.opt_in(shape)?;
         let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
         // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
-        // was just compared with the kernel's parameter; the rest is the caller's promise.
+        // was compared with the kernel's parameter; the rest is the caller's promise.
         let launched = context
             .home()
             .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), &mut values) });
@@ -238,7 +266,7 @@ impl Function {
 
     /// Raises the function's limits where this shape is past the defaults: dynamic shared memory
     /// and, above 8 blocks, the size of a cluster.
-    fn opt_in(&self, shape: &LaunchShape) -> Result<(), CudaError> {
+    pub(crate) fn opt_in(&self, shape: &LaunchShape) -> Result<(), CudaError> {
         let loaded = self.loaded();
         let context = self.module.context();
         let bytes = shape.dynamic_shared_bytes;
@@ -265,7 +293,7 @@ impl Function {
         }
     }
 
-    fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
+    pub(crate) fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
         let context = self.module.context();
         if is_fault(call.code) {
             // An earlier kernel's fault, reported by this launch.

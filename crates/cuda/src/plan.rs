@@ -52,6 +52,7 @@ impl Function {
                     return Err(refuse(refusal));
                 }
                 let (buffer, start) = (buffers[slot], usize::try_from(byte_offset).unwrap_or(usize::MAX));
+                buffer.check_device(self.module().context().ordinal(), "an argument")?;
                 buffer.range(start..buffer.len())
             };
             arguments.push(match *arg {
@@ -96,9 +97,9 @@ impl Function {
 pub struct PreparedLaunch<'a> {
     // Before the function, which keeps the context that freeing them needs.
     tables: Vec<Arc<DeviceTable>>,
-    function: Function,
-    shape: LaunchShape,
-    arguments: Vec<KernelArg<'a>>,
+    pub(crate) function: Function,
+    pub(crate) shape: LaunchShape,
+    pub(crate) arguments: Vec<KernelArg<'a>>,
 }
 
 impl PreparedLaunch<'_> {
@@ -123,14 +124,21 @@ impl PreparedLaunch<'_> {
     /// runs, if the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a
     /// foreign kernel before it may not have waited for its own predecessor.
     ///
+    /// Such a driver replays launches of the same kernels in the same stream as a graph after the first calls, unless
+    /// the stream is captured or the environment has `FLASHCORE_PLAIN_LAUNCHES`.
+    ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
     pub fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
         let Some((first, others)) = launches.split_first() else {
             return Ok(());
         };
+        let context = first.function.module().context();
+        let overlap = has_programmatic_launches(context.info().cuda_version);
+        if overlap && context.replays().enqueue(launches, stream)? {
+            return Ok(());
+        }
         first.enqueue(stream)?;
-        let overlap = has_programmatic_launches(first.function.module().context().info().cuda_version);
         others.iter().try_for_each(|launch| match overlap {
             true => launch.enqueue_as(stream, &launch.shape),
             false => launch.enqueue(stream),
@@ -140,9 +148,10 @@ impl PreparedLaunch<'_> {
     fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
         #[allow(unsafe_code)]
         // SAFETY: every buffer is at least as long as the launch says the kernel touches, and
-        // borrowed by this value; argument sizes are those of the kernel's parameters.
+        // borrowed by this value; `Function::prepare` has proved the rest, and not to overlap needs
+        // nothing more.
         unsafe {
-            self.function.launch(stream, shape, &self.arguments)?;
+            self.function.launch_proved(stream, shape, &self.arguments)?;
         }
         stream.hold(&self.tables)
     }
