@@ -3,7 +3,6 @@
 use std::ffi::{CString, c_int, c_void};
 use std::fmt;
 use std::ptr;
-use std::slice;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::Launch;
@@ -40,19 +39,6 @@ pub enum KernelArg<'a> {
 }
 
 impl KernelArg<'_> {
-    /// The value as words. `word` is for one that has only four bytes.
-    pub(crate) fn words<'b>(&'b self, word: &'b mut u64) -> &'b [u64] {
-        *word = match self {
-            Self::Slice(slice) => return slice::from_ref(slice.address_ref()),
-            Self::U64(value) => return slice::from_ref(value),
-            Self::TensorMap(map) => return &map.0.opaque,
-            Self::U32(value) => u64::from(*value),
-            Self::I32(value) => u64::from(value.cast_unsigned()),
-            Self::F32(value) => u64::from(value.to_bits()),
-        };
-        slice::from_ref(word)
-    }
-
     fn bytes(&self) -> u64 {
         match self {
             Self::U32(_) | Self::I32(_) | Self::F32(_) => 4,
@@ -62,7 +48,7 @@ impl KernelArg<'_> {
     }
 
     /// Where the driver reads the value.
-    pub(crate) fn value(&self) -> *mut c_void {
+    fn value(&self) -> *mut c_void {
         let value: *const c_void = match self {
             Self::Slice(slice) => ptr::from_ref(slice.address_ref()).cast(),
             Self::U32(value) => ptr::from_ref(value).cast(),
@@ -191,9 +177,8 @@ impl Function {
     }
 
     /// Proves that the arguments have the sizes of the kernel's parameters.
-    pub(crate) fn prove_arguments(&self, arguments: &[KernelArg<'_>]) -> Result<(), CudaError> {
-        let sizes: Vec<u64> = arguments.iter().map(KernelArg::bytes).collect();
-        let refusal = proof::prove_arguments(&self.loaded().facts, &sizes);
+    pub(crate) fn prove_arguments(&self, bytes: impl ExactSizeIterator<Item = u64>) -> Result<(), CudaError> {
+        let refusal = proof::prove_arguments(&self.loaded().facts, bytes);
         refusal.map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
     }
 
@@ -233,32 +218,33 @@ impl Function {
             }
         }
         self.prove(shape)?;
-        self.prove_arguments(arguments)?;
-        // SAFETY: just proved; the rest is the caller's promise.
-        unsafe { self.launch_proved(stream, shape, arguments) }
+        self.prove_arguments(arguments.iter().map(KernelArg::bytes))?;
+        let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
+        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
+        // was just compared with the kernel's parameter; the rest is the caller's promise.
+        unsafe { self.launch_proved(stream, shape, &mut values) }
     }
 
     /// Enqueues what was proved: the shape, the sizes of the arguments and their device.
     ///
     /// # Safety
-    /// As [`Function::launch`], and that it was proved.
+    /// Each of `values` points to the value of an argument, of the size of the kernel's parameter, and else as
+    /// [`Function::launch`].
     #[allow(unsafe_code)]
     pub(crate) unsafe fn launch_proved(
         &self,
         stream: &Stream,
         shape: &LaunchShape,
-        arguments: &[KernelArg<'_>],
+        values: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let loaded = self.loaded();
         let context = self.module.context();
         stream.check_context(context, "the kernel")?;
         self.opt_in(shape)?;
-        let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
-        // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
-        // was compared with the kernel's parameter; the rest is the caller's promise.
+        // SAFETY: the caller's promise.
         let launched = context
             .home()
-            .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), &mut values) });
+            .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), values) });
         launched.map_err(|error| self.explain(shape, error))?;
         stream.enqueued(&loaded.name, self.module.loaded());
         Ok(())

@@ -5,7 +5,6 @@
 //! they differ from those of the call before, so that new lengths or tensors find the same graph. A graph holds the
 //! modules of its kernels; what arguments point to is alive during the call that sets them, and is not read later.
 
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::proof::LaunchShape;
@@ -14,7 +13,7 @@ use crate::context::{Context, lock};
 use crate::error::{CallError, CudaError, LaunchFailure, coalesced};
 use crate::graph::{Exec, Template};
 use crate::module::LoadedModule;
-use crate::plan::PreparedLaunch;
+use crate::plan::{Arguments, PreparedLaunch};
 use crate::raw::Handle;
 use crate::status::is_fault;
 use crate::stream::Stream;
@@ -193,40 +192,12 @@ fn refused(context: &Context, launches: &[PreparedLaunch<'_>], call: CallError) 
 struct Node {
     handle: Handle<CUgraphNode_st>,
     shape: LaunchShape,
-    arguments: Vec<u64>,
+    arguments: Arguments,
 }
 
 impl Node {
-    fn new(handle: Handle<CUgraphNode_st>, launch: &PreparedLaunch<'_>) -> Node {
-        let mut node = Node {
-            handle,
-            shape: launch.shape,
-            arguments: Vec::new(),
-        };
-        node.note(launch);
-        node
-    }
-
     fn is_set_to(&self, launch: &PreparedLaunch<'_>) -> bool {
-        let mut rest = &self.arguments[..];
-        let mut is_next = |words: &[u64]| match rest.strip_prefix(words) {
-            Some(after) => {
-                rest = after;
-                true
-            }
-            None => false,
-        };
-        self.shape == launch.shape
-            && launch.arguments.iter().all(|argument| is_next(argument.words(&mut 0)))
-            && rest.is_empty()
-    }
-
-    fn note(&mut self, launch: &PreparedLaunch<'_>) {
-        self.shape = launch.shape;
-        self.arguments.clear();
-        for argument in &launch.arguments {
-            self.arguments.extend_from_slice(argument.words(&mut 0));
-        }
+        self.shape == launch.shape && self.arguments == launch.arguments
     }
 }
 
@@ -253,13 +224,17 @@ impl ReplayedGraph {
             function.opt_in(shape)?;
             let before = nodes.last().map(|node| node.handle.0);
             let handle = function.loaded().handle.0;
-            let mut values = values_of(launch);
+            let mut values = launch.arguments.values();
             // SAFETY: each pointer is to the value of its argument, which `Function::prepare` compared with the
             // kernel's parameter. What they point to is set in each call before the graph is launched.
             let added =
                 home.call(|driver| unsafe { driver.graph_add_kernel(graph, before, handle, shape, &mut values) });
             let node = added.map_err(|error| function.explain(shape, error))?;
-            nodes.push(Node::new(Handle(node), launch));
+            nodes.push(Node {
+                handle: Handle(node),
+                shape: *shape,
+                arguments: launch.arguments.clone(),
+            });
         }
         Ok(ReplayedGraph {
             exec: home.call(|driver| template.instantiate(driver)).map_err(refused)?,
@@ -282,21 +257,17 @@ impl ReplayedGraph {
             let (function, shape) = (&launch.function, &launch.shape);
             function.opt_in(shape)?;
             let (exec, handle) = (self.exec.handle.0, function.loaded().handle.0);
-            let mut values = values_of(launch);
+            let mut values = launch.arguments.values();
             // SAFETY: as when it was added; the buffers are borrowed by the launch.
             let set = context
                 .home()
                 .call(|driver| unsafe { driver.graph_set_kernel(exec, node.handle.0, handle, shape, &mut values) });
             set.map_err(|error| function.explain(shape, error))?;
-            node.note(launch);
+            node.shape = *shape;
+            node.arguments.clone_from(&launch.arguments);
         }
         Ok(())
     }
-}
-
-/// Where the driver reads the arguments.
-fn values_of(launch: &PreparedLaunch<'_>) -> Vec<*mut c_void> {
-    launch.arguments.iter().map(|argument| argument.value()).collect()
 }
 
 #[cfg(test)]
