@@ -10,6 +10,7 @@ greatest tenth. `part` rows are what a call of `flashcore.attention` does, done 
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import sys
@@ -43,6 +44,8 @@ def ways(shape):
     numbers = (scale, False, -1, -1, 0.0)
 
     yield "attention(out=)", False, lambda: flashcore.attention(q, k, v, out=out)
+    layers = itertools.cycle([(torch.randn_like(k), torch.randn_like(v)) for _ in range(8)])
+    yield "attention(out=), 8 layers", False, lambda: flashcore.attention(q, *next(layers), out=out)
     yield "attention(out=, stream=)", False, lambda: flashcore.attention(q, k, v, out=out, stream=stream)
     yield "attention()", False, lambda: flashcore.attention(q, k, v)
     yield "flash_attn_func", False, lambda: flash_attn_func(q, k, v)

@@ -10,6 +10,7 @@ use crate::device::DeviceInfo;
 use crate::error::{CallError, CudaError, Fault};
 use crate::module::ModuleCache;
 use crate::raw::{Driver, Handle, driver};
+use crate::replay::Replays;
 use crate::status::is_fault;
 use crate::sys::{CUcontext, CUctx_st, CUdevice};
 use crate::table::{TableCache, Uploader};
@@ -33,6 +34,7 @@ struct Inner {
     info: DeviceInfo,
     modules: ModuleCache,
     tables: TableCache,
+    replays: Replays,
     uploader: Mutex<Option<Uploader>>,
     faults: Mutex<FaultLog>,
 }
@@ -91,6 +93,7 @@ impl Context {
             info,
             modules: ModuleCache::default(),
             tables: TableCache::default(),
+            replays: Replays::of_environment(),
             uploader: Mutex::default(),
             faults: Mutex::default(),
         });
@@ -123,10 +126,17 @@ impl Context {
         Ok(())
     }
 
-    /// Drops the compiled modules that only the cache holds; returns how many. For tuners, which
-    /// load thousands.
+    /// Drops the compiled modules that only the cache and [kept graphs](Self::kept_graphs) hold; returns how many. For
+    /// tuners, which load thousands.
     pub fn forget_unused_modules(&self) -> usize {
+        self.inner.replays.clear();
         self.inner.modules.forget_unused()
+    }
+
+    /// Graphs that are kept of launches that were enqueued together a few times
+    /// ([`PreparedLaunch::enqueue_all`](crate::PreparedLaunch::enqueue_all)).
+    pub fn kept_graphs(&self) -> usize {
+        self.inner.replays.kept()
     }
 
     pub(crate) fn call<T>(&self, calls: impl FnOnce(&'static Driver) -> Result<T, CallError>) -> Result<T, CudaError> {
@@ -168,6 +178,10 @@ impl Context {
         &self.inner.modules
     }
 
+    pub(crate) fn replays(&self) -> &Replays {
+        &self.inner.replays
+    }
+
     pub(crate) fn tables(&self) -> &TableCache {
         &self.inner.tables
     }
@@ -207,6 +221,7 @@ impl Drop for Restore {
 impl Drop for Inner {
     fn drop(&mut self) {
         // What belongs to the context must go before it does.
+        self.replays.clear();
         self.modules.clear();
         self.tables.clear();
         drop(lock(&self.uploader).take());

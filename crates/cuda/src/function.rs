@@ -101,7 +101,7 @@ pub struct Function {
 pub(crate) struct LoadedFunction {
     pub(crate) name: Arc<str>,
     pub(crate) attributes: FunctionAttributes,
-    handle: Handle<CUfunc_st>,
+    pub(crate) handle: Handle<CUfunc_st>,
     /// What a launch is proved with.
     facts: KernelFacts,
     /// Dynamic shared memory it has been opted in for, bytes.
@@ -147,7 +147,7 @@ impl Function {
         Self { module, index }
     }
 
-    fn loaded(&self) -> &LoadedFunction {
+    pub(crate) fn loaded(&self) -> &LoadedFunction {
         &self.module.loaded().functions[self.index]
     }
 
@@ -177,9 +177,8 @@ impl Function {
     }
 
     /// Proves that the arguments have the sizes of the kernel's parameters.
-    pub(crate) fn prove_arguments(&self, arguments: &[KernelArg<'_>]) -> Result<(), CudaError> {
-        let sizes: Vec<u64> = arguments.iter().map(KernelArg::bytes).collect();
-        let refusal = proof::prove_arguments(&self.loaded().facts, &sizes);
+    pub(crate) fn prove_arguments(&self, bytes: impl ExactSizeIterator<Item = u64>) -> Result<(), CudaError> {
+        let refusal = proof::prove_arguments(&self.loaded().facts, bytes);
         refusal.map_or(Ok(()), |refusal| Err(self.refuse(refusal)))
     }
 
@@ -213,24 +212,39 @@ impl Function {
         shape: &LaunchShape,
         arguments: &[KernelArg<'_>],
     ) -> Result<(), CudaError> {
-        let loaded = self.loaded();
-        let context = self.module.context();
-        stream.check_context(context, "the kernel")?;
         for argument in arguments {
             if let KernelArg::Slice(slice) = argument {
-                slice.check_device(context.ordinal(), "an argument")?;
+                slice.check_device(self.module.context().ordinal(), "an argument")?;
             }
         }
         self.prove(shape)?;
-        self.prove_arguments(arguments)?;
-        self.opt_in(shape)?;
-
+        self.prove_arguments(arguments.iter().map(KernelArg::bytes))?;
         let mut values: Vec<*mut c_void> = arguments.iter().map(KernelArg::value).collect();
         // SAFETY: each pointer is to the value of its argument, borrowed for this call, whose size
         // was just compared with the kernel's parameter; the rest is the caller's promise.
+        unsafe { self.launch_proved(stream, shape, &mut values) }
+    }
+
+    /// Enqueues what was proved: the shape, the sizes of the arguments and their device.
+    ///
+    /// # Safety
+    /// Each of `values` points to the value of an argument, of the size of the kernel's parameter, and else as
+    /// [`Function::launch`].
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn launch_proved(
+        &self,
+        stream: &Stream,
+        shape: &LaunchShape,
+        values: &mut [*mut c_void],
+    ) -> Result<(), CudaError> {
+        let loaded = self.loaded();
+        let context = self.module.context();
+        stream.check_context(context, "the kernel")?;
+        self.opt_in(shape)?;
+        // SAFETY: the caller's promise.
         let launched = context
             .home()
-            .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), &mut values) });
+            .call(|driver| unsafe { driver.launch(loaded.handle.0, shape, stream.handle(), values) });
         launched.map_err(|error| self.explain(shape, error))?;
         stream.enqueued(&loaded.name, self.module.loaded());
         Ok(())
@@ -238,7 +252,7 @@ impl Function {
 
     /// Raises the function's limits where this shape is past the defaults: dynamic shared memory
     /// and, above 8 blocks, the size of a cluster.
-    fn opt_in(&self, shape: &LaunchShape) -> Result<(), CudaError> {
+    pub(crate) fn opt_in(&self, shape: &LaunchShape) -> Result<(), CudaError> {
         let loaded = self.loaded();
         let context = self.module.context();
         let bytes = shape.dynamic_shared_bytes;
@@ -265,7 +279,7 @@ impl Function {
         }
     }
 
-    fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
+    pub(crate) fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
         let context = self.module.context();
         if is_fault(call.code) {
             // An earlier kernel's fault, reported by this launch.

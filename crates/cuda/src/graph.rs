@@ -4,10 +4,10 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use crate::context::{Context, lock};
-use crate::error::{CudaError, coalesced};
+use crate::context::{Context, Home, lock};
+use crate::error::{CallError, CudaError, coalesced};
 use crate::module::LoadedModule;
-use crate::raw::Handle;
+use crate::raw::{Driver, Handle};
 use crate::stream::{Captured, Stream};
 use crate::sys::{CUgraph_st, CUgraphExec_st, capture_mode};
 use crate::table::DeviceTable;
@@ -19,7 +19,7 @@ use crate::table::DeviceTable;
 /// launches stay on the device.
 pub struct Graph {
     /// The driver does not synchronise calls on one executable graph; the lock does.
-    exec: Mutex<Handle<CUgraphExec_st>>,
+    exec: Mutex<Exec>,
     label: Arc<str>,
     kernels: Vec<Arc<str>>,
     _modules: Vec<Arc<LoadedModule>>,
@@ -50,18 +50,15 @@ impl Graph {
         let mut capture = Capture { stream, open: true };
         let worked = work(stream);
         let (graph, captured) = capture.end();
-        let template = graph.map(|graph| Template {
-            graph: Handle(graph),
-            context: &context,
-        });
+        let template = graph.map(|graph| Template::new(&context, graph));
         // The error inside the capture says more than the invalidated capture that follows from it.
         worked?;
         let template = template?;
-        let exec = context.call(|driver| driver.cuGraphInstantiateWithFlags(template.graph.0, 0))?;
+        let exec = context.call(|driver| template.instantiate(driver))?;
         drop(template);
 
         Ok(Self {
-            exec: Mutex::new(Handle(exec)),
+            exec: Mutex::new(exec),
             label: Arc::from(label(&captured.kernels)),
             kernels: captured.kernels,
             _modules: captured.modules,
@@ -78,7 +75,7 @@ impl Graph {
         stream.check_context(&self.context, "the graph")?;
         let exec = lock(&self.exec);
         self.context
-            .call(|driver| driver.cuGraphLaunch(exec.0, stream.handle()))?;
+            .call(|driver| driver.cuGraphLaunch(exec.handle.0, stream.handle()))?;
         self.context.enqueued(&self.label, stream.as_raw());
         Ok(())
     }
@@ -88,7 +85,7 @@ impl Graph {
         stream.check_context(&self.context, "the graph")?;
         let exec = lock(&self.exec);
         self.context
-            .call(|driver| driver.cuGraphUpload(exec.0, stream.handle()))
+            .call(|driver| driver.cuGraphUpload(exec.handle.0, stream.handle()))
     }
 
     /// Names of the kernels captured, in order.
@@ -124,34 +121,55 @@ impl Drop for Capture<'_> {
         if self.open
             && let (Ok(graph), _) = self.end()
         {
-            drop(Template {
-                graph: Handle(graph),
-                context: self.stream.context(),
-            });
+            drop(Template::new(self.stream.context(), graph));
         }
     }
 }
 
-/// What a capture yields, before it is made executable. Null where nothing was captured validly.
-struct Template<'a> {
-    graph: Handle<CUgraph_st>,
-    context: &'a Context,
+/// A graph before it is made executable. Null where nothing was captured validly.
+pub(crate) struct Template {
+    pub(crate) graph: Handle<CUgraph_st>,
+    home: Home,
 }
 
-impl Drop for Template<'_> {
+impl Template {
+    pub(crate) fn new(context: &Context, graph: *mut CUgraph_st) -> Template {
+        Template {
+            graph: Handle(graph),
+            home: context.home(),
+        }
+    }
+
+    pub(crate) fn instantiate(&self, driver: &Driver) -> Result<Exec, CallError> {
+        let make = || driver.cuGraphInstantiateWithFlags(self.graph.0, 0);
+        Ok(Exec {
+            handle: Handle(driver.outside_captures(make)?),
+            home: self.home,
+        })
+    }
+}
+
+impl Drop for Template {
     fn drop(&mut self) {
         if !self.graph.0.is_null() {
             // Nothing refers to it any more; a failure would leave a few kilobytes behind.
-            let _ = self.context.call(|driver| driver.cuGraphDestroy(self.graph.0));
+            let _ = self.home.call(|driver| driver.cuGraphDestroy(self.graph.0));
         }
     }
 }
 
-impl Drop for Graph {
+/// An executable graph.
+pub(crate) struct Exec {
+    pub(crate) handle: Handle<CUgraphExec_st>,
+    home: Home,
+}
+
+impl Drop for Exec {
     fn drop(&mut self) {
-        let exec = lock(&self.exec);
-        // A replay still running finishes; the driver frees the graph after it.
-        let _ = self.context.call(|driver| driver.cuGraphExecDestroy(exec.0));
+        // A replay still running finishes; the driver frees the graph after it (`cuGraphExecDestroy`).
+        let _ = self
+            .home
+            .call(|driver| driver.outside_captures(|| driver.cuGraphExecDestroy(self.handle.0)));
     }
 }
 

@@ -39,6 +39,7 @@ mod module;
 mod nvml;
 mod plan;
 mod raw;
+mod replay;
 mod status;
 mod stream;
 mod sys;

@@ -1,5 +1,8 @@
 //! Kernels of the kernel language on the driver. The simulator takes the same `Kernel` and `Launch`.
 
+use std::ffi::c_void;
+use std::marker::PhantomData;
+use std::ptr;
 use std::sync::Arc;
 
 use flashcore_ir::proof::{LaunchShape, prove_argument, prove_buffers};
@@ -7,7 +10,7 @@ use flashcore_ir::{Arg, Kernel, Launch};
 
 use crate::context::Context;
 use crate::error::CudaError;
-use crate::function::{Function, KernelArg};
+use crate::function::Function;
 use crate::memory::DeviceSlice;
 use crate::module::{Module, ModuleOptions};
 use crate::stream::Stream;
@@ -44,7 +47,7 @@ impl Function {
         if let Some(refusal) = prove_buffers(&launch.buffers, &given) {
             return Err(refuse(refusal));
         }
-        let mut arguments = Vec::with_capacity(launch.args.len());
+        let mut arguments = Arguments::new(launch.args.len());
         let mut tables = Vec::new();
         for (index, arg) in launch.args.iter().enumerate() {
             let slice = |slot: usize, byte_offset: u64| {
@@ -52,35 +55,38 @@ impl Function {
                     return Err(refuse(refusal));
                 }
                 let (buffer, start) = (buffers[slot], usize::try_from(byte_offset).unwrap_or(usize::MAX));
+                buffer.check_device(self.module().context().ordinal(), "an argument")?;
                 buffer.range(start..buffer.len())
             };
-            arguments.push(match *arg {
-                Arg::Buffer { slot, byte_offset } => KernelArg::Slice(slice(slot, byte_offset)?),
-                Arg::U32(value) => KernelArg::U32(value),
-                Arg::I32(value) => KernelArg::I32(value),
-                Arg::U64(value) => KernelArg::U64(value),
-                Arg::F32(value) => KernelArg::F32(value),
+            let argument = match *arg {
+                Arg::Buffer { slot, byte_offset } => Argument::U64(slice(slot, byte_offset)?.address()),
+                Arg::U32(value) => Argument::U32(value),
+                Arg::I32(value) => Argument::U32(value.cast_unsigned()),
+                Arg::U64(value) => Argument::U64(value),
+                Arg::F32(value) => Argument::U32(value.to_bits()),
                 Arg::Table(ref table) => {
                     let context = self.module().context();
                     let table = context.tables().get(context, table)?;
                     let address = table.address();
                     tables.push(table);
-                    KernelArg::U64(address)
+                    Argument::U64(address)
                 }
                 Arg::TensorMap(ref recipe) => {
                     let buffer = slice(recipe.slot, 0)?;
-                    KernelArg::TensorMap(TensorMap::encode(self.module().context(), recipe, buffer)?)
+                    arguments.map(TensorMap::encode(self.module().context(), recipe, buffer)?)
                 }
-            });
+            };
+            arguments.each.push(argument);
         }
         let shape = LaunchShape::of(launch);
         self.prove(&shape)?;
-        self.prove_arguments(&arguments)?;
+        self.prove_arguments(arguments.each.iter().map(Argument::bytes))?;
         Ok(PreparedLaunch {
             tables,
             function: self.clone(),
             shape,
             arguments,
+            buffers: PhantomData,
         })
     }
 
@@ -96,9 +102,63 @@ impl Function {
 pub struct PreparedLaunch<'a> {
     // Before the function, which keeps the context that freeing them needs.
     tables: Vec<Arc<DeviceTable>>,
-    function: Function,
-    shape: LaunchShape,
-    arguments: Vec<KernelArg<'a>>,
+    pub(crate) function: Function,
+    pub(crate) shape: LaunchShape,
+    pub(crate) arguments: Arguments,
+    buffers: PhantomData<DeviceSlice<'a>>,
+}
+
+/// The values of arguments. A tensor map takes 128 bytes and few launches have one, so it has its own place.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Arguments {
+    each: Vec<Argument>,
+    maps: Vec<TensorMap>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Argument {
+    /// A number or a float, by its bits.
+    U32(u32),
+    /// A number or an address.
+    U64(u64),
+    /// A tensor map, by its index.
+    Map(usize),
+}
+
+impl Argument {
+    fn bytes(&self) -> u64 {
+        match self {
+            Argument::U32(_) => size_of::<u32>() as u64,
+            Argument::U64(_) => size_of::<u64>() as u64,
+            Argument::Map(_) => size_of::<TensorMap>() as u64,
+        }
+    }
+}
+
+impl Arguments {
+    fn new(count: usize) -> Arguments {
+        Arguments {
+            each: Vec::with_capacity(count),
+            maps: Vec::new(),
+        }
+    }
+
+    fn map(&mut self, map: TensorMap) -> Argument {
+        self.maps.push(map);
+        Argument::Map(self.maps.len() - 1)
+    }
+
+    /// Where the driver reads each value, while this is borrowed. It only reads; its signature is older than const.
+    pub(crate) fn values(&self) -> Vec<*mut c_void> {
+        let value = |argument: &Argument| -> *const c_void {
+            match argument {
+                Argument::U32(value) => ptr::from_ref(value).cast(),
+                Argument::U64(value) => ptr::from_ref(value).cast(),
+                Argument::Map(index) => ptr::from_ref(&self.maps[*index]).cast(),
+            }
+        };
+        self.each.iter().map(|argument| value(argument).cast_mut()).collect()
+    }
 }
 
 impl PreparedLaunch<'_> {
@@ -123,14 +183,21 @@ impl PreparedLaunch<'_> {
     /// runs, if the driver is of CUDA 12.3 or newer. The first waits for all earlier work in the stream, since a
     /// foreign kernel before it may not have waited for its own predecessor.
     ///
+    /// Such a driver replays launches of the same kernels in the same stream as a graph after the first calls, unless
+    /// the stream is captured or the environment has `FLASHCORE_PLAIN_LAUNCHES`.
+    ///
     /// # Errors
     /// As [`PreparedLaunch::enqueue`].
     pub fn enqueue_all(launches: &[PreparedLaunch<'_>], stream: &Stream) -> Result<(), CudaError> {
         let Some((first, others)) = launches.split_first() else {
             return Ok(());
         };
+        let context = first.function.module().context();
+        let overlap = has_programmatic_launches(context.info().cuda_version);
+        if overlap && context.replays().enqueue(launches, stream)? {
+            return Ok(());
+        }
         first.enqueue(stream)?;
-        let overlap = has_programmatic_launches(first.function.module().context().info().cuda_version);
         others.iter().try_for_each(|launch| match overlap {
             true => launch.enqueue_as(stream, &launch.shape),
             false => launch.enqueue(stream),
@@ -140,9 +207,11 @@ impl PreparedLaunch<'_> {
     fn enqueue_as(&self, stream: &Stream, shape: &LaunchShape) -> Result<(), CudaError> {
         #[allow(unsafe_code)]
         // SAFETY: every buffer is at least as long as the launch says the kernel touches, and
-        // borrowed by this value; argument sizes are those of the kernel's parameters.
+        // borrowed by this value; `Function::prepare` has proved the rest, and not to overlap needs
+        // nothing more.
         unsafe {
-            self.function.launch(stream, shape, &self.arguments)?;
+            self.function
+                .launch_proved(stream, shape, &mut self.arguments.values())?;
         }
         stream.hold(&self.tables)
     }

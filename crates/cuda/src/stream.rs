@@ -33,8 +33,14 @@ pub(crate) struct Captured {
 impl Stream {
     /// A new stream.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let handle =
-            context.call(|driver| driver.cuStreamCreateWithPriority(stream_flag::CU_STREAM_NON_BLOCKING, 0))?;
+        Self::with_priority(context, 0)
+    }
+
+    /// A new stream whose blocks are dispatched before those of streams of larger numbers. Those of [`Stream::new`]
+    /// have 0; a number that the device does not have stands for the nearest one.
+    pub fn with_priority(context: &Context, priority: i32) -> Result<Self, CudaError> {
+        let flags = stream_flag::CU_STREAM_NON_BLOCKING;
+        let handle = context.call(|driver| driver.cuStreamCreateWithPriority(flags, priority))?;
         Ok(Self::wrap(context, handle, true))
     }
 
@@ -144,6 +150,12 @@ impl Stream {
     pub fn is_captured(&self) -> Result<bool, CudaError> {
         // The default stream cannot be captured, and asking it is an error while another one is.
         Ok(!self.is_legacy_default() && self.context.call(|driver| driver.stream_is_captured(self.handle.0))?)
+    }
+
+    /// Whether launches may be replayed in it as a graph that is kept for it, by its handle: not while it is captured,
+    /// and not in the default stream of a thread, whose handle is that of other threads' streams, too.
+    pub(crate) fn takes_replays(&self) -> Result<bool, CudaError> {
+        Ok(self.as_raw() != CU_STREAM_PER_THREAD && !self.is_captured()?)
     }
 
     /// A kernel in the stream reads these tables: a graph that may run it again keeps them.

@@ -3,8 +3,8 @@
 //! # Why not `cudarc` itself
 //!
 //! `cudarc::driver::sys` holds the same declarations, generated, and is the witness here: the tests
-//! compare every signature, constant and layout below with it, at whatever CUDA version it is built
-//! for. Linking it into the library was weighed and declined, for four reasons:
+//! compare every signature, constant and layout below with it, at whatever CUDA version from 12.3 on
+//! it is built for. Linking it into the library was weighed and declined, for four reasons:
 //!
 //! 1. Its build script runs `nvcc --version` and panics on a toolkit that it does not list, and
 //!    pins the whole dependency graph to one CUDA version. A library that needs no toolkit must not
@@ -51,6 +51,8 @@ opaque! {
     CUfunc_st as CUfunction;
     CUgraph_st as CUgraph;
     CUgraphExec_st as CUgraphExec;
+    CUgraphNode_st as CUgraphNode;
+    CUkern_st as CUkernel;
 }
 
 /// `CU_STREAM_LEGACY`: the stream that PyTorch and the runtime API use unless told otherwise.
@@ -92,16 +94,48 @@ pub(crate) struct CUlaunchConfig_st {
 pub(crate) struct CUlaunchAttribute_st {
     pub(crate) id: c_uint,
     pub(crate) pad: [c_char; 4],
-    pub(crate) value: CUlaunchAttributeValue,
+    pub(crate) value: CUlaunchAttributeValue_union,
 }
 
 /// In C a union of 64 bytes aligned to 8. Both attributes used here lie in its first words: a
 /// cluster is three `unsigned int` (x, y, z), programmatic serialisation one `int`.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct CUlaunchAttributeValue {
+pub(crate) struct CUlaunchAttributeValue_union {
     pub(crate) words: [c_uint; 16],
 }
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUDA_KERNEL_NODE_PARAMS_v2_st {
+    pub(crate) func: CUfunction,
+    pub(crate) gridDimX: c_uint,
+    pub(crate) gridDimY: c_uint,
+    pub(crate) gridDimZ: c_uint,
+    pub(crate) blockDimX: c_uint,
+    pub(crate) blockDimY: c_uint,
+    pub(crate) blockDimZ: c_uint,
+    pub(crate) sharedMemBytes: c_uint,
+    pub(crate) kernelParams: *mut *mut c_void,
+    pub(crate) extra: *mut *mut c_void,
+    pub(crate) kern: CUkernel,
+    pub(crate) ctx: CUcontext,
+}
+
+/// What an edge of a graph waits for, from CUDA 12.3.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CUgraphEdgeData_st {
+    pub(crate) from_port: c_uchar,
+    pub(crate) to_port: c_uchar,
+    pub(crate) type_: c_uchar,
+    pub(crate) reserved: [c_uchar; 5],
+}
+
+/// `CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC`: all blocks of a kernel have let dependents launch, or have ended.
+pub(crate) const CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC: c_uchar = 1;
+/// `CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC`: the kernel after the edge waits itself for the end of the one before.
+pub(crate) const CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC: c_uchar = 1;
 
 macro_rules! constants {
     ($($module:ident, $witness:ident { $($name:ident = $value:expr,)* })*) => {
@@ -121,7 +155,9 @@ constants! {
     status, CUresult {
         CUDA_SUCCESS = 0,
         CUDA_ERROR_INVALID_VALUE = 1,
+        CUDA_ERROR_OUT_OF_MEMORY = 2,
         CUDA_ERROR_NO_DEVICE = 100,
+        CUDA_ERROR_NOT_FOUND = 500,
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,
         CUDA_ERROR_INVALID_CLUSTER_SIZE = 912,
     }
@@ -177,6 +213,7 @@ constants! {
     }
     capture_mode, CUstreamCaptureMode {
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+        CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     }
     capture_status, CUstreamCaptureStatus {
         CU_STREAM_CAPTURE_STATUS_NONE = 0,
@@ -317,6 +354,7 @@ functions! {
         cuMemAlloc_v2(bytes: usize) -> CUdeviceptr;
         cuStreamCreateWithPriority(flags: c_uint, priority: c_int) -> CUstream;
         cuEventCreate(flags: c_uint) -> CUevent;
+        cuGraphCreate(flags: c_uint) -> CUgraph;
         cuGraphInstantiateWithFlags(graph: CUgraph, flags: c_ulonglong) -> CUgraphExec;
         cuFuncGetAttribute(attribute: c_uint, function: CUfunction) -> c_int;
     }
@@ -334,6 +372,20 @@ functions! {
         cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
         cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
         cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
+        cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+        cuGraphAddKernelNode_v2(
+            node: *mut CUgraphNode,
+            graph: CUgraph,
+            after: *const CUgraphNode,
+            count: usize,
+            parameters: *const CUDA_KERNEL_NODE_PARAMS_v2_st
+        );
+        cuGraphKernelNodeSetAttribute(node: CUgraphNode, id: c_uint, value: *const CUlaunchAttributeValue_union);
+        cuGraphExecKernelNodeSetParams_v2(
+            exec: CUgraphExec,
+            node: CUgraphNode,
+            parameters: *const CUDA_KERNEL_NODE_PARAMS_v2_st
+        );
         cuModuleLoadDataEx(
             module: *mut CUmodule,
             image: *const c_void,
@@ -372,5 +424,13 @@ functions! {
         // From CUDA 12.4: loads a function now, instead of at its first launch, where a stream
         // capture would be in the way. Older drivers load it when its attributes are asked for.
         cuFuncLoad(function: CUfunction);
+        // From CUDA 12.3.
+        cuGraphAddDependencies_v2(
+            graph: CUgraph,
+            from: *const CUgraphNode,
+            to: *const CUgraphNode,
+            edges: *const CUgraphEdgeData_st,
+            count: usize
+        );
     }
 }

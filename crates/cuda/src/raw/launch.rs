@@ -8,15 +8,22 @@ use flashcore_ir::proof::LaunchShape;
 
 use super::{CallResult, Driver, call};
 use crate::sys::{
-    CUfunction, CUlaunchAttribute_st, CUlaunchAttributeValue, CUlaunchConfig_st, CUstream, CUtensorMap_st,
+    CUfunction, CUlaunchAttribute_st, CUlaunchAttributeValue_union, CUlaunchConfig_st, CUstream, CUtensorMap_st,
     launch_attribute, tensor_map_fill, tensor_map_interleave, tensor_map_l2_promotion,
 };
 
+/// An attribute that takes up to three numbers.
+pub(super) fn attribute_value(first: [u32; 3]) -> CUlaunchAttributeValue_union {
+    let mut words = [0; 16];
+    words[..3].copy_from_slice(&first);
+    CUlaunchAttributeValue_union { words }
+}
+
 fn attributes(shape: &LaunchShape) -> Vec<CUlaunchAttribute_st> {
-    let attribute = |id: u32, words: [u32; 3]| {
-        let mut value = CUlaunchAttributeValue { words: [0; 16] };
-        value.words[..3].copy_from_slice(&words);
-        CUlaunchAttribute_st { id, pad: [0; 4], value }
+    let attribute = |id: u32, words: [u32; 3]| CUlaunchAttribute_st {
+        id,
+        pad: [0; 4],
+        value: attribute_value(words),
     };
     let mut attributes = Vec::new();
     if shape.cluster != [1, 1, 1] {

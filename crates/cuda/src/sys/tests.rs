@@ -75,43 +75,29 @@ fn constants_are_those_of_the_generated_bindings() {
     }
 }
 
+macro_rules! assert_same_layout {
+    ($ty:ident, $($field:ident)*) => {
+        assert_eq!(size_of::<$ty>(), size_of::<theirs::$ty>());
+        assert_eq!(align_of::<$ty>(), align_of::<theirs::$ty>());
+        $(assert_eq!(offset_of!($ty, $field), offset_of!(theirs::$ty, $field), stringify!($field));)*
+    };
+}
+
 #[test]
 fn layouts_are_those_of_the_generated_bindings() {
-    assert_eq!(size_of::<CUlaunchConfig_st>(), size_of::<theirs::CUlaunchConfig>());
-    assert_eq!(align_of::<CUlaunchConfig_st>(), align_of::<theirs::CUlaunchConfig>());
-    assert_eq!(
-        offset_of!(CUlaunchConfig_st, sharedMemBytes),
-        offset_of!(theirs::CUlaunchConfig_st, sharedMemBytes)
-    );
-    assert_eq!(
-        offset_of!(CUlaunchConfig_st, hStream),
-        offset_of!(theirs::CUlaunchConfig_st, hStream)
-    );
-    assert_eq!(
-        offset_of!(CUlaunchConfig_st, attrs),
-        offset_of!(theirs::CUlaunchConfig_st, attrs)
-    );
-    assert_eq!(
-        offset_of!(CUlaunchConfig_st, numAttrs),
-        offset_of!(theirs::CUlaunchConfig_st, numAttrs)
-    );
-
-    assert_eq!(
-        size_of::<CUlaunchAttribute_st>(),
-        size_of::<theirs::CUlaunchAttribute>()
-    );
-    assert_eq!(
-        align_of::<CUlaunchAttribute_st>(),
-        align_of::<theirs::CUlaunchAttribute>()
-    );
-    assert_eq!(
-        offset_of!(CUlaunchAttribute_st, value),
-        offset_of!(theirs::CUlaunchAttribute_st, value)
-    );
-
+    assert_same_layout!(CUlaunchConfig_st, gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ sharedMemBytes
+        hStream attrs numAttrs);
+    assert_same_layout!(CUlaunchAttribute_st, id value);
+    assert_same_layout!(CUDA_KERNEL_NODE_PARAMS_v2_st, func gridDimX gridDimY gridDimZ blockDimX blockDimY blockDimZ
+        sharedMemBytes kernelParams extra kern ctx);
+    assert_same_layout!(CUgraphEdgeData_st, from_port to_port type_ reserved);
     assert_eq!(size_of::<CUtensorMap_st>(), size_of::<theirs::CUtensorMap>());
     assert!(align_of::<CUtensorMap_st>() >= align_of::<theirs::CUtensorMap>());
     assert_eq!(size_of::<CUuuid_st>(), size_of::<theirs::CUuuid>());
+    let programmatic = theirs::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    assert_eq!(u32::from(CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC), programmatic as u32);
+    let port = theirs::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    assert_eq!(u32::from(CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC), port);
 }
 
 #[test]

@@ -81,8 +81,7 @@ pub fn prove_launch(kernel: &Kernel, launch: &Launch, target: Target, registers:
     if launch.programmatic && !kernel.waits_for_launch_before() {
         refusals.push(LaunchRefusal::NeverWaits);
     }
-    let given: Vec<u64> = launch.args.iter().map(argument_bytes).collect();
-    refusals.extend(prove_arguments(&facts, &given));
+    refusals.extend(prove_arguments(&facts, launch.args.iter().map(argument_bytes)));
     refusals
 }
 
@@ -133,7 +132,7 @@ pub fn prove_without_opt_in(
 }
 
 /// Arguments of these sizes in bytes against the kernel's parameters, if they are known.
-pub fn prove_arguments(facts: &KernelFacts, given: &[u64]) -> Option<LaunchRefusal> {
+pub fn prove_arguments(facts: &KernelFacts, given: impl ExactSizeIterator<Item = u64>) -> Option<LaunchRefusal> {
     let needed = facts.parameter_bytes.as_ref()?;
     if needed.len() != given.len() {
         return Some(LaunchRefusal::ArgumentCount {
@@ -141,11 +140,9 @@ pub fn prove_arguments(facts: &KernelFacts, given: &[u64]) -> Option<LaunchRefus
             needed: needed.len(),
         });
     }
-    let pairs = given.iter().zip(needed).enumerate();
-    let mut wrong = pairs.filter(|(_, (given, needed))| given != needed);
-    wrong
-        .next()
-        .map(|(index, (&given, &needed))| LaunchRefusal::ArgumentSize { index, given, needed })
+    let mut pairs = given.zip(needed.iter().copied()).enumerate();
+    let (index, (given, needed)) = pairs.find(|(_, (given, needed))| given != needed)?;
+    Some(LaunchRefusal::ArgumentSize { index, given, needed })
 }
 
 /// Checks that each declared buffer was brought, is long enough, and begins where it must. `given`

@@ -254,7 +254,7 @@ fn code_runs_where_it_was_made_for() {
 
 #[test]
 fn arguments_must_match_the_parameters() {
-    let prove = |given: &[u64]| prove_arguments(&facts(), given).map(|refusal| refusal.what());
+    let prove = |given: &[u64]| prove_arguments(&facts(), given.iter().copied()).map(|refusal| refusal.what());
     assert_eq!(prove(&[8, 4]), None);
     assert_eq!(
         prove(&[8]),
@@ -264,7 +264,7 @@ fn arguments_must_match_the_parameters() {
         prove(&[8, 8]),
         Some("argument 1 has 8 B; the kernel's parameter has 4 B".to_string())
     );
-    assert_eq!(prove_arguments(&KernelFacts::default(), &[1, 2, 3]), None);
+    assert_eq!(prove_arguments(&KernelFacts::default(), [1, 2, 3].into_iter()), None);
 }
 
 #[test]

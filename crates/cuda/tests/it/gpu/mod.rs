@@ -16,6 +16,7 @@ mod memory;
 mod modules;
 mod ptx;
 mod ragged;
+mod replays;
 mod tables;
 
 use std::sync::Mutex;
@@ -111,6 +112,14 @@ tests! {
     eight_threads_at_once = launches::threads;
     graph_replay_equals_launches = graphs::replay;
     a_failed_capture_leaves_the_stream_usable = graphs::failed_capture;
+    replays_take_new_arguments = replays::arguments;
+    replays_streams_have_their_own = replays::streams;
+    replays_are_not_captured = replays::captures;
+    replays_by_eight_threads = replays::threads;
+    replays_many_take_no_more_than_a_few = replays::many;
+    replays_have_clusters = replays::clusters;
+    replays_overlap = replays::overlap;
+    replays_have_the_priority_of_their_stream = replays::priority;
     a_kernel_of_the_kernel_language = launches::kernel_language;
     tables_many_take_no_more_than_a_few = tables::bounded;
     tables_graphs_keep_theirs = tables::of_graphs;

@@ -276,6 +276,32 @@ pub(crate) const DEPENDENT_INCREMENT: &str = "
 }
 ";
 
+/// Stores when it begins and, so many nanoseconds later, ends, by the device's clock. Waits for the launch before it
+/// only then.
+pub(crate) const STAMPED: &str = "
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry stamped(.param .u64 stamps, .param .u64 nanoseconds)
+{
+    .reg .pred %p;
+    .reg .u64 %rd<6>;
+    griddepcontrol.launch_dependents;
+    ld.param.u64 %rd1, [stamps];
+    ld.param.u64 %rd2, [nanoseconds];
+    mov.u64 %rd3, %globaltimer;
+    add.u64 %rd4, %rd3, %rd2;
+again:
+    mov.u64 %rd5, %globaltimer;
+    setp.lt.u64 %p, %rd5, %rd4;
+    @%p bra again;
+    griddepcontrol.wait;
+    st.global.u64 [%rd1], %rd3;
+    st.global.u64 [%rd1+8], %rd5;
+    ret;
+}
+";
+
 /// One block copies the box at (0, 32·x, y, z) of a 4-D tensor with TMA and stores it as it lies in
 /// shared memory: 32 rows of 128 B.
 pub(crate) const TENSOR_MAP: &str = "

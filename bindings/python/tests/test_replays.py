@@ -1,0 +1,113 @@
+"""Calls of several launches, which are replayed as graphs after the first of them: results are those of single launches,
+which a captured call records."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import flashcore  # noqa: E402
+from flashcore.flash_attn_interface import flash_attn_func  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or not flashcore.devices(), reason="there is no GPU"
+)
+
+CALLS, HEADS, KV_HEADS, DIM, CAPACITY = 12, 32, 8, 128, 4096
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.bfloat16, device="cuda")
+
+
+class Cache:
+    """Keys and values of one sequence, and a query."""
+
+    def __init__(self):
+        self.q = draw(1, 1, HEADS, DIM)
+        self.k, self.v = (draw(1, CAPACITY, KV_HEADS, DIM) for _ in "kv")
+        self.out = torch.empty_like(self.q)
+
+    def step(self, keys, out=None):
+        out = self.out if out is None else out
+        return flashcore.attention(self.q, self.k[:, :keys], self.v[:, :keys], out=out)
+
+    def captured(self, keys):
+        """The output of single launches."""
+        out = torch.empty_like(self.out)
+        self.step(keys, out)  # makes the plan
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step(keys, out)
+        out.zero_()
+        graph.replay()
+        return out
+
+
+def test_new_lengths_tensors_and_workspaces():
+    caches = [Cache() for _ in range(3)]
+    held = []
+    for n in range(4 * CALLS):
+        cache, keys = caches[n % 3], CAPACITY - 5 * n
+        held.append(draw(1 + 1000 * n))  # another address for the workspace
+        got = cache.step(keys).clone()
+        if n % 5 == 0:
+            held.clear()
+        torch.testing.assert_close(got, cache.captured(keys), atol=0, rtol=0)
+
+
+def test_streams_and_threads():
+    failed = []
+
+    def work(stream):
+        with torch.cuda.stream(stream):
+            cache = Cache()
+            wants = [cache.step(keys).clone() for keys in (4000, 3000)]
+            for n in range(6 * CALLS):
+                if not torch.equal(cache.step((4000, 3000)[n % 2]).clone(), wants[n % 2]):
+                    failed.append(stream)
+
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(priority=-1), torch.cuda.default_stream(), torch.cuda.Stream()]
+    threads = [threading.Thread(target=work, args=[stream]) for stream in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_calls_return_before_the_work_is_done():
+    caches = [Cache(), Cache()]
+    for n in range(2 * CALLS):
+        caches[n % 2].step(CAPACITY - n)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    for n in range(CALLS):
+        caches[n % 2].step(CAPACITY - n)  # sets the arguments of launches that wait
+    assert not torch.cuda.current_stream().query(), "a call waited for the stream"
+    for n in (CALLS - 2, CALLS - 1):
+        torch.testing.assert_close(caches[n % 2].out, caches[n % 2].captured(CAPACITY - n), atol=0, rtol=0)
+
+
+def test_a_capture_between_replays():
+    cache = Cache()
+    for _ in range(CALLS):
+        cache.step(CAPACITY)
+    want = cache.out.clone()
+    for _ in range(3):
+        torch.testing.assert_close(cache.captured(CAPACITY), want, atol=0, rtol=0)
+        torch.testing.assert_close(cache.step(CAPACITY), want, atol=0, rtol=0)
+
+
+def test_backward_passes():
+    q, k, v = (draw(2, 300, heads, 64).requires_grad_() for heads in (8, 4, 4))
+    dout = draw(2, 300, 8, 64)
+    first = None
+    for _ in range(2 * CALLS):
+        out = flash_attn_func(q, k, v, causal=True, deterministic=True)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+        first = first or gradients
+        for got, want in zip(gradients, first):
+            torch.testing.assert_close(got, want, atol=0, rtol=0)
