@@ -1,6 +1,8 @@
 """`scaled_dot_product_attention` on FlashCore: the same results as PyTorch's own, and nothing left behind."""
 
+import concurrent.futures
 import itertools
+import threading
 import warnings
 
 import flashcore
@@ -230,8 +232,11 @@ def test_training_a_compiled_function(monkeypatch):
     torch.testing.assert_close(q.grad, mixed, atol=1e-4, rtol=1e-4)
 
 
+def kernels():
+    return torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention_for_cpu")
+
+
 def test_nothing_is_left_behind(monkeypatch):
-    kernels = lambda: torch._C._dispatch_dump("aten::_scaled_dot_product_flash_attention_for_cpu")
     before, counted = kernels(), Counted(monkeypatch)
     q, k, v = tensors()
     sdpa(q, k, v)
@@ -259,6 +264,43 @@ def test_the_context_manager_restores_what_was():
         fc.deactivate()
     assert fc.is_active()
     fc.deactivate()
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_blocks_of_threads_that_overlap(active):
+    """The first to begin ends first: the other goes on, and restores what was before both."""
+    if active:
+        fc.activate()
+    before, inside, first_ended = kernels(), threading.Event(), threading.Event()
+
+    def second():
+        with fc.activated(strict=True):
+            inside.set()
+            assert first_ended.wait(60)
+            return fc.is_active(), fc._strict
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with fc.activated():
+            other = pool.submit(second)
+            assert inside.wait(60)
+        first_ended.set()
+        assert other.result() == (True, True)
+    assert (fc.is_active(), fc._strict) == (active, False)
+    assert kernels() == before
+    fc.deactivate()
+
+
+def test_activations_of_many_threads():
+    before = kernels()
+
+    def blocks(_):
+        for _ in range(20):
+            with fc.activated():
+                assert fc.is_active()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(blocks, range(8)))
+    assert not fc.is_active() and kernels() == before
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_set_sdp_priority_order"), reason="this PyTorch has no order of backends")

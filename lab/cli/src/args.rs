@@ -312,20 +312,27 @@ pub(crate) fn input_kinds() -> impl TypedValueParser<Value = InputKind> {
 pub(crate) struct Card {
     pub(crate) chip: Chip,
     pub(crate) profile: Option<&'static Profile>,
+    /// Whether it was neither named nor is it in this machine.
+    pub(crate) is_assumed: bool,
 }
 
 impl Card {
     /// The card used by default: the first supported GPU of the machine, or an L4.
     pub(crate) fn default() -> Card {
         let gpus = machine::gpus_or_none();
+        let assumed = || Card {
+            is_assumed: true,
+            ..Card::of(&PROFILES[0])
+        };
         let gpu = gpus.iter().find(|info| machine::is_supported(info));
-        gpu.map_or(Card::of(&PROFILES[0]), Card::of_device)
+        gpu.map_or_else(assumed, Card::of_device)
     }
 
     pub(crate) fn of_device(info: &DeviceInfo) -> Card {
         Card {
             chip: info.chip(),
             profile: Profile::of_device(&info.name, info.multiprocessors),
+            is_assumed: false,
         }
     }
 
@@ -336,6 +343,7 @@ impl Card {
         let architecture = |target: Target| Card {
             chip: target.into(),
             profile: None,
+            is_assumed: false,
         };
         let unknown = || {
             let names = Profile::names();
@@ -348,7 +356,14 @@ impl Card {
         Card {
             chip: profile.into(),
             profile: Some(profile),
+            is_assumed: false,
         }
+    }
+
+    /// Why it is this card, where the user did not choose it.
+    pub(crate) fn why(&self) -> Option<String> {
+        let why = "is assumed: no GPU that is served is here, and no --profile was given";
+        self.is_assumed.then(|| format!("{} {why}", self.name()))
     }
 
     /// `l4` or `sm_120`.

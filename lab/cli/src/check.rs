@@ -203,11 +203,13 @@ fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Muta
     let found = planted.as_ref().map(|_| simulated::outcome(report) != Outcome::Clean);
     if args.json {
         let mut value = simulated::json(report);
+        (value["profile"], value["profile_is_assumed"]) = (json!(card.name()), json!(card.is_assumed));
         value["planted"] = json!(planted.map(|mistake| json!({ "what": mistake.to_string(), "found": found })));
         style::print_json(&value);
         return simulated::outcome(report);
     }
     let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} for {}", report.problem, card.title()));
+    page.fields("card", card.why());
     let what_came = match found {
         Some(false) => format!("; {BAD}not found{BAD:#}: it has no effect on this problem that the check sees"),
         _ => String::new(),

@@ -128,6 +128,7 @@ pub(crate) fn run(args: &ExplainArgs, given: &Given) -> Result<Outcome, Failure>
     };
     style::show(args.json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{problem}{HEAD:#} on {}", card.title()));
+        page.fields("card", card.why());
         add_plan(&mut page, &problem, &choice, &plans);
         if args.all {
             page.line(format_args!("\n{HEAD}Every config{HEAD:#}"));
@@ -392,6 +393,7 @@ fn as_json(args: &ExplainArgs, card: Card, problem: &Problem, choice: &Choice, p
         "problem": problem.to_string(),
         "direction": problem.direction(),
         "profile": card.name(),
+        "profile_is_assumed": card.is_assumed,
         "target": plan.target.name(),
         "kernel": plan.config.to_string(),
         "why": choice.why,

@@ -193,6 +193,7 @@ impl RunArgs {
                 "registers": judged.kernel.registers,
                 "unknown": judged.unknown,
                 "profile": card.name(),
+                "profile_is_assumed": card.is_assumed,
                 "target": card.chip.target.name(),
                 "verdict": if is_refused { "refused" } else if count == 0 { "clean" } else { "findings" },
                 "problems": judged.problems,
@@ -202,6 +203,7 @@ impl RunArgs {
         };
         style::show(as_json, json, || {
             let mut page = Page::new(format_args!("{HEAD}{}{HEAD:#} of {name}", kernel.name));
+            page.fields("card", card.why());
             page.field("registers", judged.registers());
             let mut under = style::count(runs.schedules, "schedule");
             if let Some(blocks) = only {
@@ -268,10 +270,17 @@ pub(crate) fn explain(file: &Path, args: &ForeignArgs, card: Card, as_json: bool
     let name = file.display().to_string();
     let json = || {
         let kernels: Vec<Value> = kernels.iter().map(|kernel| kernel.json(&asked, card)).collect();
-        json!({ "file": name, "profile": card.name(), "target": card.chip.target.name(), "kernels": kernels })
+        json!({
+            "file": name,
+            "profile": card.name(),
+            "profile_is_assumed": card.is_assumed,
+            "target": card.chip.target.name(),
+            "kernels": kernels,
+        })
     };
     style::show(as_json, json, || {
         let mut page = Page::new(format_args!("{HEAD}{name}{HEAD:#} on {}", card.title()));
+        page.fields("card", card.why());
         for kernel in &kernels {
             kernel.add(&mut page, &asked, card);
             add_problems(&mut page, &kernel.problems, &name);

@@ -236,6 +236,7 @@ fn judge(args: &VerifyArgs) -> Result<Outcome, Failure> {
         let why = "is no kernel: allowed are .cu for PyTorch's extension loader and .py with a function `forward`";
         return Err(Failure::usage(format!("{} {why}", args.kernel.display())));
     }
+    args.markdown.iter().try_for_each(|file| style::check_folder(file))?;
     may_run([&args.folder.join("func_forward.py"), &args.kernel], args.trust)?;
     let clock = || {
         SystemTime::now()

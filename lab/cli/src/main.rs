@@ -208,7 +208,7 @@ fn main() -> ExitCode {
         Color::Always => anstream::ColorChoice::Always.write_global(),
         Color::Never => anstream::ColorChoice::Never.write_global(),
     }
-    let outcome: Result<Outcome, Failure> = match cli.command {
+    let outcome: Result<Outcome, Failure> = progress::check().and_then(|()| match cli.command {
         None => first_run::run(cli.json),
         Some(_) if cli.json => {
             Err(Failure::usage("--json is a flag of subcommands").help("put it after the subcommand"))
@@ -231,7 +231,7 @@ fn main() -> ExitCode {
         Some(Command::Device(args)) => device::run(&args),
         Some(Command::Kbench(args)) => kbench::run(&args),
         Some(Command::Worker(args)) => worker::run(&args),
-    };
+    });
     match outcome {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use flashcore_sim::Progress;
 
-use crate::style;
+use crate::{Failure, style};
 
 /// Seconds between plain lines; 0 for none.
 const VARIABLE: &str = "FLASHCORE_PROGRESS";
@@ -44,7 +44,8 @@ pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'sta
     let is_terminal = std::io::stderr().is_terminal();
     let interval = match is_terminal {
         true => Some(TICK),
-        false => interval(std::env::var(VARIABLE).ok().as_deref()),
+        // `check` has refused another value.
+        false => from_env().unwrap_or_default(),
     };
     let Some(interval) = interval else { return Shown(None) };
     let spinner = is_terminal.then(|| style::spinner(first));
@@ -72,9 +73,24 @@ pub(crate) fn lines(line: impl Fn(Duration) -> String + Send + 'static) -> Shown
     }
 }
 
-fn interval(variable: Option<&str>) -> Option<Duration> {
-    let seconds = variable.and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
-    (seconds > 0).then(|| Duration::from_secs(seconds))
+/// Refuses a value of the environment that is no number of seconds.
+pub(crate) fn check() -> Result<(), Failure> {
+    from_env().map(drop)
+}
+
+fn from_env() -> Result<Option<Duration>, Failure> {
+    interval(std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned()))
+}
+
+fn interval(variable: Option<String>) -> Result<Option<Duration>, Failure> {
+    let seconds = match variable.filter(|text| !text.is_empty()) {
+        None => Ok(SECONDS),
+        Some(text) => text.trim().parse().map_err(|_| {
+            let allowed = "a whole number of seconds between lines of progress, 0 for no lines";
+            Failure::usage(format!("{VARIABLE} is `{text}`; allowed: {allowed}"))
+        }),
+    };
+    Ok(Some(Duration::from_secs(seconds?)).filter(|interval| !interval.is_zero()))
 }
 
 fn line(what: &str, done: u64, total: u64, elapsed: Duration, estimate: Option<f64>) -> String {
@@ -129,9 +145,17 @@ mod tests {
 
     #[test]
     fn the_environment_sets_the_interval() {
-        assert_eq!(interval(None), Some(Duration::from_secs(30)));
-        assert_eq!(interval(Some("5")), Some(Duration::from_secs(5)));
-        assert_eq!(interval(Some("0")), None);
-        assert_eq!(interval(Some("often")), Some(Duration::from_secs(30)));
+        let interval = |text: &str| interval(Some(text.to_string()));
+        let usual = Some(Duration::from_secs(SECONDS));
+        assert_eq!((super::interval(None).unwrap(), interval("").unwrap()), (usual, usual));
+        assert_eq!(interval("5").unwrap(), Some(Duration::from_secs(5)));
+        assert_eq!(interval("0").unwrap(), None);
+        for wrong in ["often", "-1", "1.5", "99999999999999999999"] {
+            let why = interval(wrong).unwrap_err().message;
+            assert!(
+                why.starts_with(&format!("FLASHCORE_PROGRESS is `{wrong}`; allowed: ")),
+                "{why}"
+            );
+        }
     }
 }

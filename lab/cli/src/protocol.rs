@@ -17,7 +17,7 @@ pub(crate) struct ProtocolArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) budget: Option<f64>,
     /// Untimed run time of a subject before each batch of a long kernel in hot mode
-    #[arg(long, value_name = "MILLISECONDS")]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = lead)]
     steady_lead: Option<f64>,
     /// Rounds of the sustained mode [default: 8]; --budget does not end them
     #[arg(long, value_name = "N")]
@@ -65,6 +65,13 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+fn lead(text: &str) -> Result<f64, String> {
+    match text.trim().parse() {
+        Ok(value) if (0.0..=60_000.0).contains(&value) => Ok(value),
+        _ => Err("write milliseconds from 0 to 60000".to_string()),
+    }
+}
+
 /// `3%` or `0.03`.
 pub(crate) fn share(text: &str) -> Result<f64, String> {
     let (number, scale) = match text.trim().strip_suffix('%') {
@@ -93,5 +100,9 @@ mod tests {
             assert!(seconds(wrong).is_err(), "{wrong}");
         }
         assert_eq!(seconds("0.5"), Ok(0.5));
+        for wrong in ["-1", "nan", "1e30", "5s"] {
+            assert!(lead(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((lead("0"), lead("2.5")), (Ok(0.0), Ok(2.5)));
     }
 }

@@ -103,6 +103,12 @@ impl SourceArgs {
             }
         }
         gathered.add_files(&files)?;
+        if gathered.is_empty() && searches.is_empty() {
+            let why = format!("no number is in {}", self.runs.join(", "));
+            return Err(
+                Failure::usage(why).help("name runs that were measured, files of evidence, or folders of searches")
+            );
+        }
         Ok((gathered, searches))
     }
 }

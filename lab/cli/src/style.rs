@@ -176,8 +176,14 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
-/// Refuses a file to write whose folder is not there.
+/// Refuses a file to write that is a folder, or whose folder is not there.
 pub(crate) fn check_folder(path: &Path) -> Result<(), Failure> {
+    if path.is_dir() {
+        return Err(Failure::usage(format!(
+            "{} is a folder; name a file in it",
+            path.display()
+        )));
+    }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     match folder.filter(|folder| !folder.is_dir()) {
         Some(folder) => Err(Failure::usage(format!("there is no folder {}", folder.display()))

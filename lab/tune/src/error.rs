@@ -43,10 +43,10 @@ impl TuneError {
         TuneError::Usage(format!("{option} is {given}; allowed: {allowed}"))
     }
 
-    pub(crate) fn resume(run: &Path, what: &str, then: &str, now: &str) -> TuneError {
+    pub(crate) fn resume(run: &Path, what: &str, [then, now]: [&str; 2], remedy: &str) -> TuneError {
         let run = run.display();
         TuneError::Usage(format!(
-            "{run} cannot be resumed: {what} was {then} and is {now} here; begin a new run"
+            "{run} cannot be resumed: {what} was {then} and is {now} here; {remedy}begin a new run"
         ))
     }
 

@@ -151,10 +151,14 @@ impl Journal {
     }
 
     pub(crate) fn resume(folder: &Path, header: &Header) -> Result<(Journal, Vec<Trial>), TuneError> {
-        let pairs = read_header(folder)?.identity().into_iter().zip(header.identity());
-        for ((what, then), (_, now)) in pairs {
+        let begun = read_header(folder)?;
+        for ((what, then), (_, now)) in begun.identity().into_iter().zip(header.identity()) {
             if then != now {
-                return Err(TuneError::resume(folder, what, &then, &now));
+                let remedy = format!(
+                    "name its problem ({}) and give its flags, by the same program on the same device, or ",
+                    begun.case
+                );
+                return Err(TuneError::resume(folder, what, [&then, &now], &remedy));
             }
         }
         let journal = Journal::open(folder)?;

@@ -65,16 +65,21 @@ pub fn look(runs: &Path) -> Result<Found, TuneError> {
     Ok(found)
 }
 
-/// The latest run of a problem on these devices; an error if there is none.
+/// The latest run of a problem on these devices; an error if there is none, with the latest of another problem.
 pub fn latest(runs: &Path, case: &str, devices: &[String]) -> Result<PathBuf, TuneError> {
-    let is_this = |header: &Header| {
-        let on = header.devices.iter().map(|device| device.device.as_str());
-        header.case == case && on.eq(devices.iter().map(String::as_str))
-    };
-    let there = look(runs).unwrap_or_default();
-    let found = there.runs.into_iter().find(|(_, header)| is_this(header));
-    let none = || format!("no run of {case} on {} is in {}", devices.join(", "), runs.display());
-    found.map(|(path, _)| path).ok_or_else(|| TuneError::Usage(none()))
+    let mut there = look(runs).unwrap_or_default().runs;
+    there.retain(|(_, header)| header.devices.iter().map(|device| &device.device).eq(devices));
+    if let Some((path, _)) = there.iter().find(|(_, header)| header.case == case) {
+        return Ok(path.clone());
+    }
+    let mut why = format!("no run of {case} on {} is in {}", devices.join(", "), runs.display());
+    if let Some((path, other)) = there.first() {
+        let (case, path) = (&other.case, path.display());
+        why.push_str(&format!(
+            "; name the problem of the run with its flags: the latest is of {case}, in {path}"
+        ));
+    }
+    Err(TuneError::Usage(why))
 }
 
 #[cfg(test)]

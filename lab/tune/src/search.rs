@@ -267,7 +267,12 @@ impl<'s> Search<'s> {
         match before {
             Some(then) if now != Some(&then.id) => {
                 let now = now.map_or("none", |now| now);
-                Err(TuneError::resume(&self.journal.folder, "a proposal", &then.id, now))
+                Err(TuneError::resume(
+                    &self.journal.folder,
+                    "a proposal",
+                    [&then.id, now],
+                    "",
+                ))
             }
             _ => Ok(proposal),
         }

@@ -33,10 +33,10 @@ def sides(window_size: Any) -> Any:
     """`window_size` if it is a pair, or a tensor of two, as FlashAttention's tests give it."""
     if type(window_size) is tuple and len(window_size) == 2:
         return window_size
-    is_tensor = isinstance(window_size, torch.Tensor) and window_size.dim() == 1
+    is_tensor = isinstance(window_size, torch.Tensor) and window_size.dim() == 1 and not window_size.is_floating_point()
     if not (is_tensor or isinstance(window_size, (tuple, list))) or len(window_size) != 2:
         raise ValueError(
-            f"window_size is {window_size}; it must be a pair (left, right), or a tensor of two, of how many keys "
+            f"window_size is {window_size}; it must be a pair (left, right), or an int tensor of two, of how many keys "
             "before and after the diagonal are visible, -1 for all"
         )
     return window_size

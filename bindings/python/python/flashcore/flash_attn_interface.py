@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from . import _lengths, _names, _schedule, _step
+from . import _checks, _lengths, _names, _schedule, _step
 from ._backward import _flash_attn_backward
 from ._combine import flash_attn_combine
 from ._forward import _flash_attn_forward, check, common_options, forward_cached
@@ -459,14 +459,19 @@ def get_scheduler_metadata(
     """
     check(None, attention_chunk, num_splits)
     _names.check_tensor("cache_seqlens", cache_seqlens)
-    of_new = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "cache_leftpad": cache_leftpad}
-    for name, given in of_new.items():
-        if given is not None:
-            _names.check_tensor(name, given)
-    bounds = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "max_seqlen_k_new": max_seqlen_k_new}
-    max_seqlen_q, max_seqlen_k, max_seqlen_k_new = (_lengths.bound(name, given) for name, given in bounds.items())
     if cache_seqlens.shape != (batch_size,):
         raise ValueError(f"batch_size is {batch_size}; cache_seqlens has shape {tuple(cache_seqlens.shape)}")
+    arrays = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k_new": cu_seqlens_k_new, "cache_leftpad": cache_leftpad}
+    for name, given in arrays.items():
+        if given is not None:
+            _names.check_tensor(name, given)
+            entries = batch_size + (name != "cache_leftpad")
+            if given.shape != (entries,):
+                raise ValueError(f"{name} has shape {tuple(given.shape)}; for this batch_size it is ({entries},)")
+    if batch_invariant is not None:
+        _checks.split_keys(batch_invariant)
+    bounds = {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k, "max_seqlen_k_new": max_seqlen_k_new}
+    max_seqlen_q, max_seqlen_k, max_seqlen_k_new = (_lengths.bound(name, given) for name, given in bounds.items())
     unseen = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if unseen or batch_size == 0 or (cu_seqlens_q is not None and total_q in (None, 0)):
         if out is not None:

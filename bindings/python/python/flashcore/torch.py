@@ -16,6 +16,7 @@ whose last dimension is not contiguous. Importing this module changes nothing bu
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +39,11 @@ _CUDA = "_scaled_dot_product_flash_attention"
 # Releases before 2.11 have no list of implementations.
 _registry: Any = torch.nn.attention if hasattr(torch.nn.attention, "register_flash_attention_impl") else None
 
+_lock = threading.RLock()  # held while the state below changes
 _strict = False
 _active: _Replacement | None = None
 _warned: set[str] = set()
+_blocks: list[_Block] = []  # in the order in which they began
 
 
 class _Replacement:
@@ -374,35 +377,59 @@ def activate(*, strict: bool = False) -> None:
         Raise `NotImplementedError` for what is not served, as far as PyTorch gives it to this backend.
     """
     global _strict
-    _strict = strict
-    if _active is not None:
-        return
-    if _registry is not None:
-        _registry.activate_flash_attention_impl(_NAME)
-    else:
-        _install()
+    with _lock:
+        _strict = strict
+        if _active is not None:
+            return
+        if _registry is not None:
+            _registry.activate_flash_attention_impl(_NAME)
+        else:
+            _install()
 
 
 def deactivate() -> None:
     """Gives `scaled_dot_product_attention` back to PyTorch; does nothing if it is not `activate`-d."""
-    if _active is None:
-        return
-    if _registry is not None:
-        _registry.restore_flash_attention_impl()
-    else:
-        _active.remove()
+    with _lock:
+        if _active is None:
+            return
+        if _registry is not None:
+            _registry.restore_flash_attention_impl()
+        else:
+            _active.remove()
 
 
 @contextmanager
 def activated(*, strict: bool = False) -> Iterator[None]:
-    """`activate` for the duration of a ``with`` block; afterwards all is as it was before."""
-    global _strict
-    before = (_active is not None, _strict, _registry and _registry.current_flash_attention_impl())
-    activate(strict=strict)
+    """`activate` for the duration of a ``with`` block; afterwards all is as it was before.
+
+    Where blocks of several threads overlap, the last to end restores what was before them, and ``strict`` is that of
+    the last to begin.
+    """
+    with _lock:
+        block = _Block(_active is not None, _strict, _registry and _registry.current_flash_attention_impl())
+        activate(strict=strict)
+        _blocks.append(block)
     try:
         yield
     finally:
-        was_active, was_strict, implementation = before
+        with _lock:
+            place = _blocks.index(block)
+            del _blocks[place]
+            if place == len(_blocks):
+                block.restore()
+            else:  # the next to have begun runs still, and restores in its place
+                _blocks[place].before = block.before
+
+
+class _Block:
+    """An `activated` block that runs: what was before it."""
+
+    def __init__(self, *before: Any) -> None:
+        self.before = before
+
+    def restore(self) -> None:
+        global _strict
+        was_active, was_strict, implementation = self.before
         if was_active:
             activate()
         else:

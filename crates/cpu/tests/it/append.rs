@@ -129,6 +129,46 @@ fn findings_name_the_sequence_and_the_entry() {
     );
 }
 
+#[test]
+fn two_writers_of_a_place_are_found() {
+    let (new, cache) = ([3, 2, 1, 8].into(), [4, 4, 1, 8].into());
+    let said = |append: &Append, values: AppendValues<&[i32]>, slots: Option<SlotMapping<'_>>| {
+        let found = append.findings(&values, slots);
+        found.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let mut append = Append {
+        batch_idx: true,
+        ..Append::to_cache(DType::F16, [new, new], [cache, cache])
+    };
+    let mut values = AppendValues {
+        cache_seqlens: Some(&[0, 1, 2][..]),
+        cache_batch_idx: Some(&[1, 3, 1][..]),
+        ..AppendValues::default()
+    };
+    let parts = "cache_batch_idx has 1 for sequences 0 and 2, which both append rows; they must differ";
+    assert_eq!(said(&append, values, None), [parts]);
+    // Without new rows, two sequences may have one part.
+    (append.packed, append.k_new, append.v_new) = (true, [1, 4, 1, 8].into(), [1, 4, 1, 8].into());
+    values.cu_seqlens_k_new = Some(&[0, 2, 4, 4]);
+    assert!(said(&append, values, None).is_empty());
+
+    // Pages that sequences share may not get rows of both.
+    let paged = Append::to_pages(DType::F16, [new, new], [cache, cache], 2);
+    let values = |table| AppendValues {
+        cache_seqlens: Some(&[3, 4, 4][..]),
+        block_table: Some(table),
+        ..AppendValues::default()
+    };
+    let pages = "block_table has 2 for sequences 0 and 1, which both append rows; they must differ";
+    assert_eq!(said(&paged, values(&[0, 2, 0, 2, 0, 3]), None), [pages]);
+    assert!(said(&paged, values(&[0, 1, 3, 2, 2, 3]), None).is_empty());
+
+    let to_slots = Append::to_slots(DType::F16, [new, new], [cache, cache], false);
+    let slots = SlotMapping::I32(&[5, -1, 9, -1, 5, 0]);
+    let said = said(&to_slots, AppendValues::default(), Some(slots));
+    assert_eq!(said, ["slot_mapping has 5 for rows 0 and 4; they must differ"]);
+}
+
 /// An append and a change of it that is refused, with what the error says.
 #[test]
 fn appends_that_cannot_be_are_refused() {

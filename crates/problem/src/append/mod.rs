@@ -241,7 +241,7 @@ impl<B> AppendValues<B> {
 }
 
 /// Slots on the host, one for each new row. A row whose slot is −1 is not written. Two rows with one
-/// slot are the caller's error: which of them stays is not defined.
+/// slot are the caller's error, which the host reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotMapping<'a> {
     /// As i32.

@@ -1,5 +1,7 @@
 //! The rows of an append whose values are on the host: where each goes, and what is wrong with the values.
 
+use std::collections::HashMap;
+
 use super::{Append, AppendPlace, AppendValues, SlotMapping};
 use crate::ProblemError;
 
@@ -33,8 +35,9 @@ pub(super) struct Rows {
 
 impl Append {
     /// Everything that is wrong with values: arrays that are missing or too short, lengths, pages and
-    /// slots outside the cache, positions past the rotary tables. Each names the array, the sequence
-    /// (or row) and the entry. A kernel does not write such a row.
+    /// slots outside the cache, positions past the rotary tables, and two writers of a slot,
+    /// of a part or of a page. Each names the array, the sequence (or row) and the entry. A kernel
+    /// writes no such row but those of two writers.
     ///
     /// ```
     /// use flashcore_problem::{Append, AppendValues, DType};
@@ -88,6 +91,7 @@ impl Append {
             values,
             report,
             rows: Rows::default(),
+            writers: HashMap::new(),
         };
         match slots {
             Some(slots) => walk.slots(&slots),
@@ -103,6 +107,8 @@ struct Walk<'w> {
     values: &'w AppendValues<&'w [i32]>,
     report: &'w mut dyn FnMut(ProblemError),
     rows: Rows,
+    /// The sequence that appends to a part or page of the cache, or the row that has a slot.
+    writers: HashMap<usize, usize>,
 }
 
 impl Walk<'_> {
@@ -231,6 +237,15 @@ impl Walk<'_> {
                 }
                 _ => [part, key],
             };
+            if let Some(other) = self.writers.insert(to[0], b).filter(|other| *other != b) {
+                let (argument, given) = match values.cache_batch_idx {
+                    Some(parts) if parts[other] == parts[b] => ("cache_batch_idx", part),
+                    _ => ("block_table", to[0]),
+                };
+                let why =
+                    format!("has {given} for sequences {other} and {b}, which both append rows; they must differ");
+                return self.report(argument, why);
+            }
             let position = first + i;
             self.rows.new.push(NewRow { from, to, position });
         }
@@ -270,11 +285,17 @@ impl Walk<'_> {
             let slot = slots.get(row);
             match usize::try_from(slot) {
                 _ if slot == -1 || position == usize::MAX => {}
-                Ok(slot) if slot < most => self.rows.new.push(NewRow {
-                    from: [row / per_part, row % per_part],
-                    to: [slot / page_size, slot % page_size],
-                    position,
-                }),
+                Ok(slot) if slot < most => {
+                    if let Some(other) = self.writers.insert(slot, row) {
+                        let why = format!("has {slot} for rows {other} and {row}; they must differ");
+                        self.report("slot_mapping", why);
+                    }
+                    self.rows.new.push(NewRow {
+                        from: [row / per_part, row % per_part],
+                        to: [slot / page_size, slot % page_size],
+                        position,
+                    });
+                }
                 _ => {
                     let why = format!("has {slot} for row {row}; allowed are -1 (skip) and 0 to {}", most - 1);
                     self.report("slot_mapping", why);

@@ -48,6 +48,8 @@ impl Selector {
     fn accepts(&self, run: &RunRow) -> bool {
         match self {
             Selector::All | Selector::Latest => true,
+            // Nothing was named, as where a variable of a shell is not set.
+            Selector::Prefix(prefix) if prefix.is_empty() => false,
             Selector::Prefix(prefix) => run.key.starts_with(prefix) || run.identity.revision.starts_with(prefix),
         }
     }

@@ -316,6 +316,7 @@ const USAGE: &[(&str, &str)] = &[
         "there is no folder no/such help: make it first",
     ),
     ("gate --write no/such/x.json", "there is no folder no/such"),
+    ("bench tiny --device cpu --csv .", ". is a folder; name a file in it"),
     ("bench scores --caches 8", "leave --caches out"),
     ("bench tiny --device cpu --peers none --caches 8", "name a CUDA device"),
     ("bench tiny --budget nan", "write seconds above 0, e.g. 2 or 0.5"),

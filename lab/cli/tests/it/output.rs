@@ -231,7 +231,8 @@ fn json_parses_and_keeps_its_keys() {
         "only_blocks",
         "seconds",
     ]);
-    assert_eq!(keys(&report), &report_keys | &BTreeSet::from(["planted"]));
+    let of_check = BTreeSet::from(["planted", "profile", "profile_is_assumed"]);
+    assert_eq!(keys(&report), &report_keys | &of_check);
     assert_eq!(report["schedules"], serde_json::json!([0, 1]));
     assert!(report["counts"]["fma"]["warps"].as_u64().expect("a count") > 0);
     let simulated = json("run tiny --device sim --json");
@@ -244,6 +245,7 @@ fn json_parses_and_keeps_its_keys() {
             "problem",
             "direction",
             "profile",
+            "profile_is_assumed",
             "target",
             "kernel",
             "why",
@@ -422,9 +424,33 @@ fn what_saves_bytes_is_said_with_its_cost() {
     assert_eq!(none.code, 2);
 }
 
+/// A card that nobody named is one of the machine, or is said to be assumed.
+#[test]
+fn an_assumed_card_is_called_so() {
+    for arguments in ["check tiny", "explain tiny"] {
+        let is_assumed = json(&format!("{arguments} --json"))["profile_is_assumed"] == true;
+        let shown = flashcore(arguments).words();
+        assert_eq!(shown.contains("card l4 is assumed: no GPU"), is_assumed, "{shown}");
+        let named = json(&format!("{arguments} --profile l4 --json"));
+        assert_eq!(named["profile_is_assumed"], false);
+        assert!(
+            !flashcore(&format!("{arguments} --profile l4"))
+                .words()
+                .contains("is assumed")
+        );
+    }
+}
+
 /// A command that takes long says so where no terminal is, too.
 #[test]
 fn long_commands_show_their_progress() {
+    let wrong = run(command("list profiles").env("FLASHCORE_PROGRESS", "abc"));
+    assert_eq!((wrong.code, wrong.stdout.as_str()), (2, ""));
+    assert!(
+        wrong.stderr.contains("FLASHCORE_PROGRESS is `abc`; allowed: "),
+        "{}",
+        wrong.stderr
+    );
     let told = |arguments: &str| {
         let ran = run(command(arguments).env("FLASHCORE_PROGRESS", "1"));
         assert_eq!(ran.code, 0, "{arguments}: {}", ran.stderr);

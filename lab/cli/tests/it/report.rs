@@ -163,6 +163,7 @@ fn what_cannot_be_reported_is_said() {
     let at = folder.path();
     std::fs::write(at.join("broken.jsonl"), "no evidence\n").unwrap();
     std::fs::write(at.join("row.jsonl"), "{\"run\":\"a\",\"date\":1}\n").unwrap();
+    std::fs::write(at.join("torn.jsonl"), "{").unwrap();
     std::fs::create_dir(at.join("empty")).unwrap();
     // A run of the store with a wrong line in its middle, as an export.
     run(&mut there(at, "evidence export -o line.jsonl"));
@@ -183,6 +184,7 @@ fn what_cannot_be_reported_is_said() {
         ),
         ("report no/such.jsonl", 2, "no/such.jsonl: no such file or folder"),
         ("report broken.jsonl", 2, "broken.jsonl is not an evidence file"),
+        ("report torn.jsonl -o torn.md", 2, "no number is in torn.jsonl"),
         (
             "report row.jsonl",
             2,
@@ -217,4 +219,7 @@ fn what_cannot_be_reported_is_said() {
         assert!(!words.contains("panicked"), "{words}");
         assert_fits(arguments, &ran.stderr);
     }
+    // A variable of a shell that is not set names no run.
+    let ran = run(there(at, "report").arg(""));
+    assert_eq!(ran.code, 2, "{}", ran.words());
 }

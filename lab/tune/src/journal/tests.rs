@@ -95,7 +95,10 @@ fn another_run_is_not_resumed() {
         let mut other = header();
         change(&mut other);
         let error = Journal::resume(&folder, &other).unwrap_err().to_string();
-        assert!(error.contains(said), "{error}");
+        assert!(
+            error.contains(said) && error.contains("name its problem (tiny)"),
+            "{error}"
+        );
     }
     let later = Header {
         started_at: 99,
