@@ -141,25 +141,29 @@ fn two_writers_of_a_place_are_found() {
         ..Append::to_cache(DType::F16, [new, new], [cache, cache])
     };
     let mut values = AppendValues {
-        cache_seqlens: Some(&[0, 1, 2][..]),
+        cache_seqlens: Some(&[0, 1, 1][..]),
         cache_batch_idx: Some(&[1, 3, 1][..]),
         ..AppendValues::default()
     };
-    let parts = "cache_batch_idx has 1 for sequences 0 and 2, which both append rows; they must differ";
+    let parts = "cache_batch_idx has 1 for sequences 0 and 2, which both write row 1 there; only one may";
     assert_eq!(said(&append, values, None), [parts]);
-    // Without new rows, two sequences may have one part.
+    // Other rows of one part, or none, may be appended by two sequences.
+    let apart = AppendValues {
+        cache_seqlens: Some(&[0, 1, 2][..]),
+        ..values
+    };
+    assert!(said(&append, apart, None).is_empty());
     (append.packed, append.k_new, append.v_new) = (true, [1, 4, 1, 8].into(), [1, 4, 1, 8].into());
     values.cu_seqlens_k_new = Some(&[0, 2, 4, 4]);
     assert!(said(&append, values, None).is_empty());
 
-    // Pages that sequences share may not get rows of both.
     let paged = Append::to_pages(DType::F16, [new, new], [cache, cache], 2);
     let values = |table| AppendValues {
         cache_seqlens: Some(&[3, 4, 4][..]),
         block_table: Some(table),
         ..AppendValues::default()
     };
-    let pages = "block_table has 2 for sequences 0 and 1, which both append rows; they must differ";
+    let pages = "block_table has 2 for sequences 0 and 1, which both write row 0 there; only one may";
     assert_eq!(said(&paged, values(&[0, 2, 0, 2, 0, 3]), None), [pages]);
     assert!(said(&paged, values(&[0, 1, 3, 2, 2, 3]), None).is_empty());
 

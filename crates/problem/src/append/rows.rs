@@ -35,9 +35,9 @@ pub(super) struct Rows {
 
 impl Append {
     /// Everything that is wrong with values: arrays that are missing or too short, lengths, pages and
-    /// slots outside the cache, positions past the rotary tables, and two writers of a slot,
-    /// of a part or of a page. Each names the array, the sequence (or row) and the entry. A kernel
-    /// writes no such row but those of two writers.
+    /// slots outside the cache, positions past the rotary tables, and two writers of a row of the
+    /// cache. Each names the array, the sequence (or row) and the entry. A kernel writes no such row
+    /// but those of two writers.
     ///
     /// ```
     /// use flashcore_problem::{Append, AppendValues, DType};
@@ -107,8 +107,8 @@ struct Walk<'w> {
     values: &'w AppendValues<&'w [i32]>,
     report: &'w mut dyn FnMut(ProblemError),
     rows: Rows,
-    /// The sequence that appends to a part or page of the cache, or the row that has a slot.
-    writers: HashMap<usize, usize>,
+    /// By row of the cache, as in [`NewRow::to`], the sequence that appends it, or the new row that has its slot.
+    writers: HashMap<[usize; 2], usize>,
 }
 
 impl Walk<'_> {
@@ -237,13 +237,15 @@ impl Walk<'_> {
                 }
                 _ => [part, key],
             };
-            if let Some(other) = self.writers.insert(to[0], b).filter(|other| *other != b) {
-                let (argument, given) = match values.cache_batch_idx {
-                    Some(parts) if parts[other] == parts[b] => ("cache_batch_idx", part),
-                    _ => ("block_table", to[0]),
+            if let Some(other) = self.writers.insert(to, b) {
+                let (argument, given) = match values.block_table {
+                    None => ("cache_batch_idx", part),
+                    Some(_) => ("block_table", to[0]),
                 };
-                let why =
-                    format!("has {given} for sequences {other} and {b}, which both append rows; they must differ");
+                let why = format!(
+                    "has {given} for sequences {other} and {b}, which both write row {} there; only one may",
+                    to[1]
+                );
                 return self.report(argument, why);
             }
             let position = first + i;
@@ -286,15 +288,13 @@ impl Walk<'_> {
             match usize::try_from(slot) {
                 _ if slot == -1 || position == usize::MAX => {}
                 Ok(slot) if slot < most => {
-                    if let Some(other) = self.writers.insert(slot, row) {
+                    let to = [slot / page_size, slot % page_size];
+                    if let Some(other) = self.writers.insert(to, row) {
                         let why = format!("has {slot} for rows {other} and {row}; they must differ");
                         self.report("slot_mapping", why);
                     }
-                    self.rows.new.push(NewRow {
-                        from: [row / per_part, row % per_part],
-                        to: [slot / page_size, slot % page_size],
-                        position,
-                    });
+                    let from = [row / per_part, row % per_part];
+                    self.rows.new.push(NewRow { from, to, position });
                 }
                 _ => {
                     let why = format!("has {slot} for row {row}; allowed are -1 (skip) and 0 to {}", most - 1);
