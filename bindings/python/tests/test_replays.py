@@ -1,6 +1,8 @@
 """Calls of several launches, which are replayed as graphs after the first of them: results are those of single launches,
 which a captured call records."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -111,3 +113,34 @@ def test_backward_passes():
         first = first or gradients
         for got, want in zip(gradients, first):
             torch.testing.assert_close(got, want, atol=0, rtol=0)
+
+
+def profiled():
+    """Graphs that are made before, during and after profiles are launched in each of them."""
+    cache, streams = Cache(), [torch.cuda.Stream() for _ in range(3)]
+    want = cache.step(CAPACITY - CALLS + 1).clone()
+
+    def run(streams):
+        torch.cuda.synchronize()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                for n in range(CALLS):
+                    got = cache.step(CAPACITY - n)
+            stream.synchronize()
+            torch.testing.assert_close(got, want, atol=0, rtol=0)
+
+    run(streams[:1])
+    for _ in range(2):
+        with torch.profiler.profile():
+            run(streams[:2])
+        run(streams)
+
+
+def test_the_profiler():
+    # In a process of its own: what a profiler breaks may end the process.
+    ended = subprocess.run([sys.executable, __file__], capture_output=True, text=True)
+    assert ended.returncode == 0, (ended.returncode, ended.stdout, ended.stderr)
+
+
+if __name__ == "__main__":
+    profiled()

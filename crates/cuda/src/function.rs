@@ -279,7 +279,7 @@ impl Function {
         }
     }
 
-    pub(crate) fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
+    fn explain(&self, shape: &LaunchShape, call: CallError) -> CudaError {
         let context = self.module.context();
         if is_fault(call.code) {
             // An earlier kernel's fault, reported by this launch.

@@ -5,19 +5,19 @@
 //! they differ from those of the call before, so that new lengths or tensors find the same graph. A graph holds the
 //! modules of its kernels; what arguments point to is alive during the call that sets them, and is not read later.
 
+use std::env::var_os;
 use std::sync::{Arc, Mutex};
 
 use flashcore_ir::proof::LaunchShape;
 
 use crate::context::{Context, lock};
-use crate::error::{CallError, CudaError, LaunchFailure, coalesced};
+use crate::error::CudaError;
 use crate::graph::{Exec, Template};
 use crate::module::LoadedModule;
 use crate::plan::{Arguments, PreparedLaunch};
 use crate::raw::Handle;
-use crate::status::is_fault;
 use crate::stream::Stream;
-use crate::sys::{CUgraphNode_st, status};
+use crate::sys::CUgraphNode_st;
 
 /// Sequences of launches that are kept, with a graph or not yet.
 const MOST_KEPT: usize = 32;
@@ -28,6 +28,9 @@ const CALLS_BEFORE: u32 = 8;
 
 /// Set to anything, it makes all calls enqueue single launches.
 const PLAIN: &str = "FLASHCORE_PLAIN_LAUNCHES";
+
+/// With it the driver waits for each launch, to tell its fault at once. A graph would be one launch.
+const BLOCKING: &str = "CUDA_LAUNCH_BLOCKING";
 
 /// What a graph fixes of a launch. The address of a function is another's only after its module is unloaded, which a
 /// graph prevents.
@@ -57,7 +60,7 @@ pub(crate) struct Replays {
 impl Replays {
     pub(crate) fn of_environment() -> Replays {
         Replays {
-            plain: std::env::var_os(PLAIN).is_some(),
+            plain: var_os(PLAIN).is_some() || var_os(BLOCKING).is_some_and(|value| value != "0"),
             recent: Recent::default(),
         }
     }
@@ -80,12 +83,12 @@ impl Replays {
         }
         match sequence.replay(launches, stream) {
             Ok(()) => Ok(true),
-            // Single launches need no memory of the device, and do the same.
-            Err(CudaError::LaunchFailed(failure)) if failure.call.code == status::CUDA_ERROR_OUT_OF_MEMORY => {
+            Err(CudaError::Fault(fault)) => Err(CudaError::Fault(fault)),
+            // Single launches do the same without memory for a graph, or tell what is wrong with one of them.
+            Err(_) => {
                 *sequence = Sequence::default();
                 Ok(false)
             }
-            Err(error) => Err(error),
         }
     }
 
@@ -95,7 +98,8 @@ impl Replays {
     }
 
     pub(crate) fn clear(&self) {
-        drop(std::mem::take(&mut *lock(&self.recent.entries)));
+        let forgotten = std::mem::take(&mut *lock(&self.recent.entries));
+        drop(forgotten);
     }
 }
 
@@ -165,27 +169,12 @@ impl Sequence {
             }
             none => none.insert(ReplayedGraph::new(context, launches)?),
         };
-        let launched = context
-            .home()
-            .call(|driver| driver.cuGraphLaunch(graph.exec.handle.0, stream.handle()));
-        launched.map_err(|error| refused(context, launches, error))?;
+        context.call(|driver| driver.cuGraphLaunch(graph.exec.handle.0, stream.handle()))?;
         for launch in launches {
             stream.enqueued(&launch.function.loaded().name, launch.function.module().loaded());
         }
         Ok(())
     }
-}
-
-/// A refusal that is not of one launch.
-fn refused(context: &Context, launches: &[PreparedLaunch<'_>], call: CallError) -> CudaError {
-    if is_fault(call.code) {
-        return context.judge(call);
-    }
-    CudaError::LaunchFailed(Box::new(LaunchFailure {
-        kernel: coalesced(launches.iter().map(|launch| launch.function.name())),
-        call,
-        explanation: String::new(),
-    }))
 }
 
 /// A kernel of a graph, and what it is launched with.
@@ -214,10 +203,8 @@ struct ReplayedGraph {
 impl ReplayedGraph {
     #[allow(unsafe_code)]
     fn new(context: &Context, launches: &[PreparedLaunch<'_>]) -> Result<ReplayedGraph, CudaError> {
-        let refused = |error| refused(context, launches, error);
-        let home = context.home();
-        let graph = home.call(|driver| driver.cuGraphCreate(0)).map_err(refused)?;
-        let template = Template::new(context, graph);
+        let template = Template::new(context, context.call(|driver| driver.cuGraphCreate(0))?);
+        let graph = template.graph.0;
         let mut nodes: Vec<Node> = Vec::with_capacity(launches.len());
         for launch in launches {
             let (function, shape) = (&launch.function, &launch.shape);
@@ -227,9 +214,8 @@ impl ReplayedGraph {
             let mut values = launch.arguments.values();
             // SAFETY: each pointer is to the value of its argument, which `Function::prepare` compared with the
             // kernel's parameter. What they point to is set in each call before the graph is launched.
-            let added =
-                home.call(|driver| unsafe { driver.graph_add_kernel(graph, before, handle, shape, &mut values) });
-            let node = added.map_err(|error| function.explain(shape, error))?;
+            let node =
+                context.call(|driver| unsafe { driver.graph_add_kernel(graph, before, handle, shape, &mut values) })?;
             nodes.push(Node {
                 handle: Handle(node),
                 shape: *shape,
@@ -237,7 +223,7 @@ impl ReplayedGraph {
             });
         }
         Ok(ReplayedGraph {
-            exec: home.call(|driver| template.instantiate(driver)).map_err(refused)?,
+            exec: context.call(|driver| template.instantiate(driver))?,
             _template: template,
             nodes,
             _modules: launches
@@ -259,10 +245,8 @@ impl ReplayedGraph {
             let (exec, handle) = (self.exec.handle.0, function.loaded().handle.0);
             let mut values = launch.arguments.values();
             // SAFETY: as when it was added; the buffers are borrowed by the launch.
-            let set = context
-                .home()
-                .call(|driver| unsafe { driver.graph_set_kernel(exec, node.handle.0, handle, shape, &mut values) });
-            set.map_err(|error| function.explain(shape, error))?;
+            context
+                .call(|driver| unsafe { driver.graph_set_kernel(exec, node.handle.0, handle, shape, &mut values) })?;
             node.shape = *shape;
             node.arguments.clone_from(&launch.arguments);
         }

@@ -155,7 +155,6 @@ constants! {
     status, CUresult {
         CUDA_SUCCESS = 0,
         CUDA_ERROR_INVALID_VALUE = 1,
-        CUDA_ERROR_OUT_OF_MEMORY = 2,
         CUDA_ERROR_NO_DEVICE = 100,
         CUDA_ERROR_NOT_FOUND = 500,
         CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701,

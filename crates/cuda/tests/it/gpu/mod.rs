@@ -120,6 +120,7 @@ tests! {
     replays_have_clusters = replays::clusters;
     replays_overlap = replays::overlap;
     replays_have_the_priority_of_their_stream = replays::priority;
+    replays_do_not_hide_blocking_launches = children::blocking_launches;
     a_kernel_of_the_kernel_language = launches::kernel_language;
     tables_many_take_no_more_than_a_few = tables::bounded;
     tables_graphs_keep_theirs = tables::of_graphs;

@@ -70,7 +70,7 @@ fn zeros(stream: &Stream, words: u32) -> Result<DeviceBuffer, CudaError> {
 }
 
 /// Graphs that appear, unless the driver has none of these or the environment forbids them.
-fn expected(bench: &Bench, graphs: usize) -> usize {
+pub(crate) fn expected(bench: &Bench, graphs: usize) -> usize {
     let replays = bench.context.info().cuda_version >= 12_030;
     match replays && std::env::var_os("FLASHCORE_PLAIN_LAUNCHES").is_none() {
         true => graphs,
@@ -217,6 +217,18 @@ pub(crate) fn threads(bench: &Bench) -> Outcome {
     Ok(format!("{THREADS} threads, {kept} graphs"))
 }
 
+/// As many calls as make a graph, in a process of their own.
+pub(crate) fn graphs_kept(bench: &Bench) -> Outcome {
+    let increment = Increment::new(bench)?;
+    let data = zeros(&bench.stream, 1000)?;
+    let launches = increment.prepare(data.as_slice(), 1000, 2)?;
+    for _ in 0..CALLS {
+        PreparedLaunch::enqueue_all(&launches, &bench.stream)?;
+    }
+    ensure!(data.to_vec::<u32>(&bench.stream)? == [2 * CALLS; 1000], "lost");
+    Ok(format!("{} graphs", bench.context.kept_graphs()))
+}
+
 /// More sequences than are kept; those that are used stay.
 pub(crate) fn many(bench: &Bench) -> Outcome {
     const SEQUENCES: usize = 80;
@@ -270,9 +282,10 @@ pub(crate) fn clusters(bench: &Bench) -> Outcome {
         Ok::<_, CudaError>([first, second])
     };
     for size in [1u32, 2, 4, 8, 16] {
-        let launches = prepare(size, 32)?;
-        for _ in 0..CALLS {
-            PreparedLaunch::enqueue_all(&launches, &bench.stream)?;
+        let launches = [prepare(size, 16)?, prepare(size, 32)?];
+        for call in 0..CALLS as usize {
+            // Also after new arguments.
+            PreparedLaunch::enqueue_all(&launches[call % 2], &bench.stream)?;
         }
         let ranks = out.to_vec::<u32>(&bench.stream)?;
         let expected: Vec<u32> = (0..32).map(|block| 256 * size + block % size + 1).collect();
