@@ -1,11 +1,11 @@
-//! The backward pass on `mma.sync` tensor cores: [preprocess], the [main kernel](kernel), and
-//! the [rounding of dQ](dq_sums).
+//! The backward pass on `mma.sync` tensor cores: [preprocess], the [main kernel](kernel), and [postprocess], which
+//! rounds dQ.
 //!
 //! Of a deterministic problem the main kernel leaves dQ out, and a second one computes it: seven products in place of
 //! five, but no order among blocks to wait for, and no sums of dQ in memory.
 
-mod dq_sums;
 mod kernel;
+mod postprocess;
 mod warp;
 
 use flashcore_ir::{BuildErrors, Chip, Kernel, Target};
@@ -21,7 +21,7 @@ use crate::attention::softmax::Rescale;
 use crate::family::{Lever, Values};
 use crate::step::{Identity, KernelCache, Step};
 use crate::tiles::{STEP, padded, tile_bytes};
-use dq_sums::SumTiles;
+use postprocess::SumTiles;
 
 /// Registers of a thread for the part of dQ that is computed at a time.
 const DQ_REGISTERS: u32 = 64;
@@ -285,7 +285,7 @@ pub(super) fn plan(
             step("mma backward", Outputs::All, |levers, shape| {
                 build(levers, shape, "backward", Outputs::All)
             })?,
-            dq_sums::step(problem, &shape, tiling.sums(), workspace, kernels)?,
+            postprocess::step(problem, &shape, tiling.sums(), workspace, kernels)?,
         ),
     };
     let before = preprocess::step(problem, &shape, workspace, kernels)?;

@@ -1,14 +1,14 @@
-//! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and the
-//! [rounding of dQ](dq_sums), and of dK and dV where blocks [share](split) their tiles.
+//! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and [postprocess], which rounds dQ, and dK and
+//! dV where several blocks [share a tile](split).
 
 mod ahead;
 mod consumer;
 mod dq;
-mod dq_sums;
 mod epilogue;
 mod exchange;
 mod kernel;
 mod pingpong;
+mod postprocess;
 mod producer;
 mod split;
 #[cfg(test)]
@@ -172,7 +172,7 @@ pub fn defaults() -> [(Config, usize); 6] {
     })
 }
 
-/// Preprocess, the main kernel, and what makes dQ of its sums.
+/// Preprocess, the main kernel and postprocess.
 pub(super) fn plan(
     problem: &Problem,
     config: &Config,
@@ -245,7 +245,7 @@ pub(super) fn plan(
     Ok((
         vec![preprocess::step(problem, &shape, workspace, kernels)?],
         Step { kernel, launch },
-        vec![dq_sums::step(problem, config, &shape, workspace, kernels)?],
+        vec![postprocess::step(problem, config, &shape, workspace, kernels)?],
     ))
 }
 

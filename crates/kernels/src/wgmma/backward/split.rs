@@ -1,6 +1,6 @@
 //! Several blocks for a tile of keys, where tiles leave SMs idle: each walks a share of the Q tiles of all heads of the
 //! group. It adds its dK and dV to f32 sums in the workspace, which `preprocess` zeroes and the
-//! [last step](super::dq_sums) rounds.
+//! [last step](super::postprocess) rounds.
 //!
 //! Sums are in the order of the accumulators: 16 keys after the other, of these one accumulator of 8 columns after the
 //! other, of an accumulator lane after lane, four registers each. Threads add their registers once a tile

@@ -1,5 +1,5 @@
-//! The step that makes dQ of its sums: scaled, rounded, and in rows. Those of family `wgmma` have another order
-//! (`wgmma/backward/dq_sums.rs`).
+//! The last step: scales and rounds the f32 sums of dQ, and stores them in rows. Family `wgmma` has its sums in another
+//! order (`wgmma/backward/postprocess.rs`).
 //!
 //! The main kernel adds dQ up tile by tile of query rows. Sums are in the order of the accumulators that are added: of
 //! a tile warp after warp, of a warp block after block of 16 rows, of a block one accumulator of 8 columns after the
