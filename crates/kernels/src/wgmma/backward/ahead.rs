@@ -7,8 +7,8 @@
 //! all have, which is long before they start.
 //!
 //! CUDA does not promise that blocks start in the order of their numbers, so a block's tile is that of a
-//! [ticket](super::tile::take_ticket). A block waits only for blocks with smaller tickets, which have started, and for
-//! what these do before they wait for any other. So blocks cannot deadlock.
+//! [ticket](super::scheduler::take_ticket). A block waits only for blocks with smaller tickets, which have started, and
+//! for what these do before they wait for any other. So blocks cannot deadlock.
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
@@ -16,7 +16,7 @@ use flashcore_ir::{Arg, GlobalPtr, KernelBuilder, Launch, Val, Var, Widen};
 use flashcore_problem::Problem;
 
 use super::kernel::Context;
-use super::tile::Tile;
+use super::scheduler::Tile;
 use crate::attention::divisor::{self, ParamDivisor};
 use crate::attention::gradients::{PADDING, Workspace, tile_of};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
@@ -148,7 +148,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
     #[track_caller]
     fn if_prepares(&self, tile: &Tile<'k>, body: impl FnOnce(&Ahead<'k, E>, Val<'k, u32>)) {
         let Some(ahead) = &self.ahead else { return };
-        let (k, head) = (tile.batch.builder(), tile.head + ahead.heads);
+        let (k, head) = (tile.batch.builder(), tile.batch_kv_head + ahead.heads);
         k.if_(head.lt(ahead.all_heads).uniform(), || body(ahead, head));
     }
 
@@ -240,8 +240,8 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
         let Some(ahead) = &self.ahead else { return };
         let k = tile.batch.builder();
         let (count, wanted) = (
-            ahead.counts.offset(tile.head),
-            tile.head.ge(ahead.heads).select(tile.tiles, 0),
+            ahead.counts.offset(tile.batch_kv_head),
+            tile.batch_kv_head.ge(ahead.heads).select(tile.tiles_of_head, 0),
         );
         k.verb("wait_for_rows", || {
             k.loop_(|scope| scope.break_if(count.load_acquire().ge(wanted).divergent()));

@@ -8,7 +8,7 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::kernel::{Context, MainLoop, Outputs};
-use super::tile::Tile;
+use super::scheduler::Tile;
 use super::{Shares, UNIT};
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;

@@ -22,7 +22,7 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 use super::Shares;
 use super::consumer::Warpgroup;
 use super::kernel::{Context, MainLoop};
-use super::tile::Tile;
+use super::scheduler::Tile;
 use crate::attention::gradients::DqSemaphore;
 use crate::wgmma::Config;
 
@@ -112,10 +112,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     /// What one thread of warp `index` of [`Self::dq_warps`] does.
     pub(super) fn send_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>, index: Val<'k, u32>) {
         let sent = k.var(0u32);
-        self.each_head(tile, |walk| {
-            let first_tile = walk.head_row / self.levers.rows;
-            k.for_uniform(walk.from, walk.to, 1, |i| {
-                let m_block = self.q_tile_of(tile, i);
+        self.each_head(tile, |head| {
+            let first_tile = head.first_row / self.levers.rows;
+            k.for_uniform(head.from, head.to, 1, |i| {
+                let m_block = self.m_block(tile, i);
                 let dq_tile = first_tile + m_block.reinterpret::<u32>();
                 match &self.main_loop {
                     MainLoop::Pingpong(pingpong) => {

@@ -6,7 +6,7 @@ use flashcore_ir::{Cache, SharedTile, Val};
 
 use super::consumer::Warpgroup;
 use super::kernel::{Gradients, Outputs};
-use super::tile::Tile;
+use super::scheduler::Tile;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile};
 use crate::attention::tensor_rows::TensorRows;
 

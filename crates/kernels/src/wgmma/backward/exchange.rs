@@ -23,7 +23,7 @@ use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, 
 use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage};
 use super::kernel::{Operand, Outputs};
-use super::tile::{Tile, Walk};
+use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Shares, UNIT, dout_stages};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
@@ -105,10 +105,10 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Adds what the Q tiles of a head (one or more) contribute to the three gradients.
-    pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, walk: &Walk<'k>) {
+    pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, head: &QueryHead<'k>) {
         let k = self.k;
-        let first_tile = walk.head_row / self.context.levers.rows;
-        let m_block = |i| self.context.q_tile_of(tile, i);
+        let first_tile = head.first_row / self.context.levers.rows;
+        let m_block = |i| self.context.m_block(tile, i);
         let finish_dq = |i| self.add_dq(exchange.dq_order, tile, first_tile, m_block(i));
         let start_dq = || {
             let (other, phase) = stage(self.tiles.get(), exchange.ds_tile.stages());
@@ -119,11 +119,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             };
             self.start_dq([own, other]);
         };
-        let last = walk.to - 1;
+        let last = head.to - 1;
         if self.outputs == Outputs::Dv {
             let step = |i: Val<'k, i32>, is_last: bool| {
                 self.step_of_dv(exchange, || self.mask_some(tile, m_block(i)));
-                k.if_(i.gt(walk.from).uniform(), || finish_dq(i - 1));
+                k.if_(i.gt(head.from).uniform(), || finish_dq(i - 1));
                 if is_last {
                     return start_dq();
                 }
@@ -134,7 +134,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             };
             self.start_scores();
             k.wgmma_wait(0);
-            k.for_uniform(walk.from, last, 1, |i| step(i, false));
+            k.for_uniform(head.from, last, 1, |i| step(i, false));
             step(last, true);
             k.wgmma_wait(0);
             finish_dq(last);
@@ -151,7 +151,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 finish_dq(i);
             };
             self.start_dp();
-            k.for_uniform(walk.from, last, 1, |i| step(i, false));
+            k.for_uniform(head.from, last, 1, |i| step(i, false));
             step(last, true);
         }
     }

@@ -18,8 +18,8 @@ use super::ahead::Ahead;
 use super::consumer::Warpgroup;
 use super::exchange::Exchange;
 use super::pingpong::Pingpong;
+use super::scheduler::take_ticket;
 use super::split::Split;
-use super::tile::take_ticket;
 use super::{DS_STAGES, Shares, UNIT, Variant, dout_stages, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
@@ -234,8 +234,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     if self.shares.holds_v {
                         group.load_v();
                     }
-                    self.each_head(tile, |walk| {
-                        k.if_(any(), || group.head_of_pair(exchange, tile, &walk));
+                    self.each_head(tile, |head| {
+                        k.if_(any(), || group.head_of_pair(exchange, tile, &head));
                     });
                     group.store_gradients(tile);
                 }

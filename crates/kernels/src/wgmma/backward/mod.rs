@@ -10,10 +10,10 @@ mod kernel;
 mod pingpong;
 mod postprocess;
 mod producer;
+mod scheduler;
 mod split;
 #[cfg(test)]
 mod tests;
-mod tile;
 
 use flashcore_ir::{Arg, BuildErrors, Chip, Kernel, Launch, Target};
 use flashcore_problem::{DType, GradientLayouts, Layout, Problem, QLengths};

@@ -27,7 +27,7 @@ use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
 use super::dq::{SentDq, declare_mbarriers, stage};
 use super::kernel::Gradients;
-use super::tile::{Tile, Walk};
+use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Shares};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
@@ -61,7 +61,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         context.store_prepared(k, tile, ahead);
         k.wgmma_wait(0);
         let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.shares.warpgroups);
-        context.each_head(tile, |walk| self.head_in_pingpong(pingpong, barrier, tile, &walk));
+        context.each_head(tile, |head| self.head_in_pingpong(pingpong, barrier, tile, &head));
         self.end_in_pingpong(pingpong, tile);
     }
 
@@ -71,13 +71,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         pingpong: &Pingpong<'k>,
         barrier: WarpSchedulerBarrier<'k>,
         tile: &Tile<'k>,
-        walk: &Walk<'k>,
+        head: &QueryHead<'k>,
     ) {
         let (k, context) = (self.k, self.context);
         // The last Q tile of all heads.
         let last = context.all_q_tiles(tile) - 1;
         let step = |i: Val<'k, i32>, mask: &dyn Fn(Val<'k, i32>)| {
-            let (number, m_block) = (self.tiles.get(), context.q_tile_of(tile, i));
+            let (number, m_block) = (self.tiles.get(), context.m_block(tile, i));
             self.score_gradients_of(pingpong, number, || mask(m_block));
             // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one
             // before. Where dK reads dS from shared memory, all warps of the warpgroup have one before they meet.
@@ -118,11 +118,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.tiles.set(number + 1);
         };
         if context.ordered {
-            k.for_uniform(walk.from, walk.to, 1, |i| step(i, &|at| self.mask_some(tile, at)));
+            k.for_uniform(head.from, head.to, 1, |i| step(i, &|at| self.mask_some(tile, at)));
         } else {
-            let masked = tile.masked(walk);
-            k.for_uniform(walk.from, masked, 1, |i| step(i, &|at| self.mask(tile, at)));
-            k.for_uniform(masked, walk.to, 1, |i| step(i, &|_| ()));
+            let masked = tile.masked_end(head);
+            k.for_uniform(head.from, masked, 1, |i| step(i, &|at| self.mask(tile, at)));
+            k.for_uniform(masked, head.to, 1, |i| step(i, &|_| ()));
         }
     }
 

@@ -10,7 +10,7 @@ use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
 use super::UNIT;
 use super::kernel::{Context, MainLoop, Operand};
-use super::tile::Tile;
+use super::scheduler::Tile;
 use crate::attention::tensor_rows::SequenceRows;
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
@@ -64,7 +64,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             Fill::new(keys, None).next(columns.slabs_apart(apart), &[]);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
-        let row_of = |i| self.q_tile_of(tile, i).reinterpret::<u32>() * rows;
+        let row_of = |i| self.m_block(tile, i).reinterpret::<u32>() * rows;
         // Where statistics are prepared ahead, they come with dO: S needs none. All that the block prepares rows behind
         // comes before it waits for another block: V, too, even if no row sees a key.
         let has_started = self.ahead.map(|_| {
@@ -78,15 +78,15 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             self.wait_for_rows(tile);
             k.var(1u32)
         });
-        self.each_head(tile, |walk| {
-            let [lse, delta] = self.statistics.places(walk.head_row);
-            k.for_uniform(walk.from, walk.to, 1, |i| {
+        self.each_head(tile, |head| {
+            let [lse, delta] = self.statistics.places(head.first_row);
+            k.for_uniform(head.from, head.to, 1, |i| {
                 let row = row_of(i);
                 let at = |of: SequenceRows<'k>| match rank {
-                    None => of.at([row, walk.head, tile.batch]),
+                    None => of.at([row, head.index, tile.batch]),
                     Some(rank) => {
                         let (part, all) = (rows / self.levers.cluster, (1 << self.levers.cluster) - 1);
-                        of.at([rank.fma(part, row), walk.head, tile.batch])
+                        of.at([rank.fma(part, row), head.index, tile.batch])
                             .multicast(k.constant(all))
                     }
                 };

@@ -16,7 +16,7 @@ use flashcore_problem::Problem;
 
 use super::consumer::Warpgroup;
 use super::kernel::Outputs;
-use super::tile::{Tile, q_tiles};
+use super::scheduler::{Tile, q_tiles};
 use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
 use crate::attention::gradients::{PADDING, head_row, tile_of};
