@@ -82,7 +82,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
             // As many passes as lanes share a row, since a warpgroup has a thread for each row.
             words: (0..lanes).map(|_| [(); 2].map(words)).collect(),
             lse: k.var_unwritten("row_lse"),
-            is_last: warp.ge(4 * context.shares.warpgroups),
+            is_last: warp.ge(4 * context.partition.warpgroups),
             lane: thread % lanes,
             first: thread / lanes,
         })

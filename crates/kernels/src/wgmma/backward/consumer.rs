@@ -9,7 +9,7 @@ use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::kernel::{Context, MainLoop, Outputs};
 use super::scheduler::Tile;
-use super::{Shares, UNIT};
+use super::{Partition, SLAB_COLS, WGMMA_M};
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
@@ -55,24 +55,24 @@ pub(super) struct Warpgroup<'k, 'c, E> {
 impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, outputs: Outputs) -> Self {
-        let (rows, shares, shape) = (context.levers.rows, context.shares, context.shape);
+        let (rows, partition, shape) = (context.levers.rows, context.partition, context.shape);
         let warp = k.warp_idx() - PRODUCER_WARPS;
         let index = warp / 4;
-        let key_warp = if shares.shares_products { warp % 4 } else { warp };
+        let key_warp = if partition.exchanges_ds { warp % 4 } else { warp };
         let acc = |name, columns: u32| k.acc_unwritten(name, columns / ACC_COLS);
         let sum = |name, head_dim: u32| RowTile::new(k.acc(name, head_dim.div_ceil(ACC_COLS)));
         // Steps of 16 columns that have any; the tiles' others are zeros.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let if_held = |held: bool, steps: u32| if held { steps } else { 0 };
-        let holds_ds = shares.holds_ds || outputs == Outputs::Dk;
-        let holds_v = shares.holds_v && outputs != Outputs::Dv;
-        let first_key = key_warp / 4 * UNIT;
+        let holds_ds = partition.holds_ds || outputs == Outputs::Dk;
+        let holds_v = partition.holds_v && outputs != Outputs::Dv;
+        let first_key = key_warp / 4 * WGMMA_M;
         let rank = match context.main_loop {
-            MainLoop::Pair(_) => k.cluster_rank(),
+            MainLoop::Exchange(_) => k.cluster_rank(),
             MainLoop::Pingpong(_) => k.constant(0),
         };
         // Which part of dQ it has: warpgroups go along the columns first, through all blocks.
-        let (unit, units) = (rank.fma(shares.warpgroups, index), shares.dq_shares);
+        let (part, parts) = (rank.fma(partition.warpgroups, index), partition.dq_col_parts);
         Warpgroup {
             k,
             context,
@@ -86,14 +86,14 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout.pipeline.consumer(),
             dk_q: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
-            k_rows: context.k.tile.k_major().rows(first_key, UNIT),
-            v_rows: steps(context.v.tile.k_major().rows(first_key, UNIT), shape.head_dim_v),
-            k_columns: context.k.tile.mn_major().slabs(unit % units, 1),
-            ds_rows: context.ds_tile.mn_major().slabs(unit / units, 1),
-            ds_keys: context.ds_tile.k_major().rows(first_key, UNIT),
+            k_rows: context.k.tile.k_major().rows(first_key, WGMMA_M),
+            v_rows: steps(context.v.tile.k_major().rows(first_key, WGMMA_M), shape.head_dim_v),
+            k_columns: context.k.tile.mn_major().slabs(part % parts, 1),
+            ds_rows: context.ds_tile.mn_major().slabs(part / parts, 1),
+            ds_keys: context.ds_tile.k_major().rows(first_key, WGMMA_M),
             scores: RowTile::new(acc("scores", rows)),
             dp: RowTile::new(acc("dp", rows)),
-            dq: RowTile::new(acc("dq", shares.dq_share)),
+            dq: RowTile::new(acc("dq", partition.dq_part_cols)),
             dk: sum("dk", shape.head_dim),
             dv: sum("dv", shape.head_dim_v),
             p: k.a_vars("p", if_held(outputs != Outputs::Dk, rows / 16)),
@@ -113,7 +113,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     /// All warpgroups that compute meet.
     #[track_caller]
     pub(super) fn meet(&self) {
-        self.k.barrier_among(CONSUMERS, 128 * self.context.shares.warpgroups);
+        self.k.barrier_among(CONSUMERS, 128 * self.context.partition.warpgroups);
     }
 
     #[track_caller]
@@ -128,17 +128,19 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.q.wait();
         self.product("S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
-            let Shares {
-                dq_share, dq_shares, ..
-            } = self.context.shares;
+            let Partition {
+                dq_part_cols,
+                dq_col_parts,
+                ..
+            } = self.context.partition;
             // Slab by slab of K.
-            for slab in 0..dq_shares {
-                let columns = slab * dq_share..self.context.shape.head_dim.min((slab + 1) * dq_share);
+            for slab in 0..dq_col_parts {
+                let columns = slab * dq_part_cols..self.context.shape.head_dim.min((slab + 1) * dq_part_cols);
                 if columns.is_empty() {
                     break;
                 }
                 let steps = columns.start / 16..columns.end.div_ceil(16);
-                let (first, count) = (slab * UNIT / 16, steps.len() as u32);
+                let (first, count) = (slab * SLAB_COLS / 16, steps.len() as u32);
                 let of_k = self.k_rows.steps_of(first..first + count);
                 self.k.wgmma_ss(self.scores.0, of_k, q.steps_of(steps), slab > 0);
             }
@@ -171,7 +173,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.product("dQ = dS*K", || {
             self.k
                 .wgmma_ss(self.dq.0, self.ds_rows.stage(ds_stage), self.k_columns, false);
-            if let MainLoop::Pair(exchange) = &self.context.main_loop {
+            if let MainLoop::Exchange(exchange) = &self.context.main_loop {
                 let (ds, keys) = exchange.operands(other_stage, self.warp / 4);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }

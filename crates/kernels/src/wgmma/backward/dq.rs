@@ -19,7 +19,7 @@ use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::Shares;
+use super::Partition;
 use super::consumer::Warpgroup;
 use super::kernel::{Context, MainLoop};
 use super::scheduler::Tile;
@@ -53,12 +53,12 @@ pub(super) struct DqOrder<'k> {
 
 impl<'k> SentDq<'k> {
     /// Declares what it needs in shared memory; a barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, partition: &Partition) -> Self {
         let tile = k.shared_tile(
             "dq_tile",
-            TileShape::new(levers.rows, shares.dq_columns()).stages(STAGES),
+            TileShape::new(levers.rows, partition.dq_cols()).stages(STAGES),
         );
-        let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * shares.warpgroups);
+        let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * partition.warpgroups);
         let [free] = declare_mbarriers(k, ["dq.free"], STAGES, 1);
         SentDq { tile, full, free }
     }
@@ -66,9 +66,9 @@ impl<'k> SentDq<'k> {
 
 impl<'k> DqOrder<'k> {
     /// A barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, shares: &Shares) -> Self {
+    pub(super) fn declare(k: &'k KernelBuilder, partition: &Partition) -> Self {
         let [acquired] = declare_mbarriers(k, ["dq.acquired"], 1, 1);
-        let [added] = declare_mbarriers(k, ["dq.added"], 1, 4 * shares.warpgroups);
+        let [added] = declare_mbarriers(k, ["dq.added"], 1, 4 * partition.warpgroups);
         DqOrder { acquired, added }
     }
 }
@@ -105,7 +105,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     pub(super) fn dq_warps(&self) -> u32 {
         match &self.main_loop {
             MainLoop::Pingpong(_) => STAGES,
-            MainLoop::Pair(exchange) => u32::from(exchange.dq_order.is_some()),
+            MainLoop::Exchange(exchange) => u32::from(exchange.dq_order.is_some()),
         }
     }
 
@@ -142,7 +142,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             }
                         });
                     }
-                    MainLoop::Pair(exchange) => {
+                    MainLoop::Exchange(exchange) => {
                         if let Some(DqOrder { acquired, added }) = exchange.dq_order {
                             let (stage, phase) = stage(sent.get(), 1);
                             self.wait_for_semaphore(tile, dq_tile, m_block);
@@ -242,7 +242,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let first = dq_tile * self.levers.rows;
         let place = match self.main_loop {
             // Blocks of a cluster have their own columns.
-            MainLoop::Pair(_) => first + first.builder().cluster_rank(),
+            MainLoop::Exchange(_) => first + first.builder().cluster_rank(),
             MainLoop::Pingpong(_) => first,
         };
         semaphore.words.offset(place)
@@ -303,7 +303,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         k.verb("add_dq", || {
             let (dq_tile, elements) = (
                 first_tile + m_block.reinterpret::<u32>(),
-                context.levers.rows * context.shares.dq_columns(),
+                context.levers.rows * context.partition.dq_cols(),
             );
             let sums = context.dq_sums.offset_strided(dq_tile, elements);
             let place = sums.offset(self.first_dq() + k.lane() * 4);
@@ -328,7 +328,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let elements = 32 * 4 * self.dq.tiles();
         match self.context.main_loop {
             MainLoop::Pingpong(_) => self.warp * elements,
-            MainLoop::Pair(_) => self.rank.fma(8u32, self.warp) * elements,
+            MainLoop::Exchange(_) => self.rank.fma(8u32, self.warp) * elements,
         }
     }
 }

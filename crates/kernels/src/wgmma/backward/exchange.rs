@@ -24,7 +24,7 @@ use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage};
 use super::kernel::{Operand, Outputs};
 use super::scheduler::{QueryHead, Tile};
-use super::{DS_STAGES, Shares, UNIT, dout_stages};
+use super::{DS_STAGES, Partition, SLAB_COLS, dout_stages};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::barriers::{DS_FULL, P_FULL};
@@ -49,12 +49,15 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
     pub(super) fn declare(
         k: &'k KernelBuilder,
         levers: &Config,
-        shares: &Shares,
+        partition: &Partition,
         k_rows: TensorRows<'k>,
         ordered: bool,
     ) -> Self {
-        let (columns, warps) = (shares.dq_shares / levers.cluster * UNIT, 4 * shares.warpgroups);
-        let stages = dout_stages(levers, shares.width) + 1;
+        let (columns, warps) = (
+            partition.dq_col_parts / levers.cluster * SLAB_COLS,
+            4 * partition.warpgroups,
+        );
+        let stages = dout_stages(levers, partition.width) + 1;
         // All threads of a warpgroup arrive, which also have read P.
         let [full] = declare_mbarriers(k, ["ds.full"], stages, 128);
         let pipeline = || k.pipeline("other_k", 1, warps);
@@ -70,7 +73,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
             ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(stages)),
             p_tile: k.shared_tile("p_tile", TileShape::new(levers.rows / 8, 4 * 128)),
             full,
-            dq_order: ordered.then(|| DqOrder::declare(k, shares)),
+            dq_order: ordered.then(|| DqOrder::declare(k, partition)),
         }
     }
 
@@ -105,7 +108,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
 
 impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// Adds what the Q tiles of a head (one or more) contribute to the three gradients.
-    pub(super) fn head_of_pair(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, head: &QueryHead<'k>) {
+    pub(super) fn head_in_exchange(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, head: &QueryHead<'k>) {
         let k = self.k;
         let first_tile = head.first_row / self.context.levers.rows;
         let m_block = |i| self.context.m_block(tile, i);

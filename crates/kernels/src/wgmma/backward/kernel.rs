@@ -20,7 +20,7 @@ use super::exchange::Exchange;
 use super::pingpong::Pingpong;
 use super::scheduler::take_ticket;
 use super::split::Split;
-use super::{DS_STAGES, Shares, UNIT, Variant, dout_stages, first_stores, registers};
+use super::{DS_STAGES, Partition, SLAB_COLS, Variant, dout_stages, first_stores, registers};
 use crate::attention::gradients::{DqSemaphore, Statistics, dq_sums};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
@@ -42,7 +42,7 @@ pub(super) enum MainLoop<'k, E> {
     /// Each warpgroup has its own keys: [they pingpong](super::pingpong).
     Pingpong(Pingpong<'k>),
     /// Warpgroups share the products: [two blocks exchange dS](super::exchange).
-    Pair(Box<Exchange<'k, E>>),
+    Exchange(Box<Exchange<'k, E>>),
 }
 
 /// Where dK and dV of a tile go.
@@ -57,7 +57,7 @@ pub(super) enum Gradients<'k> {
 pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
-    pub(super) shares: Shares,
+    pub(super) partition: Partition,
     pub(super) q: Operand<'k, E>,
     pub(super) k: Operand<'k, E>,
     pub(super) v: Operand<'k, E>,
@@ -89,8 +89,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         cluster,
         ..
     } = *levers;
-    let shares = Shares::new(levers, shape);
-    let (width, consumers) = (shares.width, 4 * shares.warpgroups);
+    let partition = Partition::new(levers, shape);
+    let (width, consumers) = (partition.width, 4 * partition.warpgroups);
     let row_numbers = TileShape::new(1, rows).stages(stages);
     if cluster > 1 {
         k.in_clusters_of(cluster);
@@ -98,7 +98,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let dout_stages = dout_stages(levers, width);
     let tile = |name, rows, stages| k.shared_tile::<E>(name, slabs::<E>(rows, width).stages(stages));
     let (q_tile, dout_tile) = (tile("q_tile", rows, stages), tile("dout_tile", rows, dout_stages));
-    let k_shape = slabs::<E>(cols, shares.dq_shares * UNIT);
+    let k_shape = slabs::<E>(cols, partition.dq_col_parts * SLAB_COLS);
     let (k_tile, v_tile) = (k.shared_tile::<E>("k_tile", k_shape), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
     let lse_tile = k.shared_tile("lse_tile", row_numbers);
@@ -125,9 +125,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
             },
         }
     });
-    let main_loop = match shares.shares_products {
-        false => MainLoop::Pingpong(Pingpong::declare(k, levers, &shares)),
-        true => MainLoop::Pair(Box::new(Exchange::declare(k, levers, &shares, keys.rows, ordered))),
+    let main_loop = match partition.exchanges_ds {
+        false => MainLoop::Pingpong(Pingpong::declare(k, levers, &partition)),
+        true => MainLoop::Exchange(Box::new(Exchange::declare(k, levers, &partition, keys.rows, ordered))),
     };
     // A warp stores its own rows.
     let gradients = match variant {
@@ -148,7 +148,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let context = &Context {
         levers,
         shape,
-        shares,
+        partition,
         q,
         k: keys,
         v: values,
@@ -170,16 +170,16 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     };
     let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);
     let exchanged = match &context.main_loop {
-        MainLoop::Pair(exchange) => Some(exchange.keys.pipeline),
+        MainLoop::Exchange(exchange) => Some(exchange.keys.pipeline),
         MainLoop::Pingpong(_) => None,
     };
     k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
-    let (producer_registers, consumer_registers) = registers(&shares);
+    let (producer_registers, consumer_registers) = registers(&partition);
     let role = |name, warps, outputs| {
         Role::new(name, warps, move || context.consume(k, outputs)).registers(consumer_registers)
     };
     let mut roles = vec![Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers)];
-    match shares.shares_products {
+    match partition.exchanges_ds {
         false => roles.push(role("consumer", consumers, Outputs::Both)),
         true => roles.extend([role("dv", 4, Outputs::Dv), role("dk", 4, Outputs::Dk)]),
     }
@@ -228,14 +228,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     };
                     k.if_else(any(), || group.tile_in_pingpong(pingpong, tile, &ahead), none);
                 }
-                MainLoop::Pair(exchange) => {
+                MainLoop::Exchange(exchange) => {
                     v.wait();
                     exchange.keys.pipeline.consumer().wait();
-                    if self.shares.holds_v {
+                    if self.partition.holds_v {
                         group.load_v();
                     }
                     self.each_head(tile, |head| {
-                        k.if_(any(), || group.head_of_pair(exchange, tile, &head));
+                        k.if_(any(), || group.head_in_exchange(exchange, tile, &head));
                     });
                     group.store_gradients(tile);
                 }

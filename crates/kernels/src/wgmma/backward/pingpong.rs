@@ -28,7 +28,7 @@ use super::consumer::Warpgroup;
 use super::dq::{SentDq, declare_mbarriers, stage};
 use super::kernel::Gradients;
 use super::scheduler::{QueryHead, Tile};
-use super::{DS_STAGES, Shares};
+use super::{DS_STAGES, Partition};
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
@@ -44,9 +44,9 @@ pub(super) struct Pingpong<'k> {
 
 impl<'k> Pingpong<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
-    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, shares: &Shares) -> Self {
-        let [full, free] = declare_mbarriers(k, ["ds.full", "ds.free"], DS_STAGES, 4 * shares.warpgroups);
-        let dq = SentDq::declare(k, levers, shares);
+    pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, partition: &Partition) -> Self {
+        let [full, free] = declare_mbarriers(k, ["ds.full", "ds.free"], DS_STAGES, 4 * partition.warpgroups);
+        let dq = SentDq::declare(k, levers, partition);
         Pingpong { full, free, dq }
     }
 }
@@ -60,7 +60,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.load_v();
         context.store_prepared(k, tile, ahead);
         k.wgmma_wait(0);
-        let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.shares.warpgroups);
+        let barrier = WarpSchedulerBarrier::new(self.warp / 4, context.partition.warpgroups);
         context.each_head(tile, |head| self.head_in_pingpong(pingpong, barrier, tile, &head));
         self.end_in_pingpong(pingpong, tile);
     }
@@ -81,7 +81,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.score_gradients_of(pingpong, number, || mask(m_block));
             // The one fence of a tile: behind it are the reads of numbers, dS, and dQ of the tile before the one
             // before. Where dK reads dS from shared memory, all warps of the warpgroup have one before they meet.
-            let fence_first = !context.shares.holds_ds;
+            let fence_first = !context.partition.holds_ds;
             if fence_first {
                 k.fence_proxy_async();
             }
@@ -173,7 +173,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.probabilities(&lse);
         // There are registers for them before dP is there, if V is not held in registers.
         let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
-        let early = (!context.shares.holds_v).then(delta);
+        let early = (!context.partition.holds_v).then(delta);
         let (stage, phase) = stage(number, DS_STAGES);
         pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);

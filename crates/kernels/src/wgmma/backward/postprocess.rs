@@ -14,7 +14,7 @@ use flashcore_problem::{DType, Problem};
 use half::{bf16, f16};
 
 use super::split::keys_row;
-use super::{Shares, UNIT, first_stores, named, width};
+use super::{Partition, WGMMA_M, first_stores, named, width};
 use crate::Refusal;
 use crate::attention::gradients::{DqSemaphore, Workspace, add_gradients, head_row};
 use crate::attention::lengths::TensorParam;
@@ -134,7 +134,7 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
 }
 
 fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape: &Shape, stored: bool, split: bool) {
-    let (rows, shares) = (config.rows, Shares::new(config, shape));
+    let (rows, partition) = (config.rows, Partition::new(config, shape));
     let dq = TensorParam::<E>::declare(k, "dq", k.param_ptr_mut("dq"));
     let sums = k.param_ptr::<f32>("dq_sums");
     let semaphore = stored.then(|| DqSemaphore::declare(k, false));
@@ -142,7 +142,7 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
     let softmax_scale = k.param::<f32>("softmax_scale");
     let key_gradients = split.then(|| KeyGradients::<E>::declare(k));
     let params = RowParams::declare(k, shape);
-    let rounded = RoundedTile::<E>::declare(k, rows, shares.width);
+    let rounded = RoundedTile::<E>::declare(k, rows, partition.width);
 
     let round_dq = |blocks: &dyn Fn() -> Val<'k, u32>| {
         let tiles = (params.seq_len_q + (rows - 1)) / rows;
@@ -153,10 +153,10 @@ fn body<'k, E: MmaElement + Widen>(k: &'k KernelBuilder, config: &Config, shape:
         let first_row = tile * rows;
         let (params, first) = params.of_sequence(batch);
         let sums_row = head_row(stride, params.num_heads, batch, head, first) + first_row;
-        let sums = sums.offset_strided(sums_row, shares.dq_columns());
+        let sums = sums.offset_strided(sums_row, partition.dq_cols());
         params.if_has_row(first_row, params.seq_len_q, || {
             let any = semaphore.map(|semaphore| semaphore.words.offset(sums_row).load().gt(0));
-            let columns = [shares.dq_share, shares.dq_columns()];
+            let columns = [partition.dq_part_cols, partition.dq_cols()];
             rounded.fill(sums, columns, any, Some(softmax_scale));
             let dq = dq.starting_at(first.q);
             rounded.store(dq, [batch, head, first_row], params.seq_len_q, shape.head_dim);
@@ -196,7 +196,7 @@ impl<'k, E: MmaElement + Widen> RoundedTile<'k, E> {
         scale: Option<Val<'k, f32>>,
     ) {
         let (k, rounded) = (self.k, self.tile);
-        let (accumulators, units) = (columns / ACC_COLS, all_columns / columns);
+        let (accumulators, parts) = (columns / ACC_COLS, all_columns / columns);
         for first in (0..rounded.rows() * all_columns / 4).step_by(THREADS as usize) {
             // Four registers of a lane.
             let four = k.thread_idx() + first;
@@ -213,8 +213,8 @@ impl<'k, E: MmaElement + Widen> RoundedTile<'k, E> {
             };
             let (lane, i, warp) = (four % 32, four / 32 % accumulators, four / (32 * accumulators));
             let warpgroup = warp / 4;
-            let row = warpgroup / units * UNIT + warp % 4 * 16 + lane / 4;
-            let column = warpgroup % units * columns + i * ACC_COLS + lane % 4 * 2;
+            let row = warpgroup / parts * WGMMA_M + warp % 4 * 16 + lane / 4;
+            let column = warpgroup % parts * columns + i * ACC_COLS + lane % 4 * 2;
             let at = rounded.at(row, column);
             for half in 0..2 {
                 let [a, b] = [0, 1].map(|e| {

@@ -8,7 +8,7 @@ use flashcore_ir::tensor_copy::BoxAt;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
-use super::UNIT;
+use super::WGMMA_M;
 use super::kernel::{Context, MainLoop, Operand};
 use super::scheduler::Tile;
 use crate::attention::tensor_rows::SequenceRows;
@@ -35,14 +35,14 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn copy_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         let rows = self.levers.rows;
         let rank = match self.main_loop {
-            MainLoop::Pair(_) => Some(k.cluster_rank()),
+            MainLoop::Exchange(_) => Some(k.cluster_rank()),
             MainLoop::Pingpong(_) => None,
         };
         let [keys, values] = [&self.k, &self.v].map(|operand| Fill::new(operand, None));
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
         let k_rows = self.k.rows.keys(&tile.sequence);
-        let apart = self.shares.dq_share;
+        let apart = self.partition.dq_part_cols;
         keys.next(k_rows.at(at(tile.first_key)).slabs_apart(apart), &[]);
         let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
         // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
@@ -57,10 +57,10 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         if rank.is_some() {
             copy_v();
         }
-        if let (MainLoop::Pair(exchange), Some(rank)) = (&self.main_loop, rank) {
+        if let (MainLoop::Exchange(exchange), Some(rank)) = (&self.main_loop, rank) {
             // The other block's, in the columns of this one's part of dQ.
             let keys = &exchange.keys;
-            let columns = k_rows.at(at(tile.first_key ^ UNIT)).column(rank * (2 * apart));
+            let columns = k_rows.at(at(tile.first_key ^ WGMMA_M)).column(rank * (2 * apart));
             Fill::new(keys, None).next(columns.slabs_apart(apart), &[]);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));

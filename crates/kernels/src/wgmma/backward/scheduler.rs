@@ -7,7 +7,7 @@ use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 
 use super::kernel::Context;
 use super::split::Share;
-use super::{UNIT, tile_keys};
+use super::{WGMMA_M, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
 use crate::attention::gradients::{DqSemaphore, tile_of};
 use crate::attention::index::Index;
@@ -147,7 +147,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             ..range
         };
         let of_block = if cluster > 1 {
-            k.cluster_rank().fma(UNIT, first_key)
+            k.cluster_rank().fma(WGMMA_M, first_key)
         } else {
             first_key
         };

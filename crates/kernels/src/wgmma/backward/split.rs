@@ -181,7 +181,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 tile.sequence.first(),
             );
             let row = first + tile.first_key + self.key_warp * 16;
-            let place = sums.offset_strided(row, context.shares.width).offset(k.lane() * 4);
+            let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
             for i in 0..sum.tiles() {
                 let four = [0, 1, 2, 3].map(|e| sum.var(4 * i + e).get());
                 place.plus(32 * 4 * i as i32).add_four(&four);
@@ -204,4 +204,4 @@ pub(super) fn keys_row<'k>(
 }
 
 /// Why a split needs no condition for the last keys: tiles and sums are padded alike.
-const _: () = assert!(PADDING.is_multiple_of(2 * super::UNIT));
+const _: () = assert!(PADDING.is_multiple_of(2 * super::WGMMA_M));
