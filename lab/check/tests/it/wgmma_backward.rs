@@ -154,7 +154,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "dP does not wait for dO", operator: Operator::DropPhaseWait,
         place: "self.start_dp()", object: "dout.full", found: Some(FindingKind::MissingWait), at: "dP = V*dO", of: "dout_tile" },
     Fault { name: "scores do not wait for K", operator: Operator::DropPhaseWait,
-        place: "self.k.pipeline.consumer().wait()", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
+        place: "self.keys.pipeline.consumer().wait()", object: "k.full", found: Some(FindingKind::MissingWait), at: "S = K*Q", of: "k_tile" },
     Fault { name: "a stage is filled while dK reads it", operator: Operator::DropPhaseWait,
         place: "acquire", object: "q.empty", found: Some(FindingKind::MissingWait), at: "dK += dS*Q", of: "q_tile" },
     Fault { name: "the log-sum-exp is not copied", operator: Operator::DropCopy,
@@ -366,7 +366,7 @@ fn faults_of_pairs_are_found() {
 #[rustfmt::skip]
 const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
     Fault { name: "V is loaded before it has come", operator: Operator::DropPhaseWait,
-        place: "context.v.pipeline.consumer().wait()", object: "v.full", found: Some(FindingKind::MissingWait), at: "V to registers", of: "v_tile" },
+        place: "context.values.pipeline.consumer().wait()", object: "v.full", found: Some(FindingKind::MissingWait), at: "V to registers", of: "v_tile" },
     Fault { name: "Q is given back while dK reads it", operator: Operator::DropAsyncWait,
         place: "k.wgmma_wait(u32::from(there_are))", object: "", found: Some(FindingKind::Race), at: "q.next(", of: "q_tile" },
     Fault { name: "dQ is kept while it is computed", operator: Operator::DropAsyncWait,

@@ -86,9 +86,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             dout: context.dout.pipeline.consumer(),
             dk_q: context.q.pipeline.consumer(),
             tiles: k.var(0u32),
-            k_rows: context.k.tile.k_major().rows(first_key, WGMMA_M),
-            v_rows: steps(context.v.tile.k_major().rows(first_key, WGMMA_M), shape.head_dim_v),
-            k_columns: context.k.tile.mn_major().slabs(part % parts, 1),
+            k_rows: context.keys.tile.k_major().rows(first_key, WGMMA_M),
+            v_rows: steps(context.values.tile.k_major().rows(first_key, WGMMA_M), shape.head_dim_v),
+            k_columns: context.keys.tile.mn_major().slabs(part % parts, 1),
             ds_rows: context.ds_tile.mn_major().slabs(part / parts, 1),
             ds_keys: context.ds_tile.k_major().rows(first_key, WGMMA_M),
             scores: RowTile::new(acc("scores", rows)),
@@ -105,7 +105,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     /// Brings V to registers, where it is held there.
     #[track_caller]
     pub(super) fn load_v(&self) {
-        let (tile, column) = (self.context.v.tile, self.k.lane() % 4 * 2);
+        let (tile, column) = (self.context.values.tile, self.k.lane() % 4 * 2);
         let place = |first| tile.at(self.lane_key, column + first);
         self.k.verb("V to registers", || load_operand(tile, self.v, place));
     }

@@ -21,7 +21,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         // No product reads K any more.
         self.meet();
         if self.outputs != Outputs::Dv {
-            self.store_dk(tile, dk, self.context.k.tile, self.k.constant(0));
+            self.store_dk(tile, dk, self.context.keys.tile, self.k.constant(0));
         }
         if self.outputs != Outputs::Dk {
             self.store_dv(tile, dv);
@@ -52,7 +52,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store_dv(&self, tile: &Tile<'k>, rows: &TensorRows<'k>) {
         let stage = self.k.constant(0);
-        self.store_sum(tile, &self.dv, None, rows, self.context.v.tile, stage);
+        self.store_sum(tile, &self.dv, None, rows, self.context.values.tile, stage);
     }
 
     #[track_caller]

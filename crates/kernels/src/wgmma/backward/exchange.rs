@@ -35,7 +35,7 @@ use crate::wgmma::tiles::slabs;
 #[derive(Clone, Copy)]
 pub(super) struct Exchange<'k, E> {
     /// The keys of the other block, in the columns of this block's part of dQ.
-    pub(super) keys: Operand<'k, E>,
+    pub(super) other_keys: Operand<'k, E>,
     /// P for the warpgroup that has dS, thread by thread.
     p_tile: SharedTile<'k, f32>,
     /// The other's dS, and by its stage: it and this block's are there.
@@ -65,7 +65,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         // that. At 256 columns they stay where they were.
         let first = (stages > DS_STAGES).then(pipeline);
         Exchange {
-            keys: Operand {
+            other_keys: Operand {
                 tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),
                 rows: k_rows,
                 pipeline: first.unwrap_or_else(pipeline),
@@ -102,7 +102,7 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         warpgroup: Val<'k, u32>,
     ) -> (WgmmaOperand<'k, E>, WgmmaOperand<'k, E>) {
         let ds = self.ds_tile.mn_major().slabs(0, 1).stage(stage);
-        (ds, self.keys.tile.mn_major().slabs(warpgroup, 1))
+        (ds, self.other_keys.tile.mn_major().slabs(warpgroup, 1))
     }
 }
 

@@ -59,8 +59,8 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) shape: &'p Shape,
     pub(super) partition: Partition,
     pub(super) q: Operand<'k, E>,
-    pub(super) k: Operand<'k, E>,
-    pub(super) v: Operand<'k, E>,
+    pub(super) keys: Operand<'k, E>,
+    pub(super) values: Operand<'k, E>,
     pub(super) dout: Operand<'k, E>,
     pub(super) ds_tile: SharedTile<'k, E>,
     pub(super) main_loop: MainLoop<'k, E>,
@@ -104,12 +104,12 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let lse_tile = k.shared_tile("lse_tile", row_numbers);
     let delta_tile = k.shared_tile("delta_tile", row_numbers.stages(dout_stages));
     let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
-    let keys_of = RowsOf::keys(&shape.lengths, 0);
+    let key_rows = RowsOf::keys(&shape.lengths, 0);
     // Each block of a cluster copies a part of the rows of Q and dO to all of them.
     let operands = [
         ("q", q_tile, queries, cluster),
-        ("k", k_tile, keys_of, 1),
-        ("v", v_tile, keys_of, 1),
+        ("k", k_tile, key_rows, 1),
+        ("v", v_tile, key_rows, 1),
         ("dout", dout_tile, queries, cluster),
     ];
     let [q, keys, values, dout] = operands.map(|(name, tile, of, blocks)| {
@@ -133,7 +133,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let gradients = match variant {
         Variant::Split => Gradients::Added(Split::declare(k)),
         _ => Gradients::Stored(
-            [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, keys_of)),
+            [("dk", k_tile), ("dv", v_tile)].map(|(name, tile)| TensorRows::declare(k, name, tile, 16, key_rows)),
         ),
     };
     let statistics = Statistics::declare(k, ahead);
@@ -150,8 +150,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         shape,
         partition,
         q,
-        k: keys,
-        v: values,
+        keys,
+        values,
         dout,
         ds_tile,
         main_loop,
@@ -168,9 +168,9 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ordered,
         ticket,
     };
-    let operands = [&context.k, &context.v, &context.q, &context.dout].map(|operand| operand.pipeline);
+    let operands = [&context.keys, &context.values, &context.q, &context.dout].map(|operand| operand.pipeline);
     let exchanged = match &context.main_loop {
-        MainLoop::Exchange(exchange) => Some(exchange.keys.pipeline),
+        MainLoop::Exchange(exchange) => Some(exchange.other_keys.pipeline),
         MainLoop::Pingpong(_) => None,
     };
     k.start_pipelines(&operands.into_iter().chain(exchanged).collect::<Vec<_>>());
@@ -215,29 +215,29 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     fn consume(&self, k: &'k KernelBuilder, outputs: Outputs) {
         self.with_tile(k, |tile| {
             let ahead = self.load_ahead(k, tile);
-            let group = Warpgroup::new(k, self, outputs);
+            let warpgroup = Warpgroup::new(k, self, outputs);
             let any = || self.any_q_tile(tile).uniform();
-            self.k.pipeline.consumer().wait();
-            let v = self.v.pipeline.consumer();
+            self.keys.pipeline.consumer().wait();
+            let values = self.values.pipeline.consumer();
             match &self.main_loop {
                 MainLoop::Pingpong(pingpong) => {
                     let none = || {
-                        v.wait();
+                        values.wait();
                         self.store_prepared(k, tile, &ahead);
-                        group.store_gradients(tile);
+                        warpgroup.store_gradients(tile);
                     };
-                    k.if_else(any(), || group.tile_in_pingpong(pingpong, tile, &ahead), none);
+                    k.if_else(any(), || warpgroup.tile_in_pingpong(pingpong, tile, &ahead), none);
                 }
                 MainLoop::Exchange(exchange) => {
-                    v.wait();
-                    exchange.keys.pipeline.consumer().wait();
+                    values.wait();
+                    exchange.other_keys.pipeline.consumer().wait();
                     if self.partition.holds_v {
-                        group.load_v();
+                        warpgroup.load_v();
                     }
                     self.each_head(tile, |head| {
-                        k.if_(any(), || group.head_in_exchange(exchange, tile, &head));
+                        k.if_(any(), || warpgroup.head_in_exchange(exchange, tile, &head));
                     });
-                    group.store_gradients(tile);
+                    warpgroup.store_gradients(tile);
                 }
             }
         });

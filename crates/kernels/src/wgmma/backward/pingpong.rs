@@ -56,7 +56,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     pub(super) fn tile_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>, ahead: &Option<LoadedRows<'k, E>>) {
         let (k, context) = (self.k, self.context);
         self.start_scores();
-        context.v.pipeline.consumer().wait();
+        context.values.pipeline.consumer().wait();
         self.load_v();
         context.store_prepared(k, tile, ahead);
         k.wgmma_wait(0);
@@ -136,7 +136,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.give_dq(&pingpong.dq, number);
         };
         let q = context.q.tile;
-        let fits = q.stage_bytes() == context.k.tile.stage_bytes();
+        let fits = q.stage_bytes() == context.keys.tile.stage_bytes();
         let through_q = fits && 8 * self.dk.tiles() == q.cols();
         self.start_late_dq(pingpong, tiles - 1);
         k.if_(tiles.gt(1).uniform(), || give_dq(tiles - 2));
@@ -159,7 +159,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         give_dq(tiles - 1);
         if !through_q {
             self.meet();
-            self.store_dk(tile, dk, context.k.tile, k.constant(0));
+            self.store_dk(tile, dk, context.keys.tile, k.constant(0));
         }
         self.end_stores();
     }

@@ -38,13 +38,13 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             MainLoop::Exchange(_) => Some(k.cluster_rank()),
             MainLoop::Pingpong(_) => None,
         };
-        let [keys, values] = [&self.k, &self.v].map(|operand| Fill::new(operand, None));
+        let [keys, values] = [&self.keys, &self.values].map(|operand| Fill::new(operand, None));
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
-        let k_rows = self.k.rows.keys(&tile.sequence);
+        let k_rows = self.keys.rows.keys(&tile.sequence);
         let apart = self.partition.dq_part_cols;
         keys.next(k_rows.at(at(tile.first_key)).slabs_apart(apart), &[]);
-        let copy_v = || values.next(self.v.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
+        let copy_v = || values.next(self.values.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
         // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
         let v_is_left = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
         let copy_v_behind_q = || {
@@ -59,7 +59,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         }
         if let (MainLoop::Exchange(exchange), Some(rank)) = (&self.main_loop, rank) {
             // The other block's, in the columns of this one's part of dQ.
-            let keys = &exchange.keys;
+            let keys = &exchange.other_keys;
             let columns = k_rows.at(at(tile.first_key ^ WGMMA_M)).column(rank * (2 * apart));
             Fill::new(keys, None).next(columns.slabs_apart(apart), &[]);
         }
