@@ -21,7 +21,7 @@ use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var};
 
 use super::consumer::Warpgroup;
-use super::dq::{DqOrder, declare_mbarriers, stage};
+use super::dq::{DqOrder, declare_mbarriers, stage_and_phase};
 use super::kernel::{Operand, Outputs};
 use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Partition, SLAB_COLS, dout_stages};
@@ -114,7 +114,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let m_block = |i| self.context.m_block(tile, i);
         let finish_dq = |i| self.add_dq(exchange.dq_order, tile, first_tile, m_block(i));
         let start_dq = || {
-            let (other, phase) = stage(self.tiles.get(), exchange.ds_tile.stages());
+            let (other, phase) = stage_and_phase(self.tiles.get(), exchange.ds_tile.stages());
             exchange.full.at(other).wait(phase);
             let own = match exchange.ds_tile.stages() {
                 DS_STAGES => other,

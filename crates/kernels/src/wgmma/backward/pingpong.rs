@@ -25,7 +25,7 @@ use flashcore_ir::{KernelBuilder, Val};
 
 use super::ahead::LoadedRows;
 use super::consumer::Warpgroup;
-use super::dq::{SentDq, declare_mbarriers, stage};
+use super::dq::{DqPipeline, declare_mbarriers, stage_and_phase};
 use super::kernel::Gradients;
 use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Partition};
@@ -39,14 +39,14 @@ pub(super) struct Pingpong<'k> {
     /// By stage of dS: all consumer warps have written it, and have read it.
     full: MBarriers<'k>,
     free: MBarriers<'k>,
-    pub(super) dq: SentDq<'k>,
+    pub(super) dq: DqPipeline<'k>,
 }
 
 impl<'k> Pingpong<'k> {
     /// Makes its mbarriers; a barrier of the block comes next.
     pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, partition: &Partition) -> Self {
         let [full, free] = declare_mbarriers(k, ["ds.full", "ds.free"], DS_STAGES, 4 * partition.warpgroups);
-        let dq = SentDq::declare(k, levers, partition);
+        let dq = DqPipeline::declare(k, levers, partition);
         Pingpong { full, free, dq }
     }
 }
@@ -93,16 +93,16 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 k.sync_warp();
             }
             self.one_lane(|| pingpong.full.at(number % DS_STAGES).arrive());
-            k.if_(number.gt(1).uniform(), || self.give_dq(&pingpong.dq, number - 2));
+            k.if_(number.gt(1).uniform(), || self.commit_dq(&pingpong.dq, number - 2));
             self.q.advance();
             let start_dq = |there_is: bool| {
                 if there_is {
-                    self.start_late_dq(pingpong, number - 1);
+                    self.start_dq_of(pingpong, number - 1);
                 }
                 barrier.arrive();
                 k.wgmma_wait(0);
                 if there_is {
-                    self.stage_late_dq(pingpong, number - 1);
+                    self.write_dq_of(pingpong, number - 1);
                 }
             };
             let start_scores = |there_are: bool| {
@@ -130,23 +130,23 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// as K and dK fills one. Where blocks share the tile, both are added.
     fn end_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>) {
         let (k, context, tiles) = (self.k, self.context, self.tiles.get());
-        let give_dq = |number| {
+        let commit_dq = |number| {
             k.fence_proxy_async();
             k.sync_warp();
-            self.give_dq(&pingpong.dq, number);
+            self.commit_dq(&pingpong.dq, number);
         };
         let q = context.q.tile;
         let fits = q.stage_bytes() == context.keys.tile.stage_bytes();
         let through_q = fits && 8 * self.dk.tiles() == q.cols();
-        self.start_late_dq(pingpong, tiles - 1);
-        k.if_(tiles.gt(1).uniform(), || give_dq(tiles - 2));
+        self.start_dq_of(pingpong, tiles - 1);
+        k.if_(tiles.gt(1).uniform(), || commit_dq(tiles - 2));
         let [dk, dv] = match &context.gradients {
             Gradients::Stored(rows) => rows,
             Gradients::Added(split) => {
                 self.add_gradients(split, tile);
                 k.wgmma_wait(0);
-                self.stage_late_dq(pingpong, tiles - 1);
-                return give_dq(tiles - 1);
+                self.write_dq_of(pingpong, tiles - 1);
+                return commit_dq(tiles - 1);
             }
         };
         self.store_dv(tile, dv);
@@ -155,8 +155,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             self.store_dk(tile, dk, q, self.q.stage());
         }
         k.wgmma_wait(0);
-        self.stage_late_dq(pingpong, tiles - 1);
-        give_dq(tiles - 1);
+        self.write_dq_of(pingpong, tiles - 1);
+        commit_dq(tiles - 1);
         if !through_q {
             self.meet();
             self.store_dk(tile, dk, context.keys.tile, k.constant(0));
@@ -174,7 +174,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         // There are registers for them before dP is there, if V is not held in registers.
         let delta = || self.row_numbers(context.delta_tile, self.dout.stage());
         let early = (!context.partition.holds_v).then(delta);
-        let (stage, phase) = stage(number, DS_STAGES);
+        let (stage, phase) = stage_and_phase(number, DS_STAGES);
         pingpong.free.at(stage).wait(phase ^ 1);
         k.wgmma_wait(0);
         let p_of = |tile| move |half| self.scores.pair(tile, half).map(|p| p.get());
@@ -183,16 +183,16 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Starts dQ of a Q tile when all warps have written its dS.
     #[track_caller]
-    fn start_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
-        let (stage, phase) = stage(number, DS_STAGES);
+    fn start_dq_of(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
+        let (stage, phase) = stage_and_phase(number, DS_STAGES);
         pingpong.full.at(stage).wait(phase);
         self.start_dq([stage; 2]);
     }
 
     /// Writes that dQ to shared memory, and releases its stage of dS.
     #[track_caller]
-    fn stage_late_dq(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
+    fn write_dq_of(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
         self.one_lane(|| pingpong.free.at(number % DS_STAGES).arrive());
-        self.stage_dq(&pingpong.dq, number);
+        self.write_dq(&pingpong.dq, number);
     }
 }

@@ -1,5 +1,5 @@
 //! The producer: one thread copies K and V of the block's tile, and then Q and dO of each Q tile with the statistics of
-//! their rows, as fast as stages become free. Other warps of its warpgroup [send dQ](super::dq).
+//! their rows, as fast as stages become free. Other warps of its warpgroup [store dQ](super::dq).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarrier;
@@ -22,11 +22,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     k.if_(warp.eq(1).uniform(), || self.signal_prepared(k, tile));
                 }
                 k.if_(k.elect().divergent(), || {
-                    let send = || {
+                    let store_dq = || {
                         self.wait_for_rows(tile);
-                        self.send_tiles(k, tile, warp - 1);
+                        self.store_dq(k, tile, warp - 1);
                     };
-                    k.if_else(warp.eq(0).uniform(), || self.copy_tiles(k, tile), send);
+                    k.if_else(warp.eq(0).uniform(), || self.copy_tiles(k, tile), store_dq);
                 });
             });
         });
