@@ -33,8 +33,8 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) dout: Consumer<'k>,
     /// The stage of Q that dK, under way from one tile to the next, reads.
     pub(super) dk_q: Consumer<'k>,
-    /// Q tiles that have gone by.
-    pub(super) tiles: Var<'k, u32>,
+    /// Q tiles of all heads so far.
+    pub(super) q_tiles_done: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
     /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
@@ -85,7 +85,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             q: context.q.pipeline.consumer(),
             dout: context.dout.pipeline.consumer(),
             dk_q: context.q.pipeline.consumer(),
-            tiles: k.var(0u32),
+            q_tiles_done: k.var(0u32),
             k_rows: context.keys.tile.k_major().rows(first_key, WGMMA_M),
             v_rows: steps(context.values.tile.k_major().rows(first_key, WGMMA_M), shape.head_dim_v),
             k_columns: context.keys.tile.mn_major().slabs(part % parts, 1),
@@ -110,9 +110,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.k.verb("V to registers", || load_operand(tile, self.v, place));
     }
 
-    /// All warpgroups that compute meet.
+    /// Waits for all consumer warpgroups.
     #[track_caller]
-    pub(super) fn meet(&self) {
+    pub(super) fn sync_consumers(&self) {
         self.k.barrier_among(CONSUMERS, 128 * self.context.partition.warpgroups);
     }
 
@@ -202,9 +202,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     // ---- Scores and their gradients -------------------------------------------------------------------
 
-    /// The numbers of this lane's query rows.
+    /// The statistics, of one kind, of this lane's query rows: two of each accumulator.
     #[track_caller]
-    pub(super) fn row_numbers(&self, tile: SharedTile<'k, f32>, stage: Val<'k, u32>) -> Vec<Vec<Val<'k, f32>>> {
+    pub(super) fn row_statistics(&self, tile: SharedTile<'k, f32>, stage: Val<'k, u32>) -> Vec<Vec<Val<'k, f32>>> {
         let first = tile.at_stage(stage, 0, self.lane_query);
         let of = |i| first.plus((ACC_COLS * i) as i32).load_words(2, Cache::Default);
         (0..self.scores.tiles()).map(of).collect()
@@ -219,9 +219,9 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         mask_scores(self.k, &[self.scores], seen_by, first_row);
     }
 
-    /// The same, if there are any.
+    /// [`Self::mask`], if a row of the Q tile does not see all keys.
     #[track_caller]
-    pub(super) fn mask_some(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
+    pub(super) fn mask_if_needed(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) {
         let any = tile.is_masked(m_block);
         self.k.if_(any.uniform(), || self.mask(tile, m_block));
     }

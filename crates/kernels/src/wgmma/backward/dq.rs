@@ -299,7 +299,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     ) {
         match order {
             Some(DqOrder { acquired, added }) => {
-                let (stage, phase) = stage_and_phase(self.tiles.get(), 1);
+                let (stage, phase) = stage_and_phase(self.q_tiles_done.get(), 1);
                 acquired.at(stage).wait(phase);
                 self.add_registers(tile, first_tile, m_block);
                 self.k.sync_warp();
@@ -307,7 +307,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             }
             None => self.add_registers(tile, first_tile, m_block),
         }
-        self.tiles.set(self.tiles + 1);
+        self.q_tiles_done.set(self.q_tiles_done + 1);
     }
 
     #[track_caller]

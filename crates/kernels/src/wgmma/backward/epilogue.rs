@@ -19,7 +19,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             Gradients::Stored(rows) => rows,
         };
         // No product reads K any more.
-        self.meet();
+        self.sync_consumers();
         if self.outputs != Outputs::Dv {
             self.store_dk(tile, dk, self.context.keys.tile, self.k.constant(0));
         }

@@ -114,18 +114,18 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let m_block = |i| self.context.m_block(tile, i);
         let finish_dq = |i| self.add_dq(exchange.dq_order, tile, first_tile, m_block(i));
         let start_dq = || {
-            let (other, phase) = stage_and_phase(self.tiles.get(), exchange.ds_tile.stages());
+            let (other, phase) = stage_and_phase(self.q_tiles_done.get(), exchange.ds_tile.stages());
             exchange.full.at(other).wait(phase);
             let own = match exchange.ds_tile.stages() {
                 DS_STAGES => other,
-                _ => self.tiles % DS_STAGES,
+                _ => self.q_tiles_done % DS_STAGES,
             };
             self.start_dq([own, other]);
         };
         let last = head.to - 1;
         if self.outputs == Outputs::Dv {
             let step = |i: Val<'k, i32>, is_last: bool| {
-                self.step_of_dv(exchange, || self.mask_some(tile, m_block(i)));
+                self.step_of_dv(exchange, || self.mask_if_needed(tile, m_block(i)));
                 k.if_(i.gt(head.from).uniform(), || finish_dq(i - 1));
                 if is_last {
                     return start_dq();
@@ -178,11 +178,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// P and dV of a Q tile, whose scores are there; dQ of the tile before may be under way.
     fn step_of_dv(&self, exchange: &Exchange<'k, E>, mask: impl FnOnce()) {
         let k = self.k;
-        let lse = self.row_numbers(self.context.lse_tile, self.q.stage());
+        let lse = self.row_statistics(self.context.lse_tile, self.q.stage());
         mask();
         self.probabilities(&lse);
         self.give_probabilities(exchange);
-        // The fence of the other warpgroup, behind this barrier, is also behind the reads of these numbers.
+        // The proxy fence of the other warpgroup, after this barrier, also orders these loads before the next copies.
         release(self.q);
         k.barrier_arrive(P_FULL, 256);
         self.dout.wait();
@@ -202,9 +202,9 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     /// arrived there.
     fn step_of_dk(&self, exchange: &Exchange<'k, E>) {
         let k = self.k;
-        let stages = || exchange.stages(self.tiles);
+        let stages = || exchange.stages(self.q_tiles_done);
         let stage = || stages()[0];
-        let delta = self.row_numbers(self.context.delta_tile, self.dout.stage());
+        let delta = self.row_statistics(self.context.delta_tile, self.dout.stage());
         k.wgmma_wait(0);
         // Before P is there: above 192 columns dO has one stage, and its copy takes long.
         k.fence_proxy_async();

@@ -91,7 +91,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     } = *levers;
     let partition = Partition::new(levers, shape);
     let (width, consumers) = (partition.width, 4 * partition.warpgroups);
-    let row_numbers = TileShape::new(1, rows).stages(stages);
+    let row_statistics = TileShape::new(1, rows).stages(stages);
     if cluster > 1 {
         k.in_clusters_of(cluster);
     }
@@ -101,8 +101,8 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let k_shape = slabs::<E>(cols, partition.dq_col_parts * SLAB_COLS);
     let (k_tile, v_tile) = (k.shared_tile::<E>("k_tile", k_shape), tile("v_tile", cols, 1));
     let ds_tile = k.shared_tile("ds_tile", slabs::<E>(cols, rows).stages(DS_STAGES));
-    let lse_tile = k.shared_tile("lse_tile", row_numbers);
-    let delta_tile = k.shared_tile("delta_tile", row_numbers.stages(dout_stages));
+    let lse_tile = k.shared_tile("lse_tile", row_statistics);
+    let delta_tile = k.shared_tile("delta_tile", row_statistics.stages(dout_stages));
     let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
     let key_rows = RowsOf::keys(&shape.lengths, 0);
     // Each block of a cluster copies a part of the rows of Q and dO to all of them.

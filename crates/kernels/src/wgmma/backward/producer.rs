@@ -126,18 +126,18 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
 
     /// Copies a box of rows, and statistics of the stage's rows.
     #[track_caller]
-    fn next(&self, rows: BoxAt<'k>, numbers: &[Numbers<'k>]) {
-        let (stage, full) = self.start(rows, numbers.len() as u32);
-        self.finish(numbers, stage, full);
+    fn next(&self, rows: BoxAt<'k>, statistics: &[RowStatistics<'k>]) {
+        let (stage, full) = self.start(rows, statistics.len() as u32);
+        self.finish(statistics, stage, full);
     }
 
     /// Copies a box of rows to a stage, into which statistics are copied as well.
     #[track_caller]
-    fn start(&self, rows: BoxAt<'k>, numbers: u32) -> (Val<'k, u32>, MBarrier<'k>) {
+    fn start(&self, rows: BoxAt<'k>, statistics: u32) -> (Val<'k, u32>, MBarrier<'k>) {
         let tile = self.operand.tile;
         let (stage, full) = (self.stages.stage(), self.stages.full());
         self.stages.acquire();
-        self.stages.expect(tile.stage_bytes() + numbers * 4 * tile.rows());
+        self.stages.expect(tile.stage_bytes() + statistics * 4 * tile.rows());
         match self.part {
             None => tile.load_tma(stage, rows, full),
             Some(part) => tile.load_tma_part(stage, part, rows, full),
@@ -147,14 +147,14 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
 
     /// Copies them, and goes on to the next stage.
     #[track_caller]
-    fn finish(&self, numbers: &[Numbers<'k>], stage: Val<'k, u32>, full: MBarrier<'k>) {
+    fn finish(&self, statistics: &[RowStatistics<'k>], stage: Val<'k, u32>, full: MBarrier<'k>) {
         let (k, bytes) = (stage.builder(), 4 * self.operand.tile.rows());
-        for (numbers, from) in numbers {
-            k.bulk_load(numbers.at_stage(stage, 0, 0), *from, bytes, full);
+        for (to, from) in statistics {
+            k.bulk_load(to.at_stage(stage, 0, 0), *from, bytes, full);
         }
         self.stages.advance();
     }
 }
 
 /// Statistics of a stage's rows, and where they are.
-type Numbers<'k> = (SharedTile<'k, f32>, GlobalPtr<'k, f32>);
+type RowStatistics<'k> = (SharedTile<'k, f32>, GlobalPtr<'k, f32>);
