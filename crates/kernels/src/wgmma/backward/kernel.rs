@@ -1,13 +1,13 @@
-//! The main kernel of the backward pass: a block owns the keys of one tile of a K/V head and walks the query rows that
-//! see them, of all heads of its group. dK and dV stay in registers; dQ is added up in global memory. Where there are
-//! few tiles, several blocks [share one](super::split).
+//! The main kernel of the backward pass: a block owns a tile of keys of one K/V head and walks the Q tiles that see it,
+//! of all query heads of the group. dK and dV stay in registers; dQ is added up in global memory. Where there are few
+//! tiles, several blocks [share one](super::split).
 //!
 //! The products are those of FlashAttention-3 with keys as rows: `Sᵀ = K·Qᵀ` and `dPᵀ = V·dOᵀ` give `Pᵀ` in the
 //! registers that `dV += Pᵀ·dO` reads, and `dSᵀ`, which `dK += dSᵀ·Q` and `dQ += dS·K` read from shared memory.
 //!
-//! Warpgroups share the keys of a tile, or, where dK and dV of 64 keys do not fit into one's registers, the products:
-//! one has P and dV, the other dS and dK. Two blocks of a cluster then [exchange dS](super::exchange), and each
-//! warpgroup has a quarter of the columns of dQ.
+//! There are two main loops. Up to 128 columns each warpgroup has 64 keys, and warpgroups [pingpong](super::pingpong).
+//! Above, dK and dV of 64 keys do not fit into the registers of one warpgroup: one computes P and dV, the other dS and
+//! dK, and two blocks of a cluster [exchange dS](super::exchange).
 
 use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::pipeline::Pipeline;
@@ -29,7 +29,7 @@ use crate::attention::tensor_rows::{RowsOf, TensorRows};
 use crate::wgmma::tiles::slabs;
 use crate::wgmma::{Config, PRODUCER_WARPS};
 
-/// A tensor whose rows are copied to shared memory.
+/// A tensor whose rows are copied to shared memory, and the pipeline of its stages there.
 #[derive(Clone, Copy)]
 pub(super) struct Operand<'k, E> {
     pub(super) tile: SharedTile<'k, E>,
@@ -37,23 +37,21 @@ pub(super) struct Operand<'k, E> {
     pub(super) pipeline: Pipeline<'k>,
 }
 
-/// How the Q tiles of a head go by.
+/// The two main loops, and what each needs in shared memory.
 pub(super) enum MainLoop<'k, E> {
-    /// Each warpgroup has its own keys: [they pingpong](super::pingpong).
     Pingpong(Pingpong<'k>),
-    /// Warpgroups share the products: [two blocks exchange dS](super::exchange).
     Exchange(Box<Exchange<'k, E>>),
 }
 
 /// Where dK and dV of a tile go.
 pub(super) enum Gradients<'k> {
-    /// Rows of both, which the block of the tile stores.
+    /// To the rows of their tensors.
     Stored([TensorRows<'k>; 2]),
-    /// Sums, to which the blocks of the tile add.
+    /// To f32 sums, if several blocks share the tile.
     Added(Split<'k>),
 }
 
-/// What producer and consumers have in common.
+/// What the producer and the consumers of a block share.
 pub(super) struct Context<'k, 'p, E> {
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
@@ -75,6 +73,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) semaphore: Option<DqSemaphore<'k>>,
     /// Whether blocks add to dQ in the same order in all runs.
     pub(super) ordered: bool,
+    /// Number of the block's tile, if blocks take tiles in the order in which they start.
     pub(super) ticket: Option<SharedTile<'k, u32>>,
     pub(super) ahead: Option<Ahead<'k, E>>,
 }
@@ -82,13 +81,7 @@ pub(super) struct Context<'k, 'p, E> {
 pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Config, shape: &Shape, variant: Variant) {
     let (ordered, ahead) = (variant == Variant::Ordered, variant == Variant::Ahead);
     k.min_blocks_per_sm(1);
-    let Config {
-        rows,
-        cols,
-        stages,
-        cluster,
-        ..
-    } = *levers;
+    let (rows, cols, stages, cluster) = (levers.rows, levers.cols, levers.stages, levers.cluster);
     let partition = Partition::new(levers, shape);
     let (width, consumers) = (partition.width, 4 * partition.warpgroups);
     let row_statistics = TileShape::new(1, rows).stages(stages);
@@ -113,15 +106,14 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         ("dout", dout_tile, queries, cluster),
     ];
     let [q, keys, values, dout] = operands.map(|(name, tile, of, blocks)| {
-        // With Q and dO come statistics, all of which each quad of a warp loads.
+        // The statistics that come with Q and dO are read by loads, each of them by all quads of a warp.
         let pipeline = k.pipeline(name, tile.stages(), consumers).released_by_lanes(QUAD);
         Operand {
             tile,
             rows: TensorRows::declare(k, name, tile, tile.rows() / blocks, of),
-            pipeline: if blocks > 1 {
-                pipeline.across_cluster()
-            } else {
-                pipeline
+            pipeline: match blocks {
+                1 => pipeline,
+                _ => pipeline.across_cluster(),
             },
         }
     });
@@ -129,7 +121,7 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
         false => MainLoop::Pingpong(Pingpong::declare(k, levers, &partition)),
         true => MainLoop::Exchange(Box::new(Exchange::declare(k, levers, &partition, keys.rows, ordered))),
     };
-    // A warp stores its own rows.
+    // Each warp stores its 16 rows.
     let gradients = match variant {
         Variant::Split => Gradients::Added(Split::declare(k)),
         _ => Gradients::Stored(
@@ -140,11 +132,11 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     let dq_sums = dq_sums(k);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k, true));
     let (softmax_scale, heads_at_once) = (k.param("softmax_scale"), k.param("heads_at_once"));
-    // Blocks that prepare rows take it while the first thread makes the mbarriers.
-    let taker = if ahead { 32 } else { 0 };
+    // Thread 0 initialises the mbarriers. Where blocks prepare rows ahead, another warp takes the ticket meanwhile.
+    let thread = if ahead { 32 } else { 0 };
     let ticket = semaphore
         .filter(|_| ordered || ahead)
-        .map(|semaphore| take_ticket(k, semaphore, cluster, taker));
+        .map(|semaphore| take_ticket(k, semaphore, cluster, thread));
     let context = &Context {
         levers,
         shape,
@@ -191,19 +183,19 @@ pub(super) fn body<E: MmaElement + WgmmaElement>(k: &KernelBuilder, levers: &Con
     }
 }
 
-/// What a warpgroup computes besides its part of dQ.
+/// What a consumer warpgroup computes in addition to its part of dQ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outputs {
     /// dK and dV of 64 keys.
     Both,
-    /// dV, and P for it and for the other.
+    /// P and dV.
     Dv,
-    /// dK, and dS for it and for dQ.
+    /// dS and dK.
     Dk,
 }
 
 impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
-    /// Where the blocks of a tile add, if several share it.
+    /// The sums of dK and dV, if several blocks share a tile.
     pub(super) fn split(&self) -> Option<&Split<'k>> {
         match &self.gradients {
             Gradients::Stored(_) => None,
@@ -211,12 +203,12 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         }
     }
 
-    /// What a warpgroup does: head by head of the group, and in each Q tile by Q tile.
+    /// What a consumer warpgroup does: all Q tiles of all query heads of the group, then it stores dK and dV.
     fn consume(&self, k: &'k KernelBuilder, outputs: Outputs) {
         self.with_tile(k, |tile| {
             let ahead = self.load_ahead(k, tile);
             let warpgroup = Warpgroup::new(k, self, outputs);
-            let any = || self.any_q_tile(tile).uniform();
+            let has_q_tiles = || self.any_q_tile(tile).uniform();
             self.keys.pipeline.consumer().wait();
             let values = self.values.pipeline.consumer();
             match &self.main_loop {
@@ -226,7 +218,11 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                         self.store_prepared(k, tile, &ahead);
                         warpgroup.store_gradients(tile);
                     };
-                    k.if_else(any(), || warpgroup.tile_in_pingpong(pingpong, tile, &ahead), none);
+                    k.if_else(
+                        has_q_tiles(),
+                        || warpgroup.tile_in_pingpong(pingpong, tile, &ahead),
+                        none,
+                    );
                 }
                 MainLoop::Exchange(exchange) => {
                     values.wait();
@@ -235,7 +231,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                         warpgroup.load_v();
                     }
                     self.each_head(tile, |head| {
-                        k.if_(any(), || warpgroup.head_in_exchange(exchange, tile, &head));
+                        k.if_(has_q_tiles(), || warpgroup.head_in_exchange(exchange, tile, &head));
                     });
                     warpgroup.store_gradients(tile);
                 }

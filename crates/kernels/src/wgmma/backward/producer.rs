@@ -45,29 +45,29 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let apart = self.partition.dq_part_cols;
         keys.next(k_rows.at(at(tile.first_key)).slabs_apart(apart), &[]);
         let copy_v = || values.next(self.values.rows.keys(&tile.sequence).at(at(tile.first_key)), &[]);
-        // Behind the first Q, where S, which needs no V, comes first in all warpgroups.
-        let v_is_left = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
-        let copy_v_behind_q = || {
-            let Some(is_left) = v_is_left else { return };
-            k.if_(is_left.get().gt(0).uniform(), || {
+        // S of the first Q tile needs no V: where all warpgroups compute S first, Q is copied before V.
+        let v_pending = (rank.is_none() && self.ahead.is_none()).then(|| k.var(1u32));
+        let copy_pending_v = || {
+            let Some(pending) = v_pending else { return };
+            k.if_(pending.get().gt(0).uniform(), || {
                 copy_v();
-                is_left.set(0u32);
+                pending.set(0u32);
             });
         };
         if rank.is_some() {
             copy_v();
         }
         if let (MainLoop::Exchange(exchange), Some(rank)) = (&self.main_loop, rank) {
-            // The other block's, in the columns of this one's part of dQ.
-            let keys = &exchange.other_keys;
+            // K of the other block, in the columns of this block's part of dQ.
             let columns = k_rows.at(at(tile.first_key ^ WGMMA_M)).column(rank * (2 * apart));
-            Fill::new(keys, None).next(columns.slabs_apart(apart), &[]);
+            Fill::new(&exchange.other_keys, None).next(columns.slabs_apart(apart), &[]);
         }
         let [q_rows, dout_rows] = [&self.q, &self.dout].map(|operand| operand.rows.queries(&tile.sequence));
         let row_of = |i| self.m_block(tile, i).reinterpret::<u32>() * rows;
-        // Where statistics are prepared ahead, they come with dO: S needs none. All that the block prepares rows behind
-        // comes before it waits for another block: V, too, even if no row sees a key.
-        let has_started = self.ahead.map(|_| {
+        // Where other blocks prepare the statistics, all of them come with dO, since S needs none. The consumers
+        // prepare rows only after they have waited for V, so V is copied before this wait for other blocks, even if no
+        // row sees a key. Otherwise blocks could deadlock.
+        let first_started = self.ahead.map(|_| {
             let any = || tile.q_tiles().gt(0).uniform();
             let at = || [row_of(k.constant(0)), tile.kv_head, tile.batch];
             k.if_(any(), || q.next(q_rows.at(at()), &[]));
@@ -92,25 +92,25 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 };
                 let lse = || (self.lse_tile, lse.offset(row));
                 let delta = || (self.delta_tile, delta.offset(row));
-                let Some(has_started) = has_started else {
+                let Some(first_started) = first_started else {
                     q.next(at(q_rows), &[lse()]);
-                    copy_v_behind_q();
+                    copy_pending_v();
                     dout.next(at(dout_rows), &[delta()]);
                     return;
                 };
-                k.if_(has_started.get().eq(0).uniform(), || {
+                k.if_(first_started.get().eq(0).uniform(), || {
                     q.next(at(q_rows), &[]);
                     dout.start(at(dout_rows), 2);
                 });
-                has_started.set(0u32);
+                first_started.set(0u32);
                 dout.finish(&[lse(), delta()], dout.stages.stage(), dout.stages.full());
             });
         });
-        copy_v_behind_q();
+        copy_pending_v();
     }
 }
 
-/// Fills the stages of an operand, one after the other, or a part of each.
+/// Fills the stages of an operand, one after the other. In a cluster each block fills a `part` of each.
 struct Fill<'k, 'o, E> {
     operand: &'o Operand<'k, E>,
     part: Option<Val<'k, u32>>,
@@ -131,7 +131,7 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         self.finish(statistics, stage, full);
     }
 
-    /// Copies a box of rows to a stage, into which statistics are copied as well.
+    /// Copies a box of rows to the next stage, which waits for so many statistics of each row, too.
     #[track_caller]
     fn start(&self, rows: BoxAt<'k>, statistics: u32) -> (Val<'k, u32>, MBarrier<'k>) {
         let tile = self.operand.tile;
@@ -145,7 +145,7 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
         (stage, full)
     }
 
-    /// Copies them, and goes on to the next stage.
+    /// Copies the statistics, and advances to the next stage.
     #[track_caller]
     fn finish(&self, statistics: &[RowStatistics<'k>], stage: Val<'k, u32>, full: MBarrier<'k>) {
         let (k, bytes) = (stage.builder(), 4 * self.operand.tile.rows());
@@ -156,5 +156,5 @@ impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
     }
 }
 
-/// Statistics of a stage's rows, and where they are.
+/// Where statistics of a stage's rows go, and where they are in global memory.
 type RowStatistics<'k> = (SharedTile<'k, f32>, GlobalPtr<'k, f32>);
