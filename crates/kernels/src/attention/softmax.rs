@@ -6,7 +6,7 @@ use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{E4M3, KernelBuilder, Val, Var, Widen};
 use half::{bf16, f16};
 
-use super::row_tile::{QUAD, RowTile, place};
+use super::row_tile::{QUAD, RowTile, half_and_column};
 use crate::Refusal;
 use crate::family::LeverValue;
 
@@ -237,7 +237,7 @@ pub(crate) fn raise_maxima<'k>(
 pub(crate) fn exponentials<'k>(scores: &RowTile<'k>, rows: &[Row<'k>; 2], tap: impl Fn(u32, Val<'k, f32>)) {
     for register in 0..4 * scores.tiles() {
         let score = scores.var(register);
-        let p = rows[place(register).0].max.exp(score.get());
+        let p = rows[half_and_column(register).0].max.exp(score.get());
         tap(register, p);
         score.set(p);
     }

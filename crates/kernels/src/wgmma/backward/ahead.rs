@@ -239,10 +239,8 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
     pub(super) fn wait_for_rows(&self, tile: &Tile<'k>) {
         let Some(ahead) = &self.ahead else { return };
         let k = tile.batch.builder();
-        let (count, wanted) = (
-            ahead.counts.offset(tile.batch_kv_head),
-            tile.batch_kv_head.ge(ahead.heads).select(tile.tiles_of_head, 0),
-        );
+        let count = ahead.counts.offset(tile.batch_kv_head);
+        let wanted = tile.batch_kv_head.ge(ahead.heads).select(tile.tiles_of_head, 0);
         k.verb("wait_for_rows", || {
             k.loop_(|scope| scope.break_if(count.load_acquire().ge(wanted).divergent()));
             // Copies read what threads of other blocks have stored.

@@ -257,8 +257,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {
                 let place = ds_tile.at_stage(ds_stage, key, query + first);
                 for column in (0..ds_tile.slab_cols()).step_by(2 * ACC_COLS as usize) {
-                    let across = || ds_tile.across(place, column);
-                    let at = if column == 0 { place } else { across() };
+                    let at = ds_tile.across(place, column);
                     let mut words = Vec::new();
                     for tile in [0, 1].map(|i| (first + column) / ACC_COLS + i) {
                         let delta = &delta[tile as usize];

@@ -273,7 +273,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             for i in 0..self.dq.tiles() {
                 place
                     .plus(32 * 4 * i as i32)
-                    .store_words(&self.dq_of(i), Cache::Default);
+                    .store_words(&self.dq.four(i), Cache::Default);
             }
         });
     }
@@ -314,25 +314,18 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn add_registers(&self, tile: &Tile<'k>, first_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_dq", || {
-            let (dq_tile, elements) = (
-                first_tile + m_block.reinterpret::<u32>(),
-                context.levers.rows * context.partition.dq_cols(),
-            );
+            let dq_tile = first_tile + m_block.reinterpret::<u32>();
+            let elements = context.levers.rows * context.partition.dq_cols();
             let sums = context.dq_sums.offset_strided(dq_tile, elements);
             let place = sums.offset(self.first_dq() + k.lane() * 4);
             let places = || (0..self.dq.tiles()).map(|i| (i, place.plus(32 * 4 * i as i32)));
-            let add = || places().for_each(|(i, to)| to.add_four(&self.dq_of(i)));
-            let store = || places().for_each(|(i, to)| to.store_words(&self.dq_of(i), Cache::Default));
+            let add = || places().for_each(|(i, to)| to.add_four(&self.dq.four(i)));
+            let store = || places().for_each(|(i, to)| to.store_words(&self.dq.four(i), Cache::Default));
             match context.is_first(tile, m_block) {
                 None => add(),
                 Some(first) => k.if_else(first.uniform(), store, add),
             }
         });
-    }
-
-    /// The registers of an accumulator of dQ.
-    fn dq_of(&self, i: u32) -> [Val<'k, f32>; 4] {
-        [0, 1, 2, 3].map(|e| self.dq.var(4 * i + e).get())
     }
 
     /// Elements of dQ's tile before this warp's.

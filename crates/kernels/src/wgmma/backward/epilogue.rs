@@ -71,11 +71,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             // Columns past those of the head are not stored.
             let columns = through.slab_cols().min((8 * sum.tiles()).saturating_sub(first));
             for column in (0..columns).step_by(ACC_COLS as usize) {
-                let at = if column == 0 {
-                    place
-                } else {
-                    through.across(place, column)
-                };
+                let at = through.across(place, column);
                 for half in 0..2 {
                     let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
                         Some(scale) => value * scale,

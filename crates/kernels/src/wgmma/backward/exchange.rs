@@ -53,14 +53,11 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         k_rows: TensorRows<'k>,
         ordered: bool,
     ) -> Self {
-        let (columns, warps) = (
-            partition.dq_col_parts / levers.cluster * SLAB_COLS,
-            4 * partition.warpgroups,
-        );
+        let columns = partition.dq_col_parts / levers.cluster * SLAB_COLS;
         let stages = dout_stages(levers, partition.width) + 1;
         // All threads of `dk` arrive, when they have read P and written dS.
         let [full] = declare_mbarriers(k, ["ds.full"], stages, 128);
-        let pipeline = || k.pipeline("other_k", 1, warps);
+        let pipeline = || k.pipeline("other_k", 1, 4 * partition.warpgroups);
         // Mbarriers between two tiles take 1,024 B, as the next tile is aligned: too much with three stages of dS. So
         // they come first there, and last at 256 columns, where they fit.
         let first = (stages > DS_STAGES).then(pipeline);
@@ -164,7 +161,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn write_p(&self, exchange: &Exchange<'k, E>) {
         self.k.verb("write_p", || {
             for i in 0..self.scores.tiles() {
-                let four = [0, 1, 2, 3].map(|e| self.scores.var(4 * i + e).get());
+                let four = self.scores.four(i);
                 exchange.p_at(self.k, i).store_words(&four, Cache::Default);
                 for half in 0..2 {
                     let rounded = E::pack(four[2 * half], four[2 * half + 1]);

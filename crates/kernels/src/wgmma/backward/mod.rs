@@ -218,10 +218,8 @@ pub(super) fn plan(
     let kernel = kernels.get_or_build(Identity { family, levers, shape }, build)?;
     let blocks = tiles * kv_heads * (config.cluster * config.splits) as usize;
     let mut launch = Launch::of(&kernel, grid(NAME, [blocks, 1, 1])?);
-    let (queries, keys) = (
-        RowsOf::queries(&shape.lengths, Packing::NONE),
-        RowsOf::keys(&shape.lengths, 0),
-    );
+    let queries = RowsOf::queries(&shape.lengths, Packing::NONE);
+    let keys = RowsOf::keys(&shape.lengths, 0);
     for (name, layout) in tensors(problem).into_iter().flatten() {
         // The last step writes them.
         if variant == Variant::Split && matches!(name, "dk" | "dv") {

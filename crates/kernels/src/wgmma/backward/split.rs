@@ -183,8 +183,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             let row = first + tile.first_key + self.key_warp * 16;
             let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
             for i in 0..sum.tiles() {
-                let four = [0, 1, 2, 3].map(|e| sum.var(4 * i + e).get());
-                place.plus(32 * 4 * i as i32).add_four(&four);
+                place.plus(32 * 4 * i as i32).add_four(&sum.four(i));
             }
         });
     }
