@@ -9,7 +9,7 @@ use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::kernel::Context;
-use super::q_stage::{QRead, QStage};
+use super::q_consumer::{QConsumer, QRead};
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
 use super::{PRODUCER_WARPS, barriers};
@@ -52,7 +52,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     pub(super) warp: Val<'k, u32>,
     pub(super) lane_rows: LaneRows<'k>,
     pub(super) storers: Storers<'k>,
-    pub(super) q: QStage<'k>,
+    pub(super) q: QConsumer<'k>,
     pub(super) keys: Consumer<'k>,
     pub(super) values: Consumer<'k>,
     q_rows: WgmmaOperand<'k, E>,
@@ -108,7 +108,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             warp,
             lane_rows: LaneRows { first, packing },
             storers: Storers::new(packing, [warp, index], barriers::STORE),
-            q: QStage::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
+            q: QConsumer::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
             keys,
             values,
             q_rows,
@@ -163,13 +163,13 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
-                tile.at_stage(self.q.number(), row, column + first)
+                tile.at_stage(self.q.stage(), row, column + first)
             });
             // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
             // for loads: without the fence the copy that fills the stage next may overtake them.
             k.fence_proxy_async();
             k.sync_warp();
-            self.q.passed(QRead::Load, None);
+            self.q.release_after(QRead::Load, None);
         });
     }
 
@@ -186,7 +186,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
             if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.number()), held..keys.steps());
+                let (q, rest) = (self.q_rows.stage(self.q.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();

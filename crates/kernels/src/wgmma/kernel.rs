@@ -9,7 +9,7 @@ use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
 use super::consumer::{TileRows, Warpgroup, release, skip};
-use super::q_stage::QRead;
+use super::q_consumer::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use super::{Config, PRODUCER_WARPS};
 use crate::attention::params::{RowParams, Shape};
@@ -201,7 +201,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             head.load(scales, &self.context.params.score_mod, tile.batch(), tile.kv_head());
         }
         let (second, n_blocks) = (first + 1, tile.n_blocks());
-        self.q.passed(QRead::LastScores, Some(second.eq(n_blocks)));
+        self.q.release_after(QRead::LastScores, Some(second.eq(n_blocks)));
         let rows = &self.rows_of(tile);
         self.begin_score_mod(rows, first);
         // The softmax of the first scores sets the maxima.
@@ -282,7 +282,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
     /// What follows the products of the scores, in the `last` K block with the release of Q.
     #[track_caller]
     fn finish_scores(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
-        self.q.passed(QRead::LastScores, Some(last));
+        self.q.release_after(QRead::LastScores, Some(last));
         self.apply_score_mod(rows);
         if let Some(first_key) = masked_key {
             self.mask(rows, first_key);
@@ -295,7 +295,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
         let k = self.k;
         let with_scores = || {
             // Every product with this Q has been waited for.
-            self.q.passed(QRead::TileEnd, None);
+            self.q.release_after(QRead::TileEnd, None);
             // No warpgroup waits for the tensor cores while Q goes to registers.
             let q_first = self.q_held.steps() > 0;
             if q_first {
@@ -316,7 +316,7 @@ impl<'k, E: Probability> Warpgroup<'k, '_, E> {
             release(self.keys);
         };
         let alone = || {
-            self.q.passed(QRead::TileEnd, None);
+            self.q.release_after(QRead::TileEnd, None);
             self.with_tensor_cores(|| {
                 self.values.wait();
                 self.start_output();

@@ -13,7 +13,7 @@ mod defaults;
 mod epilogue;
 mod kernel;
 mod producer;
-mod q_stage;
+mod q_consumer;
 #[cfg(test)]
 mod tests;
 mod tiles;

@@ -1,11 +1,11 @@
-//! A warpgroup's wait for, skip over and release of a stage of Q; no other code does these.
+//! The consumer side of Q's pipeline: a warpgroup's wait for, skip and release of a stage of Q are all here.
 
 use flashcore_ir::Val;
 use flashcore_ir::pipeline::Consumer;
 
 use super::consumer::{release, skip};
 
-/// A read of a stage of Q. After the last one it is released.
+/// The places where a warpgroup may have read Q for the last time.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum QRead {
     /// The copy to registers.
@@ -16,26 +16,26 @@ pub(super) enum QRead {
     TileEnd,
 }
 
-/// A stage of Q, a warpgroup's or the tile's.
-pub(super) struct QStage<'k> {
+/// A warpgroup as a consumer of Q, whose stages are the warpgroup's or the tile's.
+pub(super) struct QConsumer<'k> {
     consumer: Consumer<'k>,
     last_read: QRead,
 }
 
-impl<'k> QStage<'k> {
-    /// The stage of a pipeline that has some for each Q. All columns are copied to registers if Q is `held`.
+impl<'k> QConsumer<'k> {
+    /// `held`: all columns of Q are copied to registers. `stages`: stages of Q.
     pub(super) fn new(consumer: Consumer<'k>, held: bool, stages: u32) -> Self {
         let last_read = match (held, stages) {
             (true, _) => QRead::Load,
-            // Released as early as possible: with one stage, the next Q waits for it.
+            // As early as possible: the copy of the next Q waits for this stage.
             (false, 1) => QRead::LastScores,
             (false, _) => QRead::TileEnd,
         };
-        QStage { consumer, last_read }
+        QConsumer { consumer, last_read }
     }
 
     #[track_caller]
-    pub(super) fn number(&self) -> Val<'k, u32> {
+    pub(super) fn stage(&self) -> Val<'k, u32> {
         self.consumer.stage()
     }
 
@@ -44,18 +44,18 @@ impl<'k> QStage<'k> {
         self.consumer.wait();
     }
 
-    /// Passes over a Q that the warpgroup does not read.
+    /// Skips a Q that the warpgroup does not read.
     #[track_caller]
     pub(super) fn skip(&self) {
         skip(self.consumer);
     }
 
-    /// Releases the stage if this was the last read of it, and `last` holds where it is given.
+    /// Releases the stage if `read` is the last read of it, and `condition` holds where it is given.
     #[track_caller]
-    pub(super) fn passed(&self, read: QRead, last: Option<Val<'k, bool>>) {
-        match last {
+    pub(super) fn release_after(&self, read: QRead, condition: Option<Val<'k, bool>>) {
+        match condition {
             _ if read != self.last_read => {}
-            Some(last) => last.builder().if_(last.uniform(), || release(self.consumer)),
+            Some(holds) => holds.builder().if_(holds.uniform(), || release(self.consumer)),
             None => release(self.consumer),
         }
     }
