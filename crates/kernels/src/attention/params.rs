@@ -140,7 +140,7 @@ impl Shape {
         let split = if self.split { "_split" } else { "" };
         let packed = match self.packing {
             Packing::NONE => String::new(),
-            packing if packing.is_of_tiles() => format!("_g{}t", packing.heads()),
+            packing if packing.spans_warpgroups() => format!("_g{}t", packing.heads()),
             packing => format!("_g{}", packing.heads()),
         };
         let tap = self.tap.map_or(String::new(), |tap| format!("_{tap}"));

@@ -21,7 +21,7 @@ pub(crate) enum TileHeads {
 
 impl TileHeads {
     pub(crate) fn of_warpgroups(packing: Packing) -> TileHeads {
-        debug_assert!(!packing.is_of_tiles(), "{packing:?}");
+        debug_assert!(!packing.spans_warpgroups(), "{packing:?}");
         match packing {
             Packing::NONE => TileHeads::One,
             packing => TileHeads::Warpgroups(packing),
@@ -232,8 +232,8 @@ impl Packing {
         }
     }
 
-    /// Whether whole queries share a tile's rows, not a warpgroup's.
-    pub(crate) const fn is_of_tiles(self) -> bool {
+    /// Whether the rows of a query may be in two warpgroups: whole queries fill a tile, not each warpgroup.
+    pub(crate) const fn spans_warpgroups(self) -> bool {
         self.shared_rows > WARPGROUP_ROWS
     }
 
@@ -275,27 +275,27 @@ impl Packing {
         row / rows * whole + ((row % rows) as u32 / self.heads).min(self.queries() - 1) as usize
     }
 
-    /// Rows of a warpgroup, or of a tile, that are not dead, the first ones.
+    /// Live rows of a warpgroup, or of a tile: the first ones.
     pub(crate) const fn rows(self) -> u32 {
         self.queries() * self.heads
     }
 
-    /// Whether there are dead rows. Then those of a warpgroup, or of a tile, are stored together.
+    /// Whether there are dead rows. Then the rows of a warpgroup, or of a tile, are stored together.
     pub(crate) const fn leaves_rows(self) -> bool {
         self.rows() < self.shared_rows
     }
 
-    /// Head and query of a row of a tile, from the first of each on.
+    /// Head and query of a row of a tile, relative to the tile's first head and query.
     #[track_caller]
     fn head_and_query<'k>(self, row: Val<'k, u32>) -> (Val<'k, u32>, Val<'k, u32>) {
-        if !self.leaves_rows() || self.is_of_tiles() {
+        if !self.leaves_rows() || self.spans_warpgroups() {
             return (row % self.heads, row / self.heads);
         }
         let (warpgroup, row) = (row / WARPGROUP_ROWS, row % WARPGROUP_ROWS);
         (row % self.heads, warpgroup * self.queries() + row / self.heads)
     }
 
-    /// Query of a row of a tile whose first one is `first_query`. Dead rows have some query that the tile does not.
+    /// Query of a row of a tile whose first query is `first_query`. Dead rows have a query that is not of this tile.
     #[track_caller]
     pub(crate) fn query<'k>(self, first_query: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
         match self {
@@ -304,7 +304,7 @@ impl Packing {
         }
     }
 
-    /// Head of a row of a tile whose first one is `first_head`, of one batch or of all.
+    /// Head of a row of a tile whose first head is `first_head`, counted in one batch or through all.
     #[track_caller]
     pub(crate) fn head<'k>(self, first_head: Val<'k, u32>, row: Val<'k, u32>) -> Val<'k, u32> {
         match self {
@@ -313,10 +313,10 @@ impl Packing {
         }
     }
 
-    /// Rows of the part of a tile that is stored at a time: a warp's, or where these are no whole box a warpgroup's, or
-    /// all of them.
+    /// Rows of a tile that are stored at a time: a warp's, or, where these are no whole box, a warpgroup's or the
+    /// tile's.
     pub(crate) const fn stored_rows(self) -> u32 {
-        if self.leaves_rows() || self.is_of_tiles() {
+        if self.leaves_rows() || self.spans_warpgroups() {
             self.shared_rows
         } else {
             WARP_ROWS
@@ -330,10 +330,10 @@ impl Packing {
     }
 }
 
-/// The two rows of a tile that a lane has, its halves, as queries of heads.
+/// The heads and queries of the two rows of a tile that a lane has, its halves.
 #[derive(Clone, Copy)]
 pub(crate) struct LaneRows<'k> {
-    /// The first of them, within the tile. The other one is eight further down.
+    /// The first row, within the tile. The other one is eight further down.
     pub first: Val<'k, u32>,
     pub packing: Packing,
 }

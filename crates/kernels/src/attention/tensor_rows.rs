@@ -317,66 +317,6 @@ pub(crate) fn fill_stage<'k, E: Element>(
     fill.advance();
 }
 
-/// The threads that store one part of a tile together: a warp, a warpgroup or all consumers.
-pub(crate) struct Storers<'k> {
-    /// Number of the part.
-    pub part: Val<'k, u32>,
-    /// Rows of a part.
-    pub rows: u32,
-    who: Who,
-    barrier: u32,
-}
-
-/// A warp, unless its rows are no whole box: then a warpgroup, or all consumers of the block.
-#[derive(Clone, Copy)]
-enum Who {
-    Warp,
-    Warpgroup,
-    All { threads: u32 },
-}
-
-impl<'k> Storers<'k> {
-    /// Storers of a consumer's warp and warpgroup, by their numbers. Warpgroups meet at barriers from `barrier` on.
-    pub(crate) fn new(packing: Packing, [warp, warpgroup]: [Val<'k, u32>; 2], barrier: u32) -> Self {
-        let rows = packing.stored_rows();
-        let (part, who) = match (packing.is_of_tiles(), packing.leaves_rows()) {
-            (true, _) => (warp.builder().constant(0), Who::All { threads: 2 * rows }),
-            (false, true) => (warpgroup, Who::Warpgroup),
-            (false, false) => (warp, Who::Warp),
-        };
-        Storers {
-            part,
-            rows,
-            who,
-            barrier,
-        }
-    }
-
-    /// One lane of them, always the same.
-    #[track_caller]
-    pub(crate) fn one_lane(&self, body: impl FnOnce()) {
-        let k = self.part.builder();
-        let lane = match self.who {
-            Who::Warp => k.lane(),
-            Who::Warpgroup => k.thread_idx() % 128,
-            // Consumers come after the producer's warpgroup.
-            Who::All { .. } => k.thread_idx() - 128,
-        };
-        k.if_(lane.eq(0).divergent(), body);
-    }
-
-    /// Waits for all of them.
-    #[track_caller]
-    pub(crate) fn sync(&self) {
-        let k = self.part.builder();
-        match self.who {
-            Who::Warp => k.sync_warp(),
-            Who::Warpgroup => k.barrier_among(self.part + self.barrier, 128),
-            Who::All { threads } => k.barrier_among(self.part + self.barrier, threads),
-        }
-    }
-}
-
 /// The rows of a tensor as a ragged map has them, which knows no batches.
 pub(crate) struct Flat {
     /// Elements from one row to the next; 0 if there is one row.

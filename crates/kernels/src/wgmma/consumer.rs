@@ -8,11 +8,12 @@ use flashcore_ir::pipeline::Consumer;
 use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
+use super::PRODUCER_WARPS;
+use super::epilogue::StoreGroup;
 use super::kernel::Context;
 use super::q_consumer::{QConsumer, QRead};
 use super::tiles::{load_operand, padded, step};
 use super::warp_scheduler::WarpSchedulerBarrier;
-use super::{PRODUCER_WARPS, barriers};
 use crate::attention::block_range::Band;
 use crate::attention::mask::mask_scores;
 use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
@@ -21,7 +22,7 @@ use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
 use crate::attention::softmax::{Policy, Probability, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima};
 use crate::attention::tap::Tap;
-use crate::attention::tensor_rows::{Sequence, Storers};
+use crate::attention::tensor_rows::Sequence;
 
 #[track_caller]
 pub(super) fn release(stage: Consumer<'_>) {
@@ -51,7 +52,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     /// The warp's number among the consumers, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
     pub(super) lane_rows: LaneRows<'k>,
-    pub(super) storers: Storers<'k>,
+    pub(super) store_group: StoreGroup<'k>,
     pub(super) q: QConsumer<'k>,
     pub(super) keys: Consumer<'k>,
     pub(super) values: Consumer<'k>,
@@ -88,14 +89,14 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         };
         let acc = |name, columns| RowTile::new(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
-        let consumer = match packing.is_of_tiles() {
+        let consumer = match packing.spans_warpgroups() {
             true => context.q_pipeline.consumer(),
             false => context.q_pipeline.consumer_of(index, groups),
         };
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
         let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
-        let q_rows = match packing.is_of_tiles() {
+        let q_rows = match packing.spans_warpgroups() {
             true => context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS),
             false => context.q_tile.k_major(),
         };
@@ -107,7 +108,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             index,
             warp,
             lane_rows: LaneRows { first, packing },
-            storers: Storers::new(packing, [warp, index], barriers::STORE),
+            store_group: StoreGroup::new(packing, [warp, index]),
             q: QConsumer::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
             keys,
             values,
@@ -156,7 +157,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
         if self.q_held.steps() == 0 {
             return;
         }
-        let warp = match self.lane_rows.packing.is_of_tiles() {
+        let warp = match self.lane_rows.packing.spans_warpgroups() {
             true => self.warp,
             false => self.warp % 4,
         };

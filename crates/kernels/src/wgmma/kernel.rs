@@ -105,7 +105,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
         v_pipeline: pipeline("v", levers.stages, 4 * groups),
     };
     zero_rows(k, q_tile, shape.packing.rows());
-    if let (true, Some((out_tile, _))) = (shape.packing.is_of_tiles(), &context.out) {
+    if let (true, Some((out_tile, _))) = (shape.packing.spans_warpgroups(), &context.out) {
         // The copy of the tile's output reads rows that no warpgroup has written; the tensor map cuts them off.
         zero_rows(k, *out_tile, WARPGROUP_ROWS);
     }
@@ -154,7 +154,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
                 }
                 // Read again, so that no register holds it meanwhile.
                 let store = || group.store(&list.this());
-                match self.shape.packing.is_of_tiles() && self.out.is_some() {
+                match self.shape.packing.spans_warpgroups() && self.out.is_some() {
                     true => k.if_else(has_keys.uniform(), store, || group.store_nothing()),
                     false => k.if_(has_keys.uniform(), store),
                 }
@@ -164,7 +164,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
         });
         if self.out.is_some() {
             // Shared memory must outlive the copies that read it.
-            group.storers.one_lane(|| k.bulk_wait_read(0));
+            group.store_group.one_thread(|| k.bulk_wait_read(0));
         }
     }
 }
