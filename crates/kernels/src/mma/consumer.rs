@@ -302,7 +302,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             let halves = self.scores.iter().flat_map(|scores| [(scores, 0), (scores, 1)]);
             let largest: Vec<_> = halves.map(|(scores, half)| scores.max(steps.clone(), half)).collect();
             let rescale_output = |row: usize, factor| self.out[row / 2].scale_row(row % 2, factor);
-            raise_maxima(&self.rows, &largest, self.levers.rescale.of_warps(), rescale_output);
+            raise_maxima(&self.rows, &largest, self.levers.rescale.mma_policy(), rescale_output);
         });
     }
 

@@ -20,7 +20,9 @@ use crate::attention::query_rows::{LaneRows, Packing, WARPGROUP_ROWS};
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::{HeadFactors, TileBias};
-use crate::attention::softmax::{Policy, Probability, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima};
+use crate::attention::softmax::{
+    InputElement, Policy, Row, Scale, exponentials, pack, pack_exponentials, raise_maxima,
+};
 use crate::attention::tap::Tap;
 use crate::attention::tensor_rows::Sequence;
 
@@ -44,7 +46,7 @@ pub(super) struct TileRows<'t, 'k> {
     biases: Vec<[TileBias<'k>; 2]>,
 }
 
-pub(super) struct Warpgroup<'k, 'p, E: Probability> {
+pub(super) struct Warpgroup<'k, 'p, E: InputElement> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'p Context<'k, 'p, E>,
     /// Its number among the consumers, the same in all lanes.
@@ -74,7 +76,7 @@ pub(super) struct Warpgroup<'k, 'p, E: Probability> {
     tapped: Option<[Var<'k, u32>; 3]>,
 }
 
-impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
+impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'p Context<'k, 'p, E>) -> Self {
         let (levers, shape, params) = (context.levers, context.shape, context.params);
@@ -119,7 +121,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
                 false => context.v_tile.mn_major(),
             },
             barrier,
-            policy: levers.rescale.of_warpgroups::<E>(),
+            policy: levers.rescale.wgmma_policy::<E>(),
             scores: acc("scores", levers.cols),
             q_held,
             p: k.a_vars("p", levers.cols / step(E::BYTES)),
@@ -280,7 +282,7 @@ impl<'k, 'p, E: Probability> Warpgroup<'k, 'p, E> {
             })
         };
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
-        let large = sums[0].get().gt(E::SPECULATIVE_MOST) | sums[1].get().gt(E::SPECULATIVE_MOST);
+        let large = sums[0].get().gt(E::SPECULATIVE_MAX_SUM) | sums[1].get().gt(E::SPECULATIVE_MAX_SUM);
         k.if_(large.vote_any().uniform(), || {
             let policy = Policy {
                 threshold: Some(0.0),

@@ -15,11 +15,11 @@ use crate::attention::params::RowParams;
 use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
 use crate::attention::scheduler::WorkItem;
-use crate::attention::softmax::Probability;
+use crate::attention::softmax::InputElement;
 use crate::attention::split::Partials;
 use crate::attention::tensor_rows::{Sequence, TensorRows};
 
-impl<'k, E: Probability> Warpgroup<'k, '_, E> {
+impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     pub(super) fn store(&self, tile: &WorkItem<'k>) {
         match (&self.context.out, &self.context.partials) {

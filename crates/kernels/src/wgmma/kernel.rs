@@ -16,13 +16,13 @@ use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::{Packing, WARPGROUP_ROWS};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
-use crate::attention::softmax::{Probability, Rescale};
+use crate::attention::softmax::{InputElement, Rescale};
 use crate::attention::split::Partials;
 use crate::attention::stream_k::Work;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
 
 /// What producer and consumers have in common.
-pub(super) struct Context<'k, 'p, E: Probability> {
+pub(super) struct Context<'k, 'p, E: InputElement> {
     pub(super) params: &'p RowParams<'k>,
     pub(super) scales: Option<HeadScales<'k>>,
     pub(super) levers: &'p Config,
@@ -44,7 +44,7 @@ pub(super) struct Context<'k, 'p, E: Probability> {
     pub(super) v_pipeline: Pipeline<'k>,
 }
 
-pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
+pub(super) fn body<E: InputElement>(k: &KernelBuilder, levers: &Config, shape: &Shape) {
     k.min_blocks_per_sm(levers.min_blocks);
     if levers.cluster > 1 {
         k.in_clusters_of(levers.cluster);
@@ -126,7 +126,7 @@ pub(super) fn body<E: Probability>(k: &KernelBuilder, levers: &Config, shape: &S
     }
 }
 
-impl<'k, E: Probability> Context<'k, '_, E> {
+impl<'k, E: InputElement> Context<'k, '_, E> {
     /// What a warpgroup does: Q tile by Q tile, and in each K block by K block.
     ///
     /// Scores are an iteration ahead of the output: while the products of an iteration run, those of scores and output
@@ -169,7 +169,7 @@ impl<'k, E: Probability> Context<'k, '_, E> {
     }
 }
 
-impl<'k, E: Probability> Warpgroup<'k, '_, E> {
+impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
     /// `S = Q·K₀ᵀ` of a Q tile, where the tile before has not computed it. The first `skipped` K blocks are fully
     /// masked for this warpgroup.
     #[track_caller]

@@ -8,10 +8,10 @@ use flashcore_ir::{KernelBuilder, Val};
 use super::kernel::Context;
 use super::transpose::tile_at;
 use crate::attention::scheduler::WorkItem;
-use crate::attention::softmax::Probability;
+use crate::attention::softmax::InputElement;
 use crate::attention::tensor_rows::{Cluster, Sequence, fill_stage};
 
-impl<'k, E: Probability> Context<'k, '_, E> {
+impl<'k, E: InputElement> Context<'k, '_, E> {
     /// Copies Q, K and V of each Q tile, in the order in which they are needed. Of pages with 16 keys one warp took
     /// longer than the products (run `serve-chunks`).
     #[track_caller]
