@@ -1,7 +1,7 @@
-//! What a warpgroup computes: scores, their softmax, and the output that they weigh, for 64 query rows.
+//! The steps of a consumer warpgroup: `S = Q·Kᵀ`, softmax and `O += P·V` for 64 query rows.
 //!
-//! Scores and probabilities never leave registers: the accumulators of `S = Q·Kᵀ`, rounded and packed, are
-//! operand A of `O += P·V`. Operand A of `S` is Q, from shared memory or, as far as they go, from registers too.
+//! Scores and probabilities never leave registers: the accumulators of S, rounded and packed, are operand A of
+//! `O += P·V`. Operand A of S is Q, from shared memory, and its first columns from registers if there are enough.
 
 use flashcore_ir::fragment::AVars;
 use flashcore_ir::pipeline::Consumer;
@@ -32,14 +32,14 @@ pub(super) fn release(stage: Consumer<'_>) {
     stage.advance();
 }
 
-/// Passes over a stage that nothing reads.
+/// Skips a stage that this warpgroup does not read.
 #[track_caller]
 pub(super) fn skip(stage: Consumer<'_>) {
     stage.wait();
     release(stage);
 }
 
-/// The tile at work, the keys that its rows see, and ALiBi's biases of the lane's, if there are any.
+/// A Q tile, the keys that its rows see, and ALiBi's biases of the lane's rows, if there are any.
 pub(super) struct TileRows<'t, 'k> {
     pub(super) tile: &'t WorkItem<'k>,
     band: Band<Val<'k, i32>>,
@@ -49,9 +49,9 @@ pub(super) struct TileRows<'t, 'k> {
 pub(super) struct Warpgroup<'k, 'p, E: InputElement> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'p Context<'k, 'p, E>,
-    /// Its number among the consumers, the same in all lanes.
+    /// Number of the warpgroup among the consumers, the same in all lanes.
     pub(super) index: Val<'k, u32>,
-    /// The warp's number among the consumers, the same in all lanes.
+    /// Number of the warp among the consumers, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
     pub(super) lane_rows: LaneRows<'k>,
     pub(super) store_group: StoreGroup<'k>,
@@ -64,15 +64,15 @@ pub(super) struct Warpgroup<'k, 'p, E: InputElement> {
     barrier: Option<WarpSchedulerBarrier<'k>>,
     pub(super) policy: Policy,
     pub(super) scores: RowTile<'k>,
-    /// The first columns of Q, as many of them as are held in registers.
+    /// The first columns of Q, which are held in registers.
     pub(super) q_held: AVars<'k, E>,
     p: AVars<'k, E>,
     pub(super) out: RowTile<'k>,
     pub(super) rows: [Row<'k>; 2],
-    /// What each row of the output is still to be multiplied by.
+    /// The factors by which to rescale the rows of the output when `O += P·V` is complete.
     pub(super) factors: [Var<'k, f32>; 2],
     pub(super) scales: Option<HeadFactors<'k>>,
-    /// In builds with a tap: head of all batches, first query and first key of the K block at hand.
+    /// In builds with a tap: head of all batches, first query and first key of the current K block.
     tapped: Option<[Var<'k, u32>; 3]>,
 }
 
@@ -133,7 +133,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Starts products once the other warpgroups have started theirs.
+    /// Starts products in this warpgroup's turn: after the warpgroup before, and before the next one.
     #[track_caller]
     pub(super) fn with_tensor_cores(&self, products: impl FnOnce()) {
         if let Some(barrier) = &self.barrier {
@@ -145,7 +145,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// Takes this warpgroup's turn without products, so that the next one can start its own.
+    /// Gives this warpgroup's turn to the next one.
     #[track_caller]
     pub(super) fn pass_tensor_cores(&self) {
         self.with_tensor_cores(|| ());
@@ -168,8 +168,8 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
             load_operand(tile, self.q_held, |first| {
                 tile.at_stage(self.q.stage(), row, column + first)
             });
-            // One lane releases the stage for all, now or when products have read the rest. An arrival does not wait
-            // for loads: without the fence the copy that fills the stage next may overtake them.
+            // One lane releases the stage, now or when products have read the rest of it. An arrival does not order
+            // loads before the asynchronous copy that fills the stage next; the fence does.
             k.fence_proxy_async();
             k.sync_warp();
             self.q.release_after(QRead::Load, None);
@@ -209,7 +209,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
 
     // ---- Softmax --------------------------------------------------------------------------------------
 
-    /// Scale of fp8 heads, soft cap and ALiBi; then a tap of the scores.
+    /// Applies the scale of fp8 heads, soft cap and ALiBi, and stores the scores if they are tapped.
     #[track_caller]
     pub(super) fn apply_score_mod(&self, rows: &TileRows<'_, 'k>) {
         let (score_mod, registers) = (&self.context.params.score_mod, 0..4 * self.scores.tiles());
@@ -222,7 +222,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         }
     }
 
-    /// The rows of a tile, as they are in its sequence.
+    /// The rows of a Q tile in its sequence.
     #[track_caller]
     pub(super) fn rows_of<'t>(&self, tile: &'t WorkItem<'k>) -> TileRows<'t, 'k> {
         let (rows, params) = (&self.lane_rows, Sequence::of(self.context.params, tile).params);
@@ -242,7 +242,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         mask_scores(self.k, &[self.scores], sees, first_key);
     }
 
-    /// [`raise_maxima`] of the rows to their scores.
+    /// [`raise_maxima`] to the scores of the rows.
     #[track_caller]
     pub(super) fn raise_maxima(&self, policy: Policy, rescale: impl Fn(usize, Val<'k, f32>)) -> Option<Val<'k, bool>> {
         self.k.verb("raise_maxima", || {
@@ -251,7 +251,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         })
     }
 
-    /// Rescales a row of the output to a maximum that was raised.
+    /// Rescales a row of the output after its maximum was raised.
     #[track_caller]
     pub(super) fn rescale_output(&self, half: usize, factor: Val<'k, f32>) {
         self.k.verb("rescale_output", || self.out.scale_row(half, factor));
@@ -264,14 +264,14 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
             .verb("exponentials", || exponentials(&self.scores, &self.rows, tap));
     }
 
-    /// Probabilities, rounded, become operands of the output.
+    /// Rounds P into operand A of `O += P·V`.
     #[track_caller]
     pub(super) fn pack(&self) {
         self.k.verb("pack", || pack(&self.scores, &self.p));
     }
 
-    /// Exponentials against the maxima of before, without a look at the scores first; only if they come out
-    /// large are the maxima raised and all computed again. Scores stay as they are until then.
+    /// Exponentials against the old maxima, without a look at the scores. Only if a sum of them is too large are the
+    /// maxima raised, and all computed again from the scores, which stay as they are.
     #[track_caller]
     pub(super) fn speculative_softmax(&self) {
         let k = self.k;
