@@ -98,11 +98,8 @@ const TABLE: &[Default] = &[
 /// Configs for a problem, best first, and why. Some may be refused.
 pub(super) fn proposals(problem: &Problem) -> impl Iterator<Item = (Config, &'static str)> {
     let head_dim = problem.head_dim().max(problem.head_dim_v());
-    let (softcap, lengths, in_order) = (
-        problem.softcap().is_some(),
-        problem.has_lengths(),
-        problem.deterministic(),
-    );
+    let (softcap, lengths) = (problem.softcap().is_some(), problem.has_lengths());
+    let in_order = problem.deterministic();
     let most = move |row: &Default| {
         let limits = [(softcap, row.softcap), (lengths, row.lengths), (in_order, row.in_order)];
         let limits = limits.iter().filter(|(holds, _)| *holds);
@@ -354,10 +351,8 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
     };
     let q_tile = tile_bytes(rows, tiling.columns, 1);
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
-    let (room, most) = (
-        target.limits().shared_per_block_of(min_blocks),
-        target.limits().shared_per_block,
-    );
+    let limits = target.limits();
+    let (room, most) = (limits.shared_per_block_of(min_blocks), limits.shared_per_block);
     if (room + 1..=most).contains(&needed) {
         let allowed = format!("fewer: a block needs {needed} B of shared memory, and each may have {room}");
         return Err(Refusal::lever("min_blocks", min_blocks, allowed));

@@ -107,11 +107,9 @@ fn body<E: MmaElement + Widen>(k: &KernelBuilder, tiles: SumTiles, shape: &Shape
         k.for_uniform(warp, tiles.accumulators(), THREADS / 32, |i| {
             let from = sums.offset(i * (4 * 32) + lane);
             let across = tiles.across();
-            let (acc, block, of_warp) = (
-                i % across,
-                i / across % (tiles.rows / STEP / tiles.warps[0]),
-                i / (tiles.accumulators() / (tiles.warps[0] * tiles.warps[1])),
-            );
+            let acc = i % across;
+            let block = i / across % (tiles.rows / STEP / tiles.warps[0]);
+            let of_warp = i / (tiles.accumulators() / (tiles.warps[0] * tiles.warps[1]));
             let (along, in_turn) = (of_warp / tiles.warps[1], of_warp % tiles.warps[1]);
             let row = along * (tiles.rows / tiles.warps[0]) + block * STEP + lane / QUAD;
             let step = (acc / 2) * tiles.warps[1] + in_turn;

@@ -1,6 +1,6 @@
-//! What a warpgroup computes: scores, their gradients, and its share of what these add to dQ, dK and dV, for 64 keys.
+//! The steps of a consumer warpgroup: the five products, P and dS for 64 keys.
 //!
-//! Rows of its accumulators are keys, of dQ queries.
+//! Rows of accumulators are keys, but for dQ, where they are queries.
 
 use flashcore_ir::fragment::{AVars, MmaElement};
 use flashcore_ir::pipeline::Consumer;
@@ -9,7 +9,7 @@ use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::kernel::{Context, MainLoop, Outputs};
 use super::scheduler::Tile;
-use super::{Partition, SLAB_COLS, WGMMA_M};
+use super::{SLAB_COLS, WGMMA_M};
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
@@ -21,32 +21,33 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     pub(super) k: &'k KernelBuilder,
     pub(super) context: &'c Context<'k, 'c, E>,
     pub(super) outputs: Outputs,
-    /// The block's number in its cluster.
+    /// Rank of the block in its cluster.
     pub(super) rank: Val<'k, u32>,
-    /// The warp's number among the consumers, the same in all lanes, and among those that share the keys.
+    /// Number of the warp among the consumers, and among the warps of its 64 keys, the same in all lanes.
     pub(super) warp: Val<'k, u32>,
     pub(super) key_warp: Val<'k, u32>,
-    /// The lane's first key and query row, within the tiles.
+    /// The lane's first key and query row, in their tiles.
     pub(super) lane_key: Val<'k, u32>,
     pub(super) lane_query: Val<'k, u32>,
     pub(super) q: Consumer<'k>,
     pub(super) dout: Consumer<'k>,
-    /// The stage of Q that dK, under way from one tile to the next, reads.
+    /// The pipeline of Q again, for the stage that dK reads: it is released later than S has read it.
     pub(super) dk_q: Consumer<'k>,
     /// Q tiles of all heads so far.
     pub(super) q_tiles_done: Var<'k, u32>,
     k_rows: WgmmaOperand<'k, E>,
     v_rows: WgmmaOperand<'k, E>,
-    /// The columns of K that this warpgroup's part of dQ has, and its query rows of dS.
+    /// Operands of this warpgroup's part of dQ: its columns of K, and its query rows of dS.
     k_columns: WgmmaOperand<'k, E>,
     ds_rows: WgmmaOperand<'k, E>,
+    /// Operand A of dK, if it is in shared memory.
     ds_keys: WgmmaOperand<'k, E>,
     pub(super) scores: RowTile<'k, Keys>,
     dp: RowTile<'k, Keys>,
     pub(super) dq: RowTile<'k>,
     pub(super) dk: RowTile<'k, Keys>,
     pub(super) dv: RowTile<'k, Keys>,
-    /// P for dV, and V for dP and dS for dK where they are operands from registers.
+    /// Operands A in registers: P of dV, V of dP and dS of dK, each as far as it is held there.
     pub(super) p: AVars<'k, E>,
     v: AVars<'k, E>,
     ds: AVars<'k, E>,
@@ -61,7 +62,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         let key_warp = if partition.exchanges_ds { warp % 4 } else { warp };
         let acc = |name, columns: u32| k.acc_unwritten(name, columns / ACC_COLS);
         let sum = |name, head_dim: u32| RowTile::new(k.acc(name, head_dim.div_ceil(ACC_COLS)));
-        // Steps of 16 columns that have any; the tiles' others are zeros.
+        // Products skip steps of 16 columns that are all padding.
         let steps = |operand: WgmmaOperand<'k, E>, head_dim: u32| operand.steps_of(0..head_dim.div_ceil(16));
         let if_held = |held: bool, steps: u32| if held { steps } else { 0 };
         let holds_ds = partition.holds_ds || outputs == Outputs::Dk;
@@ -71,7 +72,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
             MainLoop::Exchange(_) => k.cluster_rank(),
             MainLoop::Pingpong(_) => k.constant(0),
         };
-        // Which part of dQ it has: warpgroups go along the columns first, through all blocks.
+        // Its part of dQ: warpgroups, and blocks of a cluster, go along the columns first.
         let (part, parts) = (rank.fma(partition.warpgroups, index), partition.dq_col_parts);
         Warpgroup {
             k,
@@ -102,7 +103,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         }
     }
 
-    /// Brings V to registers, where it is held there.
+    /// Loads V into registers, as far as it is held there.
     #[track_caller]
     pub(super) fn load_v(&self) {
         let (tile, column) = (self.context.values.tile, self.k.lane() % 4 * 2);
@@ -128,14 +129,10 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.q.wait();
         self.product("S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
-            let Partition {
-                dq_part_cols,
-                dq_col_parts,
-                ..
-            } = self.context.partition;
+            let (cols, slabs) = (self.context.partition.dq_part_cols, self.context.partition.dq_col_parts);
             // Slab by slab of K.
-            for slab in 0..dq_col_parts {
-                let columns = slab * dq_part_cols..self.context.shape.head_dim.min((slab + 1) * dq_part_cols);
+            for slab in 0..slabs {
+                let columns = slab * cols..self.context.shape.head_dim.min((slab + 1) * cols);
                 if columns.is_empty() {
                     break;
                 }
@@ -226,7 +223,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         self.k.if_(any.uniform(), || self.mask(tile, m_block));
     }
 
-    /// `P = exp2(scale·S − lse)`. Rows past the end, and those that see no key, have +∞ for their log-sum-exp.
+    /// `P = exp2(scale·S − lse)`. The log-sum-exp of rows past the end, and of those that see no key, is +∞.
     #[track_caller]
     pub(super) fn probabilities(&self, lse: &[Vec<Val<'k, f32>>]) {
         let exponent_scale = self.context.params.score_mod.exponent_scale;
@@ -241,8 +238,8 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         });
     }
 
-    /// `dS = P∘(dP − Δ)`, rounded, in shared memory, and as an operand where it is one. `p_of` gives P of an
-    /// accumulator, of one half or the other; it is rounded, too, where this warpgroup has dV.
+    /// `dS = P∘(dP − Δ)`, rounded, to shared memory, and to operand A of dK if that is in registers. `p_of(i)(half)` is
+    /// P of accumulator `i`, which is rounded to operand A of dV if this warpgroup computes dV.
     #[track_caller]
     pub(super) fn score_gradients<P: Fn(usize) -> [Val<'k, f32>; 2]>(
         &self,
@@ -251,7 +248,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
         p_of: impl Fn(u32) -> P,
     ) {
         let (k, ds_tile) = (self.k, self.context.ds_tile);
-        // The row of 16 bytes that a lane names: of four matrices of 8 keys by 8 queries.
+        // `stmatrix` stores four matrices of 8 keys by 8 queries; each lane gives the address of a row of 16 bytes.
         let (key, query) = (self.key_warp * 16 + k.lane() % 16, k.lane() / 16 * 8);
         k.verb("score_gradients", || {
             for first in (0..ds_tile.cols()).step_by(ds_tile.slab_cols() as usize) {

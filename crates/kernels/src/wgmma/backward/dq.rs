@@ -53,10 +53,8 @@ pub(super) struct DqOrder<'k> {
 impl<'k> DqPipeline<'k> {
     /// A barrier of the block must follow.
     pub(super) fn declare(k: &'k KernelBuilder, levers: &Config, partition: &Partition) -> Self {
-        let tile = k.shared_tile(
-            "dq_tile",
-            TileShape::new(levers.rows, partition.dq_cols()).stages(STAGES),
-        );
+        let shape = TileShape::new(levers.rows, partition.dq_cols()).stages(STAGES);
+        let tile = k.shared_tile("dq_tile", shape);
         let [full] = declare_mbarriers(k, ["dq.full"], STAGES, 4 * partition.warpgroups);
         let [free] = declare_mbarriers(k, ["dq.free"], STAGES, 1);
         DqPipeline { tile, full, free }
@@ -271,9 +269,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             dq.free.at(stage).wait(phase ^ 1);
             let place = dq.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
             for i in 0..self.dq.tiles() {
-                place
-                    .plus(32 * 4 * i as i32)
-                    .store_words(&self.dq.four(i), Cache::Default);
+                let to = place.plus(32 * 4 * i as i32);
+                to.store_words(&self.dq.four(i), Cache::Default);
             }
         });
     }

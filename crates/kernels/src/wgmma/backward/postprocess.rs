@@ -221,9 +221,8 @@ impl<'k, E: MmaElement + Widen> RoundedTile<'k, E> {
                     let value = values[2 * half + e];
                     scale.map_or(value, |scale| value * scale)
                 });
-                rounded
-                    .down(at, 8 * half as u32)
-                    .store_words(&[E::pack(a, b)], Cache::Default);
+                let at = rounded.down(at, 8 * half as u32);
+                at.store_words(&[E::pack(a, b)], Cache::Default);
             }
         }
         k.barrier();
@@ -246,10 +245,8 @@ impl<'k, E: MmaElement + Widen> RoundedTile<'k, E> {
             let is_there = (first_row + row).lt(rows) & column.lt(head_dim);
             k.if_(is_there.divergent(), || {
                 let words = rounded.at(row, column).load_words(4, Cache::Default);
-                tensor
-                    .row(to, first_row + row)
-                    .offset(column)
-                    .store_words(&words, Cache::Default);
+                let row = tensor.row(to, first_row + row);
+                row.offset(column).store_words(&words, Cache::Default);
             });
         }
     }

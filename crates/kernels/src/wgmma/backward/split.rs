@@ -9,19 +9,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Val};
 use flashcore_problem::Problem;
 
-use super::consumer::Warpgroup;
-use super::kernel::Outputs;
-use super::scheduler::{Tile, q_tiles};
+use super::scheduler::q_tiles;
 use super::{heads_at_once, tile_keys, width_of};
 use crate::attention::block_range::{Band, share};
 use crate::attention::gradients::{PADDING, head_row, tile_of};
 use crate::attention::lengths::FirstRows;
-use crate::attention::row_tile::{Keys, RowTile};
 use crate::wgmma::Config;
 
 /// How many blocks may share a tile by default.
@@ -61,10 +56,8 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
         .map(|index| q_tiles(&seen_by, index * i64::from(cols), keys, [config.rows, cols]).0)
         .map(|range| group * (range.end - range.first).max(0))
         .collect();
-    let at_once = i64::from(heads_at_once(
-        problem,
-        width_of(problem.head_dim().max(problem.head_dim_v()) as u32),
-    ));
+    let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
+    let at_once = i64::from(heads_at_once(problem, width));
     let time = |blocks: u32| {
         let (start, sums) = if blocks > 1 { (SHARED_START, SUMS) } else { (START, 0) };
         let (blocks, heads) = (i64::from(blocks), heads * i64::from(blocks));
@@ -98,7 +91,7 @@ pub(super) struct Split<'k> {
     pub(super) dk_sums: GlobalPtr<'k, f32>,
     pub(super) dv_sums: GlobalPtr<'k, f32>,
     /// Rows of the sums from one head to the next.
-    stride: Val<'k, u32>,
+    pub(super) stride: Val<'k, u32>,
     pub(super) blocks: Val<'k, u32>,
 }
 
@@ -154,38 +147,6 @@ impl<'k> Share<'k> {
         let begin = self.begin.reinterpret::<i32>() - first;
         let end = begin + self.count.reinterpret::<i32>();
         (begin.max(0), end.min(self.of_head.reinterpret::<i32>()))
-    }
-}
-
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
-    /// Adds what this warp has of dK and dV of the tile.
-    #[track_caller]
-    pub(super) fn add_gradients(&self, split: &Split<'k>, tile: &Tile<'k>) {
-        if self.outputs != Outputs::Dv {
-            self.add_sum(split, tile, &self.dk, split.dk_sums);
-        }
-        if self.outputs != Outputs::Dk {
-            self.add_sum(split, tile, &self.dv, split.dv_sums);
-        }
-    }
-
-    #[track_caller]
-    fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k, Keys>, sums: GlobalPtr<'k, f32>) {
-        let (k, context) = (self.k, self.context);
-        k.verb("add_sum", || {
-            let first = keys_row(
-                split.stride,
-                tile.kv_heads,
-                tile.batch,
-                tile.kv_head,
-                tile.sequence.first(),
-            );
-            let row = first + tile.first_key + self.key_warp * 16;
-            let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
-            for i in 0..sum.tiles() {
-                place.plus(32 * 4 * i as i32).add_four(&sum.four(i));
-            }
-        });
     }
 }
 
