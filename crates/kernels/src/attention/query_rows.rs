@@ -192,9 +192,9 @@ impl Packing {
     };
 
     /// Query heads per K/V head that can be packed, at most.
-    pub(crate) const MOST: usize = WARPGROUP_ROWS as usize;
+    pub(crate) const MAX_HEADS: usize = WARPGROUP_ROWS as usize;
 
-    /// The heads of a problem packed, which are [`Self::MOST`] per K/V head at most.
+    /// The heads of a problem packed, which are [`Self::MAX_HEADS`] per K/V head at most.
     pub(crate) fn all_of(problem: &Problem) -> Packing {
         Packing {
             heads: problem.group_size() as u32,

@@ -14,20 +14,20 @@ use flashcore_problem::{KeyRange, Problem};
 
 use super::divisor::Divisor;
 use super::query_rows::{Packing, WARPGROUP_ROWS};
-use loads::{Loads, MOST_CLUSTERS};
+use loads::{Loads, MAX_CLUSTERS};
 
 mod item;
 mod loads;
 mod makespan;
 
-pub(crate) use item::{FULLY_MASKED, MOST, Place, Tile, WORDS, WorkItem};
+pub(crate) use item::{COUNT_LIMIT, FULLY_MASKED, Place, Tile, WORDS, WorkItem};
 pub(crate) use makespan::{Least, Tiles, TilingWork};
 
 /// Fills the items after the last of a list.
 const END: u32 = u32::MAX;
 
 /// Splits of the keys that an item can name, less those that might make it look like [`END`].
-pub(crate) const MOST_SPLITS: u32 = 128;
+pub(crate) const MAX_ITEM_SPLITS: u32 = 128;
 
 /// Bytes of K and V that should be read at a time: about half of an H200's L2 cache.
 const L2_BYTES: usize = 32 << 20;
@@ -260,7 +260,7 @@ impl Clusters {
         Clusters {
             count: match (sms as usize / cluster).max(1) {
                 room if items <= room => items.max(1),
-                room => room.min(MOST_CLUSTERS),
+                room => room.min(MAX_CLUSTERS),
             },
             heads,
             tiles,
@@ -289,7 +289,7 @@ impl Clusters {
         if items <= self.count {
             return (0..items as u32).collect();
         }
-        let mut loads = Loads::new(self.count.min(MOST_CLUSTERS), false);
+        let mut loads = Loads::new(self.count.min(MAX_CLUSTERS), false);
         let mut assigned = Vec::with_capacity(items);
         for heads in self.heads_of_rounds() {
             for alike in costs.chunk_by(|a, b| a == b) {

@@ -43,7 +43,7 @@ use super::divisor;
 use super::lengths::{SequenceSpan, kinds};
 use super::params::{Shape, add_rows, push_buffer};
 use super::query_rows::TileHeads;
-use super::scheduler::{MOST, TILE_COST, WORDS};
+use super::scheduler::{COUNT_LIMIT, TILE_COST, WORDS};
 use super::split::ALIGN;
 use crate::Refusal;
 use crate::family::padded;
@@ -61,22 +61,22 @@ const THREADS: u32 = 320;
 /// Threads of a block that makes a schedule alone.
 const THREADS_ALONE: u32 = 1024;
 
-/// Items of a block that writes some of them, if there are not too many for [`MOST_WRITERS`].
+/// Items of a block that writes some of them, if there are not too many for [`MAX_WRITERS`].
 const ITEMS: u32 = 160;
 
 /// Blocks that write items at most. Each makes all cuts.
-const MOST_WRITERS: u32 = 40;
+const MAX_WRITERS: u32 = 40;
 
 /// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared
 /// memory, the blocks of that kernel fit into a multiprocessor at the same time.
 const FEW_RANGES: u32 = 512;
 
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
-pub(crate) const MOST_BLOCKS: u32 = 2048;
+pub(crate) const MAX_BLOCKS: u32 = 2048;
 
 /// Up to so many sequences and row tiles are in shared memory. With the cuts they take 45 of the 48 KB that a block has
 /// on every card without asking for more.
-const MOST_SHARED: u32 = 1024;
+const MAX_SHARED: u32 = 1024;
 
 /// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to
 /// one tile uneven, which the last round must make up for.
@@ -175,7 +175,7 @@ impl Schedule {
         let row_tiles = row_tiles + batch * (most_splits - 1);
         // Slots are counted from 1.
         let slots = splits.map_or(0, |(_, most)| batch * heads * most);
-        if slots + 1 >= MOST {
+        if slots + 1 >= COUNT_LIMIT {
             let keys = problem.batch_invariant().unwrap_or_default();
             return Err(Refusal::unsupported(
                 family,
@@ -184,9 +184,9 @@ impl Schedule {
             ));
         }
         let most = batch.max(heads).max(of_sequence).max(n_blocks);
-        let grid = grid.clamp(1, MOST_BLOCKS);
+        let grid = grid.clamp(1, MAX_BLOCKS);
         let cost = (heads * row_tiles) as u64 * (n_blocks as u64 + TILE_COST) + u64::from(grid * pieces.least.max(1));
-        if most >= MOST || cost > i32::MAX as u64 {
+        if most >= COUNT_LIMIT || cost > i32::MAX as u64 {
             let what = format!(
                 "{batch} sequences of up to {of_sequence} by {n_blocks} tiles in {heads} heads, a cost of {cost} (at most \
                  65535 of each, and 2147483647)"
@@ -309,14 +309,14 @@ impl Schedule {
 
     /// Whether sequences and row tiles are in shared memory.
     fn is_small(&self) -> bool {
-        self.batch.max(self.row_tiles) <= MOST_SHARED
+        self.batch.max(self.row_tiles) <= MAX_SHARED
     }
 
     /// Blocks that write items. They share nothing, so that row tiles have to be in the shared memory of each, or there
     /// is one.
     fn writers(&self) -> u32 {
         let items = self.heads * self.row_tiles + self.grid;
-        let writers = items.div_ceil(ITEMS).clamp(1, MOST_WRITERS);
+        let writers = items.div_ceil(ITEMS).clamp(1, MAX_WRITERS);
         if self.is_small() { writers } else { 1 }
     }
 
@@ -331,8 +331,8 @@ impl Schedule {
     fn most_ranges(&self, problem: &Problem) -> [u32; 2] {
         match self.is_one_each(problem) {
             true if self.grid <= FEW_RANGES => [FEW_RANGES, 1],
-            true => [MOST_BLOCKS, 1],
-            false => [MOST_BLOCKS, MOST_BLOCKS / self.grid],
+            true => [MAX_BLOCKS, 1],
+            false => [MAX_BLOCKS, MAX_BLOCKS / self.grid],
         }
     }
 
@@ -364,7 +364,7 @@ impl Schedule {
             let many = if tiles.few { "" } else { "_many" };
             let each = if tiles.one_each { "_one_each" } else { "" };
             let ranges = match most_ranges {
-                MOST_BLOCKS => String::new(),
+                MAX_BLOCKS => String::new(),
                 most => format!("_r{most}"),
             };
             let name = format!("schedule_m{rows}n{cols}{heads}{splits}{many}{each}{ranges}{lengths}{overlaps}");

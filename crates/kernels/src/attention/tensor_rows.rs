@@ -27,7 +27,7 @@ use super::scheduler::WorkItem;
 use crate::Refusal;
 
 /// Rows of the smallest box of a page: as many as a swizzle repeats after.
-const LEAST_PAGE_ROWS: usize = 8;
+const MIN_PAGE_ROWS: usize = 8;
 
 /// How the rows of sequences lie in a tensor, and the boxes in which they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +99,8 @@ pub(crate) fn page_rows(family: &'static str, problem: &Problem, cols: u32) -> R
         return Ok(0);
     };
     let rows = 1 << page_size.trailing_zeros().min(cols.trailing_zeros());
-    if rows < LEAST_PAGE_ROWS {
-        let what = format!("pages of {page_size} keys (it copies {LEAST_PAGE_ROWS} at a time, or more)");
+    if rows < MIN_PAGE_ROWS {
+        let what = format!("pages of {page_size} keys (it copies {MIN_PAGE_ROWS} at a time, or more)");
         let remedy = match problem.dtype() {
             DType::E4M3 => "no family does for e4m3: use pages of a multiple of 8 keys, or fp16 or bf16",
             _ => "family mma does",

@@ -20,7 +20,7 @@ use crate::tiles::{Fragments, STEP, padded};
 
 /// Steps of Q that registers hold at most: with all 16 of head_dim 256, ptxas 13 spills two registers on sm_80 to
 /// sm_89.
-const MOST_STEPS_HELD: u32 = 15;
+const MAX_STEPS_HELD: u32 = 15;
 
 /// Parts of a K block with speculative softmax. More cost more votes than they hide.
 const SPECULATIVE_PARTS: u32 = 2;
@@ -145,11 +145,11 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
         }
     }
 
-    /// Loads Q's operands into registers, at most [`MOST_STEPS_HELD`] steps of them.
+    /// Loads Q's operands into registers, at most [`MAX_STEPS_HELD`] steps of them.
     #[track_caller]
     pub(super) fn load_q(&mut self) {
         for m in 0..self.levers.row_blocks() {
-            let steps = 0..(padded(self.shape.head_dim) / STEP).min(MOST_STEPS_HELD);
+            let steps = 0..(padded(self.shape.head_dim) / STEP).min(MAX_STEPS_HELD);
             let operand = |step| self.q_place.a(self.k, 16 * m, step * STEP);
             self.q_held.push(steps.map(operand).collect());
         }

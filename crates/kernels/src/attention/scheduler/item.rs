@@ -29,14 +29,14 @@ const COUNT: usize = 7;
 /// Marks a warpgroup without rows, in place of its fully masked iterations.
 pub(crate) const NO_ROWS: u32 = 0xff;
 
-/// Batches, heads, Q tiles and K blocks that an item can name.
-pub(crate) const MOST: usize = 1 << 16;
+/// Exclusive limit of the batches, heads, Q tiles and K blocks that an item can name.
+pub(crate) const COUNT_LIMIT: usize = 1 << 16;
 
 /// Warpgroups that an item has fully masked iterations of: those of a block.
 const GROUPS: usize = 3;
 
 /// Warpgroups of a tile, at most: those of a pair of blocks.
-const MOST_GROUPS: usize = 2 * GROUPS;
+const MAX_WARPGROUPS: usize = 2 * GROUPS;
 
 /// A Q tile of a block, or of a cluster's blocks together, and its K blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +44,7 @@ pub(crate) struct Tile<I> {
     pub order: BlockOrder<I>,
     /// For each warpgroup, how many iterations, the first ones, are fully masked for its rows. A warpgroup alone has
     /// rows, and no such iterations.
-    pub fully_masked: [Option<I>; MOST_GROUPS],
+    pub fully_masked: [Option<I>; MAX_WARPGROUPS],
 }
 
 /// Where an item lies.
@@ -90,8 +90,8 @@ impl<I: Index> Tile<I> {
             I::select(first.lt(end), fully_masked, number(NO_ROWS))
         };
         let groups = rows.div_ceil(WARPGROUP_ROWS);
-        debug_assert!(groups <= MOST_GROUPS as u32, "{rows} rows");
-        let mut fully_masked = [None; MOST_GROUPS];
+        debug_assert!(groups <= MAX_WARPGROUPS as u32, "{rows} rows");
+        let mut fully_masked = [None; MAX_WARPGROUPS];
         for (group, skipped) in (0..groups).zip(&mut fully_masked) {
             *skipped = Some(if groups == 1 { number(0) } else { of_group(group) });
         }
@@ -122,7 +122,7 @@ impl<I: Index> Tile<I> {
 
     /// The fully masked ones of `count` iterations from `begin` on, at most all but the last.
     #[track_caller]
-    fn after(&self, begin: I, count: I) -> [Option<I>; MOST_GROUPS] {
+    fn after(&self, begin: I, count: I) -> [Option<I>; MAX_WARPGROUPS] {
         let number = |value: u32| begin.constant(value as i32);
         let left = |of_group: I| {
             let left = (of_group - begin).max(number(0)).min(count - number(1));

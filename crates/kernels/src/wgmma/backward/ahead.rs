@@ -24,7 +24,7 @@ use crate::wgmma::barriers::PREPARED;
 use crate::wgmma::{ALIGNMENT, Config};
 
 /// Keys of the longest sequences for which blocks prepare rows ahead: of longer ones, `preprocess` is a small part.
-const MOST_KEYS: usize = 2048;
+const MAX_KEYS: usize = 2048;
 
 /// What a block needs to prepare rows of a later head. Query heads do not share K/V heads.
 #[derive(Clone, Copy)]
@@ -49,7 +49,7 @@ pub(super) fn prepares_ahead(problem: &Problem, config: &Config, width: u32, hea
     let (units, blocks) = (rows.div_ceil(PADDING as usize), keys.div_ceil(config.cols as usize));
     let is_plain = !problem.deterministic() && !problem.has_lengths() && problem.group_size() == 1;
     let is_whole = (problem.batch() * problem.num_heads()).is_multiple_of(heads_at_once as usize);
-    is_plain && is_whole && width == 64 && units == blocks && keys <= MOST_KEYS
+    is_plain && is_whole && width == 64 && units == blocks && keys <= MAX_KEYS
 }
 
 /// How many heads later: between the last block that prepares rows of a head and the first block of that head, as many

@@ -27,7 +27,7 @@ use crate::attention::gradients::{PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, add_rows, check_problem, grid};
 use crate::attention::preprocess;
 use crate::attention::query_rows::Packing;
-use crate::attention::scheduler::MOST_SPLITS;
+use crate::attention::scheduler::MAX_ITEM_SPLITS;
 use crate::attention::softmax::Rescale;
 use crate::attention::tensor_rows::RowsOf;
 use crate::family::{Lever, Values};
@@ -55,7 +55,7 @@ const REMEDY: &str = "families mma and scalar do";
 
 /// The levers as the backward pass has them: K and V stay in shared memory, and there is no maximum to rescale to.
 /// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
-const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MOST_SPLITS);
+const LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1, 2, 4, 8], MAX_ITEM_SPLITS);
 
 /// The levers of a deterministic pass: without shared tiles, whose dK and dV are added in any order.
 const DETERMINISTIC_LEVERS: [Lever; super::config::LEVERS.len()] = levers_with(&[1], 0);
@@ -442,8 +442,8 @@ fn registers(partition: &Partition) -> (u32, u32) {
 const HEADS_BYTES: usize = 16 << 20;
 
 /// Most K/V heads whose tiles run at the same time; in order, there are more.
-const MOST_HEADS: usize = 8;
-const MOST_HEADS_IN_ORDER: usize = 32;
+const MAX_HEADS: usize = 8;
+const MAX_HEADS_IN_ORDER: usize = 32;
 
 /// K/V heads of all batches whose tiles run at the same time, but not of more than the L2 cache holds. Where tiles
 /// differ in their work, the longest of several heads go first. In order, those that start together then belong to
@@ -458,9 +458,9 @@ fn heads_at_once(problem: &Problem, width: u32) -> u32 {
     };
     let head_bytes = 8 * rows.next_multiple_of(PADDING as usize) * width as usize;
     let most = match (problem.deterministic(), all_alike && !problem.has_lengths()) {
-        (true, _) => MOST_HEADS_IN_ORDER,
+        (true, _) => MAX_HEADS_IN_ORDER,
         (false, true) => 1,
-        (false, false) => MOST_HEADS,
+        (false, false) => MAX_HEADS,
     };
     (HEADS_BYTES / head_bytes).clamp(1, most) as u32
 }
