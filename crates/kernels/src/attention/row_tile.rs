@@ -150,11 +150,10 @@ impl<'k> Deref for ScoreTiles<'k> {
 
 impl<'k> ScoreTiles<'k> {
     pub(crate) fn new(k: &'k KernelBuilder, row_blocks: u32, tiles: u32, in_f16: bool) -> Self {
-        let rows = (0..row_blocks).map(|m| RowTile::new(k.acc_unwritten(&format!("s{m}"), tiles)));
-        let rows = rows.collect();
-        let f16_scores = (0..row_blocks).filter(|_| in_f16);
-        let f16_scores = f16_scores.map(|m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles));
-        let f16_scores = f16_scores.collect();
+        let rows = |m| RowTile::new(k.acc_unwritten(&format!("s{m}"), tiles));
+        let rows = (0..row_blocks).map(rows).collect();
+        let f16_scores = |m| k.acc_f16_unwritten(&format!("half_s{m}"), tiles);
+        let f16_scores = (0..row_blocks).filter(|_| in_f16).map(f16_scores).collect();
         ScoreTiles { k, rows, f16_scores }
     }
 

@@ -89,12 +89,8 @@ impl LeverValue for Rescale {
     }
 
     fn of(number: u32) -> Rescale {
-        [
-            Rescale::Always,
-            Rescale::Conditional,
-            Rescale::Speculative,
-            Rescale::Never,
-        ][number as usize]
+        use Rescale::{Always, Conditional, Never, Speculative};
+        [Always, Conditional, Speculative, Never][number as usize]
     }
 }
 
@@ -195,10 +191,8 @@ impl<'k> Row<'k> {
     /// The probabilities of the scores that become one word of an operand.
     #[track_caller]
     pub(crate) fn exp_word<E: InputElement>(&self, scores: &RowTile<'k>, word: u32) -> Vec<Val<'k, f32>> {
-        let registers = E::registers(word).into_iter();
-        registers
-            .map(|register| self.max.exp(scores.var(register).get()))
-            .collect()
+        let exp = |register| self.max.exp(scores.var(register).get());
+        E::registers(word).into_iter().map(exp).collect()
     }
 }
 

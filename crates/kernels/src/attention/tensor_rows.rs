@@ -1,5 +1,4 @@
-//! The rows of a sequence as tensor copies find them: where [`lengths`](super::lengths) gives addresses, this gives
-//! boxes.
+//! The rows of a sequence for tensor copies: [`lengths`](super::lengths) gives their addresses, this gives their boxes.
 //!
 //! | tensor | map | rows of a sequence |
 //! |---|---|---|
@@ -26,7 +25,7 @@ use super::query_rows::Packing;
 use super::scheduler::WorkItem;
 use crate::Refusal;
 
-/// Rows of the smallest box of a page: as many as a swizzle repeats after.
+/// Rows of the smallest box of a page: the period of a swizzle.
 const MIN_PAGE_ROWS: usize = 8;
 
 /// How the rows of sequences lie in a tensor, and the boxes in which they are copied.
@@ -119,7 +118,7 @@ pub(crate) struct TensorRows<'k> {
     batch_rows: Option<Val<'k, u32>>,
 }
 
-/// The sequence of a work item.
+/// The sequence of a tile.
 pub(crate) struct Sequence<'k> {
     /// The parameters with the lengths, band and addresses of this sequence.
     pub params: RowParams<'k>,
@@ -147,7 +146,7 @@ impl<'k> Sequence<'k> {
         }
     }
 
-    /// Where its rows begin, if sequences follow each other.
+    /// The first rows of a packed sequence.
     pub(crate) fn first(&self) -> FirstRows<'k> {
         self.place.map_or(FirstRows { q: None, k: None }, |(_, first)| first)
     }
@@ -240,12 +239,9 @@ impl<'k> SequenceRows<'k> {
     /// row.
     #[track_caller]
     pub(crate) fn at(&self, [row, head, batch]: [Val<'k, u32>; 3]) -> BoxAt<'k> {
-        let outer = |heads_first: bool| {
-            if heads_first {
-                [head, row, batch]
-            } else {
-                [row, head, batch]
-            }
+        let outer = |heads_first: bool| match heads_first {
+            true => [head, row, batch],
+            false => [row, head, batch],
         };
         match self {
             SequenceRows::Batch(map, heads_first) => map.at(&outer(*heads_first)),
@@ -274,11 +270,11 @@ impl<'k> PagedRows<'k> {
     }
 }
 
-/// Rank among the blocks that copy K and V together, and a bit for each of them.
+/// Rank of the block in the cluster that copies K and V together, and the multicast mask of all its blocks.
 pub(crate) type Cluster<'k> = Option<(Val<'k, u32>, Val<'k, u16>)>;
 
-/// Fills the next stage of a tile with the rows from (row, head, batch) on. Blocks that copy together fill it in all of
-/// them: this one copies its part, and does not wait for the others.
+/// Fills the next stage of a tile with the rows from (row, head, batch) on. In a cluster this block copies its part to
+/// all blocks, and does not wait for the others.
 #[track_caller]
 pub(crate) fn fill_stage<'k, E: Element>(
     cluster: Cluster<'k>,
@@ -291,7 +287,8 @@ pub(crate) fn fill_stage<'k, E: Element>(
     match (cluster, tensor.parts(tile.rows())) {
         (_, Some(parts)) => {
             let lane = k.lane();
-            // Pages are looked up while the stage is in use; those of lanes without a part are soon wanted.
+            // Pages are looked up while the stage is still in use. Lanes without a part look up pages that follow,
+            // which brings their entries into the cache.
             let from = rows.at([row + lane * tensor.map.box_rows(), head, batch]);
             fill.acquire();
             k.if_(lane.eq(0).divergent(), || fill.expect(tile.stage_bytes()));
@@ -317,7 +314,7 @@ pub(crate) fn fill_stage<'k, E: Element>(
     fill.advance();
 }
 
-/// The rows of a tensor as a ragged map has them, which knows no batches.
+/// The rows of all batches or pages of a tensor as one sequence of rows, for a ragged map.
 pub(crate) struct Flat {
     /// Elements from one row to the next; 0 if there is one row.
     pub stride: u32,
