@@ -276,19 +276,15 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
     pub(super) fn speculative_softmax(&self) {
         let k = self.k;
         let tap = |register, p| self.tap(Tap::Probabilities, register, || p);
-        let packed = || {
-            k.verb("exponentials", || {
-                pack_exponentials(&self.scores, &self.rows, &self.p, tap)
-            })
-        };
+        let pack = || pack_exponentials(&self.scores, &self.rows, &self.p, tap);
+        let packed = || k.verb("exponentials", pack);
         let sums: Vec<_> = packed().into_iter().map(|sum| k.var(sum)).collect();
         let large = sums[0].get().gt(E::SPECULATIVE_MAX_SUM) | sums[1].get().gt(E::SPECULATIVE_MAX_SUM);
         k.if_(large.vote_any().uniform(), || {
-            let policy = Policy {
-                threshold: Some(0.0),
-                ..self.policy
-            };
-            self.raise_maxima(policy, |half, factor| self.rescale_output(half, factor));
+            let (threshold, max_offset) = (Some(0.0), self.policy.max_offset);
+            self.raise_maxima(Policy { threshold, max_offset }, |half, factor| {
+                self.rescale_output(half, factor)
+            });
             for (sum, again) in sums.iter().zip(packed()) {
                 sum.set(again);
             }

@@ -19,10 +19,10 @@ use flashcore_ir::mbarrier::MBarriers;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
-use super::Partition;
 use super::consumer::Warpgroup;
 use super::kernel::{Context, MainLoop};
 use super::scheduler::Tile;
+use super::{ACC_ELEMENTS, Partition};
 use crate::attention::gradients::DqSemaphore;
 use crate::wgmma::Config;
 
@@ -269,7 +269,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             dq.free.at(stage).wait(phase ^ 1);
             let place = dq.tile.at_stage(stage, 0, self.first_dq() + k.lane() * 4);
             for i in 0..self.dq.tiles() {
-                let to = place.plus(32 * 4 * i as i32);
+                let to = place.plus((ACC_ELEMENTS * i) as i32);
                 to.store_words(&self.dq.four(i), Cache::Default);
             }
         });
@@ -315,7 +315,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             let elements = context.levers.rows * context.partition.dq_cols();
             let sums = context.dq_sums.offset_strided(dq_tile, elements);
             let place = sums.offset(self.first_dq() + k.lane() * 4);
-            let places = || (0..self.dq.tiles()).map(|i| (i, place.plus(32 * 4 * i as i32)));
+            let places = || (0..self.dq.tiles()).map(|i| (i, place.plus((ACC_ELEMENTS * i) as i32)));
             let add = || places().for_each(|(i, to)| to.add_four(&self.dq.four(i)));
             let store = || places().for_each(|(i, to)| to.store_words(&self.dq.four(i), Cache::Default));
             match context.is_first(tile, m_block) {
@@ -325,10 +325,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         });
     }
 
-    /// Elements of dQ's tile before this warp's.
+    /// Elements of a tile of dQ before those of this warp. In an exchange of dS two blocks have eight warps each.
     #[track_caller]
     fn first_dq(&self) -> Val<'k, u32> {
-        let elements = 32 * 4 * self.dq.tiles();
+        let elements = ACC_ELEMENTS * self.dq.tiles();
         match self.context.main_loop {
             MainLoop::Pingpong(_) => self.warp * elements,
             MainLoop::Exchange(_) => self.rank.fma(8u32, self.warp) * elements,

@@ -4,6 +4,7 @@ use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, GlobalPtr, SharedTile, Val};
 
+use super::ACC_ELEMENTS;
 use super::consumer::Warpgroup;
 use super::kernel::{Gradients, Outputs};
 use super::scheduler::Tile;
@@ -106,12 +107,12 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn add_sum(&self, split: &Split<'k>, tile: &Tile<'k>, sum: &RowTile<'k, Keys>, sums: GlobalPtr<'k, f32>) {
         let (k, context) = (self.k, self.context);
         k.verb("add_sum", || {
-            let first = tile.sequence.first();
-            let first = keys_row(split.stride, tile.kv_heads, tile.batch, tile.kv_head, first);
-            let row = first + tile.first_key + self.key_warp * 16;
+            let rows = tile.sequence.first();
+            let first_row = keys_row(split.stride, tile.kv_heads, tile.batch, tile.kv_head, rows);
+            let row = first_row + tile.first_key + self.key_warp * 16;
             let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
             for i in 0..sum.tiles() {
-                place.plus(32 * 4 * i as i32).add_four(&sum.four(i));
+                place.plus((ACC_ELEMENTS * i) as i32).add_four(&sum.four(i));
             }
         });
     }

@@ -39,6 +39,9 @@ const WGMMA_M: u32 = 64;
 /// Columns of a slab of K, the most that a warpgroup's part of dQ has.
 const SLAB_COLS: u32 = 64;
 
+/// Elements of an accumulator in the sums of dQ, dK and dV: four of each lane of a warp.
+const ACC_ELEMENTS: u32 = 4 * 32;
+
 /// Stages of dS in shared memory.
 const DS_STAGES: u32 = 2;
 

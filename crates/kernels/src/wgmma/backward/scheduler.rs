@@ -77,10 +77,9 @@ pub(super) fn take_ticket<'k>(
 ) -> SharedTile<'k, u32> {
     let ticket = k.shared_tile("ticket", TileShape::new(1, 4));
     let is_taker = k.thread_idx().eq(thread);
-    let takes = if cluster > 1 {
-        is_taker & k.cluster_rank().eq(0)
-    } else {
-        is_taker
+    let takes = match cluster {
+        1 => is_taker,
+        _ => is_taker & k.cluster_rank().eq(0),
     };
     k.if_(takes.divergent(), || {
         ticket.at(0, 0).store(semaphore.tickets.atomic(AtomOp::Add, 1u32));
@@ -146,10 +145,9 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             whole_end: past.select(range.end, range.whole_end),
             ..range
         };
-        let of_block = if cluster > 1 {
-            k.cluster_rank().fma(WGMMA_M, first_key)
-        } else {
-            first_key
+        let first_key_of_block = match cluster {
+            1 => first_key,
+            _ => k.cluster_rank().fma(WGMMA_M, first_key),
         };
         let kv_head = kv_head.unwrap_or_else(|| head % kv_heads);
         let order = BlockOrder::ascending(range, false);
@@ -162,7 +160,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         let share = share.map(|(split, index)| split.share(index, order.count, self.params.group_size));
         let tile = Tile {
             index,
-            first_key: of_block,
+            first_key: first_key_of_block,
             batch_kv_head: head,
             tiles_of_head: tiles,
             kv_head,

@@ -1,6 +1,6 @@
-//! Several blocks for a tile of keys, where tiles leave SMs idle: each walks a share of the Q tiles of all heads of the
-//! group. It adds its dK and dV to f32 sums in the workspace, which `preprocess` zeroes and the
-//! [last step](super::postprocess) rounds.
+//! Several blocks share a tile of keys, where there are too few tiles for the SMs: each walks a share of the Q tiles of
+//! all heads of the group. It adds its dK and dV to f32 sums in the workspace, which `preprocess` zeroes and
+//! [`postprocess`](super::postprocess) rounds.
 //!
 //! Sums are in the order of the accumulators: 16 keys after the other, of these one accumulator of 8 columns after the
 //! other, of an accumulator lane after lane, four registers each. Threads add their registers once a tile
@@ -27,18 +27,18 @@ const BLOCKS: [u32; 8] = [2, 3, 4, 5, 6, 8, 12, 16];
 const START: i64 = 2;
 const SHARED_START: i64 = 4;
 
-/// Zeros for all sums, and rounding, in Q tiles.
+/// Cost of zeroing and rounding the sums, in Q tiles.
 const SUMS: i64 = 4;
 
-/// Blocks share tiles if that takes less than this percentage of the time.
+/// Blocks share tiles if that takes less than this percentage of the time without.
 const WORTH: i64 = 90;
 
 /// Most waves of blocks that are tried.
 const WAVES: i64 = 10;
 
-/// How many blocks share a tile by default: as many as end first, if each Q tile takes the same time. Costs are those
-/// of an H200 (`docs/performance-log-backward.md`). With more tiles than twice the blocks that run at a time there is
-/// nothing to gain.
+/// How many blocks share a tile by default: the number with the shortest makespan, if all Q tiles cost the same. Costs
+/// are those of an H200 (`docs/performance-log-backward.md`). With more tiles than twice the blocks that run at a time
+/// there is nothing to gain.
 pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u32 {
     let (queries, keys) = (problem.seq_len_q() as i64, problem.seq_len_kv() as i64);
     let cols = tile_keys(config);
@@ -85,7 +85,7 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
     }
 }
 
-/// Where the blocks of a tile add, and how many there are.
+/// The sums to which the blocks of a tile add, and the number of these blocks.
 #[derive(Clone, Copy)]
 pub(super) struct Split<'k> {
     pub(super) dk_sums: GlobalPtr<'k, f32>,
@@ -95,7 +95,7 @@ pub(super) struct Split<'k> {
     pub(super) blocks: Val<'k, u32>,
 }
 
-/// The Q tiles of a block, counted through all heads of the group.
+/// A block's share of the Q tiles, which are counted through all heads of the group.
 #[derive(Clone, Copy)]
 pub(super) struct Share<'k> {
     begin: Val<'k, u32>,
@@ -134,7 +134,7 @@ impl<'k> Share<'k> {
     /// The heads of the group from which it has Q tiles: the first one, and one past the last.
     #[track_caller]
     pub(super) fn heads(&self) -> (Val<'k, u32>, Val<'k, u32>) {
-        // Not 0, which nothing is divided by: then there are no Q tiles.
+        // Without Q tiles, a divisor that is not 0.
         let of_head = self.of_head.max(1);
         let end = self.begin + self.count;
         (self.begin / of_head, (end + (of_head - 1)) / of_head)
