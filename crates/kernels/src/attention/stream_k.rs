@@ -2,20 +2,21 @@
 //! main kernel.
 //!
 //! It is stream-K (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication
-//! on the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, each as long as
-//! its cost: its K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V follow each
-//! other.
+//! on the GPU", 2023), with whole tiles first. The Q tiles of all sequences and heads form one line, in which each is
+//! as long as its cost: its K blocks, and [`TILE_COST`] for its first and last products. Tiles that share K and V are
+//! next to each other, because blocks that work on them at the same time read K and V once from global memory.
 //!
-//! Blocks that are at tiles of the same head at the same time read its K and V once, from the L2 cache. Where there is
-//! little work, where tiles cost about the same ([`EVEN`]), or where no sequence has several row tiles, tiles go to
-//! blocks round-robin, as many as leave no block with more than its share. The rest of the line is cut into a range for
-//! each block, which makes up for what these leave uneven. Otherwise the line is cut into rounds, and each round into a
-//! range for each block of the main kernel. So all blocks are in one round at a time, and read K and V of few
-//! heads, which the cache holds. A round is long enough for [`ROUND_TILES`] of the largest tiles in each range. Cuts
-//! are at ends of tiles but in the last round, whose ranges make up for the others. A tile that a cut of the last round
-//! falls into is computed in pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a
-//! piece shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile. Tiles that all cost the same are
-//! cut into as many equal pieces as there are blocks for each, if that leaves no block much longer ([`UNEVEN`]).
+//! - *Round-robin*: where there is little work, where tiles cost about the same ([`EVEN`]), or where no sequence has
+//!   several row tiles, tiles go to blocks in turn, as many as leave no block with more than its share. The rest of the
+//!   line is cut into a range for each block, which evens out the load.
+//! - *Rounds*: otherwise the line is cut into rounds, and each round into a range for each block. All blocks are in one
+//!   round at a time, and the L2 cache holds K and V of its few heads. A round is long enough for [`ROUND_TILES`] of
+//!   the largest tiles in each range.
+//!
+//! Cuts are at ends of tiles, but for the last round, whose ranges even out the load of the others. A tile with a cut
+//! inside is computed in pieces, and [`combine`](super::combine) merges their partials. A cut that would leave a piece
+//! shorter than [`Pieces::least`] K blocks moves to the nearest end of the tile. Tiles that all cost the same are cut
+//! into as many equal pieces as there are blocks for each, if that leaves no block much longer ([`UNEVEN`]).
 //!
 //! Sizes follow from the problem's bounds, so that launches can be captured. With H heads, T row tiles (Q tiles of all
 //! sequences, of one head), and G blocks:
@@ -54,21 +55,21 @@ mod reading;
 
 pub(crate) use reading::{Combined, Items, Work};
 
-/// Threads of one of several blocks that make a schedule: few, since all meet at its barriers, but enough for the cuts
-/// of most cards at once.
+/// Threads of a block, if several make a schedule: few, since all wait at its barriers, but enough to make the cuts of
+/// most cards at once.
 const THREADS: u32 = 320;
 
 /// Threads of a block that makes a schedule alone.
 const THREADS_ALONE: u32 = 1024;
 
-/// Items of a block that writes some of them, if there are not too many for [`MAX_WRITERS`].
+/// Items that a block writes, unless that needs more than [`MAX_WRITERS`] blocks.
 const ITEMS: u32 = 160;
 
 /// Blocks that write items at most. Each makes all cuts.
 const MAX_WRITERS: u32 = 40;
 
-/// Ranges of a step that decodes, if they are enough for the blocks of its main kernel: with so few cuts in shared
-/// memory, the blocks of that kernel fit into a multiprocessor at the same time.
+/// Ranges of a schedule for decoding, if they are enough for the blocks of its main kernel: with so few cuts in shared
+/// memory, a block of that kernel fits into an SM at the same time.
 const FEW_RANGES: u32 = 512;
 
 /// Blocks of a main kernel at most, and ranges of all rounds: the cuts of the line are in shared memory.
@@ -78,17 +79,17 @@ pub(crate) const MAX_BLOCKS: u32 = 2048;
 /// on every card without asking for more.
 const MAX_SHARED: u32 = 1024;
 
-/// Tiles of the largest cost that a range of a round is as long as, at least: cuts at ends of tiles leave ranges up to
-/// one tile uneven, which the last round must make up for.
+/// The least length of a range of a round, in tiles of the largest cost: cuts at ends of tiles make ranges differ by up
+/// to one tile, which the last round must even out.
 const ROUND_TILES: u32 = 4;
 
 /// Least ratio of the mean cost of tiles to the largest one for which tiles go to blocks round-robin, however many
 /// there are: with such costs that keeps the blocks at the same tiles.
 const EVEN: [u32; 2] = [7, 8];
 
-/// Part of a block's share of the work by which the longest may exceed it where tiles that cost the same are cut into
-/// equal pieces. With a tenth more (5 sequences of 4,096 keys) nothing was gained (run `serve-even`). A rest of a tile
-/// that is too short for a piece makes the last one longer, which is not counted.
+/// Tiles that cost the same are cut into equal pieces if the longest block exceeds its share of the work by at most a
+/// 32nd. With a tenth more (5 sequences of 4,096 keys) nothing was gained (run `serve-even`). A rest of a tile that is
+/// too short for a piece makes the last one longer, which is not counted.
 const UNEVEN: u32 = 32;
 
 /// Words of a block's range of items: its first, and one past the last.
@@ -113,7 +114,7 @@ pub(crate) struct Pieces {
     pub cols: u32,
     /// Heads whose rows a Q tile has.
     pub heads: TileHeads,
-    /// K blocks of a piece at least: what a block has on its way at once takes as long as one.
+    /// The least K blocks of a piece: copies that a block has in flight together take as long as one of them.
     pub least: u32,
 }
 
@@ -126,7 +127,7 @@ struct Splits {
     most: u32,
 }
 
-/// What a schedule is made for, and how large it can be.
+/// What a schedule is made for, and the bounds of its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub pieces: Pieces,
@@ -141,7 +142,7 @@ pub(crate) struct Schedule {
     head_dim_v: u32,
 }
 
-/// Where the parts of a schedule are in the workspace, in bytes.
+/// Offsets of the parts of a schedule in the workspace, in bytes.
 struct Places {
     partial_sums: u64,
     ranges: u64,
