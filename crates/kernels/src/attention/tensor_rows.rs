@@ -280,7 +280,7 @@ pub(crate) fn fill_stage<'k, E: Element>(
     cluster: Cluster<'k>,
     tile: SharedTile<'k, E>,
     (tensor, rows): (&TensorRows<'k>, SequenceRows<'k>),
-    fill: Producer<'k>,
+    producer: Producer<'k>,
     [row, head, batch]: [Val<'k, u32>; 3],
 ) {
     let k = row.builder();
@@ -290,28 +290,28 @@ pub(crate) fn fill_stage<'k, E: Element>(
             // Pages are looked up while the stage is still in use. Lanes without a part look up pages that follow,
             // which brings their entries into the cache.
             let from = rows.at([row + lane * tensor.map.box_rows(), head, batch]);
-            fill.acquire();
-            k.if_(lane.eq(0).divergent(), || fill.expect(tile.stage_bytes()));
+            producer.acquire();
+            k.if_(lane.eq(0).divergent(), || producer.expect(tile.stage_bytes()));
             k.sync_warp();
             k.if_(lane.lt(parts).divergent(), || {
-                tile.load_tma_part(fill.stage(), lane, from.hint(L2Hint::EvictLast), fill.full());
+                tile.load_tma_part(producer.stage(), lane, from.hint(L2Hint::EvictLast), producer.full());
             });
         }
         (None, None) => {
-            fill.acquire();
-            fill.expect(tile.stage_bytes());
+            producer.acquire();
+            producer.expect(tile.stage_bytes());
             let from = rows.at([row, head, batch]).hint(L2Hint::EvictLast);
-            tile.load_tma(fill.stage(), from, fill.full());
+            tile.load_tma(producer.stage(), from, producer.full());
         }
         (Some((rank, all)), None) => {
-            fill.acquire();
-            fill.expect(tile.stage_bytes());
+            producer.acquire();
+            producer.expect(tile.stage_bytes());
             let at = [row + rank * tensor.map.box_rows(), head, batch];
             let part = rows.at(at).hint(L2Hint::EvictLast).multicast(all);
-            tile.load_tma_part(fill.stage(), rank, part, fill.full());
+            tile.load_tma_part(producer.stage(), rank, part, producer.full());
         }
     }
-    fill.advance();
+    producer.advance();
 }
 
 /// The rows of all batches or pages of a tensor as one sequence of rows, for a ragged map.

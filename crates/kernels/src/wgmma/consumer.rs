@@ -58,9 +58,9 @@ pub(super) struct Warpgroup<'k, 'p, E: InputElement> {
     pub(super) q: QConsumer<'k>,
     pub(super) keys: Consumer<'k>,
     pub(super) values: Consumer<'k>,
-    q_rows: WgmmaOperand<'k, E>,
-    k_tile: WgmmaOperand<'k, E>,
-    v_tile: WgmmaOperand<'k, E>,
+    q_operand: WgmmaOperand<'k, E>,
+    k_operand: WgmmaOperand<'k, E>,
+    v_operand: WgmmaOperand<'k, E>,
     barrier: Option<WarpSchedulerBarrier<'k>>,
     pub(super) policy: Policy,
     pub(super) scores: RowTile<'k>,
@@ -98,11 +98,11 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
         let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
-        let q_rows = match packing.spans_warpgroups() {
+        let q_operand = match packing.spans_warpgroups() {
             true => context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS),
             false => context.q_tile.k_major(),
         };
-        let q_rows = q_rows.steps_of(0..steps);
+        let q_operand = q_operand.steps_of(0..steps);
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
         Warpgroup {
             k,
@@ -111,12 +111,12 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
             warp,
             lane_rows: LaneRows { first, packing },
             store_group: StoreGroup::new(packing, [warp, index]),
-            q: QConsumer::new(consumer, q_held.steps() == q_rows.steps(), levers.q_stages(shape)),
+            q: QConsumer::new(consumer, q_held.steps() == q_operand.steps(), levers.q_stages(shape)),
             keys,
             values,
-            q_rows,
-            k_tile: context.k_tile.k_major().steps_of(0..steps),
-            v_tile: match shape.is_fp8() {
+            q_operand,
+            k_operand: context.k_tile.k_major().steps_of(0..steps),
+            v_operand: match shape.is_fp8() {
                 true => context.v_tile.k_major(),
                 false => context.v_tile.mn_major(),
             },
@@ -143,12 +143,6 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         if let Some(barrier) = &self.barrier {
             barrier.arrive();
         }
-    }
-
-    /// Gives this warpgroup's turn to the next one.
-    #[track_caller]
-    pub(super) fn pass_tensor_cores(&self) {
-        self.with_tensor_cores(|| ());
     }
 
     // ---- Q --------------------------------------------------------------------------------------------
@@ -183,13 +177,13 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         let (k, scores) = (self.k, self.scores.0);
         k.verb("S = Q*K", || {
             k.wgmma_fence();
-            let keys = self.k_tile.stage(self.keys.stage());
+            let keys = self.k_operand.stage(self.keys.stage());
             let held = self.q_held.steps();
             if held > 0 {
                 k.wgmma_rs(scores, &self.q_held.operands(), keys.steps_of(0..held), false);
             }
-            if held < self.q_rows.steps() {
-                let (q, rest) = (self.q_rows.stage(self.q.stage()), held..keys.steps());
+            if held < self.q_operand.steps() {
+                let (q, rest) = (self.q_operand.stage(self.q.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
             k.wgmma_commit();
@@ -201,7 +195,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         let (k, out) = (self.k, self.out.0);
         k.verb("O += P*V", || {
             k.wgmma_fence();
-            let values = self.v_tile.stage(self.values.stage());
+            let values = self.v_operand.stage(self.values.stage());
             k.wgmma_rs(out, &self.p.operands(), values, true);
             k.wgmma_commit();
         });

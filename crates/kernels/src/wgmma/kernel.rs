@@ -180,7 +180,8 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
         // may wait for the next Q.
         k.if_((!has_keys).uniform(), || self.q.skip());
         k.for_uniform(0, skipped, 1, |_| {
-            self.pass_tensor_cores();
+            // No products: the turn goes to the next warpgroup.
+            self.with_tensor_cores(|| ());
             skip(self.keys);
             skip(self.values);
         });

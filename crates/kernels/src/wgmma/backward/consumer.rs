@@ -166,12 +166,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     }
 
     #[track_caller]
-    pub(super) fn start_dq(&self, [ds_stage, other_stage]: [Val<'k, u32>; 2]) {
+    pub(super) fn start_dq(&self, ds_stage: Val<'k, u32>, other_ds_stage: Option<Val<'k, u32>>) {
         self.product("dQ = dS*K", || {
             self.k
                 .wgmma_ss(self.dq.0, self.ds_rows.stage(ds_stage), self.k_columns, false);
-            if let MainLoop::Exchange(exchange) = &self.context.main_loop {
-                let (ds, keys) = exchange.operands(other_stage, self.warp / 4);
+            if let (MainLoop::Exchange(exchange), Some(stage)) = (&self.context.main_loop, other_ds_stage) {
+                let (ds, keys) = exchange.operands(stage, self.warp / 4);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }
         });

@@ -117,7 +117,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 DS_STAGES => other,
                 _ => self.q_tiles_done % DS_STAGES,
             };
-            self.start_dq([own, other]);
+            self.start_dq(own, Some(other));
         };
         let last = head.to - 1;
         if self.outputs == Outputs::Dv {

@@ -158,7 +158,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
     fn start_dq_of(&self, pingpong: &Pingpong<'k>, number: Val<'k, u32>) {
         let (stage, phase) = stage_and_phase(number, DS_STAGES);
         pingpong.full.at(stage).wait(phase);
-        self.start_dq([stage; 2]);
+        self.start_dq(stage, None);
     }
 
     /// Releases the stage of dS that dQ of a Q tile was computed from, and writes this dQ to shared memory.
