@@ -1,5 +1,5 @@
-//! Which query of which head a row of a Q tile is. Packed (`pack_gqa`), the query heads that share K and V share a
-//! tile, so that few queries of many heads fill it.
+//! Which query of which head a row of a Q tile is. With packed heads (`pack_gqa`), the query heads that share K and V
+//! share a tile, so that few queries of many heads fill it.
 
 use flashcore_ir::{Element, GlobalPtr, Val};
 use flashcore_problem::Problem;
@@ -7,7 +7,7 @@ use flashcore_problem::Problem;
 use super::lengths::TensorParam;
 use super::params::RowParams;
 
-/// Which query heads have rows in one tile, as far as that is baked into a kernel.
+/// The query heads that have rows in one tile, as a kernel is built for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TileHeads {
     /// One query head.
@@ -57,7 +57,7 @@ impl TileHeads {
         }
     }
 
-    /// Heads that have tiles of their own.
+    /// Number of heads that have tiles: query heads, or K/V heads if heads are packed.
     pub(crate) fn of_problem(self, problem: &Problem) -> usize {
         match self {
             TileHeads::One => problem.num_heads(),
@@ -110,7 +110,7 @@ impl<'k> QueryRows<'k> {
         }
     }
 
-    /// Whether a row that is below [`Self::count`] is that of a query: dead rows are not.
+    /// Whether a row below [`Self::count`] is live; `None` if all are.
     #[track_caller]
     pub(crate) fn is_query(&self, row: Val<'k, u32>) -> Option<Val<'k, bool>> {
         match self.heads {
@@ -131,13 +131,13 @@ impl<'k> QueryRows<'k> {
         }
     }
 
-    /// Head of a row, of those of its batch.
+    /// Head of a row in its batch.
     #[track_caller]
     pub(crate) fn head_of(&self, row: Val<'k, u32>) -> Val<'k, u32> {
         self.head_and_query(row).0
     }
 
-    /// Number of the head among those of all batches, and query of a row.
+    /// Head of all batches and query of a row.
     #[track_caller]
     pub(crate) fn batch_head_and_query(
         &self,
@@ -174,9 +174,9 @@ pub(crate) const WARPGROUP_ROWS: u32 = 64;
 /// Rows of a Q tile that a warp has.
 const WARP_ROWS: u32 = 16;
 
-/// Query heads of a K/V head that share a tile, where their number is baked into a kernel. Each warpgroup, or tile, has
-/// as many whole queries as its rows hold: row `i` of it is query `i / heads` of head `i % heads`. Rows left over are
-/// dead: they are computed on zeros and not stored.
+/// How the query heads of a K/V head share a tile, where their number is baked into a kernel. Each warpgroup, or each
+/// tile, has as many whole queries as fit: its row `i` is query `i / heads` of head `i % heads`. The rows left over are
+/// dead: they are computed from zeros and not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     heads: u32,

@@ -27,7 +27,7 @@ use crate::attention::tap::Tap;
 use crate::attention::tensor_rows::Sequence;
 
 #[track_caller]
-pub(super) fn release(stage: Consumer<'_>) {
+pub(super) fn release_and_advance(stage: Consumer<'_>) {
     stage.release();
     stage.advance();
 }
@@ -36,7 +36,7 @@ pub(super) fn release(stage: Consumer<'_>) {
 #[track_caller]
 pub(super) fn skip(stage: Consumer<'_>) {
     stage.wait();
-    release(stage);
+    release_and_advance(stage);
 }
 
 /// A Q tile, the keys that its rows see, and ALiBi's biases of the lane's rows, if there are any.

@@ -8,7 +8,7 @@
 use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 
-use super::consumer::{TileRows, Warpgroup, release, skip};
+use super::consumer::{TileRows, Warpgroup, release_and_advance, skip};
 use super::q_consumer::QRead;
 use super::tiles::{one_slab, padded, slabs, zero_rows};
 use super::{Config, PRODUCER_WARPS};
@@ -191,7 +191,7 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
             self.keys.wait();
             self.start_scores();
             k.wgmma_wait(0);
-            release(self.keys);
+            release_and_advance(self.keys);
         });
     }
 
@@ -248,12 +248,12 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
     fn overlapped_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         let k = self.k;
         k.wgmma_wait(1);
-        release(self.keys);
+        release_and_advance(self.keys);
         self.finish_scores(rows, masked_key, last);
         let raised = self.raise_maxima(self.policy, |half, factor| self.factors[half].set(factor));
         self.exponentials();
         k.wgmma_wait(0);
-        release(self.values);
+        release_and_advance(self.values);
         let rescale = || {
             for (half, factor) in self.factors.iter().enumerate() {
                 self.rescale_output(half, factor.get());
@@ -270,8 +270,8 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
     #[track_caller]
     fn speculative_block(&self, rows: &TileRows<'_, 'k>, masked_key: Option<Val<'k, u32>>, last: Val<'k, bool>) {
         self.k.wgmma_wait(0);
-        release(self.keys);
-        release(self.values);
+        release_and_advance(self.keys);
+        release_and_advance(self.values);
         self.finish_scores(rows, masked_key, last);
         if masked_key.is_none() {
             return self.speculative_softmax();
@@ -314,8 +314,8 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
                 self.start_output();
             });
             k.wgmma_wait(0);
-            release(self.values);
-            release(self.keys);
+            release_and_advance(self.values);
+            release_and_advance(self.keys);
         };
         let alone = || {
             self.q.release_after(QRead::TileEnd, None);
@@ -324,7 +324,7 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
                 self.start_output();
             });
             k.wgmma_wait(0);
-            release(self.values);
+            release_and_advance(self.values);
         };
         // Two whole branches: where a path with products in flight joins one without, ptxas serialises all products.
         k.if_else(overlap.uniform(), with_scores, || k.if_(has_keys.uniform(), alone));

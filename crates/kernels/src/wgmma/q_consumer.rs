@@ -3,7 +3,7 @@
 use flashcore_ir::Val;
 use flashcore_ir::pipeline::Consumer;
 
-use super::consumer::{release, skip};
+use super::consumer::{release_and_advance, skip};
 
 /// The places where a warpgroup may have read Q for the last time.
 #[derive(Clone, Copy, PartialEq)]
@@ -55,8 +55,10 @@ impl<'k> QConsumer<'k> {
     pub(super) fn release_after(&self, read: QRead, condition: Option<Val<'k, bool>>) {
         match condition {
             _ if read != self.last_read => {}
-            Some(holds) => holds.builder().if_(holds.uniform(), || release(self.consumer)),
-            None => release(self.consumer),
+            Some(holds) => holds
+                .builder()
+                .if_(holds.uniform(), || release_and_advance(self.consumer)),
+            None => release_and_advance(self.consumer),
         }
     }
 }

@@ -28,7 +28,7 @@ use super::{DS_STAGES, Partition, SLAB_COLS, dout_stages};
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::barriers::{DS_FULL, P_FULL};
-use crate::wgmma::consumer::release;
+use crate::wgmma::consumer::release_and_advance;
 use crate::wgmma::tiles::slabs;
 
 /// The shared memory of a block for what comes from the other block of its cluster, and for P.
@@ -143,7 +143,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                 self.dk_step(exchange);
                 start_dq();
                 k.wgmma_wait(1);
-                release(self.q);
+                release_and_advance(self.q);
                 if !is_last {
                     self.start_dp();
                 }
@@ -179,13 +179,13 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         self.probabilities(&lse);
         self.write_p(exchange);
         // The proxy fence of the other warpgroup, after this barrier, also orders these loads before the next copies.
-        release(self.q);
+        release_and_advance(self.q);
         k.barrier_arrive(P_FULL, 256);
         self.dout.wait();
         self.start_dv();
         // ptxas overlaps the products of a loop only if at one place none is in flight.
         k.wgmma_wait(0);
-        release(self.dout);
+        release_and_advance(self.dout);
     }
 
     /// dS of a Q tile, whose dP is in flight, to both blocks; then starts dK.
@@ -206,7 +206,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         // Before the wait for P: above 192 columns dO has one stage, and its next copy takes long.
         k.fence_proxy_async();
         k.sync_warp();
-        release(self.dout);
+        release_and_advance(self.dout);
         k.barrier_among(P_FULL, 256);
         let p_of = |tile| {
             let four = exchange.p_at(k, tile).load_words(4, Cache::Default);

@@ -30,7 +30,7 @@ use super::kernel::Gradients;
 use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Partition};
 use crate::wgmma::Config;
-use crate::wgmma::consumer::release;
+use crate::wgmma::consumer::release_and_advance;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
 
 /// The mbarriers of dS and the pipeline of dQ, which warpgroups share.
@@ -112,8 +112,8 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
                     self.start_scores();
                 }
                 k.wgmma_wait(u32::from(exists));
-                release(self.dout);
-                release(self.dk_q);
+                release_and_advance(self.dout);
+                release_and_advance(self.dk_q);
                 k.if_else(
                     number.gt(0).uniform(),
                     || dq_of_previous(true),
